@@ -177,10 +177,10 @@ pub fn trim() {
     #[cfg(target_os = "linux")]
     {
         use std::sync::atomic::{AtomicUsize, Ordering};
-        static LAST: AtomicUsize = AtomicUsize::new(0);
+        static LAST_RESIDENT_BYTES: AtomicUsize = AtomicUsize::new(0);
         let Some(resident) = resident_bytes() else { return };
-        let last = LAST.load(Ordering::Relaxed);
-        let has_grown = resident > last.saturating_add(FULL_TRIM_GROWTH_BYTES);
+        let last_resident = LAST_RESIDENT_BYTES.load(Ordering::Relaxed);
+        let has_grown = resident > last_resident.saturating_add(FULL_TRIM_GROWTH_BYTES);
         // SAFETY: may be called at any time by any thread that has not created a heap of its own.
         unsafe {
             libmimalloc_sys::mi_collect(has_grown);
@@ -192,8 +192,8 @@ pub fn trim() {
                 libc::malloc_trim(0);
             }
         }
-        let left = if has_grown { resident_bytes().unwrap_or(resident) } else { resident.min(last) };
-        LAST.store(left, Ordering::Relaxed);
+        let resident_after = if has_grown { resident_bytes().unwrap_or(resident) } else { resident.min(last_resident) };
+        LAST_RESIDENT_BYTES.store(resident_after, Ordering::Relaxed);
     }
 }
 
@@ -212,10 +212,10 @@ const COLLECT_TIME_DIVISOR: u32 = 100;
 /// remained after a load, and 326 instead of 470 at its peak.
 pub fn collect_thread_heap() {
     thread_local! {
-        static NEXT: Cell<Option<Instant>> = const { Cell::new(None) };
+        static NEXT_COLLECTION: Cell<Option<Instant>> = const { Cell::new(None) };
     }
     let begin = Instant::now();
-    if NEXT.get().is_some_and(|next| begin < next) {
+    if NEXT_COLLECTION.get().is_some_and(|next| begin < next) {
         return;
     }
     // SAFETY: may be called at any time by any thread; the heap is the calling thread's own.
@@ -224,7 +224,7 @@ pub fn collect_thread_heap() {
     }
     let end = Instant::now();
     let pause = COLLECT_INTERVAL.max(end.saturating_duration_since(begin).saturating_mul(COLLECT_TIME_DIVISOR));
-    NEXT.set(end.checked_add(pause));
+    NEXT_COLLECTION.set(end.checked_add(pause));
 }
 
 /// Returns the resident memory of this process in bytes.
@@ -249,7 +249,7 @@ mod tests {
         (at % 251).to_le_bytes()[0]
     }
 
-    fn filled(block: *mut u8, layout: Layout) {
+    fn fill_with_pattern(block: *mut u8, layout: Layout) {
         assert!(!block.is_null() && block.addr().is_multiple_of(layout.align()), "{layout:?}");
         for at in 0..layout.size() {
             // SAFETY: the byte lies within the block.
@@ -257,13 +257,13 @@ mod tests {
         }
     }
 
-    fn holds(block: *const u8, bytes: usize) -> bool {
+    fn has_pattern(block: *const u8, bytes: usize) -> bool {
         // SAFETY: the callers' blocks have this many bytes, all written.
         unsafe { std::slice::from_raw_parts(block, bytes) }.iter().enumerate().all(|(at, &byte)| byte == byte_at(at))
     }
 
     #[test]
-    fn blocks_keep_their_bytes_and_alignment_wherever_they_move() {
+    fn reallocation_preserves_bytes_and_alignment() {
         for (size, new_size) in SIZES.iter().flat_map(|&from| SIZES.iter().map(move |&to| (from, to))) {
             for align in ALIGNMENTS {
                 let layout = Layout::from_size_align(size, align).unwrap();
@@ -271,11 +271,11 @@ mod tests {
                 // SAFETY: no layout has size zero, and each block is freed once, with the layout that it has then.
                 unsafe {
                     let block = Allocator.alloc(layout);
-                    filled(block, layout);
+                    fill_with_pattern(block, layout);
                     let moved = Allocator.realloc(block, layout, new_size);
                     assert!(!moved.is_null() && moved.addr().is_multiple_of(align), "{layout:?} to {new_size}");
-                    assert!(holds(moved, size.min(new_size)), "{layout:?} to {new_size}");
-                    filled(moved, new_layout);
+                    assert!(has_pattern(moved, size.min(new_size)), "{layout:?} to {new_size}");
+                    fill_with_pattern(moved, new_layout);
                     Allocator.dealloc(moved, new_layout);
                 }
             }
@@ -283,14 +283,14 @@ mod tests {
     }
 
     #[test]
-    fn zeroed_blocks_are_so_where_others_were_before() {
+    fn alloc_zeroed_clears_reused_memory() {
         for layout in
             SIZES.iter().flat_map(|&size| ALIGNMENTS.map(|align| Layout::from_size_align(size, align).unwrap()))
         {
             // SAFETY: as in the test above.
             unsafe {
                 let used = Allocator.alloc(layout);
-                filled(used, layout);
+                fill_with_pattern(used, layout);
                 Allocator.dealloc(used, layout);
                 let block = Allocator.alloc_zeroed(layout);
                 assert!((0..layout.size()).all(|at| block.add(at).read() == 0), "{layout:?}");
@@ -300,7 +300,7 @@ mod tests {
     }
 
     #[test]
-    fn the_option_that_is_set_is_the_purge_delay() {
+    fn the_option_number_is_that_of_the_purge_delay() {
         // SAFETY: reads and writes a number that no test depends on.
         unsafe {
             assert_eq!(libmimalloc_sys::mi_option_get(MI_OPTION_PURGE_DELAY), 1000, "its default in this version");
@@ -310,14 +310,14 @@ mod tests {
     }
 
     #[test]
-    fn a_block_that_cannot_be_had_stays_as_it_was() {
+    fn a_failed_reallocation_leaves_the_block_unchanged() {
         let layout = Layout::from_size_align(100, 8).unwrap();
         // SAFETY: as in the tests above; the new size makes a valid layout, which no machine can satisfy.
         unsafe {
             let block = Allocator.alloc(layout);
-            filled(block, layout);
+            fill_with_pattern(block, layout);
             assert!(Allocator.realloc(block, layout, isize::MAX as usize & !7).is_null());
-            assert!(holds(block, 100));
+            assert!(has_pattern(block, 100));
             Allocator.dealloc(block, layout);
         }
     }
@@ -325,14 +325,14 @@ mod tests {
     /// Allocates more than other tests of this process do at the same time.
     #[cfg(target_os = "linux")]
     #[test]
-    fn a_thread_gives_back_what_other_threads_have_freed() {
+    fn a_thread_returns_memory_that_other_threads_freed() {
         use std::sync::mpsc::channel;
         const BYTES: usize = 32 << 10;
         const COUNT: usize = (512 << 20) / BYTES;
         let layout = Layout::from_size_align(BYTES, 8).unwrap();
         let (send_blocks, blocks) = channel();
-        let (ask, asked) = channel();
-        let (tell, collected) = channel();
+        let (proceed_sender, proceed_receiver) = channel();
+        let (collected_sender, collected_receiver) = channel();
         let thread = std::thread::spawn(move || {
             for _ in 0..COUNT {
                 // SAFETY: the layout does not have size zero, and the block has this many bytes.
@@ -343,22 +343,27 @@ mod tests {
                 };
                 send_blocks.send(block.expose_provenance()).unwrap();
             }
-            asked.recv().unwrap();
+            proceed_receiver.recv().unwrap();
             collect_thread_heap();
-            tell.send(()).unwrap();
-            asked.recv().unwrap();
+            collected_sender.send(()).unwrap();
+            proceed_receiver.recv().unwrap();
         });
         let blocks: Vec<usize> = blocks.iter().take(COUNT).collect();
         for block in blocks {
             // SAFETY: allocated above, with this layout.
             unsafe { MiMalloc.dealloc(ptr::with_exposed_provenance_mut(block), layout) };
         }
-        let kept = resident_bytes().unwrap();
-        ask.send(()).unwrap();
-        collected.recv().unwrap();
-        let left = resident_bytes().unwrap();
-        ask.send(()).unwrap();
+        let resident_before = resident_bytes().unwrap();
+        proceed_sender.send(()).unwrap();
+        collected_receiver.recv().unwrap();
+        let resident_after = resident_bytes().unwrap();
+        proceed_sender.send(()).unwrap();
         thread.join().unwrap();
-        assert!(left + COUNT * BYTES / 2 < kept, "{} MiB, then {}", kept >> 20, left >> 20);
+        assert!(
+            resident_after + COUNT * BYTES / 2 < resident_before,
+            "{} MiB, then {}",
+            resident_before >> 20,
+            resident_after >> 20
+        );
     }
 }

@@ -84,20 +84,20 @@ pub fn reserved_names() -> Vec<&'static str> {
     http::route::endpoints().map(|(name, _)| name).collect()
 }
 
-/// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read` then returns. Reports the server's
-/// state to `supervisor`.
+/// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read_config` then returns. Reports the
+/// server's state to `supervisor`.
 ///
 /// # Errors
 /// If no configured container can be opened or the address cannot be bound.
 pub async fn serve(
     config: Config,
-    read: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
+    read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
     supervisor: SdNotifier,
 ) -> anyhow::Result<()> {
     // Installed before anything slow. A signal that arrives during startup is then not lost, and does not end the
     // process by its default action.
     let mut stop = Box::pin(shutdown_signal()?);
-    let mut again = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+    let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
     let metrics = telemetry::install_metrics()?;
     metrics::describe();
     metrics::describe_store_errors(StoreError::KINDS);
@@ -116,12 +116,12 @@ pub async fn serve(
     };
     let reloader = server.reloader();
     let supervisor = Arc::new(supervisor);
-    let told = Arc::clone(&supervisor);
-    let reloading = tokio::spawn(async move {
-        while again.recv().await.is_some() {
-            told.reloading();
-            reloader.reload(read.clone()).await;
-            told.ready();
+    let reload_notifier = Arc::clone(&supervisor);
+    let reload_task = tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            reload_notifier.reloading();
+            reloader.reload(read_config.clone()).await;
+            reload_notifier.ready();
         }
     });
     server.announce();
@@ -129,7 +129,7 @@ pub async fn serve(
     let stop = async move {
         stop.await;
         // The task may wait forever, and no reload is needed any more.
-        reloading.abort();
+        reload_task.abort();
         supervisor.stopping();
     };
     server.run(stop).await;
@@ -147,34 +147,28 @@ impl Server {
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
         let resources = Resources::new(container_settings(&config));
-        let trimming = CpuPool::new(1);
-        tokio::spawn(trim_periodically(Arc::downgrade(&resources), trimming.clone()));
+        let trim_cpu = CpuPool::new(1);
+        tokio::spawn(trim_periodically(Arc::downgrade(&resources), trim_cpu.clone()));
         let mounts = Mounts::start(&config, &resources).await?;
-        let limit = config.server.request_timeout;
+        let timeout = config.server.request_timeout;
         let directory = config.server.viewer.clone();
-        let found = off_thread(limit, move || Ok(Viewer::open(&directory)?)).await;
-        let viewer = found.unwrap_or_else(|error| {
+        let opened_viewer = off_thread(timeout, move || Ok(Viewer::open(&directory)?)).await;
+        let viewer = opened_viewer.unwrap_or_else(|error| {
             let (directory, why) = (config.server.viewer.display(), format!("{error:#}"));
             tracing::warn!(%directory, why, "no viewer is served: its directory cannot be read");
             None
         });
         let documents = DocumentRuntime::start(config.threads()).context("the threads cannot be started")?;
-        let wanted = config.clone();
-        let (control, tls) = off_thread(limit, move || Ok((open_access_control(&wanted)?, open_tls(&wanted)?)))
-            .await
-            .context("cannot load the files of [access], [jwt] and [tls]")?;
+        let checked_config = config.clone();
+        let (control, tls) =
+            off_thread(timeout, move || Ok((open_access_control(&checked_config)?, open_tls(&checked_config)?)))
+                .await
+                .context("cannot load the files of [access], [jwt] and [tls]")?;
         let listener = Listener::bind(&config.server.listen).await?;
         let workers = WorkerPool::start(config.threads()).context("the threads cannot be started")?;
-        let (handle, settled) = (documents.handle(), config.clone());
-        let state = ServerState {
-            config: settled,
-            mounts,
-            resources,
-            trim_cpu: trimming,
-            control,
-            viewer,
-            document_runtime: handle,
-        };
+        let (document_runtime, initial_config) = (documents.handle(), config.clone());
+        let state =
+            ServerState { config: initial_config, mounts, resources, trim_cpu, control, viewer, document_runtime };
         let reloader = Reloader::new(state, render_metrics);
         Ok(Self { listener, workers, documents, tls, config, reloader })
     }
@@ -202,9 +196,9 @@ impl Server {
 
     /// Logs and prints the server's address, what it serves and how much memory it may take.
     fn announce(&self) {
-        let bound = self.config.memory_bound_bytes();
+        let memory_bound_bytes = self.config.memory_bound_bytes();
         let url = self.url();
-        let served: Vec<String> = self
+        let containers: Vec<String> = self
             .config
             .containers
             .iter()
@@ -213,24 +207,26 @@ impl Server {
                 format!("{name} = {}", container.root.display())
             })
             .collect();
-        let served = if served.is_empty() { "the embedded demo container".to_owned() } else { served.join(", ") };
-        let serving = self.reloader.snapshot();
+        let containers =
+            if containers.is_empty() { "the embedded demo container".to_owned() } else { containers.join(", ") };
+        let snapshot = self.reloader.snapshot();
         let (connections, connections_bytes) =
             (self.config.server.max_connections, self.config.max_connections_bytes());
         let sockets_bytes = self.config.sockets_bytes();
-        let [mebibytes, more, sockets] = [bound, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
-        let viewer = serving.app.viewer().map(|viewer| viewer.directory().display().to_string());
+        let [bound_mib, connections_mib, sockets_mib] =
+            [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
+        let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
-        tracing::info!(%url, containers = served, viewer, memory_bound_bytes = bound, connections_bytes, sockets_bytes, "listening");
-        metrics::memory_bound(bound);
+        tracing::info!(%url, containers = containers, viewer, memory_bound_bytes = memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
+        metrics::memory_bound(memory_bound_bytes);
         memory_limit::warn_if_below(max_process_bytes(&self.config));
         let mut out = std::io::stdout().lock();
         // Write errors are ignored: standard output may be closed, and the log has the same information.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
         let _ = writeln!(
             out,
-            "serving {served}; caches, budgets and threads take at most {mebibytes} MiB, {connections} connections {more} MiB more, \
-             sockets {sockets} MiB in the kernel"
+            "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
+             sockets {sockets_mib} MiB in the kernel"
         );
         if self.config.containers.is_empty() {
             let _ = writeln!(out, "{}", demo::tour(&url));
@@ -243,42 +239,42 @@ impl Server {
         // No snapshot is kept here, because a reload replaces it.
         let Self { listener, workers, documents: _documents, tls, config, reloader } = self;
         let connections = ConnectionServer::new(&config, reloader.subscribe(), workers, tls);
-        let stopping = async {
+        let drain_on_stop = async {
             stop.await;
             tracing::info!("shutting down: not ready any more");
             reloader.drain();
             tokio::time::sleep(reloader.snapshot().drain_delay).await;
         };
-        let letting_go = async {
-            let mut news = reloader.subscribe();
+        let wake_on_reload = async {
+            let mut snapshots = reloader.subscribe();
             loop {
-                news.changed().await;
+                snapshots.changed().await;
                 connections.wake_all();
             }
         };
         tokio::select! {
             never = listener.serve(&connections) => match never {},
-            () = stopping => {}
-            () = letting_go => {}
+            () = drain_on_stop => {}
+            () = wake_on_reload => {}
             () = reloader.retry_unopened_containers() => {}
         }
         let deadline = reloader.snapshot().shutdown_timeout;
-        let until = tokio::time::Instant::now() + deadline;
+        let shutdown_deadline = tokio::time::Instant::now() + deadline;
         connections.begin_shutdown();
-        let _closed = tokio::time::timeout_at(until, listener.close(&connections)).await;
+        let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
         // `wait_drained` also waits for connections on which only part of a request has arrived. No answer is due
         // there.
-        let (unsent, arriving) = (connections.unflushed_connections(), connections.awaiting_first_request());
-        let answered = async {
+        let (unflushed, awaiting_request) = (connections.unflushed_connections(), connections.awaiting_first_request());
+        let all_answered = async {
             // Checked in this order: otherwise a first request that arrives during the quiet period would be missed.
-            while arriving.strong_count() > 1 || !is_quiescent(&reloader, &unsent).await {
+            while awaiting_request.strong_count() > 1 || !is_quiescent(&reloader, &unflushed).await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }
         };
         tokio::select! {
             () = connections.wait_drained() => tracing::info!("all answers finished"),
-            () = answered => tracing::info!("all answers finished"),
-            () = tokio::time::sleep_until(until) => tracing::warn!(?deadline, "answers cut off at the deadline"),
+            () = all_answered => tracing::info!("all answers finished"),
+            () = tokio::time::sleep_until(shutdown_deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
         }
     }
 }
@@ -305,10 +301,10 @@ async fn trim_periodically(resources: Weak<Resources>, cpu: CpuPool) {
 }
 
 /// Returns true if no answer runs and none is being sent for 250 ms.
-async fn is_quiescent(reloader: &Reloader, unsent: &AtomicUsize) -> bool {
+async fn is_quiescent(reloader: &Reloader, unflushed: &AtomicUsize) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        if reloader.snapshot().app.requests_in_flight() > 0 || unsent.load(Ordering::Acquire) > 0 {
+        if reloader.snapshot().app.requests_in_flight() > 0 || unflushed.load(Ordering::Acquire) > 0 {
             return false;
         }
     }

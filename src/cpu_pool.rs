@@ -78,8 +78,8 @@ const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
 #[derive(Debug)]
 pub struct CoreLease {
     permit: RefCell<Option<FairPermit>>,
-    since: Cell<Instant>,
-    yielding: Option<YieldContext>,
+    running_since: Cell<Instant>,
+    yield_context: Option<YieldContext>,
 }
 
 #[derive(Debug)]
@@ -93,26 +93,25 @@ struct YieldContext {
 impl CoreLease {
     /// Creates a lease for a job that does not share its core.
     pub fn unshared() -> Self {
-        Self { permit: RefCell::default(), since: Cell::new(Instant::now()), yielding: None }
+        Self { permit: RefCell::default(), running_since: Cell::new(Instant::now()), yield_context: None }
     }
 
     /// Yields the core to waiting jobs of other clients if this job has had it for some time. Returns when it is this
     /// job's turn again. Jobs that may take long should call this regularly.
     pub fn yield_if_contended(&self) {
-        let Some(YieldContext { core_permits: shares, client, paused_jobs: count, max_paused: most }) = &self.yielding
-        else {
+        let Some(YieldContext { core_permits, client, paused_jobs, max_paused }) = &self.yield_context else {
             return;
         };
-        if self.since.get().elapsed() < TIME_SLICE || !shares.has_waiters_other_than(*client) {
+        if self.running_since.get().elapsed() < TIME_SLICE || !core_permits.has_waiters_other_than(*client) {
             return;
         }
         // Counted before the core is free: the job that gets it must know that this thread is still occupied.
-        if count.fetch_add(1, Ordering::Relaxed) < *most {
-            let core = self.permit.take();
-            self.permit.replace(core.map(|core| shares.blocking_yield(core)));
+        if paused_jobs.fetch_add(1, Ordering::Relaxed) < *max_paused {
+            let permit = self.permit.take();
+            self.permit.replace(permit.map(|core| core_permits.blocking_yield(core)));
         }
-        count.fetch_sub(1, Ordering::Relaxed);
-        self.since.set(Instant::now());
+        paused_jobs.fetch_sub(1, Ordering::Relaxed);
+        self.running_since.set(Instant::now());
     }
 }
 
@@ -136,8 +135,8 @@ fn pin_to_core(core: usize) {
 /// Raises the niceness of the calling thread, so that other threads go first.
 fn raise_niceness() {
     // On Linux, every thread has its own niceness.
-    let nicer = getpriority_process(None).and_then(|now| setpriority_process(None, now.saturating_add(NICENESS)));
-    if let Err(error) = nicer {
+    let result = getpriority_process(None).and_then(|now| setpriority_process(None, now.saturating_add(NICENESS)));
+    if let Err(error) = result {
         tracing::debug!(%error, "cannot raise the niceness of a thread");
     }
 }
@@ -150,25 +149,25 @@ struct Threads(Option<Runtime>);
 impl Threads {
     /// Creates a pool of up to `count` threads. Threads that never end are each pinned to a core, if there are `count`
     /// cores.
-    fn start(count: usize, length: Priority, kept: Duration) -> std::io::Result<Self> {
+    fn start(count: usize, priority: Priority, keep_alive: Duration) -> std::io::Result<Self> {
         let (started, cores) = (AtomicUsize::new(0), allowed_cores());
-        let name = match length {
+        let name = match priority {
             Priority::High => "n5-cpu-short",
             Priority::Low => "n5-cpu",
         };
         let runtime = Builder::new_current_thread()
             .max_blocking_threads(count)
             .thread_name(name)
-            .thread_keep_alive(kept)
+            .thread_keep_alive(keep_alive)
             .on_thread_start(move || {
                 let number = started.fetch_add(1, Ordering::Relaxed);
-                if kept == KEEP_ALIVE_FOREVER
+                if keep_alive == KEEP_ALIVE_FOREVER
                     && cores.len() == count
                     && let Some(core) = cores.get(number)
                 {
                     pin_to_core(*core);
                 }
-                if length == Priority::Low {
+                if priority == Priority::Low {
                     raise_niceness();
                 }
             })
@@ -215,31 +214,31 @@ impl CpuPool {
     }
 
     /// Returns true if a job of this priority waits for a core.
-    pub fn has_waiters(&self, length: Priority) -> bool {
-        self.lane(length).core_permits.has_waiters()
+    pub fn has_waiters(&self, priority: Priority) -> bool {
+        self.lane(priority).core_permits.has_waiters()
     }
 
-    fn lane(&self, length: Priority) -> &PriorityLane {
-        match length {
+    fn lane(&self, priority: Priority) -> &PriorityLane {
+        match priority {
             Priority::High => &self.0.high,
             Priority::Low => &self.0.low,
         }
     }
 
     /// Runs `job` when a core is free and it is the turn of its flow. The flow consists of the client for which the
-    /// calling task works and the number `party`, which stands for a dataset: neither a client with many jobs nor a
-    /// slow codec keeps others waiting. Dropping the future before the job starts cancels the job. A job that has
+    /// calling task works and the number `flow_number`, which stands for a dataset: neither a client with many jobs nor
+    /// a slow codec keeps others waiting. Dropping the future before the job starts cancels the job. A job that has
     /// started runs to its end and keeps its core until then.
     ///
     /// # Errors
     /// [`JobDied`] if the job panics.
     pub async fn run<T: Send + 'static>(
         &self,
-        length: Priority,
-        party: u64,
+        priority: Priority,
+        flow_number: u64,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, JobDied> {
-        self.run_cooperative(length, party, move |_| job()).await
+        self.run_cooperative(priority, flow_number, move |_| job()).await
     }
 
     /// Like [`Self::run`], for a job that may take long and yields to others meanwhile.
@@ -248,38 +247,38 @@ impl CpuPool {
     /// [`JobDied`] if the job panics.
     pub async fn run_cooperative<T: Send + 'static>(
         &self,
-        length: Priority,
-        party: u64,
+        priority: Priority,
+        flow_number: u64,
         job: impl FnOnce(&CoreLease) -> T + Send + 'static,
     ) -> Result<T, JobDied> {
-        let lane = self.lane(length);
-        let party = (ClientId::current(), party);
-        let permit = if let Some(permit) = lane.core_permits.try_acquire(party, 1) {
+        let lane = self.lane(priority);
+        let flow = (ClientId::current(), flow_number);
+        let permit = if let Some(permit) = lane.core_permits.try_acquire(flow, 1) {
             permit
         } else {
             let _measured = metrics::QueueWaitTimer::begin(metrics::QueueLabel::Cpu);
-            let since = Instant::now();
-            let permit = lane.core_permits.acquire(party, 1).await;
-            trace::record("wait", "cpu", since.elapsed());
+            let started = Instant::now();
+            let permit = lane.core_permits.acquire(flow, 1).await;
+            trace::record("wait", "cpu", started.elapsed());
             permit
         };
-        let paused = YieldContext {
+        let yield_context = YieldContext {
             core_permits: lane.core_permits.clone(),
-            client: party.0,
+            client: flow.0,
             paused_jobs: Arc::clone(&lane.paused_jobs),
             max_paused: self.0.cores.saturating_mul(MAX_PAUSED_PER_CORE),
         };
         let job = move || {
-            let turn = CoreLease {
+            let lease = CoreLease {
                 permit: RefCell::new(Some(permit)),
-                since: Cell::new(Instant::now()),
-                yielding: Some(paused),
+                running_since: Cell::new(Instant::now()),
+                yield_context: Some(yield_context),
             };
-            let made = job(&turn);
+            let output = job(&lease);
             // Releases the core to the next job.
-            drop(turn);
+            drop(lease);
             allocator::collect_thread_heap();
-            made
+            output
         };
         let job = trace::job_in_current_scope(job);
         #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
@@ -292,10 +291,10 @@ impl CpuPool {
 }
 
 impl PriorityLane {
-    fn new(cores: usize, length: Priority) -> Self {
-        let threads = Threads::start(cores, length, KEEP_ALIVE_FOREVER).ok();
+    fn new(cores: usize, priority: Priority) -> Self {
+        let threads = Threads::start(cores, priority, KEEP_ALIVE_FOREVER).ok();
         let spare_threads =
-            Threads::start(cores.saturating_mul(1 + MAX_PAUSED_PER_CORE), length, SPARE_KEEP_ALIVE).ok();
+            Threads::start(cores.saturating_mul(1 + MAX_PAUSED_PER_CORE), priority, SPARE_KEEP_ALIVE).ok();
         Self {
             core_permits: FairSemaphore::new(cores, ClientQuota::UNLIMITED, CostBasis::Time),
             threads,
@@ -316,53 +315,53 @@ mod tests {
     use super::*;
 
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-    async fn a_core_is_wanted_while_somebody_waits_for_it() {
+    async fn has_waiters_is_true_while_a_job_waits() {
         let cpu = CpuPool::new(1);
-        let (started, has_started) = std::sync::mpsc::channel();
-        let (end, is_to_end) = std::sync::mpsc::channel::<()>();
-        let lane = cpu.clone();
+        let (start_sender, start_receiver) = std::sync::mpsc::channel();
+        let (end_sender, end_receiver) = std::sync::mpsc::channel::<()>();
+        let pool = cpu.clone();
         let first = tokio::spawn(async move {
             let job = move || {
-                started.send(()).unwrap();
-                is_to_end.recv().unwrap();
+                start_sender.send(()).unwrap();
+                end_receiver.recv().unwrap();
             };
-            lane.run(Priority::Low, 0, job).await
+            pool.run(Priority::Low, 0, job).await
         });
-        has_started.recv().unwrap();
+        start_receiver.recv().unwrap();
         assert!(!cpu.has_waiters(Priority::Low));
         let mut second = Box::pin(cpu.run(Priority::Low, 0, || ()));
         assert!(futures_util::poll!(&mut second).is_pending());
         assert!(cpu.has_waiters(Priority::Low));
         drop(second);
         assert!(!cpu.has_waiters(Priority::Low));
-        end.send(()).unwrap();
+        end_sender.send(()).unwrap();
         first.await.unwrap().unwrap();
     }
 
     #[tokio::test]
-    async fn a_long_job_lets_those_of_other_clients_go_first_and_goes_on_after() {
+    async fn a_long_job_yields_to_other_clients_and_then_continues() {
         let cpu = CpuPool::new(1);
-        let (begun, has_begun) = std::sync::mpsc::channel();
+        let (begin_sender, begin_receiver) = std::sync::mpsc::channel();
         let done = Arc::new(AtomicUsize::new(0));
-        let (lanes, seen) = (cpu.clone(), Arc::clone(&done));
+        let (pool, done_count) = (cpu.clone(), Arc::clone(&done));
         let long = ClientId::new(1).scope(async move {
-            let job = move |turn: &CoreLease| {
-                begun.send(()).unwrap();
-                let until = Instant::now() + Duration::from_secs(20);
-                while seen.load(Ordering::SeqCst) < 3 && Instant::now() < until {
-                    turn.yield_if_contended();
+            let job = move |lease: &CoreLease| {
+                begin_sender.send(()).unwrap();
+                let deadline = Instant::now() + Duration::from_secs(20);
+                while done_count.load(Ordering::SeqCst) < 3 && Instant::now() < deadline {
+                    lease.yield_if_contended();
                     std::thread::sleep(Duration::from_millis(1));
                 }
-                seen.load(Ordering::SeqCst)
+                done_count.load(Ordering::SeqCst)
             };
-            lanes.run_cooperative(Priority::Low, 0, job).await.unwrap()
+            pool.run_cooperative(Priority::Low, 0, job).await.unwrap()
         });
         let long = tokio::spawn(long);
         tokio::task::yield_now().await;
-        has_begun.recv().unwrap();
+        begin_receiver.recv().unwrap();
         // A job of the same client waits until the long job is done.
-        let own = ClientId::new(1).scope(cpu.run(Priority::Low, 0, || ()));
-        let mut own = Box::pin(own);
+        let same_client = ClientId::new(1).scope(cpu.run(Priority::Low, 0, || ()));
+        let mut own = Box::pin(same_client);
         assert!(futures_util::poll!(&mut own).is_pending());
         for _ in 0..3 {
             let done = Arc::clone(&done);
@@ -378,26 +377,26 @@ mod tests {
     #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
     async fn no_more_jobs_run_than_there_are_cores() {
         let cpu = CpuPool::new(2);
-        let (running, most) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
+        let (running, max_running) = (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)));
         let jobs = (0..20).map(|_| {
-            let (running, most) = (Arc::clone(&running), Arc::clone(&most));
+            let (running, max_running) = (Arc::clone(&running), Arc::clone(&max_running));
             cpu.run(Priority::Low, 0, move || {
-                most.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
+                max_running.fetch_max(running.fetch_add(1, Ordering::SeqCst) + 1, Ordering::SeqCst);
                 std::thread::yield_now();
                 running.fetch_sub(1, Ordering::SeqCst);
             })
         });
         futures_util::future::try_join_all(jobs).await.unwrap();
-        assert!(most.load(Ordering::SeqCst) <= 2);
+        assert!(max_running.load(Ordering::SeqCst) <= 2);
     }
 
     /// Returns the cores on which each of `count` threads of a lane may run.
     async fn cores_of_threads(count: usize) -> Vec<Vec<usize>> {
-        let (cpu, all_there) = (CpuPool::new(count), Arc::new(std::sync::Barrier::new(count)));
+        let (cpu, barrier) = (CpuPool::new(count), Arc::new(std::sync::Barrier::new(count)));
         let jobs = (0..count).map(|_| {
-            let all_there = Arc::clone(&all_there);
+            let barrier = Arc::clone(&barrier);
             cpu.run(Priority::Low, 0, move || {
-                all_there.wait();
+                barrier.wait();
                 allowed_cores()
             })
         });
@@ -405,50 +404,50 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn each_thread_has_a_core_where_there_are_as_many() {
-        let own = allowed_cores();
-        let mut cores = cores_of_threads(own.len()).await.concat();
+    async fn each_thread_is_pinned_to_a_core_if_there_are_as_many() {
+        let allowed = allowed_cores();
+        let mut cores = cores_of_threads(allowed.len()).await.concat();
         cores.sort_unstable();
-        assert_eq!(cores, own);
-        assert_eq!(cores_of_threads(own.len() + 1).await, vec![own.clone(); own.len() + 1]);
+        assert_eq!(cores, allowed);
+        assert_eq!(cores_of_threads(allowed.len() + 1).await, vec![allowed.clone(); allowed.len() + 1]);
     }
 
     #[test]
-    fn a_disk_that_hangs_holds_up_no_job() {
+    fn a_hanging_disk_delays_no_job() {
         let runtime = Builder::new_current_thread().max_blocking_threads(1).enable_all().build().unwrap();
-        let (end, is_to_end) = std::sync::mpsc::channel::<()>();
+        let (end_sender, end_receiver) = std::sync::mpsc::channel::<()>();
         runtime.block_on(async {
             let cpu = CpuPool::new(1);
             #[expect(clippy::disallowed_methods, reason = "stands for a blocking call of a store")]
-            let disk = tokio::task::spawn_blocking(move || is_to_end.recv());
+            let disk = tokio::task::spawn_blocking(move || end_receiver.recv());
             let job = tokio::time::timeout(Duration::from_secs(20), cpu.run(Priority::Low, 0, || 7));
             assert_eq!(job.await.unwrap().unwrap(), 7);
-            drop(end);
+            drop(end_sender);
             assert!(disk.await.unwrap().is_err());
         });
     }
 
     #[tokio::test]
-    async fn short_jobs_wait_for_no_long_one_and_long_ones_are_nicer() {
+    async fn short_jobs_do_not_wait_for_long_jobs_which_have_a_higher_niceness() {
         let cpu = CpuPool::new(1);
-        let (end, is_to_end) = std::sync::mpsc::channel::<()>();
-        let lanes = cpu.clone();
+        let (end_sender, end_receiver) = std::sync::mpsc::channel::<()>();
+        let pool = cpu.clone();
         let long = tokio::spawn(async move {
             let job = move || {
                 let niceness = getpriority_process(None).unwrap();
-                is_to_end.recv().unwrap();
+                end_receiver.recv().unwrap();
                 niceness
             };
-            lanes.run(Priority::Low, 0, job).await
+            pool.run(Priority::Low, 0, job).await
         });
         let short = cpu.run(Priority::High, 0, || getpriority_process(None).unwrap());
         let short = tokio::time::timeout(Duration::from_secs(20), short).await.unwrap().unwrap();
-        end.send(()).unwrap();
+        end_sender.send(()).unwrap();
         assert_eq!(long.await.unwrap().unwrap(), (short + NICENESS).min(19));
     }
 
     #[tokio::test]
-    async fn a_job_that_panics_is_an_error_and_frees_its_core() {
+    async fn a_panicking_job_returns_an_error_and_frees_its_core() {
         let cpu = CpuPool::new(1);
         assert!(cpu.run(Priority::Low, 0, || panic!("broken")).await.is_err());
         assert_eq!(cpu.run(Priority::Low, 0, || 7).await.unwrap(), 7);

@@ -24,14 +24,14 @@ pub fn healthcheck(config: &Config) -> anyhow::Result<()> {
 }
 
 fn request_health(config: &Config) -> anyhow::Result<()> {
-    let patience = Some(Duration::from_secs(5));
-    let ask = |stream: &mut dyn ReadWrite| -> std::io::Result<String> {
+    let timeout = Some(Duration::from_secs(5));
+    let send_request = |stream: &mut dyn ReadWrite| -> std::io::Result<String> {
         stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut answer = String::new();
-        stream.take(4096).read_to_string(&mut answer)?;
-        Ok(answer)
+        let mut response = String::new();
+        stream.take(4096).read_to_string(&mut response)?;
+        Ok(response)
     };
-    let answer = match &config.server.listen {
+    let response = match &config.server.listen {
         ListenAddress::Tcp(address) => {
             let mut address = *address;
             if address.ip().is_unspecified() {
@@ -40,16 +40,16 @@ fn request_health(config: &Config) -> anyhow::Result<()> {
                 address.set_ip(local);
             }
             let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
-            stream.set_read_timeout(patience)?;
-            if config.tls.is_enabled() { ask(&mut tls_connect(stream)?)? } else { ask(&mut stream)? }
+            stream.set_read_timeout(timeout)?;
+            if config.tls.is_enabled() { send_request(&mut tls_connect(stream)?)? } else { send_request(&mut stream)? }
         }
         ListenAddress::Unix(path) => {
             let mut stream = std::os::unix::net::UnixStream::connect(path)?;
-            stream.set_read_timeout(patience)?;
-            ask(&mut stream)?
+            stream.set_read_timeout(timeout)?;
+            send_request(&mut stream)?
         }
     };
-    let status = answer.lines().next().unwrap_or("nothing");
+    let status = response.lines().next().unwrap_or("nothing");
     anyhow::ensure!(status.contains(" 200 "), "/healthz answered {status:?}");
     Ok(())
 }

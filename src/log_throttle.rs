@@ -30,12 +30,12 @@ impl LogThrottle {
 
     fn allow_at(&self, now: u64) -> Option<u64> {
         let next = self.next_millis.load(Ordering::Relaxed);
-        let is_mine = now >= next
+        let is_allowed = now >= next
             && self
                 .next_millis
                 .compare_exchange(next, now.saturating_add(INTERVAL_MILLIS), Ordering::Relaxed, Ordering::Relaxed)
                 .is_ok();
-        if is_mine {
+        if is_allowed {
             return Some(self.suppressed.swap(0, Ordering::Relaxed));
         }
         self.suppressed.fetch_add(1, Ordering::Relaxed);
@@ -54,9 +54,9 @@ mod tests {
     use super::*;
 
     #[test]
-    fn one_line_a_second_says_how_many_were_left_out() {
-        let seldom = LogThrottle::new();
-        let said: Vec<_> = [0, 1, 999, 1000, 1500, 5000].map(|now| seldom.allow_at(now)).into();
-        assert_eq!(said, [Some(0), None, None, Some(2), None, Some(1)]);
+    fn one_line_per_second_reports_the_number_of_suppressed_lines() {
+        let throttle = LogThrottle::new();
+        let allowed: Vec<_> = [0, 1, 999, 1000, 1500, 5000].map(|now| throttle.allow_at(now)).into();
+        assert_eq!(allowed, [Some(0), None, None, Some(2), None, Some(1)]);
     }
 }

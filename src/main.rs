@@ -28,12 +28,12 @@ fn main() -> ExitCode {
         Err(error) => error.exit(),
     };
     match &cli.command {
-        Some(Command::Token(wanted)) => return issue_token(wanted),
-        Some(Command::Verify(wanted)) => {
-            return run_maintenance(&wanted.to_server_cli(), |config| app::verify(config, wanted));
+        Some(Command::Token(args)) => return issue_token(args),
+        Some(Command::Verify(args)) => {
+            return run_maintenance(&args.to_server_cli(), |config| app::verify(config, args));
         }
-        Some(Command::Inspect(wanted)) => {
-            return run_maintenance(&wanted.to_server_cli(), |config| app::inspect(config, wanted));
+        Some(Command::Inspect(args)) => {
+            return run_maintenance(&args.to_server_cli(), |config| app::inspect(config, args));
         }
         None => {}
     }
@@ -56,8 +56,8 @@ fn main() -> ExitCode {
             Err(error) => fail(&error.into(), EXIT_USAGE),
         };
     }
-    let ended = if cli.healthcheck { healthcheck::healthcheck(&config) } else { serve(config, cli) };
-    match ended {
+    let result = if cli.healthcheck { healthcheck::healthcheck(&config) } else { serve(config, cli) };
+    match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
     }
@@ -74,9 +74,9 @@ fn run_maintenance(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>
 
 /// Prints a new token and its line for the token file. The token appears nowhere else.
 #[expect(clippy::disallowed_methods, reason = "the token's lifetime begins now")]
-fn issue_token(wanted: &TokenArgs) -> ExitCode {
+fn issue_token(args: &TokenArgs) -> ExitCode {
     let now = std::time::SystemTime::now();
-    match access::issue(&wanted.name, wanted.expires.as_deref(), &wanted.groups, &wanted.read, now) {
+    match access::issue(&args.name, args.expires.as_deref(), &args.groups, &args.read, now) {
         Ok(issued) => {
             eprintln!("The token, which is shown only once, and the line for the file that access.tokens names:");
             print(&format!("{}\n{}\n", issued.token, issued.line))
@@ -120,10 +120,10 @@ fn serve(config: Config, cli: Cli) -> anyhow::Result<()> {
     // This runtime accepts connections and supervises the server. The threads that serve connections have their own.
     let runtime =
         tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime cannot be started")?;
-    let served = runtime.block_on(app::serve(config, move || load_config(&cli), supervisor));
+    let result = runtime.block_on(app::serve(config, move || load_config(&cli), supervisor));
     // A read that hangs in storage must not keep the process alive.
     runtime.shutdown_background();
-    served
+    result
 }
 
 /// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and another one

@@ -198,21 +198,21 @@ pub fn slice_encoded(format: &'static str, elapsed: Duration) {
 #[derive(Debug)]
 pub struct QueueWaitTimer {
     queue: QueueLabel,
-    since: Instant,
+    started: Instant,
 }
 
 impl QueueWaitTimer {
     /// Starts the wait.
     pub fn begin(queue: QueueLabel) -> Self {
         gauge!(QUEUE_WAITING, "queue" => queue.name()).increment(1.0);
-        Self { queue, since: Instant::now() }
+        Self { queue, started: Instant::now() }
     }
 }
 
 impl Drop for QueueWaitTimer {
     fn drop(&mut self) {
         gauge!(QUEUE_WAITING, "queue" => self.queue.name()).decrement(1.0);
-        histogram!(QUEUE_DURATION, "queue" => self.queue.name()).record(self.since.elapsed());
+        histogram!(QUEUE_DURATION, "queue" => self.queue.name()).record(self.started.elapsed());
     }
 }
 
@@ -258,9 +258,9 @@ pub fn set_readiness(is_ready: bool, unready: u32) {
 }
 
 /// Records that the configuration was read at `now`, a time since 1970, and whether it was applied.
-pub fn config_loaded(is_good: bool, now: Duration) {
-    gauge!(CONFIG_SUCCESSFUL).set(if is_good { 1.0 } else { 0.0 });
-    if is_good {
+pub fn config_loaded(is_valid: bool, now: Duration) {
+    gauge!(CONFIG_SUCCESSFUL).set(if is_valid { 1.0 } else { 0.0 });
+    if is_valid {
         gauge!(CONFIG_TIMESTAMP).set(now.as_secs_f64());
     }
 }
@@ -279,13 +279,13 @@ mod tests {
 
     use super::*;
 
-    fn rendered(calls: impl FnOnce()) -> String {
+    fn render(calls: impl FnOnce()) -> String {
         let recorder = PrometheusBuilder::new().build_recorder();
         metrics::with_local_recorder(&recorder, calls);
         recorder.handle().render()
     }
 
-    fn call_everything() {
+    fn record_all_metrics() {
         describe();
         describe_codecs(["gzip"]);
         http_request("GET", "/slice/{dataset}", 200, Duration::from_millis(1));
@@ -330,8 +330,8 @@ mod tests {
     }
 
     #[test]
-    fn the_table_is_what_is_recorded() {
-        let text = rendered(call_everything);
+    fn the_table_lists_exactly_the_recorded_metrics() {
+        let text = render(record_all_metrics);
         let types: BTreeSet<_> =
             text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
         assert_eq!(types, METRICS.iter().map(|row| row.name).collect());
@@ -358,15 +358,15 @@ mod tests {
 
     #[test]
     fn known_labels_show_before_the_first_event() {
-        let text = rendered(describe);
+        let text = render(describe);
         assert!(text.contains("n5_cache_requests_total{cache=\"attributes\",result=\"stale\"} 0"), "{text}");
         assert!(text.contains("n5_requests_shed_total{reason=\"slice_budget\"} 0"));
         assert!(text.contains(&format!("n5_build_info{{version=\"{}\"}} 1", env!("CARGO_PKG_VERSION"))));
     }
 
     #[test]
-    fn a_budget_in_use_is_what_was_taken_and_not_returned() {
-        let text = rendered(call_everything);
+    fn a_budget_reports_bytes_taken_and_not_yet_returned() {
+        let text = render(record_all_metrics);
         assert!(text.contains("n5_budget_bytes{budget=\"slice\"} 20"), "{text}");
         assert!(text.contains("n5_http_requests_in_flight 0"), "{text}");
     }

@@ -98,9 +98,9 @@ pub fn install_log(log: &LogConfig) -> Result<LogGuard, TelemetryError> {
     let registry = tracing_subscriber::registry().with(filter);
     match log.format {
         LogFormat::Text => {
-            let colours = io::stderr().is_terminal();
+            let use_colours = io::stderr().is_terminal();
             let lines =
-                tracing_subscriber::fmt::layer().fmt_fields(QuotedFields).with_writer(writer).with_ansi(colours);
+                tracing_subscriber::fmt::layer().fmt_fields(QuotedFields).with_writer(writer).with_ansi(use_colours);
             registry.with(lines).try_init()?;
         }
         LogFormat::Json => {
@@ -140,11 +140,11 @@ pub fn set_level(level: &str) -> Result<(), TelemetryError> {
 /// Parses `log.level`. Spaces are removed, because they would become part of a target's name.
 fn parse_level(level: &str) -> Result<Targets, ParseError> {
     let targets: Targets = level.replace(' ', "").parse()?;
-    let most = targets.default_level().unwrap_or(LevelFilter::OFF);
+    let max_level = targets.default_level().unwrap_or(LevelFilter::OFF);
     // `h2` logs a warning for each connection whose client cancels its requests. An attacker could fill a disk with
     // such warnings.
-    let is_theirs = targets.iter().any(|(target, _)| target == "h2") || most >= LevelFilter::DEBUG;
-    Ok(if is_theirs { targets } else { targets.with_target("h2", most.min(LevelFilter::ERROR)) })
+    let includes_h2 = targets.iter().any(|(target, _)| target == "h2") || max_level >= LevelFilter::DEBUG;
+    Ok(if includes_h2 { targets } else { targets.with_target("h2", max_level.min(LevelFilter::ERROR)) })
 }
 
 /// Handle to the Prometheus recorder, from which `/metrics` is rendered. Cheap to clone.
@@ -221,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn every_level_that_is_valid_is_a_filter() {
+    fn every_valid_level_is_a_filter() {
         for level in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
             let log = LogConfig { level: level.to_owned(), ..LogConfig::default() };
             let config = crate::config::Config { log, ..crate::config::Config::default() };

@@ -102,10 +102,10 @@ pub fn start(endpoint: &str, one_in: u64) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends the traces that have not been sent, within `limit`.
-pub fn flush(limit: Duration) {
+/// Sends the traces that have not been sent, within `timeout`.
+pub fn flush(timeout: Duration) {
     if let Some(tracer) = TRACER.get() {
-        tracer.exporter.flush(limit);
+        tracer.exporter.flush(timeout);
     }
 }
 
@@ -129,12 +129,12 @@ impl Tracer {
 
     /// Returns true if another trace may be sampled in this second because a caller sampled it.
     fn allow_caller_sampled(&self, second: u64) -> bool {
-        let mut asked_for = self.caller_sampled.lock().unwrap_or_else(PoisonError::into_inner);
-        if asked_for.0 != second {
-            *asked_for = (second, 0);
+        let mut caller_sampled = self.caller_sampled.lock().unwrap_or_else(PoisonError::into_inner);
+        if caller_sampled.0 != second {
+            *caller_sampled = (second, 0);
         }
-        asked_for.1 += 1;
-        asked_for.1 <= MAX_CALLER_SAMPLED_PER_SECOND
+        caller_sampled.1 += 1;
+        caller_sampled.1 <= MAX_CALLER_SAMPLED_PER_SECOND
     }
 
     fn begin(
@@ -151,20 +151,20 @@ impl Tracer {
         let clock = SystemTime::now;
         let second = || clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let parent = parent.and_then(TraceParent::parse);
-        let is_kept = match &parent {
+        let is_sampled = match &parent {
             Some(parent) if is_trusted() => parent.is_sampled && (is_next || self.allow_caller_sampled(second())),
             Some(_) | None => is_next,
         };
-        if !is_kept {
+        if !is_sampled {
             return None;
         }
-        let made = || {
-            let mut made = [0; 16];
-            made.iter_mut().zip(self.ids.next().into_iter().chain(self.ids.next())).for_each(|(to, from)| *to = from);
-            made
+        let new_trace_id = || {
+            let mut id = [0; 16];
+            id.iter_mut().zip(self.ids.next().into_iter().chain(self.ids.next())).for_each(|(to, from)| *to = from);
+            id
         };
         Some(Arc::new(Trace {
-            trace_id: parent.as_ref().map_or_else(made, |parent| parent.trace_id),
+            trace_id: parent.as_ref().map_or_else(new_trace_id, |parent| parent.trace_id),
             span_id: self.ids.next(),
             parent_span_id: parent.map(|parent| parent.span_id),
             path: path().chars().take(MAX_PATH_CHARS).collect(),
@@ -189,8 +189,8 @@ impl TraceParent {
         let [version] = parse_hex::<1>(version)?;
         let ([flags], trace, span) = (parse_hex::<1>(flags)?, parse_hex::<16>(trace)?, parse_hex::<8>(span)?);
         // Later versions may have further fields; version ff is invalid.
-        let is_sound = version != 0xff && (version > 0 || parts.next().is_none()) && trace != [0; 16] && span != [0; 8];
-        is_sound.then_some(Self { trace_id: trace, span_id: span, is_sampled: flags & 1 == 1 })
+        let is_valid = version != 0xff && (version > 0 || parts.next().is_none()) && trace != [0; 16] && span != [0; 8];
+        is_valid.then_some(Self { trace_id: trace, span_id: span, is_sampled: flags & 1 == 1 })
     }
 }
 
@@ -209,14 +209,14 @@ fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
 
 impl Trace {
     /// Ends the trace, when the response was sent completely or the request was aborted, and queues it for export.
-    pub fn finish(self: Arc<Self>, answer: TracedResponse) {
+    pub fn finish(self: Arc<Self>, response: TracedResponse) {
         let Some(tracer) = TRACER.get() else { return };
-        let mut steps = std::mem::take(&mut *self.child_spans.lock().unwrap_or_else(PoisonError::into_inner));
-        steps.shrink_to_fit();
-        for step in &mut steps {
-            step.span_id = tracer.ids.next();
+        let mut child_spans = std::mem::take(&mut *self.child_spans.lock().unwrap_or_else(PoisonError::into_inner));
+        child_spans.shrink_to_fit();
+        for span in &mut child_spans {
+            span.span_id = tracer.ids.next();
         }
-        let TracedResponse { method, route, status, bytes } = answer;
+        let TracedResponse { method, route, status, bytes } = response;
         let elapsed = self.started.0.elapsed();
         tracer.exporter.send(FinishedTrace {
             trace: self,
@@ -225,30 +225,30 @@ impl Trace {
             route,
             status,
             sent_bytes: bytes,
-            child_spans: steps,
+            child_spans,
         });
     }
 
-    fn record(&self, step: ChildSpan) {
-        let mut steps = self.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
-        if steps.len() < MAX_CHILD_SPANS {
-            steps.push(step);
+    fn record(&self, span: ChildSpan) {
+        let mut child_spans = self.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if child_spans.len() < MAX_CHILD_SPANS {
+            child_spans.push(span);
         }
     }
 }
 
-/// Records a step of the current request that ends now and took `took`. `name` comes from a fixed set; `detail` is the
-/// queue, storage operation, codec or format.
-pub fn record(name: &'static str, detail: &'static str, took: Duration) {
+/// Records a step of the current request that ends now and took `elapsed`. `name` comes from a fixed set; `detail` is
+/// the queue, storage operation, codec or format.
+pub fn record(name: &'static str, detail: &'static str, elapsed: Duration) {
     let now = Instant::now;
-    let step = || ChildSpan {
+    let new_span = || ChildSpan {
         span_id: [0; 8],
         name,
         detail,
-        started: now().checked_sub(took).unwrap_or_else(now),
-        elapsed: took,
+        started: now().checked_sub(elapsed).unwrap_or_else(now),
+        elapsed,
     };
-    let _ = CURRENT.try_with(|trace| trace.record(step()));
+    let _ = CURRENT.try_with(|trace| trace.record(new_span()));
 }
 
 /// Returns the trace of the request that the calling code works for.
@@ -287,7 +287,7 @@ mod tests {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
     #[test]
-    fn a_parent_is_read_as_the_standard_says() {
+    fn a_traceparent_is_parsed_according_to_the_standard() {
         let parse = |text: &str| TraceParent::parse(text).map(|parent| parent.is_sampled);
         assert_eq!(parse(&format!("00-{TRACE}-{SPAN}-01")), Some(true));
         assert_eq!(parse(&format!("00-{TRACE}-{SPAN}-00")), Some(false));
@@ -308,7 +308,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_is_done_for_a_request_is_recorded_wherever_it_is_done() {
+    async fn steps_of_a_request_are_recorded_on_any_task_or_thread() {
         let tracer = Tracer::new("http://127.0.0.1:9", 2).unwrap();
         let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
         assert!(tracer.begin(None, || true, String::new).is_none(), "one in two");
@@ -322,44 +322,44 @@ mod tests {
         })
         .await;
         assert!(current().is_none());
-        let steps = trace.child_spans.lock().unwrap();
-        let details: Vec<_> = steps.iter().take(3).map(|step| step.detail).collect();
+        let child_spans = trace.child_spans.lock().unwrap();
+        let details: Vec<_> = child_spans.iter().take(3).map(|span| span.detail).collect();
         assert_eq!(details, ["here", "there", "in a thread"]);
-        assert_eq!(steps.len(), MAX_CHILD_SPANS);
+        assert_eq!(child_spans.len(), MAX_CHILD_SPANS);
     }
 
     #[test]
-    fn only_who_is_trusted_says_what_is_kept() {
+    fn only_trusted_callers_can_request_sampling() {
         let tracer = Tracer::new("http://127.0.0.1:9", 1000).unwrap();
         assert!(tracer.begin(None, || true, String::new).is_some(), "the first of a thousand");
-        let kept = format!("00-{TRACE}-{SPAN}-01");
-        assert!(tracer.begin(Some(&kept), || false, String::new).is_none());
-        let trace = tracer.begin(Some(&kept), || true, String::new).unwrap();
+        let parent = format!("00-{TRACE}-{SPAN}-01");
+        assert!(tracer.begin(Some(&parent), || false, String::new).is_none());
+        let trace = tracer.begin(Some(&parent), || true, String::new).unwrap();
         assert_eq!((trace.trace_id, trace.parent_span_id), (parse_hex(TRACE).unwrap(), parse_hex(SPAN)));
         let tracer = Tracer { one_in: 1, ..tracer };
         assert!(tracer.begin(Some(&format!("00-{TRACE}-{SPAN}-00")), || true, String::new).is_none());
     }
     #[test]
-    fn one_in_so_many_is_kept_whatever_they_do_and_callers_have_a_bound() {
+    fn one_request_in_n_is_sampled_and_callers_have_a_limit() {
         let tracer = Tracer::new("http://127.0.0.1:9", 3).unwrap();
-        let kept = (0..300).filter(|_| {
+        let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
             // Takes as many ids as finishing a trace with this many child spans.
             trace.is_some() && (0..5).all(|_| tracer.ids.next() != [0; 8])
         });
-        assert_eq!(kept.count(), 100);
+        assert_eq!(sampled.count(), 100);
         let tracer = Tracer::new("http://127.0.0.1:9", u64::MAX).unwrap();
         assert_eq!((0..1000).filter(|_| tracer.allow_caller_sampled(7)).count(), 100);
         assert!(tracer.allow_caller_sampled(8));
     }
 
     #[test]
-    fn a_collector_that_takes_nothing_costs_bounded_memory() {
+    fn a_stalled_collector_costs_bounded_memory() {
         // The system accepts connections, but no process answers them.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let tracer = Tracer::new(&endpoint, 1).unwrap();
-        let step = || ChildSpan {
+        let new_span = || ChildSpan {
             span_id: [1; 8],
             name: "decode",
             detail: "xz",
@@ -368,7 +368,7 @@ mod tests {
         };
         for _ in 0..4096 {
             let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
-            let steps = (0..MAX_CHILD_SPANS).map(|_| step()).collect();
+            let child_spans = (0..MAX_CHILD_SPANS).map(|_| new_span()).collect();
             let (method, route) = ("GET", "slice");
             tracer.exporter.send(FinishedTrace {
                 trace,
@@ -377,7 +377,7 @@ mod tests {
                 route,
                 status: 200,
                 sent_bytes: 1,
-                child_spans: steps,
+                child_spans,
             });
             assert!(tracer.exporter.queued_bytes() <= export::MAX_QUEUED_BYTES);
         }

@@ -24,7 +24,7 @@ const MAX_FILE_BYTES: u64 = 4 << 20;
 /// Parsed content of files. A thread keeps it up to date and ends when this value is dropped.
 pub struct WatchedFiles<T> {
     current: Arc<RwLock<Arc<T>>>,
-    _until_dropped: Sender<()>,
+    _stop_sender: Sender<()>,
 }
 
 impl<T: fmt::Debug> fmt::Debug for WatchedFiles<T> {
@@ -42,46 +42,46 @@ impl<T> WatchedFiles<T> {
 
 impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// Reads the files now, and reads all of them again whenever one changes. `what` describes them in the log.
-    /// `failed` is called at each poll that finds them invalid, except the first of several in a row. Files that belong
-    /// together are replaced one after the other, and a poll may find one half written. Therefore, only a failure of
-    /// two consecutive polls counts.
+    /// `on_failure` is called at each poll that finds them invalid, except the first of several in a row. Files that
+    /// belong together are replaced one after the other, and a poll may find one half written. Therefore, only a
+    /// failure of two consecutive polls counts.
     ///
     /// # Errors
     /// A message if a file cannot be read or parsed now. After later failures, the last valid content stays in force.
     pub fn open<const FILES: usize>(
         paths: [&Path; FILES],
         what: &'static str,
-        failed: fn(),
+        on_failure: fn(),
         parse: impl Fn([&str; FILES]) -> Result<T, String> + Send + 'static,
     ) -> Result<Self, String> {
-        let shown = paths.map(|path| path.display().to_string()).join(", ");
+        let display_names = paths.map(|path| path.display().to_string()).join(", ");
         let texts = read_all(paths)?;
-        let parsed = parse(texts.each_ref().map(String::as_str)).map_err(|why| format!("{shown}: {why}"))?;
+        let parsed = parse(texts.each_ref().map(String::as_str)).map_err(|why| format!("{display_names}: {why}"))?;
         let current = Arc::new(RwLock::new(Arc::new(parsed)));
-        let (until_dropped, dropped) = channel();
+        let (stop_sender, stop_receiver) = channel();
         let (shared, paths) = (Arc::clone(&current), paths.map(PathBuf::from));
         let watch = move || {
-            let (mut known, mut failures) = (texts, 0_u32);
-            while dropped.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                let news = match read_all(paths.each_ref().map(PathBuf::as_path)) {
-                    Ok(texts) if texts == known => None,
+            let (mut known_texts, mut failures) = (texts, 0_u32);
+            while stop_receiver.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
+                let change = match read_all(paths.each_ref().map(PathBuf::as_path)) {
+                    Ok(texts) if texts == known_texts => None,
                     Ok(texts) => Some(parse(texts.each_ref().map(String::as_str)).map(|parsed| (texts, parsed))),
                     Err(why) => Some(Err(why)),
                 };
-                match news {
+                match change {
                     None => failures = 0,
                     Some(Ok((texts, parsed))) => {
-                        (known, failures) = (texts, 0);
+                        (known_texts, failures) = (texts, 0);
                         *shared.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(parsed);
-                        tracing::info!(file = shown, what, "file has changed and was read again");
+                        tracing::info!(file = display_names, what, "file has changed and was read again");
                     }
                     Some(Err(why)) => {
                         if failures > 0 {
-                            failed();
+                            on_failure();
                         }
                         if failures % POLLS_PER_ERROR_LOG == 1 {
                             tracing::error!(
-                                file = shown,
+                                file = display_names,
                                 what,
                                 why,
                                 "file cannot be used: its previous content stays in force"
@@ -94,7 +94,7 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         };
         let started = std::thread::Builder::new().name(format!("watch-{what}")).spawn(watch);
         started.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Self { current, _until_dropped: until_dropped })
+        Ok(Self { current, _stop_sender: stop_sender })
     }
 }
 
@@ -133,41 +133,41 @@ mod tests {
 
     use super::*;
 
-    /// Polls until `is_so` returns true, for a bounded time.
-    fn comes_true(is_so: impl Fn() -> bool) -> bool {
+    /// Polls until `condition` returns true, for a bounded time.
+    fn becomes_true(condition: impl Fn() -> bool) -> bool {
         (0..600).any(|_| {
             std::thread::sleep(Duration::from_millis(20));
-            is_so()
+            condition()
         })
     }
 
     #[test]
-    fn a_change_is_taken_over_and_a_broken_file_is_not() {
+    fn a_changed_file_is_loaded_and_a_broken_one_is_not() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
-        let refused = Arc::new(AtomicU32::new(0));
-        let counted = Arc::clone(&refused);
-        let number = move |[text]: [&str; 1]| {
+        let parse_failures = Arc::new(AtomicU32::new(0));
+        let failure_counter = Arc::clone(&parse_failures);
+        let parse_number = move |[text]: [&str; 1]| {
             text.trim().parse::<u32>().map_err(|error| {
-                counted.fetch_add(1, Ordering::Relaxed);
+                failure_counter.fetch_add(1, Ordering::Relaxed);
                 error.to_string()
             })
         };
         std::fs::write(&path, "1").unwrap();
-        let watched = WatchedFiles::open([&path], "tokens", || (), number).unwrap();
+        let watched = WatchedFiles::open([&path], "tokens", || (), parse_number).unwrap();
         assert_eq!(*watched.current(), 1);
         // As long and as old as the previous text: only the text itself tells them apart.
         std::fs::write(&path, "2").unwrap();
-        assert!(comes_true(|| *watched.current() == 2));
+        assert!(becomes_true(|| *watched.current() == 2));
         std::fs::write(&path, "x").unwrap();
-        assert!(comes_true(|| refused.load(Ordering::Relaxed) >= 2));
+        assert!(becomes_true(|| parse_failures.load(Ordering::Relaxed) >= 2));
         assert_eq!(*watched.current(), 2);
         std::fs::write(&path, "3").unwrap();
-        assert!(comes_true(|| *watched.current() == 3));
+        assert!(becomes_true(|| *watched.current() == 3));
     }
 
     #[test]
-    fn a_file_that_is_broken_at_the_start_is_an_error_that_names_it() {
+    fn an_initially_broken_file_is_an_error_that_names_it() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("file");
         let parse = |_: [&str; 1]| Err::<(), _>("bad".to_owned());

@@ -75,7 +75,7 @@ fn taken_apart(text: &str) {
     for base in ["", "/em"] {
         let Ok(Some(target)) = RequestTarget::parse(path, base) else { continue };
         let key = Key::from_segments(&target.segments).expect("what a target holds is a key");
-        let slash = if target.trailing_slash && !key.is_root() { "/" } else { "" };
+        let slash = if target.has_trailing_slash && !key.is_root() { "/" } else { "" };
         let again = RequestTarget::parse(&format!("/n5/{}{slash}", encode_key(&key)), "").map(Option::unwrap);
         // The route's word before the segments counts towards the limit.
         let is_longest = target.segments.len() == 256;

@@ -109,27 +109,27 @@ impl IssuerKeys {
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or no thread can be started.
-    pub(super) fn open(place: JwksLocation, known: Option<&Arc<Self>>) -> Result<Arc<Self>, String> {
-        if let Some(known) = known.filter(|known| known.location == place) {
+    pub(super) fn open(location: JwksLocation, known: Option<&Arc<Self>>) -> Result<Arc<Self>, String> {
+        if let Some(known) = known.filter(|known| known.location == location) {
             return Ok(Arc::clone(known));
         }
-        let source = match &place {
+        let source = match &location {
             JwksLocation::File(path) => {
                 let failed = || metrics::access_reload_failed("keys");
                 JwksSource::File(WatchedFiles::open([path], "keys", failed, |[text]| KeySet::parse(text))?)
             }
-            JwksLocation::Url { url, root_certificates: roots, refresh_policy: patience } => {
-                let known = known.and_then(|known| known.fetcher_for(url, roots.as_ref()));
-                JwksSource::Url(JwksFetcher::start(url.clone(), roots.as_deref(), *patience, known)?)
+            JwksLocation::Url { url, root_certificates, refresh_policy } => {
+                let known = known.and_then(|known| known.fetcher_for(url, root_certificates.as_ref()));
+                JwksSource::Url(JwksFetcher::start(url.clone(), root_certificates.as_deref(), *refresh_policy, known)?)
             }
         };
-        Ok(Arc::new(Self { location: place, source }))
+        Ok(Arc::new(Self { location, source }))
     }
 
-    fn fetcher_for(&self, wanted: &str, vouched: Option<&PathBuf>) -> Option<&JwksFetcher> {
+    fn fetcher_for(&self, wanted_url: &str, wanted_roots: Option<&PathBuf>) -> Option<&JwksFetcher> {
         match (&self.location, &self.source) {
-            (JwksLocation::Url { url, root_certificates: roots, .. }, JwksSource::Url(fetched)) => {
-                (url == wanted && roots.as_ref() == vouched).then_some(fetched)
+            (JwksLocation::Url { url, root_certificates, .. }, JwksSource::Url(fetcher)) => {
+                (url == wanted_url && root_certificates.as_ref() == wanted_roots).then_some(fetcher)
             }
             _ => None,
         }
@@ -137,8 +137,8 @@ impl IssuerKeys {
 
     /// Waits at most a few seconds for the first keys, if none have been available so far.
     pub(super) async fn wait_for_first_fetch(&self) {
-        if let JwksSource::Url(fetched) = &self.source {
-            fetched.wait_for_first_fetch().await;
+        if let JwksSource::Url(fetcher) = &self.source {
+            fetcher.wait_for_first_fetch().await;
         }
     }
 
@@ -146,7 +146,7 @@ impl IssuerKeys {
     pub(super) fn has_keys(&self) -> bool {
         match &self.source {
             JwksSource::File(_) => true,
-            JwksSource::Url(fetched) => fetched.has_keys(),
+            JwksSource::Url(fetcher) => fetcher.has_keys(),
         }
     }
 
@@ -155,7 +155,7 @@ impl IssuerKeys {
     pub(super) async fn keys_for(&self, id: Option<&str>) -> Result<Arc<KeySet>, TokenError> {
         match &self.source {
             JwksSource::File(file) => Ok(file.current()),
-            JwksSource::Url(fetched) => fetched.keys_for(id).await,
+            JwksSource::Url(fetcher) => fetcher.keys_for(id).await,
         }
     }
 }

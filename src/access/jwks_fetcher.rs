@@ -65,34 +65,34 @@ impl fmt::Debug for JwksFetcher {
 
 impl JwksFetcher {
     /// Starts the thread that fetches the keys. Returns before they arrive, because the server must start even if the
-    /// issuer is unreachable. Until then, the keys of `known` stay in use.
+    /// issuer is unreachable. Until then, the keys of `initial_keys` stay in use.
     ///
     /// # Errors
     /// Returns a message if certificates cannot be read or no thread can be started.
     pub(super) fn start(
         url: String,
         roots: Option<&Path>,
-        patience: RefreshPolicy,
+        refresh_policy: RefreshPolicy,
         known: Option<&Self>,
     ) -> Result<Self, String> {
         let agent = build_agent(roots)?;
-        let known = known.and_then(|known| known.keys.read().unwrap_or_else(PoisonError::into_inner).clone());
-        let known: Arc<RwLock<FetchedKeys>> = Arc::new(RwLock::new(known));
+        let initial_keys = known.and_then(|known| known.keys.read().unwrap_or_else(PoisonError::into_inner).clone());
+        let keys: Arc<RwLock<FetchedKeys>> = Arc::new(RwLock::new(initial_keys));
         // A capacity of 1 is enough: one fetch serves all requests that arrive during the previous one.
-        let (ask, asked) = sync_channel(1);
-        let (ended, rounds) = watch::channel((0, None));
-        let shared = Arc::clone(&known);
+        let (fetch_request, fetch_receiver) = sync_channel(1);
+        let (finished_sender, finished_fetches) = watch::channel((0, None));
+        let shared_keys = Arc::clone(&keys);
         let fetch = move || {
             let mut failed = 0_u32;
             loop {
-                let began = Instant::now();
+                let started = Instant::now();
                 match fetch(&agent, &url) {
                     Ok(keys) => {
                         if failed > 0 {
                             tracing::info!(url, "the issuer's keys can be fetched again");
                         }
                         failed = 0;
-                        *shared.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(keys), began));
+                        *shared_keys.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(keys), started));
                     }
                     Err(why) => {
                         failed = failed.saturating_add(1);
@@ -100,14 +100,17 @@ impl JwksFetcher {
                         tracing::error!(url, why, failed, "the issuer's keys cannot be fetched");
                     }
                 }
-                ended.send_modify(|(rounds, last)| (*rounds, *last) = (*rounds + 1, Some(began)));
-                let pause =
-                    if failed > 0 { RETRY_INTERVAL.min(patience.refresh_interval) } else { patience.refresh_interval };
-                let next = Instant::now() + pause;
+                finished_sender.send_modify(|(rounds, last)| (*rounds, *last) = (*rounds + 1, Some(started)));
+                let pause = if failed > 0 {
+                    RETRY_INTERVAL.min(refresh_policy.refresh_interval)
+                } else {
+                    refresh_policy.refresh_interval
+                };
+                let next_fetch = Instant::now() + pause;
                 loop {
-                    match asked.recv_timeout(next.saturating_duration_since(Instant::now())) {
+                    match fetch_receiver.recv_timeout(next_fetch.saturating_duration_since(Instant::now())) {
                         // Requested within `min_interval` after this fetch began: its keys serve this request.
-                        Ok(()) if began.elapsed() < patience.min_interval => {}
+                        Ok(()) if started.elapsed() < refresh_policy.min_interval => {}
                         Ok(()) | Err(RecvTimeoutError::Timeout) => break,
                         Err(RecvTimeoutError::Disconnected) => return,
                     }
@@ -116,13 +119,7 @@ impl JwksFetcher {
         };
         let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch);
         started.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Self {
-            keys: known,
-            fetch_request: ask,
-            finished_fetches: rounds,
-            waiters: Semaphore::new(MAX_WAITERS),
-            refresh_policy: patience,
-        })
+        Ok(Self { keys, fetch_request, finished_fetches, waiters: Semaphore::new(MAX_WAITERS), refresh_policy })
     }
 
     /// Returns true if keys have been fetched, valid or too old.
@@ -133,40 +130,40 @@ impl JwksFetcher {
     /// Waits until the first fetch succeeds or fails, for a bounded time.
     pub(super) async fn wait_for_first_fetch(&self) {
         if !self.has_keys() {
-            let mut rounds = self.finished_fetches.clone();
-            let _ = tokio::time::timeout(WAIT_TIMEOUT, rounds.wait_for(|(rounds, _)| *rounds > 0)).await;
+            let mut finished_fetches = self.finished_fetches.clone();
+            let _ = tokio::time::timeout(WAIT_TIMEOUT, finished_fetches.wait_for(|(rounds, _)| *rounds > 0)).await;
         }
     }
 
     /// Returns the keys unless they are too old.
     fn valid_keys(&self) -> Option<Arc<KeySet>> {
-        let known = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        let good = known.as_ref().filter(|(_, came)| came.elapsed() <= self.refresh_policy.max_stale);
-        good.map(|(keys, _)| Arc::clone(keys))
+        let fetched = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let valid = fetched.as_ref().filter(|(_, fetched_at)| fetched_at.elapsed() <= self.refresh_policy.max_stale);
+        valid.map(|(keys, _)| Arc::clone(keys))
     }
 
     /// Like [`super::jwks::IssuerKeys::keys_for`].
     pub(super) async fn keys_for(&self, id: Option<&str>) -> Result<Arc<KeySet>, TokenError> {
-        let has = |keys: &Arc<KeySet>| id.is_none_or(|id| keys.has_key_id(id));
-        if let Some(keys) = self.valid_keys().filter(has) {
+        let has_id = |keys: &Arc<KeySet>| id.is_none_or(|id| keys.has_key_id(id));
+        if let Some(keys) = self.valid_keys().filter(has_id) {
             return Ok(keys);
         }
-        let Ok(_place) = self.waiters.try_acquire() else {
+        let Ok(_waiter_permit) = self.waiters.try_acquire() else {
             return self.valid_keys().ok_or(TokenError::KeysUnavailable);
         };
-        let mut rounds = self.finished_fetches.clone();
-        let last = rounds.borrow_and_update().1;
+        let mut finished_fetches = self.finished_fetches.clone();
+        let last_started = finished_fetches.borrow_and_update().1;
         // The first fetch has already begun. Later ones are rate-limited: otherwise JWTs with invented key ids would
         // make this server overload the issuer.
-        let is_allowed = last.is_none_or(|began| began.elapsed() >= self.refresh_policy.min_interval);
+        let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refresh_policy.min_interval);
         if is_allowed {
-            if last.is_some() {
+            if last_started.is_some() {
                 match self.fetch_request.try_send(()) {
                     Ok(()) | Err(TrySendError::Full(()) | TrySendError::Disconnected(())) => {}
                 }
             }
-            let _waiting = QueueWaitTimer::begin(QueueLabel::Keys);
-            let _ = tokio::time::timeout(WAIT_TIMEOUT, rounds.changed()).await;
+            let _wait_timer = QueueWaitTimer::begin(QueueLabel::Keys);
+            let _ = tokio::time::timeout(WAIT_TIMEOUT, finished_fetches.changed()).await;
         }
         self.valid_keys().ok_or(TokenError::KeysUnavailable)
     }
@@ -203,8 +200,8 @@ fn build_agent(roots: Option<&Path>) -> Result<Agent, String> {
 }
 
 fn fetch(agent: &Agent, url: &str) -> Result<KeySet, String> {
-    let answer = agent.get(url).header("accept", "application/json").call().map_err(|error| error.to_string())?;
-    let body = answer.into_body().into_with_config().limit(MAX_BODY_BYTES).read_to_string();
+    let response = agent.get(url).header("accept", "application/json").call().map_err(|error| error.to_string())?;
+    let body = response.into_body().into_with_config().limit(MAX_BODY_BYTES).read_to_string();
     KeySet::parse(&body.map_err(|error| error.to_string())?)
 }
 
@@ -213,25 +210,25 @@ mod tests {
     use super::*;
 
     fn start(known: Option<&JwksFetcher>) -> JwksFetcher {
-        let patience = RefreshPolicy {
+        let refresh_policy = RefreshPolicy {
             refresh_interval: WAIT_TIMEOUT,
             min_interval: WAIT_TIMEOUT,
             max_stale: Duration::from_secs(3600),
         };
         // No server listens on this port.
-        JwksFetcher::start("https://127.0.0.1:1/keys".to_owned(), None, patience, known).unwrap()
+        JwksFetcher::start("https://127.0.0.1:1/keys".to_owned(), None, refresh_policy, known).unwrap()
     }
 
     #[tokio::test]
-    async fn keys_of_before_are_good_while_the_issuer_is_away() {
-        let before = start(None);
-        before.wait_for_first_fetch().await;
-        assert_eq!(before.keys_for(None).await.unwrap_err(), TokenError::KeysUnavailable);
+    async fn previous_keys_stay_valid_while_the_issuer_is_unreachable() {
+        let previous = start(None);
+        previous.wait_for_first_fetch().await;
+        assert_eq!(previous.keys_for(None).await.unwrap_err(), TokenError::KeysUnavailable);
         let key = format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "a", "x": "{}"}}]}}"#, "A".repeat(43));
-        *before.keys.write().unwrap() = Some((Arc::new(KeySet::parse(&key).unwrap()), Instant::now()));
-        let after = start(Some(&before));
-        drop(before);
-        after.wait_for_first_fetch().await;
-        assert!(after.has_keys() && after.keys_for(Some("a")).await.unwrap().has_key_id("a"));
+        *previous.keys.write().unwrap() = Some((Arc::new(KeySet::parse(&key).unwrap()), Instant::now()));
+        let reloaded = start(Some(&previous));
+        drop(previous);
+        reloaded.wait_for_first_fetch().await;
+        assert!(reloaded.has_keys() && reloaded.keys_for(Some("a")).await.unwrap().has_key_id("a"));
     }
 }

@@ -70,14 +70,14 @@ impl Policy {
     pub fn parse<T: AsRef<str>>(is_public: bool, rules: &[T], metrics: &str) -> Result<Self, PolicyError> {
         let mut parsed = BTreeMap::new();
         for text in rules.iter().map(AsRef::as_ref) {
-            let wrong = |why: String| PolicyError(format!("access.rules: {text:?}: {why}"));
-            let (path, names) = text
-                .split_once(" = ")
-                .ok_or_else(|| wrong("write \"/path = NAME @GROUP ...\", \"/path = public\" or ... nobody".into()))?;
-            let path = parse_path(path.trim()).map_err(wrong)?;
-            let audience = parse_grant(names).map_err(wrong)?;
-            if parsed.insert(path, audience).is_some() {
-                return Err(wrong("there is already a rule for this path".into()));
+            let rule_error = |why: String| PolicyError(format!("access.rules: {text:?}: {why}"));
+            let (path, names) = text.split_once(" = ").ok_or_else(|| {
+                rule_error("write \"/path = NAME @GROUP ...\", \"/path = public\" or ... nobody".into())
+            })?;
+            let path = parse_path(path.trim()).map_err(rule_error)?;
+            let grant = parse_grant(names).map_err(rule_error)?;
+            if parsed.insert(path, grant).is_some() {
+                return Err(rule_error("there is already a rule for this path".into()));
             }
         }
         let default = if is_public { ReadGrant::Public } else { ReadGrant::Principals(Vec::new()) };
@@ -89,12 +89,12 @@ impl Policy {
     /// Decides whether `caller` may read `path`. The path need not exist.
     pub fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
         // One look-up per segment, independent of the number of rules: a listing checks each of its entries.
-        let mut above = Some(path);
-        while let Some(at) = above {
-            if let Some((found, audience)) = self.rules.get_key_value(at) {
-                return AccessRule { path: found, grant: audience }.decide(path, caller);
+        let mut next_path = Some(path);
+        while let Some(prefix) = next_path {
+            if let Some((rule_path, grant)) = self.rules.get_key_value(prefix) {
+                return AccessRule { path: rule_path, grant }.decide(path, caller);
             }
-            above = (!at.is_empty()).then(|| at.rsplit_once('/').map_or("", |(parent, _)| parent));
+            next_path = (!prefix.is_empty()).then(|| prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
         }
         Decision::Refused
     }
@@ -106,8 +106,8 @@ impl Policy {
             if path.is_empty() { (String::new(), None) } else { (format!("{path}/"), Some(format!("{path}0"))) };
         let end = to.map_or(Bound::Unbounded, Bound::Excluded);
         let inner = self.rules.range::<String, _>((Bound::Included(from), end));
-        let own = self.rules.get_key_value(path).filter(|_| !path.is_empty());
-        inner.chain(own).map(|(path, audience)| AccessRule { path, grant: audience })
+        let own_rule = self.rules.get_key_value(path).filter(|_| !path.is_empty());
+        inner.chain(own_rule).map(|(path, grant)| AccessRule { path, grant })
     }
 
     /// Decides whether `caller` may read `path` and all paths below it.
@@ -129,16 +129,17 @@ impl Policy {
 impl AccessRule<'_> {
     /// Returns the decision about `path`, to which this rule applies.
     fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        let named = self.grant.decide(caller);
+        let rule_decision = self.grant.decide(caller);
         // A token with `allowed_paths` grants access to these paths only, besides public ones. If the rule's path is
         // longer than the token's, the rule must also grant access to the caller.
         match caller.and_then(|caller| caller.allowed_paths.as_ref()) {
-            Some(reads) if named != Decision::Public && *self.grant != ReadGrant::Nobody => {
-                let longest = reads.iter().filter(|read| is_within(path, read)).map(String::len).max();
-                let may = longest.is_some_and(|bytes| bytes >= self.path.len() || named == Decision::Granted);
-                if may { Decision::Granted } else { Decision::Refused }
+            Some(allowed_paths) if rule_decision != Decision::Public && *self.grant != ReadGrant::Nobody => {
+                let longest = allowed_paths.iter().filter(|allowed| is_within(path, allowed)).map(String::len).max();
+                let is_granted =
+                    longest.is_some_and(|bytes| bytes >= self.path.len() || rule_decision == Decision::Granted);
+                if is_granted { Decision::Granted } else { Decision::Refused }
             }
-            _ => named,
+            _ => rule_decision,
         }
     }
 }
@@ -147,7 +148,9 @@ impl ReadGrant {
     fn decide(&self, caller: Option<&Caller>) -> Decision {
         match (self, caller) {
             (Self::Public, _) => Decision::Public,
-            (Self::Principals(who), Some(caller)) if who.iter().any(|who| who.matches(caller)) => Decision::Granted,
+            (Self::Principals(principals), Some(caller)) if principals.iter().any(|who| who.matches(caller)) => {
+                Decision::Granted
+            }
             (Self::Principals(_) | Self::Nobody, _) => Decision::Refused,
         }
     }
@@ -180,8 +183,8 @@ pub(super) fn parse_path(text: &str) -> Result<String, String> {
     let mut segments = Vec::new();
     for raw in inner.split('/') {
         let segment = percent_decode_str(raw).decode_utf8().map_err(|_not| format!("{raw:?} is not UTF-8"))?;
-        let bad = |c: char| c.is_control() || "/\\".contains(c);
-        if segment.is_empty() || segment == "." || segment == ".." || segment.contains(bad) {
+        let is_invalid = |c: char| c.is_control() || "/\\".contains(c);
+        if segment.is_empty() || segment == "." || segment == ".." || segment.contains(is_invalid) {
             return Err(format!("{raw:?} is not a valid path segment"));
         }
         segments.push(segment);
@@ -199,9 +202,9 @@ fn parse_grant(text: &str) -> Result<ReadGrant, String> {
         ["nobody"] => return Ok(ReadGrant::Nobody),
         _ => {}
     }
-    let who = |word: &&str| {
-        let (is_jwt, rest) = word.strip_prefix("jwt:").map_or((false, *word), |rest| (true, rest));
-        match (rest, rest.strip_prefix('@')) {
+    let parse_principal = |word: &&str| {
+        let (is_jwt, unprefixed) = word.strip_prefix("jwt:").map_or((false, *word), |rest| (true, rest));
+        match (unprefixed, unprefixed.strip_prefix('@')) {
             ("public" | "nobody", _) if !is_jwt => Err(format!("{word:?} cannot be combined with names")),
             ("", _) | (_, Some("")) => Err(format!("{word:?} contains no name")),
             ("*", _) if !is_jwt => Ok(Principal::AnyCaller),
@@ -211,7 +214,7 @@ fn parse_grant(text: &str) -> Result<ReadGrant, String> {
             (name, None) => Ok(Principal::Name { is_jwt, name: name.to_owned() }),
         }
     };
-    words.iter().map(who).collect::<Result<_, _>>().map(ReadGrant::Principals)
+    words.iter().map(parse_principal).collect::<Result<_, _>>().map(ReadGrant::Principals)
 }
 
 #[cfg(test)]
@@ -221,9 +224,9 @@ mod tests {
     use super::Decision::{Granted, Public, Refused};
     use super::*;
 
-    fn caller(name: &str, groups: &[&str], reads: Option<&[&str]>) -> Caller {
+    fn caller(name: &str, groups: &[&str], allowed_paths: Option<&[&str]>) -> Caller {
         let owned = |list: &[&str]| list.iter().map(ToString::to_string).collect();
-        Caller { is_jwt: false, name: name.into(), groups: owned(groups), allowed_paths: reads.map(owned) }
+        Caller { is_jwt: false, name: name.into(), groups: owned(groups), allowed_paths: allowed_paths.map(owned) }
     }
 
     fn policy(is_public: bool, rules: &[&str]) -> Policy {
@@ -235,7 +238,7 @@ mod tests {
         let policy = policy(true, &["/a = alice", "/a/b = public", "/a/b/c = nobody", "/d/ = @lab"]);
         let alice = caller("alice", &[], None);
         let bob = caller("bob", &["lab"], None);
-        for (path, nobody, for_alice, for_bob) in [
+        for (path, for_anyone, for_alice, for_bob) in [
             ("", Public, Public, Public),
             ("ab", Public, Public, Public),
             ("a", Refused, Granted, Refused),
@@ -246,14 +249,14 @@ mod tests {
             ("a/b/c/0/0", Refused, Refused, Refused),
             ("d/0", Refused, Refused, Granted),
         ] {
-            assert_eq!(policy.decide(path, None), nobody, "{path}");
+            assert_eq!(policy.decide(path, None), for_anyone, "{path}");
             assert_eq!(policy.decide(path, Some(&alice)), for_alice, "{path}");
             assert_eq!(policy.decide(path, Some(&bob)), for_bob, "{path}");
         }
     }
 
     #[test]
-    fn what_no_rule_is_about_is_public_or_private() {
+    fn paths_without_a_rule_are_public_or_private_by_default() {
         assert_eq!(policy(true, &[]).decide("a", None), Public);
         assert_eq!(policy(false, &[]).decide("a", None), Refused);
         assert_eq!(policy(false, &[]).decide("a", Some(&caller("a", &[], None))), Refused);
@@ -262,18 +265,18 @@ mod tests {
     }
 
     #[test]
-    fn a_name_of_a_jwt_is_no_name_of_the_file_and_no_group() {
+    fn a_jwt_name_matches_neither_a_name_of_the_token_file_nor_a_group() {
         let policy = policy(false, &["/a = alice", "/b = jwt:alice", "/c = @alice", "/d = jwt:@alice"]);
-        let of_file = caller("alice", &[], None);
-        let of_jwt = Caller { is_jwt: true, ..of_file.clone() };
-        let seen = |caller: &Caller| ["a", "b", "c", "d"].map(|path| policy.decide(path, Some(caller)) == Granted);
-        assert_eq!(seen(&of_file), [true, false, false, false]);
-        assert_eq!(seen(&of_jwt), [false, true, false, false]);
-        assert_eq!(seen(&caller("x", &["alice"], None)), [false, false, true, false]);
+        let file_caller = caller("alice", &[], None);
+        let jwt_caller = Caller { is_jwt: true, ..file_caller.clone() };
+        let granted = |caller: &Caller| ["a", "b", "c", "d"].map(|path| policy.decide(path, Some(caller)) == Granted);
+        assert_eq!(granted(&file_caller), [true, false, false, false]);
+        assert_eq!(granted(&jwt_caller), [false, true, false, false]);
+        assert_eq!(granted(&caller("x", &["alice"], None)), [false, false, true, false]);
     }
 
     #[test]
-    fn a_token_for_some_paths_opens_these_and_nothing_else() {
+    fn a_restricted_token_opens_its_paths_and_nothing_else() {
         let policy = policy(false, &["/a/secret = alice", "/any = *", "/open = public", "/bobs = bob"]);
         let bob = caller("bob", &[], Some(&["a", "x/y"]));
         for (path, expected) in [
@@ -299,7 +302,7 @@ mod tests {
     }
 
     #[test]
-    fn all_below_is_as_open_as_its_most_closed_part() {
+    fn a_subtree_is_as_accessible_as_its_most_restricted_part() {
         let policy = policy(true, &["/a/b/0 = alice", "/c = alice", "/c/d = public"]);
         let alice = caller("alice", &[], None);
         assert_eq!(policy.decide_below("", None), Refused);
@@ -312,7 +315,7 @@ mod tests {
     }
 
     #[test]
-    fn faults_are_named() {
+    fn errors_quote_the_faulty_rule() {
         for bad in [
             "a = b",
             "/a",

@@ -41,13 +41,13 @@ pub(super) fn algorithm(name: &str) -> Option<Algorithm> {
 
 struct RingVerifier {
     algorithm: Algorithm,
-    check: VerificationScheme,
+    scheme: VerificationScheme,
     key: DecodingKeyKind,
 }
 
 impl Verifier<Vec<u8>> for RingVerifier {
     fn verify(&self, message: &[u8], signature: &Vec<u8>) -> Result<(), Invalid> {
-        let verified = match (&self.check, &self.key) {
+        let result = match (&self.scheme, &self.key) {
             (VerificationScheme::Rsa(parameters), DecodingKeyKind::RsaModulusExponent { n, e }) => {
                 RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)
             }
@@ -56,7 +56,7 @@ impl Verifier<Vec<u8>> for RingVerifier {
             }
             (VerificationScheme::Rsa(_) | VerificationScheme::Other(_), _) => Err(ring::error::Unspecified),
         };
-        verified.map_err(|_unspecified| Invalid::new())
+        result.map_err(|_unspecified| Invalid::new())
     }
 }
 
@@ -68,10 +68,10 @@ impl JwtVerifier for RingVerifier {
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "the function type that jsonwebtoken requires")]
 fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerifier>, Error> {
-    let check =
+    let scheme =
         verification_scheme(*algorithm).filter(|_| key.family() == algorithm.family() && is_asymmetric(key.family()));
-    let check = check.ok_or(ErrorKind::InvalidAlgorithm)?;
-    Ok(Box::new(RingVerifier { algorithm: *algorithm, check, key: key.kind().clone() }))
+    let scheme = scheme.ok_or(ErrorKind::InvalidAlgorithm)?;
+    Ok(Box::new(RingVerifier { algorithm: *algorithm, scheme, key: key.kind().clone() }))
 }
 
 fn is_asymmetric(family: AlgorithmFamily) -> bool {

@@ -27,8 +27,8 @@ struct TokenDigest([u8; 32]);
 impl TokenDigest {
     fn of(token: &str) -> Self {
         let mut bytes = [0; 32];
-        for (byte, made) in bytes.iter_mut().zip(digest(&SHA256, token.as_bytes()).as_ref()) {
-            *byte = *made;
+        for (byte, digest_byte) in bytes.iter_mut().zip(digest(&SHA256, token.as_bytes()).as_ref()) {
+            *byte = *digest_byte;
         }
         Self(bytes)
     }
@@ -103,8 +103,8 @@ impl TokenFile {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let said = TokenRecord::parse(line).map_err(|why| format!("line {number}: {why}"))?;
-            numbered.push((number, TokenEntry { digest: said.digest, line: line.into() }));
+            let record = TokenRecord::parse(line).map_err(|why| format!("line {number}: {why}"))?;
+            numbered.push((number, TokenEntry { digest: record.digest, line: line.into() }));
         }
         numbered.sort_by_key(|(_, entry)| entry.digest.0);
         for pair in numbered.windows(2) {
@@ -128,12 +128,12 @@ impl TokenFile {
         if candidates.peek().is_none() {
             let _ = self.dummy.ct_eq(&presented);
         }
-        let found = candidates.find(|entry| entry.digest.ct_eq(&presented));
-        let said = found.and_then(|entry| TokenRecord::parse(&entry.line).ok()).ok_or(TokenError::Unknown)?;
-        if said.expires.is_some_and(|end| end <= now) {
+        let entry = candidates.find(|entry| entry.digest.ct_eq(&presented));
+        let record = entry.and_then(|entry| TokenRecord::parse(&entry.line).ok()).ok_or(TokenError::Unknown)?;
+        if record.expires.is_some_and(|end| end <= now) {
             return Err(TokenError::Expired);
         }
-        Ok(said.caller)
+        Ok(record.caller)
     }
 }
 
@@ -152,12 +152,12 @@ impl TokenRecord {
             .ok_or("the name must consist of letters, digits and - . _")?;
         let digest =
             words.next().and_then(TokenDigest::parse).ok_or("the name is followed by no SHA-256 in hexadecimal")?;
-        let (mut expires, mut groups, mut reads) = (None, Vec::new(), None);
+        let (mut expires, mut groups, mut allowed_paths) = (None, Vec::new(), None);
         for word in words {
             match word.split_once('=') {
                 Some(("expires", time)) if expires.is_none() => expires = Some(parse_time(time)?),
                 Some(("groups", names)) if groups.is_empty() => groups = parse_groups(names)?,
-                Some(("read", paths)) if reads.is_none() => reads = Some(parse_paths(paths)?),
+                Some(("read", paths)) if allowed_paths.is_none() => allowed_paths = Some(parse_paths(paths)?),
                 _ => {
                     return Err(
                         "the hash may be followed by expires=, groups= and read=, each once, and nothing else".into()
@@ -165,20 +165,20 @@ impl TokenRecord {
                 }
             }
         }
-        let caller = Caller { is_jwt: false, name: name.to_owned(), groups, allowed_paths: reads };
+        let caller = Caller { is_jwt: false, name: name.to_owned(), groups, allowed_paths };
         Ok(Self { digest, expires, caller })
     }
 }
 
 fn is_valid_name(name: &str) -> bool {
-    let inner = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
-    name.len() <= 64 && name.bytes().all(inner) && !["public", "nobody"].contains(&name)
+    let is_name_byte = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
+    name.len() <= 64 && name.bytes().all(is_name_byte) && !["public", "nobody"].contains(&name)
 }
 
 fn parse_groups(names: &str) -> Result<Vec<String>, String> {
-    let name = |name: &str| if is_valid_name(name) && !name.is_empty() { Ok(name.to_owned()) } else { Err("") };
-    let wrong = |_| "groups= is not a list of names such as a,b".to_owned();
-    names.split(',').map(name).collect::<Result<_, _>>().map_err(wrong)
+    let parse_name = |name: &str| if is_valid_name(name) && !name.is_empty() { Ok(name.to_owned()) } else { Err("") };
+    let to_message = |_| "groups= is not a list of names such as a,b".to_owned();
+    names.split(',').map(parse_name).collect::<Result<_, _>>().map_err(to_message)
 }
 
 fn parse_paths(paths: &str) -> Result<Vec<String>, String> {
@@ -213,7 +213,7 @@ pub fn issue(
     name: &str,
     expires: Option<&str>,
     groups: &[String],
-    read: &[String],
+    read_paths: &[String],
     now: SystemTime,
 ) -> Result<IssuedToken, String> {
     let mut random = [0; RANDOM_BYTES];
@@ -223,7 +223,7 @@ pub fn issue(
     // Writing to a `String` cannot fail.
     if let Some(text) = expires {
         let end = match humantime::parse_duration(text) {
-            Ok(time) => now.checked_add(time).ok_or("the expiry is too far in the future")?,
+            Ok(duration) => now.checked_add(duration).ok_or("the expiry is too far in the future")?,
             Err(_no_duration) => parse_time(text)?,
         };
         if end <= now {
@@ -233,7 +233,7 @@ pub fn issue(
         let end = end.checked_add(Duration::from_nanos(999_999_999)).ok_or("the expiry is too far in the future")?;
         let _ = write!(line, " expires={}", humantime::format_rfc3339_seconds(end));
     }
-    for (key, values) in [("groups", groups), ("read", read)] {
+    for (key, values) in [("groups", groups), ("read", read_paths)] {
         if !values.is_empty() {
             let _ = write!(line, " {key}={}", values.join(","));
         }
@@ -255,12 +255,12 @@ mod tests {
     }
 
     #[test]
-    fn an_issued_token_is_found_by_its_line_and_no_other_is() {
+    fn an_issued_token_matches_its_own_line_only() {
         let (a, b) = (issue_for("a", None), issue_for("b", Some("1d")));
         let tokens = TokenFile::parse(&format!("# people\n\n{}\n  {}\n", a.line, b.line)).unwrap();
-        let found = tokens.authenticate(&a.token, now()).unwrap();
-        assert_eq!((found.to_string().as_str(), found.groups.as_slice()), ("a", &["lab".to_owned()][..]));
-        assert_eq!(found.allowed_paths.as_deref(), Some(&["em/x".to_owned()][..]));
+        let caller = tokens.authenticate(&a.token, now()).unwrap();
+        assert_eq!((caller.to_string().as_str(), caller.groups.as_slice()), ("a", &["lab".to_owned()][..]));
+        assert_eq!(caller.allowed_paths.as_deref(), Some(&["em/x".to_owned()][..]));
         assert_eq!(tokens.authenticate(&b.token, now()).unwrap().name, "b");
         for wrong in ["", "a", &a.token[1..], &format!("{}0", a.token), &a.token.to_uppercase(), &a.line] {
             assert_eq!(tokens.authenticate(wrong, now()), Err(TokenError::Unknown), "{wrong}");
@@ -269,14 +269,14 @@ mod tests {
     }
 
     #[test]
-    fn tokens_are_long_and_never_the_same() {
+    fn tokens_are_long_and_unique() {
         let tokens: std::collections::BTreeSet<String> = (0..100).map(|_| issue_for("a", None).token).collect();
         assert_eq!(tokens.len(), 100);
         assert!(tokens.iter().all(|token| token.len() == 68 && token.starts_with("n5t_")));
     }
 
     #[test]
-    fn a_file_that_is_cut_off_is_none() {
+    fn a_truncated_file_is_an_error() {
         let line = format!("# people\n{} expires=2027-01-01T00:00:00Z\n", issue_for("a", None).line);
         for end in (0..line.len()).filter(|end| !line[..*end].ends_with('\n')) {
             assert!(TokenFile::parse(&line[..end]).unwrap_err().contains("cut off"), "{end}");
@@ -285,18 +285,18 @@ mod tests {
     }
 
     #[test]
-    fn a_token_ends_at_its_second() {
+    fn a_token_expires_at_its_exact_second() {
         let token = issue_for("a", Some("2026-06-01T00:01:00Z"));
         let tokens = TokenFile::parse(&format!("{}\n", token.line)).unwrap();
-        let at = |seconds| tokens.authenticate(&token.token, now() + Duration::from_secs(seconds));
-        assert!(at(59).is_ok());
-        assert_eq!(at(60), Err(TokenError::Expired));
+        let authenticate_after = |seconds| tokens.authenticate(&token.token, now() + Duration::from_secs(seconds));
+        assert!(authenticate_after(59).is_ok());
+        assert_eq!(authenticate_after(60), Err(TokenError::Expired));
         assert!(issue("a", Some("2026-05-01T00:00:00Z"), &[], &[], now()).is_err());
         assert!(issue("a", Some("0s"), &[], &[], now()).is_err());
     }
 
     #[test]
-    fn a_broken_line_is_named_by_its_number_and_never_repeated() {
+    fn an_invalid_line_is_reported_by_number_and_never_quoted() {
         let good = issue_for("a", None).line;
         let hash = "0".repeat(64);
         for (bad, word) in [
@@ -319,7 +319,7 @@ mod tests {
     }
 
     #[test]
-    fn names_and_paths_that_could_not_stand_in_the_file_are_refused_when_made() {
+    fn issue_rejects_names_and_paths_that_are_invalid_in_the_file() {
         for (name, group, path) in [("a b", "g", "/x"), ("", "g", "/x"), ("a", "g,h i", "/x"), ("a", "g", "x")] {
             assert!(issue(name, None, &[group.into()], &[path.into()], now()).is_err(), "{name} {group} {path}");
         }

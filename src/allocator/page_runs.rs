@@ -72,15 +72,15 @@ impl FreeLists {
         Self { heads: [END_OF_LIST; MAX_RUN_PAGES + 1], bytes: 0 }
     }
 
-    fn push(&mut self, region: RunArena, page: u32, pages: usize) {
-        region.set_link(page, self.heads[pages]);
+    fn push(&mut self, arena: RunArena, page: u32, pages: usize) {
+        arena.set_link(page, self.heads[pages]);
         self.heads[pages] = page;
         self.bytes += pages * PAGE_BYTES;
     }
 
-    fn pop(&mut self, region: RunArena, pages: usize) -> Option<u32> {
+    fn pop(&mut self, arena: RunArena, pages: usize) -> Option<u32> {
         let page = Some(self.heads[pages]).filter(|page| *page != END_OF_LIST)?;
-        self.heads[pages] = region.link(page);
+        self.heads[pages] = arena.link(page);
         self.bytes -= pages * PAGE_BYTES;
         Some(page)
     }
@@ -90,11 +90,11 @@ impl FreeLists {
         std::mem::replace(self, Self::new())
     }
 
-    /// Empties the lists. Calls `each` with the first page and the length of every run.
-    fn drain(mut self, region: RunArena, mut each: impl FnMut(u32, usize)) {
+    /// Empties the lists. Calls `visit` with the first page and the length of every run.
+    fn drain(mut self, arena: RunArena, mut visit: impl FnMut(u32, usize)) {
         for pages in 1..=MAX_RUN_PAGES {
-            while let Some(page) = self.pop(region, pages) {
-                each(page, pages);
+            while let Some(page) = self.pop(arena, pages) {
+                visit(page, pages);
             }
         }
     }
@@ -136,9 +136,9 @@ impl RunArena {
         ptr::with_exposed_provenance_mut(self.base + page as usize * PAGE_BYTES)
     }
 
-    fn read_page(self, run: *mut u8) -> Option<u32> {
-        let at = run.addr().checked_sub(self.base).filter(|at| *at < ARENA_BYTES)?;
-        u32::try_from(at / PAGE_BYTES).ok()
+    fn page_of(self, run: *mut u8) -> Option<u32> {
+        let offset = run.addr().checked_sub(self.base).filter(|at| *at < ARENA_BYTES)?;
+        u32::try_from(offset / PAGE_BYTES).ok()
     }
 
     /// Returns the memory of a run to the system. Its bytes are zero when they are read again.
@@ -152,12 +152,12 @@ impl RunArena {
 
 /// Reserves addresses whose memory is allocated on first use.
 fn reserve_addresses(bytes: usize) -> Option<*mut u8> {
-    let (access, kind) =
+    let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
     // SAFETY: a new mapping, at an address that the system chooses. Huge pages would make more memory resident than a
     // run has.
     unsafe {
-        let start = libc::mmap(ptr::null_mut(), bytes, access, kind, -1, 0);
+        let start = libc::mmap(ptr::null_mut(), bytes, protection, flags, -1, 0);
         (start != libc::MAP_FAILED).then(|| {
             libc::madvise(start, bytes, libc::MADV_NOHUGEPAGE);
             start.cast()
@@ -172,37 +172,37 @@ fn central() -> MutexGuard<'static, CentralFreeLists> {
 /// Locks the shard of the calling thread.
 fn shard() -> MutexGuard<'static, FreeLists> {
     thread_local! {
-        static NUMBER: Cell<usize> = const { Cell::new(usize::MAX) };
+        static SHARD_INDEX: Cell<usize> = const { Cell::new(usize::MAX) };
     }
-    static NEXT: AtomicUsize = AtomicUsize::new(0);
-    if NUMBER.get() == usize::MAX {
-        NUMBER.set(NEXT.fetch_add(1, Ordering::Relaxed) % SHARDS);
+    static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
+    if SHARD_INDEX.get() == usize::MAX {
+        SHARD_INDEX.set(NEXT_INDEX.fetch_add(1, Ordering::Relaxed) % SHARDS);
     }
-    SHARD_LISTS[NUMBER.get()].lock().unwrap_or_else(PoisonError::into_inner)
+    SHARD_LISTS[SHARD_INDEX.get()].lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// Allocates a run for `bytes` bytes with arbitrary content. Returns `None` if no run can have that many, or if no
 /// addresses are left.
 pub(super) fn allocate(bytes: usize) -> Option<*mut u8> {
-    let (pages, region) = (page_count(bytes)?, RunArena::get()?);
-    if let Some(page) = shard().pop(region, pages) {
-        return Some(region.address(page));
+    let (pages, arena) = (page_count(bytes)?, RunArena::get()?);
+    if let Some(page) = shard().pop(arena, pages) {
+        return Some(arena.address(page));
     }
-    let mut common = central();
-    let common = &mut *common;
-    let known = common.resident.pop(region, pages).or_else(|| common.empty.pop(region, pages));
-    let page = known.or_else(|| {
-        let page = common.next_unused_page;
+    let mut lists = central();
+    let lists = &mut *lists;
+    let reused = lists.resident.pop(arena, pages).or_else(|| lists.empty.pop(arena, pages));
+    let page = reused.or_else(|| {
+        let page = lists.next_unused_page;
         let end = page + pages;
-        common.next_unused_page = if end <= ARENA_BYTES / PAGE_BYTES { end } else { return None };
+        lists.next_unused_page = if end <= ARENA_BYTES / PAGE_BYTES { end } else { return None };
         u32::try_from(page).ok()
     })?;
-    Some(region.address(page))
+    Some(arena.address(page))
 }
 
 /// Returns true if `run` came from [`allocate`].
 pub(super) fn is_run(run: *mut u8) -> bool {
-    RunArena::get().is_some_and(|region| region.read_page(run).is_some())
+    RunArena::get().is_some_and(|arena| arena.page_of(run).is_some())
 }
 
 /// Frees a run that was allocated for `bytes` bytes.
@@ -211,29 +211,29 @@ pub(super) fn is_run(run: *mut u8) -> bool {
 /// The run must have come from [`allocate`] for the same number of pages. It must be freed only once, and nothing may
 /// refer to it any more.
 pub(super) unsafe fn deallocate(run: *mut u8, bytes: usize) {
-    let Some((pages, region)) = page_count(bytes).zip(RunArena::get()) else { return };
-    let Some(page) = region.read_page(run) else { return };
+    let Some((pages, arena)) = page_count(bytes).zip(RunArena::get()) else { return };
+    let Some(page) = arena.page_of(run) else { return };
     let mut shard = shard();
-    shard.push(region, page, pages);
+    shard.push(arena, page, pages);
     if shard.bytes <= SHARD_RESIDENT_BYTES {
         return;
     }
     let surplus = shard.take_all();
     drop(shard);
-    let mut common = central();
-    if common.resident.bytes < CENTRAL_RESIDENT_BYTES {
-        surplus.drain(region, |page, pages| common.resident.push(region, page, pages));
+    let mut lists = central();
+    if lists.resident.bytes < CENTRAL_RESIDENT_BYTES {
+        surplus.drain(arena, |page, pages| lists.resident.push(arena, page, pages));
         return;
     }
-    drop(common);
+    drop(lists);
     // No more than one shard holds, so that no thread is delayed for long.
-    let mut emptied = FreeLists::new();
-    surplus.drain(region, |page, pages| {
-        region.purge(page, pages);
-        emptied.push(region, page, pages);
+    let mut purged = FreeLists::new();
+    surplus.drain(arena, |page, pages| {
+        arena.purge(page, pages);
+        purged.push(arena, page, pages);
     });
-    let common = &mut *central();
-    emptied.drain(region, |page, pages| common.empty.push(region, page, pages));
+    let lists = &mut *central();
+    purged.drain(arena, |page, pages| lists.empty.push(arena, page, pages));
 }
 
 /// Bytes in pages of their own, even if they are few. Otherwise small entries of a cache would keep each other's pages
@@ -281,33 +281,33 @@ impl Drop for PagedBytes {
 mod tests {
     use super::*;
 
-    fn resident(run: *mut u8, pages: usize) -> usize {
-        let mut there = [0u8; MAX_RUN_PAGES];
+    fn resident_pages(run: *mut u8, pages: usize) -> usize {
+        let mut residency = [0u8; MAX_RUN_PAGES];
         // SAFETY: the array has a byte for each page.
-        let result = unsafe { libc::mincore(run.cast(), pages * PAGE_BYTES, there.as_mut_ptr()) };
+        let result = unsafe { libc::mincore(run.cast(), pages * PAGE_BYTES, residency.as_mut_ptr()) };
         assert_eq!(result, 0);
-        there[..pages].iter().filter(|page| **page & 1 == 1).count()
+        residency[..pages].iter().filter(|page| **page & 1 == 1).count()
     }
 
     #[test]
     fn runs_do_not_overlap_and_keep_their_bytes() {
         let lengths: Vec<usize> = (0..2000).map(|n| 1 + n * 7919 % (MAX_RUN_PAGES * PAGE_BYTES)).collect();
-        let mut kept: Vec<(PagedBytes, Vec<u8>)> = Vec::new();
+        let mut live: Vec<(PagedBytes, Vec<u8>)> = Vec::new();
         for (n, len) in lengths.into_iter().enumerate() {
             let bytes: Vec<u8> = (0..len).map(|at| ((at + n * 31) % 251).to_le_bytes()[0]).collect();
-            kept.push((PagedBytes::copy_of(&bytes).unwrap(), bytes));
+            live.push((PagedBytes::copy_of(&bytes).unwrap(), bytes));
             if n % 3 == 0 {
-                let (paged, bytes) = kept.swap_remove(n * 13 % kept.len());
+                let (paged, bytes) = live.swap_remove(n * 13 % live.len());
                 assert_eq!(paged.as_ref(), bytes);
             }
         }
-        for (paged, bytes) in &kept {
+        for (paged, bytes) in &live {
             assert_eq!(paged.as_ref(), bytes);
         }
     }
 
     #[test]
-    fn what_is_no_run_is_none() {
+    fn unsuitable_buffers_are_not_runs() {
         assert!(PagedBytes::copy_of(&[]).is_none());
         assert!(PagedBytes::copy_of(&vec![1; MAX_RUN_PAGES * PAGE_BYTES + 1]).is_none());
         let large = vec![0u8; 1 << 20];
@@ -316,17 +316,17 @@ mod tests {
     }
 
     #[test]
-    fn the_memory_of_freed_runs_goes_back_but_for_a_part() {
+    fn freed_runs_return_their_memory_except_for_a_part() {
         const COUNT: usize = 4000;
         let bytes = vec![7; 5 * PAGE_BYTES];
         let runs: Vec<PagedBytes> = (0..COUNT).map(|_| PagedBytes::copy_of(&bytes).unwrap()).collect();
-        let places: Vec<*mut u8> = runs.iter().map(|paged| paged.run.as_ptr()).collect();
+        let addresses: Vec<*mut u8> = runs.iter().map(|paged| paged.run.as_ptr()).collect();
         // One run in a hundred is left, and keeps no other resident.
-        let left: Vec<PagedBytes> = runs.into_iter().step_by(100).collect();
-        let bytes: usize = places.iter().map(|run| resident(*run, 5) * PAGE_BYTES).sum();
+        let remaining: Vec<PagedBytes> = runs.into_iter().step_by(100).collect();
+        let resident_bytes: usize = addresses.iter().map(|run| resident_pages(*run, 5) * PAGE_BYTES).sum();
         // Other tests take and free runs meanwhile.
-        let most = CENTRAL_RESIDENT_BYTES + (SHARDS + 2) * SHARD_RESIDENT_BYTES + left.len() * 5 * PAGE_BYTES;
-        assert!(bytes <= most + COUNT * PAGE_BYTES / 4, "{bytes} of {most}");
+        let max_bytes = CENTRAL_RESIDENT_BYTES + (SHARDS + 2) * SHARD_RESIDENT_BYTES + remaining.len() * 5 * PAGE_BYTES;
+        assert!(resident_bytes <= max_bytes + COUNT * PAGE_BYTES / 4, "{resident_bytes} of {max_bytes}");
     }
 
     #[test]

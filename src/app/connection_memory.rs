@@ -111,7 +111,7 @@ struct ConnectionMemoryInner {
     is_waiting: AtomicBool,
     /// When the last stream ended.
     idle_since: Mutex<Instant>,
-    refusing: Notify,
+    refusal_notify: Notify,
     /// Why the connection must end.
     refusal: OnceLock<GoawayReason>,
     frames_this_poll: AtomicUsize,
@@ -119,10 +119,10 @@ struct ConnectionMemoryInner {
 
 impl ConnectionMemory {
     /// Creates the account of a connection, which also counts in the memory of its address.
-    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, of_address: Option<Arc<AddressMemory>>) -> Self {
+    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Self {
         Self(Arc::new(ConnectionMemoryInner {
             pool: Arc::clone(pool),
-            address_memory: of_address,
+            address_memory,
             taken_bytes: AtomicUsize::new(0),
             pending_request_bytes: AtomicUsize::new(0),
             in_header_list: AtomicBool::new(false),
@@ -136,7 +136,7 @@ impl ConnectionMemory {
             peak_streams: AtomicUsize::new(0),
             is_waiting: AtomicBool::new(false),
             idle_since: Mutex::new(Instant::now()),
-            refusing: Notify::new(),
+            refusal_notify: Notify::new(),
             refusal: OnceLock::new(),
             frames_this_poll: AtomicUsize::new(0),
         }))
@@ -145,14 +145,14 @@ impl ConnectionMemory {
     /// Takes `bytes` if the pool and the address's share of it allow that. Returns true if it took them. Threads that
     /// take memory for the same address at the same time may exceed its share slightly.
     pub(super) fn try_take(&self, bytes: usize) -> bool {
-        let ConnectionMemoryInner { pool, address_memory: of_address, taken_bytes, .. } = &*self.0;
-        let held = of_address.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
-        if !pool.try_take(held, bytes) {
+        let ConnectionMemoryInner { pool, address_memory, taken_bytes, .. } = &*self.0;
+        let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
+        if !pool.try_take(address_bytes, bytes) {
             return false;
         }
         taken_bytes.fetch_add(bytes, Ordering::Relaxed);
-        if let Some(held) = of_address {
-            held.memory_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(address) = address_memory {
+            address.memory_bytes.fetch_add(bytes, Ordering::Relaxed);
         }
         true
     }
@@ -181,7 +181,7 @@ impl ConnectionMemory {
     /// Admits no further frame, so that the connection ends. The first reason counts.
     pub(super) fn refuse(&self, reason: GoawayReason) {
         self.0.refusal.get_or_init(|| reason);
-        self.0.refusing.notify_one();
+        self.0.refusal_notify.notify_one();
     }
 
     /// Returns true if [`Self::refuse`] was called.
@@ -197,7 +197,7 @@ impl ConnectionMemory {
     /// Waits for a call of [`Self::refuse`] and returns its reason.
     pub(super) async fn wait_for_refusal(&self) -> GoawayReason {
         loop {
-            self.0.refusing.notified().await;
+            self.0.refusal_notify.notified().await;
             if let Some(reason) = self.0.refusal.get() {
                 return *reason;
             }
@@ -216,18 +216,19 @@ impl ConnectionMemory {
     }
 
     /// Records whether the connection waits for memory.
-    pub(super) fn set_waiting(&self, is_so: bool) {
-        self.0.is_waiting.store(is_so, Ordering::Relaxed);
+    pub(super) fn set_waiting(&self, is_waiting: bool) {
+        self.0.is_waiting.store(is_waiting, Ordering::Relaxed);
     }
 
     /// Asks idle connections to give back the memory that hyper keeps for their past streams. Asks those of the same
     /// address if that holds a large share of the pool, else any.
     pub(super) fn request_reclaim(&self) {
-        let of_address = self.0.address_memory.as_ref();
-        let own = of_address.filter(|held| self.0.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
+        let address_memory = self.0.address_memory.as_ref();
+        let address =
+            address_memory.filter(|held| self.0.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
         for _ in 0..RECLAIM_BATCH {
-            match own {
-                Some(own) => own.reclaim_requested.notify_one(),
+            match address {
+                Some(address) => address.reclaim_requested.notify_one(),
                 None => self.0.pool.request_reclaim(),
             }
         }
@@ -237,19 +238,19 @@ impl ConnectionMemory {
     /// while.
     pub(super) async fn wait_for_reclaim(&self) {
         loop {
-            let by_own = async {
+            let by_address = async {
                 match &self.0.address_memory {
-                    Some(own) => own.reclaim_requested.notified().await,
+                    Some(address) => address.reclaim_requested.notified().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
                 () = self.0.pool.wait_for_reclaim() => {}
-                () = by_own => {}
+                () = by_address => {}
             }
-            let since = *self.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
-            let has_any = self.0.taken_bytes.load(Ordering::Relaxed) > 0;
-            if has_any && self.is_idle() && since.elapsed() >= MIN_STREAMLESS_IDLE {
+            let idle_since = *self.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let holds_memory = self.0.taken_bytes.load(Ordering::Relaxed) > 0;
+            if holds_memory && self.is_idle() && idle_since.elapsed() >= MIN_STREAMLESS_IDLE {
                 return;
             }
         }
@@ -271,14 +272,15 @@ impl ConnectionMemory {
         if self.is_refusing() {
             return ControlFlow::Break(());
         }
-        let listed = if frame.begins_list { 0 } else { self.0.header_list_bytes.load(Ordering::Relaxed) };
-        let fields = frame.payload_bytes.saturating_mul(FIELD_BYTES).min(MAX_HEADER_LIST_BYTES.saturating_sub(listed));
-        let stream = if frame.opens_stream { STREAM_BYTES + RETAINED_BYTES } else { 0 };
-        if !self.try_take(fields + stream) {
+        let list_bytes = if frame.begins_list { 0 } else { self.0.header_list_bytes.load(Ordering::Relaxed) };
+        let field_bytes =
+            frame.payload_bytes.saturating_mul(FIELD_BYTES).min(MAX_HEADER_LIST_BYTES.saturating_sub(list_bytes));
+        let stream_bytes = if frame.opens_stream { STREAM_BYTES + RETAINED_BYTES } else { 0 };
+        if !self.try_take(field_bytes + stream_bytes) {
             return ControlFlow::Break(());
         }
-        self.0.header_list_bytes.store(listed + fields, Ordering::Relaxed);
-        self.0.pending_request_bytes.fetch_add(fields + stream, Ordering::Relaxed);
+        self.0.header_list_bytes.store(list_bytes + field_bytes, Ordering::Relaxed);
+        self.0.pending_request_bytes.fetch_add(field_bytes + stream_bytes, Ordering::Relaxed);
         self.0.pending_request_streams.fetch_add(usize::from(frame.opens_stream), Ordering::Relaxed);
         self.0.frames_this_poll.fetch_add(1 + frame.payload_bytes / FRAME_UNIT_BYTES, Ordering::Relaxed);
         ControlFlow::Continue(())
@@ -287,17 +289,17 @@ impl ConnectionMemory {
     /// Takes memory for what hyper's HPACK table retains: from what was taken for the header list that added to it, and
     /// beyond that from the pool. The connection ends if there is none. Gives memory back if the table has shrunk.
     pub(super) fn set_table_bytes(&self, bytes: usize) {
-        let held = self.0.table_bytes.load(Ordering::Relaxed);
-        if bytes <= held {
+        let current_bytes = self.0.table_bytes.load(Ordering::Relaxed);
+        if bytes <= current_bytes {
             self.0.table_bytes.store(bytes, Ordering::Relaxed);
-            self.give_back(held - bytes);
+            self.give_back(current_bytes - bytes);
             return;
         }
-        let undelivered = self.0.pending_request_bytes.load(Ordering::Relaxed);
-        let streams = self.0.pending_request_streams.load(Ordering::Relaxed) * (STREAM_BYTES + RETAINED_BYTES);
-        let moved = (bytes - held).min(undelivered.saturating_sub(streams));
-        if self.try_take(bytes - held - moved) {
-            self.0.pending_request_bytes.fetch_sub(moved, Ordering::Relaxed);
+        let pending_bytes = self.0.pending_request_bytes.load(Ordering::Relaxed);
+        let stream_bytes = self.0.pending_request_streams.load(Ordering::Relaxed) * (STREAM_BYTES + RETAINED_BYTES);
+        let transferred_bytes = (bytes - current_bytes).min(pending_bytes.saturating_sub(stream_bytes));
+        if self.try_take(bytes - current_bytes - transferred_bytes) {
+            self.0.pending_request_bytes.fetch_sub(transferred_bytes, Ordering::Relaxed);
             self.0.table_bytes.store(bytes, Ordering::Relaxed);
         } else {
             self.refuse(GoawayReason::NoTableMemory);
@@ -305,13 +307,13 @@ impl ConnectionMemory {
     }
 
     /// Records whether hyper has been given an incomplete header list.
-    pub(super) fn set_in_header_list(&self, is_so: bool) {
-        self.0.in_header_list.store(is_so, Ordering::Relaxed);
+    pub(super) fn set_in_header_list(&self, in_header_list: bool) {
+        self.0.in_header_list.store(in_header_list, Ordering::Relaxed);
     }
 
     /// Records whether hyper has read all bytes that it was given, and wants more.
-    pub(super) fn set_input_drained(&self, is_so: bool) {
-        self.0.is_input_drained.store(is_so, Ordering::Relaxed);
+    pub(super) fn set_input_drained(&self, is_drained: bool) {
+        self.0.is_input_drained.store(is_drained, Ordering::Relaxed);
     }
 
     /// Gives back the memory of header lists from which no requests came. Must be called after a poll of hyper. If
@@ -323,12 +325,12 @@ impl ConnectionMemory {
             && is_drained.load(Ordering::Relaxed)
             && !in_list.load(Ordering::Relaxed)
         {
-            let refused = self.0.pending_request_streams.swap(0, Ordering::Relaxed);
-            let known = self.0.refused_streams.load(Ordering::Relaxed);
-            let more = refused.min(MAX_REFUSED_STREAMS.saturating_sub(known));
-            self.0.refused_streams.store(known + more, Ordering::Relaxed);
-            let undelivered = self.0.pending_request_bytes.swap(0, Ordering::Relaxed);
-            self.give_back(undelivered.saturating_sub(more * RETAINED_BYTES));
+            let refused_streams = self.0.pending_request_streams.swap(0, Ordering::Relaxed);
+            let already_refused = self.0.refused_streams.load(Ordering::Relaxed);
+            let newly_refused = refused_streams.min(MAX_REFUSED_STREAMS.saturating_sub(already_refused));
+            self.0.refused_streams.store(already_refused + newly_refused, Ordering::Relaxed);
+            let pending_bytes = self.0.pending_request_bytes.swap(0, Ordering::Relaxed);
+            self.give_back(pending_bytes.saturating_sub(newly_refused * RETAINED_BYTES));
         }
     }
 
@@ -336,29 +338,29 @@ impl ConnectionMemory {
     pub(super) fn open_stream(&self, request: &Parts) -> Option<StreamMemory> {
         let inner = &*self.0;
         let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
-        let head: usize = request
+        let head_bytes: usize = request
             .headers
             .iter()
             .map(|(name, value)| name.as_str().len() + value.len())
             .fold(path, usize::saturating_add);
-        let live = STREAM_BYTES + head.saturating_sub(STREAM_HEAD_BYTES).saturating_mul(HEAD_COPIES);
+        let stream_bytes = STREAM_BYTES + head_bytes.saturating_sub(STREAM_HEAD_BYTES).saturating_mul(HEAD_COPIES);
         let streams = inner.open_streams.load(Ordering::Relaxed) + 1;
-        let is_most = streams > inner.peak_streams.load(Ordering::Relaxed);
-        let needed = if is_most { live + RETAINED_BYTES } else { live };
-        let undelivered = inner.pending_request_bytes.load(Ordering::Relaxed);
-        let delivered = undelivered.min(needed);
-        if needed > delivered && !self.try_take(needed - delivered) {
+        let is_new_peak = streams > inner.peak_streams.load(Ordering::Relaxed);
+        let needed_bytes = if is_new_peak { stream_bytes + RETAINED_BYTES } else { stream_bytes };
+        let pending_bytes = inner.pending_request_bytes.load(Ordering::Relaxed);
+        let covered_bytes = pending_bytes.min(needed_bytes);
+        if needed_bytes > covered_bytes && !self.try_take(needed_bytes - covered_bytes) {
             return None;
         }
-        inner.pending_request_bytes.fetch_sub(delivered, Ordering::Relaxed);
+        inner.pending_request_bytes.fetch_sub(covered_bytes, Ordering::Relaxed);
         inner
             .pending_request_streams
             .store(inner.pending_request_streams.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
         inner.open_streams.store(streams, Ordering::Relaxed);
-        if is_most {
+        if is_new_peak {
             inner.peak_streams.store(streams, Ordering::Relaxed);
         }
-        Some(StreamMemory { connection: self.clone(), bytes: live })
+        Some(StreamMemory { connection: self.clone(), bytes: stream_bytes })
     }
 
     /// Gives back the memory of streams that have ended. Must be called when hyper holds no frame that could be sent.
@@ -372,8 +374,8 @@ impl ConnectionMemory {
 impl ConnectionMemoryInner {
     fn return_bytes(&self, bytes: usize) {
         self.pool.give_back(bytes);
-        if let Some(held) = &self.address_memory {
-            held.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        if let Some(address) = &self.address_memory {
+            address.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }
@@ -411,139 +413,139 @@ mod tests {
         Request::get(path).body(()).unwrap().into_parts().0
     }
 
-    fn taken(charge: &ConnectionMemory) -> usize {
-        charge.0.taken_bytes.load(Ordering::Relaxed)
+    fn taken_bytes(memory: &ConnectionMemory) -> usize {
+        memory.0.taken_bytes.load(Ordering::Relaxed)
     }
 
     #[test]
-    fn a_stream_is_paid_for_from_its_frame_to_its_last_byte() {
+    fn a_stream_is_charged_from_its_first_frame_to_its_last_byte() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
-        let charge = ConnectionMemory::new(&pool, None);
+        let memory = ConnectionMemory::new(&pool, None);
         assert!(
-            charge
+            memory
                 .admit(HeaderFrame { payload_bytes: 50, begins_list: true, opens_stream: true, is_forbidden: false })
                 .is_continue()
         );
-        let stream = charge.open_stream(&request("/a")).unwrap();
-        charge.set_input_drained(true);
-        charge.release_pending();
-        assert_eq!(taken(&charge), STREAM_BYTES + RETAINED_BYTES);
+        let stream = memory.open_stream(&request("/a")).unwrap();
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), STREAM_BYTES + RETAINED_BYTES);
         drop(stream);
-        charge.set_input_drained(true);
-        charge.release_pending();
-        assert_eq!(taken(&charge), STREAM_BYTES + RETAINED_BYTES, "its last frame may not be sent yet");
-        charge.release_flushed();
-        assert_eq!(taken(&charge), RETAINED_BYTES);
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), STREAM_BYTES + RETAINED_BYTES, "its last frame may not be sent yet");
+        memory.release_flushed();
+        assert_eq!(taken_bytes(&memory), RETAINED_BYTES);
         // The next stream uses what hyper has kept.
-        let stream = charge.open_stream(&request("/a")).unwrap();
-        assert_eq!(taken(&charge), STREAM_BYTES + RETAINED_BYTES);
-        drop((stream, charge));
+        let stream = memory.open_stream(&request("/a")).unwrap();
+        assert_eq!(taken_bytes(&memory), STREAM_BYTES + RETAINED_BYTES);
+        drop((stream, memory));
         assert!(pool.try_take(Some(0), 1 << 19), "all memory is given back");
     }
 
     #[test]
-    fn an_unfinished_header_list_stays_paid_for() {
+    fn an_unfinished_header_list_stays_charged() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
-        let charge = ConnectionMemory::new(&pool, None);
+        let memory = ConnectionMemory::new(&pool, None);
         assert!(
-            charge
+            memory
                 .admit(HeaderFrame { payload_bytes: 100, begins_list: true, opens_stream: true, is_forbidden: false })
                 .is_continue()
         );
-        charge.set_in_header_list(true);
-        charge.set_input_drained(true);
-        charge.release_pending();
-        assert_eq!(taken(&charge), 100 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES);
-        charge.set_in_header_list(false);
-        charge.set_input_drained(true);
-        charge.release_pending();
-        assert_eq!(taken(&charge), RETAINED_BYTES, "hyper keeps the stream that became no request");
+        memory.set_in_header_list(true);
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), 100 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES);
+        memory.set_in_header_list(false);
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), RETAINED_BYTES, "hyper keeps the stream that became no request");
     }
 
     #[test]
-    fn refused_streams_stay_paid_for_as_far_as_the_library_keeps_them() {
+    fn refused_streams_stay_charged_while_hyper_keeps_them() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
-        let charge = ConnectionMemory::new(&pool, None);
+        let memory = ConnectionMemory::new(&pool, None);
         for _ in 0..3 * MAX_REFUSED_STREAMS {
             let frame = HeaderFrame { payload_bytes: 1, begins_list: true, opens_stream: true, is_forbidden: false };
-            assert!(charge.admit(frame).is_continue());
-            charge.set_input_drained(true);
-            charge.release_pending();
+            assert!(memory.admit(frame).is_continue());
+            memory.set_input_drained(true);
+            memory.release_pending();
         }
-        assert_eq!(taken(&charge), MAX_REFUSED_STREAMS * RETAINED_BYTES);
+        assert_eq!(taken_bytes(&memory), MAX_REFUSED_STREAMS * RETAINED_BYTES);
     }
 
     #[test]
-    fn a_table_is_paid_for_or_the_connection_ends() {
+    fn an_hpack_table_is_charged_or_the_connection_ends() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 16, 0));
-        let charge = ConnectionMemory::new(&pool, None);
-        charge.set_table_bytes(1000);
-        charge.set_table_bytes(300);
-        assert_eq!((taken(&charge), charge.is_refusing()), (300, false));
+        let memory = ConnectionMemory::new(&pool, None);
+        memory.set_table_bytes(1000);
+        memory.set_table_bytes(300);
+        assert_eq!((taken_bytes(&memory), memory.is_refusing()), (300, false));
         // The memory taken for a header list covers what the list adds to the table.
         assert!(
-            charge
+            memory
                 .admit(HeaderFrame { payload_bytes: 100, begins_list: true, opens_stream: true, is_forbidden: false })
                 .is_continue()
         );
-        let before = taken(&charge);
-        charge.set_table_bytes(300 + 100 * FIELD_BYTES);
-        assert_eq!((taken(&charge), charge.is_refusing()), (before, false));
-        charge.set_table_bytes(1 << 17);
-        assert_eq!((taken(&charge), charge.is_refusing()), (before, true));
+        let before = taken_bytes(&memory);
+        memory.set_table_bytes(300 + 100 * FIELD_BYTES);
+        assert_eq!((taken_bytes(&memory), memory.is_refusing()), (before, false));
+        memory.set_table_bytes(1 << 17);
+        assert_eq!((taken_bytes(&memory), memory.is_refusing()), (before, true));
     }
 
     #[tokio::test]
     async fn a_connection_that_holds_memory_without_a_stream_is_blocked() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
-        let charge = ConnectionMemory::new(&pool, None);
-        assert_eq!(charge.blocked_since(), None);
-        charge.set_table_bytes(100);
-        let begun = charge.blocked_since().unwrap();
-        let stream = charge.open_stream(&request("/a")).unwrap();
-        assert_eq!(charge.blocked_since(), None);
+        let memory = ConnectionMemory::new(&pool, None);
+        assert_eq!(memory.blocked_since(), None);
+        memory.set_table_bytes(100);
+        let first_blocked = memory.blocked_since().unwrap();
+        let stream = memory.open_stream(&request("/a")).unwrap();
+        assert_eq!(memory.blocked_since(), None);
         drop(stream);
-        assert_eq!(charge.blocked_since(), None, "its last frame is not sent yet");
-        charge.release_flushed();
-        assert!(charge.blocked_since().unwrap() > begun);
-        charge.refuse(GoawayReason::BlockedTooLong);
-        charge.refuse(GoawayReason::NoTableMemory);
-        assert_eq!(charge.wait_for_refusal().await, GoawayReason::BlockedTooLong);
+        assert_eq!(memory.blocked_since(), None, "its last frame is not sent yet");
+        memory.release_flushed();
+        assert!(memory.blocked_since().unwrap() > first_blocked);
+        memory.refuse(GoawayReason::BlockedTooLong);
+        memory.refuse(GoawayReason::NoTableMemory);
+        assert_eq!(memory.wait_for_refusal().await, GoawayReason::BlockedTooLong);
     }
 
     #[tokio::test]
     async fn a_connection_that_waits_for_memory_is_not_idle() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 16, 0));
-        let charge = ConnectionMemory::new(&pool, Some(Arc::default()));
-        charge.set_table_bytes(100);
-        *charge.0.idle_since.lock().unwrap() -= MIN_STREAMLESS_IDLE;
-        let mut asked = Box::pin(charge.wait_for_reclaim());
-        assert!(futures_util::poll!(&mut asked).is_pending());
-        charge.set_waiting(true);
-        charge.request_reclaim();
-        assert!(futures_util::poll!(&mut asked).is_pending());
-        charge.set_waiting(false);
-        charge.request_reclaim();
-        assert!(futures_util::poll!(&mut asked).is_ready());
+        let memory = ConnectionMemory::new(&pool, Some(Arc::default()));
+        memory.set_table_bytes(100);
+        *memory.0.idle_since.lock().unwrap() -= MIN_STREAMLESS_IDLE;
+        let mut reclaim = Box::pin(memory.wait_for_reclaim());
+        assert!(futures_util::poll!(&mut reclaim).is_pending());
+        memory.set_waiting(true);
+        memory.request_reclaim();
+        assert!(futures_util::poll!(&mut reclaim).is_pending());
+        memory.set_waiting(false);
+        memory.request_reclaim();
+        assert!(futures_util::poll!(&mut reclaim).is_ready());
     }
 
     #[test]
-    fn one_address_has_half_of_the_pool_over_however_many_connections() {
+    fn one_address_gets_half_of_the_pool_for_any_number_of_connections() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
         let address = Arc::<AddressMemory>::default();
-        let charges: Vec<_> = (0..100).map(|_| ConnectionMemory::new(&pool, Some(Arc::clone(&address)))).collect();
-        assert_eq!(charges.iter().filter(|charge| charge.try_take(1 << 14)).count(), 32);
+        let memories: Vec<_> = (0..100).map(|_| ConnectionMemory::new(&pool, Some(Arc::clone(&address)))).collect();
+        assert_eq!(memories.iter().filter(|memory| memory.try_take(1 << 14)).count(), 32);
         let other = ConnectionMemory::new(&pool, Some(Arc::default()));
         assert!(other.try_take(1 << 14) && !other.try_take(1 << 18));
-        drop(charges);
+        drop(memories);
         assert_eq!(address.memory_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn all_frames_of_a_header_list_together_take_what_its_fields_can() {
+    fn frames_of_a_header_list_are_charged_for_at_most_its_maximum_fields() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 2 << 20, 0));
-        let charge = ConnectionMemory::new(&pool, None);
-        let list = |begins_list| HeaderFrame {
+        let memory = ConnectionMemory::new(&pool, None);
+        let header_frame = |begins_list| HeaderFrame {
             payload_bytes: 16 << 10,
             begins_list,
             opens_stream: begins_list,
@@ -551,22 +553,22 @@ mod tests {
         };
         for number in 1..=2 {
             for begins_list in [true, false, false, false, false, false] {
-                assert!(charge.admit(list(begins_list)).is_continue());
+                assert!(memory.admit(header_frame(begins_list)).is_continue());
             }
-            assert_eq!(taken(&charge), number * (MAX_HEADER_LIST_BYTES + STREAM_BYTES + RETAINED_BYTES));
+            assert_eq!(taken_bytes(&memory), number * (MAX_HEADER_LIST_BYTES + STREAM_BYTES + RETAINED_BYTES));
         }
     }
 
     #[test]
-    fn a_long_head_is_paid_for_or_refused() {
+    fn a_long_head_is_charged_or_refused() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 18, 0));
-        let charge = ConnectionMemory::new(&pool, None);
+        let memory = ConnectionMemory::new(&pool, None);
         let long = request(&format!("/{}", "a".repeat(40_000)));
-        let stream = charge.open_stream(&long).unwrap();
-        assert!(taken(&charge) > HEAD_COPIES * 37_000);
-        assert!(charge.open_stream(&long).is_none());
+        let stream = memory.open_stream(&long).unwrap();
+        assert!(taken_bytes(&memory) > HEAD_COPIES * 37_000);
+        assert!(memory.open_stream(&long).is_none());
         drop(stream);
-        charge.release_flushed();
-        assert!(charge.open_stream(&long).is_some());
+        memory.release_flushed();
+        assert!(memory.open_stream(&long).is_some());
     }
 }

@@ -74,14 +74,15 @@ impl ConnectionServer {
         workers: WorkerPool,
         tls: Option<TlsTerminator>,
     ) -> Self {
-        let pool = |pool, bytes: u64, divisor| {
+        let new_pool = |pool, bytes: u64, divisor| {
             DynamicThresholdPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor)
         };
-        let memory = pool(ConnectionPoolLabel::Memory, config.connection_pool_bytes(), 0);
-        let sockets = pool(ConnectionPoolLabel::Sockets, config.send_queues_bytes(), send_queue::CONNECTION_DIVISOR);
+        let memory_pool = new_pool(ConnectionPoolLabel::Memory, config.connection_pool_bytes(), 0);
+        let send_queue_pool =
+            new_pool(ConnectionPoolLabel::Sockets, config.send_queues_bytes(), send_queue::CONNECTION_DIVISOR);
         Self {
-            memory_pool: Arc::new(memory.with_guarantee(GUARANTEED_BYTES)),
-            send_queue_pool: Arc::new(sockets),
+            memory_pool: Arc::new(memory_pool.with_guarantee(GUARANTEED_BYTES)),
+            send_queue_pool: Arc::new(send_queue_pool),
             workers: Arc::new(workers),
             tls: tls.map(Arc::new),
             metrics: metrics::ConnectionMetrics::new(config.server.max_connections),
@@ -138,16 +139,16 @@ impl ConnectionServer {
     fn serve_plain<S: TokioSocket>(
         &self,
         open: impl FnOnce() -> io::Result<S> + Send + 'static,
-        terms: ConnectionContext,
+        context: ConnectionContext,
     ) {
         let closing = self.closing.subscribe();
-        let queue = self.new_send_queue(&terms);
+        let queue = self.new_send_queue(&context);
         self.workers.spawn(async move {
             let Some(stream) = log_open_error(open()) else { return };
-            let rest = LingerSlot::default();
-            let mut stream = TimeoutStream::new(MeteredSocket::new(stream, queue, &rest));
-            stream.set_write_timeout(Some(terms.send_timeout));
-            terms.run(Box::pin(stream), rest, closing).await;
+            let linger = LingerSlot::default();
+            let mut stream = TimeoutStream::new(MeteredSocket::new(stream, queue, &linger));
+            stream.set_write_timeout(Some(context.send_timeout));
+            context.run(Box::pin(stream), linger, closing).await;
         });
     }
 
@@ -159,39 +160,39 @@ impl ConnectionServer {
         peer: IpAddr,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        let serving = self.snapshots.current();
-        if serving.is_proxy(peer) {
+        let snapshot = self.snapshots.current();
+        if snapshot.is_proxy(peer) {
             return self.serve_admitted(
                 open,
                 self.new_context(Some(peer), ConnectionPermits { peer_slot: None, _slot: slot }),
             );
         }
         // The available permits do not include this connection's.
-        let limits = PeerLimits::new(serving.max_connections_per_address, self.slots.available_permits());
+        let limits = PeerLimits::new(snapshot.max_connections_per_address, self.slots.available_permits());
         match self.peers.admit(peer, limits) {
-            PeerAdmission::Admitted(place) => {
+            PeerAdmission::Admitted(peer_slot) => {
                 self.serve_admitted(
                     open,
-                    self.new_context(Some(peer), ConnectionPermits { peer_slot: Some(place), _slot: slot }),
+                    self.new_context(Some(peer), ConnectionPermits { peer_slot: Some(peer_slot), _slot: slot }),
                 );
             }
             PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
-            PeerAdmission::Queued(place, search) => {
+            PeerAdmission::Queued(waiter, search) => {
                 if let Some(address) = search {
                     tokio::spawn(self.peers.clone().evict_for_waiters(address));
                 }
-                let (this, patience) = (self.clone(), serving.header_timeout);
+                let (this, timeout) = (self.clone(), snapshot.header_timeout);
                 let mut closing = self.closing.subscribe();
                 tokio::spawn(async move {
                     // Meanwhile the first request waits in the kernel.
-                    let place = tokio::select! {
-                        place = peers::wait_for_slot(place, patience) => place,
+                    let peer_slot = tokio::select! {
+                        place = peers::wait_for_slot(waiter, timeout) => place,
                         () = wait_until_set(&mut closing) => None,
                     };
-                    match place {
-                        Some(place) => {
-                            let held = ConnectionPermits { peer_slot: Some(place), _slot: slot };
-                            this.serve_admitted(open, this.new_context(Some(peer), held));
+                    match peer_slot {
+                        Some(peer_slot) => {
+                            let permits = ConnectionPermits { peer_slot: Some(peer_slot), _slot: slot };
+                            this.serve_admitted(open, this.new_context(Some(peer), permits));
                         }
                         None => this.refuse(open, peer, "clients.connections: no connection ended in time"),
                     }
@@ -200,36 +201,40 @@ impl ConnectionServer {
         }
     }
 
-    fn serve_admitted(&self, open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static, terms: ConnectionContext) {
-        let (Some(tls), Some(peer)) = (self.tls.clone(), terms.peer) else { return self.serve_plain(open, terms) };
+    fn serve_admitted(
+        &self,
+        open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
+        context: ConnectionContext,
+    ) {
+        let (Some(tls), Some(peer)) = (self.tls.clone(), context.peer) else { return self.serve_plain(open, context) };
         let mut closing = self.closing.subscribe();
-        let queue = self.new_send_queue(&terms);
+        let queue = self.new_send_queue(&context);
         self.workers.spawn(async move {
             let Some(stream) = log_open_error(open()) else { return };
-            let rest = LingerSlot::default();
-            let meter = |stream| MeteredSocket::new(stream, queue, &rest);
+            let linger = LingerSlot::default();
+            let meter = |stream| MeteredSocket::new(stream, queue, &linger);
             // Boxed, so that the memory of the handshake is freed when it is done.
-            let mut accept = Box::pin(tls.accept(stream, meter, terms.send_timeout, peer));
+            let mut accept = Box::pin(tls.accept(stream, meter, context.send_timeout, peer));
             let accepted = tokio::select! {
                 accepted = accept.as_mut() => accepted,
                 () = wait_until_set(&mut closing) => tokio::time::timeout(HANDSHAKE_GRACE, accept.as_mut()).await.ok().flatten(),
             };
             drop(accept);
             let Some(stream) = accepted else {
-                let ConnectionContext { arriving, permits: held, .. } = terms;
+                let ConnectionContext { arriving, permits, .. } = context;
                 // Shutdown does not wait for this connection.
                 drop((arriving, closing));
-                rest.drain(false, TLS_ALERT_TIMEOUT).await;
-                drop(held);
+                linger.drain(false, TLS_ALERT_TIMEOUT).await;
+                drop(permits);
                 return;
             };
-            terms.run(stream, rest, closing).await;
+            context.run(stream, linger, closing).await;
         });
     }
 
     /// Returns an empty send queue for a connection.
-    fn new_send_queue(&self, terms: &ConnectionContext) -> SendQueue {
-        SendQueue::new(&self.send_queue_pool, terms.permits.address_memory())
+    fn new_send_queue(&self, context: &ConnectionContext) -> SendQueue {
+        SendQueue::new(&self.send_queue_pool, context.permits.address_memory())
     }
 
     /// Resets a connection because its address has too many, and counts and logs it.
@@ -247,19 +252,19 @@ impl ConnectionServer {
         }
     }
 
-    fn new_context(&self, peer: Option<IpAddr>, held: ConnectionPermits) -> ConnectionContext {
-        let serving = self.snapshots.current();
+    fn new_context(&self, peer: Option<IpAddr>, permits: ConnectionPermits) -> ConnectionContext {
+        let snapshot = self.snapshots.current();
         ConnectionContext {
-            hyper_builder: serving.hyper_builder.clone(),
+            hyper_builder: snapshot.hyper_builder.clone(),
             snapshots: self.snapshots.clone(),
             unsent: UnflushedGuard::new(&self.unsent),
-            header_timeout: serving.header_timeout,
-            send_timeout: serving.send_timeout,
+            header_timeout: snapshot.header_timeout,
+            send_timeout: snapshot.send_timeout,
             peer,
             metrics: self.metrics.record_accepted(),
             arriving: Arc::clone(&self.arriving),
-            memory: ConnectionMemory::new(&self.memory_pool, held.address_memory()),
-            permits: held,
+            memory: ConnectionMemory::new(&self.memory_pool, permits.address_memory()),
+            permits,
         }
     }
 }
@@ -275,7 +280,7 @@ impl ConnectionPermits {
     /// Returns the memory that all connections of the address have taken; `None` where the address stands for many
     /// clients.
     fn address_memory(&self) -> Option<Arc<AddressMemory>> {
-        self.peer_slot.as_ref().map(|place| Arc::clone(place.memory()))
+        self.peer_slot.as_ref().map(|slot| Arc::clone(slot.memory()))
     }
 }
 
@@ -299,76 +304,88 @@ struct ConnectionContext {
 
 impl ConnectionContext {
     /// Answers requests until the connection ends.
-    async fn run<S: Socket + 'static>(self, stream: S, rest: LingerSlot, mut closing: watch::Receiver<bool>) {
+    async fn run<S: Socket + 'static>(self, stream: S, linger: LingerSlot, mut closing: watch::Receiver<bool>) {
         let Self {
-            hyper_builder: http,
-            snapshots: news,
+            hyper_builder,
+            snapshots,
             unsent,
             header_timeout,
             send_timeout,
             peer,
-            metrics: mut counted,
+            metrics: mut open_guard,
             arriving,
-            memory: charge,
-            permits: held,
+            memory,
+            permits,
         } = self;
         let signals = ConnectionSignals::default();
-        let told = signals.clone();
-        let activity = held.peer_slot.as_ref().map(|place| Arc::clone(place.activity()));
-        let follower = SnapshotCache::new(news.clone());
-        let bounds = ConnectionLimits { memory: charge.clone(), activity, header_timeout };
-        let mut lane = FastConnection::new(stream, follower, peer, signals.clone(), unsent, bounds);
+        let close_signals = signals.clone();
+        let activity = permits.peer_slot.as_ref().map(|place| Arc::clone(place.activity()));
+        let snapshot_cache = SnapshotCache::new(snapshots.clone());
+        let connection_limits = ConnectionLimits { memory: memory.clone(), activity, header_timeout };
+        let mut connection =
+            FastConnection::new(stream, snapshot_cache, peer, signals.clone(), unsent, connection_limits);
         // hyper is used only from the first request that it has to answer. Its state is larger than the fast
         // connection's, and polling through it takes longer than the fast path needs to answer.
         let mut arriving = Some(arriving);
-        let handing = tokio::select! {
+        let outcome = tokio::select! {
             biased;
-            handing = poll_fn(|context| lane.poll_fast_path(context)) => handing,
+            outcome = poll_fn(|context| connection.poll_fast_path(context)) => outcome,
             () = wait_until_set(&mut closing) => {
                 // A client that was accepted just now may have sent a request that is not read yet.
-                let hearing = if lane.is_new() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
-                match tokio::time::timeout(hearing, poll_fn(|context| lane.poll_fast_path(context))).await {
-                    Ok(handing) => handing,
+                let grace = if connection.is_new() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
+                match tokio::time::timeout(grace, poll_fn(|context| connection.poll_fast_path(context))).await {
+                    Ok(outcome) => outcome,
                     Err(_elapsed) => {
                         arriving = None;
                         signals.request_close();
-                        poll_fn(|context| lane.poll_fast_path(context)).await
+                        poll_fn(|context| connection.poll_fast_path(context)).await
                     }
                 }
             }
         };
         drop(arriving);
-        let ended = match handing {
+        let result = match outcome {
             // Boxed, because most connections never need this memory.
             Ok(true) => {
                 let limits = WatchdogLimits { stall: send_timeout, idle: header_timeout };
-                Box::pin(serve_with_hyper(&http, lane, news, peer, signals, closing, limits, charge)).await
+                Box::pin(serve_with_hyper(
+                    &hyper_builder,
+                    connection,
+                    snapshots,
+                    peer,
+                    signals,
+                    closing,
+                    limits,
+                    memory,
+                ))
+                .await
             }
             Ok(false) => {
-                let ended = lane.shutdown().await.map_err(Into::into);
-                drop((lane, charge));
-                ended
+                let result = connection.shutdown().await.map_err(Into::into);
+                drop((connection, memory));
+                result
             }
             Err(error) => {
-                drop((lane, charge));
+                drop((connection, memory));
                 Err(error.into())
             }
         };
-        let reason = told.close_reason();
-        let was_late = ended.as_ref().is_err_and(|error| is_timeout(&**error));
-        counted.set_close_reason(match reason {
-            _ if was_late => CloseReason::SendTimeout,
+        let reason = close_signals.close_reason();
+        let has_timed_out = result.as_ref().is_err_and(|error| is_timeout(&**error));
+        open_guard.set_close_reason(match reason {
+            _ if has_timed_out => CloseReason::SendTimeout,
             Some(ServerCloseReason::Idle) => CloseReason::Idle,
             Some(ServerCloseReason::Evicted) => CloseReason::Evicted,
             Some(ServerCloseReason::Memory) => CloseReason::Memory,
-            None if ended.is_ok() => CloseReason::Ended,
+            None if result.is_ok() => CloseReason::Ended,
             None => CloseReason::Error,
         });
         // A connection that is closed to make room for others still sends its last answer.
-        let sends_last = !was_late && matches!(reason, Some(ServerCloseReason::Evicted | ServerCloseReason::Memory));
-        rest.drain(ended.is_err() && !sends_last, send_timeout).await;
-        drop(held);
-        if let Err(error) = ended {
+        let sends_last_answer =
+            !has_timed_out && matches!(reason, Some(ServerCloseReason::Evicted | ServerCloseReason::Memory));
+        linger.drain(result.is_err() && !sends_last_answer, send_timeout).await;
+        drop(permits);
+        if let Err(error) = result {
             tracing::debug!(error, "connection ended");
         }
     }

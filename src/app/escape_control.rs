@@ -8,11 +8,11 @@ pub(super) fn escape_control_chars(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len());
+    let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        if c.is_control() { shown.extend(c.escape_default()) } else { shown.push(c) }
+        if c.is_control() { escaped.extend(c.escape_default()) } else { escaped.push(c) }
     }
-    Cow::Owned(shown)
+    Cow::Owned(escaped)
 }
 
 #[cfg(test)]
@@ -20,7 +20,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn control_characters_are_seen_and_not_obeyed() {
+    fn control_characters_are_escaped() {
         assert_eq!(escape_control_chars("µm \\ \"a\" 图"), "µm \\ \"a\" 图");
         assert_eq!(escape_control_chars("a\u{1b}[2Jb\n\u{9b}c\r\u{7f}"), "a\\u{1b}[2Jb\\n\\u{9b}c\\r\\u{7f}");
     }

@@ -71,7 +71,7 @@ enum ReadState {
 /// A client's connection: answers requests on the fast path and hands the others to hyper.
 pub(super) struct FastConnection<S> {
     stream: S,
-    follower: SnapshotCache,
+    snapshot_cache: SnapshotCache,
     peer: Option<IpAddr>,
     state: ReadState,
     is_new: bool,
@@ -100,7 +100,7 @@ impl<S: Socket> FastConnection<S> {
     /// Creates a connection on `stream`. hyper's side shares `signals` and clears the busy flag when it has answered.
     pub(super) fn new(
         stream: S,
-        follower: SnapshotCache,
+        snapshot_cache: SnapshotCache,
         peer: Option<IpAddr>,
         signals: ConnectionSignals,
         unsent: UnflushedGuard,
@@ -108,7 +108,7 @@ impl<S: Socket> FastConnection<S> {
     ) -> Self {
         Self {
             stream,
-            follower,
+            snapshot_cache,
             peer,
             state: ReadState::BetweenRequests,
             is_new: true,
@@ -139,14 +139,15 @@ impl<S: Socket> FastConnection<S> {
             return is_http2 || self.handoff_bytes > 0;
         }
         // A head that arrives in small pieces is not parsed again for each of them.
-        let fresh = self.received.get(self.scanned_bytes.saturating_sub(2)..).unwrap_or_default();
-        let may_end = fresh.windows(2).any(|two| two == b"\n\n") || fresh.windows(3).any(|three| three == b"\n\r\n");
+        let unscanned = self.received.get(self.scanned_bytes.saturating_sub(2)..).unwrap_or_default();
+        let may_end =
+            unscanned.windows(2).any(|two| two == b"\n\n") || unscanned.windows(3).any(|three| three == b"\n\r\n");
         if !may_end && self.scanned_bytes > 0 && self.received.len() < MAX_HEAD_BYTES {
             self.scanned_bytes = self.received.len();
             return false;
         }
         self.scanned_bytes = 0;
-        match fastpath::try_answer(self.follower.app(), self.peer, &self.received) {
+        match fastpath::try_answer(self.snapshot_cache.app(), self.peer, &self.received) {
             FastOutcome::Incomplete if self.received.len() < MAX_HEAD_BYTES => {
                 self.scanned_bytes = self.received.len();
                 return false;
@@ -194,7 +195,7 @@ impl<S: Socket> FastConnection<S> {
 
     fn hand_over(&mut self, is_http2: bool) {
         self.handoff_bytes = if is_http2 { HTTP2_PREFACE.len() } else { self.received.len() };
-        self.follower.clear();
+        self.snapshot_cache.clear();
         self.state = ReadState::HandedOver { is_http2 };
     }
 
@@ -213,21 +214,21 @@ impl<S: Socket> FastConnection<S> {
     /// Makes room for more of a head. Returns false if there is no memory for a long one.
     fn try_reserve_head(&mut self) -> bool {
         static REFUSED: LogThrottle = LogThrottle::new();
-        let wanted = self.received.len() + READ_BYTES;
-        if wanted > self.received.capacity() && wanted > UNCHARGED_HEAD_BYTES {
-            let capacity = wanted.max(2 * self.received.len());
-            let more = (capacity * HEAD_COPIES).saturating_sub(self.head_bytes);
-            if !self.limits.memory.try_take(more) {
+        let needed_bytes = self.received.len() + READ_BYTES;
+        if needed_bytes > self.received.capacity() && needed_bytes > UNCHARGED_HEAD_BYTES {
+            let capacity = needed_bytes.max(2 * self.received.len());
+            let extra_bytes = (capacity * HEAD_COPIES).saturating_sub(self.head_bytes);
+            if !self.limits.memory.try_take(extra_bytes) {
                 if let Some(unsaid) = REFUSED.allow() {
                     let (peer, received) = (self.peer, self.received.len());
                     tracing::warn!(?peer, received, unsaid, "no memory for a long request head; connection closed");
                 }
                 return false;
             }
-            self.head_bytes += more;
-            let mut longer = BytesMut::with_capacity(capacity);
-            longer.extend_from_slice(&self.received);
-            self.received = longer;
+            self.head_bytes += extra_bytes;
+            let mut larger_buffer = BytesMut::with_capacity(capacity);
+            larger_buffer.extend_from_slice(&self.received);
+            self.received = larger_buffer;
         } else {
             self.received.reserve(READ_BYTES);
         }
@@ -237,9 +238,9 @@ impl<S: Socket> FastConnection<S> {
     /// Marks the frames for which there is memory as hyper's. Returns false if hyper may get none of the received
     /// bytes.
     fn admit_frames(&mut self) -> bool {
-        let Self { frames, received, limits: bounds, handoff_bytes: handing, .. } = self;
+        let Self { frames, received, limits, handoff_bytes, .. } = self;
         let mut is_refused = false;
-        if bounds.memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
+        if limits.memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
             frames.ignore_requests();
         }
         loop {
@@ -249,37 +250,37 @@ impl<S: Socket> FastConnection<S> {
             }
             received.advance(discarded);
         }
-        *handing = frames.scan(received, |frame| {
-            if bounds.memory.is_poll_budget_spent() {
+        *handoff_bytes = frames.scan(received, |frame| {
+            if limits.memory.is_poll_budget_spent() {
                 return ControlFlow::Break(());
             }
-            let admitted = bounds.memory.admit(frame);
+            let admitted = limits.memory.admit(frame);
             is_refused = admitted.is_break();
             admitted
         });
-        bounds.memory.set_in_header_list(frames.is_in_header_list());
-        bounds.memory.set_table_bytes(frames.table_bytes());
+        limits.memory.set_in_header_list(frames.is_in_header_list());
+        limits.memory.set_table_bytes(frames.table_bytes());
         if frames.max_list_fields() > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
             // hyper would take a thousand times as long to count them.
-            bounds.memory.refuse(GoawayReason::TooManyFields);
-            *handing = 0;
+            limits.memory.refuse(GoawayReason::TooManyFields);
+            *handoff_bytes = 0;
         }
-        if !is_refused || *handing > 0 || bounds.memory.is_refusing() {
+        if !is_refused || *handoff_bytes > 0 || limits.memory.is_refusing() {
             self.memory_wait = None;
         } else if let Some(memory) = &self.memory_wait {
             memory.refuse_if_blocked_too_long();
         } else {
-            self.memory_wait = Some(MemoryWait::begin(self.peer, &bounds.memory));
+            self.memory_wait = Some(MemoryWait::begin(self.peer, &limits.memory));
         }
-        *handing > 0
+        *handoff_bytes > 0
     }
 
     fn poll_header_timeout(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let ended = self.header_timer.poll(context);
-        if ended.is_ready() {
+        let expired = self.header_timer.poll(context);
+        if expired.is_ready() {
             self.signals.set_close_reason(ServerCloseReason::Idle);
         }
-        ended
+        expired
     }
 
     /// Returns true if this connection is idle and another one of its address needs its slot.
@@ -311,7 +312,7 @@ impl<S: Socket> FastConnection<S> {
                         }
                     }
                     Poll::Pending => {
-                        self.follower.drop_if_stale();
+                        self.snapshot_cache.drop_if_stale();
                         if self.check_evicted(context) {
                             return Poll::Ready(Ok(false));
                         }
@@ -408,7 +409,7 @@ impl<S: Socket> AsyncRead for FastConnection<S> {
     }
 }
 
-/// Returns true if one of `whole` and `received` begins with the other.
-fn matches_so_far(whole: &[u8], received: &[u8]) -> bool {
-    whole.iter().zip(received).all(|(one, other)| one == other)
+/// Returns true if one of `expected` and `received` begins with the other.
+fn matches_so_far(expected: &[u8], received: &[u8]) -> bool {
+    expected.iter().zip(received).all(|(expected_byte, received_byte)| expected_byte == received_byte)
 }

@@ -43,15 +43,15 @@ pub(super) fn strip_unread_headers(headers: &mut HeaderMap) -> bool {
     if headers.len() <= STRIP_THRESHOLD {
         return false;
     }
-    let mut kept = HeaderMap::new();
+    let mut filtered = HeaderMap::new();
     for name in READ_HEADERS {
         for value in headers.get_all(&name) {
             if let Ok(value) = HeaderValue::from_bytes(value.as_bytes()) {
-                kept.append(name.clone(), value);
+                filtered.append(name.clone(), value);
             }
         }
     }
-    *headers = kept;
+    *headers = filtered;
     true
 }
 
@@ -63,7 +63,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn of_many_fields_those_that_are_read_are_kept_in_their_order() {
+    fn only_read_fields_of_many_are_kept_in_their_order() {
         let mut headers = HeaderMap::new();
         for number in 0..30 {
             headers.append(HeaderName::from_bytes(format!("x-{number}").as_bytes()).unwrap(), "y".parse().unwrap());
@@ -72,8 +72,8 @@ mod tests {
             headers.append(name, value.parse().unwrap());
         }
         assert!(strip_unread_headers(&mut headers));
-        let left: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
-        assert_eq!(left, [("accept", "a/b"), ("accept", "c/d"), ("range", "bytes=0-"), ("x-request-id", "1")]);
+        let remaining: Vec<_> = headers.iter().map(|(name, value)| (name.as_str(), value.to_str().unwrap())).collect();
+        assert_eq!(remaining, [("accept", "a/b"), ("accept", "c/d"), ("range", "bytes=0-"), ("x-request-id", "1")]);
         let before = headers.clone();
         headers.append("cookie", "few".parse().unwrap());
         assert!(!strip_unread_headers(&mut headers));
@@ -136,7 +136,7 @@ mod tests {
     }
 
     /// Returns the names of header fields in a source file: imported constants, and strings that look like such names.
-    fn named(text: &str) -> Vec<String> {
+    fn header_names(text: &str) -> Vec<String> {
         let constants = text.split("header::").skip(1).flat_map(|rest| {
             let list = rest.strip_prefix('{').map_or_else(
                 || rest.split(|c: char| !c.is_alphanumeric() && c != '_').next(),
@@ -145,29 +145,29 @@ mod tests {
             list.unwrap_or_default().split(',').map(str::trim).filter(|word| is_constant(word))
         });
         let is_name = |name: &str| text.contains(&format!("HeaderName::from_static(\"{name}\")"));
-        let texts = text.split('"').filter(|name| name.starts_with("x-") || is_name(name));
-        let of_constants = constants.map(|word| word.to_ascii_lowercase().replace('_', "-"));
-        of_constants.chain(texts.map(str::to_owned)).collect()
+        let strings = text.split('"').filter(|name| name.starts_with("x-") || is_name(name));
+        let constant_names = constants.map(|word| word.to_ascii_lowercase().replace('_', "-"));
+        constant_names.chain(strings.map(str::to_owned)).collect()
     }
 
     #[test]
-    fn every_field_that_the_sources_name_is_kept_or_of_answers_alone() {
+    fn every_field_named_in_the_sources_is_listed_as_read_or_unread() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-        let found: BTreeSet<String> = sources(&root).iter().flat_map(|text| named(text)).collect();
-        let is_kept = |name: &str| READ_HEADERS.iter().any(|read| read == name);
-        for name in &found {
+        let names: BTreeSet<String> = sources(&root).iter().flat_map(|text| header_names(text)).collect();
+        let is_read = |name: &str| READ_HEADERS.iter().any(|read| read == name);
+        for name in &names {
             assert!(
-                is_kept(name) != UNREAD_HEADERS.contains(&name.as_str()),
+                is_read(name) != UNREAD_HEADERS.contains(&name.as_str()),
                 "{name}: add it to READ_HEADERS if the server reads it from requests, else to UNREAD_HEADERS"
             );
         }
-        assert!(is_kept("x-forwarded-prefix") && found.contains("x-forwarded-prefix") && found.contains("if-range"));
-        let gone: Vec<_> = UNREAD_HEADERS.iter().filter(|name| !found.contains(**name)).collect();
-        assert!(gone.is_empty(), "named in no source file: {gone:?}");
+        assert!(is_read("x-forwarded-prefix") && names.contains("x-forwarded-prefix") && names.contains("if-range"));
+        let unnamed: Vec<_> = UNREAD_HEADERS.iter().filter(|name| !names.contains(**name)).collect();
+        assert!(unnamed.is_empty(), "named in no source file: {unnamed:?}");
     }
 
     #[test]
-    fn every_field_of_a_request_that_the_api_describes_is_kept() {
+    fn every_request_field_of_the_api_description_is_kept() {
         let api = include_str!("../../openapi.yaml");
         let names = api.match_indices("in: header").filter_map(|(at, _)| api.get(..at)?.rsplit_once("name: "));
         let names: Vec<String> = names.map(|(_, name)| name.trim().to_ascii_lowercase()).collect();

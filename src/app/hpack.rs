@@ -22,7 +22,7 @@ const MIN_LIST_BUFFER_BYTES: usize = 16 << 10;
 /// Scans the header lists of a connection.
 #[derive(Debug, Default)]
 pub(super) struct HpackTableScanner {
-    step: HpackState,
+    state: HpackState,
     /// Bytes that hyper was given since the last entry was added.
     bytes_since_entry: usize,
     list_bytes: usize,
@@ -51,7 +51,7 @@ enum HpackState {
 /// A string of which some bytes are still to come.
 #[derive(Debug, Clone, Copy)]
 struct HpackString {
-    left: usize,
+    remaining_bytes: usize,
     role: StringRole,
     /// True if the next byte is the string's first.
     is_first: bool,
@@ -98,27 +98,27 @@ impl HpackTableScanner {
 
     /// Begins a header list.
     pub(super) fn begin_list(&mut self) {
-        (self.step, self.list_bytes, self.list_fields) = (HpackState::FieldStart, 0, 0);
+        (self.state, self.list_bytes, self.list_fields) = (HpackState::FieldStart, 0, 0);
     }
 
     /// Scans the next `bytes` of the header list.
     pub(super) fn scan(&mut self, mut bytes: &[u8]) {
         self.list_bytes = self.list_bytes.saturating_add(bytes.len());
         while let Some((first, rest)) = bytes.split_first() {
-            if let HpackState::StringBytes(text @ HpackString { left, is_first: false, .. }) = self.step {
-                let passed = left.min(bytes.len());
-                bytes = bytes.get(passed..).unwrap_or_default();
-                self.step = self.after_string(HpackString { left: left - passed, ..text });
+            if let HpackState::StringBytes(text @ HpackString { remaining_bytes, is_first: false, .. }) = self.state {
+                let consumed = remaining_bytes.min(bytes.len());
+                bytes = bytes.get(consumed..).unwrap_or_default();
+                self.state = self.after_string(HpackString { remaining_bytes: remaining_bytes - consumed, ..text });
                 continue;
             }
-            self.step = self.next_state(*first);
+            self.state = self.next_state(*first);
             bytes = rest;
         }
     }
 
     fn next_state(&mut self, byte: u8) -> HpackState {
-        self.list_fields += usize::from(matches!(self.step, HpackState::FieldStart));
-        match self.step {
+        self.list_fields += usize::from(matches!(self.state, HpackState::FieldStart));
+        match self.state {
             // Sections 6.1, 6.2.1 and 6.3, then 6.2.2 and 6.2.3.
             HpackState::FieldStart if byte & 0x80 != 0 => self.start_integer(byte, 7, IntegerRole::NoString),
             HpackState::FieldStart if byte & 0x40 != 0 => {
@@ -126,18 +126,18 @@ impl HpackTableScanner {
             }
             HpackState::FieldStart if byte & 0x20 != 0 => self.start_integer(byte, 5, IntegerRole::NoString),
             HpackState::FieldStart => self.start_integer(byte, 4, IntegerRole::NameIndex { is_added: false }),
-            HpackState::Integer { value, shift, role: of } => {
+            HpackState::Integer { value, shift, role } => {
                 let value = value.saturating_add(usize::from(byte & 0x7f).checked_shl(shift).unwrap_or(usize::MAX));
                 if byte & 0x80 != 0 {
-                    return HpackState::Integer { value, shift: shift.saturating_add(7), role: of };
+                    return HpackState::Integer { value, shift: shift.saturating_add(7), role };
                 }
-                self.after_integer(value, of)
+                self.after_integer(value, role)
             }
-            HpackState::StringLength(part) => {
-                self.start_integer(byte, 7, IntegerRole::StringLength { role: part, is_huffman: byte & 0x80 != 0 })
+            HpackState::StringLength(role) => {
+                self.start_integer(byte, 7, IntegerRole::StringLength { role, is_huffman: byte & 0x80 != 0 })
             }
             HpackState::StringBytes(text) => {
-                let part = match text.role {
+                let role = match text.role {
                     // The Huffman code of `:` is 1011100 (appendix B).
                     StringRole::Name { is_added, .. } => {
                         let is_pseudo = if text.is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
@@ -145,20 +145,29 @@ impl HpackTableScanner {
                     }
                     StringRole::Value { .. } => text.role,
                 };
-                self.after_string(HpackString { left: text.left - 1, role: part, is_first: false, ..text })
+                self.after_string(HpackString {
+                    remaining_bytes: text.remaining_bytes - 1,
+                    role,
+                    is_first: false,
+                    ..text
+                })
             }
         }
     }
 
     /// Begins an integer in the last `bits` of `byte`.
-    fn start_integer(&mut self, byte: u8, bits: u8, of: IntegerRole) -> HpackState {
-        let most = (1_usize << bits) - 1;
-        let value = usize::from(byte) & most;
-        if value == most { HpackState::Integer { value, shift: 0, role: of } } else { self.after_integer(value, of) }
+    fn start_integer(&mut self, byte: u8, bits: u8, role: IntegerRole) -> HpackState {
+        let max_prefix = (1_usize << bits) - 1;
+        let value = usize::from(byte) & max_prefix;
+        if value == max_prefix {
+            HpackState::Integer { value, shift: 0, role }
+        } else {
+            self.after_integer(value, role)
+        }
     }
 
-    fn after_integer(&mut self, value: usize, of: IntegerRole) -> HpackState {
-        match of {
+    fn after_integer(&mut self, value: usize, role: IntegerRole) -> HpackState {
+        match role {
             IntegerRole::NoString => HpackState::FieldStart,
             IntegerRole::NameIndex { is_added } if value == 0 => {
                 HpackState::StringLength(StringRole::Name { is_added, is_pseudo: false })
@@ -167,11 +176,11 @@ impl HpackTableScanner {
                 // Of the static table (appendix A), hyper keeps the values of `:authority`, `:path` and `:scheme` as
                 // slices of the buffer. The scanner does not know the names in the dynamic table and assumes the same
                 // of them.
-                let is_held = matches!(value, 1 | 4..=7 | 62..);
-                HpackState::StringLength(StringRole::Value { is_added, retains_buffer: is_held })
+                let retains_buffer = matches!(value, 1 | 4..=7 | 62..);
+                HpackState::StringLength(StringRole::Value { is_added, retains_buffer })
             }
-            IntegerRole::StringLength { role: part, is_huffman } => {
-                self.after_string(HpackString { left: value, role: part, is_first: true, is_huffman })
+            IntegerRole::StringLength { role, is_huffman } => {
+                self.after_string(HpackString { remaining_bytes: value, role, is_first: true, is_huffman })
             }
         }
     }
@@ -179,13 +188,13 @@ impl HpackTableScanner {
     /// Returns the string itself if more of it is to come, else what follows it.
     fn after_string(&mut self, text: HpackString) -> HpackState {
         match text.role {
-            _ if text.left > 0 => HpackState::StringBytes(text),
+            _ if text.remaining_bytes > 0 => HpackState::StringBytes(text),
             StringRole::Name { is_added, is_pseudo } => {
                 HpackState::StringLength(StringRole::Value { is_added, retains_buffer: is_pseudo })
             }
-            StringRole::Value { is_added, retains_buffer: is_held } => {
+            StringRole::Value { is_added, retains_buffer } => {
                 if is_added {
-                    self.add_entry(is_held);
+                    self.add_entry(retains_buffer);
                 }
                 HpackState::FieldStart
             }
@@ -193,13 +202,13 @@ impl HpackTableScanner {
     }
 
     /// Adds an entry, which may retain buffers.
-    fn add_entry(&mut self, is_held: bool) {
+    fn add_entry(&mut self, retains_buffer: bool) {
         if self.entry_retained_bytes.len() == MAX_ENTRIES
             && let Some(oldest) = self.entry_retained_bytes.pop_front()
         {
             self.retained_bytes -= oldest as usize;
         }
-        if !is_held {
+        if !retains_buffer {
             self.entry_retained_bytes.push_back(0);
             return;
         }
@@ -216,7 +225,7 @@ impl HpackTableScanner {
 mod tests {
     use super::*;
 
-    fn of(lists: &[&[u8]]) -> HpackTableScanner {
+    fn scan_lists(lists: &[&[u8]]) -> HpackTableScanner {
         let mut scanner = HpackTableScanner::default();
         for list in lists {
             scanner.begin_list();
@@ -227,7 +236,7 @@ mod tests {
     }
 
     /// Returns the number of entries that retain buffers.
-    fn held(scanner: &HpackTableScanner) -> usize {
+    fn retaining_entries(scanner: &HpackTableScanner) -> usize {
         scanner.entry_retained_bytes.iter().filter(|bytes| **bytes > 0).count()
     }
 
@@ -235,7 +244,7 @@ mod tests {
     const HUFFMAN_PATH: &[u8] = &[0x84, 0xb9, 0x58, 0xd3, 0x3f];
 
     #[test]
-    fn only_pseudo_headers_that_are_added_hold_anything() {
+    fn only_added_pseudo_headers_retain_buffers() {
         for (list, entries) in [
             (&[0x82, 0x86, 0x84][..], 0),
             (b"\x04\x01/\x14\x01/", 0),
@@ -251,26 +260,26 @@ mod tests {
             (b"\x44\x00\x40\x02:x\x00", 2),
             (&[b"\x44\x7f\x80\x01".as_slice(), &[b'a'; 255], b"\x44\x01/"].concat(), 2),
         ] {
-            let scanner = of(&[list]);
-            let mut pieces = HpackTableScanner::default();
-            pieces.begin_list();
+            let scanner = scan_lists(&[list]);
+            let mut bytewise = HpackTableScanner::default();
+            bytewise.begin_list();
             for byte in list {
-                pieces.count_forwarded(1);
-                pieces.scan(&[*byte]);
+                bytewise.count_forwarded(1);
+                bytewise.scan(&[*byte]);
             }
-            assert_eq!(pieces.entry_retained_bytes.len(), scanner.entry_retained_bytes.len(), "{list:x?}");
-            assert_eq!(held(&pieces), entries, "{list:x?} byte by byte");
+            assert_eq!(bytewise.entry_retained_bytes.len(), scanner.entry_retained_bytes.len(), "{list:x?}");
+            assert_eq!(retaining_entries(&bytewise), entries, "{list:x?} byte by byte");
         }
     }
 
     #[test]
-    fn a_list_that_is_cut_off_does_not_go_on_in_the_next() {
-        assert_eq!(of(&[b"\x44\x05/a", b"\x82\x41\x01x"]).entry_retained_bytes.len(), 1);
+    fn a_truncated_list_does_not_continue_in_the_next() {
+        assert_eq!(scan_lists(&[b"\x44\x05/a", b"\x82\x41\x01x"]).entry_retained_bytes.len(), 1);
     }
 
     #[test]
-    fn what_lies_between_entries_counts_up_to_the_length_of_a_buffer() {
-        let mut scanner = of(&[b"\x44\x01/"]);
+    fn bytes_between_entries_count_up_to_the_length_of_a_buffer() {
+        let mut scanner = scan_lists(&[b"\x44\x01/"]);
         scanner.count_forwarded(1000);
         scanner.begin_list();
         scanner.count_forwarded(3);
@@ -282,15 +291,15 @@ mod tests {
     }
 
     #[test]
-    fn old_entries_are_gone() {
-        let scanner = of(&[&b"\x44\x01/".repeat(10_000)]);
+    fn old_entries_are_evicted() {
+        let scanner = scan_lists(&[&b"\x44\x01/".repeat(10_000)]);
         assert_eq!(scanner.entry_retained_bytes.len(), MAX_ENTRIES);
         assert_eq!(scanner.retained_bytes(), 0, "all of one list");
     }
 
     #[test]
     fn nothing_overflows() {
-        let mut scanner = of(&[&[&b"\x44"[..], &[0xff; 100]].concat(), &[0x7f; 100], &[0xff; 100]]);
+        let mut scanner = scan_lists(&[&[&b"\x44"[..], &[0xff; 100]].concat(), &[0x7f; 100], &[0xff; 100]]);
         scanner.count_forwarded(usize::MAX);
         scanner.scan(b"\x44\x01/");
     }

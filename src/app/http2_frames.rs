@@ -44,9 +44,9 @@ pub(super) struct HeaderFrame {
 #[derive(Debug)]
 pub(super) struct FrameScanner {
     /// Payload bytes of the current frame that are still to be passed on.
-    payload_left: usize,
+    remaining_payload_bytes: usize,
     /// Bytes of the current frame that are still to be discarded.
-    discard_left: usize,
+    remaining_discard_bytes: usize,
     /// Highest stream identifier so far; those of clients only increase.
     last_stream_id: u32,
     /// True if a header list has begun and not ended.
@@ -66,16 +66,16 @@ struct FieldBlockFragment {
     /// True if the next byte is the length of the padding at the end.
     is_padded: bool,
     /// Bytes before the fragment that are still to come.
-    skipped_left: usize,
-    left: usize,
+    remaining_skip_bytes: usize,
+    remaining_bytes: usize,
 }
 
 impl FrameScanner {
     /// Creates a scanner that starts before the client's preface of `preface_bytes`.
     pub(super) fn new(preface_bytes: usize) -> Self {
         Self {
-            payload_left: preface_bytes,
-            discard_left: 0,
+            remaining_payload_bytes: preface_bytes,
+            remaining_discard_bytes: 0,
             last_stream_id: 0,
             in_header_list: false,
             ignores_requests: false,
@@ -114,18 +114,18 @@ impl FrameScanner {
     /// Returns how many of `bytes` hyper need not see: parts of bodies, because no request has one here; requests,
     /// while they are left out; and frames that it would ignore. `bytes` follow those passed on or discarded before.
     pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
-        if self.payload_left == 0
-            && self.discard_left == 0
+        if self.remaining_payload_bytes == 0
+            && self.remaining_discard_bytes == 0
             && !self.in_header_list
             && let Some([a, b, c, kind, _, stream @ ..]) = bytes.first_chunk::<FRAME_HEADER_BYTES>()
         {
             let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
             if self.is_ignored(*kind, payload_bytes, stream_id(*stream)) {
-                self.discard_left = payload_bytes.saturating_add(FRAME_HEADER_BYTES);
+                self.remaining_discard_bytes = payload_bytes.saturating_add(FRAME_HEADER_BYTES);
             }
         }
-        let discarded = self.discard_left.min(bytes.len());
-        self.discard_left -= discarded;
+        let discarded = self.remaining_discard_bytes.min(bytes.len());
+        self.remaining_discard_bytes -= discarded;
         discarded
     }
 
@@ -137,9 +137,9 @@ impl FrameScanner {
         let mut passed = 0;
         loop {
             let rest = bytes.get(passed..).unwrap_or_default();
-            let payload = self.payload_left.min(rest.len());
+            let payload = self.remaining_payload_bytes.min(rest.len());
             passed += payload;
-            self.payload_left -= payload;
+            self.remaining_payload_bytes -= payload;
             self.forward_payload(rest.get(..payload).unwrap_or_default());
             let Some([a, b, c, kind, flags, stream @ ..]) =
                 rest.get(payload..).and_then(<[u8]>::first_chunk::<FRAME_HEADER_BYTES>)
@@ -162,10 +162,10 @@ impl FrameScanner {
                 self.last_stream_id = self.last_stream_id.max(stream);
                 self.in_header_list = flags & END_HEADERS == 0;
                 let flags = if *kind == CONTINUATION { 0 } else { *flags };
-                let skipped_left = if flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
+                let remaining_skip_bytes = if flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
                 let is_padded = flags & PADDED != 0;
-                let left = payload_bytes.saturating_sub(skipped_left + usize::from(is_padded));
-                self.fragment = Some(FieldBlockFragment { is_padded, skipped_left, left });
+                let remaining_bytes = payload_bytes.saturating_sub(remaining_skip_bytes + usize::from(is_padded));
+                self.fragment = Some(FieldBlockFragment { is_padded, remaining_skip_bytes, remaining_bytes });
                 if *kind != CONTINUATION {
                     self.hpack_table.begin_list();
                 }
@@ -174,7 +174,7 @@ impl FrameScanner {
             }
             passed += FRAME_HEADER_BYTES;
             self.hpack_table.count_forwarded(FRAME_HEADER_BYTES);
-            self.payload_left = payload_bytes;
+            self.remaining_payload_bytes = payload_bytes;
         }
     }
 
@@ -186,14 +186,14 @@ impl FrameScanner {
             && let Some((padding, rest)) = piece.split_first()
         {
             fragment.is_padded = false;
-            fragment.left = fragment.left.saturating_sub((*padding).into());
+            fragment.remaining_bytes = fragment.remaining_bytes.saturating_sub((*padding).into());
             piece = rest;
         }
-        let skipped = fragment.skipped_left.min(piece.len());
-        fragment.skipped_left -= skipped;
+        let skipped = fragment.remaining_skip_bytes.min(piece.len());
+        fragment.remaining_skip_bytes -= skipped;
         piece = piece.get(skipped..).unwrap_or_default();
-        let length = fragment.left.min(piece.len());
-        fragment.left -= length;
+        let length = fragment.remaining_bytes.min(piece.len());
+        fragment.remaining_bytes -= length;
         self.hpack_table.scan(piece.get(..length).unwrap_or_default());
         self.max_list_fields = self.max_list_fields.max(self.hpack_table.list_fields());
     }
@@ -230,7 +230,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stream_is_admitted_once_and_trailers_open_none() {
+    fn a_stream_is_admitted_once_and_trailers_open_no_stream() {
         let sent = [
             &[0; 24][..],
             &frame(4, 0, 0, 6),
@@ -241,25 +241,25 @@ mod tests {
             &frame(HEADERS, END_HEADERS, 3, 0),
         ]
         .concat();
-        let mut seen = Vec::new();
+        let mut admitted = Vec::new();
         let mut scanner = FrameScanner::new(24);
         let mut rest = sent.clone();
         while !rest.is_empty() {
-            let gone = scanner.discard(&rest);
-            rest.drain(..gone);
+            let discarded = scanner.discard(&rest);
+            rest.drain(..discarded);
             let passed = scanner.scan(&rest, |frame| {
-                seen.push((frame.payload_bytes, frame.opens_stream));
+                admitted.push((frame.payload_bytes, frame.opens_stream));
                 ControlFlow::Continue(())
             });
-            assert!(gone + passed > 0);
+            assert!(discarded + passed > 0);
             rest.drain(..passed);
         }
-        assert_eq!(seen, [(30, true), (5, false), (7, false), (0, true)]);
+        assert_eq!(admitted, [(30, true), (5, false), (7, false), (0, true)]);
         assert!(!scanner.is_in_header_list());
     }
 
     #[test]
-    fn nothing_of_a_refused_frame_is_passed_and_it_is_asked_for_again() {
+    fn a_refused_frame_is_not_passed_and_is_offered_again() {
         let sent = [frame(6, 0, 0, 8), frame(HEADERS, 0, 1, 3)].concat();
         let mut scanner = FrameScanner::new(0);
         assert_eq!(scanner.scan(&sent, |_| ControlFlow::Break(())), 17);
@@ -274,13 +274,13 @@ mod tests {
     }
 
     #[test]
-    fn requests_that_are_left_out_leave_nothing_for_the_library_to_see() {
+    fn ignored_requests_leave_nothing_for_hyper() {
         let mut scanner = FrameScanner::new(0);
         let before = frame(HEADERS, END_HEADERS, 5, 3);
         assert_eq!(scanner.scan(&before, |_| ControlFlow::Continue(())), before.len());
         scanner.ignore_requests();
-        let left_out = [(HEADERS, 7), (RST_STREAM, 7), (WINDOW_UPDATE, 9), (DATA, 7), (PRIORITY, 5)];
-        for (kind, stream) in left_out {
+        let ignored = [(HEADERS, 7), (RST_STREAM, 7), (WINDOW_UPDATE, 9), (DATA, 7), (PRIORITY, 5)];
+        for (kind, stream) in ignored {
             let sent = frame(kind, END_HEADERS, stream, 4);
             assert_eq!(scanner.discard(&sent), sent.len(), "{kind} of {stream}");
         }
@@ -310,20 +310,20 @@ mod tests {
             sent[FRAME_HEADER_BYTES..].copy_from_slice(&payload);
             sent
         };
-        let held = |sent: &[u8]| {
+        let table_bytes = |sent: &[u8]| {
             let mut scanner = FrameScanner::new(0);
             assert_eq!(scanner.scan(sent, |_| ControlFlow::Continue(())), sent.len());
             scanner.table_bytes()
         };
-        let plain = held(&frames(&path, END_HEADERS, HEADERS));
-        assert_eq!(plain, 6 * (FRAME_HEADER_BYTES + path.len()));
-        let around = held(&frames(&path, END_HEADERS | PADDED | PRIORITY_FLAG, HEADERS));
-        assert_eq!(around, plain + 6 * 9, "hyper also keeps the padding and priority around the fields");
+        let plain_bytes = table_bytes(&frames(&path, END_HEADERS, HEADERS));
+        assert_eq!(plain_bytes, 6 * (FRAME_HEADER_BYTES + path.len()));
+        let padded_bytes = table_bytes(&frames(&path, END_HEADERS | PADDED | PRIORITY_FLAG, HEADERS));
+        assert_eq!(padded_bytes, plain_bytes + 6 * 9, "hyper also keeps the padding and priority around the fields");
         for cut in 0..path.len() {
             let sent = [frames(&path[..cut], 0, HEADERS), frames(&path[cut..], END_HEADERS, CONTINUATION)].concat();
-            assert!(held(&sent) >= plain, "{cut}");
+            assert!(table_bytes(&sent) >= plain_bytes, "{cut}");
         }
-        assert_eq!(held(&frames(b"\x04\x05/path", END_HEADERS, HEADERS)), 0);
+        assert_eq!(table_bytes(&frames(b"\x04\x05/path", END_HEADERS, HEADERS)), 0);
         let mut scanner = FrameScanner::new(0);
         let sent = [frames(b"\x82\x44\x05/pa", 0, HEADERS), frames(b"th\x84\xbe", END_HEADERS, CONTINUATION)].concat();
         assert_eq!(
@@ -335,7 +335,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn it_does_not_matter_in_which_pieces_bytes_come(
+        fn the_result_does_not_depend_on_the_pieces_of_input(
             frames in prop::collection::vec((0_u8..12, any::<u8>(), 0_u32..20, 0_usize..40), 0..20),
             cuts in prop::collection::vec(1_usize..30, 1..50),
         ) {

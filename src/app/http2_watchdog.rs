@@ -111,27 +111,27 @@ enum StreamProgress {
 
 impl Http2Watchdog {
     /// Tracks a stream, from its request until it and its pieces are dropped.
-    pub(super) fn track(&self, charge: StreamMemory) -> StreamTracker {
-        self.track_with(Some(charge))
+    pub(super) fn track(&self, memory: StreamMemory) -> StreamTracker {
+        self.track_with(Some(memory))
     }
 
-    fn track_with(&self, charge: Option<StreamMemory>) -> StreamTracker {
-        let taking = Arc::new(SendCounters { _memory: charge, ..SendCounters::default() });
-        let watched = WatchedStream {
-            counters: Arc::downgrade(&taking),
+    fn track_with(&self, memory: Option<StreamMemory>) -> StreamTracker {
+        let counters = Arc::new(SendCounters { _memory: memory, ..SendCounters::default() });
+        let stream = WatchedStream {
+            counters: Arc::downgrade(&counters),
             last_sent_bytes: 0,
             needed_bytes: 0,
             last_advanced_at: None,
             takes_large_steps: false,
         };
-        let mut seen = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.streams.len() == seen.streams.capacity() {
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.streams.len() == state.streams.capacity() {
             // Checks may be rare, and streams that have ended since must not pile up.
-            seen.streams.retain(|watched| watched.counters.strong_count() > 0);
+            state.streams.retain(|stream| stream.counters.strong_count() > 0);
         }
-        seen.streams.push(watched);
+        state.streams.push(stream);
         self.0.opened_streams.fetch_add(1, Ordering::Relaxed);
-        StreamTracker { counters: taking, watchdog: self.clone() }
+        StreamTracker { counters, watchdog: self.clone() }
     }
 
     /// Reduces the limit to [`WatchdogLimits::stall`] from now on, because the server shuts down.
@@ -150,8 +150,8 @@ impl Http2Watchdog {
             let pause = self.next_check_in(Instant::now(), limits);
             // It does not matter whether this wakes early or late: the check uses its own time.
             let _ = tokio::time::timeout(pause, self.0.sending_started.notified()).await;
-            if let Some(fault) = self.check(Instant::now(), limits) {
-                return fault;
+            if let Some(timeout) = self.check(Instant::now(), limits) {
+                return timeout;
             }
         }
     }
@@ -160,80 +160,83 @@ impl Http2Watchdog {
     fn next_check_in(&self, now: Instant, limits: WatchdogLimits) -> Duration {
         // Set before the streams are checked, so that bytes that become pending afterwards wake the watchdog.
         self.0.is_parked.store(true, Ordering::SeqCst);
-        let seen = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if seen.streams.iter().any(WatchedStream::has_pending) {
+        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        if state.streams.iter().any(WatchedStream::has_pending) {
             self.0.is_parked.store(false, Ordering::SeqCst);
             return (limits.stall / CHECKS_PER_STALL).max(MIN_CHECK_INTERVAL);
         }
-        let until = seen.last_busy_at.unwrap_or(now) + limits.idle;
-        until.saturating_duration_since(now).max(MIN_CHECK_INTERVAL)
+        let idle_deadline = state.last_busy_at.unwrap_or(now) + limits.idle;
+        idle_deadline.saturating_duration_since(now).max(MIN_CHECK_INTERVAL)
     }
 
     fn check(&self, now: Instant, limits: WatchdogLimits) -> Option<WatchdogTimeout> {
-        let mut seen = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let seen = &mut *seen;
+        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let state = &mut *state;
         let opened = self.0.opened_streams.load(Ordering::Relaxed);
         let finished = self.0.finished_pieces.load(Ordering::Relaxed);
         // Includes a request that began and ended between two checks, and a short answer that was taken.
-        let was_busy = std::mem::replace(&mut seen.last_opened, opened) != opened;
-        let mut moves = std::mem::replace(&mut seen.last_finished, finished) != finished;
-        let (mut waits, mut has_large_steps, mut longest) = (false, false, Duration::ZERO);
-        seen.streams.retain_mut(|watched| {
-            let Some(state) = watched.check(now) else { return false };
-            match state {
-                StreamProgress::Preparing => moves = true,
-                StreamProgress::Advanced => (waits, moves) = (true, true),
-                StreamProgress::Stalled(time) => (waits, longest) = (true, longest.max(time)),
+        let was_busy = std::mem::replace(&mut state.last_opened, opened) != opened;
+        let mut has_progress = std::mem::replace(&mut state.last_finished, finished) != finished;
+        let (mut has_pending, mut has_large_steps, mut longest_stall) = (false, false, Duration::ZERO);
+        state.streams.retain_mut(|stream| {
+            let Some(progress) = stream.check(now) else { return false };
+            match progress {
+                StreamProgress::Preparing => has_progress = true,
+                StreamProgress::Advanced => (has_pending, has_progress) = (true, true),
+                StreamProgress::Stalled(time) => (has_pending, longest_stall) = (true, longest_stall.max(time)),
             }
-            has_large_steps |= watched.takes_large_steps;
+            has_large_steps |= stream.takes_large_steps;
             true
         });
-        let busy_at = seen.last_busy_at.get_or_insert(now);
-        if was_busy || !seen.streams.is_empty() {
+        let busy_at = state.last_busy_at.get_or_insert(now);
+        if was_busy || !state.streams.is_empty() {
             *busy_at = now;
         } else if now.duration_since(*busy_at) >= limits.idle {
             *busy_at = now;
             return Some(WatchdogTimeout::Idle);
         }
-        seen.stalled_since = match seen.stalled_since {
-            _ if !waits => None,
-            Some(since) if !moves => Some(since),
+        state.stalled_since = match state.stalled_since {
+            _ if !has_pending => None,
+            Some(since) if !has_progress => Some(since),
             _ => Some(now),
         };
-        let patience = match (self.0.is_shutting_down.load(Ordering::Relaxed), has_large_steps) {
+        let stall_factor = match (self.0.is_shutting_down.load(Ordering::Relaxed), has_large_steps) {
             (true, _) => 1,
             (false, true) => LONG_STALL_FACTOR,
             (false, false) => STALL_FACTOR,
         };
-        let is_over = seen.stalled_since.is_some_and(|since| now.duration_since(since) >= limits.stall * patience);
-        (is_over || longest >= limits.stall * LONG_STALL_FACTOR).then_some(WatchdogTimeout::Stalled)
+        let is_stalled =
+            state.stalled_since.is_some_and(|since| now.duration_since(since) >= limits.stall * stall_factor);
+        (is_stalled || longest_stall >= limits.stall * LONG_STALL_FACTOR).then_some(WatchdogTimeout::Stalled)
     }
 }
 
 impl WatchedStream {
     fn has_pending(&self) -> bool {
-        self.counters.upgrade().is_some_and(|taking| taking.pending_bytes.load(Ordering::SeqCst) > 0)
+        self.counters.upgrade().is_some_and(|counters| counters.pending_bytes.load(Ordering::SeqCst) > 0)
     }
 
     /// Returns `None` if the stream has ended.
     fn check(&mut self, now: Instant) -> Option<StreamProgress> {
-        let taking = self.counters.upgrade()?;
-        let waiting = taking.pending_bytes.load(Ordering::SeqCst);
-        if waiting == 0 {
+        let counters = self.counters.upgrade()?;
+        let pending_bytes = counters.pending_bytes.load(Ordering::SeqCst);
+        if pending_bytes == 0 {
             self.last_advanced_at = None;
             return Some(StreamProgress::Preparing);
         }
-        let sent = taking.sent_bytes.load(Ordering::Relaxed);
-        let step = sent - self.last_sent_bytes;
+        let sent_bytes = counters.sent_bytes.load(Ordering::Relaxed);
+        let advanced_bytes = sent_bytes - self.last_sent_bytes;
         let state = match self.last_advanced_at {
-            Some(since) if step < self.needed_bytes => return Some(StreamProgress::Stalled(now.duration_since(since))),
+            Some(since) if advanced_bytes < self.needed_bytes => {
+                return Some(StreamProgress::Stalled(now.duration_since(since)));
+            }
             // A new request is no progress.
-            None if step < MIN_PROGRESS_BYTES => StreamProgress::Stalled(Duration::ZERO),
+            None if advanced_bytes < MIN_PROGRESS_BYTES => StreamProgress::Stalled(Duration::ZERO),
             Some(_) | None => StreamProgress::Advanced,
         };
-        self.takes_large_steps |= step >= LARGE_STEP_BYTES;
+        self.takes_large_steps |= advanced_bytes >= LARGE_STEP_BYTES;
         (self.last_sent_bytes, self.needed_bytes, self.last_advanced_at) =
-            (sent, waiting.min(MIN_PROGRESS_BYTES), Some(now));
+            (sent_bytes, pending_bytes.min(MIN_PROGRESS_BYTES), Some(now));
         Some(state)
     }
 }
@@ -258,10 +261,10 @@ impl StreamTracker {
         self.counters.pending_bytes.fetch_sub(count as u64, Ordering::SeqCst);
     }
 
-    /// Records that a piece was sent whole, or dropped with `left` bytes unsent.
-    fn finish_piece(&self, left: usize) {
-        self.counters.pending_bytes.fetch_sub(left as u64, Ordering::SeqCst);
-        if left == 0 {
+    /// Records that a piece was sent whole, or dropped with `unsent_bytes` bytes unsent.
+    fn finish_piece(&self, unsent_bytes: usize) {
+        self.counters.pending_bytes.fetch_sub(unsent_bytes as u64, Ordering::SeqCst);
+        if unsent_bytes == 0 {
             self.watchdog.0.finished_pieces.fetch_add(1, Ordering::Relaxed);
         }
     }
@@ -329,100 +332,100 @@ mod tests {
 
     /// A connection that is checked every second.
     struct Clock {
-        progress: Http2Watchdog,
+        watchdog: Http2Watchdog,
         now: Instant,
     }
 
     impl Clock {
         fn new() -> Self {
-            let clock = Self { progress: Http2Watchdog::default(), now: Instant::now() };
-            assert_eq!(clock.progress.check(clock.now, LIMITS), None);
+            let clock = Self { watchdog: Http2Watchdog::default(), now: Instant::now() };
+            assert_eq!(clock.watchdog.check(clock.now, LIMITS), None);
             clock
         }
 
-        /// Checks for `seconds` seconds and calls `each` before every check. Returns the first timeout and the second
-        /// at which it occurred.
-        fn pass(&mut self, seconds: u64, mut each: impl FnMut(u64)) -> Option<(u64, WatchdogTimeout)> {
+        /// Checks for `seconds` seconds and calls `before_check` before every check. Returns the first timeout and the
+        /// second at which it occurred.
+        fn pass(&mut self, seconds: u64, mut before_check: impl FnMut(u64)) -> Option<(u64, WatchdogTimeout)> {
             (1..=seconds).find_map(|second| {
                 self.now += Duration::from_secs(1);
-                each(second);
-                self.progress.check(self.now, LIMITS).map(|fault| (second, fault))
+                before_check(second);
+                self.watchdog.check(self.now, LIMITS).map(|timeout| (second, timeout))
             })
         }
 
         fn piece(&self, stream: &StreamTracker, len: usize) -> TrackedBytes {
-            assert!(Arc::ptr_eq(&stream.watchdog.0, &self.progress.0));
+            assert!(Arc::ptr_eq(&stream.watchdog.0, &self.watchdog.0));
             TrackedBytes::new(vec![0; len].into(), Some(stream))
         }
     }
 
     #[test]
-    fn who_takes_nothing_or_next_to_nothing_stalls() {
+    fn a_client_that_takes_almost_nothing_stalls() {
         for bytes in [0, 1] {
             let mut clock = Clock::new();
-            let streams: Vec<_> = (0..10).map(|_| clock.progress.track_with(None)).collect();
+            let streams: Vec<_> = (0..10).map(|_| clock.watchdog.track_with(None)).collect();
             let mut pieces: Vec<_> = streams.iter().map(|stream| clock.piece(stream, 1 << 20)).collect();
-            let found = clock.pass(60, |_| pieces.iter_mut().for_each(|piece| piece.advance(bytes)));
-            assert_eq!(found, Some((21, WatchdogTimeout::Stalled)), "{bytes} bytes a second");
+            let timeout = clock.pass(60, |_| pieces.iter_mut().for_each(|piece| piece.advance(bytes)));
+            assert_eq!(timeout, Some((21, WatchdogTimeout::Stalled)), "{bytes} bytes a second");
         }
     }
 
     #[test]
-    fn one_stream_that_stands_still_is_borne_longer_while_others_move() {
+    fn a_stalled_stream_is_tolerated_longer_while_others_advance() {
         let mut clock = Clock::new();
-        let (still, moving) = (clock.progress.track_with(None), clock.progress.track_with(None));
-        let (_held, mut taken) = (clock.piece(&still, 1 << 20), clock.piece(&moving, 1 << 20));
-        assert_eq!(clock.pass(60, |_| taken.advance(4000)), Some((41, WatchdogTimeout::Stalled)));
+        let (stalled, moving) = (clock.watchdog.track_with(None), clock.watchdog.track_with(None));
+        let (_stalled_piece, mut moving_piece) = (clock.piece(&stalled, 1 << 20), clock.piece(&moving, 1 << 20));
+        assert_eq!(clock.pass(60, |_| moving_piece.advance(4000)), Some((41, WatchdogTimeout::Stalled)));
         // The same holds if the other streams are short answers.
         let mut clock = Clock::new();
-        let still = clock.progress.track_with(None);
-        let _held = clock.piece(&still, 1 << 20);
-        let short = |clock: &Http2Watchdog| {
+        let stalled = clock.watchdog.track_with(None);
+        let _stalled_piece = clock.piece(&stalled, 1 << 20);
+        let send_short = |clock: &Http2Watchdog| {
             TrackedBytes::new(Bytes::from_static(b"abc"), Some(&clock.track_with(None))).advance(3);
         };
-        let progress = clock.progress.clone();
-        assert_eq!(clock.pass(60, |_| short(&progress)), Some((41, WatchdogTimeout::Stalled)));
+        let watchdog = clock.watchdog.clone();
+        assert_eq!(clock.pass(60, |_| send_short(&watchdog)), Some((41, WatchdogTimeout::Stalled)));
     }
 
     #[test]
-    fn asking_for_more_is_no_progress() {
+    fn new_requests_are_no_progress() {
         let mut clock = Clock::new();
-        let (mut streams, progress) = (Vec::new(), clock.progress.clone());
-        let found = clock.pass(60, |_| {
-            let stream = progress.track_with(None);
+        let (mut streams, watchdog) = (Vec::new(), clock.watchdog.clone());
+        let timeout = clock.pass(60, |_| {
+            let stream = watchdog.track_with(None);
             streams.push(TrackedBytes::new(Bytes::from_static(b"abc"), Some(&stream)));
         });
-        assert_eq!(found, Some((21, WatchdogTimeout::Stalled)));
+        assert_eq!(timeout, Some((21, WatchdogTimeout::Stalled)));
     }
 
     #[test]
-    fn an_answer_that_is_being_made_stalls_nobody() {
+    fn an_answer_in_preparation_is_no_stall() {
         let mut clock = Clock::new();
-        let _asked = clock.progress.track_with(None);
+        let _preparing = clock.watchdog.track_with(None);
         assert_eq!(clock.pass(1000, |_| ()), None);
-        let paused = clock.progress.track_with(None);
-        let _held = clock.piece(&paused, 1 << 20);
+        let paused = clock.watchdog.track_with(None);
+        let _piece = clock.piece(&paused, 1 << 20);
         assert_eq!(clock.pass(39, |_| ()), None);
     }
 
     #[test]
-    fn who_takes_large_steps_may_take_them_late() {
+    fn a_client_that_takes_large_steps_may_take_them_late() {
         let mut clock = Clock::new();
-        let stream = clock.progress.track_with(None);
+        let stream = clock.watchdog.track_with(None);
         let mut piece = clock.piece(&stream, 100 << 20);
-        let found = clock.pass(300, |second| {
+        let timeout = clock.pass(300, |second| {
             if second % 35 == 1 {
                 piece.advance(1 << 20);
             }
         });
-        assert_eq!(found, None);
+        assert_eq!(timeout, None);
         assert_eq!(clock.pass(60, |_| ()), Some((21, WatchdogTimeout::Stalled)), "40 seconds after the last step");
     }
 
     #[test]
-    fn a_few_bytes_are_all_that_a_short_answer_has() {
+    fn a_short_answer_advances_by_all_its_bytes() {
         let mut clock = Clock::new();
-        let stream = clock.progress.track_with(None);
+        let stream = clock.watchdog.track_with(None);
         for _ in 0..10 {
             let mut piece = clock.piece(&stream, 100);
             assert_eq!(clock.pass(15, |_| ()), None);
@@ -437,52 +440,52 @@ mod tests {
     }
 
     #[test]
-    fn whoever_is_about_to_end_is_less_patient() {
+    fn a_shutdown_shortens_the_stall_limit() {
         let mut clock = Clock::new();
-        let stream = clock.progress.track_with(None);
+        let stream = clock.watchdog.track_with(None);
         let _piece = clock.piece(&stream, 1 << 20);
-        clock.progress.begin_shutdown();
+        clock.watchdog.begin_shutdown();
         assert_eq!(clock.pass(60, |_| ()), Some((11, WatchdogTimeout::Stalled)));
     }
 
     #[test]
     fn a_connection_without_streams_is_idle() {
         let mut clock = Clock::new();
-        let progress = clock.progress.clone();
+        let watchdog = clock.watchdog.clone();
         // A stream that has ended by the next check counts.
-        let found = clock.pass(300, |second| {
+        let timeout = clock.pass(300, |second| {
             if second == 50 {
-                drop(progress.track_with(None));
+                drop(watchdog.track_with(None));
             }
         });
-        assert_eq!(found, Some((150, WatchdogTimeout::Idle)));
+        assert_eq!(timeout, Some((150, WatchdogTimeout::Idle)));
         assert_eq!(clock.pass(300, |_| ()), Some((100, WatchdogTimeout::Idle)), "and again");
     }
 
     #[test]
-    fn streams_that_have_ended_are_forgotten_without_a_look() {
-        let progress = Http2Watchdog::default();
+    fn ended_streams_are_removed_without_a_check() {
+        let watchdog = Http2Watchdog::default();
         for _ in 0..10_000 {
-            drop(progress.track_with(None));
+            drop(watchdog.track_with(None));
         }
-        assert!(progress.0.state.lock().unwrap().streams.capacity() < 100);
+        assert!(watchdog.0.state.lock().unwrap().streams.capacity() < 100);
     }
 
     #[tokio::test]
-    async fn nobody_looks_while_nothing_waits_and_the_first_piece_wakes() {
+    async fn the_watchdog_parks_while_nothing_is_pending_and_wakes_at_the_first_piece() {
         let limits = WatchdogLimits { stall: Duration::from_millis(40), idle: Duration::from_secs(3600) };
-        let progress = Http2Watchdog::default();
-        let stream = progress.track_with(None);
-        assert!(progress.next_check_in(Instant::now(), limits) > 1000 * limits.stall);
-        let (fault, _piece) = tokio::join!(progress.wait_for_timeout(limits), async {
+        let watchdog = Http2Watchdog::default();
+        let stream = watchdog.track_with(None);
+        assert!(watchdog.next_check_in(Instant::now(), limits) > 1000 * limits.stall);
+        let (timeout, _piece) = tokio::join!(watchdog.wait_for_timeout(limits), async {
             // Let the other future begin to wait.
             tokio::task::yield_now().await;
-            assert!(progress.0.is_parked.load(Ordering::SeqCst));
+            assert!(watchdog.0.is_parked.load(Ordering::SeqCst));
             TrackedBytes::new(Bytes::from_static(b"abc"), Some(&stream))
         });
-        assert_eq!(fault, WatchdogTimeout::Stalled);
+        assert_eq!(timeout, WatchdogTimeout::Stalled);
         let tiny = WatchdogLimits { stall: Duration::from_nanos(1), ..limits };
         let _piece = TrackedBytes::new(Bytes::from_static(b"abc"), Some(&stream));
-        assert!(progress.next_check_in(Instant::now(), tiny) >= MIN_CHECK_INTERVAL);
+        assert!(watchdog.next_check_in(Instant::now(), tiny) >= MIN_CHECK_INTERVAL);
     }
 }

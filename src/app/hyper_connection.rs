@@ -66,74 +66,74 @@ pub(super) struct ConnectionLimits {
 /// Serves the rest of a connection with hyper, from the first request that the fast path does not answer.
 #[expect(clippy::too_many_arguments, reason = "one connection's state, passed from a single call site")]
 pub(super) async fn serve_with_hyper<S: Socket + 'static>(
-    http: &Builder<TokioExecutor>,
-    lane: FastConnection<S>,
-    news: SnapshotReceiver,
+    hyper_builder: &Builder<TokioExecutor>,
+    fast_connection: FastConnection<S>,
+    snapshots: SnapshotReceiver,
     peer: Option<IpAddr>,
     signals: ConnectionSignals,
     mut closing: watch::Receiver<bool>,
     limits: WatchdogLimits,
-    charge: ConnectionMemory,
+    memory: ConnectionMemory,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let (told, progress, is_http2) = (signals.clone(), Http2Watchdog::default(), lane.is_http2());
-    let (streams, paid) = (progress.clone(), charge.clone());
+    let (close_signals, watchdog, is_http2) = (signals.clone(), Http2Watchdog::default(), fast_connection.is_http2());
+    let (request_watchdog, request_memory) = (watchdog.clone(), memory.clone());
     let service = service_fn(move |request: Request<Incoming>| {
-        let answered = BusyGuard::begin(&signals);
-        let begun = prepare_request(request, &streams, &paid).map(|(mut request, stream)| {
+        let busy_guard = BusyGuard::begin(&signals);
+        let prepared = prepare_request(request, &request_watchdog, &request_memory).map(|(mut request, stream)| {
             request.extensions_mut().insert(ConnectInfo(peer));
-            (news.current().router.clone().oneshot(request), stream)
+            (snapshots.current().router.clone().oneshot(request), stream)
         });
-        if begun.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
+        if prepared.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
             // A field may cost the client a single byte, and many fields take as much time as many requests.
-            paid.refuse(GoawayReason::TooManyFields);
+            request_memory.refuse(GoawayReason::TooManyFields);
         }
         async move {
-            let (response, stream) = match begun {
-                Ok((answer, stream)) => (answer.await?, stream),
+            let (response, stream) = match prepared {
+                Ok((response_future, stream)) => (response_future.await?, stream),
                 Err(status) => (empty_response(status), None),
             };
-            Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: answered }))
+            Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: busy_guard }))
         }
     });
-    let mut connection = pin!(http.serve_connection(TokioIo::new(lane), service));
-    let (mut is_closing, mut is_leaving, mut leaves_at) = (false, false, None);
+    let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
+    let (mut is_closing, mut is_going_away, mut goaway_deadline) = (false, false, None);
     let reason = loop {
         tokio::select! {
             // hyper must come first: if it is shut down before it has seen a request, it never sees it.
             biased;
-            ended = with_accounting(connection.as_mut(), &charge) => return ended,
-            reason = charge.wait_for_refusal(), if is_http2 => {
+            result = with_accounting(connection.as_mut(), &memory) => return result,
+            reason = memory.wait_for_refusal(), if is_http2 => {
                 if reason.is_memory_shortage() {
                     log_ended_for_memory(peer, reason);
-                    told.set_close_reason(ServerCloseReason::Memory);
+                    close_signals.set_close_reason(ServerCloseReason::Memory);
                 }
                 break io::Error::other(reason.text());
             }
             () = wait_until_set(&mut closing), if !is_closing => {
                 is_closing = true;
-                told.request_close();
-                progress.begin_shutdown();
+                close_signals.request_close();
+                watchdog.begin_shutdown();
                 connection.as_mut().graceful_shutdown();
             }
-            () = charge.wait_for_reclaim(), if is_http2 && !is_leaving && !is_closing => {
-                is_leaving = true;
-                leaves_at = Some(Instant::now() + GOAWAY_TIMEOUT);
-                told.set_close_reason(ServerCloseReason::Evicted);
+            () = memory.wait_for_reclaim(), if is_http2 && !is_going_away && !is_closing => {
+                is_going_away = true;
+                goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
+                close_signals.set_close_reason(ServerCloseReason::Evicted);
                 connection.as_mut().graceful_shutdown();
             }
             // The client ignores GOAWAY. The connection ends unless a request has just arrived.
-            () = tokio::time::sleep_until(leaves_at.unwrap_or_else(Instant::now)), if leaves_at.is_some() => {
-                if charge.is_idle() {
+            () = tokio::time::sleep_until(goaway_deadline.unwrap_or_else(Instant::now)), if goaway_deadline.is_some() => {
+                if memory.is_idle() {
                     break io::Error::other("others need the memory of this idle connection");
                 }
-                leaves_at = Some(Instant::now() + GOAWAY_TIMEOUT);
+                goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
             }
-            fault = progress.wait_for_timeout(limits), if is_http2 => match fault {
+            timeout = watchdog.wait_for_timeout(limits), if is_http2 => match timeout {
                 // A request may have been sent just now. If the client ignores GOAWAY, the connection becomes idle
                 // again.
-                WatchdogTimeout::Idle if !is_leaving => {
-                    is_leaving = true;
-                    told.set_close_reason(ServerCloseReason::Idle);
+                WatchdogTimeout::Idle if !is_going_away => {
+                    is_going_away = true;
+                    close_signals.set_close_reason(ServerCloseReason::Idle);
                     connection.as_mut().graceful_shutdown();
                 }
                 WatchdogTimeout::Idle => break io::Error::other("the client makes no requests"),
@@ -147,7 +147,7 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     if !is_closing {
         // This sends two GOAWAY frames. The second, after a PING, tells an honest client which requests it can repeat.
         connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &charge)).await;
+        let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &memory)).await;
     }
     Err(reason.into())
 }
@@ -161,12 +161,12 @@ fn log_ended_for_memory(peer: Option<IpAddr>, reason: GoawayReason) {
 }
 
 /// Drives hyper's connection and does the memory accounting of each poll.
-async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, charge: &ConnectionMemory) -> T {
+async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, memory: &ConnectionMemory) -> T {
     poll_fn(|context| {
-        charge.begin_poll();
-        let ended = connection.as_mut().poll(context);
-        charge.release_pending();
-        ended
+        memory.begin_poll();
+        let result = connection.as_mut().poll(context);
+        memory.release_pending();
+        result
     })
     .await
 }
@@ -174,8 +174,8 @@ async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, c
 /// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too much.
 fn prepare_request(
     request: Request<Incoming>,
-    streams: &Http2Watchdog,
-    charge: &ConnectionMemory,
+    watchdog: &Http2Watchdog,
+    memory: &ConnectionMemory,
 ) -> Result<(Request<Body>, Option<StreamTracker>), StatusCode> {
     if request.version() != Version::HTTP_2 {
         let mut request = request.map(Body::new);
@@ -198,8 +198,8 @@ fn prepare_request(
     if parts.headers.len() - cookies.min(MAX_UNCOUNTED_COOKIES) > MAX_FIELDS {
         return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
-    let charge = charge.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    let stream = streams.track(charge);
+    let stream_memory = memory.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    let stream = watchdog.track(stream_memory);
     strip_unread_headers(&mut parts.headers);
     Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
 }
@@ -273,10 +273,11 @@ impl http_body::Body for TrackedBody {
 
 /// Returns the builder that sets how hyper serves connections.
 pub(super) fn hyper_builder(config: &Config) -> Builder<TokioExecutor> {
-    let mut http = Builder::new(TokioExecutor::new());
+    let mut builder = Builder::new(TokioExecutor::new());
     // The fast path enforces the time limit of request heads.
-    http.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
-    http.http2()
+    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http2()
         .timer(TokioTimer::new())
         .max_concurrent_streams(MAX_STREAMS)
         // hyper keeps a stream in memory for each malformed request.
@@ -290,5 +291,5 @@ pub(super) fn hyper_builder(config: &Config) -> Builder<TokioExecutor> {
         .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
         .keep_alive_interval(Some(config.server.header_timeout))
         .keep_alive_timeout(config.server.header_timeout);
-    http
+    builder
 }

@@ -32,13 +32,13 @@ const MAX_ENTRIES: usize = 10_000;
 ///
 /// # Errors
 /// If it does not exist or cannot be read.
-pub fn inspect(config: &Config, wanted: &InspectArgs) -> anyhow::Result<u8> {
+pub fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
-    let shown = runtime.block_on(run(config, wanted));
+    let result = runtime.block_on(run(config, args));
     // A read that hangs in storage must not keep the process alive.
     runtime.shutdown_background();
-    let text = shown?;
+    let text = result?;
     // A closed pipe (`| head`) is not an error.
     match writeln!(std::io::stdout(), "{}", text.trim_end()) {
         Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
@@ -46,31 +46,31 @@ pub fn inspect(config: &Config, wanted: &InspectArgs) -> anyhow::Result<u8> {
     }
 }
 
-async fn run(config: &Config, wanted: &InspectArgs) -> anyhow::Result<String> {
-    let [place] = config.containers.as_slice() else { bail!("inspect takes one container") };
+async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
+    let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(container_settings(config));
-    let container = Container::new(open_store(place, config)?, Arc::clone(&resources));
+    let container = Container::new(open_store(container_config, config)?, Arc::clone(&resources));
     let mount = mount("", container.clone(), CacheControl::Revalidate);
-    let name = wanted.dataset.trim_matches('/');
+    let name = args.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
-    let asked =
+    let client =
         InProcessClient { app: App::new(vec![mount], resources, http_options(config, None), String::new), config };
-    let body = asked.info(&key).await?;
-    if wanted.json {
+    let body = client.info(&key).await?;
+    if args.json {
         return Ok(body);
     }
     let document = document(&body).context("/info")?;
     let mut levels = Vec::new();
     for path in document["multiscale"]["levels"].as_array().into_iter().flatten() {
         let path = path["path"].as_str().unwrap_or_default();
-        let below = Key::from_segments(key.segments().chain(path.split('/')))?;
-        let info = asked.info(&below).await.unwrap_or_default();
+        let level_key = Key::from_segments(key.segments().chain(path.split('/')))?;
+        let info = client.info(&level_key).await.unwrap_or_default();
         levels.push(LevelReport { path: path.to_owned(), info: self::document(&info).unwrap_or_default() });
     }
     let is_group = document["kind"] == "group";
-    let tree = if is_group { Some(tree(&container, &asked, &key).await?) } else { None };
-    let shown = if key.is_root() { place.root.display().to_string() } else { key.as_str().to_owned() };
-    Ok(text::render(&shown, &document, &levels, tree.as_ref()))
+    let tree = if is_group { Some(tree(&container, &client, &key).await?) } else { None };
+    let title = if key.is_root() { container_config.root.display().to_string() } else { key.as_str().to_owned() };
+    Ok(text::render(&title, &document, &levels, tree.as_ref()))
 }
 
 /// Parses a document of `/info`, and replaces the attributes with their number: they may hold numbers and strings that
@@ -166,30 +166,30 @@ impl InProcessClient<'_> {
 }
 
 /// Returns the tree below a group, depth first, within the limits of the display.
-async fn tree(container: &Container, asked: &InProcessClient<'_>, key: &Key) -> anyhow::Result<TreeListing> {
-    let access = container.resources().request_freshness();
+async fn tree(container: &Container, client: &InProcessClient<'_>, key: &Key) -> anyhow::Result<TreeListing> {
+    let freshness = container.resources().request_freshness();
     let mut tree = TreeListing::default();
     // A stack: the next entry of the directory being walked is last.
-    let mut left: Vec<(Key, usize)> = Vec::new();
-    let mut below = Some((key.clone(), 0));
+    let mut pending: Vec<(Key, usize)> = Vec::new();
+    let mut next_group = Some((key.clone(), 0));
     loop {
-        if let Some((key, depth)) = below.take()
-            && let Some(page) = container.list(access, &key, None, MAX_ENTRIES, false).await?
+        if let Some((key, depth)) = next_group.take()
+            && let Some(page) = container.list(freshness, &key, None, MAX_ENTRIES, false).await?
         {
-            tree.is_truncated |= page.more;
+            tree.is_truncated |= page.has_more;
             let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
-            left.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
+            pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
         }
-        let Some((key, depth)) = left.pop() else { return Ok(tree) };
+        let Some((key, depth)) = pending.pop() else { return Ok(tree) };
         if tree.lines.len() >= MAX_TREE_LINES {
             tree.is_truncated = true;
             return Ok(tree);
         }
-        let info = asked.info(&key).await.unwrap_or_default();
+        let info = client.info(&key).await.unwrap_or_default();
         let document = document(&info).unwrap_or_default();
         tree.lines.push(text::tree_line(key.name().unwrap_or_default(), depth, &document));
         if depth < 64 {
-            below = Some((key, depth + 1));
+            next_group = Some((key, depth + 1));
         }
     }
 }
@@ -199,7 +199,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn attributes_are_counted_whatever_they_hold() {
+    fn attributes_are_counted_regardless_of_their_values() {
         let text = r#"{"attributes":{"a":1e999,"b":"\ud800","\udfff":[1]},"kind":"group","tensorstore":{"x":1e999}}"#;
         assert_eq!(document(text).unwrap(), serde_json::json!({"attributes": 3, "kind": "group"}));
     }

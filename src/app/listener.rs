@@ -56,9 +56,9 @@ impl Listener {
                 listener.with_context(|| format!("cannot listen on {address}"))
             }
             ListenAddress::Unix(path) => {
-                let stale = path.clone();
+                let stale_path = path.clone();
                 off_thread(SOCKET_FILE_TIMEOUT, move || {
-                    remove_stale(&stale);
+                    remove_stale(&stale_path);
                     Ok(())
                 })
                 .await?;
@@ -121,8 +121,8 @@ impl Listener {
                     .await;
             }
             Self::Unix(listener, path) => {
-                let removed = off_thread(SOCKET_FILE_TIMEOUT, move || Ok(std::fs::remove_file(path)?)).await;
-                drop(removed.inspect_err(|error| tracing::debug!(%error, "the socket's file could not be removed")));
+                let result = off_thread(SOCKET_FILE_TIMEOUT, move || Ok(std::fs::remove_file(path)?)).await;
+                drop(result.inspect_err(|error| tracing::debug!(%error, "the socket's file could not be removed")));
                 let Ok(listener) = listener.into_std() else { return };
                 let accept = || {
                     let (stream, _) = listener.accept()?;
@@ -141,11 +141,11 @@ async fn drain_backlog<S>(
     accept: impl Fn() -> io::Result<S>,
     serve: impl Fn(S, Option<OwnedSemaphorePermit>),
 ) {
-    let until = Instant::now() + BACKLOG_DRAIN_TIMEOUT;
-    while Instant::now() < until {
+    let deadline = Instant::now() + BACKLOG_DRAIN_TIMEOUT;
+    while Instant::now() < deadline {
         match accept() {
             Ok(stream) => {
-                let Ok(slot) = tokio::time::timeout_at(until, connections.acquire_slot()).await else { return };
+                let Ok(slot) = tokio::time::timeout_at(deadline, connections.acquire_slot()).await else { return };
                 serve(stream, slot);
             }
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,

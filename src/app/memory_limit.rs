@@ -37,8 +37,8 @@ fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
         };
         // A limit holds for all groups below it. Groups above a container's own root are not visible inside the
         // container.
-        let below = Path::new(path.trim_start_matches('/'));
-        let texts = below.ancestors().filter_map(|group| read(&root.join(group).join(file)));
+        let group_path = Path::new(path.trim_start_matches('/'));
+        let texts = group_path.ancestors().filter_map(|group| read(&root.join(group).join(file)));
         limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));
     }
     // Version 1 has a number near 2^63 for no limit.
@@ -55,26 +55,26 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_least_limit_of_all_groups_above_counts() {
+    fn the_lowest_limit_of_all_ancestor_groups_counts() {
         let root = tempfile::tempdir().unwrap();
-        let limit = |group: &str, file: &str, text: &str| {
+        let write_limit = |group: &str, file: &str, text: &str| {
             std::fs::create_dir_all(root.path().join(group)).unwrap();
             #[expect(clippy::disallowed_methods, reason = "as the kernel would")]
             std::fs::write(root.path().join(group).join(file), text).unwrap();
         };
-        let found = |groups: &str| lowest_cgroup_limit(root.path(), groups);
-        assert_eq!(found("0::/a/b\n"), None);
-        limit("a/b", "memory.max", "max\n");
-        assert_eq!(found("0::/a/b\n"), None);
-        limit("a", "memory.max", "1073741824\n");
-        assert_eq!(found("0::/a/b\n"), Some(1 << 30));
-        limit("", "memory.max", "536870912\n");
-        assert_eq!(found("0::/a/b\n"), Some(1 << 29));
-        assert_eq!(found("0::/\n"), Some(1 << 29), "inside a container, its own group is the root");
-        limit("memory/c", "memory.limit_in_bytes", "9223372036854771712\n");
-        assert_eq!(found("3:cpu:/c\n2:memory:/c\n"), None);
-        limit("memory", "memory.limit_in_bytes", "1000000\n");
-        assert_eq!(found("3:cpu:/c\n2:memory:/c\n"), Some(1_000_000));
-        assert_eq!(found("nonsense"), None);
+        let lowest = |groups: &str| lowest_cgroup_limit(root.path(), groups);
+        assert_eq!(lowest("0::/a/b\n"), None);
+        write_limit("a/b", "memory.max", "max\n");
+        assert_eq!(lowest("0::/a/b\n"), None);
+        write_limit("a", "memory.max", "1073741824\n");
+        assert_eq!(lowest("0::/a/b\n"), Some(1 << 30));
+        write_limit("", "memory.max", "536870912\n");
+        assert_eq!(lowest("0::/a/b\n"), Some(1 << 29));
+        assert_eq!(lowest("0::/\n"), Some(1 << 29), "inside a container, its own group is the root");
+        write_limit("memory/c", "memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(lowest("3:cpu:/c\n2:memory:/c\n"), None);
+        write_limit("memory", "memory.limit_in_bytes", "1000000\n");
+        assert_eq!(lowest("3:cpu:/c\n2:memory:/c\n"), Some(1_000_000));
+        assert_eq!(lowest("nonsense"), None);
     }
 }

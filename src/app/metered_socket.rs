@@ -28,8 +28,8 @@ const RELEASE_DELAY: Duration = Duration::from_millis(250);
 /// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
 const DRAIN_BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-/// Longest wait for the acknowledgement of the end of the stream, once all bytes are acknowledged. Then the connection is
-/// discarded: the kernel would keep it for minutes, with 6 KiB that no pool counts.
+/// Longest wait for the acknowledgement of the end of the stream, once all bytes are acknowledged. Then the connection
+/// is discarded: the kernel would keep it for minutes, with 6 KiB that no pool counts.
 const FIN_TIMEOUT: Duration = Duration::from_secs(3);
 
 /// A tokio socket, with what its send queue has taken from the pool.
@@ -99,34 +99,34 @@ impl<S: TokioSocket> DrainableSocket for S {
 }
 
 impl LingerSlot {
-    /// Sends the end of the stream, and waits until the client has acknowledged it and the rest of an answer: for at most
-    /// `patience`, or [`FIN_TIMEOUT`] if only the end is left. Then discards the connection, because the kernel would
-    /// keep any number of closed sockets for minutes. A connection that was `broken_off` is discarded at once if bytes
-    /// are left or the client has hung up.
-    pub(super) async fn drain(&self, broken_off: bool, patience: Duration) {
-        let Some(unsent) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let is_empty = unsent.release_drained() == Some(0);
-        if broken_off && (!is_empty || unsent.socket.has_hung_up()) {
-            return unsent.socket.set_reset_on_close();
+    /// Sends the end of the stream, and waits until the client has acknowledged it and the rest of an answer: for at
+    /// most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then discards the connection, because the kernel
+    /// would keep any number of closed sockets for minutes. A connection that was `is_aborted` is discarded at once if
+    /// bytes are left or the client has hung up.
+    pub(super) async fn drain(&self, is_aborted: bool, timeout: Duration) {
+        let Some(lingering) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
+        let is_empty = lingering.release_drained() == Some(0);
+        if is_aborted && (!is_empty || lingering.socket.has_hung_up()) {
+            return lingering.socket.set_reset_on_close();
         }
-        unsent.socket.send_fin();
-        let patience = if is_empty { patience.min(FIN_TIMEOUT) } else { patience };
-        let (until, [mut pause, longest]) = (Instant::now() + patience, DRAIN_BACKOFF);
-        let longest = if is_empty { FIN_TIMEOUT / 4 } else { longest };
+        lingering.socket.send_fin();
+        let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
+        let (deadline, [mut pause, max_pause]) = (Instant::now() + timeout, DRAIN_BACKOFF);
+        let max_pause = if is_empty { FIN_TIMEOUT / 4 } else { max_pause };
         loop {
-            match unsent.release_drained() {
+            match lingering.release_drained() {
                 Some(0) => return,
-                Some(_) if Instant::now() < until => {}
-                _ => return unsent.socket.set_reset_on_close(),
+                Some(_) if Instant::now() < deadline => {}
+                _ => return lingering.socket.set_reset_on_close(),
             }
             tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(longest);
+            pause = (pause * 2).min(max_pause);
         }
     }
 }
 
 impl<S: TokioSocket> MeteredSocket<S> {
-    pub(super) fn new(socket: S, queue: SendQueue, rest: &LingerSlot) -> Self {
+    pub(super) fn new(socket: S, queue: SendQueue, linger: &LingerSlot) -> Self {
         let segment_bytes = if S::IS_TCP { segment_bytes(socket.as_fd()) } else { None };
         Self {
             queue: queue.with_segments(segment_bytes),
@@ -135,7 +135,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
             release_timer: None,
             has_received: false,
             has_outgrown: false,
-            linger: rest.clone(),
+            linger: linger.clone(),
         }
     }
 
@@ -172,21 +172,21 @@ impl<S: TokioSocket> MeteredSocket<S> {
     /// Ready with how many of `wanted` bytes may be written. If `wanted` is 0, ready when [`Self::try_to_write`] would
     /// write some of any number of bytes.
     fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
-        let [shortest, longest] = WRITE_BACKOFF;
+        let [min_pause, max_pause] = WRITE_BACKOFF;
         loop {
-            let asked = if wanted == 0 { self.queue.min_write_bytes() } else { wanted };
-            let allowed = self.queue.allow(self.socket()?, asked);
+            let requested_bytes = if wanted == 0 { self.queue.min_write_bytes() } else { wanted };
+            let allowed = self.queue.allow(self.socket()?, requested_bytes);
             if allowed > 0 {
                 self.retry_timer = None;
                 return Poll::Ready(Ok(allowed.min(wanted)));
             }
             let (sleep, pause) =
-                self.retry_timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(shortest)), shortest));
+                self.retry_timer.get_or_insert_with(|| (Box::pin(tokio::time::sleep(min_pause)), min_pause));
             if sleep.as_mut().poll(context).is_pending() {
                 self.poll_release(context);
                 return if self.has_outgrown { Poll::Ready(Err(closed_error())) } else { Poll::Pending };
             }
-            *pause = (*pause * 2).min(longest);
+            *pause = (*pause * 2).min(max_pause);
             sleep.as_mut().reset(Instant::now() + *pause);
         }
     }
@@ -307,8 +307,8 @@ impl<S: TokioSocket> Drop for MeteredSocket<S> {
             return;
         }
         let empty = self.queue.placeholder();
-        let unsent = LingeringSocket { socket: Box::new(socket), queue: std::mem::replace(&mut self.queue, empty) };
-        *self.linger.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(unsent);
+        let lingering = LingeringSocket { socket: Box::new(socket), queue: std::mem::replace(&mut self.queue, empty) };
+        *self.linger.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(lingering);
     }
 }
 
@@ -329,40 +329,40 @@ mod tests {
     use super::*;
     use crate::metrics::ConnectionPoolLabel;
 
-    async fn pair(pool: &Arc<DynamicThresholdPool>, rest: &LingerSlot) -> (MeteredSocket<TcpStream>, TcpStream) {
-        let (socket, reader, _) = pair_of_address(pool, rest).await;
+    async fn pair(pool: &Arc<DynamicThresholdPool>, linger: &LingerSlot) -> (MeteredSocket<TcpStream>, TcpStream) {
+        let (socket, reader, _) = pair_of_address(pool, linger).await;
         (socket, reader)
     }
 
     async fn pair_of_address(
         pool: &Arc<DynamicThresholdPool>,
-        rest: &LingerSlot,
+        linger: &LingerSlot,
     ) -> (MeteredSocket<TcpStream>, TcpStream, Arc<AddressMemory>) {
-        let of_address = Arc::<AddressMemory>::default();
+        let address_memory = Arc::<AddressMemory>::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let socket = TcpSocket::new_v4().unwrap();
         // Keeps the receive buffer of a client that reads nothing small.
         socket.set_recv_buffer_size(4096).unwrap();
         let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
-        let queue = SendQueue::new(pool, Some(Arc::clone(&of_address)));
-        (MeteredSocket::new(accepted.unwrap().0, queue, rest), reader.unwrap(), of_address)
+        let queue = SendQueue::new(pool, Some(Arc::clone(&address_memory)));
+        (MeteredSocket::new(accepted.unwrap().0, queue, linger), reader.unwrap(), address_memory)
     }
 
     /// The queue is never drained.
     #[tokio::test]
-    async fn a_write_of_nothing_waits_as_long_as_a_write_of_much() {
+    async fn an_empty_write_waits_as_long_as_a_large_write() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
         let (mut socket, _reader) = pair(&pool, &LingerSlot::default()).await;
         let mut full = false;
         for _ in 0..200 {
-            let much = socket.queue.allow(socket.socket().unwrap(), 1 << 20);
-            let nothing = futures_util::poll!(std::future::poll_fn(|context| socket.poll_allowed(context, 0)));
-            assert_eq!(much == 0, nothing.is_pending(), "{much}");
-            full |= much == 0;
-            if much > 0 {
+            let allowed = socket.queue.allow(socket.socket().unwrap(), 1 << 20);
+            let empty_write = futures_util::poll!(std::future::poll_fn(|context| socket.poll_allowed(context, 0)));
+            assert_eq!(allowed == 0, empty_write.is_pending(), "{allowed}");
+            full |= allowed == 0;
+            if allowed > 0 {
                 let written =
-                    tokio::time::timeout(Duration::from_millis(5), socket.write(&vec![0; much.min(700)])).await;
+                    tokio::time::timeout(Duration::from_millis(5), socket.write(&vec![0; allowed.min(700)])).await;
                 assert!(written.is_ok());
             }
         }
@@ -372,21 +372,21 @@ mod tests {
     #[tokio::test]
     async fn queues_of_clients_that_take_nothing_stay_within_the_pool() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        let mut held = Vec::new();
+        let mut connections = Vec::new();
         for _ in 0..40 {
             let (mut socket, reader) = pair(&pool, &LingerSlot::default()).await;
-            let much = vec![0; 4 << 20];
-            let writing = socket.write_all(&much);
+            let data = vec![0; 4 << 20];
+            let writing = socket.write_all(&data);
             assert!(tokio::time::timeout(Duration::from_millis(20), writing).await.is_err());
-            held.push((socket, reader));
+            connections.push((socket, reader));
         }
-        let queued: usize = held.iter().map(|(socket, _)| socket.socket().unwrap().queue_bytes()).sum();
+        let queued: usize = connections.iter().map(|(socket, _)| socket.socket().unwrap().queue_bytes()).sum();
         assert!(queued <= (1 << 20) + 40 * 2 * UNPOOLED_BYTES, "{queued}");
         assert!(queued > 1 << 18, "{queued}");
     }
 
     #[tokio::test]
-    async fn all_arrives_from_an_empty_pool_and_is_given_back() {
+    async fn all_bytes_arrive_with_an_empty_pool() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
         let sent: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
         for segments in [None, Some(88), Some(536), Some(999)] {
@@ -405,7 +405,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_packet_that_is_not_full_is_sent_where_nothing_may_follow() {
+    async fn a_partial_packet_is_sent_when_no_more_bytes_may_follow() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
         let (socket, _reader) = pair(&pool, &LingerSlot::default()).await;
         let tcp = socket.socket().unwrap();
@@ -421,137 +421,137 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_connection_gives_back_what_was_taken_when_it_is_idle_or_asks_again_where_others_need_it() {
+    async fn a_connection_returns_its_grant_when_idle_or_at_its_next_request_under_pressure() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        let (mut socket, mut reader, of_address) = pair_of_address(&pool, &LingerSlot::default()).await;
-        for is_much_taken in [false, true] {
-            while is_much_taken && !pool.is_under_pressure() {
+        let (mut socket, mut reader, address_memory) = pair_of_address(&pool, &LingerSlot::default()).await;
+        for is_under_pressure in [false, true] {
+            while is_under_pressure && !pool.is_under_pressure() {
                 pool.take_up_to(None, 0, 1 << 17);
             }
-            for asks in [true, false] {
+            for sends_request in [true, false] {
                 socket.write_all(&vec![0; 30_000]).await.unwrap();
                 reader.read_exact(&mut vec![0; 30_000]).await.unwrap();
                 assert!(socket.queue.has_grant());
-                if asks {
+                if sends_request {
                     reader.write_u8(1).await.unwrap();
                     assert_eq!(socket.read_u8().await.unwrap(), 1);
-                    assert_eq!(socket.queue.has_grant(), !is_much_taken);
+                    assert_eq!(socket.queue.has_grant(), !is_under_pressure);
                 } else {
                     assert!(tokio::time::timeout(RELEASE_DELAY * 2, socket.read_u8()).await.is_err());
                     assert!(!socket.queue.has_grant());
                 }
-                assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed) > 0, socket.queue.has_grant());
+                assert_eq!(address_memory.queued_bytes.load(Ordering::Relaxed) > 0, socket.queue.has_grant());
             }
         }
     }
 
     #[tokio::test]
-    async fn a_connection_that_is_flushed_and_not_read_gives_back_what_was_taken() {
+    async fn a_connection_that_is_flushed_but_not_read_returns_its_grant() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
         socket.write_all(&vec![0; 30_000]).await.unwrap();
         reader.read_exact(&mut vec![0; 30_000]).await.unwrap();
-        let emptied = std::future::poll_fn(|context| {
+        let drained = std::future::poll_fn(|context| {
             if !socket.queue.has_grant() {
                 return Poll::Ready(());
             }
             assert!(Pin::new(&mut socket).poll_flush(context).is_ready());
             Poll::Pending
         });
-        assert!(tokio::time::timeout(RELEASE_DELAY * 2, emptied).await.is_ok());
+        assert!(tokio::time::timeout(RELEASE_DELAY * 2, drained).await.is_ok());
     }
 
     #[tokio::test]
     async fn no_more_is_granted_than_the_kernel_takes() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 30, CONNECTION_DIVISOR));
-        let (mut socket, _reader, of_address) = pair_of_address(&pool, &LingerSlot::default()).await;
-        let much = vec![0; 16 << 20];
-        assert!(tokio::time::timeout(Duration::from_millis(50), socket.write_all(&much)).await.is_err());
+        let (mut socket, _reader, address_memory) = pair_of_address(&pool, &LingerSlot::default()).await;
+        let data = vec![0; 16 << 20];
+        assert!(tokio::time::timeout(Duration::from_millis(50), socket.write_all(&data)).await.is_err());
         let queued = socket.socket().unwrap().queue_bytes();
-        let granted = of_address.queued_bytes.load(Ordering::Relaxed);
+        let granted = address_memory.queued_bytes.load(Ordering::Relaxed);
         assert!(granted > 0 && granted <= queued, "{granted} for {queued}");
     }
 
     #[tokio::test]
-    async fn a_connection_that_has_ended_gives_back_what_is_taken_of_its_last_answer() {
+    async fn an_ended_connection_returns_its_grant_as_its_last_answer_is_taken() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 22, CONNECTION_DIVISOR));
-        let rest = LingerSlot::default();
-        let (mut socket, mut reader, of_address) = pair_of_address(&pool, &rest).await;
-        let (mut sent, much) = (0, vec![0; 1 << 16]);
-        while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
+        let linger = LingerSlot::default();
+        let (mut socket, mut reader, address_memory) = pair_of_address(&pool, &linger).await;
+        let (mut sent, data) = (0, vec![0; 1 << 16]);
+        while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
             sent += count.unwrap();
         }
         drop(socket);
-        let granted = of_address.queued_bytes.load(Ordering::Relaxed);
-        let mut draining = std::pin::pin!(rest.drain(false, Duration::from_secs(30)));
+        let granted = address_memory.queued_bytes.load(Ordering::Relaxed);
+        let mut draining = std::pin::pin!(linger.drain(false, Duration::from_secs(30)));
         reader.read_exact(&mut vec![0; sent * 3 / 4]).await.unwrap();
         assert!(tokio::time::timeout(DRAIN_BACKOFF[1] * 3, draining.as_mut()).await.is_err());
-        let left = of_address.queued_bytes.load(Ordering::Relaxed);
-        assert!(left > 0 && left < granted / 2, "{left} of {granted}");
+        let remaining = address_memory.queued_bytes.load(Ordering::Relaxed);
+        assert!(remaining > 0 && remaining < granted / 2, "{remaining} of {granted}");
         tokio::join!(draining, async { reader.read_to_end(&mut Vec::new()).await.unwrap() });
-        assert_eq!(of_address.queued_bytes.load(Ordering::Relaxed), 0);
+        assert_eq!(address_memory.queued_bytes.load(Ordering::Relaxed), 0);
     }
 
     #[tokio::test]
     async fn a_connection_whose_queue_outgrows_its_part_of_the_pool_ends() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
-        let much = vec![0; 1 << 16];
-        while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
+        let data = vec![0; 1 << 16];
+        while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
             count.unwrap();
         }
         // The pool is taken by others, and the queue is far larger than what the connection is granted.
         drop(std::mem::replace(&mut socket.queue, SendQueue::new(&pool, Some(Arc::default()))));
-        let all: Vec<_> = (0..60).map(|_| SendQueue::new(&pool, Some(Arc::default()))).collect();
-        for queue in &all {
+        let others: Vec<_> = (0..60).map(|_| SendQueue::new(&pool, Some(Arc::default()))).collect();
+        for queue in &others {
             queue.grant(0, usize::MAX);
         }
         socket.release_drained();
-        assert!(socket.write(&much).await.is_err());
+        assert!(socket.write(&data).await.is_err());
         drop(socket);
         assert!(reader.read_to_end(&mut Vec::new()).await.is_err(), "the client is not told that bytes are missing");
     }
 
     #[tokio::test]
-    async fn a_broken_off_connection_is_closed_in_order_only_if_nothing_is_left_and_its_client_is_there() {
+    async fn an_aborted_connection_is_closed_orderly_only_if_no_bytes_are_queued() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        for (bytes, hangs_up, in_order) in [(0, false, true), (1 << 17, false, false), (0, true, true)] {
-            let rest = LingerSlot::default();
-            let (mut socket, mut reader) = pair(&pool, &rest).await;
+        for (bytes, hangs_up, is_orderly) in [(0, false, true), (1 << 17, false, false), (0, true, true)] {
+            let linger = LingerSlot::default();
+            let (mut socket, mut reader) = pair(&pool, &linger).await;
             let _ = tokio::time::timeout(Duration::from_millis(20), socket.write_all(&vec![0; bytes])).await;
             if hangs_up {
                 reader.shutdown().await.unwrap();
             }
             drop(socket);
-            rest.drain(true, Duration::from_secs(30)).await;
-            let ended = reader.read_to_end(&mut Vec::new()).await;
-            assert_eq!(ended.is_ok() && !hangs_up, in_order && !hangs_up, "{bytes} {hangs_up} {ended:?}");
-            assert!(rest.0.lock().unwrap().is_none());
+            linger.drain(true, Duration::from_secs(30)).await;
+            let result = reader.read_to_end(&mut Vec::new()).await;
+            assert_eq!(result.is_ok() && !hangs_up, is_orderly && !hangs_up, "{bytes} {hangs_up} {result:?}");
+            assert!(linger.0.lock().unwrap().is_none());
         }
     }
 
     #[tokio::test]
-    async fn a_closed_connection_is_waited_for_and_then_reset() {
+    async fn a_closed_connection_is_drained_and_then_reset() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        for (patience, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
-            let rest = LingerSlot::default();
-            let (mut socket, mut reader) = pair(&pool, &rest).await;
-            let (mut sent, much) = (0, vec![0; 1 << 16]);
-            while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&much)).await {
+        for (timeout, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
+            let linger = LingerSlot::default();
+            let (mut socket, mut reader) = pair(&pool, &linger).await;
+            let (mut sent, data) = (0, vec![0; 1 << 16]);
+            while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
                 sent += count.unwrap();
             }
             drop(socket);
             let mut received = Vec::new();
             if is_reset {
-                rest.drain(false, patience).await;
-                drop(rest);
+                linger.drain(false, timeout).await;
+                drop(linger);
                 assert!(reader.read_to_end(&mut received).await.is_err());
             } else {
                 let reading = async { reader.read_to_end(&mut received).await.unwrap() };
                 tokio::join!(
                     async {
-                        rest.drain(false, patience).await;
-                        drop(rest);
+                        linger.drain(false, timeout).await;
+                        drop(linger);
                     },
                     reading
                 );

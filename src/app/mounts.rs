@@ -41,7 +41,7 @@ struct LocalDirectory {
     store: LocalStore,
     symlinks: SymlinkPolicy,
     entity_tag: EntityTagSource,
-    deadline: Duration,
+    call_timeout: Duration,
     open_lock: OpenAttemptLock,
 }
 
@@ -52,8 +52,8 @@ impl ContainerLocation {
         match (self, other) {
             (Self::Demo, Self::Demo) => true,
             (Self::Local(a), Self::Local(b)) => {
-                let how = |local: &LocalDirectory| (local.symlinks, local.entity_tag, local.deadline);
-                a.store.root() == b.store.root() && how(a) == how(b)
+                let settings = |local: &LocalDirectory| (local.symlinks, local.entity_tag, local.call_timeout);
+                a.store.root() == b.store.root() && settings(a) == settings(b)
             }
             (Self::Unopened(a, _), Self::Unopened(b, _)) => a == b,
             (Self::Demo | Self::Local(_) | Self::Unopened(..), _) => false,
@@ -64,7 +64,7 @@ impl ContainerLocation {
         match self {
             Self::Demo => None,
             Self::Local(local) => Some((&local.configured_path, &local.open_lock)),
-            Self::Unopened(wanted, looks) => Some((wanted, looks)),
+            Self::Unopened(path, open_lock) => Some((path, open_lock)),
         }
     }
 
@@ -72,7 +72,7 @@ impl ContainerLocation {
         match self {
             Self::Demo => Arc::new(demo::store()),
             Self::Local(local) => Arc::new(local.store.clone()),
-            Self::Unopened(wanted, _) => Arc::new(UnavailableStore::new(wanted)),
+            Self::Unopened(path, _) => Arc::new(UnavailableStore::new(path)),
         }
     }
 
@@ -81,7 +81,7 @@ impl ContainerLocation {
         match self {
             Self::Demo => true,
             Self::Local(local) => !local.store.current_load().is_stalled && !local.open_lock.is_busy(),
-            Self::Unopened(_, looks) => !looks.is_busy(),
+            Self::Unopened(_, open_lock) => !open_lock.is_busy(),
         }
     }
 }
@@ -125,26 +125,27 @@ impl Mounts {
     /// # Errors
     /// If none of the containers can be opened. The error gives the reason for each.
     pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let deadline = storage_deadline(config);
-        let limit = if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(deadline) } else { deadline };
-        let (known, mut opened, mut faults) = (Self::default(), Self::default(), Vec::new());
-        let looked = join_all(config.containers.iter().map(|container| async move {
-            let looks = OpenAttemptLock::default();
-            (open_with_timeout(container, deadline, &looks, limit).await, looks)
+        let call_timeout = storage_call_timeout(config);
+        let open_timeout =
+            if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(call_timeout) } else { call_timeout };
+        let (previous, mut opened, mut errors) = (Self::default(), Self::default(), Vec::new());
+        let attempts = join_all(config.containers.iter().map(|container| async move {
+            let open_lock = OpenAttemptLock::default();
+            (open_with_timeout(container, call_timeout, &open_lock, open_timeout).await, open_lock)
         }));
-        for (container, (found, looks)) in config.containers.iter().zip(looked.await) {
-            let place = found.unwrap_or_else(|why| {
-                faults.push(format!("{why:#}"));
-                ContainerLocation::Unopened(container.root.clone(), looks)
+        for (container, (result, open_lock)) in config.containers.iter().zip(attempts.await) {
+            let location = result.unwrap_or_else(|why| {
+                errors.push(format!("{why:#}"));
+                ContainerLocation::Unopened(container.root.clone(), open_lock)
             });
-            opened.add(place, container, resources, &known);
+            opened.add(location, container, resources, &previous);
         }
         if config.containers.is_empty() {
-            opened.add_demo(resources, &known);
-        } else if faults.len() == config.containers.len() {
-            bail!(faults.join("; "));
+            opened.add_demo(resources, &previous);
+        } else if errors.len() == config.containers.len() {
+            bail!(errors.join("; "));
         }
-        for why in faults {
+        for why in errors {
             tracing::error!(why, "served without this container until it can be opened");
         }
         Ok(opened)
@@ -156,11 +157,11 @@ impl Mounts {
     /// # Errors
     /// If a container that is not among these cannot be opened.
     pub(super) async fn reconfigured(&self, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let deadline = storage_deadline(config);
-        let looked = join_all(config.containers.iter().map(|container| self.reopen(container, deadline))).await;
+        let call_timeout = storage_call_timeout(config);
+        let results = join_all(config.containers.iter().map(|container| self.reopen(container, call_timeout))).await;
         let mut opened = Self::default();
-        for (container, found) in config.containers.iter().zip(looked) {
-            opened.add(found?, container, resources, self);
+        for (container, result) in config.containers.iter().zip(results) {
+            opened.add(result?, container, resources, self);
         }
         if config.containers.is_empty() {
             opened.add_demo(resources, self);
@@ -171,25 +172,25 @@ impl Mounts {
     /// Retries the containers that could not be opened. Returns all containers, or `None` if no further one can be
     /// opened now.
     pub(super) async fn retry_unopened(&self, config: &Config, resources: &Arc<Resources>) -> Option<Self> {
-        let deadline = storage_deadline(config);
-        let looks = config.containers.iter().zip(&self.0).map(|(container, mounted)| async move {
+        let call_timeout = storage_call_timeout(config);
+        let attempts = config.containers.iter().zip(&self.0).map(|(container, mounted)| async move {
             match &mounted.location {
-                ContainerLocation::Unopened(_, looks) => {
-                    open_with_timeout(container, deadline, looks, REOPEN_TIMEOUT.min(deadline)).await.ok()
+                ContainerLocation::Unopened(_, open_lock) => {
+                    open_with_timeout(container, call_timeout, open_lock, REOPEN_TIMEOUT.min(call_timeout)).await.ok()
                 }
                 ContainerLocation::Demo | ContainerLocation::Local(_) => None,
             }
         });
-        let looked = join_all(looks).await;
-        if looked.iter().all(Option::is_none) {
+        let results = join_all(attempts).await;
+        if results.iter().all(Option::is_none) {
             return None;
         }
         let mut opened = Self::default();
-        for ((container, found), mounted) in config.containers.iter().zip(looked).zip(&self.0) {
-            if found.is_some() {
+        for ((container, location), mounted) in config.containers.iter().zip(results).zip(&self.0) {
+            if location.is_some() {
                 tracing::info!(container = describe(container), "can be opened now");
             }
-            opened.add(found.unwrap_or_else(|| mounted.location.clone()), container, resources, self);
+            opened.add(location.unwrap_or_else(|| mounted.location.clone()), container, resources, self);
         }
         Some(opened)
     }
@@ -200,125 +201,131 @@ impl Mounts {
 
     /// Opens `container` again. If that fails, a container that is already served keeps its store, with the new
     /// settings.
-    async fn reopen(&self, container: &ContainerConfig, deadline: Duration) -> anyhow::Result<ContainerLocation> {
-        let places = || self.0.iter().map(|mounted| &mounted.location);
-        let of_root = |place: &&ContainerLocation| {
-            place.configured_path_and_lock().is_some_and(|(wanted, _)| wanted == container.root)
+    async fn reopen(&self, container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<ContainerLocation> {
+        let locations = || self.0.iter().map(|mounted| &mounted.location);
+        let has_root = |location: &&ContainerLocation| {
+            location.configured_path_and_lock().is_some_and(|(path, _)| path == container.root)
         };
-        let Some((known, (_, looks))) =
-            places().find(of_root).and_then(|known| Some((known, known.configured_path_and_lock()?)))
+        let Some((current, (_, open_lock))) =
+            locations().find(has_root).and_then(|known| Some((known, known.configured_path_and_lock()?)))
         else {
             return self.still_mounted(
                 container,
-                open_with_timeout(container, deadline, &OpenAttemptLock::default(), deadline).await?,
+                open_with_timeout(container, call_timeout, &OpenAttemptLock::default(), call_timeout).await?,
             );
         };
-        let found = if known.is_responsive() {
-            let found = open_with_timeout(container, deadline, looks, REOPEN_TIMEOUT.min(deadline)).await;
-            found.and_then(|place| self.still_mounted(container, place))
+        let result = if current.is_responsive() {
+            let result = open_with_timeout(container, call_timeout, open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
+            result.and_then(|location| self.still_mounted(container, location))
         } else {
             Err(anyhow!("cannot serve {}: its storage does not answer", describe(container)))
         };
-        let Err(why) = found else { return found };
+        let Err(why) = result else { return result };
         let why = format!("{why:#}");
         tracing::warn!(why, "this container is served as before");
-        Ok(match known {
+        Ok(match current {
             // Nothing was mounted there, so by the new `must_be_mount` this is an empty directory.
             ContainerLocation::Local(local) if container.must_be_mount && !local.store.is_mount() => {
-                ContainerLocation::Unopened(container.root.clone(), looks.clone())
+                ContainerLocation::Unopened(container.root.clone(), open_lock.clone())
             }
             ContainerLocation::Local(local) => ContainerLocation::Local(LocalDirectory {
                 store: local
                     .store
-                    .with_settings(symlink_policy(container), deadline)
+                    .with_settings(symlink_policy(container), call_timeout)
                     .with_entity_tag(entity_tag(container)),
                 symlinks: symlink_policy(container),
                 entity_tag: entity_tag(container),
-                deadline,
+                call_timeout,
                 ..local.clone()
             }),
-            ContainerLocation::Demo | ContainerLocation::Unopened(..) => known.clone(),
+            ContainerLocation::Demo | ContainerLocation::Unopened(..) => current.clone(),
         })
     }
 
-    /// Returns `place`, or an error if something was mounted there before and is not now: only the empty directory is
-    /// left.
+    /// Returns `location`, or an error if something was mounted there before and is not now: only the empty directory
+    /// is left.
     fn still_mounted(
         &self,
         container: &ContainerConfig,
-        place: ContainerLocation,
+        location: ContainerLocation,
     ) -> anyhow::Result<ContainerLocation> {
-        if let ContainerLocation::Local(local) = &place
+        if let ContainerLocation::Local(local) = &location
             && !local.store.is_mount()
-            && self.0.iter().any(|known| {
-                matches!(&known.location, ContainerLocation::Local(known) if known.store.is_mount() && known.store.root() == local.store.root())
+            && self.0.iter().any(|mounted| {
+                matches!(&mounted.location, ContainerLocation::Local(known) if known.store.is_mount() && known.store.root() == local.store.root())
             })
         {
             bail!("cannot serve {}: nothing is mounted there any more", describe(container));
         }
-        Ok(place)
+        Ok(location)
     }
 
-    fn add_demo(&mut self, resources: &Arc<Resources>, known: &Self) {
-        self.add_as(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, known);
+    fn add_demo(&mut self, resources: &Arc<Resources>, previous: &Self) {
+        self.add_as(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, previous);
     }
 
-    fn add(&mut self, place: ContainerLocation, container: &ContainerConfig, resources: &Arc<Resources>, known: &Self) {
-        self.add_as(place, &container.name, container.cache_control, resources, known);
+    fn add(
+        &mut self,
+        location: ContainerLocation,
+        container: &ContainerConfig,
+        resources: &Arc<Resources>,
+        previous: &Self,
+    ) {
+        self.add_as(location, &container.name, container.cache_control, resources, previous);
     }
 
     fn add_as(
         &mut self,
-        place: ContainerLocation,
+        location: ContainerLocation,
         name: &str,
         policy: CacheControl,
         resources: &Arc<Resources>,
-        known: &Self,
+        previous: &Self,
     ) {
-        let same = known.0.iter().find(|known| known.location.is_same(&place));
-        let container = match same {
-            Some(same) => same.mount.container.with_resources(resources),
-            None => Container::new(place.store(), Arc::clone(resources)),
+        let existing = previous.0.iter().find(|known| known.location.is_same(&location));
+        let container = match existing {
+            Some(existing) => existing.mount.container.with_resources(resources),
+            None => Container::new(location.store(), Arc::clone(resources)),
         };
-        let place = match (place, same.map(|same| &same.location)) {
+        let location = match (location, existing.map(|same| &same.location)) {
             // One container has one store, which keeps track of the state of its storage.
-            (ContainerLocation::Local(now), Some(ContainerLocation::Local(before))) => {
-                ContainerLocation::Local(LocalDirectory { store: before.store.clone(), ..now })
+            (ContainerLocation::Local(opened), Some(ContainerLocation::Local(mounted))) => {
+                ContainerLocation::Local(LocalDirectory { store: mounted.store.clone(), ..opened })
             }
-            (place, _) => place,
+            (location, _) => location,
         };
-        self.0.push(MountedContainer { location: place, mount: mount(name, container, policy) });
+        self.0.push(MountedContainer { location, mount: mount(name, container, policy) });
     }
 }
 
-/// Opens `container` within `limit`.
+/// Opens `container` within `timeout`.
 ///
 /// # Errors
 /// If it cannot be opened. The error names the container.
 async fn open_with_timeout(
     container: &ContainerConfig,
-    deadline: Duration,
-    looks: &OpenAttemptLock,
-    limit: Duration,
+    call_timeout: Duration,
+    open_lock: &OpenAttemptLock,
+    timeout: Duration,
 ) -> anyhow::Result<ContainerLocation> {
-    let wanted = container.clone();
+    let config = container.clone();
     let store = async {
-        let begun = looks.try_acquire().context("an earlier attempt to open its directory has not ended")?;
+        let attempt = open_lock.try_acquire().context("an earlier attempt to open its directory has not ended")?;
         let open = move || {
-            let _begun = begun;
-            open_local_store(&wanted, deadline)
+            let _attempt = attempt;
+            open_local_store(&config, call_timeout)
         };
-        off_thread(limit, open).await
+        off_thread(timeout, open).await
     };
     let store = store.await.with_context(|| format!("cannot serve {}", describe(container)))?;
-    let (symlinks, tag) = (symlink_policy(container), entity_tag(container));
+    let (symlinks, entity_tag) = (symlink_policy(container), entity_tag(container));
     Ok(ContainerLocation::Local(LocalDirectory {
         configured_path: container.root.clone(),
         store,
         symlinks,
-        entity_tag: tag,
-        deadline,
-        open_lock: looks.clone(),
+        entity_tag,
+        call_timeout,
+        open_lock: open_lock.clone(),
     }))
 }
 
@@ -327,18 +334,18 @@ async fn open_with_timeout(
 /// # Errors
 /// If it cannot be opened.
 pub(super) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
-    let store = open_local_store(container, storage_deadline(config));
+    let store = open_local_store(container, storage_call_timeout(config));
     Ok(Arc::new(store.with_context(|| format!("cannot serve {}", describe(container)))?))
 }
 
 /// Returns the longest wait for a storage call. It ends before the request that needs the call, so that the slow call
 /// is known and counted as the cause.
-fn storage_deadline(config: &Config) -> Duration {
+fn storage_call_timeout(config: &Config) -> Duration {
     config.server.request_timeout.mul_f64(0.95)
 }
 
-fn open_local_store(container: &ContainerConfig, deadline: Duration) -> anyhow::Result<LocalStore> {
-    let store = LocalStore::open(&container.root, symlink_policy(container), deadline)
+fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<LocalStore> {
+    let store = LocalStore::open(&container.root, symlink_policy(container), call_timeout)
         .context("it must be a directory that this user can read")?
         .with_entity_tag(entity_tag(container));
     if container.must_be_mount && !store.is_mount() {

@@ -104,7 +104,7 @@ impl Peers {
         let peer = peers.entry(address).or_default();
         let open = peer.connections.len();
         if open + peer.waiters.len() >= limits.served_or_queued {
-            peer.waiters.retain(|waiting| !waiting.is_closed());
+            peer.waiters.retain(|waiter| !waiter.is_closed());
         }
         let is_within = open + peer.waiters.len() < limits.served_or_queued;
         // An address without connections is always admitted, so that no entry without connections is left behind.
@@ -116,8 +116,8 @@ impl Peers {
         }
         let (sender, receiver) = oneshot::channel();
         peer.waiters.push_back(sender);
-        let is_searched = std::mem::replace(&mut peer.is_evicting, true);
-        PeerAdmission::Queued(receiver, (!is_searched).then_some(address))
+        let was_evicting = std::mem::replace(&mut peer.is_evicting, true);
+        PeerAdmission::Queued(receiver, (!was_evicting).then_some(address))
     }
 
     fn new_slot(&self, address: IpAddr, peer: &mut PeerState) -> PeerSlot {
@@ -133,7 +133,7 @@ impl Peers {
             tokio::time::sleep(EVICTION_INTERVAL).await;
             let mut peers = self.0.lock();
             let Some(peer) = peers.get_mut(&address) else { return };
-            peer.waiters.retain(|waiting| !waiting.is_closed());
+            peer.waiters.retain(|waiter| !waiter.is_closed());
             if peer.waiters.is_empty() {
                 peer.is_evicting = false;
                 return;
@@ -150,16 +150,16 @@ impl Peers {
             let Entry::Occupied(mut entry) = peers.entry(address) else { return };
             let peer = entry.get_mut();
             peer.connections.remove(&id);
-            let waiting = std::iter::from_fn(|| peer.waiters.pop_front()).find(|waiting| !waiting.is_closed());
-            let next = waiting.map(|waiting| (waiting, self.new_slot(address, peer)));
+            let waiter = std::iter::from_fn(|| peer.waiters.pop_front()).find(|waiting| !waiting.is_closed());
+            let next = waiter.map(|waiting| (waiting, self.new_slot(address, peer)));
             if peer.connections.is_empty() {
                 entry.remove();
             }
             next
         };
         // A waiter may give up at this moment. Then its slot is dropped here and passed on, which takes the lock.
-        if let Some((waiting, place)) = next.take() {
-            drop(waiting.send(place));
+        if let Some((waiter, slot)) = next.take() {
+            drop(waiter.send(slot));
         }
     }
 }
@@ -173,11 +173,12 @@ impl PeersInner {
 impl PeerState {
     /// Evicts the `count` connections that have been idle longest. Returns the number of evicted connections.
     fn evict_idle(&self, epoch: Instant, count: usize) -> usize {
-        let least = MIN_IDLE.as_millis();
+        let min_idle_millis = MIN_IDLE.as_millis();
         let now = epoch.elapsed().as_millis();
         let idle = self.connections.values().filter_map(|activity| {
             let since = activity.idle_since()?;
-            (!activity.is_evicted() && now.saturating_sub(u128::from(since)) >= least).then_some((since, activity))
+            (!activity.is_evicted() && now.saturating_sub(u128::from(since)) >= min_idle_millis)
+                .then_some((since, activity))
         });
         if count == 1 {
             let oldest = idle.min_by_key(|(since, _)| *since);
@@ -217,10 +218,10 @@ impl Drop for PeerSlot {
     }
 }
 
-/// Waits for a slot, for `patience` at most.
-pub(super) async fn wait_for_slot(place: oneshot::Receiver<PeerSlot>, patience: Duration) -> Option<PeerSlot> {
+/// Waits for a slot, for `timeout` at most.
+pub(super) async fn wait_for_slot(receiver: oneshot::Receiver<PeerSlot>, timeout: Duration) -> Option<PeerSlot> {
     let _waiting = QueueWaitTimer::begin(QueueLabel::Connection);
-    tokio::time::timeout(patience, place).await.ok()?.ok()
+    tokio::time::timeout(timeout, receiver).await.ok()?.ok()
 }
 
 /// Tracks whether a connection is idle, and whether it is evicted for another one.
@@ -274,79 +275,79 @@ mod tests {
 
     use super::*;
 
-    fn served(peers: &Peers, address: &str, served: usize, all: usize) -> Option<PeerSlot> {
-        match peers.admit(address.parse().unwrap(), PeerLimits { served, served_or_queued: all }) {
-            PeerAdmission::Admitted(place) => Some(place),
+    fn admit_slot(peers: &Peers, address: &str, served: usize, served_or_queued: usize) -> Option<PeerSlot> {
+        match peers.admit(address.parse().unwrap(), PeerLimits { served, served_or_queued }) {
+            PeerAdmission::Admitted(slot) => Some(slot),
             PeerAdmission::Queued(..) | PeerAdmission::Refused => None,
         }
     }
 
-    fn idle(place: &PeerSlot, age: Duration) -> bool {
+    fn mark_idle(slot: &PeerSlot, age: Duration) -> bool {
         let since = Instant::now().checked_sub(age).unwrap();
-        place.activity.poll_idle(since, false, &Context::from_waker(Waker::noop()))
+        slot.activity.poll_idle(since, false, &Context::from_waker(Waker::noop()))
     }
 
     #[test]
-    fn each_network_has_its_places_and_nothing_is_left_behind() {
+    fn each_network_has_its_own_slots_and_leaves_no_entry_behind() {
         let peers = Peers::default();
-        let place = |address: &str| served(&peers, address, 2, 2);
-        let held = [place("192.0.2.1"), place("192.0.2.1"), place("2001:db8::1"), place("2001:db8::ffff:1")];
-        assert!(held.iter().all(Option::is_some));
-        assert!(place("192.0.2.1").is_none() && place("2001:db8::2").is_none());
-        assert!(place("192.0.2.2").is_some() && place("2001:db8:0:1::1").is_some());
-        let [one, others @ ..] = held;
-        drop(one);
-        assert!(place("192.0.2.1").is_some());
+        let admit = |address: &str| admit_slot(&peers, address, 2, 2);
+        let slots = [admit("192.0.2.1"), admit("192.0.2.1"), admit("2001:db8::1"), admit("2001:db8::ffff:1")];
+        assert!(slots.iter().all(Option::is_some));
+        assert!(admit("192.0.2.1").is_none() && admit("2001:db8::2").is_none());
+        assert!(admit("192.0.2.2").is_some() && admit("2001:db8:0:1::1").is_some());
+        let [first, others @ ..] = slots;
+        drop(first);
+        assert!(admit("192.0.2.1").is_some());
         drop(others);
         assert!(peers.0.lock().is_empty());
     }
 
     #[test]
-    fn the_oldest_idle_connection_makes_place() {
+    fn the_longest_idle_connection_is_evicted() {
         let peers = Peers::with_epoch(Instant::now().checked_sub(Duration::from_secs(10)).unwrap());
-        let held: Vec<_> = (0..3).map(|_| served(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
-        assert!(!idle(&held[0], Duration::from_secs(1)) && !idle(&held[1], Duration::from_secs(2)));
-        assert!(!idle(&held[2], Duration::from_millis(1)));
-        let fourth = served(&peers, "192.0.2.1", 3, 3);
-        assert!(fourth.is_some() && held[1].activity.is_evicted() && !held[0].activity.is_evicted());
-        held[0].activity.set_busy();
-        let new = held[0].activity.poll_idle(
+        let slots: Vec<_> = (0..3).map(|_| admit_slot(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
+        assert!(!mark_idle(&slots[0], Duration::from_secs(1)) && !mark_idle(&slots[1], Duration::from_secs(2)));
+        assert!(!mark_idle(&slots[2], Duration::from_millis(1)));
+        let fourth = admit_slot(&peers, "192.0.2.1", 3, 3);
+        assert!(fourth.is_some() && slots[1].activity.is_evicted() && !slots[0].activity.is_evicted());
+        slots[0].activity.set_busy();
+        let is_evicted = slots[0].activity.poll_idle(
             Instant::now().checked_sub(Duration::from_secs(1)).unwrap(),
             true,
             &Context::from_waker(Waker::noop()),
         );
-        assert!(!new, "a client may still send its first request on it");
+        assert!(!is_evicted, "a client may still send its first request on it");
         assert!(
-            served(&peers, "192.0.2.1", 3, 3).is_none(),
+            admit_slot(&peers, "192.0.2.1", 3, 3).is_none(),
             "one is busy, one is evicted already, one was busy just now"
         );
     }
 
     #[tokio::test]
-    async fn those_that_wait_get_places_in_turn_when_others_end_or_are_idle() {
+    async fn waiting_connections_get_slots_in_order_when_others_end_or_are_idle() {
         let peers = Peers::default();
         let address: IpAddr = "192.0.2.1".parse().unwrap();
         let limits = PeerLimits { served: 2, served_or_queued: 5 };
-        let mut held: Vec<_> = (0..2).map(|_| served(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
+        let mut slots: Vec<_> = (0..2).map(|_| admit_slot(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
         let mut waiting = Vec::new();
         for n in 0..3 {
-            let PeerAdmission::Queued(place, search) = peers.admit(address, limits) else {
+            let PeerAdmission::Queued(receiver, search) = peers.admit(address, limits) else {
                 panic!("the connection is not queued")
             };
             assert_eq!(search.is_some(), n == 0);
             search.map(|address| tokio::spawn(peers.clone().evict_for_waiters(address)));
-            waiting.push(place);
+            waiting.push(receiver);
         }
         assert!(matches!(peers.admit(address, limits), PeerAdmission::Refused));
-        drop(held.pop());
+        drop(slots.pop());
         let second = waiting.remove(0).await.unwrap();
         assert!(waiting[0].try_recv().is_err());
         // The next one gives up.
         drop(waiting.remove(0));
-        assert!(!idle(&held[0], Duration::ZERO));
+        assert!(!mark_idle(&slots[0], Duration::ZERO));
         tokio::time::sleep(MIN_IDLE + 2 * EVICTION_INTERVAL).await;
-        assert!(held[0].activity.is_evicted());
-        held.clear();
+        assert!(slots[0].activity.is_evicted());
+        slots.clear();
         let third = waiting.remove(0).await.unwrap();
         tokio::time::sleep(2 * EVICTION_INTERVAL).await;
         assert!(!peers.0.lock()[&address].is_evicting);
@@ -356,29 +357,29 @@ mod tests {
 
     /// Returns how many of 100 connections each of `addresses` gets if they connect in turn and each may have
     /// `configured`.
-    fn shares(addresses: usize, configured: usize) -> Vec<usize> {
-        let (peers, mut free, mut places) = (Peers::default(), 100, vec![Vec::new(); addresses]);
+    fn connection_counts(addresses: usize, configured: usize) -> Vec<usize> {
+        let (peers, mut free, mut slots) = (Peers::default(), 100, vec![Vec::new(); addresses]);
         for _ in 0..100 {
-            for (n, places) in places.iter_mut().enumerate() {
+            for (n, address_slots) in slots.iter_mut().enumerate() {
                 let limits = PeerLimits::new(configured, free - 1);
                 let address = IpAddr::from([192, 0, 2, u8::try_from(n).unwrap()]);
-                if let PeerAdmission::Admitted(place) = peers.admit(address, limits) {
-                    places.push(Arc::new(place));
+                if let PeerAdmission::Admitted(slot) = peers.admit(address, limits) {
+                    address_slots.push(Arc::new(slot));
                     free -= 1;
                 }
             }
         }
-        places.iter().map(Vec::len).collect()
+        slots.iter().map(Vec::len).collect()
     }
 
     #[test]
-    fn some_connections_are_left_for_the_next_address_whatever_is_configured() {
-        assert_eq!(shares(1, 1000), [75]);
-        assert_eq!(shares(1, 20), [20]);
+    fn some_connections_remain_for_the_next_address_under_any_configuration() {
+        assert_eq!(connection_counts(1, 1000), [75]);
+        assert_eq!(connection_counts(1, 20), [20]);
         for addresses in [2, 5, 10] {
-            let shares = shares(addresses, 1000);
-            let (least, most) = (shares.iter().min().unwrap(), shares.iter().max().unwrap());
-            assert!(most - least <= 1 && shares.iter().sum::<usize>() < 100, "{shares:?}");
+            let counts = connection_counts(addresses, 1000);
+            let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(max - min <= 1 && counts.iter().sum::<usize>() < 100, "{counts:?}");
         }
         assert_eq!(PeerLimits::new(0, 1).served, usize::MAX);
     }

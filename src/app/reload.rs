@@ -74,8 +74,8 @@ impl Reloader {
     pub(super) fn new(state: ServerState, render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Self {
         record_reload(true);
         let app = App::new(state.mounts.list(), Arc::clone(&state.resources), state.options(), render_metrics);
-        let news = watch::Sender::new(ServingSnapshot::new(&state.config, app));
-        Self(Arc::new(ReloaderInner { snapshot_tx: news, state: Mutex::new(state) }))
+        let snapshot_tx = watch::Sender::new(ServingSnapshot::new(&state.config, app));
+        Self(Arc::new(ReloaderInner { snapshot_tx, state: Mutex::new(state) }))
     }
 
     pub(super) fn subscribe(&self) -> SnapshotReceiver {
@@ -87,16 +87,16 @@ impl Reloader {
         self.0.snapshot_tx.borrow().clone()
     }
 
-    /// Reads the configuration with `read`, which may block on a disk, and applies it to all later requests. Records
-    /// the result in the log and the metrics.
-    pub async fn reload(&self, read: impl FnOnce() -> anyhow::Result<Config> + Send + 'static) {
-        let limit = self.0.state.lock().await.config.server.request_timeout;
-        let taken = match off_thread(limit, read).await.context("the configuration") {
+    /// Reads the configuration with `read_config`, which may block on a disk, and applies it to all later requests.
+    /// Records the result in the log and the metrics.
+    pub async fn reload(&self, read_config: impl FnOnce() -> anyhow::Result<Config> + Send + 'static) {
+        let timeout = self.0.state.lock().await.config.server.request_timeout;
+        let result = match off_thread(timeout, read_config).await.context("the configuration") {
             Ok(config) => self.apply(config).await,
             Err(error) => Err(error),
         };
-        record_reload(taken.is_ok());
-        match taken {
+        record_reload(result.is_ok());
+        match result {
             Ok(changed) => tracing::info!(changed, "configuration read again"),
             Err(error) => {
                 let why = format!("{error:#}");
@@ -110,8 +110,8 @@ impl Reloader {
         let mut state = self.0.state.lock().await;
         let changed = revert_restart_only(&mut config, &state.config)?;
         // A file that is only partly written must not make public what is not.
-        let is_opened = config.is_fully_public() && !state.config.is_fully_public();
-        if is_opened {
+        let opens_access = config.is_fully_public() && !state.config.is_fully_public();
+        if opens_access {
             bail!(
                 "it has no rule and would make public what is closed now: is the file whole? If this is intended, set \
                  access.rules = [\"/ = public\"]"
@@ -137,27 +137,26 @@ impl Reloader {
             bail!("the server is shutting down");
         }
         telemetry::set_level(&config.log.level)?;
-        let (trimming, documents) = (state.trim_cpu.clone(), state.document_runtime.clone());
-        let next =
-            ServerState { config, mounts, resources, trim_cpu: trimming, control, viewer, document_runtime: documents };
+        let (trim_cpu, document_runtime) = (state.trim_cpu.clone(), state.document_runtime.clone());
+        let next = ServerState { config, mounts, resources, trim_cpu, control, viewer, document_runtime };
         self.install(&mut state, next);
         Ok(changed)
     }
 
     /// Serves with `next` from now on.
     fn install(&self, state: &mut ServerState, next: ServerState) {
-        let last = std::mem::replace(state, next);
+        let previous = std::mem::replace(state, next);
         state.resources.apply_budgets();
         let app = self.snapshot().app.reconfigured(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
         metrics::memory_bound(state.config.memory_bound_bytes());
         let needed_bytes = super::max_process_bytes(&state.config);
-        if needed_bytes != super::max_process_bytes(&last.config) {
+        if needed_bytes != super::max_process_bytes(&previous.config) {
             memory_limit::warn_if_below(needed_bytes);
         }
-        if !Arc::ptr_eq(&last.resources, &state.resources) {
+        if !Arc::ptr_eq(&previous.resources, &state.resources) {
             tokio::spawn(super::trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
-            tokio::spawn(drain_replaced(Arc::downgrade(&last.resources), state.resources.settings().clone()));
+            tokio::spawn(drain_replaced(Arc::downgrade(&previous.resources), state.resources.settings().clone()));
         }
     }
 
@@ -181,21 +180,18 @@ impl Reloader {
 
 impl ServerState {
     pub(super) fn options(&self) -> http::HttpOptions {
-        let (documents, control) = (self.document_runtime.clone(), self.control.clone());
-        http::HttpOptions {
-            access_control: control,
-            document_runtime: documents,
-            ..super::http_options(&self.config, self.viewer.clone())
-        }
+        let (document_runtime, access_control) = (self.document_runtime.clone(), self.control.clone());
+        http::HttpOptions { access_control, document_runtime, ..super::http_options(&self.config, self.viewer.clone()) }
     }
 }
 
 /// Opens the access control within the time that a request may take. Waits for the first keys of a new issuer as long
 /// as a request would wait for them, so that no request is refused for lack of keys.
 async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
-    let (wanted, known) = (config.clone(), state.control.clone());
-    let control =
-        off_thread(config.server.request_timeout, move || super::refresh_access_control(&wanted, known.as_deref()));
+    let (new_config, current_control) = (config.clone(), state.control.clone());
+    let control = off_thread(config.server.request_timeout, move || {
+        super::refresh_access_control(&new_config, current_control.as_deref())
+    });
     let control = control.await.context("access.tokens, jwt.keys, jwt.roots")?;
     if let Some(control) = &control {
         control.wait_for_first_keys().await;
@@ -205,25 +201,25 @@ async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::
 
 /// Returns the viewer. If its directory is unchanged but cannot be read now, returns the present viewer.
 async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Option<Viewer>> {
-    let (directory, is_known) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
-    let limit = if is_known { mounts::REOPEN_TIMEOUT } else { config.server.request_timeout };
-    let wanted = directory.clone();
-    match off_thread(limit, move || Ok(Viewer::open(&wanted)?)).await.context("server.viewer") {
-        Err(error) if is_known => {
+    let (directory, is_unchanged) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
+    let timeout = if is_unchanged { mounts::REOPEN_TIMEOUT } else { config.server.request_timeout };
+    let path = directory.clone();
+    match off_thread(timeout, move || Ok(Viewer::open(&path)?)).await.context("server.viewer") {
+        Err(error) if is_unchanged => {
             let why = format!("{error:#}");
             tracing::warn!(directory = %directory.display(), why, "the viewer's directory cannot be read: served as before");
             Ok(state.viewer.clone())
         }
-        found => found,
+        result => result,
     }
 }
 
 /// Restores the settings that cannot change and warns of them. Returns the names of all other settings that change.
 fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<String> {
-    let (wanted, known) = (flatten_settings(config)?, flatten_settings(current)?);
-    let keys = || wanted.keys().chain(known.keys().filter(|key| !wanted.contains_key(*key)));
+    let (new_settings, current_settings) = (flatten_settings(config)?, flatten_settings(current)?);
+    let keys = || new_settings.keys().chain(current_settings.keys().filter(|key| !new_settings.contains_key(*key)));
     let (fixed, changed): (Vec<&str>, Vec<&str>) = keys()
-        .filter(|key| wanted.get(*key) != known.get(*key))
+        .filter(|key| new_settings.get(*key) != current_settings.get(*key))
         .map(String::as_str)
         .partition(|key| RESTART_ONLY_SETTINGS.contains(key));
     if !fixed.is_empty() {
@@ -253,8 +249,8 @@ fn flatten_settings(config: &Config) -> anyhow::Result<BTreeMap<String, String>>
     Ok(flat)
 }
 
-fn reuse_or_reconfigure(settings: Settings, known: &Arc<Resources>) -> Arc<Resources> {
-    if *known.settings() == settings { Arc::clone(known) } else { known.reconfigured(settings) }
+fn reuse_or_reconfigure(settings: Settings, current: &Arc<Resources>) -> Arc<Resources> {
+    if *current.settings() == settings { Arc::clone(current) } else { current.reconfigured(settings) }
 }
 
 /// Drains the caches of replaced resources while earlier requests hold them.
@@ -267,10 +263,10 @@ async fn drain_replaced(resources: Weak<Resources>, settings: Settings) {
 }
 
 /// Records in the metrics whether the configuration could be applied.
-fn record_reload(is_good: bool) {
+fn record_reload(is_applied: bool) {
     #[expect(clippy::disallowed_methods, reason = "operators compare it with their clocks")]
     let now = SystemTime::now();
-    metrics::config_loaded(is_good, now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+    metrics::config_loaded(is_applied, now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
 }
 
 #[cfg(test)]
@@ -290,7 +286,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_was_served_with_before_is_freed_though_connections_of_then_are_idle() {
+    async fn a_replaced_snapshot_is_freed_although_its_connections_are_idle() {
         let server = Server::bind(config(), String::new).await.unwrap();
         let (address, reloader) = (server.address().unwrap(), server.reloader());
         let (stop, stopped) = oneshot::channel::<()>();
@@ -303,12 +299,12 @@ mod tests {
             connection.read_u8().await.unwrap();
             idle.push(connection);
         }
-        let before = (Arc::downgrade(&reloader.snapshot()), Arc::downgrade(&reloader.snapshot().app));
+        let replaced = (Arc::downgrade(&reloader.snapshot()), Arc::downgrade(&reloader.snapshot().app));
         let mut next = config();
         next.cache.decoded = 1 << 20;
         reloader.reload(move || Ok(next)).await;
         let freed = async {
-            while before.0.strong_count() + before.1.strong_count() > 0 {
+            while replaced.0.strong_count() + replaced.1.strong_count() > 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };

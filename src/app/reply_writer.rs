@@ -26,7 +26,7 @@ impl ReplyWriter {
         Self { reply, head_sent: 0, body_sent: 0, has_blocked: false, prefetch: None }
     }
 
-    fn head_left(&self) -> &[u8] {
+    fn remaining_head(&self) -> &[u8] {
         self.reply.head.get(self.head_sent..).unwrap_or_default()
     }
 
@@ -35,7 +35,7 @@ impl ReplyWriter {
             ReplyBody::Bytes(bytes) => bytes.len() as u64,
             ReplyBody::File(file) => file.meta().len,
         };
-        self.head_left().is_empty() && self.body_sent >= length
+        self.remaining_head().is_empty() && self.body_sent >= length
     }
 
     /// Returns true if a write had to wait for the client.
@@ -68,23 +68,23 @@ impl ReplyWriter {
             // the first wait.
             let _ = Pin::new(stream).poll_flush(context)?;
         }
-        let of_head = sent.min(self.head_left().len() as u64);
-        self.head_sent += usize::try_from(of_head).unwrap_or(usize::MAX);
-        self.body_sent += sent - of_head;
-        let is_all = self.is_done();
-        self.reply.record_sent(self.body_sent, is_all);
+        let head_bytes = sent.min(self.remaining_head().len() as u64);
+        self.head_sent += usize::try_from(head_bytes).unwrap_or(usize::MAX);
+        self.body_sent += sent - head_bytes;
+        let is_complete = self.is_done();
+        self.reply.record_sent(self.body_sent, is_complete);
         Poll::Ready(Ok(sent))
     }
 
     fn poll_bytes(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let ReplyBody::Bytes(bytes) = &self.reply.body else { return Poll::Ready(Ok(0)) };
-        let rest = bytes.get(usize::try_from(self.body_sent).unwrap_or(usize::MAX)..).unwrap_or_default();
-        let rest = rest.get(..MAX_WRITE_BYTES).unwrap_or(rest);
-        let head = self.head_left();
-        let sent = if rest.is_empty() {
+        let body = bytes.get(usize::try_from(self.body_sent).unwrap_or(usize::MAX)..).unwrap_or_default();
+        let body = body.get(..MAX_WRITE_BYTES).unwrap_or(body);
+        let head = self.remaining_head();
+        let sent = if body.is_empty() {
             Pin::new(stream).poll_write(context, head)
         } else {
-            Pin::new(stream).poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(rest)])
+            Pin::new(stream).poll_write_vectored(context, &[IoSlice::new(head), IoSlice::new(body)])
         };
         match ready!(sent)? {
             0 => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
@@ -95,16 +95,16 @@ impl ReplyWriter {
     /// Sends the head, the body without its last byte, and that byte. They fill packets as if they were sent at once.
     fn poll_file(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let ReplyBody::File(file) = &self.reply.body else { return Poll::Ready(Ok(0)) };
-        let head = self.head_left();
+        let head = self.remaining_head();
         let sent = if head.is_empty() {
             if self.prefetch.is_none() && !file.is_next_chunk_cached(self.body_sent) {
                 self.prefetch = Some(Box::pin(file.prefetch(self.body_sent)));
             }
-            let fetched =
+            let prefetched =
                 self.prefetch.as_mut().map_or(Poll::Ready(Ok(())), |fetching| fetching.as_mut().poll(context));
-            let fetched = ready!(fetched);
+            let prefetched = ready!(prefetched);
             self.prefetch = None;
-            if let Err(error) = fetched {
+            if let Err(error) = prefetched {
                 self.reply.report_body_failure(&error);
                 return Poll::Ready(Err(error));
             }

@@ -91,23 +91,23 @@ impl SendQueue {
         let granted = self.granted_bytes.load(Ordering::Relaxed);
         let needed = queued.saturating_add(cost).saturating_sub(UNPOOLED_BYTES);
         let granted = if needed > granted { self.grant(granted, needed - granted) } else { self.shrink_grant(needed) };
-        let room = UNPOOLED_BYTES.saturating_add(granted).saturating_sub(queued);
-        if cost <= room {
+        let available_bytes = UNPOOLED_BYTES.saturating_add(granted).saturating_sub(queued);
+        if cost <= available_bytes {
             return wanted;
         }
-        let allowed = self.max_payload(room);
+        let allowed = self.max_payload(available_bytes);
         if allowed < self.min_write_bytes() { 0 } else { allowed.min(wanted) }
     }
 
     /// Takes up to `wanted` bytes more than are `granted` and returns the new grant. Threads that take memory for the
     /// same address at the same time may exceed its share slightly.
     pub(super) fn grant(&self, granted: usize, wanted: usize) -> usize {
-        let of_address = self.address_memory.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
-        let more = self.pool.take_up_to(of_address, granted, wanted);
+        let address_bytes = self.address_memory.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
+        let added_bytes = self.pool.take_up_to(address_bytes, granted, wanted);
         if let Some(memory) = &self.address_memory {
-            memory.queued_bytes.fetch_add(more, Ordering::Relaxed);
+            memory.queued_bytes.fetch_add(added_bytes, Ordering::Relaxed);
         }
-        self.granted_bytes.fetch_add(more, Ordering::Relaxed) + more
+        self.granted_bytes.fetch_add(added_bytes, Ordering::Relaxed) + added_bytes
     }
 
     fn count_queued(&self, bytes: usize) {
@@ -188,11 +188,11 @@ impl SendQueue {
         if bytes == 0 {
             return 0;
         }
-        let beside = match self.small_segment_bytes {
+        let overhead_bytes = match self.small_segment_bytes {
             None => bytes / 16,
             Some(segment) => bytes.div_ceil(segment).saturating_mul(SEGMENT_OVERHEAD_BYTES),
         };
-        bytes.saturating_add(beside).saturating_add(PACKET_OVERHEAD_BYTES)
+        bytes.saturating_add(overhead_bytes).saturating_add(PACKET_OVERHEAD_BYTES)
     }
 
     /// Returns the smallest number of bytes that is written if more are to follow. They fit into an empty queue that has
@@ -244,7 +244,7 @@ mod tests {
     }
 
     #[test]
-    fn what_fits_into_so_much_memory_takes_no_more() {
+    fn a_payload_that_fits_into_memory_costs_no_more_than_that_memory() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
         for segments in [None, Some(1), Some(88), Some(SMALL_SEGMENT_BYTES)] {
             let queue = SendQueue::new(&pool, None).with_segments(segments);
@@ -281,11 +281,11 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_that_is_alone_has_as_much_as_the_kernel_gives_it() {
+    fn a_single_connection_gets_as_much_as_the_kernel_allows() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 40 << 20, CONNECTION_DIVISOR));
-        for of_address in [Some(Arc::default()), None] {
+        for address_memory in [Some(Arc::default()), None] {
             // The maximum of `net.ipv4.tcp_wmem`, and one more packet.
-            assert!(SendQueue::new(&pool, of_address).grant(0, usize::MAX) >= (4 << 20) + (128 << 10));
+            assert!(SendQueue::new(&pool, address_memory).grant(0, usize::MAX) >= (4 << 20) + (128 << 10));
         }
     }
 }

@@ -89,8 +89,8 @@ impl SnapshotCache {
     /// Returns the application for a request that begins now.
     pub(super) fn app(&mut self) -> &Arc<App> {
         self.drop_if_stale();
-        let news = &mut self.receiver.0;
-        &self.cached.get_or_insert_with(|| Arc::clone(&news.borrow_and_update())).app
+        let receiver = &mut self.receiver.0;
+        &self.cached.get_or_insert_with(|| Arc::clone(&receiver.borrow_and_update())).app
     }
 
     /// Drops the cached snapshot if it has been replaced. Otherwise it would live until the next request.

@@ -66,10 +66,11 @@ pub(super) fn refresh_access_control(
     }
     let (access, jwt) = (&config.access, &config.jwt);
     let policy = policy(config)?;
-    let given = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-    let place = if jwt.keys.contains("://") {
-        let patience = RefreshPolicy { refresh_interval: jwt.refresh, min_interval: jwt.refetch, max_stale: jwt.stale };
-        JwksLocation::Url { url: jwt.keys.clone(), root_certificates: given(&jwt.roots), refresh_policy: patience }
+    let non_empty = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
+    let location = if jwt.keys.contains("://") {
+        let refresh_policy =
+            RefreshPolicy { refresh_interval: jwt.refresh, min_interval: jwt.refetch, max_stale: jwt.stale };
+        JwksLocation::Url { url: jwt.keys.clone(), root_certificates: non_empty(&jwt.roots), refresh_policy }
     } else {
         JwksLocation::File(jwt.keys.clone().into())
     };
@@ -81,8 +82,8 @@ pub(super) fn refresh_access_control(
         groups_claim: jwt.groups_claim.clone(),
         leeway_seconds: jwt.leeway.as_secs(),
     };
-    let jwt = (!jwt.keys.is_empty()).then_some((place, expected));
-    let tokens = given(&access.tokens);
+    let jwt = (!jwt.keys.is_empty()).then_some((location, expected));
+    let tokens = non_empty(&access.tokens);
     let control = match known {
         Some(known) => known.reconfigured(policy, tokens.as_deref(), jwt),
         None => AccessControl::open(policy, tokens.as_deref(), jwt),

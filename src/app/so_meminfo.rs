@@ -21,8 +21,8 @@ pub(super) fn send_queue_bytes(socket: BorrowedFd<'_>, is_tcp: bool) -> Option<u
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, values.as_mut_ptr().cast(), &raw mut length)
     };
     // A Unix socket has no send queue of its own: its bytes wait in the peer's receive queue.
-    let at = if is_tcp { libc::SK_MEMINFO_WMEM_QUEUED } else { libc::SK_MEMINFO_WMEM_ALLOC };
-    let value = values.get(usize::try_from(at).ok()?).filter(|_| result == 0)?;
+    let index = if is_tcp { libc::SK_MEMINFO_WMEM_QUEUED } else { libc::SK_MEMINFO_WMEM_ALLOC };
+    let value = values.get(usize::try_from(index).ok()?).filter(|_| result == 0)?;
     usize::try_from(*value).ok()
 }
 
@@ -48,7 +48,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_kernel_tells_how_much_it_keeps_until_the_peer_takes_it() {
+    fn the_kernel_reports_queued_bytes_until_the_peer_reads_them() {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let mut reader = TcpStream::connect(listener.local_addr().unwrap()).unwrap();
         let (mut writer, _) = listener.accept().unwrap();

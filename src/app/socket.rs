@@ -98,7 +98,7 @@ impl<S: TokioSocket> Socket for Pin<Box<TimeoutStream<MeteredSocket<S>>>> {
 
 /// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
 pub(super) fn has_hung_up(socket: &impl AsFd) -> bool {
-    let mut looked = [PollFd::new(socket, PollFlags::RDHUP)];
+    let mut poll_fds = [PollFd::new(socket, PollFlags::RDHUP)];
     // Errors and hang-ups are reported unasked. If the call fails, the client counts as connected.
-    poll(&mut looked, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+    poll(&mut poll_fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

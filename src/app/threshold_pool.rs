@@ -94,9 +94,9 @@ impl DynamicThresholdPool {
     /// Returns the maximum number of bytes that may be added to what an address holds.
     fn address_headroom(&self, taken: usize, address_bytes: Option<usize>) -> usize {
         let free = self.capacity_bytes.saturating_sub(taken);
-        let most = headroom(free.saturating_sub(self.reserved_bytes), address_bytes.unwrap_or(0), 1);
-        let assured = address_bytes.map_or(0, |held| self.guaranteed_bytes.saturating_sub(held));
-        most.max(assured.min(free))
+        let threshold_bytes = headroom(free.saturating_sub(self.reserved_bytes), address_bytes.unwrap_or(0), 1);
+        let guaranteed = address_bytes.map_or(0, |held| self.guaranteed_bytes.saturating_sub(held));
+        threshold_bytes.max(guaranteed.min(free))
     }
 
     /// Asks one holder to give back what it does not need: the one that has waited longest in
@@ -151,51 +151,52 @@ mod tests {
     }
 
     #[test]
-    fn a_connection_has_a_part_of_what_its_address_may_have() {
+    fn a_connection_gets_a_part_of_the_share_of_its_address() {
         let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1000, 4);
-        let mut of_address = 0;
+        let mut address_bytes = 0;
         for granted in [100, 80, 64] {
-            assert_eq!(pool.take_up_to(Some(of_address), 0, 5000), granted);
-            of_address += granted;
+            assert_eq!(pool.take_up_to(Some(address_bytes), 0, 5000), granted);
+            address_bytes += granted;
         }
-        assert_eq!(pool.take_up_to(Some(of_address), 64, 5000), 0);
+        assert_eq!(pool.take_up_to(Some(address_bytes), 64, 5000), 0);
         assert_eq!(pool.take_up_to(Some(0), 0, 5000), 75);
     }
 
     #[test]
     fn a_hundred_greedy_connections_never_take_all() {
         let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, 4);
-        let mut held = [0; 100];
+        let mut held_bytes = [0; 100];
         for _ in 0..1000 {
-            for held in &mut held {
+            for held in &mut held_bytes {
                 *held += pool.take_up_to(Some(0), *held, 1 << 12);
             }
         }
-        let taken: usize = held.iter().sum();
+        let taken: usize = held_bytes.iter().sum();
         assert!(taken <= (1 << 20) * 19 / 20 && taken > 1 << 19, "{taken}");
         assert!(pool.take_up_to(Some(0), 0, 1 << 20) > 0);
     }
 
     #[test]
-    fn greedy_addresses_leave_what_the_next_ones_are_assured_of() {
-        const ASSURED: usize = 1 << 10;
-        let pool = DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 96 * ASSURED, 0).with_guarantee(ASSURED);
+    fn greedy_addresses_leave_the_guarantee_of_the_next_ones() {
+        const GUARANTEED: usize = 1 << 10;
+        let pool =
+            DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 96 * GUARANTEED, 0).with_guarantee(GUARANTEED);
         let take_all = |mut held| {
             while pool.try_take(Some(held), 1) {
                 held += 1;
             }
             held
         };
-        assert_eq!(take_all(0), 32 * ASSURED, "a single address has half of what is not reserved");
+        assert_eq!(take_all(0), 32 * GUARANTEED, "a single address has half of what is not reserved");
         for _ in 0..30 {
-            assert!(take_all(0) >= ASSURED);
+            assert!(take_all(0) >= GUARANTEED);
         }
         assert!(!pool.try_take(None, 1), "an address that stands for many clients has no guarantee");
-        assert_eq!(take_all(ASSURED / 2), ASSURED, "it gets the rest of its guarantee");
-        let left = pool.capacity_bytes - pool.taken_bytes.load(Ordering::Relaxed);
-        for _ in 0..left / ASSURED {
-            assert_eq!(take_all(0), ASSURED);
+        assert_eq!(take_all(GUARANTEED / 2), GUARANTEED, "it gets the rest of its guarantee");
+        let remaining = pool.capacity_bytes - pool.taken_bytes.load(Ordering::Relaxed);
+        for _ in 0..remaining / GUARANTEED {
+            assert_eq!(take_all(0), GUARANTEED);
         }
-        assert!(take_all(0) < ASSURED && !pool.try_take(Some(0), 1), "the last address gets what is left");
+        assert!(take_all(0) < GUARANTEED && !pool.try_take(Some(0), 1), "the last address gets what is left");
     }
 }

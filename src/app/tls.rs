@@ -81,12 +81,12 @@ impl HandshakeLimiter {
 
     async fn acquire(&self, peer: IpAddr) -> FairPermit {
         let client = ClientId::new(self.hasher.hash_one(http::network_of(peer)));
-        let party = (client, 0);
-        if let Some(place) = self.slots.try_acquire(party, 1) {
-            return place;
+        let flow = (client, 0);
+        if let Some(permit) = self.slots.try_acquire(flow, 1) {
+            return permit;
         }
         let _waiting = metrics::QueueWaitTimer::begin(metrics::QueueLabel::Handshake);
-        self.slots.acquire(party, 1).await
+        self.slots.acquire(flow, 1).await
     }
 }
 
@@ -117,18 +117,18 @@ impl TlsTerminator {
         metrics::describe_tls();
         let is_first = Cell::new(true);
         let parse = move |[certificate, key]: [&str; 2]| {
-            let pair = TlsIdentity::parse(certificate, key)?;
+            let identity = TlsIdentity::parse(certificate, key)?;
             // At startup, a certificate outside its validity period is used, with a warning. Later it does not replace
             // the one in use.
-            match (pair.validity_error(unix_time()), is_first.replace(false)) {
+            match (identity.validity_error(unix_time()), is_first.replace(false)) {
                 (Some(fault), true) => {
                     tracing::warn!("the TLS certificate {fault}: clients will not trust this server");
                 }
                 (Some(fault), false) => return Err(format!("the certificate {fault}")),
                 (None, _) => {}
             }
-            metrics::tls_certificate(pair.not_after.as_secs());
-            Ok(pair.config)
+            metrics::tls_certificate(identity.not_after.as_secs());
+            Ok(identity.config)
         };
         let paths: [&Path; 2] = [&config.certificate, &config.key];
         let current = WatchedFiles::open(paths, "certificate", metrics::tls_reload_failed, parse)?;
@@ -148,30 +148,30 @@ impl TlsTerminator {
         send_timeout: Duration,
         peer: IpAddr,
     ) -> Option<TlsSocket> {
-        let limit = self.handshake_timeout;
-        let shaking = async {
+        let step_timeout = self.handshake_timeout;
+        let handshake = async {
             let mut stream = stream;
             // Nothing is sent yet. After an orderly close, the kernel would keep the connection of a client that
             // acknowledges nothing for minutes.
             set_socket_linger(&stream, Some(Duration::ZERO))?;
-            match timeout(limit, peek_first_byte(&stream)).await? {
+            match timeout(step_timeout, peek_first_byte(&stream)).await? {
                 None => return Ok(AcceptOutcome::Closed),
                 Some(HANDSHAKE_RECORD) => {}
                 Some(first) => {
-                    return timeout(limit, refuse_plaintext(&mut stream, first))
+                    return timeout(step_timeout, refuse_plaintext(&mut stream, first))
                         .await?
                         .map(|()| AcceptOutcome::Plaintext);
                 }
             }
             // The wait for other clients' handshakes has a time limit of its own.
-            let _place = timeout(limit, self.handshakes.acquire(peer)).await?;
+            let _permit = timeout(step_timeout, self.handshakes.acquire(peer)).await?;
             let acceptor = TlsAcceptor::from(self.server_config.current());
             set_socket_linger(&stream, None)?;
             let mut stream = TimeoutStream::new(meter(stream));
             stream.set_write_timeout(Some(send_timeout));
-            timeout(limit, TlsSocket::accept(&acceptor, Box::pin(stream))).await?.map(AcceptOutcome::Encrypted)
+            timeout(step_timeout, TlsSocket::accept(&acceptor, Box::pin(stream))).await?.map(AcceptOutcome::Encrypted)
         };
-        let result: io::Result<AcceptOutcome> = shaking.await;
+        let result: io::Result<AcceptOutcome> = handshake.await;
         let (result, accepted) = match result {
             Ok(AcceptOutcome::Closed) => return None,
             Ok(AcceptOutcome::Encrypted(stream)) => (HandshakeResult::Done, Some(stream)),
@@ -208,17 +208,17 @@ async fn refuse_plaintext(stream: &mut TcpStream, first: u8) -> io::Result<()> {
         // Otherwise the kernel would keep an answer that is not taken for minutes.
         set_socket_linger(&*stream, Some(Duration::ZERO))?;
         // If a connection is closed with unread bytes, it is reset, and the answer is lost.
-        let (mut rest, mut nowhere) = ((&mut *stream).take(MAX_PLAINTEXT_BYTES), tokio::io::sink());
-        let until = Instant::now() + LINGER_TIMEOUT;
-        let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut rest, &mut nowhere)).await;
-        let has_taken = loop {
+        let (mut unread, mut sink) = ((&mut *stream).take(MAX_PLAINTEXT_BYTES), tokio::io::sink());
+        let deadline = Instant::now() + LINGER_TIMEOUT;
+        let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut unread, &mut sink)).await;
+        let is_drained = loop {
             match send_queue_bytes(stream.as_fd(), true) {
                 None | Some(0) => break true,
-                Some(_) if Instant::now() >= until => break false,
+                Some(_) if Instant::now() >= deadline => break false,
                 Some(_) => sleep(DRAIN_POLL_INTERVAL).await,
             }
         };
-        if has_taken {
+        if is_drained {
             let _ = set_socket_linger(&*stream, None);
         }
     }
@@ -238,9 +238,9 @@ impl TlsIdentity {
     fn parse(certificate: &str, key: &str) -> Result<Self, String> {
         let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
         let chain = chain.map_err(|error| format!("the certificate is not valid PEM: {error}"))?;
-        let own = chain.first().ok_or("the certificate file contains no PEM certificate")?;
-        let own = Certificate::from_der(own).map_err(|error| format!("the certificate cannot be read: {error}"))?;
-        let validity = own.tbs_certificate().validity();
+        let leaf = chain.first().ok_or("the certificate file contains no PEM certificate")?;
+        let leaf = Certificate::from_der(leaf).map_err(|error| format!("the certificate cannot be read: {error}"))?;
+        let validity = leaf.tbs_certificate().validity();
         let (not_before, not_after) = (validity.not_before.to_unix_duration(), validity.not_after.to_unix_duration());
         let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
             .map_err(|error| format!("the key file contains no PEM private key without a passphrase: {error}"))?;
@@ -260,13 +260,13 @@ impl TlsIdentity {
 
     /// Returns why clients would not trust the certificate at `now`, the time since the Unix epoch.
     fn validity_error(&self, now: Duration) -> Option<String> {
-        let ahead = self.not_before.saturating_sub(now);
+        let time_until_valid = self.not_before.saturating_sub(now);
         if self.not_after <= now {
             Some("has expired".to_owned())
-        } else if ahead.is_zero() {
+        } else if time_until_valid.is_zero() {
             None
         } else {
-            Some(format!("is not valid before {} seconds from now", ahead.as_secs() + 1))
+            Some(format!("is not valid before {} seconds from now", time_until_valid.as_secs() + 1))
         }
     }
 }

@@ -157,14 +157,14 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn what_holds_no_data_is_read_up_to_a_bound() {
+    async fn bytes_without_data_are_read_up_to_a_limit() {
         let endless = tokio::io::repeat(22);
-        let mut counted = CiphertextLimiter { stream: endless, undecrypted_bytes: 0 };
+        let mut limited = CiphertextLimiter { stream: endless, undecrypted_bytes: 0 };
         let mut read = Vec::new();
-        let error = counted.read_to_end(&mut read).await.unwrap_err();
+        let error = limited.read_to_end(&mut read).await.unwrap_err();
         assert_eq!(error.kind(), io::ErrorKind::InvalidData);
         assert!((MAX_UNDECRYPTED_BYTES..2 * MAX_UNDECRYPTED_BYTES + 1).contains(&read.len()), "{}", read.len());
-        counted.undecrypted_bytes = 0;
-        assert!(counted.read_u8().await.is_ok());
+        limited.undecrypted_bytes = 0;
+        assert!(limited.read_u8().await.is_ok());
     }
 }

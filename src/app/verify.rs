@@ -38,64 +38,66 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 ///
 /// # Errors
 /// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
-pub fn verify(config: &Config, wanted: &VerifyArgs) -> anyhow::Result<u8> {
+pub fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
-    let ended = runtime.block_on(run(config, wanted));
+    let result = runtime.block_on(run(config, args));
     // A read that hangs in storage must not keep the process alive.
     runtime.shutdown_background();
-    ended
+    result
 }
 
-async fn run(config: &Config, wanted: &VerifyArgs) -> anyhow::Result<u8> {
-    let [place] = config.containers.as_slice() else { bail!("verify takes one container") };
+async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
+    let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
-    let place = &ContainerConfig { entity_tag: EntityTagBasis::default(), ..place.clone() };
-    let store = open_store(place, config)?;
+    let container_config = &ContainerConfig { entity_tag: EntityTagBasis::default(), ..container_config.clone() };
+    let store = open_store(container_config, config)?;
     let settings = container_settings(config);
-    let cores = wanted.threads.map_or(settings.cores, usize::from);
+    let cores = args.threads.map_or(settings.cores, usize::from);
     let settings =
         Settings { decoded_cache: 0, stored_cache: STORED_CACHE_BYTES, budget_wait: BUDGET_WAIT, cores, ..settings };
     let container = Container::new(Arc::clone(&store), Resources::new(settings));
-    let roots = parse_roots(&container, &wanted.datasets).await?;
-    let header = ReportHeader::new(place, &roots, wanted.missing, container.resources().settings().decode_budget)?;
-    let OpenedReport { report, previous: earlier, fault } = match &wanted.report {
-        Some(path) => ReportWriter::open(path, &header, wanted.resume).map_err(anyhow::Error::msg)?,
+    let roots = parse_roots(&container, &args.datasets).await?;
+    let header =
+        ReportHeader::new(container_config, &roots, args.missing, container.resources().settings().decode_budget)?;
+    let OpenedReport { report, previous, fault } = match &args.report {
+        Some(path) => ReportWriter::open(path, &header, args.resume).map_err(anyhow::Error::msg)?,
         None => OpenedReport::default(),
     };
-    let job = Verifier { container, store, roots, report_missing: wanted.missing, stall_timeout: STORAGE_TIMEOUT };
-    let deny = match wanted.deny {
+    let verifier = Verifier { container, store, roots, report_missing: args.missing, stall_timeout: STORAGE_TIMEOUT };
+    let deny = match args.deny {
         DenyLevel::Errors => Severity::Error,
         DenyLevel::Warnings => Severity::Warning,
         DenyLevel::Notes => Severity::Note,
     };
-    let mut terminal = Terminal::new(wanted.quiet.then_some(deny));
+    let mut terminal = Terminal::new(args.quiet.then_some(deny));
     if terminal.shows_progress() {
-        terminal.set_expected_blocks(job.estimate_blocks().await);
+        terminal.set_expected_blocks(verifier.estimate_blocks().await);
     }
     if let Some(fault) = &fault {
         terminal.warn_report_fault(fault);
     }
-    if let Some(earlier) = &earlier {
-        terminal.resumed(&earlier.checkpoint);
+    if let Some(previous) = &previous {
+        terminal.resumed(&previous.checkpoint);
     }
-    let mut watchers = VerifyOutputs { report, terminal };
-    let ended = job.run(earlier, &mut watchers, shutdown_signal()?).await.context("the findings cannot be recorded")?;
-    let VerifyOutputs { report, mut terminal } = watchers;
-    let (totals, complete) = match ended {
+    let mut outputs = VerifyOutputs { report, terminal };
+    let outcome =
+        verifier.run(previous, &mut outputs, shutdown_signal()?).await.context("the findings cannot be recorded")?;
+    let VerifyOutputs { report, mut terminal } = outputs;
+    let (totals, complete) = match outcome {
         VerifyOutcome::Complete(totals) => (totals, true),
         VerifyOutcome::Stopped(totals) => (totals, false),
         VerifyOutcome::StorageStalled(totals, why) => {
-            terminal.given_up(STORAGE_TIMEOUT, &why);
+            terminal.report_stalled_storage(STORAGE_TIMEOUT, &why);
             (totals, false)
         }
     };
     if let Some(mut report) = report {
         report.finish(&totals, complete).context("the report cannot be written")?;
     }
-    let found = totals.worst_severity().is_some_and(|worst| worst >= deny);
-    terminal.end(&totals, complete, found, wanted.report.as_deref());
-    Ok(match (complete, found) {
+    let has_findings = totals.worst_severity().is_some_and(|worst| worst >= deny);
+    terminal.end(&totals, complete, has_findings, args.report.as_deref());
+    Ok(match (complete, has_findings) {
         (false, _) => EXIT_INTERRUPTED,
         (true, true) => EXIT_FINDINGS,
         (true, false) => 0,
@@ -117,10 +119,10 @@ async fn parse_roots(container: &Container, names: &[String]) -> anyhow::Result<
     }
     keys.sort();
     keys.dedup();
-    let all = keys.clone();
+    let all_keys = keys.clone();
     keys.retain(|key| {
-        let mut above = std::iter::successors(key.parent(), Key::parent);
-        !above.any(|above| all.contains(&above))
+        let mut ancestors = std::iter::successors(key.parent(), Key::parent);
+        !ancestors.any(|above| all_keys.contains(&above))
     });
     Ok(keys)
 }

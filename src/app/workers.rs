@@ -52,13 +52,13 @@ impl WorkerPool {
 
     /// Runs the future that serves one connection on the thread with the fewest connections.
     pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
-        let from = self.next_worker.fetch_add(1, Ordering::Relaxed);
+        let start = self.next_worker.fetch_add(1, Ordering::Relaxed);
         let count = self.workers.len();
-        let in_turn = (0..count).filter_map(|at| self.workers.get(from.wrapping_add(at) % count));
-        let Some(worker) = in_turn.min_by_key(|worker| worker.connections.load(Ordering::Relaxed)) else { return };
-        let open = WorkerLoadGuard::new(&worker.connections);
+        let candidates = (0..count).filter_map(|offset| self.workers.get(start.wrapping_add(offset) % count));
+        let Some(worker) = candidates.min_by_key(|worker| worker.connections.load(Ordering::Relaxed)) else { return };
+        let load_guard = WorkerLoadGuard::new(&worker.connections);
         // An async block would reserve space for the connection twice.
-        worker.handle.spawn(connection.map(move |()| drop(open)));
+        worker.handle.spawn(connection.map(move |()| drop(load_guard)));
     }
 }
 
@@ -75,13 +75,13 @@ impl Worker {
             .enable_all()
             .build()?;
         let handle = runtime.handle().clone();
-        let (stop, stopped) = oneshot::channel();
+        let (stop_sender, stop_receiver) = oneshot::channel();
         std::thread::Builder::new().name("n5-server".to_owned()).spawn(move || {
-            let _ended = runtime.block_on(stopped);
+            let _ended = runtime.block_on(stop_receiver);
             // A read that hangs in storage must not keep the process alive.
             runtime.shutdown_background();
         })?;
-        Ok(Self { handle, connections: Arc::default(), _stop: stop })
+        Ok(Self { handle, connections: Arc::default(), _stop: stop_sender })
     }
 }
 
@@ -142,36 +142,36 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn connections_go_where_the_fewest_are() {
+    async fn a_connection_goes_to_the_worker_with_the_fewest_connections() {
         let workers = WorkerPool::start(3).unwrap();
-        let open =
+        let loads =
             || workers.workers.iter().map(|worker| worker.connections.load(Ordering::Relaxed)).collect::<Vec<_>>();
         let mut ends = Vec::new();
         for _ in 0..6 {
-            let (end, ended) = oneshot::channel::<()>();
-            workers.spawn(async { drop(ended.await) });
-            ends.push(end);
+            let (end_sender, end_receiver) = oneshot::channel::<()>();
+            workers.spawn(async { drop(end_receiver.await) });
+            ends.push(end_sender);
         }
-        assert_eq!(open(), [2, 2, 2]);
+        assert_eq!(loads(), [2, 2, 2]);
         drop(ends.drain(..1));
-        while open().iter().sum::<usize>() > 5 {
+        while loads().iter().sum::<usize>() > 5 {
             tokio::task::yield_now().await;
         }
-        let (end, ended) = oneshot::channel::<()>();
-        workers.spawn(async { drop(ended.await) });
-        assert_eq!(open(), [2, 2, 2]);
-        drop(end);
+        let (end_sender, end_receiver) = oneshot::channel::<()>();
+        workers.spawn(async { drop(end_receiver.await) });
+        assert_eq!(loads(), [2, 2, 2]);
+        drop(end_sender);
     }
 
     #[tokio::test]
-    async fn what_is_served_ends_with_the_threads() {
+    async fn connections_end_with_the_worker_threads() {
         let workers = WorkerPool::start(2).unwrap();
-        let (alive, dead) = oneshot::channel::<()>();
+        let (alive_sender, closed) = oneshot::channel::<()>();
         workers.spawn(async move {
-            let _alive = alive;
+            let _alive = alive_sender;
             std::future::pending::<()>().await;
         });
         drop(workers);
-        assert!(dead.await.is_err());
+        assert!(closed.await.is_err());
     }
 }

@@ -203,12 +203,12 @@ impl Config {
     /// Returns the maximum memory of connections in bytes, without the responses sent on them. It includes
     /// [`Self::connection_pool_bytes`].
     pub fn max_connections_bytes(&self) -> u64 {
-        let (each, handshakes) = if self.tls.is_enabled() {
+        let (connection_bytes, handshakes) = if self.tls.is_enabled() {
             (TLS_CONNECTION_BYTES, HANDSHAKE_BYTES.saturating_mul(super::TlsConfig::MAX_HANDSHAKES as u64))
         } else {
             (CONNECTION_BYTES, 0)
         };
-        let fixed = each.saturating_mul(self.server.max_connections as u64);
+        let fixed = connection_bytes.saturating_mul(self.server.max_connections as u64);
         [self.connection_pool_bytes(), handshakes, self.waiting_requests_bytes()]
             .into_iter()
             .fold(fixed, u64::saturating_add)
@@ -219,10 +219,11 @@ impl Config {
     /// streams limit the number of requests.
     fn waiting_requests_bytes(&self) -> u64 {
         let with_spare = |requests: u64| requests.saturating_mul(2);
-        let most = (self.server.max_connections as u64).saturating_add(self.connection_pool_bytes() / MIN_STREAM_BYTES);
-        let requests = with_spare(self.limits.concurrent_requests as u64).min(most);
-        let usual = with_spare(super::LimitsConfig::default().concurrent_requests as u64);
-        requests.saturating_sub(usual).saturating_mul(WAITING_REQUEST_BYTES)
+        let max_requests =
+            (self.server.max_connections as u64).saturating_add(self.connection_pool_bytes() / MIN_STREAM_BYTES);
+        let requests = with_spare(self.limits.concurrent_requests as u64).min(max_requests);
+        let default_requests = with_spare(super::LimitsConfig::default().concurrent_requests as u64);
+        requests.saturating_sub(default_requests).saturating_mul(WAITING_REQUEST_BYTES)
     }
 
     /// Returns the size in bytes of the pool that all connections share for HTTP/2 streams and long request heads.
@@ -338,8 +339,12 @@ impl Config {
             size(self.limits.transfer_budget),
             self.threads(),
         );
-        let (most, bytes) = (self.server.max_connections, self.max_connections_bytes());
-        let _ = write!(text, "\nconnections {most} at most, which take up to {} MiB more", bytes.div_ceil(1 << 20));
+        let (max_connections, bytes) = (self.server.max_connections, self.max_connections_bytes());
+        let _ = write!(
+            text,
+            "\nconnections {max_connections} at most, which take up to {} MiB more",
+            bytes.div_ceil(1 << 20)
+        );
         let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes().div_ceil(1 << 20));
         text
     }
@@ -367,7 +372,7 @@ mod tests {
     }
 
     #[test]
-    fn the_help_names_every_section_rule_a_person_needs() {
+    fn the_help_names_all_essential_settings_and_forms() {
         let help = Cli::command().render_long_help().to_string();
         for word in ["N5_CACHE__DECODED", "/slice/", "--listen", "MiB", "30s", "--check-config", "Exit status"] {
             assert!(help.contains(word), "{word}");
@@ -375,7 +380,7 @@ mod tests {
     }
 
     #[test]
-    fn the_summary_tells_where_what_and_how_much() {
+    fn the_summary_shows_addresses_containers_and_memory() {
         let mut config = Config::default();
         assert!(config.summary().contains("embedded demo"));
         let sources = ConfigSources {

@@ -149,11 +149,11 @@ mod tests {
 
     /// Returns default.toml with its commented-out keys (`#key`, not `# prose`) enabled.
     fn uncommented() -> String {
-        let live = |line: &'static str| match line.strip_prefix('#') {
+        let uncomment = |line: &'static str| match line.strip_prefix('#') {
             Some(key) if key.starts_with(|c: char| c == '[' || c.is_lowercase()) => key,
             _ => line,
         };
-        DEFAULTS.lines().map(live).collect::<Vec<_>>().join("\n")
+        DEFAULTS.lines().map(uncomment).collect::<Vec<_>>().join("\n")
     }
 
     fn keys(table: &toml::Table) -> BTreeSet<String> {
@@ -189,11 +189,11 @@ mod tests {
 
     #[test]
     fn every_key_of_default_toml_is_explained() {
-        let mut prose = false;
+        let mut has_comment = false;
         for line in DEFAULTS.lines() {
-            let key = line.trim_start_matches('#').split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
-            assert!(!key || prose, "{line:?} follows no comment");
-            prose = line.starts_with("# ");
+            let is_key = line.trim_start_matches('#').split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
+            assert!(!is_key || has_comment, "{line:?} follows no comment");
+            has_comment = line.starts_with("# ");
         }
     }
 

@@ -64,7 +64,7 @@ impl fmt::Display for ConfigErrors {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.0.len() {
             1 => write!(f, "the configuration has a fault:")?,
-            many => write!(f, "the configuration has {many} faults:")?,
+            count => write!(f, "the configuration has {count} faults:")?,
         }
         self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
     }

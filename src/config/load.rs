@@ -21,9 +21,9 @@ impl Config {
     pub fn load(sources: &ConfigSources) -> Result<Self, ConfigErrors> {
         let defaults: Table =
             DEFAULTS.parse().map_err(|error| ConfigErrors(vec![syntax_error("default.toml", &error)]))?;
-        let mut merge = ConfigMerger::new(defaults);
-        merge.add_sources(sources);
-        let mut config = merge.deserialize()?;
+        let mut merger = ConfigMerger::new(defaults);
+        merger.add_sources(sources);
+        let mut config = merger.deserialize()?;
         if !sources.roots.is_empty() {
             let defaults = &config.container_defaults;
             config.containers = sources
@@ -38,11 +38,11 @@ impl Config {
                     entity_tag: defaults.entity_tag,
                 })
                 .collect();
-            merge.clear_container_origins();
+            merger.clear_container_origins();
         }
         let faults = config.validate(&sources.reserved).err().map(|faults| faults.0).unwrap_or_default();
-        merge.errors.extend(faults.into_iter().map(|fault| merge.origins.locate(fault)));
-        if merge.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(merge.errors)) }
+        merger.errors.extend(faults.into_iter().map(|fault| merger.origins.locate(fault)));
+        if merger.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(merger.errors)) }
     }
 }
 
@@ -119,7 +119,7 @@ impl ConfigMerger {
         self.clear_container_origins();
         if matches!(origin, SettingOrigin::File(..)) {
             let pending = std::mem::take(&mut self.origins.pending);
-            self.origins.known.extend(pending);
+            self.origins.by_key.extend(pending);
         }
         self.origins.insert(&key, origin);
         let value = self.drop_unknown_container_keys(source::container_tables(value));
@@ -127,7 +127,7 @@ impl ConfigMerger {
     }
 
     fn clear_container_origins(&mut self) {
-        self.origins.known.retain(|key, _origin| !key.starts_with("containers"));
+        self.origins.by_key.retain(|key, _origin| !key.starts_with("containers"));
     }
 
     /// Returns the tables of `containers` without unknown keys, which are reported.
@@ -139,28 +139,29 @@ impl ConfigMerger {
         };
         let mut tables = Vec::new();
         for (index, item) in items.into_iter().enumerate() {
-            let mut kept = Table::new();
+            let mut filtered = Table::new();
             for (key, value) in item.as_table().cloned().unwrap_or_default() {
                 if CONTAINER_KEYS.contains(&key.as_str()) {
-                    kept.insert(key, value);
+                    filtered.insert(key, value);
                 } else {
                     let message = suggest("unknown key", nearest_key(&key, CONTAINER_KEYS.into_iter()));
                     self.errors
                         .push(self.origins.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
                 }
             }
-            tables.push(Value::Table(kept));
+            tables.push(Value::Table(filtered));
         }
         Value::Array(tables)
     }
 
     fn unknown_key_message(&self, key: &str) -> String {
-        let last = key.rsplit('.').next().unwrap_or(key);
-        let elsewhere = self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last));
+        let last_segment = key.rsplit('.').next().unwrap_or(key);
+        let same_name =
+            self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last_segment));
         if let Some(known) = nearest_key(key, self.defaults.keys().map(String::as_str)) {
             return suggest("unknown key", Some(known));
         }
-        suggest("unknown key", elsewhere.map(String::as_str))
+        suggest("unknown key", same_name.map(String::as_str))
     }
 
     /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default, then
@@ -232,21 +233,21 @@ impl ConfigMerger {
 /// Places where settings were written, by key.
 #[derive(Default)]
 struct SettingOrigins {
-    known: BTreeMap<String, SettingOrigin>,
+    by_key: BTreeMap<String, SettingOrigin>,
     /// Origins within `containers` of the file, until that setting is merged.
     pending: BTreeMap<String, SettingOrigin>,
 }
 
 impl SettingOrigins {
     fn insert(&mut self, key: &str, origin: SettingOrigin) {
-        self.known.insert(key.to_owned(), origin);
+        self.by_key.insert(key.to_owned(), origin);
     }
 
     /// Adds to the error the origin of its key, or of the nearest enclosing key.
     fn locate(&self, fault: ConfigError) -> ConfigError {
         let mut key = fault.key.as_str();
         loop {
-            if let Some(origin) = self.known.get(key) {
+            if let Some(origin) = self.by_key.get(key) {
                 let origin = origin.clone();
                 return fault.with_origin(origin);
             }
@@ -296,10 +297,10 @@ fn syntax_error(name: &str, error: &toml::de::Error) -> ConfigError {
 
 /// Returns the known key most similar to `key`, if any is similar enough.
 fn nearest_key<'a>(key: &str, known: impl Iterator<Item = &'a str>) -> Option<&'a str> {
-    const ALIKE: f64 = 0.7;
+    const MIN_SIMILARITY: f64 = 0.7;
     known
         .map(|known| (strsim::normalized_damerau_levenshtein(key, known), known))
-        .filter(|(likeness, _)| *likeness >= ALIKE)
+        .filter(|(similarity, _)| *similarity >= MIN_SIMILARITY)
         .max_by(|a, b| a.0.total_cmp(&b.0))
         .map(|(_, known)| known)
 }

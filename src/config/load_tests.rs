@@ -14,12 +14,12 @@ fn set(arguments: &[&str]) -> ConfigSources {
     ConfigSources { set: arguments.iter().map(ToString::to_string).collect(), ..ConfigSources::default() }
 }
 
-fn fault(sources: &ConfigSources) -> String {
+fn load_error(sources: &ConfigSources) -> String {
     Config::load(sources).unwrap_err().to_string()
 }
 
 #[test]
-fn nothing_given_means_the_defaults() {
+fn no_sources_give_the_defaults() {
     assert_eq!(Config::load(&ConfigSources::default()).unwrap(), Config::default());
 }
 
@@ -68,8 +68,8 @@ fn every_setting_can_come_from_the_environment() {
             // Any text is a valid path, name or claim.
             continue;
         }
-        let wrong = Config::load(&environment(&[(&variable, "[[")]));
-        assert!(wrong.unwrap_err().to_string().contains(&variable), "{variable}");
+        let result = Config::load(&environment(&[(&variable, "[[")]));
+        assert!(result.unwrap_err().to_string().contains(&variable), "{variable}");
     }
 }
 
@@ -84,7 +84,7 @@ fn lists_are_read_from_commas_and_from_toml() {
 }
 
 #[test]
-fn other_variables_are_passed_over() {
+fn other_variables_are_ignored() {
     assert!(Config::load(&environment(&[("N5_CORPUS", "x"), ("PATH", "/bin"), ("N5SERVER__LISTEN", "x")])).is_ok());
 }
 
@@ -104,31 +104,34 @@ fn containers_come_from_a_file_the_environment_or_roots() {
 }
 
 #[test]
-fn containers_inherit_what_they_do_not_say() {
+fn containers_inherit_unset_settings() {
     let text = "[container_defaults]\ncache_control = 'immutable'\nsymlinks = 'deny'\nmust_be_mount = true\nentity_tag = 'inode'\n\
                 [[containers]]\nname = 'a'\nroot = '/a'\ncache_control = 'revalidate'\nmust_be_mount = false\nentity_tag = 'mtime'\n\
                 [[containers]]\nname = 'b'\nroot = '/b'\nsymlinks = 'inside'\n";
     let config = Config::load(&from_file(text)).unwrap();
-    let said = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
-    assert_eq!(said(0), (CacheControl::Revalidate, Symlinks::Deny));
-    assert_eq!(said(1), (CacheControl::Immutable, Symlinks::Inside));
+    let settings_of = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
+    assert_eq!(settings_of(0), (CacheControl::Revalidate, Symlinks::Deny));
+    assert_eq!(settings_of(1), (CacheControl::Immutable, Symlinks::Inside));
     assert_eq!(config.containers.iter().map(|container| container.must_be_mount).collect::<Vec<_>>(), [false, true]);
     let mut sources = from_file(text);
     sources.roots = vec![RootArgument { name: String::new(), path: "/c".into() }];
-    let given = &Config::load(&sources).unwrap().containers[0];
-    assert_eq!((given.symlinks, given.must_be_mount, given.entity_tag), (Symlinks::Deny, true, EntityTagBasis::Inode));
+    let container = &Config::load(&sources).unwrap().containers[0];
+    assert_eq!(
+        (container.symlinks, container.must_be_mount, container.entity_tag),
+        (Symlinks::Deny, true, EntityTagBasis::Inode)
+    );
     let tags: Vec<_> = config.containers.iter().map(|container| container.entity_tag).collect();
     assert_eq!(tags, [EntityTagBasis::Mtime, EntityTagBasis::Inode]);
 }
 
 #[test]
-fn unknown_keys_say_where_and_what_was_meant() {
+fn unknown_keys_are_reported_with_origin_and_suggestion() {
     let file = from_file("[cache]\n\ndecodedd = '1MiB'\n");
     assert_eq!(
-        fault(&file),
+        load_error(&file),
         "the configuration has a fault:\n  lab.toml:3: cache.decodedd: unknown key; did you mean cache.decoded?"
     );
-    for (text, meant) in [
+    for (text, message) in [
         ("listen = '127.0.0.1:1'", "listen: unknown key; did you mean server.listen?"),
         ("[caches]\nstored = 1", "lab.toml:2: caches.stored: unknown key; did you mean cache.stored?"),
         ("[server]\ndecoded = 1", "server.decoded: unknown key; did you mean cache.decoded?"),
@@ -138,15 +141,15 @@ fn unknown_keys_say_where_and_what_was_meant() {
             "lab.toml:3: containers[0].symlink: unknown key; did you mean symlinks?",
         ),
     ] {
-        assert!(fault(&from_file(text)).ends_with(meant), "{text}: {}", fault(&from_file(text)));
+        assert!(load_error(&from_file(text)).ends_with(message), "{text}: {}", load_error(&from_file(text)));
     }
-    let from_environment = fault(&environment(&[("N5_CACHE__DECODEDD", "1")]));
+    let from_environment = load_error(&environment(&[("N5_CACHE__DECODEDD", "1")]));
     assert!(from_environment.contains("environment variable N5_CACHE__DECODEDD: cache.decodedd: unknown key; did you"));
-    assert!(fault(&set(&["cache.decodedd=1"])).contains("--set cache.decodedd=1: cache.decodedd: unknown key"));
+    assert!(load_error(&set(&["cache.decodedd=1"])).contains("--set cache.decodedd=1: cache.decodedd: unknown key"));
 }
 
 #[test]
-fn all_faults_show_at_once() {
+fn all_faults_are_reported_at_once() {
     let mut sources = from_file(
         r#"[server]
 listen = "localhost:8080"
@@ -183,12 +186,12 @@ colour = true
     sources.set = vec!["limits.slice=big".into(), "log.format".into()];
     sources.listen = None;
     sources.reserved = vec!["slice", "info"];
-    insta::assert_snapshot!(fault(&sources));
+    insta::assert_snapshot!(load_error(&sources));
 }
 
 #[test]
 fn broken_toml_shows_the_place() {
-    insta::assert_snapshot!(fault(&from_file("[cache]\ndecoded = 256MiB\n")));
+    insta::assert_snapshot!(load_error(&from_file("[cache]\ndecoded = 256MiB\n")));
 }
 
 #[test]
@@ -202,7 +205,7 @@ fn print_config_can_be_fed_back() {
 }
 
 #[test]
-fn any_text_is_answered_without_a_panic() {
+fn no_text_causes_a_panic() {
     for text in ["", "=", "[", "containers = 1", "[containers]\na=1", "containers = [1, {}]", "cache = 5", "[[cache]]"]
     {
         let _ = Config::load(&from_file(text));
@@ -215,16 +218,16 @@ fn any_text_is_answered_without_a_panic() {
 }
 
 #[test]
-fn a_rule_about_no_container_is_a_fault() {
-    let with = |rule: &str| {
+fn a_rule_that_matches_no_container_is_an_error() {
+    let load_with_rule = |rule: &str| {
         let containers = "[[containers]]\nname = 'em'\nroot = '/a'\n[[containers]]\nname = 'seg'\nroot = '/b'\n";
         Config::load(&from_file(&format!("{containers}[access]\nrules = ['{rule}']")))
     };
     for rule in ["/ = nobody", "/em = nobody", "/seg/draft = nobody", "/s%65g = nobody"] {
-        assert!(with(rule).is_ok(), "{rule}: {:?}", with(rule));
+        assert!(load_with_rule(rule).is_ok(), "{rule}: {:?}", load_with_rule(rule));
     }
     for rule in ["/slice/em = nobody", "/Em = nobody", "/em2/x = nobody"] {
-        let fault = with(rule).unwrap_err().to_string();
+        let fault = load_with_rule(rule).unwrap_err().to_string();
         assert!(fault.contains("access.rules[0]") && fault.contains("em, seg"), "{fault}");
     }
 }

@@ -150,13 +150,13 @@ fn coerce(default: Option<&Value>, text: &str) -> Result<Value, String> {
 
 /// Converts items such as `a=/data/a` in a list of containers to tables; other items stay as they are.
 pub(super) fn container_tables(list: Value) -> Value {
-    let table = |item: Value| {
+    let to_table = |item: Value| {
         let Some(text) = item.as_str() else { return item };
         let root = RootArgument::parse(OsStr::new(text), |_path| false);
         let path = root.path.to_string_lossy().into_owned();
         Value::Table([("name".to_owned(), root.name.into()), ("root".to_owned(), path.into())].into_iter().collect())
     };
-    if let Value::Array(items) = list { Value::Array(items.into_iter().map(table).collect()) } else { list }
+    if let Value::Array(items) = list { Value::Array(items.into_iter().map(to_table).collect()) } else { list }
 }
 
 #[cfg(test)]
@@ -176,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn a_path_with_an_equals_sign_is_a_path_when_it_exists_or_holds_a_slash() {
+    fn a_path_with_an_equals_sign_is_a_path_if_it_exists_or_contains_a_slash() {
         assert_eq!(root("run=7", "run=7"), (String::new(), "run=7".into()));
         assert_eq!(root("./run=7", ""), (String::new(), "./run=7".into()));
         assert_eq!(root("run=7", ""), ("run".into(), "7".into()));

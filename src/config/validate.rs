@@ -32,7 +32,7 @@ impl Config {
         };
         check("server.base_path", validate_base_path(&self.server.base_path));
         check("log.level", validate_log_level(&self.log.level));
-        for (key, value, lowest, highest) in [
+        for (key, value, min, max) in [
             ("server.header_timeout", self.server.header_timeout, Duration::from_millis(1), DAY),
             ("server.request_timeout", self.server.request_timeout, Duration::from_millis(1), DAY),
             ("server.send_timeout", self.server.send_timeout, Duration::from_millis(1), DAY),
@@ -46,9 +46,9 @@ impl Config {
             ("jwt.refetch", self.jwt.refetch, Duration::from_secs(1), DAY),
             ("jwt.stale", self.jwt.stale, self.jwt.refresh, 30 * DAY),
         ] {
-            check(key, check_range(&value, &lowest, &highest, |d| humantime::format_duration(*d).to_string()));
+            check(key, check_range(&value, &min, &max, |d| humantime::format_duration(*d).to_string()));
         }
-        for (key, value, lowest, highest) in [
+        for (key, value, min, max) in [
             ("limits.slice", self.limits.slice, 1, u64::MAX),
             ("limits.slice_budget", self.limits.slice_budget, MIB, MAX_BUDGET_BYTES),
             ("limits.decode_budget", self.limits.decode_budget, MIB, MAX_BUDGET_BYTES),
@@ -59,16 +59,16 @@ impl Config {
             ("cache.decoded", self.cache.decoded, 0, MAX_BUDGET_BYTES),
             ("cache.stored", self.cache.stored, 0, MAX_BUDGET_BYTES),
         ] {
-            check(key, check_range(&value, &lowest, &highest, |bytes| values::size::format(*bytes)));
+            check(key, check_range(&value, &min, &max, |bytes| values::size::format(*bytes)));
         }
-        for (key, value, lowest, highest) in [
+        for (key, value, min, max) in [
             ("server.max_connections", self.server.max_connections, 1, 1_000_000),
             ("server.threads", self.server.threads, 0, 1024),
             ("clients.connections", self.clients.connections, 0, 1_000_000),
             ("clients.concurrent_requests", self.clients.concurrent_requests, 0, 1_000_000),
             ("limits.concurrent_requests", self.limits.concurrent_requests, 1, 1_000_000),
         ] {
-            check(key, check_range(&value, &lowest, &highest, ToString::to_string));
+            check(key, check_range(&value, &min, &max, ToString::to_string));
         }
         check("limits.decode_factor", check_range(&self.limits.decode_factor, &1, &1_000_000, ToString::to_string));
         check("tracing.one_in", check_range(&self.tracing.one_in, &1, &1_000_000_000, ToString::to_string));
@@ -111,11 +111,11 @@ fn validate_tls(config: &Config) -> Vec<ConfigError> {
     faults
 }
 
-fn check_range<T: PartialOrd>(value: &T, lowest: &T, highest: &T, show: impl Fn(&T) -> String) -> Result<(), String> {
-    if value < lowest {
-        Err(format!("{} is too small, the minimum is {}", show(value), show(lowest)))
-    } else if value > highest {
-        Err(format!("{} is too large, the maximum is {}", show(value), show(highest)))
+fn check_range<T: PartialOrd>(value: &T, min: &T, max: &T, format_value: impl Fn(&T) -> String) -> Result<(), String> {
+    if value < min {
+        Err(format!("{} is too small, the minimum is {}", format_value(value), format_value(min)))
+    } else if value > max {
+        Err(format!("{} is too large, the maximum is {}", format_value(value), format_value(max)))
     } else {
         Ok(())
     }
@@ -125,10 +125,10 @@ fn validate_base_path(path: &str) -> Result<(), String> {
     if path.is_empty() {
         return Ok(());
     }
-    let unreserved = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
-    let segment = |s: &str| !matches!(s, "" | "." | "..") && s.chars().all(unreserved);
+    let is_unreserved = |c: char| c.is_ascii_alphanumeric() || "-._~".contains(c);
+    let is_segment = |s: &str| !matches!(s, "" | "." | "..") && s.chars().all(is_unreserved);
     match path.strip_prefix('/') {
-        Some(rest) if rest.split('/').all(segment) => {
+        Some(rest) if rest.split('/').all(is_segment) => {
             let first = rest.split('/').next().unwrap_or_default();
             if ROOT_ENDPOINTS.contains(&first) {
                 return Err(format!("{path:?} would hide the server's own /{first}: choose another prefix"));
@@ -143,11 +143,11 @@ fn validate_base_path(path: &str) -> Result<(), String> {
 }
 
 fn validate_log_level(text: &str) -> Result<(), String> {
-    let directive = |part: &str| {
+    let is_directive = |part: &str| {
         let (target, level) = part.split_once('=').map_or((None, part), |(target, level)| (Some(target), level));
         target != Some("") && !level.is_empty() && level.parse::<LevelFilter>().is_ok()
     };
-    match text.split(',').find(|part| !directive(part.trim())) {
+    match text.split(',').find(|part| !is_directive(part.trim())) {
         None => Ok(()),
         Some(part) => Err(format!(
             "{part:?} is not a level: write off, error, warn, info, debug or trace, or a list such as \
@@ -221,15 +221,15 @@ fn validate_access(config: &Config, reserved: &[&str]) -> Vec<ConfigError> {
     for (index, rule) in config.access.rules.iter().enumerate() {
         let first = rule.trim_start().trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
         let first = percent_encoding::percent_decode_str(first).decode_utf8_lossy();
-        let is_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
-        if is_named && !first.is_empty() && !names.contains(&&*first) {
+        let all_are_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
+        if all_are_named && !first.is_empty() && !names.contains(&&*first) {
             // Such a rule would protect nothing.
             let message =
                 format!("{rule:?} matches no container: its path must begin with one of {}", names.join(", "));
             faults.push(ConfigError::new(format!("access.rules[{index}]"), message));
         }
         let base = config.server.base_path.trim_start_matches('/').split('/').next().unwrap_or_default();
-        if !is_named && !first.is_empty() && (reserved.contains(&&*first) || first == base) {
+        if !all_are_named && !first.is_empty() && (reserved.contains(&&*first) || first == base) {
             let message = format!(
                 "{rule:?} begins with the server's own /{first}: leave it out, because rules apply to paths within the \
                  container in every view"
@@ -271,18 +271,19 @@ fn validate_origins(setting: &str, origins: &[String]) -> Vec<ConfigError> {
 /// Returns true if browsers can send `origin` in this form (RFC 6454 §6.2): `scheme://host[:port]`, lower case.
 fn is_origin(origin: &str) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
-    let word = |text: &str, more: &str| {
-        !text.is_empty() && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || more.contains(c))
+    let is_word = |text: &str, extra_chars: &str| {
+        !text.is_empty()
+            && text.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || extra_chars.contains(c))
     };
     let (host, port) = match rest.rfind(':').filter(|at| !rest.get(*at..).unwrap_or_default().contains(']')) {
         Some(at) => (rest.get(..at).unwrap_or_default(), rest.get(at + 1..)),
         None => (rest, None),
     };
-    let host_is_good = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
+    let is_host_valid = match host.strip_prefix('[').and_then(|h| h.strip_suffix(']')) {
         Some(address) => address.parse::<std::net::Ipv6Addr>().is_ok(),
-        None => word(host, "-._"),
+        None => is_word(host, "-._"),
     };
-    word(scheme, "+-.") && host_is_good && port.is_none_or(|port| port.parse::<u16>().is_ok())
+    is_word(scheme, "+-.") && is_host_valid && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
 fn validate_containers(containers: &[ContainerConfig], inherited: CacheControl, reserved: &[&str]) -> Vec<ConfigError> {
@@ -334,7 +335,7 @@ mod tests {
             .map_or_else(Vec::new, |f| f.0.into_iter().map(|fault| fault.key).collect())
     }
 
-    fn named(names: &[&str]) -> Config {
+    fn with_names(names: &[&str]) -> Config {
         let container = |name: &&str| ContainerConfig {
             name: (*name).to_owned(),
             root: "/data".into(),
@@ -353,39 +354,42 @@ mod tests {
 
     #[test]
     fn a_base_path_starts_with_a_slash_and_ends_without() {
-        for good in ["", "/n5", "/a/b.c_d~-1", "/slice"] {
-            assert_eq!(validate_base_path(good), Ok(()), "{good}");
+        for valid in ["", "/n5", "/a/b.c_d~-1", "/slice"] {
+            assert_eq!(validate_base_path(valid), Ok(()), "{valid}");
         }
-        for bad in ["/", "n5", "/n5/", "//n5", "/a//b", "/..", "/a/./b", "/a b", "/a%20b", "/a?b", "/é", "/metrics"] {
-            assert!(validate_base_path(bad).is_err(), "{bad}");
+        for invalid in ["/", "n5", "/n5/", "//n5", "/a//b", "/..", "/a/./b", "/a b", "/a%20b", "/a?b", "/é", "/metrics"]
+        {
+            assert!(validate_base_path(invalid).is_err(), "{invalid}");
         }
     }
 
     #[test]
     fn a_single_container_needs_no_name_and_several_do() {
-        assert_eq!(keys(&named(&[""])), Vec::<String>::new());
-        assert_eq!(keys(&named(&["em"])), Vec::<String>::new());
-        assert_eq!(keys(&named(&["em", ""])), ["containers[1].name"]);
+        assert_eq!(keys(&with_names(&[""])), Vec::<String>::new());
+        assert_eq!(keys(&with_names(&["em"])), Vec::<String>::new());
+        assert_eq!(keys(&with_names(&["em", ""])), ["containers[1].name"]);
     }
 
     #[test]
     fn names_are_unique_segments_and_not_reserved() {
-        assert_eq!(keys(&named(&["a", "b", "a"])), ["containers[2].name"]);
+        assert_eq!(keys(&with_names(&["a", "b", "a"])), ["containers[2].name"]);
         for name in ["slice", "metrics", "attributes.json"] {
-            assert_eq!(keys(&named(&[name])), ["containers[0].name"], "{name}");
+            assert_eq!(keys(&with_names(&[name])), ["containers[0].name"], "{name}");
         }
         for name in ["a/b", "..", ".", "a\\b", "a\0b"] {
-            assert_eq!(keys(&named(&[name])), ["containers[0].name"], "{name:?}");
+            assert_eq!(keys(&with_names(&[name])), ["containers[0].name"], "{name:?}");
         }
     }
 
     #[test]
-    fn origins_are_what_browsers_send() {
-        for good in ["https://a.example.org", "http://localhost:8000", "http://[::1]:80", "moz-extension://0a-1"] {
-            assert!(is_origin(good), "{good}");
+    fn origins_have_the_form_that_browsers_send() {
+        for valid in ["https://a.example.org", "http://localhost:8000", "http://[::1]:80", "moz-extension://0a-1"] {
+            assert!(is_origin(valid), "{valid}");
         }
-        for bad in ["a.example.org", "https://a/", "https://A", "https://", "https://a:x", "null", "", "https://*.a"] {
-            assert!(!is_origin(bad), "{bad}");
+        for invalid in
+            ["a.example.org", "https://a/", "https://A", "https://", "https://a:x", "null", "", "https://*.a"]
+        {
+            assert!(!is_origin(invalid), "{invalid}");
         }
         let mut config = Config::default();
         config.cors.origins.push("https://a".into());
@@ -393,7 +397,7 @@ mod tests {
     }
 
     #[test]
-    fn cookies_are_not_for_every_origin() {
+    fn credentials_require_listed_origins() {
         let mut config = Config::default();
         config.cors.credentials = true;
         assert_eq!(keys(&config), ["cors.credentials"]);
@@ -402,7 +406,7 @@ mod tests {
     }
 
     #[test]
-    fn a_jwt_needs_all_that_says_whose_and_for_whom_it_is() {
+    fn a_jwt_requires_keys_issuer_audience_and_algorithms() {
         let mut config = Config::default();
         config.jwt.issuer = "https://issuer".into();
         assert_eq!(keys(&config), ["jwt.keys"]);
@@ -433,31 +437,31 @@ mod tests {
     }
 
     #[test]
-    fn a_container_is_named_token_only_where_there_are_none() {
-        let mut config = named(&["token", "b"]);
+    fn a_container_may_be_named_token_only_without_access_control() {
+        let mut config = with_names(&["token", "b"]);
         assert_eq!(keys(&config), Vec::<String>::new());
         config.access.rules = vec!["/b = nobody".into()];
         assert_eq!(keys(&config), ["containers[0].name"]);
     }
 
     #[test]
-    fn a_rule_begins_with_no_word_of_the_servers() {
-        let mut config = named(&[""]);
+    fn a_rule_must_not_begin_with_a_reserved_segment() {
+        let mut config = with_names(&[""]);
         config.server.base_path = "/base/path".into();
-        for (rule, is_good) in [("/a = x", true), ("/slice/a = x", false), ("/base/a = x", false), ("/path = x", true)]
+        for (rule, is_valid) in [("/a = x", true), ("/slice/a = x", false), ("/base/a = x", false), ("/path = x", true)]
         {
             config.access.rules = vec![rule.into()];
-            assert_eq!(keys(&config).is_empty(), is_good, "{rule}");
+            assert_eq!(keys(&config).is_empty(), is_valid, "{rule}");
         }
     }
 
     #[test]
     fn levels_are_words_or_directives() {
-        for good in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
-            assert_eq!(validate_log_level(good), Ok(()), "{good}");
+        for valid in ["info", "OFF", "warn,n5_server=debug", "n5_server::http=trace, info"] {
+            assert_eq!(validate_log_level(valid), Ok(()), "{valid}");
         }
-        for bad in ["inof", "", "n5_server=loud", "=info", "info,"] {
-            assert!(validate_log_level(bad).is_err(), "{bad}");
+        for invalid in ["inof", "", "n5_server=loud", "=info", "info,"] {
+            assert!(validate_log_level(invalid).is_err(), "{invalid}");
         }
     }
 
@@ -471,10 +475,10 @@ mod tests {
         config.server.request_timeout = Duration::MAX;
         config.server.header_timeout = Duration::ZERO;
         config.cache.decoded = u64::MAX;
-        let mut found = keys(&config);
-        found.sort();
+        let mut invalid_keys = keys(&config);
+        invalid_keys.sort();
         assert_eq!(
-            found,
+            invalid_keys,
             [
                 "cache.decoded",
                 "limits.concurrent_requests",

@@ -225,7 +225,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes_come_back_from_their_text() {
+    fn sizes_round_trip_through_text() {
         for bytes in [0, 1, 1023, 1024, 1025, 3 << 20, (1 << 40) + 1, 5 << 50, u64::MAX] {
             assert_eq!(size::parse(&size::format(bytes)), Ok(bytes));
         }
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_size_is_answered_with_the_forms() {
+    fn an_invalid_size_is_reported_with_the_accepted_forms() {
         for text in ["", "lots", "-1", "12 parsecs", "1e9", "MiB"] {
             let error = size::parse(text).unwrap_err();
             assert!(error.contains("512MiB") && error.contains(&format!("{text:?}")), "{error}");
@@ -251,7 +251,7 @@ mod tests {
     }
 
     #[test]
-    fn addresses_policies_and_rechecks_come_back_from_their_text() {
+    fn addresses_policies_and_rechecks_round_trip_through_text() {
         for text in ["127.0.0.1:8080", "[::1]:0", "unix:/run/n5.sock"] {
             assert_eq!(text.parse::<ListenAddress>().unwrap().to_string(), text);
         }
@@ -264,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn wrong_addresses_are_answered_with_the_forms() {
+    fn invalid_addresses_are_reported_with_the_accepted_forms() {
         for text in ["localhost:8080", ":8080", "127.0.0.1", "8080", ""] {
             assert!(text.parse::<ListenAddress>().unwrap_err().contains("127.0.0.1:8080"));
         }

@@ -26,8 +26,8 @@ impl AdmissionFilter {
     /// Records a request for an object of this version, a hash. Returns true if the object should be read into the
     /// cache: never at the first request, soon if it is requested often.
     pub(super) fn admit(&self, version: u64) -> bool {
-        let place = usize::try_from(version % SLOTS as u64).unwrap_or_default();
-        let is_known = self.slots.get(place).is_some_and(|place| place.swap(version, Ordering::Relaxed) == version);
+        let slot_index = usize::try_from(version % SLOTS as u64).unwrap_or_default();
+        let is_known = self.slots.get(slot_index).is_some_and(|slot| slot.swap(version, Ordering::Relaxed) == version);
         is_known && self.repeat_count.fetch_add(1, Ordering::Relaxed) % ADMIT_EVERY == ADMIT_EVERY - 1
     }
 }
@@ -37,15 +37,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_asked_for_once_is_not_kept() {
-        let asked = AdmissionFilter::default();
-        assert!((1..10_000).all(|version| !asked.admit(version)));
+    fn a_version_requested_once_is_not_admitted() {
+        let filter = AdmissionFilter::default();
+        assert!((1..10_000).all(|version| !filter.admit(version)));
     }
 
     #[test]
-    fn of_what_is_asked_for_again_every_32nd_is_kept() {
-        let asked = AdmissionFilter::default();
-        let kept = (0..=320).filter(|at| asked.admit(1 + at % 2)).count();
-        assert_eq!(kept, 9);
+    fn every_32nd_repeated_request_is_admitted() {
+        let filter = AdmissionFilter::default();
+        let admitted_count = (0..=320).filter(|request| filter.admit(1 + request % 2)).count();
+        assert_eq!(admitted_count, 9);
     }
 }

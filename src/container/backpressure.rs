@@ -17,7 +17,7 @@ use crate::metrics::{self, ShedReason};
 use crate::store::{Key, Store, StoreError};
 
 /// Longest time that a request holds memory during a storage wait while other requests need the memory.
-pub(super) const MAX_STORAGE_HOLD: Duration = Duration::from_secs(1);
+pub(super) const MAX_WAIT_HOLDING_MEMORY: Duration = Duration::from_secs(1);
 
 /// Interval at which a request that waits for storage checks if other containers need its memory. The request yields
 /// after two positive checks in a row.
@@ -26,8 +26,8 @@ pub(super) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// Number of requests that wait for a permit of a budget: in total, and of one container.
 #[derive(Debug, Clone, Default)]
 pub(super) struct WaiterCounts {
-    all: Arc<AtomicUsize>,
-    own: Arc<AtomicUsize>,
+    total_count: Arc<AtomicUsize>,
+    container_count: Arc<AtomicUsize>,
 }
 
 /// Guard that counts a waiter until it is dropped.
@@ -37,30 +37,30 @@ pub(super) struct WaiterGuard(WaiterCounts);
 impl WaiterCounts {
     /// Returns counts for another container, which share the total.
     pub(super) fn for_container(&self) -> Self {
-        Self { all: Arc::clone(&self.all), own: Arc::default() }
+        Self { total_count: Arc::clone(&self.total_count), container_count: Arc::default() }
     }
 
     pub(super) fn begin(&self) -> WaiterGuard {
-        self.own.fetch_add(1, Ordering::Relaxed);
-        self.all.fetch_add(1, Ordering::Relaxed);
+        self.container_count.fetch_add(1, Ordering::Relaxed);
+        self.total_count.fetch_add(1, Ordering::Relaxed);
         WaiterGuard(self.clone())
     }
 
     /// Returns true if a request waits.
     pub(super) fn has_any(&self) -> bool {
-        self.all.load(Ordering::Relaxed) > 0
+        self.total_count.load(Ordering::Relaxed) > 0
     }
 
     /// Returns true if a request of another container waits. The result may be briefly wrong while waiters come and go.
     pub(super) fn has_other_containers(&self) -> bool {
-        self.all.load(Ordering::Relaxed) > self.own.load(Ordering::Relaxed)
+        self.total_count.load(Ordering::Relaxed) > self.container_count.load(Ordering::Relaxed)
     }
 }
 
 impl Drop for WaiterGuard {
     fn drop(&mut self) {
-        self.0.all.fetch_sub(1, Ordering::Relaxed);
-        self.0.own.fetch_sub(1, Ordering::Relaxed);
+        self.0.total_count.fetch_sub(1, Ordering::Relaxed);
+        self.0.container_count.fetch_sub(1, Ordering::Relaxed);
     }
 }
 
@@ -69,9 +69,9 @@ pub(super) fn is_store_unresponsive(store: &dyn Store) -> bool {
     store.current_load().is_unresponsive()
 }
 
-/// Waits for `wait`, a request to `store`, while the caller holds a permit of `budget`. Gives up if requests of other
+/// Waits for `future`, a request to `store`, while the caller holds a permit of `budget`. Gives up if requests of other
 /// containers wait for permits of `budget` and the store is unresponsive or has kept the caller waiting for
-/// [`MAX_STORAGE_HOLD`].
+/// [`MAX_WAIT_HOLDING_MEMORY`].
 ///
 /// # Errors
 /// [`StoreError::Preempted`] when it gives up.
@@ -79,23 +79,24 @@ pub(super) async fn yield_if_contended<T>(
     store: &dyn Store,
     budget: &Budget,
     key: &Key,
-    mut wait: impl Future<Output = T> + Unpin,
+    mut future: impl Future<Output = T> + Unpin,
 ) -> Result<T, ReadError> {
     // A result that is ready needs no timer.
-    if let Some(done) = (&mut wait).now_or_never() {
-        return Ok(done);
+    if let Some(output) = (&mut future).now_or_never() {
+        return Ok(output);
     }
-    let (since, mut needed) = (Instant::now(), 0);
+    let (started, mut contended_polls) = (Instant::now(), 0);
     loop {
-        if let Ok(done) = tokio::time::timeout(CONTENTION_POLL_INTERVAL, &mut wait).await {
-            return Ok(done);
+        if let Ok(output) = tokio::time::timeout(CONTENTION_POLL_INTERVAL, &mut future).await {
+            return Ok(output);
         }
-        let is_kept = || {
+        let is_storage_slow = || {
             is_store_unresponsive(store)
-                || (since.elapsed() >= MAX_STORAGE_HOLD && store.current_load().longest_running >= MAX_STORAGE_HOLD)
+                || (started.elapsed() >= MAX_WAIT_HOLDING_MEMORY
+                    && store.current_load().longest_running >= MAX_WAIT_HOLDING_MEMORY)
         };
-        needed = if budget.others_wait() && is_kept() { needed + 1 } else { 0 };
-        if needed >= 2 {
+        contended_polls = if budget.others_wait() && is_storage_slow() { contended_polls + 1 } else { 0 };
+        if contended_polls >= 2 {
             metrics::request_shed(ShedReason::Storage);
             return Err(StoreError::Preempted(key.clone()).into());
         }
@@ -118,18 +119,18 @@ impl Container {
         Ok(MemoryPermit::new(Some(self.slice_permit(bytes, budget.take(bytes)).await?), budget))
     }
 
-    /// Returns a permit for `bytes` of the slice budget, which `take` waits for. If the store does not respond, returns
-    /// a permit only if the memory is free at once: the request would hold it in vain.
+    /// Returns a permit for `bytes` of the slice budget, which `acquire` waits for. If the store does not respond,
+    /// returns a permit only if the memory is free at once: the request would hold it in vain.
     ///
     /// # Errors
     /// [`BudgetError`] and [`StoreError::Stalled`].
     pub(super) async fn slice_permit(
         &self,
         bytes: u64,
-        take: impl Future<Output = Result<Permit, BudgetError>>,
+        acquire: impl Future<Output = Result<Permit, BudgetError>>,
     ) -> Result<Permit, ReadError> {
         if !is_store_unresponsive(&*self.store) {
-            return Ok(take.await?);
+            return Ok(acquire.await?);
         }
         self.resources.slice_budget.try_take(bytes).ok_or_else(|| {
             metrics::request_shed(ShedReason::Storage);

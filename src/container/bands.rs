@@ -110,7 +110,7 @@ pub struct Bands {
     first_plane_parts: Vec<Region>,
     /// Number of finished samples along the cut axis and each slower axis.
     cursor: Coords,
-    done: bool,
+    is_done: bool,
 }
 
 /// Returns the size of a response in bytes, and its bands if it exceeds the budget.
@@ -118,38 +118,38 @@ pub(super) fn plan(
     region: &Region,
     grid: &BlockGrid,
     widths: ElementWidths,
-    bounds: SliceLimits,
-    counted: CostAssumptions,
+    limits: SliceLimits,
+    assumptions: CostAssumptions,
 ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-    let limit_bytes = bounds.max_slice_bytes;
+    let limit_bytes = limits.max_slice_bytes;
     let bytes = region.elements().and_then(|elements| elements.checked_mul(widths.sent));
     let Some(bytes) = bytes.filter(|bytes| *bytes <= limit_bytes) else {
         return Err(SliceRefusal::TooLarge { bytes, limit_bytes });
     };
     let held_bytes = region.elements().unwrap_or(u64::MAX).saturating_mul(widths.in_memory);
-    let bands = if bounds.must_stream || held_bytes.saturating_add(bounds.extra_bytes) > bounds.max_whole_bytes {
+    let bands = if limits.must_stream || held_bytes.saturating_add(limits.extra_bytes) > limits.max_whole_bytes {
         // `None` means that not even one element fits.
-        let bands = Bands::new(region, grid, widths, bounds.max_band_bytes, FIRST_PART_BYTES);
+        let bands = Bands::new(region, grid, widths, limits.max_band_bytes, FIRST_PART_BYTES);
         Some(bands.ok_or(SliceRefusal::TooLarge { bytes: Some(bytes), limit_bytes })?)
     } else {
         None
     };
-    let cost = SliceCost::new(region, grid, widths.stored, bands.as_ref(), counted);
-    let factor = u128::from(bounds.decode_factor.max(1));
-    let limit_bytes = factor.saturating_mul(u128::from(bytes.max(bounds.budget_bytes)));
+    let cost = SliceCost::new(region, grid, widths.stored, bands.as_ref(), assumptions);
+    let factor = u128::from(limits.decode_factor.max(1));
+    let limit_bytes = factor.saturating_mul(u128::from(bytes.max(limits.budget_bytes)));
     let decoded_bytes = cost.total_bytes();
     // Where bands cut layers of blocks that may all exist, no block may be decoded more than `factor` times.
-    let is_dense = counted.existing.is_none() && !counted.uses_partial_reads;
-    let is_too_often = is_dense && u128::from(cost.decodes_per_block) > factor;
-    if decoded_bytes > limit_bytes || is_too_often {
-        let decoded_bytes = decoded_bytes.max(if is_too_often { limit_bytes.saturating_add(1) } else { 0 });
+    let is_dense = assumptions.existing_blocks.is_none() && !assumptions.uses_partial_reads;
+    let is_decoded_too_often = is_dense && u128::from(cost.decodes_per_block) > factor;
+    if decoded_bytes > limit_bytes || is_decoded_too_often {
+        let decoded_bytes = decoded_bytes.max(if is_decoded_too_often { limit_bytes.saturating_add(1) } else { 0 });
         let affordable_blocks = cost.affordable_blocks(limit_bytes);
         return Err(SliceRefusal::TooCostly { decoded_bytes, bytes, limit_bytes, affordable_blocks });
     }
-    let times = limit_bytes.saturating_mul(u128::from(cost.decodes_per_block)) / decoded_bytes.max(1);
-    let most = if is_dense { bounds.decode_factor } else { u64::MAX };
-    let times = u64::try_from(times).unwrap_or(u64::MAX).min(most);
-    Ok((bytes, bands.map(|bands| bands.with_max_decodes(times, grid))))
+    let max_decodes = limit_bytes.saturating_mul(u128::from(cost.decodes_per_block)) / decoded_bytes.max(1);
+    let decode_limit = if is_dense { limits.decode_factor } else { u64::MAX };
+    let max_decodes = u64::try_from(max_decodes).unwrap_or(u64::MAX).min(decode_limit);
+    Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes, grid))))
 }
 
 impl Bands {
@@ -158,7 +158,7 @@ impl Bands {
         grid: &BlockGrid,
         widths: ElementWidths,
         budget_bytes: u64,
-        opening_bytes: u64,
+        first_part_bytes: u64,
     ) -> Option<Self> {
         let mut plane_bytes = widths.in_memory;
         let mut cut = None;
@@ -180,8 +180,8 @@ impl Bands {
             next_bytes: INITIAL_BAND_BYTES.min(budget_bytes),
             done_bytes: 0,
             min_depth: 1,
-            first_plane_parts: first_plane_parts(region, grid, widths.stored, axis, opening_bytes),
-            done: false,
+            first_plane_parts: first_plane_parts(region, grid, widths.stored, axis, first_part_bytes),
+            is_done: false,
         };
         if !bands.first_plane_parts.is_empty() {
             bands.advance(1);
@@ -195,11 +195,11 @@ impl Bands {
         self.decodes_by_slower_axes(grid).saturating_mul(self.samples_per_block(self.cut_axis, grid).div_ceil(planes))
     }
 
-    /// Returns the maximum number of samples along `axis` that one band takes of the `all` samples in a block.
-    pub(super) fn samples_per_band(&self, axis: usize, all: u64) -> u64 {
+    /// Returns the maximum number of samples along `axis` that one band takes of the `samples` samples in a block.
+    pub(super) fn samples_per_band(&self, axis: usize, samples: u64) -> u64 {
         match axis.cmp(&self.cut_axis) {
-            Ordering::Less => all,
-            Ordering::Equal => all.min((self.budget_bytes / self.plane_bytes.max(1)).max(1)),
+            Ordering::Less => samples,
+            Ordering::Equal => samples.min((self.budget_bytes / self.plane_bytes.max(1)).max(1)),
             Ordering::Greater => 1,
         }
     }
@@ -216,16 +216,16 @@ impl Bands {
         in_block.min(self.region.shape()[axis]).max(1)
     }
 
-    /// Sets the minimum depth of bands such that small ones decode no block more than `times` times.
-    fn with_max_decodes(self, times: u64, grid: &BlockGrid) -> Self {
-        let parts = times / self.decodes_by_slower_axes(grid);
+    /// Sets the minimum depth of bands such that small ones decode no block more than `max_decodes` times.
+    fn with_max_decodes(self, max_decodes: u64, grid: &BlockGrid) -> Self {
+        let parts = max_decodes / self.decodes_by_slower_axes(grid);
         let parts = parts.saturating_sub(self.first_plane_parts.len() as u64).max(1);
         Self { min_depth: self.samples_per_block(self.cut_axis, grid).div_ceil(parts), ..self }
     }
 
     /// Returns true if the whole region has been taken.
     pub(super) fn is_done(&self) -> bool {
-        self.first_plane_parts.is_empty() && (self.done || self.region.elements() == Some(0))
+        self.first_plane_parts.is_empty() && (self.is_done || self.region.elements() == Some(0))
     }
 
     /// Allows a larger next band, because the client takes bands quickly. `free_bytes` of the budget are free.
@@ -234,9 +234,9 @@ impl Bands {
             return;
         }
         let is_proven = self.done_bytes >= PROVEN_FAST_BYTES;
-        let most_bytes =
+        let max_bytes =
             if is_proven { self.budget_bytes } else { (free_bytes / FREE_MEMORY_DIVISOR).max(INITIAL_BAND_BYTES) };
-        self.next_bytes = self.next_bytes.saturating_mul(2).min(most_bytes).min(self.budget_bytes);
+        self.next_bytes = self.next_bytes.saturating_mul(2).min(max_bytes).min(self.budget_bytes);
     }
 
     /// Limits the next band to `bytes`, but to no less than the size of the first bands.
@@ -257,7 +257,7 @@ impl Bands {
             self.cursor[axis] = 0;
             axis += 1;
             if axis == self.cursor.len() {
-                self.done = true;
+                self.is_done = true;
                 break;
             }
             self.cursor[axis] += 1;
@@ -266,23 +266,23 @@ impl Bands {
 
     /// Returns the number of samples along the cut axis in the band that begins at sample `from`.
     fn next_depth(&self, from: u64) -> u64 {
-        let rest = self.region.shape()[self.cut_axis].saturating_sub(from);
+        let remaining = self.region.shape()[self.cut_axis].saturating_sub(from);
         let planes = |bytes: u64| bytes / self.plane_bytes.max(1);
-        let fitting = planes(self.next_bytes).max(self.min_depth).min(planes(self.budget_bytes)).max(1);
-        let joined = planes(self.next_bytes.min(MERGED_LAYERS_BYTES));
-        let mut depth = self.rest_of_layer(from).min(rest);
-        if depth > fitting {
+        let fitting_planes = planes(self.next_bytes).max(self.min_depth).min(planes(self.budget_bytes)).max(1);
+        let merged_planes = planes(self.next_bytes.min(MERGED_LAYERS_BYTES));
+        let mut depth = self.remaining_in_layer(from).min(remaining);
+        if depth > fitting_planes {
             // With equal parts, the last band of a layer is not a sliver.
-            return depth.div_ceil(depth.div_ceil(fitting)).min(rest);
+            return depth.div_ceil(depth.div_ceil(fitting_planes)).min(remaining);
         }
         // Adds as many further whole layers as fit.
         let layer = self.block_depth.div_ceil(self.region.step()[self.cut_axis]).max(1);
-        depth = depth.saturating_add(joined.saturating_sub(depth) / layer * layer);
-        depth.min(rest)
+        depth = depth.saturating_add(merged_planes.saturating_sub(depth) / layer * layer);
+        depth.min(remaining)
     }
 
     /// Returns the number of samples from sample `from` to the end of the layer of blocks that holds it.
-    fn rest_of_layer(&self, from: u64) -> u64 {
+    fn remaining_in_layer(&self, from: u64) -> u64 {
         let (start, step) =
             (i128::from(self.region.start()[self.cut_axis]), i128::from(self.region.step()[self.cut_axis]));
         let block = i128::from(self.block_depth);
@@ -299,7 +299,7 @@ impl Iterator for Bands {
         if let Some(part) = self.first_plane_parts.pop() {
             return Some(part);
         }
-        if self.done || self.region.elements() == Some(0) {
+        if self.is_done || self.region.elements() == Some(0) {
             return None;
         }
         let from = self.cursor[0];
@@ -314,81 +314,91 @@ impl Iterator for Bands {
     }
 }
 
-/// Splits the first plane (one sample of `cut` and of the slower axes) into parts, in reverse order. The first part
-/// touches few blocks; each further part extends the parts before it along one more axis. Returns no parts if the whole
-/// plane touches few blocks.
+/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts, in reverse order. The first
+/// part touches few blocks; each further part extends the parts before it along one more axis. Returns no parts if the
+/// whole plane touches few blocks.
 ///
 /// The blocks of the first layer are touched by several parts, at most one more than there are axes.
-fn first_plane_parts(region: &Region, grid: &BlockGrid, width: u64, cut: usize, opening_bytes: u64) -> Vec<Region> {
+fn first_plane_parts(
+    region: &Region,
+    grid: &BlockGrid,
+    width: u64,
+    cut_axis: usize,
+    first_part_bytes: u64,
+) -> Vec<Region> {
     let size = |axis: usize| grid.block_size()[axis].min(grid.dimensions()[axis]).max(1);
     let block_bytes = (0..region.rank()).map(size).fold(width, u64::saturating_mul).max(1);
     let in_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
     let layers = |axis: usize| region.shape()[axis].div_ceil(in_block(axis));
     let mut plane = region.clone();
-    for axis in cut..region.rank() {
+    for axis in cut_axis..region.rank() {
         plane = plane.narrow(axis, 0, 1);
     }
-    // Axes below `begun` are taken whole by the first part. `touched` is the size of its blocks with one layer along
-    // the other axes.
-    let (mut begun, mut touched) = (0, block_bytes);
+    // Axes below `split_axis` are taken whole by the first part. `touched_bytes` is the size of its blocks with one
+    // layer along the other axes.
+    let (mut split_axis, mut touched_bytes) = (0, block_bytes);
     // With one layer of blocks along an axis, further samples touch no further blocks.
-    while begun < cut && (layers(begun) == 1 || touched.saturating_mul(layers(begun)) <= opening_bytes) {
-        touched = touched.saturating_mul(layers(begun));
-        begun += 1;
+    while split_axis < cut_axis
+        && (layers(split_axis) == 1 || touched_bytes.saturating_mul(layers(split_axis)) <= first_part_bytes)
+    {
+        touched_bytes = touched_bytes.saturating_mul(layers(split_axis));
+        split_axis += 1;
     }
-    if begun == cut || region.elements() == Some(0) {
+    if split_axis == cut_axis || region.elements() == Some(0) {
         return Vec::new();
     }
-    let first = in_block(begun).saturating_mul((opening_bytes / touched).max(1)).min(region.shape()[begun]);
+    let first_samples =
+        in_block(split_axis).saturating_mul((first_part_bytes / touched_bytes).max(1)).min(region.shape()[split_axis]);
     let mut parts = Vec::new();
-    // Number of samples that earlier parts take: `first` along `begun`, one along each axis above it.
-    let mut done = first;
-    for axis in begun..cut {
-        let rest = region.shape()[axis].saturating_sub(done);
-        let mut part = plane.narrow(axis, done, rest);
-        for above in axis + 1..cut {
-            part = part.narrow(above, 0, 1);
+    // Number of samples that earlier parts take: `first_samples` along `split_axis`, one along each axis above it.
+    let mut covered_samples = first_samples;
+    for axis in split_axis..cut_axis {
+        let remaining = region.shape()[axis].saturating_sub(covered_samples);
+        let mut part = plane.narrow(axis, covered_samples, remaining);
+        for slower_axis in axis + 1..cut_axis {
+            part = part.narrow(slower_axis, 0, 1);
         }
-        if rest > 0 {
+        if remaining > 0 {
             parts.push(part);
         }
-        done = 1;
+        covered_samples = 1;
     }
-    let mut part = plane.narrow(begun, 0, first);
-    for above in begun + 1..cut {
-        part = part.narrow(above, 0, 1);
+    let mut part = plane.narrow(split_axis, 0, first_samples);
+    for slower_axis in split_axis + 1..cut_axis {
+        part = part.narrow(slower_axis, 0, 1);
     }
     parts.insert(0, part);
     parts.reverse();
     parts
 }
 
-/// Returns the shape, in samples, of a part of `region` that is `accepted`; `None` if no part is. Halves the region,
+/// Returns the shape, in samples, of a part of `region` that is `accepts`; `None` if no part is. Halves the region,
 /// slowest axis first, down to whole blocks and then below.
 pub(super) fn shrink_until_accepted(
     region: &Region,
     grid: &BlockGrid,
-    accepted: impl Fn(&Region) -> bool,
+    accepts: impl Fn(&Region) -> bool,
 ) -> Option<Coords> {
-    let mut piece = region.shape().clone();
+    let mut piece_shape = region.shape().clone();
     let is_accepted = |shape: &Coords| {
         let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());
-        part.is_ok_and(|part| accepted(&part))
+        part.is_ok_and(|part| accepts(&part))
     };
     // First down to whole blocks along every axis, slowest axis first; then below one block.
     for whole_blocks in [true, false] {
         for axis in (0..region.rank()).rev() {
-            let least = if whole_blocks { grid.block_size()[axis].div_ceil(region.step()[axis]).max(1) } else { 1 };
-            while piece[axis] > least {
-                if is_accepted(&piece) {
-                    return Some(piece);
+            let granularity =
+                if whole_blocks { grid.block_size()[axis].div_ceil(region.step()[axis]).max(1) } else { 1 };
+            while piece_shape[axis] > granularity {
+                if is_accepted(&piece_shape) {
+                    return Some(piece_shape);
                 }
-                let half = (piece[axis] / 2).div_ceil(least).saturating_mul(least);
-                piece[axis] = half.clamp(least, piece[axis] - 1);
+                let half = (piece_shape[axis] / 2).div_ceil(granularity).saturating_mul(granularity);
+                piece_shape[axis] = half.clamp(granularity, piece_shape[axis] - 1);
             }
         }
     }
-    is_accepted(&piece).then_some(piece)
+    is_accepted(&piece_shape).then_some(piece_shape)
 }
 
 #[cfg(test)]
@@ -403,22 +413,22 @@ mod tests {
         region: &Region,
         grid: &BlockGrid,
         widths: ElementWidths,
-        bounds: SliceLimits,
+        limits: SliceLimits,
     ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-        super::plan(region, grid, widths, bounds, CostAssumptions::default())
+        super::plan(region, grid, widths, limits, CostAssumptions::default())
     }
 
     /// Returns the shape of a part that is accepted wherever it lies.
-    fn accepted_part(region: &Region, grid: &BlockGrid, widths: ElementWidths, bounds: SliceLimits) -> Coords {
-        let accepted = |part: &Region| {
-            let counted =
-                CostAssumptions { touched: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
-            super::plan(part, grid, widths, bounds, counted).is_ok()
+    fn accepted_part(region: &Region, grid: &BlockGrid, widths: ElementWidths, limits: SliceLimits) -> Coords {
+        let accepts = |part: &Region| {
+            let assumptions =
+                CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
+            super::plan(part, grid, widths, limits, assumptions).is_ok()
         };
-        shrink_until_accepted(region, grid, accepted).unwrap()
+        shrink_until_accepted(region, grid, accepts).unwrap()
     }
 
-    fn bounds(budget_bytes: u64) -> SliceLimits {
+    fn limits_for_budget(budget_bytes: u64) -> SliceLimits {
         SliceLimits {
             max_slice_bytes: 1 << 40,
             budget_bytes,
@@ -431,7 +441,7 @@ mod tests {
     }
 
     /// Returns the bands with the size that they reach for a client that takes them immediately.
-    fn grown(bands: Bands) -> Bands {
+    fn fully_grown(bands: Bands) -> Bands {
         Bands { next_bytes: bands.budget_bytes, ..bands }
     }
 
@@ -440,10 +450,11 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_within_the_budget_leaves_whole() {
+    fn an_answer_within_the_budget_is_not_split() {
         let grid = grid(&[100, 100], &[50, 50]);
         let (bytes, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(2, None), bounds(20_000)).unwrap();
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(2, None), limits_for_budget(20_000))
+                .unwrap();
         assert_eq!(bytes, 20_000);
         assert!(bands.is_none());
     }
@@ -453,8 +464,9 @@ mod tests {
         let grid = grid(&[1024, 1024, 200], &[64, 64, 64]);
         let layer = 1024 * 1024 * 64;
         let (_, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), bounds(layer)).unwrap();
-        let depths: Vec<u64> = grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(layer))
+                .unwrap();
+        let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         // The stream begins with some blocks, the rest of their row, and the rest of the first plane.
         assert_eq!(depths, [1, 1, 1, 63, 64, 64, 8]);
     }
@@ -464,7 +476,7 @@ mod tests {
         for shape in [[1 << 12, 1 << 12, 1 << 11], [1 << 14, 64, 1 << 14], [64, 1 << 14, 1 << 14]] {
             let grid = grid(&shape, &[64, 64, 64]);
             let region = Region::whole(grid.dimensions());
-            let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), bounds(96 << 20)).unwrap();
+            let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(96 << 20)).unwrap();
             let bands: Vec<Region> = bands.unwrap().take(6).collect();
             assert!(grid.covering(&bands[0]).total() <= 4, "{:?}", bands[0]);
             assert!(bands[0].elements().unwrap() >= 256);
@@ -475,16 +487,17 @@ mod tests {
     fn a_layer_that_does_not_fit_is_cut_into_equal_parts() {
         let grid = grid(&[1024, 1024, 64], &[64, 64, 64]);
         let (_, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), bounds(20 << 20)).unwrap();
-        let depths: Vec<u64> = grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(20 << 20))
+                .unwrap();
+        let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [1, 1, 1, 16, 16, 16, 15]);
     }
 
     #[test]
     fn bands_grow_as_long_as_the_client_waits_for_them() {
         let grid = grid(&[1024, 1024, 512], &[64, 64, 64]);
-        let whole = Region::whole(grid.dimensions());
-        let (_, bands) = plan(&whole, &grid, ElementWidths::new(1, None), bounds(32 << 20)).unwrap();
+        let region = Region::whole(grid.dimensions());
+        let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(32 << 20)).unwrap();
         let mut bands = bands.unwrap();
         let (mut depths, mut decodes) = (Vec::new(), [0; 8]);
         while let Some(band) = bands.next() {
@@ -503,76 +516,80 @@ mod tests {
     fn thin_layers_are_joined() {
         let grid = grid(&[1024, 1024, 100], &[64, 64, 1]);
         let (_, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), bounds(64 << 20)).unwrap();
-        assert_eq!(grown(bands.unwrap()).next().unwrap().shape()[2], 16);
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(64 << 20))
+                .unwrap();
+        assert_eq!(fully_grown(bands.unwrap()).next().unwrap().shape()[2], 16);
     }
 
     #[test]
-    fn what_must_be_decoded_too_often_is_refused_with_a_piece_that_is_not() {
+    fn a_slice_that_decodes_blocks_too_often_is_refused_with_an_acceptable_part() {
         let grid = grid(&[1 << 14, 1 << 14, 64, 64], &[64, 64, 64, 64]);
         let region = Region::whole(grid.dimensions());
-        let refusal = plan(&region, &grid, ElementWidths::new(1, None), bounds(128 << 20));
+        let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20));
         assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
-        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), bounds(128 << 20));
+        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20));
         let part = Region::new(smallvec![0, 0, 0, 0], piece, smallvec![1, 1, 1, 1]).unwrap();
-        assert!(plan(&part, &grid, ElementWidths::new(1, None), bounds(128 << 20)).is_ok());
+        assert!(plan(&part, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20)).is_ok());
     }
 
     #[test]
-    fn a_terabyte_is_refused_with_a_piece_that_is_not() {
+    fn a_terabyte_is_refused_with_an_acceptable_part() {
         let grid = grid(&[1 << 14, 1 << 14, 1 << 13], &[64, 64, 64]);
-        let tight = SliceLimits { max_slice_bytes: 1 << 36, ..bounds(128 << 20) };
-        let whole = Region::whole(grid.dimensions());
-        let Err(SliceRefusal::TooLarge { bytes, .. }) = plan(&whole, &grid, ElementWidths::new(1, None), tight) else {
+        let limits = SliceLimits { max_slice_bytes: 1 << 36, ..limits_for_budget(128 << 20) };
+        let region = Region::whole(grid.dimensions());
+        let Err(SliceRefusal::TooLarge { bytes, .. }) = plan(&region, &grid, ElementWidths::new(1, None), limits)
+        else {
             panic!("accepted");
         };
-        let piece = accepted_part(&whole, &grid, ElementWidths::new(1, None), tight);
+        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits);
         assert_eq!(bytes, Some(1 << 41));
         let part = Region::new(smallvec![0, 0, 0], piece.clone(), smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&part, &grid, ElementWidths::new(1, None), tight).is_ok(), "{piece:?}");
+        assert!(plan(&part, &grid, ElementWidths::new(1, None), limits).is_ok(), "{piece:?}");
     }
 
     #[test]
-    fn converted_elements_count_as_decoded_and_as_sent_while_the_answer_is_made() {
+    fn converted_elements_count_with_their_stored_and_their_sent_width() {
         let grid = grid(&[100, 100, 100], &[50, 50, 50]);
-        let whole = Region::whole(grid.dimensions());
-        let (bytes, bands) = plan(&whole, &grid, ElementWidths::new(1, Some(4)), bounds(5_000_000)).unwrap();
+        let region = Region::whole(grid.dimensions());
+        let (bytes, bands) =
+            plan(&region, &grid, ElementWidths::new(1, Some(4)), limits_for_budget(5_000_000)).unwrap();
         assert_eq!((bytes, bands.is_some()), (4_000_000, false));
-        let (_, bands) = plan(&whole, &grid, ElementWidths::new(1, Some(4)), bounds(4_999_999)).unwrap();
-        let depths: Vec<u64> = grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
+        let (_, bands) = plan(&region, &grid, ElementWidths::new(1, Some(4)), limits_for_budget(4_999_999)).unwrap();
+        let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [50, 50]);
-        let (bytes, bands) = plan(&whole, &grid, ElementWidths::new(8, Some(1)), bounds(8_999_999)).unwrap();
+        let (bytes, bands) =
+            plan(&region, &grid, ElementWidths::new(8, Some(1)), limits_for_budget(8_999_999)).unwrap();
         assert_eq!((bytes, bands.is_some()), (1_000_000, true));
-        let copied = SliceLimits { extra_bytes: 1_000_000, ..bounds(1_999_999) };
-        assert!(plan(&whole, &grid, ElementWidths::new(1, None), copied).unwrap().1.is_some());
+        let limits = SliceLimits { extra_bytes: 1_000_000, ..limits_for_budget(1_999_999) };
+        assert!(plan(&region, &grid, ElementWidths::new(1, None), limits).unwrap().1.is_some());
     }
 
     #[test]
-    fn a_plane_across_too_many_blocks_is_refused_with_a_piece_that_is_not() {
+    fn a_plane_across_too_many_blocks_is_refused_with_an_acceptable_part() {
         let grid = grid(&[8192, 8192, 8192], &[64, 64, 64]);
         for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
             let (shape, step) = (Coords::from_slice(&shape), Coords::from_slice(&step));
             let region = Region::new(smallvec![0, 0, 0], shape, step.clone()).unwrap();
-            let refusal = plan(&region, &grid, ElementWidths::new(1, None), bounds(16 << 20));
+            let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
             assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
-            let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), bounds(16 << 20));
+            let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
             let part = Region::new(smallvec![0, 0, 0], piece.clone(), step).unwrap();
-            assert!(plan(&part, &grid, ElementWidths::new(1, None), bounds(16 << 20)).is_ok(), "{piece:?}");
+            assert!(plan(&part, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20)).is_ok(), "{piece:?}");
         }
     }
 
     #[test]
-    fn blocks_that_do_not_exist_are_not_counted_as_decoded() {
+    fn missing_blocks_are_not_counted_as_decoded() {
         let grid = grid(&[4096, 4096, 1280], &[128, 128, 128]);
-        let whole = Region::whole(grid.dimensions());
-        let plan = |existing| {
-            let counted = CostAssumptions { existing, ..CostAssumptions::default() };
+        let region = Region::whole(grid.dimensions());
+        let plan = |existing_blocks| {
+            let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
             super::plan(
-                &whole,
+                &region,
                 &grid,
                 ElementWidths::new(1, None),
-                SliceLimits { max_band_bytes: 96 << 20, ..bounds(128 << 20) },
-                counted,
+                SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) },
+                assumptions,
             )
         };
         let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
@@ -586,36 +603,36 @@ mod tests {
     }
 
     #[test]
-    fn uncompressed_blocks_count_as_far_as_they_are_read() {
-        let parts = |region: &Region, grid: &BlockGrid| {
-            let counted = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
-            super::plan(region, grid, ElementWidths::new(1, None), bounds(16 << 20), counted)
+    fn uncompressed_blocks_count_only_the_bytes_that_are_read() {
+        let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
+            let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
+            super::plan(region, grid, ElementWidths::new(1, None), limits_for_budget(16 << 20), assumptions)
         };
-        let grid_of_one = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
-        assert!(parts(&Region::whole(grid_of_one.dimensions()), &grid_of_one).is_ok());
+        let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
+        assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());
         let plane = Region::new(smallvec![0, 0, 9], smallvec![8192, 8192, 1], smallvec![1, 1, 1]).unwrap();
         let grid = grid(&[8192, 8192, 8192], &[64, 64, 512]);
-        assert!(plan(&plane, &grid, ElementWidths::new(1, None), bounds(16 << 20)).is_err());
-        assert!(parts(&plane, &grid).is_ok());
+        assert!(plan(&plane, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20)).is_err());
+        assert!(plan_partial_reads(&plane, &grid).is_ok());
     }
 
     #[test]
     fn a_plane_of_a_usual_volume_is_not_too_costly() {
         let grid = grid(&[2048, 2048, 2048], &[64, 64, 64]);
         let plane = Region::new(smallvec![9, 0, 0], smallvec![1, 2048, 2048], smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&plane, &grid, ElementWidths::new(2, None), bounds(128 << 20)).is_ok());
+        assert!(plan(&plane, &grid, ElementWidths::new(2, None), limits_for_budget(128 << 20)).is_ok());
     }
 
     #[test]
     fn one_element_is_never_too_costly() {
         let grid = grid(&[4096, 4096, 4096], &[256, 256, 256]);
-        let one = Region::new(smallvec![7, 7, 7], smallvec![1, 1, 1], smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&one, &grid, ElementWidths::new(8, None), bounds(128 << 20)).is_ok());
+        let element = Region::new(smallvec![7, 7, 7], smallvec![1, 1, 1], smallvec![1, 1, 1]).unwrap();
+        assert!(plan(&element, &grid, ElementWidths::new(8, None), limits_for_budget(128 << 20)).is_ok());
     }
 
     proptest! {
         #[test]
-        fn the_piece_of_a_refusal_is_accepted(
+        fn the_part_that_a_refusal_proposes_is_accepted(
             axes in prop::collection::vec((1u64..40, 1u64..9, 1u64..5), 1..4),
             budget in 8u64..400,
             factor in 1u64..5,
@@ -631,7 +648,7 @@ mod tests {
             ).unwrap();
             // The budget always suffices to decode one block.
             let budget = budget + 9 * 9 * 9 * 8 + u64::try_from(BLOCK_COST_BYTES).unwrap();
-            let tight = SliceLimits { max_slice_bytes: budget, decode_factor: factor, ..bounds(budget) };
+            let tight = SliceLimits { max_slice_bytes: budget, decode_factor: factor, ..limits_for_budget(budget) };
             if plan(&region, &grid, ElementWidths::new(8, None), tight).is_err() {
                 let piece = accepted_part(&region, &grid, ElementWidths::new(8, None), tight);
                 // The part is accepted at every position, because a client requests one part after another.

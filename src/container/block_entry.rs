@@ -15,21 +15,23 @@ pub(super) struct BlockEntry {
     /// The reason why the stored block cannot be decoded.
     pub(super) fault: Option<Box<BlockError>>,
     /// Entity tag and version of the stored block.
-    pub(super) stored: Option<(Arc<str>, u64)>,
-    pub(super) checked: ValidatedAt,
+    pub(super) etag_and_version: Option<(Arc<str>, u64)>,
+    pub(super) validated_at: ValidatedAt,
 }
 
 impl BlockEntry {
-    /// Creates an entry for a block decoded from the stored object `meta`, which was current at the moment `checked`.
-    pub(super) fn new(block: Block, meta: ObjectMeta, checked: u64) -> Self {
-        let stored = Some((meta.etag, meta.version));
-        Self { block: Some(block), fault: None, stored, checked: ValidatedAt::at(checked) }
+    /// Creates an entry for a block decoded from the stored object `meta`, which was current at the moment
+    /// `checked_at`.
+    pub(super) fn new(block: Block, meta: ObjectMeta, checked_at: u64) -> Self {
+        let etag_and_version = Some((meta.etag, meta.version));
+        Self { block: Some(block), fault: None, etag_and_version, validated_at: ValidatedAt::at(checked_at) }
     }
 
-    /// Creates an entry for the stored object `meta`, which cannot be decoded and was current at the moment `checked`.
-    pub(super) fn undecodable(fault: BlockError, meta: ObjectMeta, checked: u64) -> Self {
-        let stored = Some((meta.etag, meta.version));
-        Self { block: None, fault: Some(Box::new(fault)), stored, checked: ValidatedAt::at(checked) }
+    /// Creates an entry for the stored object `meta`, which cannot be decoded and was current at the moment
+    /// `checked_at`.
+    pub(super) fn undecodable(fault: BlockError, meta: ObjectMeta, checked_at: u64) -> Self {
+        let etag_and_version = Some((meta.etag, meta.version));
+        Self { block: None, fault: Some(Box::new(fault)), etag_and_version, validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Returns an error if the stored block cannot be decoded. A hole is not an error.
@@ -40,22 +42,22 @@ impl BlockEntry {
     }
 
     /// Returns true if no block is stored.
-    pub(super) fn is_hole(&self) -> bool {
+    pub(super) fn is_missing(&self) -> bool {
         self.block.is_none() && self.fault.is_none()
     }
 
-    /// Creates an entry for a hole that was seen at the moment `checked`.
-    pub(super) fn hole(checked: u64) -> Self {
-        Self { block: None, fault: None, stored: None, checked: ValidatedAt::at(checked) }
+    /// Creates an entry for a hole that was seen at the moment `checked_at`.
+    pub(super) fn missing(checked_at: u64) -> Self {
+        Self { block: None, fault: None, etag_and_version: None, validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Returns the last moment at which the entry was known to match the store.
     pub(super) fn checked_at(&self) -> u64 {
-        self.checked.moment()
+        self.validated_at.nanoseconds()
     }
 
     pub(super) fn version(&self) -> Option<u64> {
-        self.stored.as_ref().map(|(_, version)| *version)
+        self.etag_and_version.as_ref().map(|(_, version)| *version)
     }
 
     /// Returns the block if its size is exactly `size`.

@@ -10,7 +10,7 @@ use crate::fair_queue::SingleFlight;
 
 /// Time for which the decoding of a block to be cached goes on without waiters. A client that cancels its request and
 /// repeats it within this time, as viewers do, joins the running decoding. A slow codec can then finish.
-const GRACE: Duration = Duration::from_secs(1);
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// The requests that may wait for a block.
 #[derive(Debug, Clone)]
@@ -22,9 +22,9 @@ pub(super) struct BlockWaiters {
 }
 
 impl BlockWaiters {
-    /// Creates waiters that consist of the request that holds `asked`.
-    pub(super) fn of_request(asked: &Arc<()>) -> Self {
-        Self { requester: Arc::downgrade(asked), flight: None }
+    /// Creates waiters that consist of the request that holds `requester`.
+    pub(super) fn of_request(requester: &Arc<()>) -> Self {
+        Self { requester: Arc::downgrade(requester), flight: None }
     }
 
     /// Creates waiters that consist of all requests in the flight `key`.
@@ -32,9 +32,9 @@ impl BlockWaiters {
         Self { requester: Weak::new(), flight: Some((loading.clone(), key)) }
     }
 
-    /// Adds the request that holds `asked`.
-    pub(super) fn with_request(self, asked: Weak<()>) -> Self {
-        Self { requester: asked, ..self }
+    /// Adds the request that holds `requester`.
+    pub(super) fn with_request(self, requester: Weak<()>) -> Self {
+        Self { requester, ..self }
     }
 
     pub(super) fn has_waiters(&self) -> bool {
@@ -42,16 +42,16 @@ impl BlockWaiters {
             || self.flight.as_ref().is_some_and(|(loading, key)| loading.is_in_flight(key))
     }
 
-    /// Returns a function that tells if decoding should continue. Each call first yields the core if `turn` has to.
-    pub(super) fn should_continue<'a>(&'a self, turn: &'a CoreLease) -> impl Fn() -> bool + 'a {
-        let seen = Cell::new(Instant::now());
+    /// Returns a function that tells if decoding should continue. Each call first yields the core if `lease` has to.
+    pub(super) fn should_continue<'a>(&'a self, lease: &'a CoreLease) -> impl Fn() -> bool + 'a {
+        let last_waiter_at = Cell::new(Instant::now());
         move || {
-            turn.yield_if_contended();
+            lease.yield_if_contended();
             if self.has_waiters() {
-                seen.set(Instant::now());
+                last_waiter_at.set(Instant::now());
                 return true;
             }
-            self.flight.is_some() && seen.get().elapsed() < GRACE
+            self.flight.is_some() && last_waiter_at.get().elapsed() < GRACE_PERIOD
         }
     }
 }
@@ -63,20 +63,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn decoding_goes_on_for_whoever_asked_or_waits_and_a_little_longer_where_it_is_kept() {
-        let (asked, joints) = (Arc::new(()), SingleFlight::default());
+    fn decoding_continues_while_a_request_waits_and_for_a_grace_period_if_it_is_shared() {
+        let (requester, flights) = (Arc::new(()), SingleFlight::default());
         let key: BlockCacheKey = (1, smallvec![2, 3]);
-        let turn = CoreLease::unshared();
-        let alone = BlockWaiters::of_request(&asked);
-        let shared = BlockWaiters::of_flight(&joints, key.clone()).with_request(Arc::downgrade(&asked));
-        assert!(alone.has_waiters() && shared.has_waiters());
-        let (alone_goes_on, shared_goes_on) = (alone.should_continue(&turn), shared.should_continue(&turn));
-        drop(asked);
-        assert!(!alone.has_waiters() && !shared.has_waiters());
-        assert!(!alone_goes_on() && shared_goes_on());
-        let joined = joints.join(key);
+        let lease = CoreLease::unshared();
+        let unshared = BlockWaiters::of_request(&requester);
+        let shared = BlockWaiters::of_flight(&flights, key.clone()).with_request(Arc::downgrade(&requester));
+        assert!(unshared.has_waiters() && shared.has_waiters());
+        let (unshared_continues, shared_continues) = (unshared.should_continue(&lease), shared.should_continue(&lease));
+        drop(requester);
+        assert!(!unshared.has_waiters() && !shared.has_waiters());
+        assert!(!unshared_continues() && shared_continues());
+        let waiter = flights.join(key);
         assert!(shared.has_waiters());
-        drop(joined);
+        drop(waiter);
         assert!(!shared.has_waiters());
     }
 }

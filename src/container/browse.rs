@@ -40,94 +40,94 @@ pub struct DirectoryPage {
     /// Entries, sorted by the bytes of their names.
     pub entries: Vec<DirectoryEntry>,
     /// True if more entries follow.
-    pub more: bool,
+    pub has_more: bool,
 }
 
 impl Container {
     /// Returns a page of the entries of `key` that follow the name `after`: groups, datasets and `attributes.json`;
-    /// with `blocks` also the blocks of a dataset and the directories that hold them. The page ends after `limit`
-    /// entries, or earlier if names are long. Returns `None` if the directory does not exist.
+    /// with `include_blocks` also the blocks of a dataset and the directories that hold them. The page ends after
+    /// `limit` entries, or earlier if names are long. Returns `None` if the directory does not exist.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn list(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        blocks: bool,
+        include_blocks: bool,
     ) -> Result<Option<DirectoryPage>, ReadError> {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        let in_grid = self.enclosing_dataset(access, key, 1).await?.is_some();
-        let too_deep = key.child("0").is_err();
-        let sees = self.visible_entry_filter(key);
-        let keep = Arc::new(move |entry: &DirEntry| {
+        let is_in_grid = self.enclosing_dataset(freshness, key, 1).await?.is_some();
+        let is_too_deep = key.child("0").is_err();
+        let is_entry_visible = self.visible_entry_filter(key);
+        let filter = Arc::new(move |entry: &DirEntry| {
             let is_number = || grid_component(&entry.name).is_some();
             match entry.is_directory {
-                _ if too_deep || !sees(&entry.name) => FilterDecision::Skip,
-                false if entry.name == ATTRIBUTES || (blocks && is_number()) => FilterDecision::Keep,
+                _ if is_too_deep || !is_entry_visible(&entry.name) => FilterDecision::Skip,
+                false if entry.name == ATTRIBUTES || (include_blocks && is_number()) => FilterDecision::Keep,
                 false => FilterDecision::Skip,
-                true if in_grid && !blocks && is_number() => FilterDecision::KeepIfContains(ATTRIBUTES),
+                true if is_in_grid && !include_blocks && is_number() => FilterDecision::KeepIfContains(ATTRIBUTES),
                 true => FilterDecision::Keep,
             }
         });
-        let page = self.store.list(key, after, limit, keep);
+        let page = self.store.list(key, after, limit, filter);
         let page = instrument(StoreOperation::List, self.store.backend(), page).await?;
         let Some(page) = page else { return Ok(None) };
-        let mut listed = DirectoryPage { entries: Vec::new(), more: page.has_more };
+        let mut result = DirectoryPage { entries: Vec::new(), has_more: page.has_more };
         let mut names_bytes = 0;
         for entry in page.entries {
             names_bytes += entry.name.len();
             if names_bytes > MAX_PAGE_NAMES_BYTES.min(limit.saturating_mul(NAME_BYTES_PER_ENTRY))
-                && !listed.entries.is_empty()
+                && !result.entries.is_empty()
             {
-                listed.more = true;
+                result.has_more = true;
                 break;
             }
-            let kind = self.entry_kind(access, key, &entry).await?;
-            listed.entries.push(DirectoryEntry { name: entry.name, kind });
+            let kind = self.entry_kind(freshness, key, &entry).await?;
+            result.entries.push(DirectoryEntry { name: entry.name, kind });
         }
-        Ok(Some(listed))
+        Ok(Some(result))
     }
 
-    async fn entry_kind(&self, access: Freshness, parent: &Key, entry: &DirEntry) -> Result<EntryKind, ReadError> {
+    async fn entry_kind(&self, freshness: Freshness, parent: &Key, entry: &DirEntry) -> Result<EntryKind, ReadError> {
         let Some(key) = parent.child(&entry.name).ok().filter(|_| entry.is_directory) else {
             return Ok(EntryKind::File);
         };
-        let group = self.group_if_readable(access, &key).await?;
+        let group = self.group_if_readable(freshness, &key).await?;
         let is_dataset = group.is_some_and(|group| matches!(group.state, GroupState::Dataset(_)));
         Ok(if is_dataset { EntryKind::Dataset } else { EntryKind::Group })
     }
 
     /// Returns the nearest dataset at or above `key` and the grid components by which `key` extends its key. Returns
     /// `None` if `key` does not lead into a grid: the components must be fewer than the dataset's rank by at least
-    /// `missing`.
+    /// `missing_components`.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn enclosing_dataset(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         key: &Key,
-        missing: usize,
+        missing_components: usize,
     ) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
-        let mut at = key.clone();
+        let mut ancestor = key.clone();
         let mut position: Vec<u64> = Vec::new();
         loop {
-            let Some(group) = self.group_if_readable(access, &at).await? else { return Ok(None) };
+            let Some(group) = self.group_if_readable(freshness, &ancestor).await? else { return Ok(None) };
             if let GroupState::Dataset(dataset) = &group.state {
                 let prefix: Coords = position.iter().rev().copied().collect();
-                let leads_in = prefix.len() + missing <= dataset.attributes.rank().max(1);
-                return Ok(leads_in.then(|| (Arc::clone(dataset), prefix)));
+                let is_inside = prefix.len() + missing_components <= dataset.attributes.rank().max(1);
+                return Ok(is_inside.then(|| (Arc::clone(dataset), prefix)));
             }
-            let (Some(component), Some(parent)) = (at.name().and_then(grid_component), at.parent()) else {
+            let (Some(component), Some(parent)) = (ancestor.name().and_then(grid_component), ancestor.parent()) else {
                 return Ok(None);
             };
             position.push(component);
-            at = parent;
+            ancestor = parent;
         }
     }
 
@@ -137,11 +137,11 @@ impl Container {
     /// [`ReadError`] when the store fails.
     pub async fn block_at(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         key: &Key,
     ) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
-        let numbered = self.dataset_and_coordinates(access, key).await?;
-        Ok(numbered
+        let candidate = self.dataset_and_coordinates(freshness, key).await?;
+        Ok(candidate
             .and_then(|(dataset, numbers)| dataset.position_in_grid(numbers).map(|position| (dataset, position))))
     }
 
@@ -155,19 +155,19 @@ impl Container {
     /// read.
     pub async fn dataset_and_coordinates(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         key: &Key,
     ) -> Result<Option<(Arc<Dataset>, Coords)>, ReadError> {
         let segments: Vec<&str> = key.segments().collect();
         let numbers: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
-        let mut unknown = None;
+        let mut first_error = None;
         for rank in (1..=numbers.len().min(MAX_RANK)).rev() {
-            let Ok(at) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
-            let group = match self.group(access, &at).await {
+            let Ok(ancestor) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
+            let group = match self.group(freshness, &ancestor).await {
                 Ok(group) => group,
                 // The key may be that of the dataset, or only of a group above it.
                 Err(error) if error.hides_attributes() => {
-                    unknown.get_or_insert(error);
+                    first_error.get_or_insert(error);
                     continue;
                 }
                 Err(error) => return Err(error),
@@ -178,17 +178,17 @@ impl Container {
                 return Ok(Some((Arc::clone(dataset), numbers.iter().take(rank).rev().copied().collect())));
             }
         }
-        unknown.map_or(Ok(None), Err)
+        first_error.map_or(Ok(None), Err)
     }
 
     /// Returns true if the directory `key` is at the position of a block of the nearest dataset.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_block_position(&self, access: Freshness, key: &Key) -> Result<bool, ReadError> {
+    pub async fn is_block_position(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
         let Some(parent) = key.name().and_then(grid_component).and(key.parent()) else { return Ok(false) };
         let component = key.name().and_then(grid_component).unwrap_or(0);
-        let Some((dataset, mut position)) = self.enclosing_dataset(access, &parent, 1).await? else {
+        let Some((dataset, mut position)) = self.enclosing_dataset(freshness, &parent, 1).await? else {
             return Ok(false);
         };
         position.push(component);
@@ -205,14 +205,15 @@ impl Container {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        let sees = self.visible_entry_filter(key);
-        let keep =
-            Arc::new(
-                move |entry: &DirEntry| {
-                    if entry.is_directory && sees(&entry.name) { FilterDecision::Keep } else { FilterDecision::Skip }
-                },
-            );
-        let listing = self.store.list(key, None, limit, keep);
+        let is_entry_visible = self.visible_entry_filter(key);
+        let filter = Arc::new(move |entry: &DirEntry| {
+            if entry.is_directory && is_entry_visible(&entry.name) {
+                FilterDecision::Keep
+            } else {
+                FilterDecision::Skip
+            }
+        });
+        let listing = self.store.list(key, None, limit, filter);
         let listing = instrument(StoreOperation::List, self.store.backend(), listing).await?;
         Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
     }
@@ -221,27 +222,29 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_directory(&self, access: Freshness, key: &Key) -> Result<bool, ReadError> {
-        access.ensure_may_block().await;
-        let found = self.store.is_directory(key);
+    pub async fn is_directory(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
+        freshness.ensure_may_block().await;
+        let lookup = self.store.is_directory(key);
         if !self.is_visible(key) {
             return Ok(false);
         }
-        let found = instrument(StoreOperation::Head, self.store.backend(), found).await;
-        Ok(ReadError::hidden_as_none(found.map(Some).map_err(ReadError::from))?.unwrap_or(false))
+        let is_directory = instrument(StoreOperation::Head, self.store.backend(), lookup).await;
+        Ok(ReadError::hidden_as_none(is_directory.map(Some).map_err(ReadError::from))?.unwrap_or(false))
     }
 
     /// Returns a filter for the names in the directory `key` that are visible to the caller.
     fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
         // Records that the response depends on the caller, even if the entries that an access rule hides do not exist.
         self.is_subtree_visible(key);
-        let (sight, parent) = (self.visibility.clone(), key.clone());
-        move |name| sight.as_ref().is_none_or(|sight| parent.child(name).is_ok_and(|key| sight.is_visible(&key)))
+        let (visibility, parent) = (self.visibility.clone(), key.clone());
+        move |name| {
+            visibility.as_ref().is_none_or(|visibility| parent.child(name).is_ok_and(|key| visibility.is_visible(&key)))
+        }
     }
 }
 
 /// Parses a path segment as a grid component: decimal, without leading zeros.
 pub(crate) fn grid_component(name: &str) -> Option<u64> {
-    let digits = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
-    (digits && (name == "0" || !name.starts_with('0'))).then(|| name.parse().ok()).flatten()
+    let is_numeric = !name.is_empty() && name.bytes().all(|byte| byte.is_ascii_digit());
+    (is_numeric && (name == "0" || !name.starts_with('0'))).then(|| name.parse().ok()).flatten()
 }

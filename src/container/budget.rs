@@ -43,7 +43,7 @@ pub(super) struct Budget {
     sizes: BudgetUnits,
     capacity_bytes: u64,
     max_overtaking_bytes: u64,
-    pub(super) wait: Duration,
+    pub(super) max_wait: Duration,
     /// Unused buffers. Together with lent memory they never exceed the budget: they are trimmed before new memory is
     /// allocated.
     pub(super) pool: BufferPool,
@@ -83,9 +83,9 @@ impl BudgetUnits {
 }
 
 impl Budget {
-    /// Creates a budget of `capacity_bytes` whose requests wait for permits at most `wait`.
-    pub(super) fn new(label: metrics::BudgetLabel, capacity_bytes: u64, wait: Duration) -> Self {
-        Self::with_cache(label, 0, capacity_bytes, wait)
+    /// Creates a budget of `capacity_bytes` whose requests wait for permits at most `max_wait`.
+    pub(super) fn new(label: metrics::BudgetLabel, capacity_bytes: u64, max_wait: Duration) -> Self {
+        Self::with_cache(label, 0, capacity_bytes, max_wait)
     }
 
     /// As [`Self::new`], for `in_flight_bytes` and the `cached_bytes` that a cache may fill.
@@ -93,7 +93,7 @@ impl Budget {
         label: metrics::BudgetLabel,
         cached_bytes: u64,
         in_flight_bytes: u64,
-        wait: Duration,
+        max_wait: Duration,
     ) -> Self {
         let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
         let sizes = BudgetUnits::new(label, cached_bytes, in_flight_bytes);
@@ -104,29 +104,29 @@ impl Budget {
         let pinned =
             PinnedBuffers::new(FairSemaphore::new(sizes.total_units(), sizes.pinned_client_limit, CostBasis::Units));
         let (waiters, pool) = (WaiterCounts::default(), BufferPool::default());
-        Self { label, shares, waiters, sizes, capacity_bytes, max_overtaking_bytes, wait, pool, pinned }
+        Self { label, shares, waiters, sizes, capacity_bytes, max_overtaking_bytes, max_wait, pool, pinned }
     }
 
     /// Returns this budget with the size of `other`, which [`apply_size`](Self::apply_size) puts into effect. Lent
     /// memory stays lent.
     pub(super) fn with_size_of(&self, other: &Self) -> Self {
-        let Self { shares, waiters: waits, pool, pinned, .. } = self.clone();
-        Self { shares, waiters: waits, pool, pinned, ..other.clone() }
+        let Self { shares, waiters, pool, pinned, .. } = self.clone();
+        Self { shares, waiters, pool, pinned, ..other.clone() }
     }
 
     /// Applies this size to the shared units, which also affects budgets with the old size.
     pub(super) fn apply_size(&self) {
-        let BudgetUnits { cached, in_flight, client_limit: most, pinned_client_limit: most_pinned } = self.sizes;
+        let BudgetUnits { cached, in_flight, client_limit, pinned_client_limit } = self.sizes;
         metrics::budget_capacity(self.label, self.capacity_bytes);
-        self.shares.resize(cached, in_flight, most);
-        self.pinned.resize(self.sizes.total_units(), most_pinned);
+        self.shares.resize(cached, in_flight, client_limit);
+        self.pinned.resize(self.sizes.total_units(), pinned_client_limit);
         self.trim_pool();
     }
 
-    /// Returns a handle to the same memory whose requests wait at most `wait`.
-    pub(super) fn with_wait(&self, wait: Duration) -> Self {
+    /// Returns a handle to the same memory whose requests wait at most `max_wait`.
+    pub(super) fn with_max_wait(&self, max_wait: Duration) -> Self {
         metrics::budget_capacity(self.label, self.capacity_bytes);
-        Self { wait, ..self.clone() }
+        Self { max_wait, ..self.clone() }
     }
 
     /// Returns a handle to the same memory for another container.
@@ -164,28 +164,28 @@ impl Budget {
     /// # Errors
     /// [`BudgetError`] when the budget is too small or others keep its memory.
     pub(super) async fn take(&self, bytes: u64) -> Result<Permit, BudgetError> {
-        self.take_within(bytes, self.wait).await
+        self.take_within(bytes, self.max_wait).await
     }
 
     /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
     pub(super) fn try_take(&self, bytes: u64) -> Option<Permit> {
-        let [units, beside] = [units(bytes), self.headroom_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
-        let (party, units, beside) = ((ClientId::current(), SHORT_FLOW), units.ok()?, beside.ok()?);
-        let permit = self.new_permit(self.shares.try_acquire_with_reserve(party, units, beside)?, None);
+        let [units, reserve] = [units(bytes), self.headroom_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
+        let (flow_id, units, reserve) = ((ClientId::current(), SHORT_FLOW), units.ok()?, reserve.ok()?);
+        let permit = self.new_permit(self.shares.try_acquire_with_reserve(flow_id, units, reserve)?, None);
         self.trim_pool();
         Some(permit)
     }
 
     /// [`Self::take`] with another maximum wait.
-    pub(super) async fn take_within(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
-        let permit = self.acquire(bytes, wait).await?;
+    pub(super) async fn take_within(&self, bytes: u64, max_wait: Duration) -> Result<Permit, BudgetError> {
+        let permit = self.acquire(bytes, max_wait).await?;
         self.trim_pool();
         Ok(permit)
     }
 
     /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`]: unused buffers are kept for it.
     pub(super) async fn take_for_pooled_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
-        self.acquire(bytes, self.wait).await
+        self.acquire(bytes, self.max_wait).await
     }
 
     /// Trims unused buffers to the free memory. Must be called after a permit was taken for memory that does not come
@@ -198,44 +198,45 @@ impl Budget {
     /// 0 for budgets that caches fill, because small permits find something to evict.
     fn headroom_bytes(&self, bytes: u64) -> u64 {
         if self.label == metrics::BudgetLabel::Slice {
-            let most = (self.capacity_bytes / MAX_HEADROOM_DIVISOR).min(self.capacity_bytes.saturating_sub(bytes));
-            bytes.saturating_mul(HEADROOM_FACTOR).min(most)
+            let max_headroom_bytes =
+                (self.capacity_bytes / MAX_HEADROOM_DIVISOR).min(self.capacity_bytes.saturating_sub(bytes));
+            bytes.saturating_mul(HEADROOM_FACTOR).min(max_headroom_bytes)
         } else {
             0
         }
     }
 
     /// Returns true if `bytes` and their headroom are free now.
-    pub(super) fn has_room_for(&self, bytes: u64) -> bool {
+    pub(super) fn has_capacity_for(&self, bytes: u64) -> bool {
         bytes.saturating_add(self.headroom_bytes(bytes)) <= self.free_bytes()
     }
 
-    async fn acquire(&self, bytes: u64, wait: Duration) -> Result<Permit, BudgetError> {
+    async fn acquire(&self, bytes: u64, max_wait: Duration) -> Result<Permit, BudgetError> {
         let too_large = BudgetError::TooLarge {
             budget: self.label.name(),
             asked_bytes: bytes,
             capacity_bytes: self.capacity_bytes,
         };
         let units = usize::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
-        let party = (ClientId::current(), SHORT_FLOW);
-        let beside = usize::try_from(self.headroom_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX);
-        let mut share = pin!(self.shares.acquire_with_reserve(party, units, beside));
-        let taken = if let Some(taken) = share.as_mut().now_or_never() {
-            Ok(taken)
+        let flow_id = (ClientId::current(), SHORT_FLOW);
+        let reserve = usize::try_from(self.headroom_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX);
+        let mut acquiring = pin!(self.shares.acquire_with_reserve(flow_id, units, reserve));
+        let acquired = if let Some(permit) = acquiring.as_mut().now_or_never() {
+            Ok(permit)
         } else {
             let _waiting = self.begin_wait();
-            let since = Instant::now();
-            let taken = tokio::time::timeout(wait, share).await;
-            trace::record("wait", self.label.name(), since.elapsed());
-            taken
+            let started = Instant::now();
+            let acquired = tokio::time::timeout(max_wait, acquiring).await;
+            trace::record("wait", self.label.name(), started.elapsed());
+            acquired
         };
-        let share = taken.map_err(|_elapsed| self.timed_out(wait))?;
+        let share = acquired.map_err(|_elapsed| self.timed_out(max_wait))?;
         Ok(self.new_permit(share, None))
     }
 
-    fn new_permit(&self, share: FairPermit, stream: Option<Arc<()>>) -> Permit {
+    fn new_permit(&self, share: FairPermit, stream_token: Option<Arc<()>>) -> Permit {
         metrics::budget_taken(self.label, bytes_of(&share));
-        Permit { share, label: self.label, stream_token: stream }
+        Permit { share, label: self.label, stream_token }
     }
 
     pub(super) fn timed_out(&self, waited: Duration) -> BudgetError {
@@ -255,7 +256,7 @@ impl Budget {
     /// Returns the longest wait of a response that has started. Aborting it would cost its client everything received
     /// so far.
     pub(super) fn started_wait(&self) -> Duration {
-        self.wait.saturating_mul(STARTED_WAIT_FACTOR).max(MIN_STARTED_WAIT)
+        self.max_wait.saturating_mul(STARTED_WAIT_FACTOR).max(MIN_STARTED_WAIT)
     }
 
     /// Returns `len` bytes for which the caller holds a permit: the contents of a used buffer and `false`, or zeros and
@@ -266,7 +267,7 @@ impl Budget {
                 self.trim_pool();
                 (vec![0; len], true)
             },
-            |left| (left, false),
+            |buffer| (buffer, false),
         )
     }
 
@@ -306,9 +307,9 @@ impl Budget {
     /// Returns buffers to the pool for reuse and gives back their permit.
     pub(super) fn return_buffers<const N: usize>(&self, buffers: [Vec<u8>; N], permit: Permit) {
         // The buffers go first, because a request that waits for the permit may want them.
-        let most_bytes = self.free_bytes().saturating_add(permit.bytes());
+        let max_bytes = self.free_bytes().saturating_add(permit.bytes());
         for buffer in buffers {
-            self.pool.put(buffer, most_bytes);
+            self.pool.put(buffer, max_bytes);
         }
         drop(permit);
     }
@@ -352,7 +353,7 @@ impl Budget {
 
     /// Takes a permit for a part of a stream at low priority: short responses go first, and a quarter of the budget
     /// stays free. Waits while earlier parts of the stream are being sent, because it waits for their memory; after
-    /// that at most `wait`. The permit is for memory as in [`Self::take_for_pooled_buffers`].
+    /// that at most `max_wait`. The permit is for memory as in [`Self::take_for_pooled_buffers`].
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -360,24 +361,25 @@ impl Budget {
         &self,
         bytes: u64,
         stream: &Arc<()>,
-        wait: Duration,
+        max_wait: Duration,
     ) -> Result<Permit, BudgetError> {
-        let [wanted, all] = [bytes, self.capacity_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
-        let beside = all / 4;
-        let mut taking =
-            pin!(self.shares.acquire_for_stream((ClientId::current(), STREAM_FLOW), wanted, beside, stream));
-        if let Some(share) = taking.as_mut().now_or_never() {
+        let [requested_units, capacity_units] =
+            [bytes, self.capacity_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
+        let reserve = capacity_units / 4;
+        let mut acquiring =
+            pin!(self.shares.acquire_for_stream((ClientId::current(), STREAM_FLOW), requested_units, reserve, stream));
+        if let Some(share) = acquiring.as_mut().now_or_never() {
             return Ok(self.new_permit(share, Some(Arc::clone(stream))));
         }
         let _waiting = self.begin_wait();
         let mut idle = Duration::ZERO;
-        while idle <= wait {
-            if let Ok(share) = tokio::time::timeout(STREAM_POLL_INTERVAL, taking.as_mut()).await {
+        while idle <= max_wait {
+            if let Ok(share) = tokio::time::timeout(STREAM_POLL_INTERVAL, acquiring.as_mut()).await {
                 return Ok(self.new_permit(share, Some(Arc::clone(stream))));
             }
             // One of the references is the caller's.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
         }
-        Err(self.timed_out(wait))
+        Err(self.timed_out(max_wait))
     }
 }

@@ -49,22 +49,22 @@ impl BufferPool {
         self.take_within(len, len)
     }
 
-    fn take_within(&self, least: usize, most: usize) -> Option<Vec<u8>> {
-        if least < MIN_POOLED_BYTES {
+    fn take_within(&self, min_capacity: usize, max_capacity: usize) -> Option<Vec<u8>> {
+        if min_capacity < MIN_POOLED_BYTES {
             return None;
         }
-        self.with_state(|shelf| {
+        self.with_state(|state| {
             // The most recently used buffer is the most likely to be in a core's cache.
-            let fits = |buffer: &Vec<u8>| (least..=most).contains(&buffer.capacity());
-            let buffer = shelf.buffers.iter().rposition(fits).map(|at| shelf.buffers.remove(at))?;
-            shelf.idle_ticks = 0;
-            shelf.bytes = shelf.bytes.saturating_sub(buffer.capacity());
+            let fits = |buffer: &Vec<u8>| (min_capacity..=max_capacity).contains(&buffer.capacity());
+            let buffer = state.buffers.iter().rposition(fits).map(|at| state.buffers.remove(at))?;
+            state.idle_ticks = 0;
+            state.bytes = state.bytes.saturating_sub(buffer.capacity());
             Some(buffer)
         })
     }
 
-    /// Adds `buffer` to the pool, unless the pool would then hold more than `most_bytes`.
-    pub(super) fn put(&self, mut buffer: Vec<u8>, most_bytes: u64) {
+    /// Adds `buffer` to the pool, unless the pool would then hold more than `max_bytes`.
+    pub(super) fn put(&self, mut buffer: Vec<u8>, max_bytes: u64) {
         let bytes = buffer.capacity();
         if bytes < MIN_POOLED_BYTES {
             return;
@@ -73,33 +73,33 @@ impl BufferPool {
             buffer.resize(bytes, 0);
             buffer.fill(POISON_BYTE);
         }
-        let refused = self.with_state(|shelf| {
-            if shelf.bytes.saturating_add(bytes) as u64 > most_bytes {
+        let rejected = self.with_state(|state| {
+            if state.bytes.saturating_add(bytes) as u64 > max_bytes {
                 return Some(buffer);
             }
-            shelf.bytes += bytes;
-            shelf.buffers.push(buffer);
+            state.bytes += bytes;
+            state.buffers.push(buffer);
             None
         });
-        drop(refused);
+        drop(rejected);
     }
 
-    /// Gives buffers back to the system until the pool holds at most `most_bytes`.
-    pub(super) fn trim(&self, most_bytes: u64) {
-        if self.bytes.load(Ordering::Acquire) as u64 <= most_bytes {
+    /// Gives buffers back to the system until the pool holds at most `max_bytes`.
+    pub(super) fn trim(&self, max_bytes: u64) {
+        if self.bytes.load(Ordering::Acquire) as u64 <= max_bytes {
             return;
         }
-        let buffers = self.with_state(|shelf| {
+        let buffers = self.with_state(|state| {
             // The least recently used buffers are dropped.
-            let mut bytes = shelf.bytes;
-            let count = shelf.buffers.iter().take_while(|buffer| {
-                let is_beyond = bytes as u64 > most_bytes;
-                bytes = bytes.saturating_sub(if is_beyond { buffer.capacity() } else { 0 });
-                is_beyond
+            let mut bytes = state.bytes;
+            let count = state.buffers.iter().take_while(|buffer| {
+                let is_over_limit = bytes as u64 > max_bytes;
+                bytes = bytes.saturating_sub(if is_over_limit { buffer.capacity() } else { 0 });
+                is_over_limit
             });
             let count = count.count();
-            shelf.bytes = bytes;
-            shelf.buffers.drain(..count).collect::<Vec<_>>()
+            state.bytes = bytes;
+            state.buffers.drain(..count).collect::<Vec<_>>()
         });
         drop(buffers);
     }
@@ -107,22 +107,22 @@ impl BufferPool {
     /// Gives the buffers back to the system if the pool has not been used during the last few calls. Must be called
     /// periodically.
     pub(super) fn release_unused(&self) {
-        let buffers = self.with_state(|shelf| {
-            shelf.idle_ticks = shelf.idle_ticks.saturating_add(1);
-            if shelf.idle_ticks < MAX_IDLE_TICKS {
+        let buffers = self.with_state(|state| {
+            state.idle_ticks = state.idle_ticks.saturating_add(1);
+            if state.idle_ticks < MAX_IDLE_TICKS {
                 return Vec::new();
             }
-            shelf.bytes = 0;
-            std::mem::take(&mut shelf.buffers)
+            state.bytes = 0;
+            std::mem::take(&mut state.buffers)
         });
         drop(buffers);
     }
 
-    /// Runs `job` under the lock. The caller drops removed buffers after that, since unmapping them takes time.
-    fn with_state<T>(&self, job: impl FnOnce(&mut BufferPoolState) -> T) -> T {
-        let mut shelf = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let result = job(&mut shelf);
-        self.bytes.store(shelf.bytes, Ordering::Release);
+    /// Runs `f` under the lock. The caller drops removed buffers after that, since unmapping them takes time.
+    fn with_state<T>(&self, f: impl FnOnce(&mut BufferPoolState) -> T) -> T {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let result = f(&mut state);
+        self.bytes.store(state.bytes, Ordering::Release);
         result
     }
 }
@@ -132,20 +132,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_is_used_again_with_what_it_holds() {
+    fn a_reused_buffer_keeps_its_contents() {
         let pool = BufferPool::default();
         assert!(pool.take_dirty(1 << 20).is_none());
         let buffer = vec![7; 1 << 20];
-        let at = buffer.as_ptr();
+        let address = buffer.as_ptr();
         pool.put(buffer, 1 << 20);
-        let again = pool.take_dirty((1 << 20) - 9).unwrap();
-        assert_eq!(again.as_ptr(), at);
-        assert_eq!(again.len(), (1 << 20) - 9);
-        assert!(again.iter().all(|byte| *byte == POISON_BYTE));
+        let reused = pool.take_dirty((1 << 20) - 9).unwrap();
+        assert_eq!(reused.as_ptr(), address);
+        assert_eq!(reused.len(), (1 << 20) - 9);
+        assert!(reused.iter().all(|byte| *byte == POISON_BYTE));
     }
 
     #[test]
-    fn no_more_is_kept_than_there_is_room_for() {
+    fn the_pool_keeps_no_more_than_its_limit() {
         let pool = BufferPool::default();
         pool.put(vec![1; 1 << 20], (1 << 20) - 1);
         assert_eq!(pool.bytes.load(Ordering::Acquire), 0);
@@ -156,7 +156,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_used_is_given_back() {
+    fn unused_buffers_are_released() {
         let pool = BufferPool::default();
         pool.put(vec![1; 1 << 20], 1 << 20);
         for _ in 1..MAX_IDLE_TICKS {

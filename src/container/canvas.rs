@@ -88,8 +88,8 @@ impl Slab {
 }
 
 /// Writes zeros to all samples of `region` in the place of a block. Returns false if they do not fit.
-fn clear_cell(to: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
-    paste_zeros(to, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
+fn clear_cell(target: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
+    paste_zeros(target, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
 }
 
 impl FinishedSlab {
@@ -125,7 +125,7 @@ const MAX_GATHER_BYTES: u64 = 32 << 10;
 struct GatheredSamples {
     part: Region,
     /// Index of the part's first sample along each axis of the slab.
-    at: Coords,
+    offset: Coords,
     data: Vec<u8>,
 }
 
@@ -133,19 +133,19 @@ impl GatheredSamples {
     /// Returns space for the samples of `region` in a block, if gathering them is worthwhile.
     fn new(region: &Region, origin: &Coords, size: &Coords, dimensions: &Coords, width: usize) -> Option<Self> {
         let step = *region.step().first()?;
-        let (mut part, mut at) = (region.clone(), Coords::new());
+        let (mut part, mut offset) = (region.clone(), Coords::new());
         for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
             let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
             part = part.narrow(axis, from, to.saturating_sub(from));
-            at.push(from);
+            offset.push(from);
         }
         let elements = part.elements()?;
-        let is_apart = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
+        let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
         let bytes = elements.saturating_mul(width as u64);
-        if !is_apart || bytes > MAX_GATHER_BYTES {
+        if !is_strided || bytes > MAX_GATHER_BYTES {
             return None;
         }
-        Some(Self { part, at, data: vec![0; usize::try_from(bytes).ok()?] })
+        Some(Self { part, offset, data: vec![0; usize::try_from(bytes).ok()?] })
     }
 }
 
@@ -166,34 +166,34 @@ impl Canvas {
     }
 
     /// Pastes the block at `position` into the slabs that it overlaps. Concurrent jobs lock one slab at a time.
-    pub(super) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], elements: ElementByteOrder) {
+    pub(super) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
         let (grid, width) = (&self.grid, self.width);
         let origin = grid.origin(position);
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
-        let copy = if elements == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(&origin, size) {
             let gathered =
                 GatheredSamples::new(&slab.region, &origin, size, grid.dimensions(), width).and_then(|mut gathered| {
-                    let GatheredSamples { part, data: to, .. } = &mut gathered;
-                    copy(to, part, data, &origin, size, grid.dimensions(), width).then_some(gathered)
+                    let GatheredSamples { part, data: target, .. } = &mut gathered;
+                    copy(target, part, data, &origin, size, grid.dimensions(), width).then_some(gathered)
                 });
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
             if content.data.is_empty() {
                 *content = slab.allocate_content(grid);
             }
-            let SlabContent { data: to, unwritten } = &mut *content;
-            let to_be_cleared = !is_whole && unwritten.contains(position);
-            if to_be_cleared && !clear_cell(to, &slab.region, grid, position, width) {
+            let SlabContent { data: target, unwritten } = &mut *content;
+            let must_clear = !is_whole && unwritten.contains(position);
+            if must_clear && !clear_cell(target, &slab.region, grid, position, width) {
                 continue;
             }
             let is_copied = match gathered {
-                Some(GatheredSamples { part, at, data }) => {
-                    let all = Region::whole(slab.region.shape());
-                    paste(to, &all, &data, &at, part.shape(), all.shape(), width)
+                Some(GatheredSamples { part, offset, data }) => {
+                    let whole_slab = Region::whole(slab.region.shape());
+                    paste(target, &whole_slab, &data, &offset, part.shape(), whole_slab.shape(), width)
                 }
-                None => copy(to, &slab.region, data, &origin, size, grid.dimensions(), width),
+                None => copy(target, &slab.region, data, &origin, size, grid.dimensions(), width),
             };
-            if is_copied || to_be_cleared {
+            if is_copied || must_clear {
                 unwritten.remove(position);
             }
         }
@@ -207,9 +207,9 @@ impl Canvas {
             if content.data.is_empty() {
                 *content = slab.allocate_content(grid);
             }
-            let SlabContent { data: to, unwritten } = &mut *content;
+            let SlabContent { data: target, unwritten } = &mut *content;
             // A place that cannot be cleared stays unwritten, so that [`Self::finish`] fails.
-            if clear_cell(to, &slab.region, grid, position, width) {
+            if clear_cell(target, &slab.region, grid, position, width) {
                 unwritten.remove(position);
             }
         }
@@ -217,8 +217,8 @@ impl Canvas {
 
     /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements at `origin`, counted from the
     /// dataset's first element.
-    pub(super) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], elements: ElementByteOrder) {
-        let copy = if elements == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+    pub(super) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
+        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(origin, size) {
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
             copy(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
@@ -230,8 +230,8 @@ impl Canvas {
         let (Some(first), Some(low)) = (self.slabs.first(), origin.get(self.axis)) else { return &self.slabs };
         let depth = first.region.shape()[self.axis].max(1);
         let (from, to) = self.region.samples_within(self.axis, *low, low.saturating_add(size[self.axis]));
-        let number = |samples: u64| usize::try_from(samples).unwrap_or(usize::MAX);
-        self.slabs.get(number(from / depth)..number(to.div_ceil(depth))).unwrap_or_default()
+        let slab_index = |samples: u64| usize::try_from(samples).unwrap_or(usize::MAX);
+        self.slabs.get(slab_index(from / depth)..slab_index(to.div_ceil(depth))).unwrap_or_default()
     }
 
     /// Returns true if every slab has a buffer and all its blocks, so that [`Self::finish`] takes no time.
@@ -275,15 +275,15 @@ mod tests {
         Shorter,
     }
 
-    fn lend(budget: &Budget, bytes: u64) -> Permit {
+    fn take_permit(budget: &Budget, bytes: u64) -> Permit {
         budget.try_take(bytes).unwrap()
     }
 
     /// Returns a budget whose pool has `count` used buffers of `bytes`.
-    fn worn_budget(bytes: u64, count: usize) -> Budget {
+    fn budget_with_used_buffers(bytes: u64, count: usize) -> Budget {
         let budget = Budget::new(metrics::BudgetLabel::Slice, 1 << 30, Duration::ZERO);
         let used: Vec<Bytes> = (0..count)
-            .map(|_| budget.own(vec![POISON_BYTE; usize::try_from(bytes).unwrap()], lend(&budget, bytes)))
+            .map(|_| budget.own(vec![POISON_BYTE; usize::try_from(bytes).unwrap()], take_permit(&budget, bytes)))
             .collect();
         drop(used);
         budget
@@ -292,7 +292,7 @@ mod tests {
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(1000))]
         #[test]
-        fn nothing_of_an_older_answer_shows_through(
+        fn no_bytes_of_an_older_answer_remain(
             axes in prop::collection::vec(axis(), 1..4),
             stored in prop::collection::vec(
                 prop::sample::select(vec![StoredCase::Hole, StoredCase::Cropped, StoredCase::Full, StoredCase::Full, StoredCase::Shorter]),
@@ -311,13 +311,13 @@ mod tests {
             ).unwrap();
             let cut = cut % region.rank();
             let plane_bytes = region.elements().unwrap() / region.shape()[cut] * width as u64;
-            let budget = worn_budget(plane_bytes * depth, 16);
+            let budget = budget_with_used_buffers(plane_bytes * depth, 16);
             let (mut slabs, mut expected) = (Vec::new(), Vec::new());
             for from in (0..region.shape()[cut]).step_by(usize::try_from(depth).unwrap()) {
                 let part = region.narrow(cut, from, depth);
                 let bytes = part.shape()[cut] * plane_bytes;
                 expected.push((part.clone(), vec![0; usize::try_from(bytes).unwrap()]));
-                slabs.push(Slab::new(part, bytes, Some(lend(&budget, bytes)), &budget).unwrap());
+                slabs.push(Slab::new(part, bytes, Some(take_permit(&budget, bytes)), &budget).unwrap());
             }
             let canvas = Canvas::new(grid.clone(), width, region.clone(), cut, slabs);
             let mut positions: Vec<GridPosition> = grid.covering(&region).collect();
@@ -345,11 +345,11 @@ mod tests {
     }
 
     #[test]
-    fn buffers_that_were_used_are_used_again_without_being_zeroed() {
-        let budget = worn_budget(1 << 20, 1);
+    fn used_buffers_are_reused_without_being_zeroed() {
+        let budget = budget_with_used_buffers(1 << 20, 1);
         let grid = BlockGrid::new([1 << 19, 2].into_iter().collect(), [1 << 19, 1].into_iter().collect()).unwrap();
         let region = Region::whole(grid.dimensions());
-        let slab = Slab::new(region.clone(), 1 << 20, Some(lend(&budget, 1 << 20)), &budget).unwrap();
+        let slab = Slab::new(region.clone(), 1 << 20, Some(take_permit(&budget, 1 << 20)), &budget).unwrap();
         let canvas = Canvas::new(grid, 1, region, 1, vec![slab]);
         let position: GridPosition = [0, 1].into_iter().collect();
         canvas.paste(&position, &[1 << 19, 1].into_iter().collect(), &vec![3; 1 << 19], ElementByteOrder::LittleEndian);

@@ -38,7 +38,7 @@ pub(super) fn lookup_batch_size(block_bytes: u64) -> usize {
 
 /// Returns the bytes of memory needed to look up and load `blocks` blocks, besides the blocks themselves.
 pub(super) fn load_overhead_bytes(blocks: u128) -> u64 {
-    let at_most = |most: u64| u64::try_from(blocks).unwrap_or(u64::MAX).min(most);
+    let at_most = |limit: u64| u64::try_from(blocks).unwrap_or(u64::MAX).min(limit);
     at_most(MAX_CONCURRENT_LOADS as u64) * LOAD_OVERHEAD_BYTES + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES
 }
 
@@ -47,43 +47,43 @@ impl Container {
     /// They are at most what `bytes` leaves of the maximum for a stream. A slice of nearly the whole budget, of which
     /// only one exists at a time, gets none.
     pub(super) fn loading_bytes(&self, slice: &PlannedSlice, region: &Region, bytes: u64) -> u64 {
-        let left = self.resources.slice_budget.max_stream_bytes().saturating_sub(bytes);
-        load_overhead_bytes(slice.dataset.attributes.grid().covering(region).total()).min(left)
+        let available_bytes = self.resources.slice_budget.max_stream_bytes().saturating_sub(bytes);
+        load_overhead_bytes(slice.dataset.attributes.grid().covering(region).total()).min(available_bytes)
     }
 
     /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded. Loads that get no memory
-    /// are retried for up to `patience`.
+    /// are retried for up to `timeout`.
     pub(super) async fn load_and_paste(
         &self,
-        work: &Arc<GatherContext>,
+        context: &Arc<GatherContext>,
         positions: Vec<GridPosition>,
-        patience: Duration,
+        timeout: Duration,
         stats: &mut ReadStats,
     ) -> Result<(), ReadError> {
         let mut positions: VecDeque<_> = positions.into_iter().map(|position| (position, false)).collect();
-        let since = Instant::now();
+        let started = Instant::now();
         let mut loads = FuturesUnordered::new();
         loop {
             while loads.len() < MAX_CONCURRENT_LOADS
-                && let Some((position, is_again)) = positions.pop_front()
+                && let Some((position, is_retry)) = positions.pop_front()
             {
                 loads.push(async move {
-                    if is_again {
+                    if is_retry {
                         tokio::time::sleep(RETRY_DELAY).await;
                     }
-                    let loaded = work.blocks.load(work.block_location(&position), work.since).await;
-                    (position, loaded)
+                    let result = context.blocks.load(context.block_location(&position), context.fresh_since).await;
+                    (position, result)
                 });
             }
             let next = loads.next().map(Ok::<_, ReadError>);
-            let Some(first) = self.wait_or_yield(&work.dataset, next).await? else { return Ok(()) };
+            let Some(first) = self.wait_or_yield(&context.dataset, next).await? else { return Ok(()) };
             let mut ready = vec![first];
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
             }
-            let mut loaded = Vec::with_capacity(ready.len());
+            let mut items = Vec::with_capacity(ready.len());
             for (position, result) in ready {
-                if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. }))) && since.elapsed() < patience
+                if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. }))) && started.elapsed() < timeout
                 {
                     positions.push_back((position, true));
                     continue;
@@ -91,9 +91,9 @@ impl Container {
                 let (block, times) = result?;
                 stats.count_load(times);
                 stats.count_block(&position, &block);
-                loaded.push(PasteItem::Hit(position, block));
+                items.push(PasteItem::Hit(position, block));
             }
-            work.paste(loaded, stats).await?;
+            context.paste(items, stats).await?;
         }
     }
 }

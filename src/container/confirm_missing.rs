@@ -14,15 +14,16 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
-    async fn ensure_dataset_exists(&self, access: Freshness, dataset: &Dataset) -> Result<(), ReadError> {
+    async fn ensure_dataset_exists(&self, freshness: Freshness, dataset: &Dataset) -> Result<(), ReadError> {
         let key = dataset.attributes_key().unwrap_or_else(Key::root);
         match self.store.cached_stat(&key) {
             CachedStat::Object(_) => return Ok(()),
-            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => access.ensure_may_block().await,
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => freshness.ensure_may_block().await,
         }
-        let gone = || StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
-        let facts = async { self.store.head(&key).await?.ok_or_else(gone) };
-        instrument(StoreOperation::Head, self.store.backend(), facts).await?;
+        let missing_error =
+            || StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
+        let head = async { self.store.head(&key).await?.ok_or_else(missing_error) };
+        instrument(StoreOperation::Head, self.store.backend(), head).await?;
         Ok(())
     }
 
@@ -33,28 +34,28 @@ impl Container {
     /// As `ensure_dataset_exists`.
     pub async fn confirm_missing(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         dataset: &Arc<Dataset>,
         positions: &[GridPosition],
     ) -> Result<(), ReadError> {
-        let is_there = self.ensure_dataset_exists(access, dataset).await;
-        if is_there.is_err() {
-            self.resources.blocks.forget_holes(dataset, positions).await;
+        let existence = self.ensure_dataset_exists(freshness, dataset).await;
+        if existence.is_err() {
+            self.resources.blocks.forget_missing_blocks(dataset, positions).await;
             for position in positions {
-                self.resources.objects.forget_hole(self.id, &dataset.block_key(position)).await;
+                self.resources.objects.forget_missing(self.id, &dataset.block_key(position)).await;
             }
         }
-        is_there
+        existence
     }
 
     /// Calls [`Self::confirm_missing`] if `is_missing`.
     pub(super) async fn confirm_missing_if(
         &self,
         is_missing: bool,
-        access: Freshness,
+        freshness: Freshness,
         dataset: &Arc<Dataset>,
         positions: &[GridPosition],
     ) -> Result<(), ReadError> {
-        if is_missing { self.confirm_missing(access, dataset, positions).await } else { Ok(()) }
+        if is_missing { self.confirm_missing(freshness, dataset, positions).await } else { Ok(()) }
     }
 }

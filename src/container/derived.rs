@@ -63,7 +63,7 @@ enum UncachedDerivation {
 #[derive(Debug)]
 enum DerivationHandoff {
     Failed(ReadError),
-    NotCacheable { bytes: Weak<Bytes>, tags: u128, versions: u64, checked: u64 },
+    NotCacheable { bytes: Weak<Bytes>, etags_hash: u128, versions_hash: u64, checked_at: u64 },
 }
 
 /// Outcome of a derivation for the requests that wait for it.
@@ -85,48 +85,50 @@ impl AsRef<[u8]> for SharedBytes {
 }
 
 impl Container {
-    /// Returns the result of `recipe` for `slice`, from the cache if the blocks have not changed. Returns `None` if
+    /// Returns the result of `derivation` for `slice`, from the cache if the blocks have not changed. Returns `None` if
     /// none of the blocks exists. Concurrent requests share one derivation. Errors are not cached.
     ///
     /// # Errors
     /// As [`Container::read_slice`]; [`ReadError::NotRepresentable`] when the derivation fails.
     pub async fn derived(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
-        recipe: &Derivation,
+        derivation: &Derivation,
     ) -> Result<Option<DerivedBytes>, ReadError> {
         let objects = &self.resources.objects;
-        let id = recipe.id ^ slice.region_hash();
+        let id = derivation.id ^ slice.region_hash();
         let key = ObjectCacheKey::Derived(id);
-        let since = access.data_since;
+        let fresh_since = freshness.data_since;
         for _ in 0..ATTEMPTS {
             let Some(entry) = objects.cache.get(&key).await else {
-                access.ensure_may_block().await;
+                freshness.ensure_may_block().await;
                 metrics::cache_requests(CACHE, LookupResult::Miss, 1);
-                match self.derive_shared(access, key.clone(), slice, recipe).await? {
-                    DerivationOutcome::Cached(entry) if entry.checked.is_fresh(since) => {
-                        return Ok(DerivedBytes::from_entry(id, &entry, access));
+                match self.derive_shared(freshness, key.clone(), slice, derivation).await? {
+                    DerivationOutcome::Cached(entry) if entry.validated_at.is_fresh(fresh_since) => {
+                        return Ok(DerivedBytes::from_entry(id, &entry, freshness));
                     }
-                    DerivationOutcome::NotCacheable(large, checked) if checked >= since => return Ok(Some(large)),
+                    DerivationOutcome::NotCacheable(large, checked) if checked >= fresh_since => {
+                        return Ok(Some(large));
+                    }
                     // The derivation started before this request, so the blocks it read may have changed since.
                     DerivationOutcome::Cached(_)
                     | DerivationOutcome::NotCacheable(..)
                     | DerivationOutcome::Superseded => continue,
                 }
             };
-            if entry.checked.is_fresh(since) || self.is_unchanged(access, &entry, slice).await? {
+            if entry.validated_at.is_fresh(fresh_since) || self.is_unchanged(freshness, &entry, slice).await? {
                 let result = if entry.object.is_some() { LookupResult::Hit } else { LookupResult::Absent };
-                metrics::cache_requests(CACHE, result, access.lookup_weight());
-                return Ok(DerivedBytes::from_entry(id, &entry, access));
+                metrics::cache_requests(CACHE, result, freshness.lookup_weight());
+                return Ok(DerivedBytes::from_entry(id, &entry, freshness));
             }
-            access.ensure_may_block().await;
+            freshness.ensure_may_block().await;
             metrics::cache_requests(CACHE, LookupResult::Stale, 1);
             invalidate_if_same(&objects.cache, key.clone(), &entry).await;
         }
-        match self.derive(access, slice, recipe).await {
-            Ok(entry) => Ok(DerivedBytes::from_entry(id, &entry, access)),
-            Err(UncachedDerivation::NotCacheable(made, _)) => Ok(Some(made)),
+        match self.derive(freshness, slice, derivation).await {
+            Ok(entry) => Ok(DerivedBytes::from_entry(id, &entry, freshness)),
+            Err(UncachedDerivation::NotCacheable(derived, _)) => Ok(Some(derived)),
             Err(UncachedDerivation::Failed(error)) => Err(error),
         }
     }
@@ -134,101 +136,108 @@ impl Container {
     /// Returns true if the blocks that `entry` was derived from are still those in the store.
     async fn is_unchanged(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         entry: &ObjectEntry,
         slice: &PlannedSlice,
     ) -> Result<bool, ReadError> {
-        let moment = freshness::now();
-        let now = self.fingerprint(access, slice).await?;
-        let unchanged = entry.version() == (now.blocks > 0).then_some(now.versions_hash);
-        if unchanged {
-            entry.checked.touch(moment);
+        let checked_at = freshness::now();
+        let current = self.fingerprint(freshness, slice).await?;
+        let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
+        if is_unchanged {
+            entry.validated_at.touch(checked_at);
         }
-        Ok(unchanged)
+        Ok(is_unchanged)
     }
 
     /// Derives the result in a single flight.
     async fn derive_shared(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         key: ObjectCacheKey,
         slice: &PlannedSlice,
-        recipe: &Derivation,
+        derivation: &Derivation,
     ) -> Result<DerivationOutcome, ReadError> {
-        let (this, slice, recipe) = (self.clone(), slice.clone(), recipe.clone());
-        let made = run_single_flight(&self.resources.objects.loading, key.clone(), async move {
-            let run = async {
-                match this.derive(access, &slice, &recipe).await {
+        let (this, slice, derivation) = (self.clone(), slice.clone(), derivation.clone());
+        let outcome = run_single_flight(&self.resources.objects.loading, key.clone(), async move {
+            let load = async {
+                match this.derive(freshness, &slice, &derivation).await {
                     Ok(entry) => Ok(entry),
                     Err(UncachedDerivation::Failed(error)) => Err(DerivationHandoff::Failed(error)),
                     Err(UncachedDerivation::NotCacheable(
-                        DerivedBytes { bytes, etags_hash: tags, versions_hash: versions, .. },
-                        checked,
+                        DerivedBytes { bytes, etags_hash, versions_hash, .. },
+                        checked_at,
                     )) => {
                         let bytes = Arc::new(bytes);
                         fair_queue::retain_for_waiters(&bytes);
-                        Err(DerivationHandoff::NotCacheable { bytes: Arc::downgrade(&bytes), tags, versions, checked })
+                        Err(DerivationHandoff::NotCacheable {
+                            bytes: Arc::downgrade(&bytes),
+                            etags_hash,
+                            versions_hash,
+                            checked_at,
+                        })
                     }
                 }
             };
             let cache = &this.resources.objects.cache;
-            let made = cache.try_get_with(key, fair_queue::lead(run)).await;
+            let outcome = cache.try_get_with(key, fair_queue::lead(load)).await;
             // Read the outcome now, while the retained value still exists.
-            let made = made.map_or_else(|shared| shared.outcome(), |entry| Ok(DerivationOutcome::Cached(entry)));
+            let outcome =
+                outcome.map_or_else(|handoff| handoff.outcome(), |entry| Ok(DerivationOutcome::Cached(entry)));
             cache.run_pending_tasks().await;
-            made
+            outcome
         });
-        made.await?
+        outcome.await?
     }
 
     async fn derive(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
-        recipe: &Derivation,
+        derivation: &Derivation,
     ) -> Result<Arc<ObjectEntry>, UncachedDerivation> {
-        let (data, mut memory, stats) =
-            self.read_slice_for(access, slice, recipe.extra_bytes, false).await.map_err(UncachedDerivation::Failed)?;
-        let checked = ValidatedAt::at(stats.oldest_check.unwrap_or(0));
+        let (data, mut memory, stats) = self
+            .read_slice_for(freshness, slice, derivation.extra_bytes, false)
+            .await
+            .map_err(UncachedDerivation::Failed)?;
+        let validated_at = ValidatedAt::at(stats.oldest_check.unwrap_or(0));
         if stats.fingerprint.blocks == 0 {
-            return Ok(Arc::new(ObjectEntry { object: None, is_name_absent: false, checked }));
+            return Ok(Arc::new(ObjectEntry { object: None, is_name_absent: false, validated_at }));
         }
-        let (make, length) = (Arc::clone(&recipe.apply), Priority::for_input_bytes(data.len()));
+        let (apply, priority) = (Arc::clone(&derivation.apply), Priority::for_input_bytes(data.len()));
         // The job owns its inputs. It runs to its end even without waiters, and its result should be cached then, too.
-        let keeper = fair_queue::detach_handle();
+        let detach_handle = fair_queue::detach_handle();
         let job = move || {
-            keeper.detach();
-            let elements = data.as_ptr_range();
-            let bytes = make(data)?;
+            detach_handle.detach();
+            let input_range = data.as_ptr_range();
+            let bytes = apply(data)?;
             memory.shrink(bytes.len() as u64);
-            let is_made = !elements.contains(&bytes.as_ptr());
-            Ok::<_, ReadError>((bytes, memory, is_made))
+            let is_new_buffer = !input_range.contains(&bytes.as_ptr());
+            Ok::<_, ReadError>((bytes, memory, is_new_buffer))
         };
         // Elements that are sent unchanged take no time.
-        let done = match recipe.extra_bytes {
+        let result = match derivation.extra_bytes {
             0 => job(),
             _ => self
                 .resources
                 .cpu
-                .run(length, slice.dataset.id, job)
+                .run(priority, slice.dataset.id, job)
                 .await
                 .map_err(|died| UncachedDerivation::Failed(died.into()))?,
         };
-        let (bytes, memory, is_made) = done.map_err(UncachedDerivation::Failed)?;
-        let (Fingerprint { etags_hash: tags, versions_hash: versions, .. }, len) =
-            (stats.fingerprint, bytes.len() as u64);
+        let (bytes, memory, is_new_buffer) = result.map_err(UncachedDerivation::Failed)?;
+        let (Fingerprint { etags_hash, versions_hash, .. }, len) = (stats.fingerprint, bytes.len() as u64);
         // Unchanged elements belong to another budget, whose permit must not live on in this cache.
-        if len > MAX_WHOLE_OBJECT_BYTES || !is_made {
-            let made =
-                DerivedBytes { bytes: memory.own(bytes), etags_hash: tags, versions_hash: versions, dependency: None };
-            return Err(UncachedDerivation::NotCacheable(made, checked.moment()));
+        if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
+            let derived = DerivedBytes { bytes: memory.own(bytes), etags_hash, versions_hash, dependency: None };
+            return Err(UncachedDerivation::NotCacheable(derived, validated_at.nanoseconds()));
         }
         // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
         // waits for the slice budget.
         let permit = self.resources.objects.take(len).await.map_err(UncachedDerivation::Failed)?;
         let bytes = permit.into_cache_owned().own(footprint::compact_for_cache(bytes, false));
-        let meta = ObjectMeta { len, modified: None, etag: format!("{tags:032x}").into(), version: versions };
-        Ok(Arc::new(ObjectEntry { object: Some((meta, bytes)), is_name_absent: false, checked }))
+        let meta =
+            ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
+        Ok(Arc::new(ObjectEntry { object: Some((meta, bytes)), is_name_absent: false, validated_at }))
     }
 }
 
@@ -236,12 +245,17 @@ impl DerivationHandoff {
     fn outcome(&self) -> Result<DerivationOutcome, ReadError> {
         match self {
             Self::Failed(error) => Err(error.clone()),
-            Self::NotCacheable { bytes, tags, versions, checked } => {
+            Self::NotCacheable { bytes, etags_hash, versions_hash, checked_at } => {
                 Ok(bytes.upgrade().map_or(DerivationOutcome::Superseded, |bytes| {
                     let bytes = Bytes::from_owner(SharedBytes(bytes));
                     DerivationOutcome::NotCacheable(
-                        DerivedBytes { bytes, etags_hash: *tags, versions_hash: *versions, dependency: None },
-                        *checked,
+                        DerivedBytes {
+                            bytes,
+                            etags_hash: *etags_hash,
+                            versions_hash: *versions_hash,
+                            dependency: None,
+                        },
+                        *checked_at,
                     )
                 }))
             }
@@ -250,14 +264,14 @@ impl DerivationHandoff {
 }
 
 impl DerivedBytes {
-    fn from_entry(id: u128, entry: &Arc<ObjectEntry>, access: Freshness) -> Option<Self> {
+    fn from_entry(id: u128, entry: &Arc<ObjectEntry>, freshness: Freshness) -> Option<Self> {
         let (meta, bytes) = entry.object.as_ref()?;
-        let tags = u128::from_str_radix(&meta.etag, 16).unwrap_or(0);
+        let etags_hash = u128::from_str_radix(&meta.etag, 16).unwrap_or(0);
         Some(Self {
             bytes: bytes.clone(),
-            etags_hash: tags,
+            etags_hash,
             versions_hash: meta.version,
-            dependency: Some(Dependency::derived(id, entry, access.request_start)),
+            dependency: Some(Dependency::derived(id, entry, freshness.request_start)),
         })
     }
 }

@@ -110,9 +110,9 @@ impl ReadError {
     ///
     /// # Errors
     /// All other errors.
-    pub fn hidden_as_none<T>(found: Result<Option<T>, Self>) -> Result<Option<T>, Self> {
+    pub fn hidden_as_none<T>(result: Result<Option<T>, Self>) -> Result<Option<T>, Self> {
         static WARN_THROTTLE: LogThrottle = LogThrottle::new();
-        match found {
+        match result {
             Err(Self::Store(error)) if error.hides_object() => {
                 // The store itself reports links that it does not follow.
                 if !matches!(error, StoreError::LinkNotFollowed(_))
@@ -123,7 +123,7 @@ impl ReadError {
                 }
                 Ok(None)
             }
-            found => found,
+            other => other,
         }
     }
 

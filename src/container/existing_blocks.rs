@@ -32,7 +32,7 @@ struct PendingDirectory {
 impl Container {
     /// Counts the blocks of `dataset` that `region` touches and that may exist. A block counts if its existence is
     /// unknown: if its directory could not be listed, or not within the bounds above, or if the store lists slowly.
-    /// Counting stops a little above `most`.
+    /// Counting stops a little above `max_count`.
     ///
     /// # Errors
     /// When the store fails.
@@ -40,37 +40,37 @@ impl Container {
         &self,
         dataset: &Dataset,
         region: &Region,
-        most: u128,
+        max_count: u128,
     ) -> Result<u128, ReadError> {
         let covering = Arc::new(dataset.attributes.grid().covering(region));
         let (total, rank) = (covering.total(), region.rank());
         if rank == 0 || total == 0 || !self.store.lists_cheaply() {
             return Ok(total);
         }
-        let begun = Instant::now();
+        let started = Instant::now();
         // Number of positions below each entry of a level.
-        let below: Vec<u128> = (0..rank)
+        let block_counts: Vec<u128> = (0..rank)
             .map(|level| (level + 1..rank).fold(1, |n: u128, axis| n.saturating_mul(covering.count_along(axis).into())))
             .collect();
-        let below = |level: usize| below.get(level).copied().unwrap_or(1);
-        let (mut holes, mut found, mut pages) = (0u128, 0u128, 0);
-        let mut waiting = vec![PendingDirectory { level: 0, number: 0 }];
+        let blocks_below = |level: usize| block_counts.get(level).copied().unwrap_or(1);
+        let (mut missing_blocks, mut existing_blocks, mut pages) = (0u128, 0u128, 0);
+        let mut pending = vec![PendingDirectory { level: 0, number: 0 }];
         let mut path = Coords::new();
-        while let Some(PendingDirectory { level, number }) = waiting.pop() {
+        while let Some(PendingDirectory { level, number }) = pending.pop() {
             path.truncate(level.saturating_sub(1));
             if level > 0 {
                 path.push(number);
             }
             let key = if path.is_empty() { dataset.key.clone() } else { dataset.key.join_numbers(&path) };
             let is_last = level + 1 == rank;
-            let keep = touched_filter(&covering, level);
+            let filter = touched_filter(&covering, level);
             let (mut after, mut present) = (None::<String>, 0u64);
             let is_known = loop {
-                if pages == MAX_PAGES || begun.elapsed() > TIME_LIMIT || waiting.len() > MAX_PENDING_DIRECTORIES {
-                    return Ok(total.saturating_sub(holes));
+                if pages == MAX_PAGES || started.elapsed() > TIME_LIMIT || pending.len() > MAX_PENDING_DIRECTORIES {
+                    return Ok(total.saturating_sub(missing_blocks));
                 }
                 pages += 1;
-                let page = self.store.list(&key, after.as_deref(), PAGE_ENTRIES, Arc::clone(&keep));
+                let page = self.store.list(&key, after.as_deref(), PAGE_ENTRIES, Arc::clone(&filter));
                 let listing = match instrument(StoreOperation::List, self.store.backend(), page).await {
                     Ok(Some(listing)) => listing,
                     Ok(None) => break true,
@@ -86,9 +86,9 @@ impl Container {
                     }
                     present = present.saturating_add(1);
                     if is_last {
-                        found = found.saturating_add(1);
+                        existing_blocks = existing_blocks.saturating_add(1);
                     } else if let Some(number) = grid_component(&entry.name) {
-                        waiting.push(PendingDirectory { level: level + 1, number });
+                        pending.push(PendingDirectory { level: level + 1, number });
                     }
                 }
                 if !listing.has_more || after.is_none() {
@@ -97,13 +97,13 @@ impl Container {
             };
             if is_known {
                 let missing = covering.count_along(level).saturating_sub(present);
-                holes = holes.saturating_add(u128::from(missing).saturating_mul(below(level)));
+                missing_blocks = missing_blocks.saturating_add(u128::from(missing).saturating_mul(blocks_below(level)));
             }
-            if found > most {
+            if existing_blocks > max_count {
                 break;
             }
         }
-        Ok(total.saturating_sub(holes))
+        Ok(total.saturating_sub(missing_blocks))
     }
 }
 

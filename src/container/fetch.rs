@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-use super::backpressure::{self, MAX_STORAGE_HOLD};
+use super::backpressure::{self, MAX_WAIT_HOLDING_MEMORY};
 use super::budget::Budget;
 use super::instrument::instrument;
 use super::large_object::LargeObject;
@@ -43,7 +43,7 @@ impl FetchedObject {
 impl ObjectCache {
     /// Reads an object, or opens it if it is too large to hold. An object that becomes shorter meanwhile is read again.
     pub(super) async fn fetch(&self, store: &dyn Store, key: &Key) -> Result<Option<StoredObject>, ReadError> {
-        let mut second_look = false;
+        let mut is_retry = false;
         loop {
             let large = match self.fetch_once(store, key).await? {
                 None => return Ok(None),
@@ -66,8 +66,8 @@ impl ObjectCache {
                         permit.into_cache_owned().own(footprint::compact_for_cache(bytes, false)),
                     )));
                 }
-                Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !second_look => {
-                    second_look = true;
+                Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !is_retry => {
+                    is_retry = true;
                 }
                 Err(error) => return Err(error),
             }
@@ -92,19 +92,19 @@ impl ObjectCache {
         let inline = InlineLimit::new(if has_memory { self.current_inline_bytes() } else { 0 });
         let mut permit = if has_memory { Some(self.take(inline.bytes()).await?) } else { None };
         let mut reading = Box::pin(instrument(StoreOperation::Get, store.backend(), store.get(key, &inline)));
-        let mut wait = MAX_STORAGE_HOLD;
+        let mut timeout = MAX_WAIT_HOLDING_MEMORY;
         let object = loop {
             if permit.is_none() {
                 break reading.await?;
             }
-            if let Ok(object) = tokio::time::timeout(wait, &mut reading).await {
+            if let Ok(object) = tokio::time::timeout(timeout, &mut reading).await {
                 break object?;
             }
             if self.budget.has_waiters() {
                 inline.revoke();
                 permit = None;
             }
-            wait = backpressure::CONTENTION_POLL_INTERVAL;
+            timeout = backpressure::CONTENTION_POLL_INTERVAL;
         };
         let Some(Object { meta, data }) = object else { return Ok(None) };
         match (data, permit) {

@@ -38,10 +38,10 @@ pub(super) fn needs_copy(bytes: &[u8]) -> bool {
 const LARGE_BUFFER_OVERHEAD_BYTES: u64 = 4 << 10;
 
 /// Prepares `bytes` for a cache: fewer than [`PAGED_LIMIT_BYTES`] are copied into pages of their own, unless their
-/// buffer already has such pages. `fill_their_buffer` states that the buffer holds nothing else.
-pub(super) fn compact_for_cache(bytes: Bytes, fill_their_buffer: bool) -> Bytes {
+/// buffer already has such pages. `fills_buffer` states that the buffer holds nothing else.
+pub(super) fn compact_for_cache(bytes: Bytes, fills_buffer: bool) -> Bytes {
     let len = bytes.len() as u64;
-    let is_paged = len >= PAGED_LIMIT_BYTES || fill_their_buffer && allocator::is_paged(bytes.len());
+    let is_paged = len >= PAGED_LIMIT_BYTES || fills_buffer && allocator::is_paged(bytes.len());
     if len <= UNIT_BYTES || is_paged {
         return bytes;
     }
@@ -51,6 +51,6 @@ pub(super) fn compact_for_cache(bytes: Bytes, fill_their_buffer: bool) -> Bytes 
 /// Returns the memory that a permit for `bytes` covers. A cache must count this, so that its contents never exceed its
 /// part of a budget.
 pub(super) fn footprint_bytes(bytes: usize) -> usize {
-    let beside = if bytes as u64 >= PAGED_LIMIT_BYTES { LARGE_BUFFER_OVERHEAD_BYTES } else { 0 };
-    usize::try_from(units(bytes as u64) * UNIT_BYTES + beside).unwrap_or(usize::MAX)
+    let overhead_bytes = if bytes as u64 >= PAGED_LIMIT_BYTES { LARGE_BUFFER_OVERHEAD_BYTES } else { 0 };
+    usize::try_from(units(bytes as u64) * UNIT_BYTES + overhead_bytes).unwrap_or(usize::MAX)
 }

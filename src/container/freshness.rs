@@ -66,8 +66,8 @@ impl Freshness {
     }
 }
 
-fn since(recheck: RevalidationPolicy, now: u64) -> u64 {
-    match recheck {
+fn since(policy: RevalidationPolicy, now: u64) -> u64 {
+    match policy {
         RevalidationPolicy::Always => now,
         RevalidationPolicy::Never => 0,
         RevalidationPolicy::After(age) => now.saturating_sub(u64::try_from(age.as_nanos()).unwrap_or(u64::MAX)),
@@ -77,18 +77,18 @@ fn since(recheck: RevalidationPolicy, now: u64) -> u64 {
 /// Time at which an entry was last known to equal the stored object.
 #[derive(Debug)]
 pub(super) struct ValidatedAt {
-    moment: AtomicU64,
+    nanoseconds: AtomicU64,
     /// Time at which the store last checked it without blocking, including its path; 0 for never.
     path_checked_at: AtomicU64,
 }
 
 impl ValidatedAt {
-    pub(super) fn at(moment: u64) -> Self {
-        Self { moment: AtomicU64::new(moment), path_checked_at: AtomicU64::new(0) }
+    pub(super) fn at(nanoseconds: u64) -> Self {
+        Self { nanoseconds: AtomicU64::new(nanoseconds), path_checked_at: AtomicU64::new(0) }
     }
 
-    pub(super) fn is_fresh(&self, since: u64) -> bool {
-        self.moment() >= since
+    pub(super) fn is_fresh(&self, fresh_since: u64) -> bool {
+        self.nanoseconds() >= fresh_since
     }
 
     /// Compares an object of this version with the store's, without blocking. Returns `None` if the comparison would
@@ -101,37 +101,38 @@ impl ValidatedAt {
         store: &dyn Store,
         key: &Key,
         version: Option<u64>,
-        moment: u64,
+        checked_at: u64,
     ) -> Option<bool> {
-        let recent = self.path_checked_at.load(Ordering::Relaxed) >= moment.saturating_sub(PATH_CHECK_NANOSECONDS);
-        if recent
+        let is_recent =
+            self.path_checked_at.load(Ordering::Relaxed) >= checked_at.saturating_sub(PATH_CHECK_NANOSECONDS);
+        if is_recent
             && let (Some(version), Some(cache)) = (version, store.page_cache())
             && cache.is_unchanged(key, version)
         {
-            self.touch(moment);
+            self.touch(checked_at);
             return Some(true);
         }
-        let seen = match store.cached_stat(key) {
+        let current_version = match store.cached_stat(key) {
             CachedStat::Unknown => return None,
             CachedStat::Missing | CachedStat::NotAnObject => None,
-            CachedStat::Object(facts) => Some(facts.version),
+            CachedStat::Object(raw_meta) => Some(raw_meta.version),
         };
-        let is_same = seen == version;
-        if is_same {
-            self.touch(moment);
-            if seen.is_some() {
-                self.path_checked_at.fetch_max(moment, Ordering::Relaxed);
+        let is_unchanged = current_version == version;
+        if is_unchanged {
+            self.touch(checked_at);
+            if current_version.is_some() {
+                self.path_checked_at.fetch_max(checked_at, Ordering::Relaxed);
             }
         }
-        Some(is_same)
+        Some(is_unchanged)
     }
 
-    pub(super) fn moment(&self) -> u64 {
-        self.moment.load(Ordering::Relaxed)
+    pub(super) fn nanoseconds(&self) -> u64 {
+        self.nanoseconds.load(Ordering::Relaxed)
     }
 
-    pub(super) fn touch(&self, moment: u64) {
-        self.moment.fetch_max(moment, Ordering::Relaxed);
+    pub(super) fn touch(&self, checked_at: u64) {
+        self.nanoseconds.fetch_max(checked_at, Ordering::Relaxed);
     }
 }
 

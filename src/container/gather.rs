@@ -41,18 +41,18 @@ impl Container {
     /// [`ReadError`] of the first block that cannot be read, or when memory is short.
     pub async fn read_slice(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
         extra_bytes: u64,
     ) -> Result<(Bytes, MemoryPermit, ReadStats), ReadError> {
-        self.read_slice_for(access, slice, extra_bytes, true).await
+        self.read_slice_for(freshness, slice, extra_bytes, true).await
     }
 
     /// As [`Self::read_slice`]. If `is_sent` is true, a cached block is charged to the client. It is false for a
     /// derivation, whose result may be sent to any number of clients.
     pub(super) async fn read_slice_for(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
         extra_bytes: u64,
         is_sent: bool,
@@ -60,34 +60,38 @@ impl Container {
         let held_bytes = slice.memory_bytes();
         if held_bytes == 0 {
             let budget = &self.resources.slice_budget;
-            let made = if extra_bytes > 0 {
+            let extra_permit = if extra_bytes > 0 {
                 Some(self.slice_permit(extra_bytes, budget.take(extra_bytes)).await?)
             } else {
                 None
             };
-            return Ok((Bytes::new(), MemoryPermit::new(made, &self.resources.slice_budget), ReadStats::default()));
+            return Ok((
+                Bytes::new(),
+                MemoryPermit::new(extra_permit, &self.resources.slice_budget),
+                ReadStats::default(),
+            ));
         }
         let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
-        let wanted = held_bytes.saturating_add(extra_bytes);
-        let loading_bytes = self.loading_bytes(slice, &slice.region, wanted);
-        let taken = wanted.saturating_add(loading_bytes);
-        let mut permit = self.slice_permit(taken, self.resources.slice_budget.take(taken)).await?;
-        let _loading = permit.split(loading_bytes);
+        let needed_bytes = held_bytes.saturating_add(extra_bytes);
+        let loading_bytes = self.loading_bytes(slice, &slice.region, needed_bytes);
+        let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
+        let mut permit = self.slice_permit(reserved_bytes, self.resources.slice_budget.take(reserved_bytes)).await?;
+        let _loading_permit = permit.split(loading_bytes);
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
         let mut stats = ReadStats::default();
-        let extra = (extra_bytes > 0).then(|| permit.split(extra_bytes));
-        let memory = MemoryPermit::new(extra, &self.resources.slice_budget);
-        let whole = if is_sent {
-            self.single_block_to_send(access, slice, &mut stats).await?
+        let extra_permit = (extra_bytes > 0).then(|| permit.split(extra_bytes));
+        let memory = MemoryPermit::new(extra_permit, &self.resources.slice_budget);
+        let single_block = if is_sent {
+            self.single_block_to_send(freshness, slice, &mut stats).await?
         } else {
-            self.single_block(access, slice, &mut stats).await?
+            self.single_block(freshness, slice, &mut stats).await?
         };
-        if let Some(bytes) = whole {
+        if let Some(bytes) = single_block {
             return Ok((bytes, memory, stats));
         }
         let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
         stats = ReadStats::default();
-        let mut slabs = self.gather(access, slice, &slice.region, vec![slab], 0, &mut stats).await?;
+        let mut slabs = self.gather(freshness, slice, &slice.region, vec![slab], 0, &mut stats).await?;
         let data = slabs.pop().map(FinishedSlab::into_bytes).unwrap_or_default();
         Ok((data, memory, stats))
     }
@@ -99,7 +103,7 @@ impl Container {
     /// As [`Self::read_slice`].
     pub async fn read_pieces(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
     ) -> Result<(Vec<Bytes>, MemoryPermit, ReadStats), ReadError> {
         if slice.memory_bytes() == 0 {
@@ -107,21 +111,23 @@ impl Container {
         }
         let mut stats = ReadStats::default();
         // First, since this may wait for the client. It needs no slice memory and must not hold any meanwhile.
-        if let Some(bytes) = self.single_block_to_send(access, slice, &mut stats).await? {
+        if let Some(bytes) = self.single_block_to_send(freshness, slice, &mut stats).await? {
             return Ok((vec![bytes], MemoryPermit::new(None, &self.resources.slice_budget), stats));
         }
         let region = &slice.region;
         let loading_bytes = self.loading_bytes(slice, region, slice.memory_bytes());
-        let taken = slice.memory_bytes().saturating_add(loading_bytes);
-        let mut permit = self.slice_permit(taken, self.resources.slice_budget.take_for_pooled_buffers(taken)).await?;
-        let _loading = permit.split(loading_bytes);
+        let reserved_bytes = slice.memory_bytes().saturating_add(loading_bytes);
+        let mut permit = self
+            .slice_permit(reserved_bytes, self.resources.slice_budget.take_for_pooled_buffers(reserved_bytes))
+            .await?;
+        let _loading_permit = permit.split(loading_bytes);
         stats = ReadStats::default();
         let axis = slowest_cut_axis(region);
         let slabs = match region.rank() {
             0 => vec![Slab::new(region.clone(), slice.memory_bytes(), Some(permit), &self.resources.slice_budget)?],
             _ => self.cut_slabs(slice, region, axis, permit, None)?,
         };
-        let slabs = self.gather(access, slice, region, slabs, axis, &mut stats).await?;
+        let slabs = self.gather(freshness, slice, region, slabs, axis, &mut stats).await?;
         Ok((
             slabs.into_iter().map(FinishedSlab::into_bytes).collect(),
             MemoryPermit::new(None, &self.resources.slice_budget),
@@ -130,14 +136,14 @@ impl Container {
     }
 
     /// Cuts `region` along `axis`, its slowest axis with more than one sample, into slabs that share `permit`. The
-    /// first slab also gets the permit `beside`.
+    /// first slab also gets the permit `prefix`.
     fn cut_slabs(
         &self,
         slice: &PlannedSlice,
         region: &Region,
         axis: usize,
         mut permit: Permit,
-        mut beside: Option<Permit>,
+        mut prefix_permit: Option<Permit>,
     ) -> Result<Vec<Slab>, ReadError> {
         let (planes, elements) = (region.shape()[axis], region.elements().unwrap_or(u64::MAX));
         if elements == 0 {
@@ -151,8 +157,8 @@ impl Container {
             let region = region.narrow(axis, from, depth);
             let elements = region.shape()[axis].saturating_mul(plane_elements);
             let mut share = permit.split(elements.saturating_mul(slice.widths.in_memory));
-            if let Some(beside) = beside.take() {
-                share.merge(beside);
+            if let Some(prefix) = prefix_permit.take() {
+                share.merge(prefix);
             }
             let bytes = elements.saturating_mul(slice.widths.stored);
             slabs.push(Slab::new(region, bytes, Some(share), &self.resources.slice_budget)?);
@@ -173,7 +179,7 @@ impl Container {
     /// As [`Self::read_slice`], and [`ReadError::Convert`] when an element cannot be converted.
     pub async fn next_band(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &mut PlannedSlice,
         waited: Option<Duration>,
         finish: Option<PieceTransform>,
@@ -187,30 +193,30 @@ impl Container {
         let axis = slowest_cut_axis(&band);
         let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.in_memory);
         let budget = &self.resources.slice_budget;
-        let wait = if is_first { budget.wait } else { budget.started_wait() };
-        let beside = if is_first { slice.prefix_bytes } else { 0 };
-        let loading_bytes = self.loading_bytes(slice, &band, bytes.saturating_add(beside));
-        let taken = bytes.saturating_add(beside).saturating_add(loading_bytes);
-        let since = Instant::now();
-        let mut permit = budget.take_for_stream(taken, &slice.stream_token, wait).await?;
-        let loading = permit.split(loading_bytes);
-        slice.memory_waited = since.elapsed();
-        if slice.is_converted() || beside > 0 {
+        let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
+        let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
+        let loading_bytes = self.loading_bytes(slice, &band, bytes.saturating_add(prefix_bytes));
+        let reserved_bytes = bytes.saturating_add(prefix_bytes).saturating_add(loading_bytes);
+        let started = Instant::now();
+        let mut permit = budget.take_for_stream(reserved_bytes, &slice.stream_token, max_wait).await?;
+        let loading_permit = permit.split(loading_bytes);
+        slice.memory_waited = started.elapsed();
+        if slice.is_converted() || prefix_bytes > 0 {
             budget.trim_pool();
         }
         // The prefix is sent before the first slab. Its memory is given back with that slab's.
-        let beside = permit.split(beside);
-        let slabs = self.cut_slabs(slice, &band, axis, permit, Some(beside))?;
+        let prefix_permit = permit.split(prefix_bytes);
+        let slabs = self.cut_slabs(slice, &band, axis, permit, Some(prefix_permit))?;
         let mut stats = ReadStats::default();
-        let slabs = self.gather(access, slice, &band, slabs, axis, &mut stats).await?;
-        drop(loading);
+        let slabs = self.gather(freshness, slice, &band, slabs, axis, &mut stats).await?;
+        drop(loading_permit);
         if finish.is_none() && !slice.is_converted() {
             return Ok(Some((slabs.into_iter().map(FinishedSlab::into_bytes).collect(), stats)));
         }
-        let (party, slice) = (slice.dataset.id, slice.clone());
-        let finished = Arc::new(move |slab: FinishedSlab| -> Result<Bytes, ConvertError> {
+        let (flow, slice) = (slice.dataset.id, slice.clone());
+        let finish_slab = Arc::new(move |slab: FinishedSlab| -> Result<Bytes, ConvertError> {
             let (data, permit) = slab.into_parts();
-            let stored = data.len() as u64;
+            let stored_bytes = data.len() as u64;
             let mut bytes = slice.convert(data.into())?;
             if let Some(finish) = &finish {
                 bytes = finish(bytes);
@@ -219,7 +225,7 @@ impl Container {
                 Some(mut permit) => {
                     // The unconverted elements have been dropped.
                     if slice.is_converted() {
-                        drop(permit.split(stored));
+                        drop(permit.split(stored_bytes));
                     }
                     permit.own(bytes)
                 }
@@ -229,8 +235,8 @@ impl Container {
         // One job per slab, so that other jobs can run in between.
         let cpu = &self.resources.cpu;
         let jobs = slabs.into_iter().map(|slab| {
-            let finished = Arc::clone(&finished);
-            async move { Ok::<_, ReadError>(cpu.run(Priority::High, party, move || finished(slab)).await??) }
+            let finish_slab = Arc::clone(&finish_slab);
+            async move { Ok::<_, ReadError>(cpu.run(Priority::High, flow, move || finish_slab(slab)).await??) }
         });
         let pieces: Vec<Bytes> = stream::iter(jobs).buffered(cpu.cores()).try_collect().await?;
         Ok(Some((pieces, stats)))
@@ -239,7 +245,7 @@ impl Container {
     /// Fills `slabs`, the parts of `region` along `axis`, from the blocks that hold its samples.
     async fn gather(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
         region: &Region,
         slabs: Vec<Slab>,
@@ -250,19 +256,19 @@ impl Container {
         let block_bytes = (0..region.rank())
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
             .fold(slice.width as u64, u64::saturating_mul);
-        let lie_side_by_side = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
-        let sample_bytes = if lie_side_by_side { slice.width as u64 } else { CACHE_LINE_BYTES };
-        let work = Arc::new(GatherContext {
+        let is_contiguous = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
+        let sample_bytes = if is_contiguous { slice.width as u64 } else { CACHE_LINE_BYTES };
+        let context = Arc::new(GatherContext {
             blocks: blocks.clone(),
             container: self.id,
             store: Arc::clone(&self.store),
             dataset: Arc::clone(dataset),
             canvas: Canvas::new(dataset.attributes.grid().clone(), slice.width, region.clone(), axis, slabs),
-            since: access.data_since,
+            fresh_since: freshness.data_since,
             block_bytes,
             sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
         });
-        let passes = self.bypasses_cache(slice, block_bytes);
+        let bypasses_cache = self.bypasses_cache(slice, block_bytes);
         let mut positions = dataset.attributes.grid().covering(region);
         loop {
             let batch: Vec<GridPosition> = positions.by_ref().take(lookup_batch_size(block_bytes)).collect();
@@ -270,40 +276,41 @@ impl Container {
                 break;
             }
             let started = Instant::now();
-            let cached = blocks.cached(&*self.store, dataset, &batch, access.data_since);
+            let cached = blocks.cached(&*self.store, dataset, &batch, freshness.data_since);
             let cached = self.wait_or_yield(dataset, Box::pin(cached)).await?;
             stats.cache += started.elapsed();
-            let asked = batch.clone();
-            let (mut items, mut in_parts) = (Vec::with_capacity(batch.len()), Vec::new());
-            for (position, loaded) in batch.into_iter().zip(cached) {
-                items.push(match loaded {
-                    Some(loaded) => {
+            let requested = batch.clone();
+            let (mut items, mut partial) = (Vec::with_capacity(batch.len()), Vec::new());
+            for (position, entry) in batch.into_iter().zip(cached) {
+                items.push(match entry {
+                    Some(entry) => {
                         stats.hits += 1;
-                        stats.count_block(&position, &loaded);
-                        PasteItem::Hit(position, loaded)
+                        stats.count_block(&position, &entry);
+                        PasteItem::Hit(position, entry)
                     }
                     None if self.is_read_in_parts(slice, region, &position) => {
-                        in_parts.push(position);
+                        partial.push(position);
                         continue;
                     }
                     None => PasteItem::Miss {
-                        should_cache: !(passes && takes_all_samples(slice, region, &position)),
+                        should_cache: !(bypasses_cache && takes_all_samples(slice, region, &position)),
                         position,
                     },
                 });
             }
             // Hits are pasted and dropped before any load is awaited. A request that waits for memory thus holds no
             // blocks that the cache has evicted.
-            let missing = stats.missing;
-            let left = work.paste(items, stats).await?;
-            let patience = if slice.has_started { blocks.budget.started_wait() } else { Duration::ZERO };
-            self.load_and_paste(&work, left, patience, stats).await?;
-            self.paste_parts(&work, region, in_parts, stats).await?;
-            let belief = self.confirm_missing_if(stats.missing > missing, access, dataset, &asked);
-            self.wait_or_yield(dataset, Box::pin(belief)).await?;
+            let missing_before = stats.missing;
+            let remaining = context.paste(items, stats).await?;
+            let timeout = if slice.has_started { blocks.budget.started_wait() } else { Duration::ZERO };
+            self.load_and_paste(&context, remaining, timeout, stats).await?;
+            self.paste_parts(&context, region, partial, stats).await?;
+            let confirmation = self.confirm_missing_if(stats.missing > missing_before, freshness, dataset, &requested);
+            self.wait_or_yield(dataset, Box::pin(confirmation)).await?;
         }
-        let work = Arc::into_inner(work).ok_or_else(|| ReadError::Internal("a job outlived its slice".to_owned()))?;
-        let canvas = work.canvas;
+        let context =
+            Arc::into_inner(context).ok_or_else(|| ReadError::Internal("a job outlived its slice".to_owned()))?;
+        let canvas = context.canvas;
         if canvas.is_complete() {
             canvas.finish()
         } else {
@@ -315,9 +322,9 @@ impl Container {
     pub(super) async fn wait_or_yield<T>(
         &self,
         dataset: &Dataset,
-        wait: impl Future<Output = Result<T, ReadError>> + Unpin,
+        future: impl Future<Output = Result<T, ReadError>> + Unpin,
     ) -> Result<T, ReadError> {
-        self.yield_if_contended(&dataset.key, wait).await
+        self.yield_if_contended(&dataset.key, future).await
     }
 
     /// Returns true if the blocks of `slice` should bypass the cache. This is the case if together they exceed it: each
@@ -344,7 +351,7 @@ fn slowest_cut_axis(region: &Region) -> usize {
     region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0)
 }
 
-/// Returns true if `part` of `slice` takes all samples that the slice has in the block at `position`.
+/// Returns true if `part` of `max_slice_bytes` takes all samples that the slice has in the block at `position`.
 fn takes_all_samples(slice: &PlannedSlice, part: &Region, position: &GridPosition) -> bool {
     let grid = slice.dataset.attributes.grid();
     grid.origin(position).iter().zip(grid.block_size()).enumerate().all(|(axis, (low, size))| {
@@ -362,14 +369,14 @@ mod tests {
     use super::*;
     use crate::store::{Key, MemoryStore};
 
-    fn settings(slice: u64, slice_budget: u64) -> Settings {
+    fn settings(max_slice_bytes: u64, slice_budget: u64) -> Settings {
         Settings {
             decoded_cache: 1 << 20,
             stored_cache: 1 << 20,
             use_tiny_lfu: false,
             recheck_metadata: RevalidationPolicy::Never,
             recheck_data: RevalidationPolicy::Never,
-            max_slice_bytes: slice,
+            max_slice_bytes,
             slice_budget,
             decode_budget: 1 << 20,
             transfer_budget: 1 << 20,
@@ -381,61 +388,64 @@ mod tests {
     }
 
     /// Creates a container of one dataset without blocks.
-    fn container(slice: u64, slice_budget: u64, attributes: &'static str) -> Container {
+    fn container(max_slice_bytes: u64, slice_budget: u64, attributes: &'static str) -> Container {
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
-        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(slice, slice_budget)))
+        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(max_slice_bytes, slice_budget)))
     }
 
     #[tokio::test]
-    async fn bands_are_as_large_as_the_client_is_fast() {
+    async fn the_size_of_bands_follows_the_speed_of_the_client() {
         let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
         let container = container(1 << 40, 64 << 20, attributes);
-        let access = container.resources.request_freshness();
-        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
+        let freshness = container.resources.request_freshness();
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let mut slice = container.plan_slice(&dataset, Region::whole(dataset.attributes.dimensions())).unwrap();
         let mut next = async |waited, memory_waited| {
             slice.memory_waited = memory_waited;
-            let (pieces, _) = container.next_band(access, &mut slice, waited, None).await.unwrap().unwrap();
+            let (pieces, _) = container.next_band(freshness, &mut slice, waited, None).await.unwrap().unwrap();
             pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
         };
-        let (soon, late) = (Some(Duration::ZERO), Some(Duration::from_secs(2)));
+        let (fast_client, slow_client) = (Some(Duration::ZERO), Some(Duration::from_secs(2)));
         next(None, Duration::ZERO).await;
         let mut largest = 0;
         for _ in 0..24 {
-            largest = largest.max(next(soon, Duration::ZERO).await);
+            largest = largest.max(next(fast_client, Duration::ZERO).await);
         }
         assert!(largest > 16, "{largest} MiB");
         // Slow clients get large bands, too, while there is plenty of memory.
-        assert!(next(late, Duration::ZERO).await > 16);
+        assert!(next(slow_client, Duration::ZERO).await > 16);
         let _held = container.resources.slice_budget.take(20 << 20).await.unwrap();
         let _more = container.resources.slice_budget.take(13 << 20).await.unwrap();
         // Limited by the memory that is left of the part for streams.
-        let first = next(soon, Duration::ZERO).await;
+        let first = next(fast_client, Duration::ZERO).await;
         assert!(first > 8 && first <= 15, "{first} MiB");
-        assert!(next(late, Duration::ZERO).await <= 8);
-        assert!(next(soon, late.unwrap()).await <= 5);
+        assert!(next(slow_client, Duration::ZERO).await <= 8);
+        assert!(next(fast_client, slow_client.unwrap()).await <= 5);
     }
 
     #[tokio::test]
-    async fn answers_of_one_size_that_are_kept_leave_memory_for_smaller_ones() {
+    async fn permits_of_one_size_leave_memory_for_smaller_ones() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 64 << 20, attributes);
         let budget = &container.resources.slice_budget;
-        for (size, least_left) in [(2 << 20, 4 << 20), (256 << 10, 1 << 20), (16 << 10, 64 << 10)] {
-            let kept: Vec<_> = std::iter::from_fn(|| budget.try_take(size)).collect();
-            let left = budget.free_bytes();
-            assert!(left >= least_left && left < least_left + size, "{left} bytes free beside permits of {size} bytes");
-            assert!(budget.try_take(size / 8).is_some(), "{left} bytes free beside permits of {size} bytes");
-            drop(kept);
+        for (size, min_free_bytes) in [(2 << 20, 4 << 20), (256 << 10, 1 << 20), (16 << 10, 64 << 10)] {
+            let permits: Vec<_> = std::iter::from_fn(|| budget.try_take(size)).collect();
+            let free_bytes = budget.free_bytes();
+            assert!(
+                free_bytes >= min_free_bytes && free_bytes < min_free_bytes + size,
+                "{free_bytes} bytes free beside permits of {size} bytes"
+            );
+            assert!(budget.try_take(size / 8).is_some(), "{free_bytes} bytes free beside permits of {size} bytes");
+            drop(permits);
         }
     }
 
     #[tokio::test]
-    async fn nothing_waits_for_no_memory() {
+    async fn an_empty_slice_does_not_wait_for_memory() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 1 << 20, attributes);
-        let access = container.resources.request_freshness();
-        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
+        let freshness = container.resources.request_freshness();
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let slice = |shape: [u64; 2]| {
             let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
             container.plan_slice(&dataset, region).unwrap()
@@ -448,17 +458,17 @@ mod tests {
             async move { budget.take_within(1 << 20, Duration::from_secs(60)).await.map(drop) }
         });
         tokio::task::yield_now().await;
-        assert!(container.read_pieces(access, &slice([4, 1])).await.is_err(), "the request must wait in the queue");
+        assert!(container.read_pieces(freshness, &slice([4, 1])).await.is_err(), "the request must wait in the queue");
         for shape in [[0, 4], [4, 0], [0, 0]] {
             let slice = slice(shape);
-            assert!(container.read_pieces(access, &slice).await.unwrap().0.is_empty());
-            assert!(container.read_slice(access, &slice, 0).await.unwrap().0.is_empty());
+            assert!(container.read_pieces(freshness, &slice).await.unwrap().0.is_empty());
+            assert!(container.read_slice(freshness, &slice, 0).await.unwrap().0.is_empty());
         }
         queue.abort();
     }
 
     /// Creates a container with 16 blocks of 64 KiB of zeros, none of them cached. All of them may be decoded at once.
-    fn begun(budget_wait: Duration) -> Container {
+    fn container_with_blocks(budget_wait: Duration) -> Container {
         let settings = Settings {
             decoded_cache: 0,
             stored_cache: 0,
@@ -479,34 +489,34 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn loads_of_a_slice_count_as_its_memory() {
-        let container = begun(Duration::from_secs(60));
-        let (resources, access) = (&container.resources, container.resources.request_freshness());
-        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
-        let held = resources.blocks.budget.take(resources.blocks.budget.capacity_bytes()).await.unwrap();
+    async fn loads_of_a_slice_count_toward_its_memory() {
+        let container = container_with_blocks(Duration::from_secs(60));
+        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let held_permit = resources.blocks.budget.take(resources.blocks.budget.capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
-        let all = free();
+        let total_bytes = free();
         for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
             let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
             let slice = container.plan_slice(&dataset, region).unwrap();
-            let mut reading = Box::pin(container.read_slice(access, &slice, 0));
+            let mut reading = Box::pin(container.read_slice(freshness, &slice, 0));
             assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
-            assert_eq!(all - free(), 256 * rows + loading_bytes, "{rows}");
+            assert_eq!(total_bytes - free(), 256 * rows + loading_bytes, "{rows}");
         }
-        drop(held);
+        drop(held_permit);
         let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
         let slice = container.plan_slice(&dataset, region).unwrap();
-        let (data, _memory, _) = container.read_slice(access, &slice, 0).await.unwrap();
-        assert_eq!(all - free(), data.len() as u64, "only the elements are held");
+        let (data, _memory, _) = container.read_slice(freshness, &slice, 0).await.unwrap();
+        assert_eq!(total_bytes - free(), data.len() as u64, "only the elements are held");
     }
 
     #[tokio::test]
-    async fn an_answer_that_has_begun_waits_longer_for_memory() {
+    async fn a_started_answer_waits_longer_for_memory() {
         let budget_wait = Duration::from_millis(500);
-        let container = begun(budget_wait);
-        let (resources, access) = (&container.resources, container.resources.request_freshness());
-        let dataset = container.dataset(access, &Key::parse("v").unwrap()).await.unwrap();
-        let sending = super::super::slice_plan::SliceDelivery {
+        let container = container_with_blocks(budget_wait);
+        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let delivery = super::super::slice_plan::SliceDelivery {
             data_type: dataset.attributes.data_type(),
             extra_bytes: 0,
             prefix_bytes: 0,
@@ -515,23 +525,23 @@ mod tests {
             must_stream: true,
         };
         let region = Region::whole(dataset.attributes.dimensions());
-        let plan = || container.plan_converted_slice(&dataset, region.clone(), &sending).unwrap();
+        let plan = || container.plan_converted_slice(&dataset, region.clone(), &delivery).unwrap();
         for budget in [&resources.slice_budget, &resources.blocks.budget] {
-            let all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
-            let held = all().await;
-            assert!(container.next_band(access, &mut plan(), None, None).await.is_err());
-            drop(held);
+            let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
+            let held_permit = take_all().await;
+            assert!(container.next_band(freshness, &mut plan(), None, None).await.is_err());
+            drop(held_permit);
             let mut slice = plan();
-            drop(container.next_band(access, &mut slice, None, None).await.unwrap());
+            drop(container.next_band(freshness, &mut slice, None, None).await.unwrap());
             // Longer than the wait of a response that has not started.
-            let held = all().await;
-            let held = tokio::spawn(async move {
+            let held_permit = take_all().await;
+            let release_task = tokio::spawn(async move {
                 tokio::time::sleep(3 * budget_wait).await;
-                drop(held);
+                drop(held_permit);
             });
             let waited = Some(Duration::ZERO);
-            assert!(container.next_band(access, &mut slice, waited, None).await.unwrap().is_some());
-            held.await.unwrap();
+            assert!(container.next_band(freshness, &mut slice, waited, None).await.unwrap().is_some());
+            release_task.await.unwrap();
         }
     }
 }

@@ -101,20 +101,20 @@ impl Group {
     }
 
     fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
-        let of = |state| Self { state, dataset_document: None, axes: OnceLock::new(), len: bytes.len() as u64 };
+        let with_state = |state| Self { state, dataset_document: None, axes: OnceLock::new(), len: bytes.len() as u64 };
         let document = match AttributesDocument::parse(bytes) {
             Ok(document) => document,
-            Err(error) => return of(GroupState::Broken(error)),
+            Err(error) => return with_state(GroupState::Broken(error)),
         };
         if !document.describes_dataset() {
-            return of(GroupState::Attributes(document));
+            return with_state(GroupState::Attributes(document));
         }
         match DatasetAttributes::parse(&document) {
             Ok(attributes) => {
                 let dataset = Dataset { id, key, attributes, etag, version };
-                Self { dataset_document: Some(document), ..of(GroupState::Dataset(Arc::new(dataset))) }
+                Self { dataset_document: Some(document), ..with_state(GroupState::Dataset(Arc::new(dataset))) }
             }
-            Err(error) => of(GroupState::Unusable(document, error.to_string())),
+            Err(error) => with_state(GroupState::Unusable(document, error.to_string())),
         }
     }
 
@@ -166,7 +166,7 @@ pub(super) struct AttributesCache {
 }
 
 impl AttributesCache {
-    pub(super) fn new(wait: Duration) -> Self {
+    pub(super) fn new(max_wait: Duration) -> Self {
         let settings = CacheSettings { capacity_bytes: CACHE_BYTES, use_tiny_lfu: true };
         let cache = weighted_cache(
             metrics::CacheLabel::Attributes,
@@ -178,12 +178,12 @@ impl AttributesCache {
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             },
         );
-        Self { cache, parsing_budget: Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, wait) }
+        Self { cache, parsing_budget: Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait) }
     }
 
-    /// Returns a handle to the same cache and budget that waits for memory at most `wait`.
-    pub(super) fn with_wait(&self, wait: Duration) -> Self {
-        Self { parsing_budget: self.parsing_budget.with_wait(wait), ..self.clone() }
+    /// Returns a handle to the same cache and budget that waits for memory at most `max_wait`.
+    pub(super) fn with_max_wait(&self, max_wait: Duration) -> Self {
+        Self { parsing_budget: self.parsing_budget.with_max_wait(max_wait), ..self.clone() }
     }
 
     /// Returns a handle to the same cache and budget for another container.
@@ -202,11 +202,11 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read or are too large.
-    pub async fn group(&self, access: Freshness, key: &Key) -> Result<Arc<Group>, ReadError> {
+    pub async fn group(&self, freshness: Freshness, key: &Key) -> Result<Arc<Group>, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
-        let (datasets, limit_bytes, mut turn) = (&self.resources.datasets, self.max_attributes_bytes(), None);
+        let (datasets, limit_bytes, mut send_permit) = (&self.resources.datasets, self.max_attributes_bytes(), None);
         loop {
-            let (meta, bytes) = match self.object(access, &file).await? {
+            let (meta, bytes) = match self.object(freshness, &file).await? {
                 None => return Ok(Group::without_attributes()),
                 Some(StoredObject::Whole(meta, bytes)) if meta.len <= limit_bytes => (meta, bytes),
                 Some(stored) => {
@@ -219,21 +219,21 @@ impl Container {
                 metrics::cache_requests(
                     metrics::CacheLabel::Attributes,
                     metrics::LookupResult::Hit,
-                    access.lookup_weight(),
+                    freshness.lookup_weight(),
                 );
                 return Ok(self.apply_visibility(group));
             }
-            access.ensure_may_block().await;
+            freshness.ensure_may_block().await;
             // Until they are parsed, the bytes are charged to the client, which may request many documents. Other
             // clients keep their part of the memory.
-            let counted = match turn.take() {
-                Some(turn) => Some(self.charge_with_permit(turn, bytes.clone())),
+            let charged = match send_permit.take() {
+                Some(permit) => Some(self.charge_with_permit(permit, bytes.clone())),
                 None => self.charge_to_client(ClientId::current(), &bytes),
             };
-            let Some(counted) = counted else {
+            let Some(charged) = charged else {
                 let len = bytes.len();
                 drop(bytes);
-                turn = Some(self.acquire_send_permit(len).await?);
+                send_permit = Some(self.acquire_send_permit(len).await?);
                 // Another request may have parsed the attributes meanwhile. Then they need not be read again.
                 if let Some(group) = datasets.cache.get(&cache_key).await {
                     return Ok(self.apply_visibility(group));
@@ -242,32 +242,32 @@ impl Container {
             };
             drop(bytes);
             metrics::cache_requests(metrics::CacheLabel::Attributes, metrics::LookupResult::Miss, 1);
-            let parsed = Box::pin(self.parse_group(key, meta, counted));
-            let cached = datasets.cache.try_get_with(cache_key, parsed).await;
-            return cached.map(|group| self.apply_visibility(group)).map_err(|error| (*error).clone());
+            let parse = Box::pin(self.parse_group(key, meta, charged));
+            let result = datasets.cache.try_get_with(cache_key, parse).await;
+            return result.map(|group| self.apply_visibility(group)).map_err(|error| (*error).clone());
         }
     }
 
     /// Parses `bytes`, the attributes of the group at `key`.
     async fn parse_group(&self, key: &Key, meta: ObjectMeta, bytes: Bytes) -> Result<Arc<Group>, ReadError> {
-        let (len, id, at) = (bytes.len(), dataset_id(self.id, key, meta.version), key.clone());
-        let most_bytes = (len as u64).saturating_mul(MAX_PARSED_FACTOR).min(MAX_INTERPRETED_BYTES);
+        let (len, id, owned_key) = (bytes.len(), dataset_id(self.id, key, meta.version), key.clone());
+        let max_bytes = (len as u64).saturating_mul(MAX_PARSED_FACTOR).min(MAX_INTERPRETED_BYTES);
         // Holders of this permit wait only for a core, so waiting for it while holding the bytes cannot deadlock.
-        let permit = self.resources.datasets.parsing_budget.take(most_bytes + GROUP_BYTES).await?;
-        let parse = move || (Group::parse(&bytes, id, at, (meta.etag, meta.version)), permit);
+        let permit = self.resources.datasets.parsing_budget.take(max_bytes + GROUP_BYTES).await?;
+        let parse = move || (Group::parse(&bytes, id, owned_key, (meta.etag, meta.version)), permit);
         let (group, _permit) = self.run_document_job(len, parse).await?;
         Ok(Arc::new(group))
     }
 
     /// Returns the bytes of the `attributes.json` of the group at `key`; empty if the file does not exist or has more
-    /// than `most_bytes`.
+    /// than `max_bytes`.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, or memory is short.
-    pub async fn attributes_bytes(&self, access: Freshness, key: &Key, most_bytes: u64) -> Result<Bytes, ReadError> {
+    pub async fn attributes_bytes(&self, freshness: Freshness, key: &Key, max_bytes: u64) -> Result<Bytes, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Bytes::new()) };
-        Ok(match self.object(access, &file).await? {
-            Some(StoredObject::Whole(_, bytes)) if bytes.len() as u64 <= most_bytes => bytes,
+        Ok(match self.object(freshness, &file).await? {
+            Some(StoredObject::Whole(_, bytes)) if bytes.len() as u64 <= max_bytes => bytes,
             Some(StoredObject::Whole(..) | StoredObject::Large(_)) | None => Bytes::new(),
         })
     }
@@ -291,8 +291,8 @@ impl Container {
         if len <= MAX_INLINE_BYTES {
             return Ok(work());
         }
-        let length = if len <= MAX_SHORT_JOB_BYTES { Priority::High } else { Priority::Low };
-        Ok(self.resources.cpu.run(length, u64::from(self.id), work).await?)
+        let priority = if len <= MAX_SHORT_JOB_BYTES { Priority::High } else { Priority::Low };
+        Ok(self.resources.cpu.run(priority, u64::from(self.id), work).await?)
     }
 
     /// As [`Self::group`], for callers that inspect surrounding groups. Returns `None` if the attributes are hidden
@@ -301,10 +301,10 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read.
-    pub async fn group_if_readable(&self, access: Freshness, key: &Key) -> Result<Option<Arc<Group>>, ReadError> {
-        match self.group(access, key).await {
+    pub async fn group_if_readable(&self, freshness: Freshness, key: &Key) -> Result<Option<Arc<Group>>, ReadError> {
+        match self.group(freshness, key).await {
             Err(ReadError::AttributesTooLarge { .. }) => Ok(None),
-            found => ReadError::hidden_as_none(found.map(Some)),
+            result => ReadError::hidden_as_none(result.map(Some)),
         }
     }
 
@@ -324,46 +324,46 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError::NotFound`] or [`ReadError::NotADataset`], which gives the reason; as [`Self::group`].
-    pub async fn dataset(&self, access: Freshness, key: &Key) -> Result<Arc<Dataset>, ReadError> {
-        let (_group, dataset) = self.group_of_dataset(access, key).await?;
+    pub async fn dataset(&self, freshness: Freshness, key: &Key) -> Result<Arc<Dataset>, ReadError> {
+        let (_group, dataset) = self.group_of_dataset(freshness, key).await?;
         Ok(dataset)
     }
 
-    /// As [`Self::dataset`], with the names of its axes, which `read` finds in its document; no names if they take more
-    /// than some kilobytes. The names are kept, because a document may be long.
+    /// As [`Self::dataset`], with the names of its axes, which `parse_axes` finds in its document; no names if they
+    /// take more than some kilobytes. The names are kept, because a document may be long.
     ///
     /// # Errors
     /// As [`Self::dataset`].
     pub async fn dataset_and_axes(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         key: &Key,
-        read: impl FnOnce(AttributesDocument) -> Vec<String>,
+        parse_axes: impl FnOnce(AttributesDocument) -> Vec<String>,
     ) -> Result<(Arc<Dataset>, Arc<[String]>), ReadError> {
-        let (group, dataset) = self.group_of_dataset(access, key).await?;
+        let (group, dataset) = self.group_of_dataset(freshness, key).await?;
         let axes = group.axes.get_or_init(|| {
-            let names = group.dataset_document.clone().map_or_else(Vec::new, read);
+            let names = group.dataset_document.clone().map_or_else(Vec::new, parse_axes);
             let bytes: usize = names.iter().map(|name| NAME_BYTES + name.len()).sum();
             if bytes <= AXES_BYTES { names.into() } else { Arc::default() }
         });
         Ok((dataset, Arc::clone(axes)))
     }
 
-    async fn group_of_dataset(&self, access: Freshness, key: &Key) -> Result<(Arc<Group>, Arc<Dataset>), ReadError> {
-        let not = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
-        let group = self.group(access, key).await?;
+    async fn group_of_dataset(&self, freshness: Freshness, key: &Key) -> Result<(Arc<Group>, Arc<Dataset>), ReadError> {
+        let not_a_dataset = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
+        let group = self.group(freshness, key).await?;
         match &group.state {
             GroupState::Dataset(dataset) => {
                 let dataset = Arc::clone(dataset);
                 Ok((group, dataset))
             }
-            GroupState::Broken(error) => not(error.to_string()),
-            GroupState::Unusable(_, reason) => not(reason.clone()),
-            GroupState::Attributes(_) => {
-                not("it is a group; its attributes lack dimensions, blockSize, dataType or compression".to_owned())
-            }
-            GroupState::NoAttributes if self.is_directory(access, key).await? => {
-                not("it is a group without attributes".to_owned())
+            GroupState::Broken(error) => not_a_dataset(error.to_string()),
+            GroupState::Unusable(_, reason) => not_a_dataset(reason.clone()),
+            GroupState::Attributes(_) => not_a_dataset(
+                "it is a group; its attributes lack dimensions, blockSize, dataType or compression".to_owned(),
+            ),
+            GroupState::NoAttributes if self.is_directory(freshness, key).await? => {
+                not_a_dataset("it is a group without attributes".to_owned())
             }
             GroupState::NoAttributes => Err(ReadError::NotFound(key.clone())),
         }
@@ -371,8 +371,8 @@ impl Container {
 }
 
 fn dataset_id(container: u32, key: &Key, version: u64) -> u64 {
-    let facts = [&container.to_le_bytes()[..], &version.to_le_bytes(), key.as_str().as_bytes()].concat();
-    xxh3_64(&facts)
+    let input = [&container.to_le_bytes()[..], &version.to_le_bytes(), key.as_str().as_bytes()].concat();
+    xxh3_64(&input)
 }
 
 #[cfg(test)]

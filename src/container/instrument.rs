@@ -28,11 +28,11 @@ pub(super) async fn instrument<T>(
     request: impl Future<Output = Result<T, StoreError>>,
 ) -> Result<T, StoreError> {
     let started = Instant::now();
-    let answer = request.await;
+    let result = request.await;
     metrics::store_request(operation, backend, started.elapsed());
     trace::record("storage", operation.name(), started.elapsed());
-    if let Err(error) = &answer {
+    if let Err(error) = &result {
         metrics::store_error(operation, error.kind());
     }
-    answer
+    result
 }

@@ -7,7 +7,7 @@ use std::sync::{Arc, Weak};
 use bytes::Bytes;
 
 use super::ReadError;
-use super::backpressure::MAX_STORAGE_HOLD;
+use super::backpressure::MAX_WAIT_HOLDING_MEMORY;
 use super::instrument::instrument;
 use super::object_cache::ObjectCache;
 use crate::fair_queue;
@@ -48,7 +48,7 @@ impl LargeObject {
         let objects = &self.0.objects;
         let permit = objects.take_for_started(to.saturating_sub(from)).await?;
         let mut reading = pin!(self.read(from..to));
-        if let Ok(bytes) = tokio::time::timeout(MAX_STORAGE_HOLD, &mut reading).await {
+        if let Ok(bytes) = tokio::time::timeout(MAX_WAIT_HOLDING_MEMORY, &mut reading).await {
             return Ok(objects.budget.pinned.pin_piece(bytes?, permit));
         }
         // No memory is held for a stalled store while other requests wait for it.
@@ -69,7 +69,7 @@ impl LargeObject {
     }
 
     /// [Retains](fair_queue::retain_for_waiters) the object for the waiters of the current flight.
-    pub(super) fn hold_for_waiters(&self) -> WeakLargeObject {
+    pub(super) fn retain_for_waiters(&self) -> WeakLargeObject {
         fair_queue::retain_for_waiters(&self.0);
         WeakLargeObject(Arc::downgrade(&self.0))
     }
@@ -108,18 +108,18 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_piece_of_an_answer_that_has_begun_waits_longer_for_memory() {
+    async fn a_piece_of_a_started_answer_waits_longer_for_memory() {
         let settings = CacheSettings { capacity_bytes: 0, use_tiny_lfu: false };
         let objects = ObjectCache::new(settings, 1 << 20, Duration::from_millis(20));
         let meta = ObjectMeta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
         let large = LargeObject::new(meta, Arc::new(Zeros), "memory", objects.clone());
-        let held = objects.take(1 << 20).await.unwrap();
+        let held_permit = objects.take(1 << 20).await.unwrap();
         assert!(objects.take(1 << 10).await.is_err());
-        let free = async {
+        let release = async {
             tokio::time::sleep(Duration::from_millis(400)).await;
-            drop(held);
+            drop(held_permit);
         };
-        let (piece, ()) = tokio::join!(large.read_piece(0, 1 << 10), free);
+        let (piece, ()) = tokio::join!(large.read_piece(0, 1 << 10), release);
         assert_eq!(piece.unwrap().len(), 1 << 10);
     }
 }

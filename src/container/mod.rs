@@ -140,14 +140,14 @@ impl Resources {
     }
 
     fn with_cpu(cpu: CpuPool, settings: Settings) -> Arc<Self> {
-        let of = |capacity_bytes| CacheSettings { capacity_bytes, use_tiny_lfu: settings.use_tiny_lfu };
-        let wait = settings.budget_wait;
-        let objects = ObjectCache::new(of(settings.stored_cache), settings.transfer_budget, wait);
-        let decoded = of(settings.decoded_cache);
-        let blocks = BlockCache::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, wait);
+        let cache_settings = |capacity_bytes| CacheSettings { capacity_bytes, use_tiny_lfu: settings.use_tiny_lfu };
+        let max_wait = settings.budget_wait;
+        let objects = ObjectCache::new(cache_settings(settings.stored_cache), settings.transfer_budget, max_wait);
+        let decoded = cache_settings(settings.decoded_cache);
+        let blocks = BlockCache::new(decoded, objects.clone(), cpu.clone(), settings.decode_budget, max_wait);
         Arc::new(Self {
-            slice_budget: Budget::new(metrics::BudgetLabel::Slice, settings.slice_budget, wait),
-            datasets: AttributesCache::new(wait),
+            slice_budget: Budget::new(metrics::BudgetLabel::Slice, settings.slice_budget, max_wait),
+            datasets: AttributesCache::new(max_wait),
             next_container_id: Arc::default(),
             objects,
             blocks,
@@ -220,11 +220,11 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
-    pub async fn object(&self, access: Freshness, key: &Key) -> Result<Option<StoredObject>, ReadError> {
+    pub async fn object(&self, freshness: Freshness, key: &Key) -> Result<Option<StoredObject>, ReadError> {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        self.resources.objects.get(self.id, &self.store, key, access).await
+        self.resources.objects.get(self.id, &self.store, key, freshness).await
     }
 
     /// Charges `bytes` to `client` while they are being sent to it. They belong to a stored object or to a result
@@ -247,27 +247,27 @@ impl Container {
     }
 
     /// As [`Self::charge_to_client`], with a permit that was acquired before.
-    pub fn charge_with_permit(&self, turn: SendPermit, bytes: Bytes) -> Bytes {
-        self.resources.objects.budget.charge_with_permit(turn, bytes)
+    pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
+        self.resources.objects.budget.charge_with_permit(permit, bytes)
     }
 
     /// Returns metadata of the object at `key`, from the cache if the entry is fresh. Reads no bytes of the object.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn meta(&self, access: Freshness, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
+    pub async fn meta(&self, freshness: Freshness, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        let since = access.since(key);
-        if let Some(known) = self.resources.objects.peek(self.id, key, since).await {
-            return Ok(known);
+        let fresh_since = freshness.since(key);
+        if let Some(cached) = self.resources.objects.peek(self.id, key, fresh_since).await {
+            return Ok(cached);
         }
         match self.store.cached_stat(key) {
-            CachedStat::Object(facts) => Ok(Some(facts.into())),
+            CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown => {
-                access.ensure_may_block().await;
+                freshness.ensure_may_block().await;
                 Ok(instrument(StoreOperation::Head, self.store.backend(), self.store.head(key)).await?)
             }
         }
@@ -331,7 +331,7 @@ const RETRIES_BEFORE_FORCED_EVICTION: u32 = 4;
 /// A forced eviction removes one in this many entries.
 const FORCED_EVICTION_DIVISOR: usize = 8;
 
-/// Waits for `share`, a permit for `bytes` of a budget that is mostly filled by a cache. Runs the cache's pending
+/// Waits for `acquire`, a permit for `bytes` of a budget that is mostly filled by a cache. Runs the cache's pending
 /// evictions meanwhile, which frees evicted memory sooner.
 ///
 /// If the memory stays short because clients are slow to read evicted entries that are being sent to them, the cache
@@ -340,33 +340,33 @@ async fn acquire_with_eviction<K, V>(
     cache: &Cache<K, V>,
     budget: &Budget,
     bytes: u64,
-    share: impl Future<Output = Result<Permit, BudgetError>>,
+    acquire: impl Future<Output = Result<Permit, BudgetError>>,
 ) -> Result<Permit, ReadError>
 where
     K: Clone + std::hash::Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    let nudge = async {
-        for doubled in 0u32.. {
+    let evict = async {
+        for retry in 0u32.. {
             cache.run_pending_tasks().await;
-            let beside_cache = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
+            let in_flight_bytes = budget.capacity_bytes().saturating_sub(cache.policy().max_capacity().unwrap_or(0));
             let is_short = budget.free_bytes() < bytes;
-            if is_short && doubled >= RETRIES_BEFORE_FORCED_EVICTION && budget.pinned.bytes() > beside_cache / 2 {
+            if is_short && retry >= RETRIES_BEFORE_FORCED_EVICTION && budget.pinned.bytes() > in_flight_bytes / 2 {
                 let count = usize::try_from(cache.entry_count()).unwrap_or(usize::MAX) / FORCED_EVICTION_DIVISOR;
-                let given_up: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
-                for key in &given_up {
+                let evicted: Vec<K> = cache.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
+                for key in &evicted {
                     cache.invalidate(key).await;
                 }
                 cache.run_pending_tasks().await;
             }
             // Longer delays are useless, since requests wait for a bounded time.
-            tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(doubled.min(8)))).await;
+            tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(retry.min(8)))).await;
         }
     };
     tokio::select! {
         biased;
-        permit = share => Ok(permit?),
-        () = nudge => Err(ReadError::Internal("the eviction loop ended unexpectedly".to_owned())),
+        permit = acquire => Ok(permit?),
+        () = evict => Err(ReadError::Internal("the eviction loop ended unexpectedly".to_owned())),
     }
 }
 
@@ -379,8 +379,8 @@ where
     cache
         .entry(key)
         .and_compute_with(|current| {
-            let same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
-            std::future::ready(if same { Op::Remove } else { Op::Nop })
+            let is_same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
+            std::future::ready(if is_same { Op::Remove } else { Op::Nop })
         })
         .await;
 }

@@ -68,7 +68,7 @@ pub(super) struct GatherContext {
     pub(super) dataset: Arc<Dataset>,
     pub(super) canvas: Canvas,
     /// A block last compared with the store before this moment is stale.
-    pub(super) since: u64,
+    pub(super) fresh_since: u64,
     /// Decoded size of a whole block in bytes.
     pub(super) block_bytes: u64,
     /// Bytes that enter a core's cache when all samples are copied out of decoded blocks.
@@ -105,13 +105,13 @@ impl GatherContext {
         let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
         let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
         if misses == 0 && self.sample_bytes <= INLINE_PASTE_BYTES {
-            let mut bench = JobScratch::default();
+            let mut scratch = JobScratch::default();
             for item in &items {
-                if let PasteItem::Hit(position, loaded) = item {
-                    self.paste_loaded(position, loaded, &mut bench);
+                if let PasteItem::Hit(position, entry) = item {
+                    self.paste_entry(position, entry, &mut scratch);
                 }
             }
-            stats.merge(&bench.stats);
+            stats.merge(&scratch.stats);
             // There may be many such batches of small blocks, so they count against the task's budget.
             tokio::task::consume_budget().await;
             return Ok(Vec::new());
@@ -119,187 +119,190 @@ impl GatherContext {
         let jobs = usize::try_from(bytes / BYTES_PER_JOB).unwrap_or(usize::MAX).clamp(1, items.len().max(1));
         let jobs = jobs.min(self.blocks.cpu.cores());
         // Cached blocks do not wait behind decoding jobs.
-        let length = if misses == 0 { Priority::High } else { Priority::Low };
+        let priority = if misses == 0 { Priority::High } else { Priority::Low };
         let queue = Arc::new(Mutex::new(items.into_iter()));
-        let asked = Arc::new(());
-        let (queue, asked) = (&queue, &asked);
+        let requester = Arc::new(());
+        let (queue, requester) = (&queue, &requester);
         let job = |number: usize| async move {
-            let mut bench = JobScratch { from_end: number % 2 == 1, ..JobScratch::default() };
+            let mut scratch = JobScratch { from_end: number % 2 == 1, ..JobScratch::default() };
             loop {
-                let (work, queue, asked) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(asked));
-                let turn = move |turn: &CoreLease| {
-                    bench.requester.clone_from(&asked);
-                    let more = work.run_quantum(&queue, turn, &mut bench, length);
-                    bench.reader = None;
-                    if !more {
+                let (context, queue, requester) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(requester));
+                let quantum = move |lease: &CoreLease| {
+                    scratch.requester.clone_from(&requester);
+                    let has_more = context.run_quantum(&queue, lease, &mut scratch, priority);
+                    scratch.reader = None;
+                    if !has_more {
                         // The memory that a codec keeps, much of it in liblzma, is freed here and not on the thread
                         // that serves requests.
-                        bench.buffers.scratch = Scratch::default();
+                        scratch.buffers.scratch = Scratch::default();
                     }
                     // Dropped before the job reports its end, so that the caller then has the only reference to the
                     // canvas.
-                    drop(work);
-                    (bench, more)
+                    drop(context);
+                    (scratch, has_more)
                 };
-                let more;
-                (bench, more) = self.blocks.cpu.run_cooperative(length, self.dataset.id, turn).await?;
+                let has_more;
+                (scratch, has_more) = self.blocks.cpu.run_cooperative(priority, self.dataset.id, quantum).await?;
                 self.blocks.cache.run_pending_tasks().await;
-                if !more {
-                    return Ok::<JobScratch, ReadError>(bench);
+                if !has_more {
+                    return Ok::<JobScratch, ReadError>(scratch);
                 }
             }
         };
-        let mut left = Vec::new();
-        for mut bench in try_join_all((0..jobs).map(job)).await? {
-            stats.merge(&bench.stats);
-            left.append(&mut bench.deferred);
-            bench.return_buffers(&self.blocks);
+        let mut deferred = Vec::new();
+        for mut scratch in try_join_all((0..jobs).map(job)).await? {
+            stats.merge(&scratch.stats);
+            deferred.append(&mut scratch.deferred);
+            scratch.return_buffers(&self.blocks);
         }
-        Ok(left)
+        Ok(deferred)
     }
 
     /// Processes blocks from `queue` until it is empty or the quantum is over. Returns true if there may be more.
     fn run_quantum(
         &self,
         queue: &Mutex<std::vec::IntoIter<PasteItem>>,
-        turn: &CoreLease,
-        bench: &mut JobScratch,
-        length: Priority,
+        lease: &CoreLease,
+        scratch: &mut JobScratch,
+        priority: Priority,
     ) -> bool {
         let mut started = Instant::now();
         loop {
             // A job whose client has disconnected does not delay the next client for the rest of a quantum.
-            if bench.requester.strong_count() == 0 {
+            if scratch.requester.strong_count() == 0 {
                 return true;
             }
             let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
-            let next = if bench.from_end { items.next_back() } else { items.next() };
+            let next = if scratch.from_end { items.next_back() } else { items.next() };
             drop(items);
             let Some(item) = next else { return false };
             match item {
-                PasteItem::Hit(position, loaded) => self.paste_loaded(&position, &loaded, bench),
-                PasteItem::Miss { position, should_cache: keep } => {
-                    let done = if keep {
-                        self.try_load(&position, turn, bench)
+                PasteItem::Hit(position, entry) => self.paste_entry(&position, &entry, scratch),
+                PasteItem::Miss { position, should_cache } => {
+                    let result = if should_cache {
+                        self.try_load(&position, lease, scratch)
                     } else {
-                        self.paste_uncached(&position, turn, bench)
+                        self.paste_uncached(&position, lease, scratch)
                     };
-                    if done.is_none() {
-                        bench.deferred.push(position);
+                    if result.is_none() {
+                        scratch.deferred.push(position);
                     }
                 }
             }
             if started.elapsed() > JOB_QUANTUM {
-                if self.blocks.cpu.has_waiters(length) {
+                if self.blocks.cpu.has_waiters(priority) {
                     return true;
                 }
                 // Evictions free memory for the next blocks.
                 self.blocks.cache.run_pending_tasks().now_or_never();
-                bench.reader = None;
+                scratch.reader = None;
                 started = Instant::now();
             }
         }
     }
 
-    fn paste_loaded(&self, position: &GridPosition, loaded: &BlockEntry, bench: &mut JobScratch) {
-        let Some(block) = &loaded.block else { return };
+    fn paste_entry(&self, position: &GridPosition, entry: &BlockEntry, scratch: &mut JobScratch) {
+        let Some(block) = &entry.block else { return };
         let started = Instant::now();
         self.canvas.paste(position, &block.size, &block.data, ElementByteOrder::LittleEndian);
-        bench.stats.assemble += started.elapsed();
+        scratch.stats.assemble += started.elapsed();
     }
 
     /// Loads a block into the cache with single flight, and pastes it.
-    fn try_load(&self, position: &GridPosition, turn: &CoreLease, bench: &mut JobScratch) -> Option<()> {
-        let place = self.block_location(position);
+    fn try_load(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
+        let location = self.block_location(position);
         let mut times = LoadTimes::default();
         let load = async {
-            self.try_decode(&place, turn, bench, &mut times).map(Arc::new).ok_or(BlockLoadFailure::WouldBlock)
+            self.try_decode(&location, lease, scratch, &mut times).map(Arc::new).ok_or(BlockLoadFailure::WouldBlock)
         };
         // If the load is not ready immediately, another request is loading the block.
-        let loaded = self.blocks.cache.try_get_with(place.cache_key(), load).now_or_never()?.ok()?;
-        if loaded.checked_at() < self.since || loaded.fault.is_some() {
+        let entry = self.blocks.cache.try_get_with(location.cache_key(), load).now_or_never()?.ok()?;
+        if entry.checked_at() < self.fresh_since || entry.fault.is_some() {
             return None;
         }
-        bench.stats.count_load(times);
-        bench.stats.count_block(position, &loaded);
-        self.paste_loaded(position, &loaded, bench);
+        scratch.stats.count_load(times);
+        scratch.stats.count_block(position, &entry);
+        self.paste_entry(position, &entry, scratch);
         Some(())
     }
 
     fn try_decode(
         &self,
-        place: &BlockLocation,
-        turn: &CoreLease,
-        bench: &mut JobScratch,
+        location: &BlockLocation,
+        lease: &CoreLease,
+        scratch: &mut JobScratch,
         times: &mut LoadTimes,
     ) -> Option<BlockEntry> {
-        let checked = freshness::now();
-        let Some(meta) = self.try_read(&place.position, bench, times)? else { return Some(BlockEntry::hole(checked)) };
+        let checked_at = freshness::now();
+        let Some(meta) = self.try_read(&location.position, scratch, times)? else {
+            return Some(BlockEntry::missing(checked_at));
+        };
         let attributes = &self.dataset.attributes;
-        let needed_bytes = self.checked_decoding_bytes(&place.position, bench)?;
+        let needed_bytes = self.checked_decoding_bytes(&location.position, scratch)?;
         // Memory that decoding needs besides the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
-        bench.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
-        let mut decoding = self.blocks.budget.try_take(needed_bytes)?;
+        scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
+        let mut decode_permit = self.blocks.budget.try_take(needed_bytes)?;
         let started = Instant::now();
         // A raw block keeps the file's buffer. Otherwise the buffer is reused for the next file.
-        let is_plain = attributes.compression().codec().is_none_or(crate::n5::Codec::is_uncompressed);
-        if is_plain {
-            bench.file.shrink_to_fit();
+        let is_uncompressed = attributes.compression().codec().is_none_or(crate::n5::Codec::is_uncompressed);
+        if is_uncompressed {
+            scratch.file.shrink_to_fit();
         }
-        let stored = Bytes::from(std::mem::take(&mut bench.file));
-        let file = (!is_plain).then(|| stored.clone());
+        let stored = Bytes::from(std::mem::take(&mut scratch.file));
+        let file = (!is_uncompressed).then(|| stored.clone());
         let limit_bytes = self.blocks.block_bytes;
-        let mut room = self.blocks.budget.decode_buffers(&stored, attributes, &place.position);
-        std::mem::swap(&mut room.scratch, &mut bench.buffers.scratch);
-        let audience = BlockWaiters::of_flight(&self.blocks.loading, place.cache_key())
-            .with_request(Weak::clone(&bench.requester));
-        let goes_on = audience.should_continue(turn);
-        let watch = CancelCheck::new(&goes_on);
-        let block = Block::decode_with(stored, attributes, &place.position, limit_bytes, &mut room, watch);
-        bench.buffers.scratch = room.scratch;
-        bench.file = file.map(Vec::from).unwrap_or_default();
+        let mut buffers = self.blocks.budget.decode_buffers(&stored, attributes, &location.position);
+        std::mem::swap(&mut buffers.scratch, &mut scratch.buffers.scratch);
+        let waiters = BlockWaiters::of_flight(&self.blocks.loading, location.cache_key())
+            .with_request(Weak::clone(&scratch.requester));
+        let should_continue = waiters.should_continue(lease);
+        let cancel_check = CancelCheck::new(&should_continue);
+        let block = Block::decode_with(stored, attributes, &location.position, limit_bytes, &mut buffers, cancel_check);
+        scratch.buffers.scratch = buffers.scratch;
+        scratch.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
-        decoding.shrink(block.data.len() as u64);
-        let decoding = decoding.into_cache_owned();
+        decode_permit.shrink(block.data.len() as u64);
+        let decode_permit = decode_permit.into_cache_owned();
         times.decode += started.elapsed();
         record_decode(attributes.compression().label(), started.elapsed());
-        let data = if is_plain || footprint::needs_copy(&block.data) {
-            decoding.own(footprint::compact_for_cache(block.data, !is_plain))
+        let data = if is_uncompressed || footprint::needs_copy(&block.data) {
+            decode_permit.own(footprint::compact_for_cache(block.data, !is_uncompressed))
         } else {
-            self.blocks.budget.own(block.data.into(), decoding)
+            self.blocks.budget.own(block.data.into(), decode_permit)
         };
         let block = Block { size: block.size, data };
-        Some(BlockEntry::new(block, meta, checked))
+        Some(BlockEntry::new(block, meta, checked_at))
     }
 
     /// Decodes a block and pastes it without caching it.
-    fn paste_uncached(&self, position: &GridPosition, turn: &CoreLease, bench: &mut JobScratch) -> Option<()> {
-        let checked = freshness::now();
+    fn paste_uncached(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
+        let checked_at = freshness::now();
         let mut times = LoadTimes::default();
-        bench.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
-        let meta = self.try_read(position, bench, &mut times)?;
+        scratch.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
+        let meta = self.try_read(position, scratch, &mut times)?;
         if meta.is_some() {
-            let needed_bytes = self.checked_decoding_bytes(position, bench)?;
-            bench.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
+            let needed_bytes = self.checked_decoding_bytes(position, scratch)?;
+            scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
             let attributes = &self.dataset.attributes;
-            let (file, room, asked) = (&bench.file, &mut bench.buffers, &bench.requester);
-            let goes_on = || {
-                turn.yield_if_contended();
-                asked.strong_count() > 0
+            let (file, buffers, requester) = (&scratch.file, &mut scratch.buffers, &scratch.requester);
+            let should_continue = || {
+                lease.yield_if_contended();
+                requester.strong_count() > 0
             };
-            let watch = CancelCheck::new(&goes_on);
+            let cancel_check = CancelCheck::new(&should_continue);
             let block =
-                DecompressedBlock::new(file, attributes, position, self.blocks.block_bytes, room, watch).ok()?;
+                DecompressedBlock::new(file, attributes, position, self.blocks.block_bytes, buffers, cancel_check)
+                    .ok()?;
             times.decode += started.elapsed();
             record_decode(attributes.compression().label(), started.elapsed());
             let started = Instant::now();
             self.canvas.paste(position, &block.size, block.data, ElementByteOrder::BigEndian);
-            bench.stats.assemble += started.elapsed();
+            scratch.stats.assemble += started.elapsed();
         }
-        bench.stats.count_load(times);
-        bench.stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked);
+        scratch.stats.count_load(times);
+        scratch.stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked_at);
         Some(())
     }
 
@@ -309,28 +312,28 @@ impl GatherContext {
     fn try_read(
         &self,
         position: &GridPosition,
-        bench: &mut JobScratch,
+        scratch: &mut JobScratch,
         times: &mut LoadTimes,
     ) -> Option<Option<ObjectMeta>> {
-        let most_bytes = self.max_file_bytes();
-        bench.try_reserve(&self.blocks, most_bytes)?;
+        let max_bytes = self.max_file_bytes();
+        scratch.try_reserve(&self.blocks, max_bytes)?;
         let started = Instant::now();
-        if bench.reader.is_none() {
-            bench.reader = Some(self.store.page_cache()?.reader()?);
+        if scratch.reader.is_none() {
+            scratch.reader = Some(self.store.page_cache()?.reader()?);
         }
-        let found = bench.reader.as_mut()?.get(&self.dataset.block_key(position), most_bytes, &mut bench.file)?;
+        let meta = scratch.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut scratch.file)?;
         times.store += started.elapsed();
         metrics::store_request(StoreOperation::Get, self.store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());
-        if found.is_some() {
-            metrics::store_read_bytes(self.store.backend(), bench.file.len() as u64);
+        if meta.is_some() {
+            metrics::store_read_bytes(self.store.backend(), scratch.file.len() as u64);
         }
-        Some(found)
+        Some(meta)
     }
 
-    fn checked_decoding_bytes(&self, position: &GridPosition, bench: &JobScratch) -> Option<u64> {
-        let needed = Block::decode_memory_bytes(&bench.file, &self.dataset.attributes, position).ok()?;
-        (needed <= self.blocks.block_bytes).then_some(needed)
+    fn checked_decoding_bytes(&self, position: &GridPosition, scratch: &JobScratch) -> Option<u64> {
+        let needed_bytes = Block::decode_memory_bytes(&scratch.file, &self.dataset.attributes, position).ok()?;
+        (needed_bytes <= self.blocks.block_bytes).then_some(needed_bytes)
     }
 
     fn max_file_bytes(&self) -> u64 {
@@ -379,7 +382,7 @@ impl JobScratch {
         match &mut self.permit {
             Some(permit) if permit.bytes() >= bytes => {}
             Some(permit) => permit.merge(blocks.budget.try_take(bytes.saturating_sub(permit.bytes()))?),
-            none => *none = Some(blocks.budget.try_take(bytes)?),
+            empty => *empty = Some(blocks.budget.try_take(bytes)?),
         }
         Some(())
     }

@@ -40,67 +40,76 @@ pub enum NonblockingLookup {
 impl Container {
     /// As [`Self::object`] (or [`Self::meta`] without `with_bytes`), but never waits for a disk, for memory or for
     /// another request.
-    pub fn try_object(&self, access: Freshness, key: &Key, with_bytes: bool) -> NonblockingLookup {
+    pub fn try_object(&self, freshness: Freshness, key: &Key, with_bytes: bool) -> NonblockingLookup {
         if !self.is_visible(key) {
             return NonblockingLookup::WouldBlock;
         }
-        self.resources.objects.try_get(self.id, &*self.store, key, access, with_bytes)
+        self.resources.objects.try_get(self.id, &*self.store, key, freshness, with_bytes)
     }
 }
 
 impl ObjectCache {
-    /// Looks up the object at `key`, no staler than `access` accepts, without blocking. The result includes the bytes
-    /// if `with_bytes` is true or they are cached.
+    /// Looks up the object at `key`, no staler than `freshness` accepts, without blocking. The result includes the
+    /// bytes if `with_bytes` is true or they are cached.
     pub(super) fn try_get(
         &self,
         container: u32,
         store: &dyn Store,
         key: &Key,
-        access: Freshness,
+        freshness: Freshness,
         with_bytes: bool,
     ) -> NonblockingLookup {
-        let (since, moment) = (access.since(key), access.request_start);
+        let (fresh_since, request_start) = (freshness.since(key), freshness.request_start);
         let cached = self.cache.get(&ObjectCacheKey::Stored(container, key.clone())).now_or_never().flatten();
-        if let Some(hole) = cached.as_ref().filter(|entry| entry.object.is_none()) {
-            return self.try_get_hole(container, hole, store, key, (since, moment));
+        if let Some(missing) = cached.as_ref().filter(|entry| entry.object.is_none()) {
+            return self.try_get_missing(container, missing, store, key, (fresh_since, request_start));
         }
         let is_cached = cached.is_some();
-        let good = cached.filter(|entry| {
-            entry.checked.is_fresh(since)
-                || entry.checked.try_revalidate(store, key, entry.version(), moment) == Some(true)
+        let valid = cached.filter(|entry| {
+            entry.validated_at.is_fresh(fresh_since)
+                || entry.validated_at.try_revalidate(store, key, entry.version(), request_start) == Some(true)
         });
-        if let Some(entry) = good
+        if let Some(entry) = valid
             && let Some((meta, bytes)) = entry.object.clone()
         {
             self.lookups.count(LookupResult::Hit, 1);
-            return NonblockingLookup::Object(meta, bytes, Some(Dependency::entry(key, &entry, moment)));
+            return NonblockingLookup::Object(meta, bytes, Some(Dependency::entry(key, &entry, request_start)));
         }
         let object = match store.cached_stat(key) {
             CachedStat::Missing => {
                 // Cached only if a later request can use it.
-                if !is_cached && since < moment {
-                    let entry =
-                        Arc::new(ObjectEntry { object: None, is_name_absent: true, checked: ValidatedAt::at(moment) });
+                if !is_cached && fresh_since < request_start {
+                    let entry = Arc::new(ObjectEntry {
+                        object: None,
+                        is_name_absent: true,
+                        validated_at: ValidatedAt::at(request_start),
+                    });
                     // Another request may have just loaded a new object.
                     let entry_key = ObjectCacheKey::Stored(container, key.clone());
                     let _ = self.cache.entry(entry_key).or_insert(entry).now_or_never();
                     let _ = self.cache.run_pending_tasks().now_or_never();
                 }
-                return self.known_missing(key, moment);
+                return self.known_missing(key, request_start);
             }
-            CachedStat::Object(facts) if !is_cached && facts.len <= MAX_ALWAYS_CACHED_BYTES => self
-                .try_load(ObjectCacheKey::Stored(container, key.clone()), store, key, facts.len, moment)
-                .or_else(|| (!with_bytes).then(|| (facts.into(), Bytes::new()))),
-            CachedStat::Object(facts) if !with_bytes => {
+            CachedStat::Object(raw_meta) if !is_cached && raw_meta.len <= MAX_ALWAYS_CACHED_BYTES => self
+                .try_load(ObjectCacheKey::Stored(container, key.clone()), store, key, raw_meta.len, request_start)
+                .or_else(|| (!with_bytes).then(|| (raw_meta.into(), Bytes::new()))),
+            CachedStat::Object(raw_meta) if !with_bytes => {
                 return NonblockingLookup::Object(
-                    facts.into(),
+                    raw_meta.into(),
                     Bytes::new(),
-                    Some(Dependency::stored_version(key, facts, moment)),
+                    Some(Dependency::stored_version(key, raw_meta, request_start)),
                 );
             }
-            CachedStat::Object(facts) if !is_cached && facts.len <= MAX_WHOLE_OBJECT_BYTES => {
-                if facts.len <= MAX_NONBLOCKING_READ_BYTES && self.admission.admit(facts.version) {
-                    self.try_load(ObjectCacheKey::Stored(container, key.clone()), store, key, facts.len, moment)
+            CachedStat::Object(raw_meta) if !is_cached && raw_meta.len <= MAX_WHOLE_OBJECT_BYTES => {
+                if raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && self.admission.admit(raw_meta.version) {
+                    self.try_load(
+                        ObjectCacheKey::Stored(container, key.clone()),
+                        store,
+                        key,
+                        raw_meta.len,
+                        request_start,
+                    )
                 } else {
                     let Some(file) =
                         store.page_cache().and_then(|cache| cache.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES))
@@ -117,30 +126,30 @@ impl ObjectCache {
     }
 
     /// Looks up a key that is cached as missing: it is not an object, but may be a directory.
-    fn try_get_hole(
+    fn try_get_missing(
         &self,
         container: u32,
-        hole: &ObjectEntry,
+        missing: &ObjectEntry,
         store: &dyn Store,
         key: &Key,
-        (since, moment): (u64, u64),
+        (fresh_since, request_start): (u64, u64),
     ) -> NonblockingLookup {
-        if hole.is_name_absent && hole.checked.is_fresh(since) {
-            return self.known_missing(key, hole.checked.moment());
+        if missing.is_name_absent && missing.validated_at.is_fresh(fresh_since) {
+            return self.known_missing(key, missing.validated_at.nanoseconds());
         }
         if store.cached_stat(key) == CachedStat::Missing {
-            hole.checked.touch(moment);
-            return self.known_missing(key, moment);
+            missing.validated_at.touch(request_start);
+            return self.known_missing(key, request_start);
         }
-        if hole.is_name_absent {
+        if missing.is_name_absent {
             let _ = self.cache.invalidate(&ObjectCacheKey::Stored(container, key.clone())).now_or_never();
         }
         NonblockingLookup::WouldBlock
     }
 
-    fn known_missing(&self, key: &Key, known: u64) -> NonblockingLookup {
+    fn known_missing(&self, key: &Key, checked_at: u64) -> NonblockingLookup {
         self.lookups.count(LookupResult::Absent, 1);
-        NonblockingLookup::Missing(Dependency::missing(key, known))
+        NonblockingLookup::Missing(Dependency::missing(key, checked_at))
     }
 
     /// Reads an object of `len` bytes into the cache if this does not block.
@@ -150,17 +159,17 @@ impl ObjectCache {
         store: &dyn Store,
         key: &Key,
         len: u64,
-        moment: u64,
+        request_start: u64,
     ) -> Option<(ObjectMeta, Bytes)> {
         let read = async {
             let object = Some(self.try_read(store, key, len)?);
-            Ok(Arc::new(ObjectEntry { object, is_name_absent: false, checked: ValidatedAt::at(moment) }))
+            Ok(Arc::new(ObjectEntry { object, is_name_absent: false, validated_at: ValidatedAt::at(request_start) }))
         };
         // Not ready: another request is loading it.
-        let loaded = self.cache.try_get_with::<_, UncachedObject>(entry_key, read).now_or_never()?;
+        let result = self.cache.try_get_with::<_, UncachedObject>(entry_key, read).now_or_never()?;
         // Evicts surplus entries, unless another task is already doing so.
         let _ = self.cache.run_pending_tasks().now_or_never();
-        let entry = loaded.ok().filter(|entry: &Arc<ObjectEntry>| entry.checked.is_fresh(moment))?;
+        let entry = result.ok().filter(|entry: &Arc<ObjectEntry>| entry.validated_at.is_fresh(request_start))?;
         let object = entry.object.clone()?;
         // Failures are counted by the blocking path.
         self.lookups.count(LookupResult::Miss, 1);
@@ -173,21 +182,21 @@ impl ObjectCache {
         let permit = self.budget.try_take(len).ok_or(UncachedObject::WouldBlock)?;
         // Has exactly this capacity, since the cache does not account for more. Large pages come zeroed from the system
         // and stay untouched until they are read into.
-        let mut room = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        let mut buffer = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
         let meta = store
             .page_cache()
             .and_then(PageCache::reader)
-            .and_then(|mut objects| objects.get(key, len, &mut room))
+            .and_then(|mut objects| objects.get(key, len, &mut buffer))
             .flatten()
             .ok_or(UncachedObject::WouldBlock)?;
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
-        metrics::store_read_bytes(store.backend(), room.len() as u64);
+        metrics::store_read_bytes(store.backend(), buffer.len() as u64);
         let permit = permit.into_cache_owned();
-        let bytes = if footprint::needs_copy(&room) {
-            permit.own(footprint::compact_for_cache(room.into(), true))
+        let bytes = if footprint::needs_copy(&buffer) {
+            permit.own(footprint::compact_for_cache(buffer.into(), true))
         } else {
-            self.budget.own(room, permit)
+            self.budget.own(buffer, permit)
         };
         Ok((meta, bytes))
     }

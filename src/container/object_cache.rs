@@ -56,7 +56,7 @@ pub(super) struct ObjectEntry {
     pub(super) object: Option<(ObjectMeta, Bytes)>,
     /// True if neither an object nor a directory has this name.
     pub(super) is_name_absent: bool,
-    pub(super) checked: ValidatedAt,
+    pub(super) validated_at: ValidatedAt,
 }
 
 /// Key of the object cache.
@@ -81,8 +81,8 @@ pub(super) enum UncachedObject {
 
 /// Input for decoding a stored object.
 pub(super) enum DecodeSource {
-    /// Bytes from the cache, which accounts for their memory. They were current at the moment `checked`.
-    Cached { meta: ObjectMeta, bytes: Bytes, checked: u64 },
+    /// Bytes from the cache, which accounts for their memory. They were current at the moment `checked_at`.
+    Cached { meta: ObjectMeta, bytes: Bytes, checked_at: u64 },
     /// Bytes just read from the store. The permit covers them and is dropped separately, since a decoded block may
     /// share their buffer and outlive them by far.
     Read { meta: ObjectMeta, bytes: Bytes, permit: Permit },
@@ -116,14 +116,14 @@ pub(super) struct ObjectCache {
 }
 
 impl ObjectCache {
-    pub(super) fn new(settings: CacheSettings, transfer_bytes: u64, wait: Duration) -> Self {
+    pub(super) fn new(settings: CacheSettings, transfer_bytes: u64, max_wait: Duration) -> Self {
         let cache = weighted_cache(CACHE, settings, |key: &ObjectCacheKey, entry: &Arc<ObjectEntry>| {
             let bytes = entry.object.as_ref().map_or(0, |(_, bytes)| footprint::footprint_bytes(bytes.len()));
             let name = if let ObjectCacheKey::Stored(_, key) = key { key.as_str().len() } else { 0 };
             u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
         });
         let budget =
-            Budget::with_cache(metrics::BudgetLabel::Transfer, settings.max_weight_bytes(), transfer_bytes, wait);
+            Budget::with_cache(metrics::BudgetLabel::Transfer, settings.max_weight_bytes(), transfer_bytes, max_wait);
         let inline_bytes = inline_bytes(&budget, transfer_bytes);
         Self {
             cache,
@@ -136,8 +136,8 @@ impl ObjectCache {
     }
 
     /// Returns the same cache and budget with another longest wait for memory.
-    pub(super) fn with_wait(&self, wait: Duration) -> Self {
-        Self { budget: self.budget.with_wait(wait), ..self.clone() }
+    pub(super) fn with_max_wait(&self, max_wait: Duration) -> Self {
+        Self { budget: self.budget.with_max_wait(max_wait), ..self.clone() }
     }
 
     /// Returns the same cache and budget for another container.
@@ -145,48 +145,55 @@ impl ObjectCache {
         Self { budget: self.budget.for_container(), ..self.clone() }
     }
 
-    /// Returns the object at `key`, no staler than `access` accepts; `None` if there is none.
+    /// Returns the object at `key`, no staler than `freshness` accepts; `None` if there is none.
     pub(super) async fn get(
         &self,
         container: u32,
         store: &Arc<dyn Store>,
         key: &Key,
-        access: Freshness,
+        freshness: Freshness,
     ) -> Result<Option<StoredObject>, ReadError> {
-        let since = access.since(key);
+        let fresh_since = freshness.since(key);
         let entry_key = ObjectCacheKey::Stored(container, key.clone());
         // A load that another request started may be older than this request. Then the entry is revalidated.
         for _ in 0..ATTEMPTS {
             let Some(entry) = self.cache.get(&entry_key).await else {
-                access.ensure_may_block().await;
+                freshness.ensure_may_block().await;
                 self.lookups.count(LookupResult::Miss, 1);
                 match self.load(entry_key.clone(), key, store).await? {
-                    ObjectLoad::Large(large, opened) if opened >= since => return Ok(Some(StoredObject::Large(large))),
-                    ObjectLoad::Entry(entry) if entry.checked.is_fresh(since) => return Ok(entry.to_stored_object()),
+                    ObjectLoad::Large(large, checked_at) if checked_at >= fresh_since => {
+                        return Ok(Some(StoredObject::Large(large)));
+                    }
+                    ObjectLoad::Entry(entry) if entry.validated_at.is_fresh(fresh_since) => {
+                        return Ok(entry.to_stored_object());
+                    }
                     ObjectLoad::Large(..) | ObjectLoad::Entry(_) | ObjectLoad::Superseded => continue,
                 }
             };
-            if entry.checked.is_fresh(since) || self.revalidate_entry(&entry, &**store, key, access).await? {
+            if entry.validated_at.is_fresh(fresh_since)
+                || self.revalidate_entry(&entry, &**store, key, freshness).await?
+            {
                 self.lookups.count(
                     if entry.object.is_some() { LookupResult::Hit } else { LookupResult::Absent },
-                    access.lookup_weight(),
+                    freshness.lookup_weight(),
                 );
                 return Ok(entry.to_stored_object());
             }
-            access.ensure_may_block().await;
+            freshness.ensure_may_block().await;
             self.lookups.count(LookupResult::Stale, 1);
             invalidate_if_same(&self.cache, entry_key.clone(), &entry).await;
         }
         self.fetch(&**store, key).await
     }
 
-    /// Returns metadata of a cached object that is no staler than `since`; `Some(None)` for a known missing object.
-    pub(super) async fn peek(&self, container: u32, key: &Key, since: u64) -> Option<Option<ObjectMeta>> {
+    /// Returns metadata of a cached object that is no staler than `fresh_since`; `Some(None)` for a known missing
+    /// object.
+    pub(super) async fn peek(&self, container: u32, key: &Key, fresh_since: u64) -> Option<Option<ObjectMeta>> {
         let entry = self
             .cache
             .get(&ObjectCacheKey::Stored(container, key.clone()))
             .await
-            .filter(|entry| entry.checked.is_fresh(since))?;
+            .filter(|entry| entry.validated_at.is_fresh(fresh_since))?;
         Some(entry.object.as_ref().map(|(meta, _)| meta.clone()))
     }
 
@@ -197,25 +204,25 @@ impl ObjectCache {
         container: u32,
         store: &dyn Store,
         key: &Key,
-        since: u64,
+        fresh_since: u64,
     ) -> Result<DecodeSource, ReadError> {
         let cached = self.cache.get(&ObjectCacheKey::Stored(container, key.clone())).await;
         // A cached "missing" is not trusted here: the request that cached it did not check that a dataset exists.
-        if let Some(entry) = cached.filter(|entry| entry.checked.is_fresh(since))
+        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since))
             && let Some((meta, bytes)) = entry.object.clone()
         {
-            return Ok(DecodeSource::Cached { meta, bytes, checked: entry.checked.moment() });
+            return Ok(DecodeSource::Cached { meta, bytes, checked_at: entry.validated_at.nanoseconds() });
         }
-        let moment = freshness::now();
+        let checked_at = freshness::now();
         Ok(match self.fetch_once(store, key).await? {
             Some(FetchedObject::Whole(meta, bytes, permit)) => DecodeSource::Read { meta, bytes, permit },
             Some(FetchedObject::Large(large)) => DecodeSource::Open(large),
-            None => DecodeSource::Missing(moment),
+            None => DecodeSource::Missing(checked_at),
         })
     }
 
     /// Removes the entry at `key` if it says that there is no object.
-    pub(super) async fn forget_hole(&self, container: u32, key: &Key) {
+    pub(super) async fn forget_missing(&self, container: u32, key: &Key) {
         let key = ObjectCacheKey::Stored(container, key.clone());
         if self.cache.get(&key).await.is_some_and(|entry| entry.object.is_none()) {
             self.cache.invalidate(&key).await;
@@ -228,23 +235,23 @@ impl ObjectCache {
         entry: &ObjectEntry,
         store: &dyn Store,
         key: &Key,
-        access: Freshness,
+        freshness: Freshness,
     ) -> Result<bool, ReadError> {
         if entry.is_name_absent {
             // A directory is not an object either, and would pass for unchanged.
             return Ok(false);
         }
-        let moment = freshness::now();
-        if let Some(unchanged) = entry.checked.try_revalidate(store, key, entry.version(), moment) {
-            return Ok(unchanged);
+        let checked_at = freshness::now();
+        if let Some(is_unchanged) = entry.validated_at.try_revalidate(store, key, entry.version(), checked_at) {
+            return Ok(is_unchanged);
         }
-        access.ensure_may_block().await;
-        let unchanged = entry.version()
+        freshness.ensure_may_block().await;
+        let is_unchanged = entry.version()
             == instrument(StoreOperation::Head, store.backend(), store.head(key)).await?.map(|meta| meta.version);
-        if unchanged {
-            entry.checked.touch(moment);
+        if is_unchanged {
+            entry.validated_at.touch(checked_at);
         }
-        Ok(unchanged)
+        Ok(is_unchanged)
     }
 
     /// Takes a permit of the transfer budget, which covers the whole cache and the objects in flight.
@@ -254,8 +261,8 @@ impl ObjectCache {
 
     /// As [`Self::take`], for a response that has started.
     pub(super) async fn take_for_started(&self, bytes: u64) -> Result<Permit, ReadError> {
-        let share = self.budget.take_within(bytes, self.budget.started_wait());
-        acquire_with_eviction(&self.cache, &self.budget, bytes, share).await
+        let acquire = self.budget.take_within(bytes, self.budget.started_wait());
+        acquire_with_eviction(&self.cache, &self.budget, bytes, acquire).await
     }
 
     /// Returns the number of cached bytes, for the metrics page.
@@ -272,46 +279,46 @@ impl ObjectCache {
     ) -> Result<ObjectLoad, ReadError> {
         let (this, key, store) = (self.clone(), key.clone(), Arc::clone(store));
         let load = run_single_flight(&self.loading, entry_key.clone(), async move {
-            let checked = freshness::now();
+            let checked_at = freshness::now();
             let fetch = || async {
                 match this.fetch(&*store, &key).await {
                     Ok(Some(StoredObject::Large(large))) => {
-                        Err(UncachedObject::Large(large.hold_for_waiters(), checked))
+                        Err(UncachedObject::Large(large.retain_for_waiters(), checked_at))
                     }
                     Ok(Some(StoredObject::Whole(meta, bytes))) => Ok(Arc::new(ObjectEntry {
                         object: Some((meta, bytes)),
                         is_name_absent: false,
-                        checked: ValidatedAt::at(checked),
+                        validated_at: ValidatedAt::at(checked_at),
                     })),
                     Ok(None) => Ok(Arc::new(ObjectEntry {
                         object: None,
                         is_name_absent: false,
-                        checked: ValidatedAt::at(checked),
+                        validated_at: ValidatedAt::at(checked_at),
                     })),
                     Err(error) => Err(UncachedObject::Failed(error)),
                 }
             };
-            let loaded = loop {
+            let result = loop {
                 match this.cache.try_get_with(entry_key.clone(), fair_queue::lead(fetch())).await {
                     // The leader was a request that must not block. Try again.
                     Err(uncached) if matches!(*uncached, UncachedObject::WouldBlock) => {}
-                    loaded => break loaded,
+                    other => break other,
                 }
             };
             // Read the outcome now, while the retained object still exists.
-            let loaded = match loaded {
+            let result = match result {
                 Ok(entry) => Ok(ObjectLoad::Entry(entry)),
                 Err(uncached) => match &*uncached {
-                    UncachedObject::Large(large, opened) => {
-                        Ok(large.upgrade().map_or(ObjectLoad::Superseded, |large| ObjectLoad::Large(large, *opened)))
-                    }
+                    UncachedObject::Large(large, checked_at) => Ok(large
+                        .upgrade()
+                        .map_or(ObjectLoad::Superseded, |large| ObjectLoad::Large(large, *checked_at))),
                     UncachedObject::Failed(error) => Err(error.clone()),
                     UncachedObject::WouldBlock => Err(ReadError::Internal("a load ended without a result".to_owned())),
                 },
             };
             // Evicts surplus entries now, not only when the cache's own queue is full.
             this.cache.run_pending_tasks().await;
-            loaded
+            result
         });
         load.await?
     }

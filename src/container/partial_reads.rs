@@ -46,8 +46,8 @@ impl Container {
         let bytes = size.iter().fold(slice.width as u64, |bytes, n| bytes.saturating_mul(*n));
         // Includes a header, and padding at the end of the dataset.
         let full = grid.block_size().iter().fold(slice.width as u64, |bytes, n| bytes.saturating_mul(*n));
-        let most = full.min(bytes.saturating_mul(2)).saturating_add(RawLayout::max_header_bytes(region.rank()));
-        let is_too_large = most > self.resources.blocks.block_bytes;
+        let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(RawLayout::max_header_bytes(region.rank()));
+        let is_too_large = max_bytes > self.resources.blocks.block_bytes;
         if !is_too_large && !slice.uses_partial_reads && bytes <= MAX_WHOLE_BLOCK_BYTES {
             return false;
         }
@@ -59,19 +59,19 @@ impl Container {
     /// Reads and pastes those parts of the blocks at `positions` that hold samples of `region`.
     pub(super) async fn paste_parts(
         &self,
-        work: &Arc<GatherContext>,
+        context: &Arc<GatherContext>,
         region: &Region,
         positions: Vec<GridPosition>,
         stats: &mut ReadStats,
     ) -> Result<(), ReadError> {
         let blocks = stream::iter(positions).map(|position| async move {
-            let read = self.paste_block_parts(work, region, &position).await;
-            read.map(|(meta, moment, times)| (position, meta, moment, times))
+            let result = self.paste_block_parts(context, region, &position).await;
+            result.map(|(meta, checked_at, times)| (position, meta, checked_at, times))
         });
         let mut blocks = std::pin::pin!(blocks.buffer_unordered(CONCURRENT_BLOCKS));
-        while let Some((position, meta, moment, times)) = blocks.try_next().await? {
+        while let Some((position, meta, checked_at, times)) = blocks.try_next().await? {
             stats.count_load(times);
-            stats.count_stored(&position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), moment);
+            stats.count_stored(&position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked_at);
         }
         Ok(())
     }
@@ -79,37 +79,37 @@ impl Container {
     /// Reads and pastes the parts of one block. Returns its metadata and the moment before it was opened.
     async fn paste_block_parts(
         &self,
-        work: &Arc<GatherContext>,
+        context: &Arc<GatherContext>,
         region: &Region,
         position: &GridPosition,
     ) -> Result<(Option<ObjectMeta>, u64, LoadTimes), ReadError> {
         let mut times = LoadTimes::default();
-        let mut is_second_look = false;
+        let mut is_retry = false;
         loop {
-            let moment = freshness::now();
-            match self.paste_parts_once(work, region, position, &mut times).await {
-                Ok(meta) => return Ok((meta, moment, times)),
-                Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !is_second_look => {}
-                Err(ref error) if !is_second_look && error.may_be_torn() => {
+            let checked_at = freshness::now();
+            match self.paste_parts_once(context, region, position, &mut times).await {
+                Ok(meta) => return Ok((meta, checked_at, times)),
+                Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !is_retry => {}
+                Err(ref error) if !is_retry && error.may_be_torn() => {
                     tokio::time::sleep(super::block_cache::TORN_READ_RETRY_DELAY).await;
                 }
                 Err(error) => return Err(error),
             }
-            is_second_look = true;
+            is_retry = true;
         }
     }
 
     async fn paste_parts_once(
         &self,
-        work: &Arc<GatherContext>,
+        context: &Arc<GatherContext>,
         region: &Region,
         position: &GridPosition,
         times: &mut LoadTimes,
     ) -> Result<Option<ObjectMeta>, ReadError> {
-        let (store, dataset, attributes) = (&self.store, &work.dataset, &work.dataset.attributes);
+        let (store, dataset, attributes) = (&self.store, &context.dataset, &context.dataset.attributes);
         let key = dataset.block_key(position);
-        let (started, nothing) = (Instant::now(), InlineLimit::new(0));
-        let opening = Box::pin(instrument(StoreOperation::Get, store.backend(), store.get(&key, &nothing)));
+        let (started, inline_limit) = (Instant::now(), InlineLimit::new(0));
+        let opening = Box::pin(instrument(StoreOperation::Get, store.backend(), store.get(&key, &inline_limit)));
         let Some(Object { meta, data }) = self.wait_or_yield_on_store(dataset, opening).await? else { return Ok(None) };
         let head_bytes = RawLayout::max_header_bytes(attributes.rank()).min(meta.len);
         let head = match &data {
@@ -117,15 +117,15 @@ impl Container {
             ObjectData::Open(reader) => self.read_range(&key, reader, 0..head_bytes).await?.0,
         };
         times.store += started.elapsed();
-        let blame = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
-        let layout = RawLayout::new(&head, meta.len, attributes, position).map_err(blame)?;
+        let block_error = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
+        let layout = RawLayout::new(&head, meta.len, attributes, position).map_err(block_error)?;
         let Some(layout) = layout else { return Ok(Some(meta)) };
         let origin = attributes.grid().origin(position);
         let dimensions = attributes.dimensions();
-        let most_bytes = self.resources.blocks.block_bytes;
+        let max_bytes = self.resources.blocks.block_bytes;
         let width = attributes.data_type().size_bytes().unwrap_or(1);
-        let parts = RangeReads::new(region, &origin, &layout.size, dimensions, width, most_bytes);
-        work.canvas.clear(position);
+        let parts = RangeReads::new(region, &origin, &layout.size, dimensions, width, max_bytes);
+        context.canvas.clear(position);
         let reads = stream::iter(parts.into_iter().flatten()).map(|part: RangeRead| {
             let (key, data, layout, origin) = (&key, &data, &layout, &origin);
             async move {
@@ -139,19 +139,19 @@ impl Container {
                     ObjectData::InMemory(bytes) => {
                         let range =
                             usize::try_from(from).unwrap_or(usize::MAX)..usize::try_from(to).unwrap_or(usize::MAX);
-                        let is_there = range.start <= range.end && range.end <= bytes.len();
+                        let is_in_range = range.start <= range.end && range.end <= bytes.len();
                         let torn = || ReadError::Store(StoreError::Torn(key.clone()));
-                        (bytes.slice(if is_there { range } else { return Err(torn()) }), None)
+                        (bytes.slice(if is_in_range { range } else { return Err(torn()) }), None)
                     }
                 };
                 let elapsed = started.elapsed();
-                let (canvas, at) = (Arc::clone(work), origin.iter().zip(&part.offset));
-                let at = at.map(|(origin, offset)| origin.saturating_add(*offset)).collect();
+                let (job_context, offsets) = (Arc::clone(context), origin.iter().zip(&part.offset));
+                let part_origin = offsets.map(|(origin, offset)| origin.saturating_add(*offset)).collect();
                 let paste = move || {
-                    canvas.canvas.paste_part(&at, &part.size, &bytes, ElementByteOrder::BigEndian);
+                    job_context.canvas.paste_part(&part_origin, &part.size, &bytes, ElementByteOrder::BigEndian);
                     drop((bytes, permit));
                     // Before the job reports its end, so that the last holder has the canvas to itself.
-                    drop(canvas);
+                    drop(job_context);
                 };
                 self.resources.cpu.run(Priority::High, dataset.id, paste).await?;
                 Ok::<Duration, ReadError>(elapsed)
@@ -183,8 +183,8 @@ impl Container {
     async fn wait_or_yield_on_store<T>(
         &self,
         dataset: &Dataset,
-        wait: impl Future<Output = Result<T, StoreError>> + Unpin,
+        future: impl Future<Output = Result<T, StoreError>> + Unpin,
     ) -> Result<T, ReadError> {
-        Ok(backpressure::yield_if_contended(&*self.store, &self.resources.slice_budget, &dataset.key, wait).await??)
+        Ok(backpressure::yield_if_contended(&*self.store, &self.resources.slice_budget, &dataset.key, future).await??)
     }
 }

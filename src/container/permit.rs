@@ -37,8 +37,8 @@ impl Permit {
 
     /// Splits `bytes` off. Returns `None` if the permit is of another budget or smaller than that.
     pub(super) fn try_split(&mut self, label: metrics::BudgetLabel, bytes: u64) -> Option<Self> {
-        let enough = bytes_of(&self.share) >= bytes && self.label == label;
-        enough.then(|| self.split(bytes))
+        let is_enough = bytes_of(&self.share) >= bytes && self.label == label;
+        is_enough.then(|| self.split(bytes))
     }
 
     /// Merges two permits of the same budget.
@@ -49,13 +49,13 @@ impl Permit {
 
     /// Splits off `bytes`, or everything if the permit is smaller.
     pub(super) fn split(&mut self, bytes: u64) -> Self {
-        let wanted = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        self.split_units(wanted)
+        let unit_count = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
+        self.split_units(unit_count)
     }
 
     fn split_excess(&mut self, bytes: u64) -> Self {
-        let kept = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
-        self.split_units(self.share.units().saturating_sub(kept))
+        let units_to_keep = usize::try_from(units(bytes)).unwrap_or(usize::MAX);
+        self.split_units(self.share.units().saturating_sub(units_to_keep))
     }
 
     fn split_units(&mut self, count: usize) -> Self {

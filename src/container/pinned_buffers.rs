@@ -78,8 +78,8 @@ impl PinnedBuffers {
     }
 
     /// Changes the number of units and the quota of one client.
-    pub(super) fn resize(&self, units: usize, most: ClientQuota) {
-        self.client_shares.resize(0, units, most);
+    pub(super) fn resize(&self, units: usize, client_limit: ClientQuota) {
+        self.client_shares.resize(0, units, client_limit);
     }
 
     fn state(&self) -> MutexGuard<'_, PinnedState> {
@@ -103,7 +103,7 @@ impl PinnedBuffers {
     pub(super) fn reuse_charge(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
         let state = self.state();
         let buffer = state.buffers.get(&address(bytes))?;
-        let share = buffer.clients.iter().find(|(known, _)| *known == client)?.1.upgrade()?;
+        let share = buffer.clients.iter().find(|(other, _)| *other == client)?.1.upgrade()?;
         drop(state);
         // A part of another length may start at the same address: it is the same memory.
         Some(self.charged_bytes(bytes.clone(), share))
@@ -113,11 +113,11 @@ impl PinnedBuffers {
     pub(super) fn pin(&self, client: ClientId, bytes: Bytes, share: FairPermit) -> Bytes {
         let share = Arc::new(share);
         let mut state = self.state();
-        let PinnedState { buffers, bytes: all } = &mut *state;
+        let PinnedState { buffers, bytes: total_bytes } = &mut *state;
         let buffer = buffers.entry(address(&bytes)).or_default();
         if buffer.clients.is_empty() {
             buffer.bytes = bytes.len() as u64;
-            *all = all.saturating_add(buffer.bytes);
+            *total_bytes = total_bytes.saturating_add(buffer.bytes);
             self.client_shares.occupy(units_of(bytes.len()));
         }
         buffer.clients.push((client, Arc::downgrade(&share)));
@@ -136,8 +136,8 @@ impl Budget {
     /// `None` if the client does not read what it requested before. The caller must then wait for a
     /// [permit](Self::acquire_send_permit) without holding `bytes`.
     pub(super) fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
-        if let Some(sent) = self.pinned.reuse_charge(client, bytes) {
-            return Some(sent);
+        if let Some(charged) = self.pinned.reuse_charge(client, bytes) {
+            return Some(charged);
         }
         let share = self.pinned.client_shares.try_charge((client, SHORT_FLOW), units_of(bytes.len()))?;
         Some(self.pinned.pin(client, bytes.clone(), share))
@@ -152,23 +152,23 @@ impl Budget {
         let client = ClientId::current();
         // Not counted among the waiters for memory, since it needs none.
         let _waiting = metrics::QueueWaitTimer::begin(metrics::QueueLabel::for_budget(self.label));
-        let since = Instant::now();
+        let started = Instant::now();
         let mut share = pin!(self.pinned.client_shares.charge((client, SHORT_FLOW), units_of(len)));
         let share = loop {
-            let before = self.pinned.client_shares.service_received((client, SHORT_FLOW));
-            let waited = tokio::time::timeout(self.wait, share.as_mut()).await;
+            let service_before = self.pinned.client_shares.service_received((client, SHORT_FLOW));
+            let result = tokio::time::timeout(self.max_wait, share.as_mut()).await;
             // Earlier responses to the client were charged meanwhile: it is slow, but reads them.
-            if waited.is_ok() || self.pinned.client_shares.service_received((client, SHORT_FLOW)) <= before {
-                break waited;
+            if result.is_ok() || self.pinned.client_shares.service_received((client, SHORT_FLOW)) <= service_before {
+                break result;
             }
         };
-        trace::record("wait", self.label.name(), since.elapsed());
-        Ok(SendPermit { client, share: share.map_err(|_elapsed| self.timed_out(self.wait))? })
+        trace::record("wait", self.label.name(), started.elapsed());
+        Ok(SendPermit { client, share: share.map_err(|_elapsed| self.timed_out(self.max_wait))? })
     }
 
     /// As [`Self::charge_to_client`], with a permit that was acquired before.
-    pub(super) fn charge_with_permit(&self, turn: SendPermit, bytes: Bytes) -> Bytes {
-        self.pinned.pin(turn.client, bytes, turn.share)
+    pub(super) fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
+        self.pinned.pin(permit.client, bytes, permit.share)
     }
 }
 
@@ -190,11 +190,11 @@ impl Drop for ChargedBytes {
         let last = Arc::into_inner(share);
         let mut unpinned = 0;
         if last.is_some() {
-            let PinnedState { buffers, bytes: all } = &mut *state;
+            let PinnedState { buffers, bytes: total_bytes } = &mut *state;
             if let Some(buffer) = buffers.get_mut(&address(&self.bytes)) {
                 buffer.clients.retain(|(_, share)| share.strong_count() > 0);
                 if buffer.clients.is_empty() {
-                    *all = all.saturating_sub(buffer.bytes);
+                    *total_bytes = total_bytes.saturating_sub(buffer.bytes);
                     unpinned = buffer.bytes;
                     buffers.remove(&address(&self.bytes));
                 }
@@ -216,49 +216,49 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_buffer_counts_once_for_each_client_as_long_as_it_is_sent_to_it() {
+    fn a_buffer_counts_once_per_client_while_it_is_sent() {
         let shares = FairSemaphore::new(100, ClientQuota { alone: 50, among_others: 50 }, CostBasis::Units);
         let (pinned, bytes) = (PinnedBuffers::new(shares.clone()), Bytes::from(vec![3; 1000]));
-        let [one, two] = [1, 2].map(ClientId::new);
-        let count = |client| shares.try_charge((client, 0), 30);
-        assert!(pinned.reuse_charge(one, &bytes).is_none());
-        let first = pinned.pin(one, bytes.clone(), count(one).unwrap());
+        let [client_a, client_b] = [1, 2].map(ClientId::new);
+        let charge = |client| shares.try_charge((client, 0), 30);
+        assert!(pinned.reuse_charge(client_a, &bytes).is_none());
+        let first = pinned.pin(client_a, bytes.clone(), charge(client_a).unwrap());
         assert_eq!(first.as_ptr(), bytes.as_ptr());
-        let second = pinned.reuse_charge(one, &bytes).unwrap();
-        assert!(pinned.reuse_charge(two, &bytes).is_none());
-        let other = pinned.pin(two, bytes.clone(), count(two).unwrap());
+        let second = pinned.reuse_charge(client_a, &bytes).unwrap();
+        assert!(pinned.reuse_charge(client_b, &bytes).is_none());
+        let other = pinned.pin(client_b, bytes.clone(), charge(client_b).unwrap());
         assert_eq!(pinned.bytes(), 1000);
-        assert!(count(one).is_none() && count(two).is_none());
+        assert!(charge(client_a).is_none() && charge(client_b).is_none());
         drop(first);
-        assert!(count(one).is_none() && pinned.reuse_charge(one, &bytes).is_some());
+        assert!(charge(client_a).is_none() && pinned.reuse_charge(client_a, &bytes).is_some());
         drop(second);
-        assert!(count(one).is_some() && pinned.reuse_charge(one, &bytes).is_none());
+        assert!(charge(client_a).is_some() && pinned.reuse_charge(client_a, &bytes).is_none());
         assert_eq!(pinned.bytes(), 1000);
         drop(other);
         assert!(pinned.bytes() == 0 && pinned.state().buffers.is_empty());
     }
 
     #[test]
-    fn clients_that_take_nothing_leave_some_of_the_memory_to_others() {
+    fn clients_that_read_nothing_leave_memory_to_others() {
         let budget = Budget::new(metrics::BudgetLabel::Transfer, 256 << 10, Duration::ZERO);
-        let mut held = Vec::new();
+        let mut charged = Vec::new();
         for _ in 0..256 {
-            held.extend(
+            charged.extend(
                 (1..=3).filter_map(|client| {
                     budget.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
                 }),
             );
         }
         // Three eighths for each client would exceed the budget.
-        let left = budget.capacity_bytes() - budget.pinned.bytes();
-        assert!((64 << 10..128 << 10).contains(&left), "{left}");
+        let free_bytes = budget.capacity_bytes() - budget.pinned.bytes();
+        assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
         assert!(budget.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
         // Bytes that are sent to several clients count once.
         let (shared, before) = (Bytes::from(vec![0; 8 << 10]), budget.pinned.bytes());
         let sent: Vec<_> =
             (5..105).map(|client| budget.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
         assert_eq!(budget.pinned.bytes() - before, 8 << 10);
-        drop((held, sent));
+        drop((charged, sent));
         assert!(
             budget.pinned.bytes() == 0
                 && budget.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
@@ -266,14 +266,14 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_turn_is_waited_for_as_long_as_the_client_takes_others() {
+    async fn the_wait_for_a_send_permit_lasts_as_long_as_the_client_reads_others() {
         let budget = Budget::new(metrics::BudgetLabel::Transfer, 64 << 10, Duration::from_secs(2));
         let client = ClientId::new(1);
         let bytes = |n: usize| Bytes::from(vec![0; n << 10]);
-        let held = budget.charge_to_client(client, &bytes(24)).unwrap();
+        let charged = budget.charge_to_client(client, &bytes(24)).unwrap();
         // Served one after the other. Each holds its charge for so long that the last one waits longer than the
         // budget's `wait`.
-        let asked: Vec<_> = (0..4)
+        let tasks: Vec<_> = (0..4)
             .map(|_| {
                 let budget = budget.clone();
                 tokio::spawn(client.scope(async move {
@@ -288,15 +288,15 @@ mod tests {
             })
             .collect();
         tokio::time::sleep(Duration::from_millis(800)).await;
-        drop(held);
-        for asked in asked {
-            asked.await.unwrap().unwrap();
+        drop(charged);
+        for task in tasks {
+            task.await.unwrap().unwrap();
         }
         let _held = budget.charge_to_client(client, &bytes(24)).unwrap();
-        let begun = Instant::now();
+        let started = Instant::now();
         assert!(
             client.scope(budget.acquire_send_permit(24 << 10)).await.is_err()
-                && begun.elapsed() < Duration::from_secs(20)
+                && started.elapsed() < Duration::from_secs(20)
         );
     }
 }

@@ -41,18 +41,23 @@ pub struct ReadStats {
 }
 
 impl ReadStats {
-    pub(super) fn count_block(&mut self, position: &GridPosition, loaded: &BlockEntry) {
-        let stored = loaded.stored.as_ref().map(|(etag, version)| (&**etag, *version));
-        self.count_stored(position, stored, loaded.checked_at());
+    pub(super) fn count_block(&mut self, position: &GridPosition, entry: &BlockEntry) {
+        let etag_and_version = entry.etag_and_version.as_ref().map(|(etag, version)| (&**etag, *version));
+        self.count_stored(position, etag_and_version, entry.checked_at());
     }
 
-    /// Counts a block by its entity tag and version, or a hole, as compared with the store at `moment`.
-    pub(super) fn count_stored(&mut self, position: &GridPosition, stored: Option<(&str, u64)>, moment: u64) {
-        match stored {
+    /// Counts a block by its entity tag and version, or a hole, as compared with the store at `checked_at`.
+    pub(super) fn count_stored(
+        &mut self,
+        position: &GridPosition,
+        etag_and_version: Option<(&str, u64)>,
+        checked_at: u64,
+    ) {
+        match etag_and_version {
             Some((etag, version)) => self.fingerprint.add(position, etag, version),
             None => self.missing += 1,
         }
-        self.oldest_check = Some(self.oldest_check.map_or(moment, |earlier| earlier.min(moment)));
+        self.oldest_check = Some(self.oldest_check.map_or(checked_at, |earlier| earlier.min(checked_at)));
     }
 
     /// Adds the counters of other blocks.
@@ -116,7 +121,7 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn fingerprint(&self, access: Freshness, slice: &PlannedSlice) -> Result<Fingerprint, ReadError> {
+    pub async fn fingerprint(&self, freshness: Freshness, slice: &PlannedSlice) -> Result<Fingerprint, ReadError> {
         let mut sum = Fingerprint::default();
         let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
         loop {
@@ -126,19 +131,19 @@ impl Container {
             }
             let (store, dataset, is_small) =
                 (Arc::clone(&self.store), Arc::clone(&slice.dataset), batch.len() <= MAX_NONBLOCKING_CHECKS);
-            let look = move || FingerprintProbe::probe(&*store, &dataset, batch);
+            let probe = move || FingerprintProbe::probe(&*store, &dataset, batch);
             // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
-            let looked = if is_small {
-                look()
+            let probed = if is_small {
+                probe()
             } else {
-                self.resources.cpu().run(Priority::Low, slice.dataset_id(), look).await?
+                self.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
             };
-            sum.merge(&looked.known);
-            if looked.unknown.is_empty() {
+            sum.merge(&probed.known);
+            if probed.unknown.is_empty() {
                 continue;
             }
-            access.ensure_may_block().await;
-            let (positions, keys): (Vec<_>, Vec<_>) = looked.unknown.into_iter().unzip();
+            freshness.ensure_may_block().await;
+            let (positions, keys): (Vec<_>, Vec<_>) = probed.unknown.into_iter().unzip();
             let metas = instrument(StoreOperation::Head, self.store.backend(), self.store.head_many(keys)).await?;
             for (position, meta) in positions.iter().zip(metas) {
                 if let Some(meta) = meta {
@@ -157,18 +162,18 @@ struct FingerprintProbe {
 
 impl FingerprintProbe {
     fn probe(store: &dyn Store, dataset: &Dataset, positions: Vec<GridPosition>) -> Self {
-        let mut looked = Self { known: Fingerprint::default(), unknown: Vec::new() };
+        let mut probe = Self { known: Fingerprint::default(), unknown: Vec::new() };
         for position in positions {
             let key = dataset.block_key(&position);
             match store.cached_stat(&key) {
-                CachedStat::Object(facts) => {
-                    let meta = ObjectMeta::from(facts);
-                    looked.known.add(&position, &meta.etag, meta.version);
+                CachedStat::Object(raw_meta) => {
+                    let meta = ObjectMeta::from(raw_meta);
+                    probe.known.add(&position, &meta.etag, meta.version);
                 }
                 CachedStat::Missing | CachedStat::NotAnObject => {}
-                CachedStat::Unknown => looked.unknown.push((position, key)),
+                CachedStat::Unknown => probe.unknown.push((position, key)),
             }
         }
-        looked
+        probe
     }
 }

@@ -16,17 +16,17 @@ impl Resources {
     /// Other caches start empty. Old and new resources can be used at the same time once the new ones' budgets are
     /// [applied](Self::apply_budgets).
     pub fn reconfigured(&self, settings: Settings) -> Arc<Self> {
-        let (kept, wait) = (RetainedParts::of(&self.settings, &settings), settings.budget_wait);
-        let cpu = if kept.cpu { self.cpu.clone() } else { CpuPool::new(settings.cores) };
-        let fresh = Self::with_cpu(cpu.clone(), settings.clone());
-        let of = |is_kept| if is_kept { self } else { &*fresh };
-        let mut objects = of(kept.objects).objects.with_wait(wait);
-        objects.budget = self.objects.budget.with_size_of(&fresh.objects.budget);
-        let mut blocks = of(kept.blocks).blocks.with_wait(wait, &objects, &cpu);
-        blocks.budget = self.blocks.budget.with_size_of(&fresh.blocks.budget);
+        let (retained, max_wait) = (RetainedParts::compare(&self.settings, &settings), settings.budget_wait);
+        let cpu = if retained.cpu { self.cpu.clone() } else { CpuPool::new(settings.cores) };
+        let replacement = Self::with_cpu(cpu.clone(), settings.clone());
+        let choose = |is_kept| if is_kept { self } else { &*replacement };
+        let mut objects = choose(retained.objects).objects.with_max_wait(max_wait);
+        objects.budget = self.objects.budget.with_size_of(&replacement.objects.budget);
+        let mut blocks = choose(retained.blocks).blocks.with_max_wait(max_wait, &objects, &cpu);
+        blocks.budget = self.blocks.budget.with_size_of(&replacement.blocks.budget);
         Arc::new(Self {
-            slice_budget: self.slice_budget.with_size_of(&fresh.slice_budget),
-            datasets: self.datasets.with_wait(wait),
+            slice_budget: self.slice_budget.with_size_of(&replacement.slice_budget),
+            datasets: self.datasets.with_max_wait(max_wait),
             next_container_id: Arc::clone(&self.next_container_id),
             blocks,
             objects,
@@ -45,11 +45,11 @@ impl Resources {
     /// Frees cached entries that resources for `settings` have not taken over. Must be called repeatedly until nothing
     /// uses these resources any more, since their remaining users may cache more.
     pub async fn drain_caches(&self, settings: &Settings) {
-        let kept = RetainedParts::of(&self.settings, settings);
-        if !kept.objects {
+        let retained = RetainedParts::compare(&self.settings, settings);
+        if !retained.objects {
             drain(&self.objects.cache).await;
         }
-        if !kept.blocks {
+        if !retained.blocks {
             drain(&self.blocks.cache).await;
         }
     }
@@ -80,7 +80,7 @@ struct RetainedParts {
 }
 
 impl RetainedParts {
-    fn of(old: &Settings, new: &Settings) -> Self {
+    fn compare(old: &Settings, new: &Settings) -> Self {
         let stored = |settings: &Settings| (settings.stored_cache, settings.transfer_budget, settings.use_tiny_lfu);
         let decoded = |settings: &Settings| (settings.decoded_cache, settings.decode_budget);
         let objects = stored(old) == stored(new);
@@ -125,25 +125,25 @@ mod tests {
     }
 
     #[test]
-    fn only_what_has_other_bounds_begins_anew() {
-        let kept = |change: &dyn Fn(&mut Settings)| {
+    fn only_parts_with_changed_settings_are_replaced() {
+        let retained = |change: &dyn Fn(&mut Settings)| {
             let mut new = settings();
             change(&mut new);
-            let RetainedParts { objects, blocks, cpu } = RetainedParts::of(&settings(), &new);
+            let RetainedParts { objects, blocks, cpu } = RetainedParts::compare(&settings(), &new);
             [objects, blocks, cpu]
         };
-        assert_eq!(kept(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
-        assert_eq!(kept(&|new| new.recheck_data = RevalidationPolicy::Never), [true; 3]);
-        assert_eq!(kept(&|new| new.slice_budget *= 2), [true, true, true]);
-        assert_eq!(kept(&|new| new.decoded_cache *= 2), [true, false, true]);
-        assert_eq!(kept(&|new| new.stored_cache *= 2), [false, false, true]);
+        assert_eq!(retained(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
+        assert_eq!(retained(&|new| new.recheck_data = RevalidationPolicy::Never), [true; 3]);
+        assert_eq!(retained(&|new| new.slice_budget *= 2), [true, true, true]);
+        assert_eq!(retained(&|new| new.decoded_cache *= 2), [true, false, true]);
+        assert_eq!(retained(&|new| new.stored_cache *= 2), [false, false, true]);
     }
 
     #[tokio::test]
-    async fn what_was_lent_before_counts_in_the_new_budget() {
+    async fn permits_taken_before_count_in_the_new_budget() {
         const MIB: u64 = 1 << 20;
         let old = Resources::new(settings());
-        let held = old.slice_budget.take(MIB).await.unwrap();
+        let permit = old.slice_budget.take(MIB).await.unwrap();
         let larger = old.reconfigured(Settings { slice_budget: 2 * MIB, ..settings() });
         assert_eq!(old.slice_budget.free_bytes(), 0, "budget sizes change only when they are applied");
         larger.apply_budgets();
@@ -151,17 +151,17 @@ mod tests {
         let smaller = larger.reconfigured(Settings { slice_budget: MIB / 2, ..settings() });
         smaller.apply_budgets();
         assert!(smaller.slice_budget.try_take(1).is_none());
-        drop(held);
+        drop(permit);
         assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
         // A permit of a request that started earlier and was planned with a larger budget.
-        let held = larger.slice_budget.take(2 * MIB).await.unwrap();
+        let permit = larger.slice_budget.take(2 * MIB).await.unwrap();
         assert!(smaller.slice_budget.try_take(1).is_none());
-        drop(held);
+        drop(permit);
         assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
     }
 
     #[tokio::test]
-    async fn caches_that_are_replaced_make_room_for_the_new_ones() {
+    async fn replaced_caches_free_memory_for_the_new_ones() {
         let old = Resources::new(settings());
         let permit = old.blocks.budget.take(1 << 20).await.unwrap().into_cache_owned();
         let new = old.reconfigured(Settings { decoded_cache: 2 << 20, ..settings() });
@@ -172,12 +172,12 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn shares_of_a_budget_that_is_kept_are_of_the_same_memory() {
+    async fn permits_of_a_retained_budget_come_from_the_same_memory() {
         let old = Resources::new(settings());
         let new = old.reconfigured(Settings { budget_wait: Duration::ZERO, ..settings() });
-        let held = old.slice_budget.take(1 << 20).await.unwrap();
+        let permit = old.slice_budget.take(1 << 20).await.unwrap();
         assert!(new.slice_budget.take(1 << 20).await.is_err());
-        drop(held);
+        drop(permit);
         assert!(new.slice_budget.take(1 << 20).await.is_ok());
         let larger = old.reconfigured(Settings { slice_budget: 2 << 20, ..settings() });
         larger.apply_budgets();

@@ -37,20 +37,20 @@ enum DependencyKind {
 }
 
 impl Dependency {
-    pub(super) fn entry(key: &Key, entry: &Arc<ObjectEntry>, moment: u64) -> Self {
-        Self { kind: DependencyKind::CachedObject(key.clone(), Arc::downgrade(entry)), last_lookup: moment }
+    pub(super) fn entry(key: &Key, entry: &Arc<ObjectEntry>, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::CachedObject(key.clone(), Arc::downgrade(entry)), last_lookup }
     }
 
-    pub(super) fn stored_version(key: &Key, facts: RawObjectMeta, moment: u64) -> Self {
-        Self { kind: DependencyKind::StoredVersion(key.clone(), facts.version), last_lookup: moment }
+    pub(super) fn stored_version(key: &Key, raw_meta: RawObjectMeta, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::StoredVersion(key.clone(), raw_meta.version), last_lookup }
     }
 
-    pub(super) fn missing(key: &Key, moment: u64) -> Self {
-        Self { kind: DependencyKind::Missing(key.clone()), last_lookup: moment }
+    pub(super) fn missing(key: &Key, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::Missing(key.clone()), last_lookup }
     }
 
-    pub(super) fn derived(id: u128, entry: &Arc<ObjectEntry>, moment: u64) -> Self {
-        Self { kind: DependencyKind::Derived(id, Arc::downgrade(entry)), last_lookup: moment }
+    pub(super) fn derived(id: u128, entry: &Arc<ObjectEntry>, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::Derived(id, Arc::downgrade(entry)), last_lookup }
     }
 }
 
@@ -65,17 +65,17 @@ pub struct CachedAnswer {
 
 impl Container {
     /// Revalidates a cached answer and returns its bytes. Returns `None` if that would block, if a dependency has
-    /// changed, or if one is staler than `access` accepts; the answer must then be looked up anew. Without
+    /// changed, or if one is staler than `freshness` accepts; the answer must then be looked up anew. Without
     /// `with_bytes`, the content of the returned bytes is unspecified.
-    pub fn revalidate(&self, access: Freshness, trail: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
-        let (last, others) = trail.dependencies.split_last_mut()?;
-        let again = |found, with_bytes| {
-            self.resources.objects.revalidate_dependency(self.id, &*self.store, found, access, with_bytes)
+    pub fn revalidate(&self, freshness: Freshness, answer: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
+        let (last, others) = answer.dependencies.split_last_mut()?;
+        let revalidate = |dependency, with_bytes| {
+            self.resources.objects.revalidate_dependency(self.id, &*self.store, dependency, freshness, with_bytes)
         };
         // The dataset is checked after its block: a missing block is a hole only if its dataset exists.
-        let bytes = again(last, with_bytes)?;
-        for found in others {
-            again(found, false)?;
+        let bytes = revalidate(last, with_bytes)?;
+        for dependency in others {
+            revalidate(dependency, false)?;
         }
         match last.kind {
             DependencyKind::CachedObject(..) | DependencyKind::Derived(..) => self.count_lookup(LookupResult::Hit),
@@ -83,7 +83,7 @@ impl Container {
             DependencyKind::StoredVersion(..) => {}
         }
         if with_bytes {
-            (trail.range.end <= bytes.len()).then(|| bytes.slice(trail.range.clone()))
+            (answer.range.end <= bytes.len()).then(|| bytes.slice(answer.range.clone()))
         } else {
             Some(bytes)
         }
@@ -95,10 +95,10 @@ impl Container {
     }
 
     /// Returns the dependency on the object at `key` if the cache holds this version of it.
-    pub fn cached_dependency(&self, access: Freshness, key: &Key, version: u64) -> Option<Dependency> {
-        let name = ObjectCacheKey::Stored(self.id, key.clone());
-        let entry = self.resources.objects.cache.get(&name).now_or_never().flatten()?;
-        (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, access.request_start))
+    pub fn cached_dependency(&self, freshness: Freshness, key: &Key, version: u64) -> Option<Dependency> {
+        let cache_key = ObjectCacheKey::Stored(self.id, key.clone());
+        let entry = self.resources.objects.cache.get(&cache_key).now_or_never().flatten()?;
+        (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, freshness.request_start))
     }
 
     /// Returns true if the store can answer without blocking.
@@ -108,11 +108,11 @@ impl Container {
 
     /// Returns the store's metadata of the object at `key` and the dependency on its version, if the store knows them
     /// without blocking.
-    pub fn stored_dependency(&self, access: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
+    pub fn stored_dependency(&self, freshness: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
         match self.store.cached_stat(key) {
             _ if !self.is_visible(key) => None,
-            CachedStat::Object(facts) => {
-                Some((facts.into(), Dependency::stored_version(key, facts, access.request_start)))
+            CachedStat::Object(raw_meta) => {
+                Some((raw_meta.into(), Dependency::stored_version(key, raw_meta, freshness.request_start)))
             }
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => None,
         }
@@ -120,39 +120,39 @@ impl Container {
 }
 
 impl ObjectCache {
-    /// Returns the bytes of a dependency if it is unchanged and no staler than `access` accepts. A stored version has
-    /// no bytes: the result is empty, or `None` with `with_bytes`.
+    /// Returns the bytes of a dependency if it is unchanged and no staler than `freshness` accepts. A stored version
+    /// has no bytes: the result is empty, or `None` with `with_bytes`.
     fn revalidate_dependency(
         &self,
         container: u32,
         store: &dyn Store,
-        found: &mut Dependency,
-        access: Freshness,
+        dependency: &mut Dependency,
+        freshness: Freshness,
         with_bytes: bool,
     ) -> Option<Bytes> {
-        let moment = access.request_start;
+        let request_start = freshness.request_start;
         // From time to time the cache must register the use of the entry, and the whole path must be checked.
-        if found.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < moment {
-            self.revalidate_by_key(container, store, found, moment)?;
+        if dependency.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < request_start {
+            self.revalidate_by_key(container, store, dependency, request_start)?;
         }
-        Some(match &found.kind {
+        Some(match &dependency.kind {
             DependencyKind::CachedObject(key, entry) => {
                 let entry = entry.upgrade()?;
-                let is_good = entry.checked.is_fresh(access.since(key))
-                    || entry.checked.try_revalidate(store, key, entry.version(), moment) == Some(true);
-                let (_, bytes) = entry.object.as_ref().filter(|_| is_good)?;
+                let is_valid = entry.validated_at.is_fresh(freshness.since(key))
+                    || entry.validated_at.try_revalidate(store, key, entry.version(), request_start) == Some(true);
+                let (_, bytes) = entry.object.as_ref().filter(|_| is_valid)?;
                 bytes.clone()
             }
             DependencyKind::StoredVersion(key, version) => {
-                let is_fresh = found.last_lookup >= access.since(key);
-                let is_good = !with_bytes
+                let is_fresh = dependency.last_lookup >= freshness.since(key);
+                let is_valid = !with_bytes
                     && (is_fresh || store.page_cache().is_some_and(|cache| cache.is_unchanged(key, *version)));
-                is_good.then(Bytes::new)?
+                is_valid.then(Bytes::new)?
             }
             DependencyKind::Derived(_, entry) => entry.upgrade()?.object.as_ref()?.1.clone(),
             DependencyKind::Missing(key) => {
-                if found.last_lookup < access.since(key) {
-                    is_missing(store, key).then(|| found.last_lookup = moment)?;
+                if dependency.last_lookup < freshness.since(key) {
+                    is_missing(store, key).then(|| dependency.last_lookup = request_start)?;
                 }
                 Bytes::new()
             }
@@ -160,23 +160,29 @@ impl ObjectCache {
     }
 
     /// Looks up the dependency by its key. Returns `None` if that would block or finds something else.
-    fn revalidate_by_key(&self, container: u32, store: &dyn Store, found: &mut Dependency, moment: u64) -> Option<()> {
+    fn revalidate_by_key(
+        &self,
+        container: u32,
+        store: &dyn Store,
+        dependency: &mut Dependency,
+        request_start: u64,
+    ) -> Option<()> {
         let is_cached = |key, entry: &Weak<ObjectEntry>| {
             let cached = self.cache.get(&key).now_or_never().flatten();
             cached.is_some_and(|cached| std::ptr::eq(entry.as_ptr(), Arc::as_ptr(&cached)))
         };
-        let is_same = match &found.kind {
+        let is_same = match &dependency.kind {
             DependencyKind::CachedObject(key, entry) => {
                 is_cached(ObjectCacheKey::Stored(container, key.clone()), entry)
             }
             DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
             DependencyKind::StoredVersion(key, version) => match store.cached_stat(key) {
-                CachedStat::Object(facts) => facts.version == *version,
+                CachedStat::Object(raw_meta) => raw_meta.version == *version,
                 CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => false,
             },
             DependencyKind::Missing(key) => is_missing(store, key),
         };
-        is_same.then(|| found.last_lookup = moment)
+        is_same.then(|| dependency.last_lookup = request_start)
     }
 }
 

@@ -64,7 +64,7 @@ pub struct SampleStatistics {
     /// Number of elements of the sample that are not stored and therefore zero.
     pub elements_missing: u64,
     /// True if the statistics cover every element of the dataset.
-    pub exact: bool,
+    pub is_exact: bool,
 }
 
 impl Container {
@@ -81,12 +81,13 @@ impl Container {
         let sizes = attributes.block_size().iter().zip(attributes.dimensions());
         let block_elements = product(&mut sizes.map(|(block, size)| (*block).min(*size))).max(1);
         let all_elements = product(&mut attributes.dimensions().iter().copied());
-        let whole = blocks_total <= MAX_EXHAUSTIVE_BLOCKS as u128 && all_elements <= self.max_elements(dataset, true);
-        let most = MAX_SAMPLED_BYTES / attributes.data_type().size_bytes().unwrap_or(1).max(1) as u64;
-        let wanted = if whole {
+        let is_exhaustive =
+            blocks_total <= MAX_EXHAUSTIVE_BLOCKS as u128 && all_elements <= self.max_elements(dataset, true);
+        let max_elements = MAX_SAMPLED_BYTES / attributes.data_type().size_bytes().unwrap_or(1).max(1) as u64;
+        let wanted_blocks = if is_exhaustive {
             MAX_EXHAUSTIVE_BLOCKS
         } else {
-            usize::try_from(most / block_elements).unwrap_or(MAX_SAMPLED_BLOCKS).clamp(1, MAX_SAMPLED_BLOCKS)
+            usize::try_from(max_elements / block_elements).unwrap_or(MAX_SAMPLED_BLOCKS).clamp(1, MAX_SAMPLED_BLOCKS)
         };
         let mut sample = SamplePlan {
             dataset: Arc::clone(dataset),
@@ -94,12 +95,12 @@ impl Container {
             blocks_total,
             blocks_missing: 0,
             elements_missing: 0,
-            covers_dataset: whole,
+            covers_dataset: is_exhaustive,
             fingerprint: Fingerprint::default(),
         };
         let mut candidates = grid.spread_positions().take(MAX_PROBED_BLOCKS);
-        while sample.positions.len() < wanted {
-            let batch: Vec<GridPosition> = candidates.by_ref().take(wanted - sample.positions.len()).collect();
+        while sample.positions.len() < wanted_blocks {
+            let batch: Vec<GridPosition> = candidates.by_ref().take(wanted_blocks - sample.positions.len()).collect();
             if batch.is_empty() {
                 break;
             }
@@ -128,7 +129,7 @@ impl Container {
     /// [`ReadError`] when the store fails or memory is short, or the error of a block when all blocks are damaged.
     pub async fn sample_statistics(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         sample: SamplePlan,
         bins: usize,
         percentages: Vec<f64>,
@@ -144,32 +145,33 @@ impl Container {
         } else {
             self.max_elements(dataset, sample.covers_dataset)
         };
-        let undecoded = || ReadError::Internal(format!("data type {data_type} cannot be decoded"));
-        let bytes = StatisticsAccumulator::memory_bytes(data_type, elements.min(limit)).ok_or_else(undecoded)?;
-        let left = self.resources.slice_budget.capacity_bytes().saturating_sub(bytes);
-        let loading_bytes = load_overhead_bytes(sample.positions.len() as u128).min(left);
+        let not_decodable = || ReadError::Internal(format!("data type {data_type} cannot be decoded"));
+        let bytes = StatisticsAccumulator::memory_bytes(data_type, elements.min(limit)).ok_or_else(not_decodable)?;
+        let available_bytes = self.resources.slice_budget.capacity_bytes().saturating_sub(bytes);
+        let loading_bytes = load_overhead_bytes(sample.positions.len() as u128).min(available_bytes);
         let memory = self.reserve_memory(bytes.saturating_add(loading_bytes)).await?;
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
-        let accumulator = StatisticsAccumulator::new(data_type, elements, limit).ok_or_else(undecoded)?;
-        let takes_all = accumulator.is_exhaustive();
-        let mut work = StatisticsRun { accumulator, memory, pushed_elements: 0 };
-        let (mut read, mut unreadable, mut first_error) = (0, 0, None);
+        let accumulator = StatisticsAccumulator::new(data_type, elements, limit).ok_or_else(not_decodable)?;
+        let is_exhaustive = accumulator.is_exhaustive();
+        let mut run = StatisticsRun { accumulator, memory, pushed_elements: 0 };
+        let (mut blocks_read, mut blocks_unreadable, mut first_error) = (0, 0, None);
         let blocks = &self.resources.blocks;
-        let mut waiting = sample.positions.iter();
+        let mut pending = sample.positions.iter();
         let mut loads = FuturesUnordered::new();
         loop {
             while loads.len() < MAX_CONCURRENT_LOADS
-                && let Some(position) = waiting.next()
+                && let Some(position) = pending.next()
             {
                 let load = async move {
-                    let at = std::slice::from_ref(position);
-                    let cached = blocks.cached(&*self.store, dataset, at, access.data_since).await?.pop().flatten();
+                    let positions = std::slice::from_ref(position);
+                    let cached =
+                        blocks.cached(&*self.store, dataset, positions, freshness.data_since).await?.pop().flatten();
                     match cached {
-                        Some(loaded) => Ok(loaded),
-                        None => Ok(blocks.load(self.block_location(dataset, position), access.data_since).await?.0),
+                        Some(entry) => Ok(entry),
+                        None => Ok(blocks.load(self.block_location(dataset, position), freshness.data_since).await?.0),
                     }
                 };
-                loads.push(load.map(move |loaded| (position, loaded)));
+                loads.push(load.map(move |result| (position, result)));
             }
             let next = loads.next().map(Ok::<_, ReadError>);
             let Some(first) = self.yield_if_contended(&dataset.key, next).await? else { break };
@@ -177,77 +179,77 @@ impl Container {
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
             }
-            let mut sound = Vec::with_capacity(ready.len());
+            let mut readable = Vec::with_capacity(ready.len());
             for (position, result) in ready {
                 match result {
-                    Ok(loaded) => sound.push((position.clone(), loaded)),
+                    Ok(entry) => readable.push((position.clone(), entry)),
                     Err(error @ (ReadError::Block { .. } | ReadError::StoredTooLarge { .. })) => {
-                        unreadable += 1;
+                        blocks_unreadable += 1;
                         first_error.get_or_insert(error);
                     }
                     Err(error) => return Err(error),
                 }
             }
-            read += sound.len() as u64;
-            work = self.accumulate(dataset, work, sound).await?;
+            blocks_read += readable.len() as u64;
+            run = self.accumulate(dataset, run, readable).await?;
         }
-        if let (0, Some(error)) = (read, first_error) {
+        if let (0, Some(error)) = (blocks_read, first_error) {
             return Err(error);
         }
         // Blocks that are smaller than their cell of the grid leave zeros, as holes do. The size of damaged blocks is
         // unknown.
-        let short = if unreadable == 0 { elements.saturating_sub(work.pushed_elements) } else { 0 };
-        let elements_missing = sample.elements_missing.saturating_add(short);
-        let of_zeros = Statistics::of_zeros(data_type, elements_missing, bins, &percentages);
-        let StatisticsRun { accumulator, memory, .. } = work;
+        let unpushed_elements = if blocks_unreadable == 0 { elements.saturating_sub(run.pushed_elements) } else { 0 };
+        let elements_missing = sample.elements_missing.saturating_add(unpushed_elements);
+        let zero_statistics = Statistics::of_zeros(data_type, elements_missing, bins, &percentages);
+        let StatisticsRun { accumulator, memory, .. } = run;
         let finish = move || {
             let summary = accumulator.finish(bins, &percentages);
             drop(memory);
             summary
         };
         let mut summary = self.resources.cpu.run(Priority::Low, dataset.id, finish).await?;
-        match of_zeros {
+        match zero_statistics {
             Some(zeros) if summary.elements == 0 && elements_missing > 0 => summary = zeros,
             _ => summary.zeros = summary.zeros.saturating_add(elements_missing),
         }
         Ok(SampleStatistics {
             summary,
-            blocks_read: read,
-            blocks_unreadable: unreadable,
+            blocks_read,
+            blocks_unreadable,
             elements_missing,
-            exact: sample.covers_dataset && takes_all && unreadable == 0,
+            is_exact: sample.covers_dataset && is_exhaustive && blocks_unreadable == 0,
         })
     }
 
     /// Returns the maximum number of elements in a sample, from the limits of decoded and listed elements.
-    fn max_elements(&self, dataset: &Dataset, whole: bool) -> u64 {
+    fn max_elements(&self, dataset: &Dataset, is_exhaustive: bool) -> u64 {
         let data_type = dataset.attributes.data_type();
         let width = data_type.size_bytes().unwrap_or(1) as u64;
-        let listed = if whole { MAX_LISTED_ELEMENTS.0 } else { MAX_LISTED_ELEMENTS.1 };
-        let listed = listed.min(self.resources.settings.slice_budget / 16).max(1);
-        let most = MAX_SAMPLED_BYTES.checked_div(width).unwrap_or(MAX_SAMPLED_BYTES);
-        if StatisticsAccumulator::counts_by_value(data_type) { most } else { most.min(listed) }
+        let max_listed = if is_exhaustive { MAX_LISTED_ELEMENTS.0 } else { MAX_LISTED_ELEMENTS.1 };
+        let max_listed = max_listed.min(self.resources.settings.slice_budget / 16).max(1);
+        let max_sampled = MAX_SAMPLED_BYTES.checked_div(width).unwrap_or(MAX_SAMPLED_BYTES);
+        if StatisticsAccumulator::counts_by_value(data_type) { max_sampled } else { max_sampled.min(max_listed) }
     }
 
     /// Adds blocks to the accumulator, on the CPU pool.
     async fn accumulate(
         &self,
         dataset: &Arc<Dataset>,
-        mut work: StatisticsRun,
+        mut run: StatisticsRun,
         blocks: Vec<(GridPosition, Arc<BlockEntry>)>,
     ) -> Result<StatisticsRun, ReadError> {
-        let (dataset, party) = (Arc::clone(dataset), dataset.id);
+        let (dataset, flow) = (Arc::clone(dataset), dataset.id);
         let job = move || {
             let grid = dataset.attributes.grid();
-            for (position, loaded) in blocks {
-                if let Some(block) = &loaded.block {
-                    work.pushed_elements +=
-                        work.accumulator.push_block(&block.data, &block.size, &grid.clipped_size(&position));
+            for (position, entry) in blocks {
+                if let Some(block) = &entry.block {
+                    run.pushed_elements +=
+                        run.accumulator.push_block(&block.data, &block.size, &grid.clipped_size(&position));
                 }
             }
-            work
+            run
         };
-        Ok(self.resources.cpu.run(Priority::Low, party, job).await?)
+        Ok(self.resources.cpu.run(Priority::Low, flow, job).await?)
     }
 }
 

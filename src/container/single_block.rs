@@ -13,28 +13,28 @@ impl Container {
     /// As [`Self::single_block`], and charges the elements to the client while they are being sent.
     pub(super) async fn single_block_to_send(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
         stats: &mut ReadStats,
     ) -> Result<Option<Bytes>, ReadError> {
-        let Some(bytes) = self.single_block(access, slice, stats).await? else { return Ok(None) };
+        let Some(bytes) = self.single_block(freshness, slice, stats).await? else { return Ok(None) };
         let budget = &self.resources.blocks.budget;
-        if let Some(sent) = budget.charge_to_client(ClientId::current(), &bytes) {
-            return Ok(Some(sent));
+        if let Some(charged) = budget.charge_to_client(ClientId::current(), &bytes) {
+            return Ok(Some(charged));
         }
         // A request that waits for its client must not hold memory that other requests wait for.
         let len = bytes.len();
         drop(bytes);
-        let turn = budget.acquire_send_permit(len).await?;
+        let permit = budget.acquire_send_permit(len).await?;
         *stats = ReadStats::default();
-        let bytes = self.single_block(access, slice, stats).await?;
-        Ok(bytes.map(|bytes| budget.charge_with_permit(turn, bytes)))
+        let bytes = self.single_block(freshness, slice, stats).await?;
+        Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
     }
 
     /// Returns the elements if `slice` is exactly one block, otherwise `None`.
     pub(super) async fn single_block(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         slice: &PlannedSlice,
         stats: &mut ReadStats,
     ) -> Result<Option<Bytes>, ReadError> {
@@ -47,8 +47,8 @@ impl Container {
             .iter()
             .zip(grid.origin(&position))
             .all(|(s, o)| u64::try_from(*s).is_ok_and(|start| start == o));
-        let contiguous = slice.region.step().iter().zip(slice.region.shape()).all(|(step, n)| *step == 1 || *n == 1);
-        if !starts_at_origin || !contiguous || *slice.region.shape() != grid.clipped_size(&position) {
+        let is_contiguous = slice.region.step().iter().zip(slice.region.shape()).all(|(step, n)| *step == 1 || *n == 1);
+        if !starts_at_origin || !is_contiguous || *slice.region.shape() != grid.clipped_size(&position) {
             return Ok(None);
         }
         if self.is_read_in_parts(slice, &slice.region, &position) {
@@ -56,22 +56,22 @@ impl Container {
         }
         let started = Instant::now();
         let blocks = &self.resources.blocks;
-        let at = std::slice::from_ref(&position);
-        let cached = blocks.cached(&*self.store, &slice.dataset, at, access.data_since);
+        let positions = std::slice::from_ref(&position);
+        let cached = blocks.cached(&*self.store, &slice.dataset, positions, freshness.data_since);
         let cached = self.wait_or_yield(&slice.dataset, Box::pin(cached)).await?.pop().flatten();
         stats.cache += started.elapsed();
-        let loaded = if let Some(loaded) = cached {
+        let entry = if let Some(entry) = cached {
             stats.hits += 1;
-            loaded
+            entry
         } else {
-            let load = blocks.load(self.block_location(&slice.dataset, &position), access.data_since);
-            let (loaded, times) = self.wait_or_yield(&slice.dataset, Box::pin(load)).await?;
+            let load = blocks.load(self.block_location(&slice.dataset, &position), freshness.data_since);
+            let (entry, times) = self.wait_or_yield(&slice.dataset, Box::pin(load)).await?;
             stats.count_load(times);
-            loaded
+            entry
         };
-        stats.count_block(&position, &loaded);
-        let belief = self.confirm_missing_if(loaded.block.is_none(), access, &slice.dataset, at);
-        self.wait_or_yield(&slice.dataset, Box::pin(belief)).await?;
-        Ok(loaded.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
+        stats.count_block(&position, &entry);
+        let confirmation = self.confirm_missing_if(entry.block.is_none(), freshness, &slice.dataset, positions);
+        self.wait_or_yield(&slice.dataset, Box::pin(confirmation)).await?;
+        Ok(entry.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
     }
 }

@@ -17,7 +17,7 @@ use crate::trace;
 /// # Errors
 /// [`ReadError::Internal`] when the task panics.
 pub(super) fn run_single_flight<K, T, F>(
-    joints: &SingleFlight<K>,
+    flights: &SingleFlight<K>,
     key: K,
     work: F,
 ) -> impl Future<Output = Result<T, ReadError>> + use<'_, K, T, F>
@@ -30,14 +30,15 @@ where
     // it twice.
     let work = Box::pin(work);
     async move {
-        let mut joined = joints.join(key);
-        let (since, waiting) = (Instant::now(), (!joined.is_first()).then(|| QueueWaitTimer::begin(QueueLabel::Load)));
-        let task = joined.spawn(ClientId::current().scope(trace::in_current_scope(work)));
-        let done = joined.wait_for(task).await;
-        if waiting.is_some() {
-            trace::record("wait", QueueLabel::Load.name(), since.elapsed());
+        let mut waiter = flights.join(key);
+        let (started, wait_timer) =
+            (Instant::now(), (!waiter.is_first()).then(|| QueueWaitTimer::begin(QueueLabel::Load)));
+        let task = waiter.spawn(ClientId::current().scope(trace::in_current_scope(work)));
+        let result = waiter.wait_for(task).await;
+        if wait_timer.is_some() {
+            trace::record("wait", QueueLabel::Load.name(), started.elapsed());
         }
-        done.map_err(|join| ReadError::Internal(join.to_string()))
+        result.map_err(|error| ReadError::Internal(error.to_string()))
     }
 }
 
@@ -50,24 +51,24 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn only_who_finds_it_begun_counts_as_waiting_and_no_longer_than_that() {
+    async fn only_later_requests_count_as_waiting_and_only_while_they_wait() {
         let recorder = PrometheusBuilder::new().build_recorder();
         let _local = ::metrics::set_default_local_recorder(&recorder);
-        let waiting = |count: u32| {
+        let assert_waiting = |count: u32| {
             let text = recorder.handle().render();
             let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
-            assert!(text.lines().any(|told| told == line) || count == 0 && !text.contains("load"), "{text}");
+            assert!(text.lines().any(|actual| actual == line) || count == 0 && !text.contains("load"), "{text}");
         };
-        let (joints, (finish, finished)) = (SingleFlight::default(), oneshot::channel::<u32>());
-        let mut first = run_single_flight(&joints, "block", finished).boxed();
+        let (flights, (finish, finished)) = (SingleFlight::default(), oneshot::channel::<u32>());
+        let mut first = run_single_flight(&flights, "block", finished).boxed();
         assert!((&mut first).now_or_never().is_none());
-        waiting(0);
-        let other = |key| run_single_flight(&joints, key, std::future::pending::<()>()).boxed();
-        let (mut second, mut apart) = (other("block"), other("another block"));
-        assert!((&mut second).now_or_never().is_none() && (&mut apart).now_or_never().is_none());
-        waiting(1);
+        assert_waiting(0);
+        let start_pending = |key| run_single_flight(&flights, key, std::future::pending::<()>()).boxed();
+        let (mut second, mut unrelated) = (start_pending("block"), start_pending("another block"));
+        assert!((&mut second).now_or_never().is_none() && (&mut unrelated).now_or_never().is_none());
+        assert_waiting(1);
         drop(second);
-        waiting(0);
+        assert_waiting(0);
         assert!(recorder.handle().render().contains("n5_queue_wait_duration_seconds_count{queue=\"load\"} 1"));
         finish.send(5).unwrap();
         assert_eq!(first.await.unwrap(), Ok(5));

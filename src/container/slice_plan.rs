@@ -71,8 +71,8 @@ impl PlannedSlice {
     pub(super) fn region_hash(&self) -> u128 {
         let numbers = self.region.start().iter().map(|start| start.cast_unsigned());
         let numbers = numbers.chain(self.region.shape().iter().chain(self.region.step()).copied());
-        let facts: Vec<u8> = numbers.chain([self.dataset.id]).flat_map(u64::to_le_bytes).collect();
-        xxh3_128(&facts)
+        let hash_input: Vec<u8> = numbers.chain([self.dataset.id]).flat_map(u64::to_le_bytes).collect();
+        xxh3_128(&hash_input)
     }
 
     /// Adapts the size of the next band to the client: where memory is short, a slow client gets small bands. `waited`
@@ -81,10 +81,10 @@ impl PlannedSlice {
     pub(super) fn adapt_band_size(&mut self, waited: Duration, budget: &Budget) {
         let waited = waited.saturating_add(self.memory_waited);
         let (free_bytes, Some(bands)) = (budget.free_bytes(), &mut self.bands) else { return };
-        let is_plenty = free_bytes > budget.capacity_bytes() / 2;
-        if waited < if is_plenty { SLOW_CLIENT_WAIT } else { FAST_CLIENT_WAIT } {
+        let is_memory_plentiful = free_bytes > budget.capacity_bytes() / 2;
+        if waited < if is_memory_plentiful { SLOW_CLIENT_WAIT } else { FAST_CLIENT_WAIT } {
             bands.grow(free_bytes);
-        } else if waited > SLOW_CLIENT_WAIT && !is_plenty {
+        } else if waited > SLOW_CLIENT_WAIT && !is_memory_plentiful {
             bands.shrink();
         }
         // A band that fits into the free memory does not wait for memory that other clients hold.
@@ -166,9 +166,9 @@ impl Container {
         &self,
         dataset: &Arc<Dataset>,
         region: Region,
-        sending: &SliceDelivery<'_>,
+        delivery: &SliceDelivery<'_>,
     ) -> Result<PlannedSlice, SliceRefusal> {
-        self.plan_with_assumptions(dataset, region, sending, CostAssumptions::default())
+        self.plan_with_assumptions(dataset, region, delivery, CostAssumptions::default())
     }
 
     /// Returns the maximum number of bytes of one response that wait to be sent. A quarter of the slice budget is left
@@ -182,9 +182,9 @@ impl Container {
     ///
     /// The client's quota does not count: a client above its quota waits for its own responses to be sent. In bands, it
     /// would get more memory the fewer bands it takes, and leave too little for the streams of others.
-    pub fn has_room_for(&self, slice: &PlannedSlice, extra_bytes: u64) -> bool {
+    pub fn has_capacity_for(&self, slice: &PlannedSlice, extra_bytes: u64) -> bool {
         let bytes = slice.memory_bytes().saturating_add(extra_bytes);
-        bytes <= ALWAYS_WHOLE_BYTES || self.resources.slice_budget.has_room_for(bytes)
+        bytes <= ALWAYS_WHOLE_BYTES || self.resources.slice_budget.has_capacity_for(bytes)
     }
 
     /// As [`Self::plan_converted_slice`], but if the decoding cost is too high, blocks that do not exist are no longer
@@ -197,35 +197,35 @@ impl Container {
     /// [`ReadError`] if the store cannot tell which blocks exist; inside, [`SliceRefusal`].
     pub async fn plan_sparse_slice(
         &self,
-        access: Freshness,
+        freshness: Freshness,
         dataset: &Arc<Dataset>,
         region: Region,
-        sending: &SliceDelivery<'_>,
+        delivery: &SliceDelivery<'_>,
     ) -> Result<Result<PlannedSlice, SliceRefusal>, ReadError> {
-        let refusal = match self.plan_converted_slice(dataset, region.clone(), sending) {
+        let refusal = match self.plan_converted_slice(dataset, region.clone(), delivery) {
             Err(refusal @ SliceRefusal::TooCostly { .. }) => refusal,
-            planned => return Ok(planned),
+            result => return Ok(result),
         };
         let SliceRefusal::TooCostly { affordable_blocks, .. } = refusal else { return Ok(Err(refusal)) };
-        access.ensure_may_block().await;
-        let existing = Some(self.count_existing_blocks(dataset, &region, affordable_blocks).await?);
+        freshness.ensure_may_block().await;
+        let existing_blocks = Some(self.count_existing_blocks(dataset, &region, affordable_blocks).await?);
         Ok(self.plan_with_assumptions(
             dataset,
             region,
-            sending,
-            CostAssumptions { existing, ..CostAssumptions::default() },
+            delivery,
+            CostAssumptions { existing_blocks, ..CostAssumptions::default() },
         ))
     }
 
-    /// Returns the shape, in samples, of a part of `region` that is `accepted` as planned by [`Self::plan_part`];
+    /// Returns the shape, in samples, of a part of `region` that is `accepts` as planned by [`Self::plan_part`];
     /// `None` if no part is.
     pub fn acceptable_part_shape(
         &self,
         dataset: &Arc<Dataset>,
         region: &Region,
-        accepted: impl Fn(&Region) -> bool,
+        accepts: impl Fn(&Region) -> bool,
     ) -> Option<Coords> {
-        bands::shrink_until_accepted(region, dataset.attributes.grid(), accepted)
+        bands::shrink_until_accepted(region, dataset.attributes.grid(), accepts)
     }
 
     /// As [`Self::plan_converted_slice`], for every region with the shape and the steps of `part`: refused if one of
@@ -237,14 +237,14 @@ impl Container {
         &self,
         dataset: &Arc<Dataset>,
         part: &Region,
-        sending: &SliceDelivery<'_>,
+        delivery: &SliceDelivery<'_>,
     ) -> Result<PlannedSlice, SliceRefusal> {
-        let touched = Some(max_touched_blocks(part, dataset.attributes.grid()));
+        let touched_blocks = Some(max_touched_blocks(part, dataset.attributes.grid()));
         self.plan_with_assumptions(
             dataset,
             part.clone(),
-            sending,
-            CostAssumptions { touched, ..CostAssumptions::default() },
+            delivery,
+            CostAssumptions { touched_blocks, ..CostAssumptions::default() },
         )
     }
 
@@ -254,56 +254,56 @@ impl Container {
         &self,
         dataset: &Arc<Dataset>,
         region: Region,
-        sending: &SliceDelivery<'_>,
-        counted: CostAssumptions,
+        delivery: &SliceDelivery<'_>,
+        assumptions: CostAssumptions,
     ) -> Result<PlannedSlice, SliceRefusal> {
         let settings = self.resources.settings();
-        let (beside_bytes, stream_bytes) = (sending.prefix_bytes, self.resources.slice_budget.max_stream_bytes());
-        let bounds = SliceLimits {
+        let (prefix_bytes, max_stream_bytes) = (delivery.prefix_bytes, self.resources.slice_budget.max_stream_bytes());
+        let limits = SliceLimits {
             max_slice_bytes: settings.max_slice_bytes,
             budget_bytes: settings.slice_budget,
-            max_whole_bytes: if sending.is_streamable { stream_bytes } else { settings.slice_budget },
-            extra_bytes: sending.extra_bytes,
-            max_band_bytes: stream_bytes.saturating_sub(beside_bytes),
+            max_whole_bytes: if delivery.is_streamable { max_stream_bytes } else { settings.slice_budget },
+            extra_bytes: delivery.extra_bytes,
+            max_band_bytes: max_stream_bytes.saturating_sub(prefix_bytes),
             decode_factor: settings.decode_factor,
-            must_stream: sending.must_stream,
+            must_stream: delivery.must_stream,
         };
         let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
-        let converted = Some(sending.data_type).filter(|to| *to != dataset.attributes.data_type());
+        let converted = Some(delivery.data_type).filter(|to| *to != dataset.attributes.data_type());
         let widths = ElementWidths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
         let grid = dataset.attributes.grid();
-        let part = settings.slice_budget / RATE_LIMITED_BUDGET_DIVISOR;
-        let small = SliceLimits {
-            budget_bytes: part,
-            max_whole_bytes: part,
-            max_band_bytes: part.saturating_sub(beside_bytes),
-            ..bounds
+        let rate_limited_bytes = settings.slice_budget / RATE_LIMITED_BUDGET_DIVISOR;
+        let rate_limited_limits = SliceLimits {
+            budget_bytes: rate_limited_bytes,
+            max_whole_bytes: rate_limited_bytes,
+            max_band_bytes: rate_limited_bytes.saturating_sub(prefix_bytes),
+            ..limits
         };
-        let is_plain = dataset.attributes.compression().codec().is_some_and(Codec::is_uncompressed);
-        let planned = |bounds: SliceLimits| match plan(&region, grid, widths, bounds, counted) {
-            Err(SliceRefusal::TooCostly { .. }) if is_plain => {
-                plan(&region, grid, widths, bounds, CostAssumptions { uses_partial_reads: true, ..counted })
+        let is_uncompressed = dataset.attributes.compression().codec().is_some_and(Codec::is_uncompressed);
+        let plan_within = |limits: SliceLimits| match plan(&region, grid, widths, limits, assumptions) {
+            Err(SliceRefusal::TooCostly { .. }) if is_uncompressed => {
+                plan(&region, grid, widths, limits, CostAssumptions { uses_partial_reads: true, ..assumptions })
                     .map(|plan| (plan, true))
             }
-            planned => planned.map(|plan| (plan, false)),
+            result => result.map(|plan| (plan, false)),
         };
         // If small bands would decode blocks too often, the slice is planned as for any other client.
-        let slowed = if sending.is_rate_limited { planned(small).ok() } else { None };
-        let ((bytes, bands), in_parts) = slowed.map_or_else(|| planned(bounds), Ok)?;
-        let (dataset, converted, pieces) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
+        let rate_limited_plan = if delivery.is_rate_limited { plan_within(rate_limited_limits).ok() } else { None };
+        let ((bytes, bands), uses_partial_reads) = rate_limited_plan.map_or_else(|| plan_within(limits), Ok)?;
+        let (dataset, convert_to, stream_token) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
         Ok(PlannedSlice {
             dataset,
             region,
             width,
             widths,
-            convert_to: converted,
+            convert_to,
             bytes,
-            prefix_bytes: beside_bytes,
+            prefix_bytes,
             bands,
-            uses_partial_reads: in_parts,
+            uses_partial_reads,
             has_started: false,
             memory_waited: Duration::ZERO,
-            stream_token: pieces,
+            stream_token,
         })
     }
 }

@@ -20,15 +20,15 @@ impl Container {
     /// Returns the same container with restricted visibility. The caches are shared, but are asked for visible objects
     /// only.
     #[must_use]
-    pub fn with_visibility(&self, sight: std::sync::Arc<dyn Visibility>) -> Self {
-        Self { visibility: Some(sight), ..self.clone() }
+    pub fn with_visibility(&self, visibility: std::sync::Arc<dyn Visibility>) -> Self {
+        Self { visibility: Some(visibility), ..self.clone() }
     }
 
     pub(super) fn is_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|sight| sight.is_visible(key))
+        self.visibility.as_ref().is_none_or(|visibility| visibility.is_visible(key))
     }
 
     pub(super) fn is_subtree_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|sight| sight.is_subtree_visible(key))
+        self.visibility.as_ref().is_none_or(|visibility| visibility.is_subtree_visible(key))
     }
 }

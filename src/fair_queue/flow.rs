@@ -25,22 +25,22 @@ impl ClientQuota {
     /// No limit.
     pub const UNLIMITED: Self = Self { alone: usize::MAX, among_others: usize::MAX };
 
-    /// Returns the quota if clients share only `units` of `all`: the same fraction of those.
-    pub(super) fn scaled_to(self, units: usize, all: usize) -> Self {
-        let part = |most: usize| {
-            let part = most as u128 * units as u128 / all.max(1) as u128;
-            usize::try_from(part).unwrap_or(usize::MAX)
+    /// Returns the quota if clients share only `units` of `total`: the same fraction of those.
+    pub(super) fn scaled_to(self, units: usize, total: usize) -> Self {
+        let scale = |limit: usize| {
+            let scaled = limit as u128 * units as u128 / total.max(1) as u128;
+            usize::try_from(scaled).unwrap_or(usize::MAX)
         };
-        if units == all { self } else { Self { alone: part(self.alone), among_others: part(self.among_others) } }
+        if units == total { self } else { Self { alone: scale(self.alone), among_others: scale(self.among_others) } }
     }
 
-    /// Returns the maximum number of units of one client among others while `free` of `all` units are free. It is
+    /// Returns the maximum number of units of one client among others while `free` of `total` units are free. It is
     /// `free`, multiplied by the ratio of the units that a client alone gets to those that it leaves. However many
     /// clients take all they can, some units are left for the next one (Choudhury and Hahne, "Dynamic Queue Length
     /// Thresholds for Shared-Memory Packet Switches", 1998).
-    pub(super) fn dynamic_threshold(&self, all: usize, free: usize) -> usize {
-        let left = all.saturating_sub(self.alone).max(1);
-        self.among_others.min(free.saturating_mul(self.alone) / left)
+    pub(super) fn dynamic_threshold(&self, total: usize, free: usize) -> usize {
+        let remaining = total.saturating_sub(self.alone).max(1);
+        self.among_others.min(free.saturating_mul(self.alone) / remaining)
     }
 }
 
@@ -49,7 +49,7 @@ pub(super) struct Flow {
     pub(super) id: FlowId,
     /// Service received, in units or in nanoseconds.
     pub(super) start_tag: u64,
-    pub(super) held: usize,
+    pub(super) held_units: usize,
     /// Of the held units, those of permits that overtook others.
     pub(super) overtaking_units: usize,
     pub(super) queue: VecDeque<PendingAcquire>,
@@ -59,7 +59,7 @@ impl Flow {
     /// Returns the number of units that count as overtaking. The more a client holds, the less it may overtake with.
     /// Otherwise clients that hold much would leave too little for one that holds nothing.
     pub(super) fn effective_overtaking_units(&self) -> usize {
-        self.overtaking_units.saturating_add(self.held.saturating_sub(self.overtaking_units) / HELD_UNITS_DIVISOR)
+        self.overtaking_units.saturating_add(self.held_units.saturating_sub(self.overtaking_units) / HELD_UNITS_DIVISOR)
     }
 }
 

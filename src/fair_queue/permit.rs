@@ -22,7 +22,7 @@ pub struct FairPermit {
     pub(super) flow: FlowId,
     pub(super) units: usize,
     pub(super) kind: GrantKind,
-    pub(super) since: Instant,
+    pub(super) granted_at: Instant,
 }
 
 impl FairPermit {
@@ -36,26 +36,26 @@ impl FairPermit {
     pub fn split(&mut self, units: usize) -> Self {
         let units = units.min(self.units);
         self.units -= units;
-        let (party, kind) = (self.flow, self.kind);
-        Self { semaphore: self.semaphore.clone(), flow: party, units, kind, since: self.since }
+        let (flow, kind) = (self.flow, self.kind);
+        Self { semaphore: self.semaphore.clone(), flow, units, kind, granted_at: self.granted_at }
     }
 
     /// Transfers the units to the server, which releases them when they are needed. They no longer keep any client from
     /// getting more.
     pub fn transfer_to_server(&mut self) {
-        let own = (ClientId::default(), self.flow.1);
+        let server_flow = (ClientId::default(), self.flow.1);
         let mut state = self.semaphore.state();
         if self.kind == GrantKind::Overtaking {
             state.uncount_overtaking(self.flow, self.units);
             self.kind = GrantKind::InTurn;
         }
-        if state.tracks_held_units() && self.flow != own {
-            let line = state.flow_mut(self.flow);
-            line.held = line.held.saturating_sub(self.units);
-            state.flow_mut(own).held += self.units;
+        if state.tracks_held_units() && self.flow != server_flow {
+            let flow = state.flow_mut(self.flow);
+            flow.held_units = flow.held_units.saturating_sub(self.units);
+            state.flow_mut(server_flow).held_units += self.units;
         }
         drop(state);
-        self.flow = own;
+        self.flow = server_flow;
         self.semaphore.grant_waiters();
     }
 
@@ -70,18 +70,18 @@ impl FairPermit {
         if self.kind != other.kind || self.flow != other.flow {
             let mut state = self.semaphore.state();
             // If kinds or clients differ, neither permit counts as overtaking any longer.
-            for (share, units) in [(&*self, self.units), (&other, units)] {
-                if share.kind == GrantKind::Overtaking {
-                    state.uncount_overtaking(share.flow, units);
+            for (permit, units) in [(&*self, self.units), (&other, units)] {
+                if permit.kind == GrantKind::Overtaking {
+                    state.uncount_overtaking(permit.flow, units);
                 }
             }
             if self.kind == GrantKind::Overtaking {
                 self.kind = GrantKind::InTurn;
             }
             if other.flow != self.flow && state.tracks_held_units() {
-                let line = state.flow_mut(other.flow);
-                line.held = line.held.saturating_sub(units);
-                state.flow_mut(self.flow).held += units;
+                let flow = state.flow_mut(other.flow);
+                flow.held_units = flow.held_units.saturating_sub(units);
+                state.flow_mut(self.flow).held_units += units;
             }
             drop(state);
             // Others may have waited to overtake, or for their client to hold less.
@@ -90,10 +90,10 @@ impl FairPermit {
         self.units += units;
     }
 
-    pub(super) fn release(&mut self, time: impl FnOnce(Instant) -> Duration) {
+    pub(super) fn release(&mut self, held_for: impl FnOnce(Instant) -> Duration) {
         let units = std::mem::take(&mut self.units);
         if units > 0 {
-            self.semaphore.state().release(self.flow, units, self.kind, Some(time(self.since)));
+            self.semaphore.state().release(self.flow, units, self.kind, Some(held_for(self.granted_at)));
             self.semaphore.grant_waiters();
         }
     }
@@ -101,6 +101,6 @@ impl FairPermit {
 
 impl Drop for FairPermit {
     fn drop(&mut self) {
-        self.release(|since| since.elapsed());
+        self.release(|granted_at| granted_at.elapsed());
     }
 }

@@ -20,7 +20,7 @@ tokio::task_local! {
 
 /// Returns the clients for which the running task works, if more may join.
 pub(super) fn watch_flight_clients() -> Option<watch::Receiver<Vec<ClientId>>> {
-    FLIGHT.try_with(|joint| joint.clients.subscribe()).ok()
+    FLIGHT.try_with(|flight| flight.clients.subscribe()).ok()
 }
 
 /// Runs `work` as the leader, for all waiters of the running task's flight. It continues while any of them waits.
@@ -28,20 +28,20 @@ pub(super) fn watch_flight_clients() -> Option<watch::Receiver<Vec<ClientId>>> {
 /// # Errors
 /// Errors of `work`. The task then no longer leads, and another one may.
 pub fn lead<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Output = Result<T, E>> {
-    fn set(set: impl FnOnce(&FlightTaskState)) {
+    fn with_task_state(set: impl FnOnce(&FlightTaskState)) {
         // Outside such a task, no other client waits.
         let _ = FLIGHT_TASK.try_with(|state| set(state));
     }
     // Boxed, because a cache that awaits this future reserves space for it several times.
     let work = Box::pin(work);
-    let begun = future::lazy(|_| {
-        set(|state| state.is_leader.store(true, Ordering::Relaxed));
+    let begin = future::lazy(|_| {
+        with_task_state(|state| state.is_leader.store(true, Ordering::Relaxed));
         // The memory that this run waits for may be held by the result of an earlier run.
         replace_retained(None);
     });
-    begun.then(|()| work).inspect(|done| {
-        if done.is_err() {
-            set(|state| {
+    begin.then(|()| work).inspect(|result| {
+        if result.is_err() {
+            with_task_state(|state| {
                 state.is_leader.store(false, Ordering::Relaxed);
                 state.is_detached.store(false, Ordering::Relaxed);
             });
@@ -56,12 +56,12 @@ pub fn retain_for_waiters<T: Send + Sync + 'static>(value: &Arc<T>) {
 }
 
 fn replace_retained(value: Option<RetainedValue>) {
-    let before = FLIGHT.try_with(|joint| {
-        let mut held = joint.retained.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *held, value)
+    let replaced = FLIGHT.try_with(|flight| {
+        let mut retained = flight.retained.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *retained, value)
     });
     // Dropped outside the lock.
-    drop(before);
+    drop(replaced);
 }
 
 /// Returns a handle that can keep the running task going when no waiter is left.
@@ -129,11 +129,11 @@ impl std::ops::Deref for Flight {
 }
 
 impl Flight {
-    fn add_clients(&self, wanting: Vec<ClientId>) {
+    fn add_clients(&self, new_clients: Vec<ClientId>) {
         self.clients.send_if_modified(|clients| {
             let before = clients.len();
-            let new: Vec<ClientId> = wanting.into_iter().filter(|client| !clients.contains(client)).collect();
-            clients.extend(new);
+            let added: Vec<ClientId> = new_clients.into_iter().filter(|client| !clients.contains(client)).collect();
+            clients.extend(added);
             clients.len() > before
         });
     }
@@ -155,7 +155,7 @@ struct FlightEntry {
 /// The current client as a waiter in a flight, until dropped. The work is aborted when the last waiter is dropped.
 #[derive(Debug)]
 pub struct Waiter<K: Eq + Hash> {
-    group: SingleFlight<K>,
+    flights: SingleFlight<K>,
     key: K,
     flight: Flight,
     is_first: bool,
@@ -187,15 +187,16 @@ impl<K: Clone + Eq + Hash> SingleFlight<K> {
     /// Joins the flight of `key` for the current client. If the calling task works for a flight itself, all clients of
     /// that flight join.
     pub fn join(&self, key: K) -> Waiter<K> {
-        let mut outer = watch_flight_clients();
-        let wanting =
-            outer.as_mut().map_or_else(|| vec![ClientId::current()], |outer| outer.borrow_and_update().clone());
-        let mut joints = self.lock();
-        let wanted = joints.entry(key.clone()).or_default();
-        let is_first = wanted.waiters == 0;
-        wanted.waiters += 1;
-        wanted.flight.add_clients(wanting);
-        Waiter { group: self.clone(), key, flight: wanted.flight.clone(), is_first, task: None, parent_clients: outer }
+        let mut parent_clients = watch_flight_clients();
+        let clients = parent_clients
+            .as_mut()
+            .map_or_else(|| vec![ClientId::current()], |outer| outer.borrow_and_update().clone());
+        let mut entries = self.lock();
+        let entry = entries.entry(key.clone()).or_default();
+        let is_first = entry.waiters == 0;
+        entry.waiters += 1;
+        entry.flight.add_clients(clients);
+        Waiter { flights: self.clone(), key, flight: entry.flight.clone(), is_first, task: None, parent_clients }
     }
 }
 
@@ -231,14 +232,14 @@ impl<K: Eq + Hash> Waiter<K> {
     /// # Errors
     /// If the task panics or is aborted.
     pub async fn wait_for<T>(&mut self, mut task: JoinHandle<T>) -> Result<T, JoinError> {
-        let Some(outer) = &mut self.parent_clients else { return task.await };
+        let Some(parent_clients) = &mut self.parent_clients else { return task.await };
         loop {
             tokio::select! {
-                done = &mut task => return done,
+                result = &mut task => return result,
                 // The other flight does not end before this task does.
-                Ok(()) = outer.changed() => {
-                    let wanting = outer.borrow_and_update().clone();
-                    self.flight.add_clients(wanting);
+                Ok(()) = parent_clients.changed() => {
+                    let clients = parent_clients.borrow_and_update().clone();
+                    self.flight.add_clients(clients);
                 }
             }
         }
@@ -247,20 +248,20 @@ impl<K: Eq + Hash> Waiter<K> {
 
 impl<K: Eq + Hash> Drop for Waiter<K> {
     fn drop(&mut self) {
-        let mut joints = self.group.lock();
-        let Some(wanted) = joints.get_mut(&self.key) else { return };
-        wanted.waiters -= 1;
-        let mut ended: Vec<FlightTask> = self.task.take().into_iter().collect();
-        if wanted.waiters == 0 {
-            ended.append(&mut wanted.orphaned_tasks);
-            joints.remove(&self.key);
-        } else if ended.iter().any(|task| task.state.is_leader.load(Ordering::Relaxed)) {
-            wanted.orphaned_tasks.retain(|task| !task.handle.is_finished());
-            wanted.orphaned_tasks.append(&mut ended);
+        let mut entries = self.flights.lock();
+        let Some(entry) = entries.get_mut(&self.key) else { return };
+        entry.waiters -= 1;
+        let mut ended_tasks: Vec<FlightTask> = self.task.take().into_iter().collect();
+        if entry.waiters == 0 {
+            ended_tasks.append(&mut entry.orphaned_tasks);
+            entries.remove(&self.key);
+        } else if ended_tasks.iter().any(|task| task.state.is_leader.load(Ordering::Relaxed)) {
+            entry.orphaned_tasks.retain(|task| !task.handle.is_finished());
+            entry.orphaned_tasks.append(&mut ended_tasks);
         }
-        drop(joints);
+        drop(entries);
         // Aborted outside the lock: the tasks may hold waiters of other flights.
-        ended.iter().for_each(FlightTask::abort_unless_detached);
+        ended_tasks.iter().for_each(FlightTask::abort_unless_detached);
     }
 }
 
@@ -272,185 +273,186 @@ mod tests {
     use super::*;
 
     #[tokio::test]
-    async fn work_gets_its_share_in_the_turn_of_whoever_comes_first_and_nobody_else_loses_any() {
-        let (shares, joints) =
+    async fn work_gets_its_permit_in_the_turn_of_the_first_client_and_others_lose_none() {
+        let (semaphore, flights) =
             (FairSemaphore::new(1, ClientQuota::UNLIMITED, CostBasis::Units), SingleFlight::default());
-        let take = |client: u64| shares.acquire((ClientId::new(client), 0), 1).boxed();
-        let held = take(9).await;
+        let acquire = |client: u64| semaphore.acquire((ClientId::new(client), 0), 1).boxed();
+        let permit = acquire(9).await;
         // One client has much to do, and lastly something that another client wants as well.
-        let mut first: Vec<_> = (0..5).map(|_| take(1)).collect();
-        assert!(first.iter_mut().all(|take| take.now_or_never().is_none()));
-        let mut joined = ClientId::new(1).scope(async { joints.join("block") }).await;
-        let ours = shares.clone();
-        let shared = joined.spawn(async move { ours.acquire((ClientId::new(1), 0), 1).await });
+        let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
+        assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
+        let mut first_waiter = ClientId::new(1).scope(async { flights.join("block") }).await;
+        let task_semaphore = semaphore.clone();
+        let task = first_waiter.spawn(async move { task_semaphore.acquire((ClientId::new(1), 0), 1).await });
         tokio::task::yield_now().await;
-        let wanted = ClientId::new(2).scope(async { joints.join("block") }).await;
+        let second_waiter = ClientId::new(2).scope(async { flights.join("block") }).await;
         tokio::task::yield_now().await;
-        assert!(!shared.is_finished());
-        drop(held);
+        assert!(!task.is_finished());
+        drop(permit);
         drop(first.remove(0).now_or_never().expect("it came first"));
-        drop(shared.await.expect("it is the second client's turn"));
-        drop((first, wanted, joined));
-        assert_eq!(shares.free(), 1);
-        assert!(!shares.has_waiters() && joints.lock().is_empty());
+        drop(task.await.expect("it is the second client's turn"));
+        drop((first, second_waiter, first_waiter));
+        assert_eq!(semaphore.free(), 1);
+        assert!(!semaphore.has_waiters() && flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn a_client_is_not_charged_for_a_place_whose_work_is_done_in_the_turn_of_another() {
+    async fn a_client_is_not_charged_for_work_that_is_done_in_the_turn_of_another() {
         // With this many units in use, there are enough for one of the client's requests, or for both.
         for in_use in [100, 0] {
-            let (shares, joints) =
+            let (semaphore, flights) =
                 (FairSemaphore::new(640, ClientQuota::UNLIMITED, CostBasis::Units), SingleFlight::default());
-            let take = |client: u64, units| shares.acquire((ClientId::new(client), 0), units).boxed();
-            let (held, _in_use) = (take(9, 400).await, take(8, in_use).await);
-            let mut joined = ClientId::new(1).scope(async { joints.join("block") }).await;
-            let ours = shares.clone();
-            let shared = joined.spawn(async move { ours.acquire((ClientId::new(1), 0), 300).await });
+            let acquire = |client: u64, units| semaphore.acquire((ClientId::new(client), 0), units).boxed();
+            let (held_permit, _in_use) = (acquire(9, 400).await, acquire(8, in_use).await);
+            let mut first_waiter = ClientId::new(1).scope(async { flights.join("block") }).await;
+            let task_semaphore = semaphore.clone();
+            let task = first_waiter.spawn(async move { task_semaphore.acquire((ClientId::new(1), 0), 300).await });
             tokio::task::yield_now().await;
             // The client has more to do, and stops another client.
-            let (mut more, mut other) = (take(1, 600), take(3, 300));
-            assert!((&mut more).now_or_never().is_none() && (&mut other).now_or_never().is_none());
-            let wanted = ClientId::new(2).scope(async { joints.join("block") }).await;
+            let (mut next_request, mut other) = (acquire(1, 600), acquire(3, 300));
+            assert!((&mut next_request).now_or_never().is_none() && (&mut other).now_or_never().is_none());
+            let second_waiter = ClientId::new(2).scope(async { flights.join("block") }).await;
             tokio::task::yield_now().await;
             // It is the second client's turn.
-            shares.state().flow_mut((ClientId::new(1), 0)).start_tag = 100;
-            drop((other, held));
-            let share = shared.await.unwrap();
-            assert_eq!(share.flow.0, ClientId::new(2));
-            assert_eq!(shares.state().flow_mut((ClientId::new(1), 0)).start_tag, 100, "{in_use}");
-            assert_eq!(shares.free(), 340 - in_use);
-            drop((share, more, wanted, joined));
+            semaphore.state().flow_mut((ClientId::new(1), 0)).start_tag = 100;
+            drop((other, held_permit));
+            let permit = task.await.unwrap();
+            assert_eq!(permit.flow.0, ClientId::new(2));
+            assert_eq!(semaphore.state().flow_mut((ClientId::new(1), 0)).start_tag, 100, "{in_use}");
+            assert_eq!(semaphore.free(), 340 - in_use);
+            drop((permit, next_request, second_waiter, first_waiter));
         }
     }
 
     #[tokio::test]
-    async fn who_comes_later_wants_what_was_begun_for_it_already_too() {
-        let (shares, joints) =
+    async fn a_later_client_also_joins_work_that_was_started_for_the_flight() {
+        let (semaphore, flights) =
             (FairSemaphore::new(1, ClientQuota::UNLIMITED, CostBasis::Units), SingleFlight::default());
-        let take = |client: u64| shares.acquire((ClientId::new(client), 0), 1).boxed();
-        let held = take(9).await;
-        let mut first: Vec<_> = (0..5).map(|_| take(1)).collect();
-        assert!(first.iter_mut().all(|take| take.now_or_never().is_none()));
+        let acquire = |client: u64| semaphore.acquire((ClientId::new(client), 0), 1).boxed();
+        let permit = acquire(9).await;
+        let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
+        assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
         // A chunk in another codec, which needs a block.
-        let mut joined = ClientId::new(1).scope(async { joints.join("chunk") }).await;
-        let (ours, blocks) = (shares.clone(), joints.clone());
-        let chunk = joined.spawn(async move {
-            let mut joined = blocks.join("block");
-            let block = joined.spawn(async move { ours.acquire((ClientId::new(1), 0), 1).await });
-            joined.wait_for(block).await
+        let mut chunk_waiter = ClientId::new(1).scope(async { flights.join("chunk") }).await;
+        let (task_semaphore, blocks) = (semaphore.clone(), flights.clone());
+        let chunk = chunk_waiter.spawn(async move {
+            let mut block_waiter = blocks.join("block");
+            let block = block_waiter.spawn(async move { task_semaphore.acquire((ClientId::new(1), 0), 1).await });
+            block_waiter.wait_for(block).await
         });
         for _ in 0..5 {
             tokio::task::yield_now().await;
         }
-        let wanted = ClientId::new(2).scope(async { joints.join("chunk") }).await;
+        let second_waiter = ClientId::new(2).scope(async { flights.join("chunk") }).await;
         for _ in 0..5 {
             tokio::task::yield_now().await;
         }
         assert!(!chunk.is_finished());
-        drop(held);
+        drop(permit);
         drop(first.remove(0).now_or_never().expect("it came first"));
         let chunk = tokio::time::timeout(Duration::from_secs(20), chunk).await.expect("it is the second client's turn");
         drop(chunk.unwrap().unwrap());
-        drop((first, wanted, joined));
-        assert!(joints.lock().is_empty());
+        drop((first, second_waiter, chunk_waiter));
+        assert!(flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn what_was_begun_ends_with_the_last_who_wants_it_and_not_before() {
-        let (joints, begun) = (SingleFlight::default(), Arc::new(()));
+    async fn work_ends_with_its_last_waiter_and_not_before() {
+        let (flights, token) = (SingleFlight::default(), Arc::new(()));
         let work = || {
-            let begun = Arc::clone(&begun);
+            let token = Arc::clone(&token);
             lead(async move {
                 std::future::pending::<()>().await;
-                drop(begun);
+                drop(token);
                 Ok::<_, ()>(())
             })
         };
-        let (mut first, mut second, mut other) = (joints.join("block"), joints.join("block"), joints.join("another"));
-        let (task, of_second) = (first.spawn(work()), second.spawn(async {}));
-        let apart = other.spawn(work());
-        of_second.await.unwrap();
+        let (mut first, mut second, mut other) =
+            (flights.join("block"), flights.join("block"), flights.join("another"));
+        let (task, second_task) = (first.spawn(work()), second.spawn(async {}));
+        let other_task = other.spawn(work());
+        second_task.await.unwrap();
         drop(first);
         tokio::task::yield_now().await;
-        assert_eq!(Arc::strong_count(&begun), 3);
+        assert_eq!(Arc::strong_count(&token), 3);
         drop(second);
         assert!(task.await.unwrap_err().is_cancelled());
-        assert_eq!(Arc::strong_count(&begun), 2);
-        assert!(!apart.is_finished());
+        assert_eq!(Arc::strong_count(&token), 2);
+        assert!(!other_task.is_finished());
         drop(other);
-        assert!(apart.await.unwrap_err().is_cancelled());
-        assert!(joints.lock().is_empty());
+        assert!(other_task.await.unwrap_err().is_cancelled());
+        assert!(flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn who_hangs_up_while_others_wait_leaves_nothing_behind() {
-        let (joints, begun) = (SingleFlight::default(), Arc::new(()));
-        let waits = || {
-            let begun = Arc::clone(&begun);
+    async fn a_waiter_that_disconnects_leaves_nothing_behind() {
+        let (flights, token) = (SingleFlight::default(), Arc::new(()));
+        let work = || {
+            let token = Arc::clone(&token);
             async move {
                 std::future::pending::<()>().await;
-                drop(begun);
+                drop(token);
                 Ok::<_, ()>(())
             }
         };
-        let mut first = joints.join("block");
-        let task = first.spawn(lead(waits()));
-        let patient = joints.join("block");
+        let mut first = flights.join("block");
+        let task = first.spawn(lead(work()));
+        let waiting = flights.join("block");
         tokio::task::yield_now().await;
         for _ in 0..100 {
-            drop(joints.join("block").spawn(waits()));
+            drop(flights.join("block").spawn(work()));
         }
-        while Arc::strong_count(&begun) > 2 {
+        while Arc::strong_count(&token) > 2 {
             tokio::task::yield_now().await;
         }
         drop(first);
         tokio::task::yield_now().await;
         assert!(!task.is_finished());
-        drop(patient);
+        drop(waiting);
         assert!(task.await.unwrap_err().is_cancelled());
     }
 
     #[tokio::test]
-    async fn what_is_left_is_there_for_all_who_want_it_and_no_longer() {
-        let joints = SingleFlight::default();
+    async fn a_retained_value_is_available_to_all_waiters_and_no_longer() {
+        let flights = SingleFlight::default();
         let run = |value: Arc<u8>| {
             lead(async move {
                 retain_for_waiters(&value);
                 Err::<(), _>(Arc::downgrade(&value))
             })
         };
-        let (mut first, mut second) = (joints.join("chunk"), joints.join("chunk"));
+        let (mut first, mut second) = (flights.join("chunk"), flights.join("chunk"));
         let weak = first.spawn(run(Arc::new(1))).await.unwrap().unwrap_err();
         drop(first);
         assert_eq!(weak.upgrade().as_deref(), Some(&1));
         // A new run does not wait for the memory of the earlier result.
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (sender, receiver) = tokio::sync::oneshot::channel();
         let task = second.spawn(lead(async move {
-            told.await.unwrap();
+            receiver.await.unwrap();
             run(Arc::new(2)).await
         }));
         tokio::task::yield_now().await;
         assert!(weak.upgrade().is_none());
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
         let weak = task.await.unwrap().unwrap_err();
         assert_eq!(weak.upgrade().as_deref(), Some(&2));
         drop(second);
-        assert!(weak.upgrade().is_none() && joints.lock().is_empty());
+        assert!(weak.upgrade().is_none() && flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn whoever_leads_does_so_for_the_others_also_where_it_came_later() {
-        let (joints, (tell, told)) = (SingleFlight::default(), tokio::sync::oneshot::channel::<()>());
-        let (first, mut second) = (joints.join("block"), joints.join("block"));
-        let task = second.spawn(lead(told));
+    async fn a_leader_works_for_all_waiters_even_if_it_joined_later() {
+        let (flights, (sender, receiver)) = (SingleFlight::default(), tokio::sync::oneshot::channel::<()>());
+        let (first, mut second) = (flights.join("block"), flights.join("block"));
+        let task = second.spawn(lead(receiver));
         tokio::task::yield_now().await;
         drop(second);
         tokio::task::yield_now().await;
         assert!(!task.is_finished());
         // The next leader goes away, too.
-        drop(tell);
+        drop(sender);
         assert!(task.await.unwrap().is_err());
-        let mut third = joints.join("block");
+        let mut third = flights.join("block");
         let task = third.spawn(lead(std::future::pending::<Result<(), ()>>()));
         tokio::task::yield_now().await;
         drop(third);
@@ -458,13 +460,13 @@ mod tests {
         assert!(!task.is_finished());
         drop(first);
         assert!(task.await.unwrap_err().is_cancelled());
-        assert!(joints.lock().is_empty());
+        assert!(flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn who_has_done_it_takes_nothing_from_who_does_it_anew() {
-        let joints = SingleFlight::default();
-        let (mut first, mut second, third) = (joints.join("block"), joints.join("block"), joints.join("block"));
+    async fn a_finished_leader_does_not_stop_the_next_leader() {
+        let flights = SingleFlight::default();
+        let (mut first, mut second, third) = (flights.join("block"), flights.join("block"), flights.join("block"));
         assert!(first.spawn(lead(async { Ok::<_, ()>(()) })).await.unwrap().is_ok());
         let task = second.spawn(lead(std::future::pending::<Result<(), ()>>()));
         tokio::task::yield_now().await;
@@ -477,15 +479,15 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_fails_leads_and_is_kept_no_more() {
-        let joints = SingleFlight::default();
-        let (first, mut second) = (joints.join("block"), joints.join("block"));
+    async fn failed_work_no_longer_leads_and_is_not_detached() {
+        let flights = SingleFlight::default();
+        let (first, mut second) = (flights.join("block"), flights.join("block"));
         let task = second.spawn(async {
-            let failed = lead(async {
+            let failed_work = lead(async {
                 detach_handle().detach();
                 Err::<(), ()>(())
             });
-            assert!(failed.await.is_err());
+            assert!(failed_work.await.is_err());
             std::future::pending::<()>().await;
         });
         tokio::task::yield_now().await;
@@ -495,19 +497,19 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn what_cannot_be_stopped_goes_on_to_its_end() {
-        let (joints, (tell, told)) = (SingleFlight::default(), tokio::sync::oneshot::channel::<()>());
-        let mut only = joints.join("block");
+    async fn detached_work_runs_to_its_end() {
+        let (flights, (sender, receiver)) = (SingleFlight::default(), tokio::sync::oneshot::channel::<()>());
+        let mut only = flights.join("block");
         let task = only.spawn(async {
             detach_handle().detach();
-            told.await.unwrap();
+            receiver.await.unwrap();
             5
         });
         tokio::task::yield_now().await;
         drop(only);
         tokio::task::yield_now().await;
-        tell.send(()).unwrap();
+        sender.send(()).unwrap();
         assert_eq!(task.await.unwrap(), 5);
-        assert!(joints.lock().is_empty());
+        assert!(flights.lock().is_empty());
     }
 }

@@ -85,11 +85,12 @@ impl Visibility for CallerView {
 /// before.
 pub(super) fn make_cache_private(headers: &mut HeaderMap) {
     let policy = headers.get(CACHE_CONTROL).and_then(|policy| policy.to_str().ok()).unwrap_or("no-cache");
-    if policy.split(',').any(|word| word.trim() == "no-store") {
+    if policy.split(',').any(|directive| directive.trim() == "no-store") {
         return;
     }
-    let words = policy.split(',').map(str::trim).filter(|word| !["public", "private", ""].contains(word));
-    let text = std::iter::once("private").chain(words).collect::<Vec<_>>().join(", ");
+    let directives =
+        policy.split(',').map(str::trim).filter(|directive| !["public", "private", ""].contains(directive));
+    let text = std::iter::once("private").chain(directives).collect::<Vec<_>>().join(", ");
     headers
         .insert(CACHE_CONTROL, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("private, no-store")));
 }
@@ -142,7 +143,7 @@ impl AuthorizationRequest<'_> {
             return Err(Problem::not_found().no_store());
         }
         let caller = self.authenticate(control).await?;
-        let viewpoint = |mount: &str| CallerView {
+        let view_of_mount = |mount: &str| CallerView {
             control: Arc::clone(control),
             mount: mount.to_owned(),
             caller: caller.clone(),
@@ -151,38 +152,41 @@ impl AuthorizationRequest<'_> {
         let Some(path) = path else {
             return match control.policy().decide_metrics(caller.as_ref()) {
                 Decision::Public => Ok(None),
-                Decision::Granted => Ok(Some(Arc::new(viewpoint("")))),
+                Decision::Granted => Ok(Some(Arc::new(view_of_mount("")))),
                 Decision::Refused => Err(self.refuse(caller.as_ref())),
             };
         };
         let mounts = self.app.mounts();
-        let is_alone = matches!(mounts, [only] if only.name.is_empty());
-        let mount = if is_alone { "" } else { path.first().map_or("", String::as_str) };
-        let viewpoint = viewpoint(mount);
-        let may = if is_alone || !path.is_empty() {
-            viewpoint.may_read(&path.join("/"))
+        let is_single_mount = matches!(mounts, [only] if only.name.is_empty());
+        let mount = if is_single_mount { "" } else { path.first().map_or("", String::as_str) };
+        let caller_view = view_of_mount(mount);
+        let is_allowed = if is_single_mount || !path.is_empty() {
+            caller_view.may_read(&path.join("/"))
         } else {
             // The list of containers is for callers who may read at least one of them.
-            mounts.iter().filter(|mount| viewpoint.may_read(&mount.name)).count() > 0 || mounts.is_empty()
+            mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
         };
-        if !may {
-            return Err(self.refuse(viewpoint.caller.as_ref()));
+        if !is_allowed {
+            return Err(self.refuse(caller_view.caller.as_ref()));
         }
         // A response about a directory depends on the caller if a rule covers something below it, even something that
         // does not exist. Otherwise the headers would reveal whether it exists.
         if let Some(directory) = self.revealed_directory(path) {
-            viewpoint.record_decision(control.policy().decide_below(&directory.join("/"), viewpoint.caller.as_ref()));
+            caller_view
+                .record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
         }
-        Ok(Some(Arc::new(viewpoint)))
+        Ok(Some(Arc::new(caller_view)))
     }
 
     /// Returns the directory of the container whose contents the response may reveal; `None` if it is about one object
     /// only.
     fn revealed_directory<'a>(&self, path: &'a [String]) -> Option<&'a [String]> {
         match self.target.endpoint {
-            Endpoint::Stored if !self.target.trailing_slash => None,
+            Endpoint::Stored if !self.target.has_trailing_slash => None,
             // A document of a view describes the directory that it is in.
-            Endpoint::View(_) if !self.target.trailing_slash => path.split_last().map(|(_name, directory)| directory),
+            Endpoint::View(_) if !self.target.has_trailing_slash => {
+                path.split_last().map(|(_name, directory)| directory)
+            }
             Endpoint::Stored | Endpoint::View(_) | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => Some(path),
             Endpoint::Viewer | Endpoint::Operation(_) => None,
         }
@@ -230,13 +234,13 @@ impl AuthorizationRequest<'_> {
     /// may read: a path with a token, or a public one. Such clients look for attributes in all parent directories. They
     /// take 401 for a failure (Neuroglancer), and 404 for "no attributes".
     fn is_attribute_probe(&self) -> bool {
-        let (name, above) = match self.target.segments.split_last() {
-            Some((name, above)) if self.target.endpoint == Endpoint::Stored => (name, above),
+        let (name, parents) = match self.target.segments.split_last() {
+            Some((name, parents)) if self.target.endpoint == Endpoint::Stored => (name, parents),
             _ => return false,
         };
         let control = self.app.options.access_control.as_ref();
-        let is_above_public = || control.is_some_and(|control| control.policy().is_public_below(&above.join("/")));
-        name == ATTRIBUTES && !self.target.trailing_slash && (above.is_empty() || is_above_public())
+        let has_public_below = || control.is_some_and(|control| control.policy().is_public_below(&parents.join("/")));
+        name == ATTRIBUTES && !self.target.has_trailing_slash && (parents.is_empty() || has_public_below())
     }
 
     /// Writes the audit line of a refusal and counts it. The path no longer contains a token.
@@ -257,9 +261,9 @@ impl AuthorizationRequest<'_> {
 }
 
 /// Returns the mount restricted to what the caller sees.
-pub(super) fn mount_for_caller(mount: &Mount, viewpoint: &Arc<CallerView>) -> Mount {
-    let sight: Arc<dyn Visibility> = Arc::<CallerView>::clone(viewpoint);
-    Mount { container: mount.container.with_visibility(sight), ..mount.clone() }
+pub(super) fn mount_for_caller(mount: &Mount, caller_view: &Arc<CallerView>) -> Mount {
+    let visibility: Arc<dyn Visibility> = Arc::<CallerView>::clone(caller_view);
+    Mount { container: mount.container.with_visibility(visibility), ..mount.clone() }
 }
 
 #[cfg(test)]
@@ -267,7 +271,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_the_clients_own_cache_keeps_what_is_private() {
+    fn only_the_clients_own_cache_stores_private_responses() {
         for (before, after) in [
             ("public, max-age=31536000, immutable", "private, max-age=31536000, immutable"),
             ("no-cache", "private, no-cache"),

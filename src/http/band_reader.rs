@@ -23,13 +23,13 @@ pub(super) struct BandReader {
     slice: PlannedSlice,
     /// Time that the last band waited for the client.
     send_wait: Option<Duration>,
-    finish: Option<PieceTransform>,
+    transform: Option<PieceTransform>,
     /// Chunk whose entity tag is checked again after the last band has been read.
     etag_check: Option<StreamedChunk>,
     /// Bytes at the start of what is read that are still to be skipped.
-    to_skip: u64,
+    bytes_to_skip: u64,
     /// Bytes after the skipped ones that are still to be sent.
-    remaining: u64,
+    remaining_bytes: u64,
 }
 
 impl BandReader {
@@ -37,54 +37,64 @@ impl BandReader {
         container: Container,
         freshness: Freshness,
         slice: PlannedSlice,
-        finish: Option<PieceTransform>,
+        transform: Option<PieceTransform>,
     ) -> Self {
-        Self { container, freshness, slice, send_wait: None, finish, etag_check: None, to_skip: 0, remaining: u64::MAX }
+        Self {
+            container,
+            freshness,
+            slice,
+            send_wait: None,
+            transform,
+            etag_check: None,
+            bytes_to_skip: 0,
+            remaining_bytes: u64::MAX,
+        }
     }
 
     /// Adds a check, before the last band is sent, that the blocks still have the promised entity tag.
-    pub(super) fn with_etag_check(self, pieces: StreamedChunk) -> Self {
-        Self { etag_check: Some(pieces), ..self }
+    pub(super) fn with_etag_check(self, chunk: StreamedChunk) -> Self {
+        Self { etag_check: Some(chunk), ..self }
     }
 
-    /// Restricts the body to `len` bytes after the first `skipped`.
-    pub(super) fn with_byte_range(self, skipped: u64, len: u64) -> Self {
-        Self { to_skip: skipped, remaining: len, ..self }
+    /// Restricts the body to `len` bytes after the first `bytes_to_skip`.
+    pub(super) fn with_byte_range(self, bytes_to_skip: u64, len: u64) -> Self {
+        Self { bytes_to_skip, remaining_bytes: len, ..self }
     }
 
     /// Reads the next band and returns its pieces; `None` after the last band.
     pub(super) async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
-        if self.remaining == 0 {
+        if self.remaining_bytes == 0 {
             return Ok(None);
         }
         let band =
-            self.container.next_band(self.freshness, &mut self.slice, self.send_wait, self.finish.clone()).await?;
-        let band = band.map(|(pieces, _)| trim_pieces(pieces, &mut self.to_skip, &mut self.remaining));
+            self.container.next_band(self.freshness, &mut self.slice, self.send_wait, self.transform.clone()).await?;
+        let band = band.map(|(pieces, _)| trim_pieces(pieces, &mut self.bytes_to_skip, &mut self.remaining_bytes));
         // Checked before the last band is sent.
-        if let Some(pieces) = self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining == 0) {
-            pieces.verify_etag(&self.container).await?;
+        if let Some(chunk) = self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining_bytes == 0)
+        {
+            chunk.verify_etag(&self.container).await?;
         }
         Ok(band)
     }
 
-    /// Returns a body of `start`, `first` and the following bands. An error aborts the body and the connection, because
-    /// the length of the body has been promised.
-    pub(super) fn into_body(mut self, start: Bytes, first: Vec<Bytes>, id: String) -> Body {
+    /// Returns a body of `prefix`, `first_band` and the following bands. An error aborts the body and the connection,
+    /// because the length of the body has been promised.
+    pub(super) fn into_body(mut self, prefix: Bytes, first_band: Vec<Bytes>, id: String) -> Body {
         let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
         tokio::spawn(ClientId::current().scope(trace::in_current_scope(async move {
-            let mut next = Ok(Some(first));
+            let mut next = Ok(Some(first_band));
             loop {
                 // Waits until the previous band is being sent, so that at most two are held. If the client has
                 // disconnected, the task ends.
-                let since = Instant::now();
-                let Ok(place) = sender.reserve().await else { return };
-                self.send_wait = Some(since.elapsed());
+                let started = Instant::now();
+                let Ok(permit) = sender.reserve().await else { return };
+                self.send_wait = Some(started.elapsed());
                 match next {
-                    Ok(Some(pieces)) => place.send(Ok(pieces)),
+                    Ok(Some(pieces)) => permit.send(Ok(pieces)),
                     Ok(None) => return,
                     Err(error) => {
                         observe::report_body_failure(&id, &error);
-                        return place.send(Err(error));
+                        return permit.send(Err(error));
                     }
                 }
                 next = tokio::select! {
@@ -100,21 +110,21 @@ impl BandReader {
                 Err(error) => vec![Err(error)],
             })
         });
-        let start = (!start.is_empty()).then_some(Ok::<_, ReadError>(start));
-        Body::from_stream(stream::iter(start).chain(pieces))
+        let prefix = (!prefix.is_empty()).then_some(Ok::<_, ReadError>(prefix));
+        Body::from_stream(stream::iter(prefix).chain(pieces))
     }
 }
 
-/// Drops the first `skipped` bytes of `pieces`, keeps the next `left` and drops the rest. Reduces both numbers by the
-/// bytes that they took.
-fn trim_pieces(pieces: Vec<Bytes>, skipped: &mut u64, left: &mut u64) -> Vec<Bytes> {
-    let cut = pieces.into_iter().map(|mut piece| {
-        let away = usize::try_from(*skipped).unwrap_or(usize::MAX).min(piece.len());
-        *skipped = skipped.saturating_sub(away as u64);
-        drop(piece.split_to(away));
-        piece.truncate(usize::try_from(*left).unwrap_or(usize::MAX));
-        *left = left.saturating_sub(piece.len() as u64);
+/// Drops the first `bytes_to_skip` bytes of `pieces`, keeps the next `remaining_bytes` and drops the rest. Reduces both
+/// numbers by the bytes that they took.
+fn trim_pieces(pieces: Vec<Bytes>, bytes_to_skip: &mut u64, remaining_bytes: &mut u64) -> Vec<Bytes> {
+    let trimmed = pieces.into_iter().map(|mut piece| {
+        let skipped_bytes = usize::try_from(*bytes_to_skip).unwrap_or(usize::MAX).min(piece.len());
+        *bytes_to_skip = bytes_to_skip.saturating_sub(skipped_bytes as u64);
+        drop(piece.split_to(skipped_bytes));
+        piece.truncate(usize::try_from(*remaining_bytes).unwrap_or(usize::MAX));
+        *remaining_bytes = remaining_bytes.saturating_sub(piece.len() as u64);
         piece
     });
-    cut.filter(|piece| !piece.is_empty()).collect()
+    trimmed.filter(|piece| !piece.is_empty()).collect()
 }

@@ -56,7 +56,7 @@ pub struct ClientLimits {
 pub fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        short @ IpAddr::V4(_) => short,
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
@@ -97,8 +97,8 @@ struct AccountTable {
 }
 
 impl AccountTable {
-    fn get_or_insert(&mut self, client: ClientId, most_requests: usize) -> Arc<ClientAccount> {
-        let account = self.by_client.entry(client).or_insert_with(|| Arc::new(ClientAccount::new(most_requests)));
+    fn get_or_insert(&mut self, client: ClientId, max_requests: usize) -> Arc<ClientAccount> {
+        let account = self.by_client.entry(client).or_insert_with(|| Arc::new(ClientAccount::new(max_requests)));
         let account = Arc::clone(account);
         if self.by_client.len() >= self.len_after_cleanup + ACCOUNTS_PER_CLEANUP {
             let now = Instant::now();
@@ -113,11 +113,11 @@ impl AccountTable {
 
     /// Evicts the half with the least debt, except accounts that are in use.
     fn evict_half(&mut self) {
-        let mut paid: Vec<Instant> = self.by_client.values().map(|account| account.theoretical_arrival()).collect();
-        let middle = paid.len() / 2;
-        let (_, middle, _) = paid.select_nth_unstable(middle);
-        let middle = *middle;
-        self.by_client.retain(|_, account| Arc::strong_count(account) > 1 || account.theoretical_arrival() > middle);
+        let mut arrivals: Vec<Instant> = self.by_client.values().map(|account| account.theoretical_arrival()).collect();
+        let middle_index = arrivals.len() / 2;
+        let (_, median, _) = arrivals.select_nth_unstable(middle_index);
+        let median = *median;
+        self.by_client.retain(|_, account| Arc::strong_count(account) > 1 || account.theoretical_arrival() > median);
     }
 }
 
@@ -169,10 +169,10 @@ impl ClientLimiter {
         &self,
         headers: &HeaderMap,
         peer: Option<IpAddr>,
-        viewpoint: Option<&CallerView>,
+        caller_view: Option<&CallerView>,
     ) -> ClientId {
-        let told = forwarded::client_address(headers, peer, &self.trusted_proxies);
-        self.client_id(viewpoint.and_then(CallerView::caller_name), told.or(peer))
+        let forwarded_address = forwarded::client_address(headers, peer, &self.trusted_proxies);
+        self.client_id(caller_view.and_then(CallerView::caller_name), forwarded_address.or(peer))
     }
 
     /// Returns the client of a peer address; `None` for a trusted proxy or a Unix socket, whose requests may belong to
@@ -199,23 +199,25 @@ impl ClientLimiter {
     pub(super) async fn admit(
         &self,
         client: ClientId,
-        admitted: &AdmissionController,
+        admission: &AdmissionController,
     ) -> Result<RequestPermit, Problem> {
         let limits = self.limits;
         // Acquired first: a request that waits here occupies no in-flight slot.
-        let (account, request) =
+        let (account, client_permit) =
             if limits.is_unlimited() { (None, None) } else { self.acquire_client_permit(client).await?.unzip() };
-        let counted = RequestCountGuard::new(&self.registry.request_counts, client);
-        let (most, answered) = (self.concurrent_requests, &counted.in_flight);
-        let in_flight = match admitted.try_admit(most, answered) {
+        let count_guard = RequestCountGuard::new(&self.registry.request_counts, client);
+        let (max_in_flight, client_in_flight) = (self.concurrent_requests, &count_guard.in_flight);
+        let in_flight = match admission.try_admit(max_in_flight, client_in_flight) {
             Some(in_flight) => in_flight,
-            None => admitted.wait(client, answered, most, limits.max_wait).await.ok_or_else(overloaded)?,
+            None => {
+                admission.wait(client, client_in_flight, max_in_flight, limits.max_wait).await.ok_or_else(overloaded)?
+            }
         };
         Ok(RequestPermit {
             account,
             limits,
-            _client_permit: request,
-            _count_guard: counted,
+            _client_permit: client_permit,
+            _count_guard: count_guard,
             in_flight: Some(in_flight),
         })
     }
@@ -229,24 +231,25 @@ impl ClientLimiter {
         client: ClientId,
     ) -> Result<Option<(Arc<ClientAccount>, OwnedSemaphorePermit)>, Problem> {
         let limits = self.limits;
-        let most = if limits.requests == 0 { Semaphore::MAX_PERMITS } else { limits.requests };
-        let account = self.registry.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, most);
-        let request = {
-            let mut entering = pin!(account.acquire_permit(most));
-            match entering.as_mut().now_or_never() {
-                Some(entered) => entered,
+        let max_requests = if limits.requests == 0 { Semaphore::MAX_PERMITS } else { limits.requests };
+        let account =
+            self.registry.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, max_requests);
+        let permit = {
+            let mut acquiring = pin!(account.acquire_permit(max_requests));
+            match acquiring.as_mut().now_or_never() {
+                Some(permit) => permit,
                 None => match ClientWaitGuard::try_begin(&self.registry, &account, self.concurrent_requests) {
-                    Some(_waiting) => {
-                        let (_measured, since) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
-                        let entered = tokio::time::timeout(limits.max_wait, entering).await.ok().flatten();
-                        trace::record("wait", QueueLabel::Client.name(), since.elapsed());
-                        entered
+                    Some(_wait_guard) => {
+                        let (_timer, started) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
+                        let permit = tokio::time::timeout(limits.max_wait, acquiring).await.ok().flatten();
+                        trace::record("wait", QueueLabel::Client.name(), started.elapsed());
+                        permit
                     }
                     None => None,
                 },
             }
         };
-        let Some(request) = request else {
+        let Some(permit) = permit else {
             metrics::request_shed(ShedReason::Client);
             let detail = format!(
                 "this client already has {} requests in progress; wait for one of them to finish",
@@ -254,7 +257,7 @@ impl ClientLimiter {
             );
             return Err(Problem::new(problem::TOO_MANY, detail).with_retry_after());
         };
-        Ok(Some((account, request)))
+        Ok(Some((account, permit)))
     }
 }
 
@@ -264,10 +267,10 @@ struct ClientWaitGuard<'a>([&'a AtomicUsize; 2]);
 impl<'a> ClientWaitGuard<'a> {
     /// Counts a waiting request. Returns `None` if too many wait: of all clients together, as many as may be in flight
     /// at once; of one client, a fraction of that.
-    fn try_begin(accounts: &'a ClientRegistry, account: &'a ClientAccount, most: usize) -> Option<Self> {
-        let this = Self([&accounts.waiting, &account.waiting]);
-        let counts = this.0.map(|count| count.fetch_add(1, Ordering::Relaxed));
-        (counts[0] < most && counts[1] < (most / MAX_WAITING_DIVISOR).max(1)).then_some(this)
+    fn try_begin(registry: &'a ClientRegistry, account: &'a ClientAccount, max_waiting: usize) -> Option<Self> {
+        let guard = Self([&registry.waiting, &account.waiting]);
+        let counts = guard.0.map(|count| count.fetch_add(1, Ordering::Relaxed));
+        (counts[0] < max_waiting && counts[1] < (max_waiting / MAX_WAITING_DIVISOR).max(1)).then_some(guard)
     }
 }
 
@@ -291,37 +294,37 @@ impl Default for ClientRegistry {
 }
 
 impl ClientAccount {
-    fn new(most: usize) -> Self {
-        let permits = Arc::new(Semaphore::new(most));
+    fn new(max_requests: usize) -> Self {
+        let permits = Arc::new(Semaphore::new(max_requests));
         Self {
             permits,
             waiting: AtomicUsize::new(0),
-            permit_count: Mutex::new(most),
+            permit_count: Mutex::new(max_requests),
             theoretical_arrival: Mutex::new(Instant::now()),
         }
     }
 
-    /// Acquires a permit. Adjusts the number of permits first, because `most` may have changed since.
-    async fn acquire_permit(&self, most: usize) -> Option<OwnedSemaphorePermit> {
+    /// Acquires a permit. Adjusts the number of permits first, because `max_requests` may have changed since.
+    async fn acquire_permit(&self, max_requests: usize) -> Option<OwnedSemaphorePermit> {
         loop {
             {
-                let mut current = self.permit_count.lock().unwrap_or_else(PoisonError::into_inner);
-                if *current < most {
-                    self.permits.add_permits(most - *current);
-                    *current = most;
+                let mut permit_count = self.permit_count.lock().unwrap_or_else(PoisonError::into_inner);
+                if *permit_count < max_requests {
+                    self.permits.add_permits(max_requests - *permit_count);
+                    *permit_count = max_requests;
                 } else {
-                    *current -= self.permits.forget_permits(*current - most);
+                    *permit_count -= self.permits.forget_permits(*permit_count - max_requests);
                 }
             }
             // The semaphore is never closed.
             let permit = Arc::clone(&self.permits).acquire_owned().await.ok()?;
-            let mut current = self.permit_count.lock().unwrap_or_else(PoisonError::into_inner);
-            if *current <= most {
+            let mut permit_count = self.permit_count.lock().unwrap_or_else(PoisonError::into_inner);
+            if *permit_count <= max_requests {
                 return Some(permit);
             }
             // The limit was lowered, and this permit is surplus.
             permit.forget();
-            *current -= 1;
+            *permit_count -= 1;
         }
     }
 }
@@ -344,21 +347,21 @@ struct RequestCountGuard {
 }
 
 impl RequestCountGuard {
-    fn new(running: &ClientRequestCounts, client: ClientId) -> Self {
-        let mut clients = running.lock().unwrap_or_else(PoisonError::into_inner);
-        let (count, answered) = clients.entry(client).or_default();
+    fn new(request_counts: &ClientRequestCounts, client: ClientId) -> Self {
+        let mut clients = request_counts.lock().unwrap_or_else(PoisonError::into_inner);
+        let (count, in_flight) = clients.entry(client).or_default();
         *count += 1;
-        Self { counts: Arc::clone(running), client, in_flight: Arc::clone(answered) }
+        Self { counts: Arc::clone(request_counts), client, in_flight: Arc::clone(in_flight) }
     }
 }
 
 impl Drop for RequestCountGuard {
     fn drop(&mut self) {
-        let mut running = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut requests) = running.entry(self.client) {
-            requests.get_mut().0 -= 1;
-            if requests.get().0 == 0 {
-                requests.remove();
+        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut entry) = counts.entry(self.client) {
+            entry.get_mut().0 -= 1;
+            if entry.get().0 == 0 {
+                entry.remove();
             }
         }
     }
@@ -397,14 +400,14 @@ impl RequestPermit {
     pub(super) fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let ClientLimits { bytes_per_second, burst_bytes, .. } = self.limits;
         let account = self.account.as_ref().filter(|_| bytes_per_second > 0)?;
-        let time = |bytes: u64| {
+        let time_for = |bytes: u64| {
             let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
             Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)).min(Duration::from_secs(86_400))
         };
-        let mut paid = account.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner);
-        *paid = (*paid).max(now) + time(bytes as u64);
-        let due = paid.checked_sub(time(burst_bytes)).unwrap_or(now);
-        (due > now).then_some(due)
+        let mut theoretical_arrival = account.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner);
+        *theoretical_arrival = (*theoretical_arrival).max(now) + time_for(bytes as u64);
+        let send_time = theoretical_arrival.checked_sub(time_for(burst_bytes)).unwrap_or(now);
+        (send_time > now).then_some(send_time)
     }
 }
 
@@ -416,7 +419,7 @@ mod tests {
     use super::super::admission::AdmissionController;
     use super::*;
 
-    fn clients(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> ClientLimiter {
+    fn new_limiter(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> ClientLimiter {
         ClientLimiter {
             limits: ClientLimits { requests, bytes_per_second, burst_bytes, max_wait: Duration::from_secs(10) },
             concurrent_requests: 16,
@@ -427,165 +430,170 @@ mod tests {
 
     #[test]
     fn a_client_is_a_caller_or_an_address_or_a_network() {
-        let clients = clients(0, 0, 0);
-        let at = |address: &str| clients.client_id(None, Some(address.parse().unwrap()));
-        assert_eq!(at("192.0.2.1"), at("::ffff:192.0.2.1"));
-        assert_ne!(at("192.0.2.1"), at("192.0.2.2"));
-        assert_eq!(at("2001:db8::1"), at("2001:db8::ffff:1:2:3"));
-        assert_ne!(at("2001:db8::1"), at("2001:db8:0:1::1"));
-        let named = |address: &str| clients.client_id(Some("ann".to_owned()), Some(address.parse().unwrap()));
-        assert_eq!(named("192.0.2.1"), named("192.0.2.2"));
-        assert_ne!(named("192.0.2.1"), at("192.0.2.1"));
+        let limiter = new_limiter(0, 0, 0);
+        let id_of_address = |address: &str| limiter.client_id(None, Some(address.parse().unwrap()));
+        assert_eq!(id_of_address("192.0.2.1"), id_of_address("::ffff:192.0.2.1"));
+        assert_ne!(id_of_address("192.0.2.1"), id_of_address("192.0.2.2"));
+        assert_eq!(id_of_address("2001:db8::1"), id_of_address("2001:db8::ffff:1:2:3"));
+        assert_ne!(id_of_address("2001:db8::1"), id_of_address("2001:db8:0:1::1"));
+        let id_of_caller = |address: &str| limiter.client_id(Some("ann".to_owned()), Some(address.parse().unwrap()));
+        assert_eq!(id_of_caller("192.0.2.1"), id_of_caller("192.0.2.2"));
+        assert_ne!(id_of_caller("192.0.2.1"), id_of_address("192.0.2.1"));
     }
 
     #[tokio::test]
-    async fn bytes_beyond_the_burst_come_at_the_rate_and_all_of_them_come() {
-        let clients = clients(0, 8 << 20, 1 << 20);
-        let begun = Instant::now();
-        let sent = Bytes::from((0..(4_usize << 20) + 5).map(|at| u8::try_from(at % 251).unwrap()).collect::<Vec<_>>());
+    async fn bytes_beyond_the_burst_are_sent_at_the_rate_and_none_is_lost() {
+        let limiter = new_limiter(0, 8 << 20, 1 << 20);
+        let started = Instant::now();
+        let sent = Bytes::from((0..(4_usize << 20) + 5).map(|n| u8::try_from(n % 251).unwrap()).collect::<Vec<_>>());
         let mut received = Vec::new();
         for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
-            let place = clients.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
-            let answer = place.hold_until_sent(Response::new(Body::from(part.clone())));
-            assert_eq!(http_body::Body::size_hint(answer.body()).exact(), Some(part.len() as u64));
-            received.extend(answer.into_body().collect().await.unwrap().to_bytes());
+            let permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+            let response = permit.hold_until_sent(Response::new(Body::from(part.clone())));
+            assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(part.len() as u64));
+            received.extend(response.into_body().collect().await.unwrap().to_bytes());
         }
         assert!(received == sent);
         // The first MiB is sent at once; each of the other three takes at least an eighth of a second.
-        assert!(begun.elapsed() >= Duration::from_millis(370), "{:?}", begun.elapsed());
-        let other = clients.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
-        assert!(other.charge_bytes(1 << 20, Instant::now()).is_none(), "another client has no debt");
+        assert!(started.elapsed() >= Duration::from_millis(370), "{:?}", started.elapsed());
+        let other_permit = limiter.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        assert!(other_permit.charge_bytes(1 << 20, Instant::now()).is_none(), "another client has no debt");
     }
 
     #[tokio::test]
-    async fn whoever_is_served_or_owes_is_not_forgotten_and_others_are() {
-        let mut clients = clients(1, 1000, 1000);
-        clients.limits.max_wait = Duration::from_millis(20);
-        let _served = clients.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
-        let _due = clients
+    async fn clients_with_requests_or_debt_are_kept_and_others_are_evicted() {
+        let mut limiter = new_limiter(1, 1000, 1000);
+        limiter.limits.max_wait = Duration::from_millis(20);
+        let _permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+        let _due = limiter
             .admit(ClientId::new(2), &AdmissionController::default())
             .await
             .unwrap()
             .charge_bytes(1_000_000, Instant::now());
         for number in 0..4 * ACCOUNTS_PER_CLEANUP as u64 {
-            assert!(clients.admit(ClientId::new(100 + number), &AdmissionController::default()).await.is_ok());
+            assert!(limiter.admit(ClientId::new(100 + number), &AdmissionController::default()).await.is_ok());
         }
         assert!(
-            clients.admit(ClientId::new(1), &AdmissionController::default()).await.is_err(),
+            limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_err(),
             "its only permit is taken"
         );
-        let debtor = clients.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        let debtor_permit = limiter.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
         assert!(
-            debtor.charge_bytes(1, Instant::now()).is_some_and(|due| due > Instant::now() + Duration::from_secs(900))
+            debtor_permit
+                .charge_bytes(1, Instant::now())
+                .is_some_and(|due| due > Instant::now() + Duration::from_secs(900))
         );
-        assert!(clients.registry.accounts.lock().unwrap().by_client.len() <= ACCOUNTS_PER_CLEANUP + 2);
+        assert!(limiter.registry.accounts.lock().unwrap().by_client.len() <= ACCOUNTS_PER_CLEANUP + 2);
     }
 
     #[test]
-    fn the_number_of_clients_that_owe_is_bounded_and_those_that_owe_most_are_remembered() {
-        let mut known = AccountTable::default();
+    fn the_number_of_accounts_is_bounded_and_the_largest_debts_are_kept() {
+        let mut accounts = AccountTable::default();
         let now = Instant::now();
         let debtor = ClientId::new(u64::MAX);
-        *known.get_or_insert(debtor, 1).theoretical_arrival.lock().unwrap() = now + Duration::from_secs(86_400);
+        *accounts.get_or_insert(debtor, 1).theoretical_arrival.lock().unwrap() = now + Duration::from_secs(86_400);
         for number in 0..2 * MAX_ACCOUNTS as u64 + ACCOUNTS_PER_CLEANUP as u64 {
-            *known.get_or_insert(ClientId::new(number), 1).theoretical_arrival.lock().unwrap() =
+            *accounts.get_or_insert(ClientId::new(number), 1).theoretical_arrival.lock().unwrap() =
                 now + Duration::from_secs(1000 + number / 1000);
         }
-        assert!(known.by_client.len() <= MAX_ACCOUNTS + ACCOUNTS_PER_CLEANUP, "{}", known.by_client.len());
-        assert!(known.by_client.contains_key(&debtor));
+        assert!(accounts.by_client.len() <= MAX_ACCOUNTS + ACCOUNTS_PER_CLEANUP, "{}", accounts.by_client.len());
+        assert!(accounts.by_client.contains_key(&debtor));
     }
 
     #[tokio::test]
-    async fn a_place_is_kept_until_the_body_is_gone_and_waited_for() {
-        let mut clients = clients(1, 0, 0);
-        let answer = clients
+    async fn a_permit_is_held_until_the_body_is_dropped_and_requests_wait_for_it() {
+        let mut limiter = new_limiter(1, 0, 0);
+        let response = limiter
             .admit(ClientId::new(1), &AdmissionController::default())
             .await
             .unwrap()
             .hold_until_sent(Response::new(Body::from("x")));
-        assert!(clients.admit(ClientId::new(2), &AdmissionController::default()).await.is_ok());
-        let admitted = AdmissionController::default();
-        let (second, ()) = tokio::join!(clients.admit(ClientId::new(1), &admitted), async {
+        assert!(limiter.admit(ClientId::new(2), &AdmissionController::default()).await.is_ok());
+        let admission = AdmissionController::default();
+        let (second_permit, ()) = tokio::join!(limiter.admit(ClientId::new(1), &admission), async {
             tokio::task::yield_now().await;
-            drop(answer);
+            drop(response);
         });
-        clients.limits.max_wait = Duration::from_millis(20);
-        assert!(clients.admit(ClientId::new(1), &AdmissionController::default()).await.is_err());
-        drop(second.unwrap());
-        assert!(clients.admit(ClientId::new(1), &AdmissionController::default()).await.is_ok());
+        limiter.limits.max_wait = Duration::from_millis(20);
+        assert!(limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_err());
+        drop(second_permit.unwrap());
+        assert!(limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_ok());
     }
 
     #[tokio::test]
-    async fn small_answers_in_memory_keep_no_place_among_all_and_others_do() {
-        let (clients, admitted) = (clients(0, 0, 0), AdmissionController::default());
+    async fn small_responses_in_memory_release_their_slot_and_others_hold_it() {
+        let (limiter, admission) = (new_limiter(0, 0, 0), AdmissionController::default());
         let streamed = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("x"))]);
         let bodies = [Body::from(vec![0; 1 << 20]), Body::from(vec![0; (1 << 20) + 1]), Body::from_stream(streamed)];
-        let mut answers = Vec::new();
-        for (kept, body) in bodies.into_iter().enumerate() {
-            let place = clients.admit(ClientId::new(1), &admitted).await.unwrap();
-            answers.push(place.hold_until_sent(Response::new(body)));
-            assert_eq!(admitted.count(), kept);
+        let mut responses = Vec::new();
+        for (held_slots, body) in bodies.into_iter().enumerate() {
+            let permit = limiter.admit(ClientId::new(1), &admission).await.unwrap();
+            responses.push(permit.hold_until_sent(Response::new(body)));
+            assert_eq!(admission.count(), held_slots);
         }
-        drop(answers);
-        assert_eq!(admitted.count(), 0);
+        drop(responses);
+        assert_eq!(admission.count(), 0);
     }
 
     #[tokio::test]
-    async fn other_limits_hold_for_clients_that_are_known_and_forgive_nothing() {
-        let before = clients(3, 1 << 20, 1 << 20);
-        let limited = |requests, bytes_per_second| {
-            let wait = Duration::from_millis(20);
-            let limits = ClientLimits { requests, bytes_per_second, burst_bytes: 1 << 20, max_wait: wait };
+    async fn new_limits_apply_to_known_clients_and_keep_their_debt() {
+        let old_limiter = new_limiter(3, 1 << 20, 1 << 20);
+        let with_limits = |requests, bytes_per_second| {
+            let max_wait = Duration::from_millis(20);
+            let limits = ClientLimits { requests, bytes_per_second, burst_bytes: 1 << 20, max_wait };
             ClientLimiter {
                 limits,
                 concurrent_requests: 16,
                 trusted_proxies: Vec::new(),
-                registry: Arc::clone(&before.registry),
+                registry: Arc::clone(&old_limiter.registry),
             }
         };
         let client = ClientId::new(1);
-        let mut held = Vec::new();
+        let mut permits = Vec::new();
         for _ in 0..3 {
-            held.push(before.admit(client, &AdmissionController::default()).await.unwrap());
+            permits.push(old_limiter.admit(client, &AdmissionController::default()).await.unwrap());
         }
-        let fewer = limited(1, 1 << 20);
-        assert!(fewer.admit(client, &AdmissionController::default()).await.is_err());
-        held.truncate(1);
-        assert!(fewer.admit(client, &AdmissionController::default()).await.is_err(), "the new limit is one request");
-        held[0].charge_bytes(64 << 20, Instant::now());
-        held.clear();
-        let place = fewer.admit(client, &AdmissionController::default()).await.unwrap();
-        assert!(place.charge_bytes(1, Instant::now()).is_some(), "the debt of earlier bytes remains");
-        let more = limited(2, 1 << 20);
-        let both = (
-            more.admit(client, &AdmissionController::default()).await,
-            more.admit(client, &AdmissionController::default()).await,
+        let one_request_limiter = with_limits(1, 1 << 20);
+        assert!(one_request_limiter.admit(client, &AdmissionController::default()).await.is_err());
+        permits.truncate(1);
+        assert!(
+            one_request_limiter.admit(client, &AdmissionController::default()).await.is_err(),
+            "the new limit is one request"
         );
-        assert!(both.0.is_ok() && both.1.is_err());
-        assert!(limited(0, 1 << 20).admit(client, &AdmissionController::default()).await.is_ok(), "no limit");
+        permits[0].charge_bytes(64 << 20, Instant::now());
+        permits.clear();
+        let permit = one_request_limiter.admit(client, &AdmissionController::default()).await.unwrap();
+        assert!(permit.charge_bytes(1, Instant::now()).is_some(), "the debt of earlier bytes remains");
+        let two_request_limiter = with_limits(2, 1 << 20);
+        let results = (
+            two_request_limiter.admit(client, &AdmissionController::default()).await,
+            two_request_limiter.admit(client, &AdmissionController::default()).await,
+        );
+        assert!(results.0.is_ok() && results.1.is_err());
+        assert!(with_limits(0, 1 << 20).admit(client, &AdmissionController::default()).await.is_ok(), "no limit");
     }
 
     #[tokio::test]
-    async fn when_there_are_too_many_requests_those_who_have_few_get_in_and_others_wait() {
-        let (mut clients, admitted) = (clients(0, 0, 0), AdmissionController::default());
-        let (greedy, modest) = (ClientId::new(1), ClientId::new(2));
-        let mut places = Vec::new();
+    async fn under_overload_light_clients_are_admitted_and_others_wait() {
+        let (mut limiter, admission) = (new_limiter(0, 0, 0), AdmissionController::default());
+        let (heavy, light) = (ClientId::new(1), ClientId::new(2));
+        let mut permits = Vec::new();
         for _ in 1..=16 {
-            places.push(clients.admit(greedy, &admitted).await.unwrap());
+            permits.push(limiter.admit(heavy, &admission).await.unwrap());
         }
-        let place = clients.admit(modest, &admitted).await.unwrap();
-        clients.limits.max_wait = Duration::from_millis(20);
-        assert!(clients.admit(modest, &admitted).await.is_err(), "a light client has at most one of sixteen");
-        assert_eq!(admitted.count(), 17);
-        clients.limits.max_wait = Duration::from_secs(10);
+        let permit = limiter.admit(light, &admission).await.unwrap();
+        limiter.limits.max_wait = Duration::from_millis(20);
+        assert!(limiter.admit(light, &admission).await.is_err(), "a light client has at most one of sixteen");
+        assert_eq!(admission.count(), 17);
+        limiter.limits.max_wait = Duration::from_secs(10);
         {
-            let mut waits = std::pin::pin!(clients.admit(greedy, &admitted));
-            assert!(futures_util::poll!(waits.as_mut()).is_pending());
-            places.truncate(14);
-            places.push(waits.await.unwrap());
+            let mut waiting = std::pin::pin!(limiter.admit(heavy, &admission));
+            assert!(futures_util::poll!(waiting.as_mut()).is_pending());
+            permits.truncate(14);
+            permits.push(waiting.await.unwrap());
         }
-        drop((place, places));
-        assert!(clients.registry.request_counts.lock().unwrap().is_empty());
-        assert_eq!(admitted.count(), 0);
+        drop((permit, permits));
+        assert!(limiter.registry.request_counts.lock().unwrap().is_empty());
+        assert_eq!(admission.count(), 0);
     }
 }

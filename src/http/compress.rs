@@ -25,15 +25,15 @@ pub(super) struct Compressible;
 
 /// Compresses a document if the client accepts it and memory for it is free. It must not wait for memory, because the
 /// request already holds the memory of the document.
-pub(super) async fn compress_document(ask: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
+pub(super) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
     let (mut parts, body) = response.into_parts();
     add_vary(&mut parts.headers, "accept-encoding");
     let length = body.size_hint().exact().unwrap_or(0);
-    let encoding = negotiate(ask).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
-    let memory = encoding.and_then(|_| ask.app.resources.try_reserve_memory(document_buffer_bytes(length)));
+    let encoding = negotiate(context).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
+    let memory = encoding.and_then(|_| context.app.resources.try_reserve_memory(document_buffer_bytes(length)));
     let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
-    let fault = |cause: String| Problem::with_cause(problem::INTERNAL, "internal server error", cause);
-    let bytes = body.collect().await.map_err(|error| fault(error.to_string()))?.to_bytes();
+    let internal_error = |cause: String| Problem::with_cause(problem::INTERNAL, "internal server error", cause);
+    let bytes = body.collect().await.map_err(|error| internal_error(error.to_string()))?.to_bytes();
     let len = bytes.len();
     // The job owns its memory permit, because it continues when the client has disconnected.
     let compress = move || -> std::io::Result<Bytes> {
@@ -41,14 +41,14 @@ pub(super) async fn compress_document(ask: &RequestContext<'_>, response: Respon
         memory.shrink(compressed.len() as u64);
         Ok(memory.own(compressed))
     };
-    let compressed = ask
+    let compressed = context
         .app
         .resources
         .cpu()
         .run(Priority::for_input_bytes(len), 0, compress)
         .await
-        .map_err(|error| fault(error.to_string()))?;
-    let compressed = compressed.map_err(|error| fault(error.to_string()))?;
+        .map_err(|error| internal_error(error.to_string()))?;
+    let compressed = compressed.map_err(|error| internal_error(error.to_string()))?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
     parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     Ok(Response::from_parts(parts, Body::from(compressed)))
@@ -117,8 +117,8 @@ pub(super) fn compression_bytes(bytes: u64) -> u64 {
 }
 
 /// Returns the coding with the highest weight in `Accept-Encoding`; `None` for no compression.
-pub(super) fn negotiate(ask: &RequestContext<'_>) -> Option<ContentCoding> {
-    best_coding(&ask.list_header(&ACCEPT_ENCODING)?)
+pub(super) fn negotiate(context: &RequestContext<'_>) -> Option<ContentCoding> {
+    best_coding(&context.list_header(&ACCEPT_ENCODING)?)
 }
 
 fn best_coding(accepted: &str) -> Option<ContentCoding> {
@@ -130,12 +130,16 @@ fn best_coding(accepted: &str) -> Option<ContentCoding> {
         .map(|coding| format!("coding/{coding}"))
         .collect();
     let ranges = ranges.join(", ");
-    let weighed = ContentCoding::ALL
+    let weighted = ContentCoding::ALL
         .into_iter()
         .map(|coding| (accept_weight(&format!("coding/{}", coding.name()), &ranges), coding));
     // An unlisted `identity` is preferred less than any listed coding (RFC 9110, section 12.5.3).
-    let plain = if ranges.contains("coding/identity") { accept_weight("coding/identity", &ranges) } else { 0 };
-    let best = weighed.rev().filter(|(weight, _)| *weight > 0 && *weight >= plain).max_by_key(|(weight, _)| *weight);
+    let identity_weight =
+        if ranges.contains("coding/identity") { accept_weight("coding/identity", &ranges) } else { 0 };
+    let best = weighted
+        .rev()
+        .filter(|(weight, _)| *weight > 0 && *weight >= identity_weight)
+        .max_by_key(|(weight, _)| *weight);
     best.map(|(_, coding)| coding)
 }
 
@@ -164,17 +168,17 @@ mod tests {
     }
 
     #[test]
-    fn what_is_compressed_comes_back() {
+    fn compression_round_trips() {
         let parts = [Bytes::from_static(b"header"), Bytes::from(vec![7; 10_000])];
-        let whole: Vec<u8> = parts.concat();
+        let expected: Vec<u8> = parts.concat();
         let gzip = ContentCoding::Gzip.compress(&parts).unwrap();
-        let mut back = Vec::new();
-        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&gzip[..]), &mut back).unwrap();
-        assert_eq!(back, whole);
-        assert_eq!(zstd::decode_all(&ContentCoding::Zstd.compress(&parts).unwrap()[..]).unwrap(), whole);
+        let mut decompressed = Vec::new();
+        std::io::Read::read_to_end(&mut flate2::read::GzDecoder::new(&gzip[..]), &mut decompressed).unwrap();
+        assert_eq!(decompressed, expected);
+        assert_eq!(zstd::decode_all(&ContentCoding::Zstd.compress(&parts).unwrap()[..]).unwrap(), expected);
         let brotli = ContentCoding::Brotli.compress(&parts).unwrap();
-        let mut back = Vec::new();
-        std::io::Read::read_to_end(&mut brotli::Decompressor::new(&brotli[..], 4096), &mut back).unwrap();
-        assert_eq!(back, whole);
+        let mut decompressed = Vec::new();
+        std::io::Read::read_to_end(&mut brotli::Decompressor::new(&brotli[..], 4096), &mut decompressed).unwrap();
+        assert_eq!(decompressed, expected);
     }
 }

@@ -10,9 +10,9 @@ use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfUnmod
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum ConditionalOutcome {
     /// The whole representation: 200.
-    Whole,
+    Full,
     /// The bytes from the first number up to, but not including, the second: 206.
-    Part(u64, u64),
+    Partial(u64, u64),
     /// None of it, because the client has it: 304.
     NotModified,
     /// None of it, because it is not the representation that the client expects: 412.
@@ -34,43 +34,43 @@ pub(super) fn evaluate(
     len: Option<u64>,
 ) -> ConditionalOutcome {
     let modified = modified.filter(has_http_date);
-    let tag = etag;
+    let etag_text = etag;
     let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
-    if let Some(wanted) = headers.typed_get::<IfMatch>() {
-        if !etag.as_ref().is_some_and(|etag| wanted.precondition_passes(etag)) {
+    if let Some(if_match) = headers.typed_get::<IfMatch>() {
+        if !etag.as_ref().is_some_and(|etag| if_match.precondition_passes(etag)) {
             return ConditionalOutcome::PreconditionFailed;
         }
-    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified)
-        && !since.precondition_passes(modified)
+    } else if let (Some(unmodified_since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified)
+        && !unmodified_since.precondition_passes(modified)
     {
         return ConditionalOutcome::PreconditionFailed;
     }
-    if let Some(known) = headers.typed_get::<IfNoneMatch>() {
-        if etag.as_ref().is_some_and(|etag| !known.precondition_passes(etag)) {
+    if let Some(if_none_match) = headers.typed_get::<IfNoneMatch>() {
+        if etag.as_ref().is_some_and(|etag| !if_none_match.precondition_passes(etag)) {
             return ConditionalOutcome::NotModified;
         }
-    } else if let (Some(since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified)
-        && !since.is_modified(modified)
+    } else if let (Some(modified_since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified)
+        && !modified_since.is_modified(modified)
     {
         return ConditionalOutcome::NotModified;
     }
-    let (Some(len), true) = (len, method == Method::GET) else { return ConditionalOutcome::Whole };
+    let (Some(len), true) = (len, method == Method::GET) else { return ConditionalOutcome::Full };
     let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else {
-        return ConditionalOutcome::Whole;
+        return ConditionalOutcome::Full;
     };
     if let Some(condition) = headers.get(IF_RANGE)
-        && !if_range_matches(condition, tag, modified)
+        && !if_range_matches(condition, etag_text, modified)
     {
-        return ConditionalOutcome::Whole;
+        return ConditionalOutcome::Full;
     }
-    parse_range(range, len).unwrap_or(ConditionalOutcome::Whole)
+    parse_range(range, len).unwrap_or(ConditionalOutcome::Full)
 }
 
 /// Returns true if an `If-Range` names exactly this representation, by its strong entity tag or its exact date
 /// (§13.1.5).
 fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
-    let tagged = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
-    tagged || modified.and_then(last_modified).is_some_and(|date| date == *condition)
+    let matches_etag = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
+    matches_etag || modified.and_then(last_modified).is_some_and(|date| date == *condition)
 }
 
 /// Parses a `Range` of one byte range and cuts it off at the end of the representation. Returns `None` for anything
@@ -81,23 +81,23 @@ fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Optio
 fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
     let (unit, spec) = range.split_once('=')?;
     let (first, last) = spec.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
-    let number = |text: &str| {
-        let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let parse_number = |text: &str| {
+        let is_decimal = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
         // A number above 2^64 lies beyond the end of every object.
-        digits.then(|| text.parse().unwrap_or(u64::MAX))
+        is_decimal.then(|| text.parse().unwrap_or(u64::MAX))
     };
     let (from, to) = match (first, last) {
-        ("", suffix) => (len.saturating_sub(number(suffix)?), len),
-        (first, "") => (number(first)?, len),
+        ("", suffix) => (len.saturating_sub(parse_number(suffix)?), len),
+        (first, "") => (parse_number(first)?, len),
         (first, last) => {
-            let (first, last) = (number(first)?, number(last)?);
+            let (first, last) = (parse_number(first)?, parse_number(last)?);
             if last < first {
                 return None;
             }
             (first, last.saturating_add(1).min(len))
         }
     };
-    Some(if from < to { ConditionalOutcome::Part(from, to) } else { ConditionalOutcome::Unsatisfiable })
+    Some(if from < to { ConditionalOutcome::Partial(from, to) } else { ConditionalOutcome::Unsatisfiable })
 }
 
 /// Returns `Last-Modified` as an HTTP date; `None` for a time that has none.
@@ -112,38 +112,41 @@ const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
 /// Returns true if `httpdate` can format the time, which a file's owner may set at will. It panics before 1970 and from
 /// the year 10000 on.
 fn has_http_date(time: &SystemTime) -> bool {
-    time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|since| since < YEAR_10000)
+    time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|elapsed| elapsed < YEAR_10000)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn ask(headers: &[(&'static str, &str)]) -> ConditionalOutcome {
+    fn evaluate_headers(headers: &[(&'static str, &str)]) -> ConditionalOutcome {
         let map: HeaderMap = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
         let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_500);
         evaluate(&Method::GET, &map, Some("\"a-1\""), Some(modified), Some(10))
     }
 
     #[test]
-    fn ranges_of_every_form() {
-        assert_eq!(ask(&[]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "bytes=0-0")]), ConditionalOutcome::Part(0, 1));
-        assert_eq!(ask(&[("range", "bytes=3-")]), ConditionalOutcome::Part(3, 10));
-        assert_eq!(ask(&[("range", "bytes=3-99")]), ConditionalOutcome::Part(3, 10));
-        assert_eq!(ask(&[("range", "bytes=-4")]), ConditionalOutcome::Part(6, 10));
-        assert_eq!(ask(&[("range", "bytes=-99")]), ConditionalOutcome::Part(0, 10));
-        assert_eq!(ask(&[("range", "bytes=10-")]), ConditionalOutcome::Unsatisfiable);
-        assert_eq!(ask(&[("range", "bytes=-0")]), ConditionalOutcome::Unsatisfiable);
-        assert_eq!(ask(&[("range", "bytes=0-1,3-4")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "lines=0-1")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "bytes=5-2")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "bytes=x")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "bytes=")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "bytes=+1-2")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("range", "Bytes=0-99999999999999999999999")]), ConditionalOutcome::Part(0, 10));
+    fn byte_ranges_of_every_form_are_parsed() {
+        assert_eq!(evaluate_headers(&[]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=0-0")]), ConditionalOutcome::Partial(0, 1));
+        assert_eq!(evaluate_headers(&[("range", "bytes=3-")]), ConditionalOutcome::Partial(3, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=3-99")]), ConditionalOutcome::Partial(3, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=-4")]), ConditionalOutcome::Partial(6, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=-99")]), ConditionalOutcome::Partial(0, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=10-")]), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(evaluate_headers(&[("range", "bytes=-0")]), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(evaluate_headers(&[("range", "bytes=0-1,3-4")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "lines=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=5-2")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=x")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=+1-2")]), ConditionalOutcome::Full);
         assert_eq!(
-            ask(&[("range", "bytes=18446744073709551615-18446744073709551615")]),
+            evaluate_headers(&[("range", "Bytes=0-99999999999999999999999")]),
+            ConditionalOutcome::Partial(0, 10)
+        );
+        assert_eq!(
+            evaluate_headers(&[("range", "bytes=18446744073709551615-18446744073709551615")]),
             ConditionalOutcome::Unsatisfiable
         );
     }
@@ -154,12 +157,12 @@ mod tests {
         for modified in [SystemTime::UNIX_EPOCH - Duration::from_nanos(1), SystemTime::UNIX_EPOCH + YEAR_10000] {
             for name in ["if-modified-since", "if-unmodified-since", "if-range"] {
                 let map = [(name.parse().unwrap(), date.parse().unwrap())].into_iter().collect();
-                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), ConditionalOutcome::Whole);
+                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), ConditionalOutcome::Full);
             }
             assert_eq!(last_modified(modified), None);
         }
-        let last = SystemTime::UNIX_EPOCH + YEAR_10000 - Duration::from_secs(1);
-        assert_eq!(last_modified(last).unwrap(), "Fri, 31 Dec 9999 23:59:59 GMT");
+        let last_date = SystemTime::UNIX_EPOCH + YEAR_10000 - Duration::from_secs(1);
+        assert_eq!(last_modified(last_date).unwrap(), "Fri, 31 Dec 9999 23:59:59 GMT");
     }
 
     #[test]
@@ -170,39 +173,51 @@ mod tests {
 
     #[test]
     fn preconditions_come_before_ranges() {
-        assert_eq!(ask(&[("if-none-match", "\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::NotModified);
-        assert_eq!(ask(&[("if-none-match", "W/\"a-1\"")]), ConditionalOutcome::NotModified);
-        assert_eq!(ask(&[("if-none-match", "*")]), ConditionalOutcome::NotModified);
-        assert_eq!(ask(&[("if-none-match", "\"b\", \"a-1\"")]), ConditionalOutcome::NotModified);
-        assert_eq!(ask(&[("if-none-match", "\"b\"")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-match", "\"b\"")]), ConditionalOutcome::PreconditionFailed);
-        assert_eq!(ask(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]), ConditionalOutcome::Part(1, 2));
-        assert_eq!(ask(&[("if-match", "*")]), ConditionalOutcome::Whole);
+        assert_eq!(
+            evaluate_headers(&[("if-none-match", "\"a-1\""), ("range", "bytes=0-1")]),
+            ConditionalOutcome::NotModified
+        );
+        assert_eq!(evaluate_headers(&[("if-none-match", "W/\"a-1\"")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-none-match", "*")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-none-match", "\"b\", \"a-1\"")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-none-match", "\"b\"")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-match", "\"b\"")]), ConditionalOutcome::PreconditionFailed);
+        assert_eq!(
+            evaluate_headers(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]),
+            ConditionalOutcome::Partial(1, 2)
+        );
+        assert_eq!(evaluate_headers(&[("if-match", "*")]), ConditionalOutcome::Full);
     }
 
     #[test]
     fn dates_have_a_resolution_of_seconds() {
         let same = "Sun, 09 Sep 2001 01:46:40 GMT";
         let before = "Sun, 09 Sep 2001 01:46:39 GMT";
-        assert_eq!(ask(&[("if-modified-since", same)]), ConditionalOutcome::NotModified);
-        assert_eq!(ask(&[("if-modified-since", before)]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-unmodified-since", same)]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-unmodified-since", before)]), ConditionalOutcome::PreconditionFailed);
+        assert_eq!(evaluate_headers(&[("if-modified-since", same)]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-modified-since", before)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-unmodified-since", same)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-unmodified-since", before)]), ConditionalOutcome::PreconditionFailed);
         // An entity tag outweighs a date.
-        assert_eq!(ask(&[("if-none-match", "\"b\""), ("if-modified-since", same)]), ConditionalOutcome::Whole);
+        assert_eq!(
+            evaluate_headers(&[("if-none-match", "\"b\""), ("if-modified-since", same)]),
+            ConditionalOutcome::Full
+        );
     }
 
     #[test]
-    fn if_range_chooses_between_part_and_whole() {
-        assert_eq!(ask(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Part(0, 2));
-        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-range", "\"b\""), ("range", "bytes=99-")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-range", "garbage"), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
-        assert_eq!(ask(&[("if-range", "a-1"), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
+    fn if_range_decides_between_the_range_and_the_full_representation() {
+        assert_eq!(
+            evaluate_headers(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]),
+            ConditionalOutcome::Partial(0, 2)
+        );
+        assert_eq!(evaluate_headers(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "\"b\""), ("range", "bytes=99-")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "garbage"), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "a-1"), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
         let date = "Sun, 09 Sep 2001 01:46:40 GMT";
-        assert_eq!(ask(&[("if-range", date), ("range", "bytes=0-1")]), ConditionalOutcome::Part(0, 2));
+        assert_eq!(evaluate_headers(&[("if-range", date), ("range", "bytes=0-1")]), ConditionalOutcome::Partial(0, 2));
         let later = "Sun, 09 Sep 2001 01:46:41 GMT";
-        assert_eq!(ask(&[("if-range", later), ("range", "bytes=0-1")]), ConditionalOutcome::Whole);
+        assert_eq!(evaluate_headers(&[("if-range", later), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
     }
 }

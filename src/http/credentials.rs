@@ -91,7 +91,7 @@ pub(super) fn extract_tokens(request: &mut Request, base_path: &str) -> Presente
 fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut PresentedTokens) -> Cow<'a, str> {
     let inner = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let (base, mut rest) = inner.map_or(("", path), |rest| (base_path, rest));
-    let whole = rest;
+    let original = rest;
     while let Some((raw, after)) = split_token(rest) {
         let token = percent_decode_str(raw).decode_utf8_lossy().into_owned();
         presented.add(&token);
@@ -99,7 +99,7 @@ fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut PresentedT
         presented.path_ends_in_token = after.is_empty();
         rest = after;
     }
-    match (rest.len() == whole.len(), rest.is_empty()) {
+    match (rest.len() == original.len(), rest.is_empty()) {
         (true, _) => Cow::Borrowed(path),
         (false, true) => format!("{base}/").into(),
         (false, false) => format!("{base}{rest}").into(),
@@ -108,8 +108,8 @@ fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut PresentedT
 
 /// Splits `/token/TOKEN...` into the token and the rest.
 fn split_token(path: &str) -> Option<(&str, &str)> {
-    let (word, rest) = path.strip_prefix('/')?.split_once('/')?;
-    if percent_decode_str(word).decode_utf8().ok()? != TOKEN_KEYWORD {
+    let (segment, rest) = path.strip_prefix('/')?.split_once('/')?;
+    if percent_decode_str(segment).decode_utf8().ok()? != TOKEN_KEYWORD {
         return None;
     }
     let end = rest.find('/').unwrap_or(rest.len());
@@ -117,7 +117,7 @@ fn split_token(path: &str) -> Option<(&str, &str)> {
 }
 
 fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
-    let mut kept = Vec::new();
+    let mut remaining_pairs = Vec::new();
     for pair in query.split('&') {
         let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
         if percent_decode_str(name).decode_utf8().is_ok_and(|name| name == TOKEN_KEYWORD) {
@@ -125,10 +125,10 @@ fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
             presented.add(&token);
             presented.query_token = Some(token).filter(|token| !token.is_empty());
         } else {
-            kept.push(pair);
+            remaining_pairs.push(pair);
         }
     }
-    kept.join("&")
+    remaining_pairs.join("&")
 }
 
 /// Removes all `Authorization` headers and their bearer tokens. Other schemes are for a proxy.
@@ -149,33 +149,33 @@ fn take_from_headers(headers: &mut HeaderMap, presented: &mut PresentedTokens) {
 
 /// Redacts everything in a text that looks like one of the server's tokens or a JWT.
 pub(super) fn redact(text: &str) -> String {
-    let mut shown = String::with_capacity(text.len());
-    let is_inner = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let next = |beginning: &str, from: usize| text.get(from..)?.find(beginning).map(|at| from + at);
+    let mut redacted = String::with_capacity(text.len());
+    let is_token_char = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
+    let find_prefix = |prefix: &str, from: usize| text.get(from..)?.find(prefix).map(|offset| from + offset);
     // Each prefix is searched for once from start to end, so that the time is linear in the text's length.
-    let mut places = SECRET_PREFIXES.map(|beginning| (beginning, next(beginning, 0)));
-    let mut done = 0;
-    while let Some(at) = places.iter().filter_map(|(_, place)| *place).min() {
-        let rest = text.get(at..).unwrap_or_default();
-        let end = rest.find(|c| !is_inner(c)).unwrap_or(rest.len());
+    let mut positions = SECRET_PREFIXES.map(|prefix| (prefix, find_prefix(prefix, 0)));
+    let mut copied_bytes = 0;
+    while let Some(start) = positions.iter().filter_map(|(_, position)| *position).min() {
+        let rest = text.get(start..).unwrap_or_default();
+        let end = rest.find(|c| !is_token_char(c)).unwrap_or(rest.len());
         let word = rest.get(..end).unwrap_or_default();
         let is_secret =
             word.len() >= MIN_SECRET_BYTES && (word.starts_with(TOKEN_PREFIX) || word.matches('.').count() == 2);
-        shown.push_str(text.get(done..at).unwrap_or_default());
-        shown.push_str(if is_secret { "..." } else { word });
-        done = at + end;
-        for (beginning, place) in &mut places {
-            if place.is_some_and(|place| place < done) {
-                *place = next(beginning, done);
+        redacted.push_str(text.get(copied_bytes..start).unwrap_or_default());
+        redacted.push_str(if is_secret { "..." } else { word });
+        copied_bytes = start + end;
+        for (prefix, position) in &mut positions {
+            if position.is_some_and(|start| start < copied_bytes) {
+                *position = find_prefix(prefix, copied_bytes);
             }
         }
     }
-    shown + text.get(done..).unwrap_or_default()
+    redacted + text.get(copied_bytes..).unwrap_or_default()
 }
 
 /// Returns true if a path may contain something that [`extract_tokens`] removes or redacts.
 pub(super) fn may_contain_secret(path: &str) -> bool {
-    SECRET_PREFIXES.iter().any(|beginning| path.contains(beginning))
+    SECRET_PREFIXES.iter().any(|prefix| path.contains(prefix))
 }
 
 #[cfg(test)]
@@ -185,7 +185,7 @@ mod tests {
 
     use super::*;
 
-    fn asked(uri: &str, headers: &[&str]) -> (String, PresentedTokens) {
+    fn extract_from(uri: &str, headers: &[&str]) -> (String, PresentedTokens) {
         let mut request = Request::builder().uri(uri);
         for value in headers {
             request = request.header(AUTHORIZATION, *value);
@@ -197,8 +197,8 @@ mod tests {
     }
 
     #[test]
-    fn a_token_is_found_wherever_it_may_stand_and_is_gone_afterwards() {
-        for (uri, left, token) in [
+    fn tokens_are_found_and_removed_in_every_permitted_place() {
+        for (uri, expected_uri, token) in [
             ("/x/token/T/a/0?size=1", "/x/a/0?size=1", "T"),
             ("/x/%74oken/%54/a", "/x/a", "T"),
             ("/x/a?token=T", "/x/a", "T"),
@@ -208,78 +208,78 @@ mod tests {
             ("http://h/x/token/T/a", "http://h/x/a", "T"),
             ("/x/token/T/a?token=T", "/x/a", "T"),
         ] {
-            let (rest, presented) = asked(uri, &[]);
-            assert_eq!((rest.as_str(), presented.token()), (left, Ok(Some(token))), "{uri}");
+            let (remaining_uri, presented) = extract_from(uri, &[]);
+            assert_eq!((remaining_uri.as_str(), presented.token()), (expected_uri, Ok(Some(token))), "{uri}");
             assert_eq!(presented.url_token(), Some(token), "{uri}");
         }
-        let (rest, presented) = asked("/x/a", &["bEARER  T "]);
-        assert_eq!((rest.as_str(), presented.token(), presented.url_token()), ("/x/a", Ok(Some("T")), None));
+        let (remaining_uri, presented) = extract_from("/x/a", &["bEARER  T "]);
+        assert_eq!((remaining_uri.as_str(), presented.token(), presented.url_token()), ("/x/a", Ok(Some("T")), None));
     }
 
     #[test]
-    fn the_root_of_a_token_has_a_slash() {
-        let (rest, presented) = asked("/x/token/T", &[]);
-        assert_eq!((rest.as_str(), presented.path_ends_in_token), ("/x/", true));
-        assert!(!asked("/x/token/T/", &[]).1.path_ends_in_token);
+    fn the_path_of_a_token_becomes_the_root_with_a_slash() {
+        let (remaining_uri, presented) = extract_from("/x/token/T", &[]);
+        assert_eq!((remaining_uri.as_str(), presented.path_ends_in_token), ("/x/", true));
+        assert!(!extract_from("/x/token/T/", &[]).1.path_ends_in_token);
     }
 
     #[test]
-    fn what_is_no_token_stays() {
+    fn text_that_is_not_a_token_is_unchanged() {
         for uri in
             ["/x/tokens/T/a", "/x/a/token/T", "/x/token", "/x/token/", "/x/token//a", "/x/n5/token/T/a", "/x/a?b"]
         {
-            let (rest, presented) = asked(uri, &["Basic YTpi"]);
-            assert_eq!((rest.as_str(), presented.token()), (uri, Ok(None)), "{uri}");
+            let (remaining_uri, presented) = extract_from(uri, &["Basic YTpi"]);
+            assert_eq!((remaining_uri.as_str(), presented.token()), (uri, Ok(None)), "{uri}");
         }
-        assert_eq!(asked("/x/a?token=", &[]).1.token(), Ok(None));
-        assert_eq!(asked("/x/a", &["Bearer"]).1.token(), Ok(Some("-")));
+        assert_eq!(extract_from("/x/a?token=", &[]).1.token(), Ok(None));
+        assert_eq!(extract_from("/x/a", &["Bearer"]).1.token(), Ok(Some("-")));
     }
 
     #[test]
-    fn tokens_that_differ_are_no_token() {
+    fn different_tokens_are_an_error() {
         for (uri, header) in [
             ("/x/token/T/a?token=U", "Basic x"),
             ("/x/a?token=T&token=U", "Basic x"),
             ("/x/token/T/token/U/a", "Basic x"),
             ("/x/a?token=T", "Bearer U"),
         ] {
-            assert_eq!(asked(uri, &[header]).1.token(), Err(()), "{uri}");
+            assert_eq!(extract_from(uri, &[header]).1.token(), Err(()), "{uri}");
         }
-        assert_eq!(asked("/x/a", &["Bearer T", "Bearer U"]).1.token(), Err(()));
-        assert_eq!(asked("/x/token/T/token/T/a?token=T", &["Bearer T"]).1.token(), Ok(Some("T")));
+        assert_eq!(extract_from("/x/a", &["Bearer T", "Bearer U"]).1.token(), Err(()));
+        assert_eq!(extract_from("/x/token/T/token/T/a?token=T", &["Bearer T"]).1.token(), Ok(Some("T")));
     }
 
     #[test]
-    fn a_token_in_the_wrong_place_is_hidden() {
+    fn a_misplaced_token_is_redacted() {
         let token = format!("n5t_{}", "0".repeat(64));
         let jwt = "eyJhbGciOiJSUzI1NiJ9.eyJzdWIiOiJ4In0.c2lnbmF0dXJl";
         for secret in [token.as_str(), jwt] {
             for uri in
                 [format!("/x/zarr2/token/{secret}/a"), format!("/x/a?access_token={secret}&b"), format!("/y/{secret}")]
             {
-                let (rest, _) = asked(&uri, &[]);
-                assert!(!rest.contains(secret) && rest.contains("..."), "{rest}");
+                let (remaining_uri, _) = extract_from(&uri, &[]);
+                assert!(!remaining_uri.contains(secret) && remaining_uri.contains("..."), "{remaining_uri}");
             }
         }
-        assert_eq!(asked("/x/n5t_volume/eyJ/0.0.0", &[]).0, "/x/n5t_volume/eyJ/0.0.0");
+        assert_eq!(extract_from("/x/n5t_volume/eyJ/0.0.0", &[]).0, "/x/n5t_volume/eyJ/0.0.0");
     }
 
     #[test]
-    fn a_long_url_is_read_once() {
+    fn a_long_url_is_redacted_in_linear_time() {
         // These 64 MB would take minutes if every match were searched for in all the text that follows.
         for piece in ["/eyJ", "/n5t_", "/eyJ/n5t_"] {
             let text = piece.repeat((8 << 20) / piece.len());
             assert_eq!(redact(&text), text);
         }
-        let (_, presented) = asked(&format!("/x/a?{}", "token=a&token=b&token=c&".repeat(1000)), &[]);
+        let (_, presented) = extract_from(&format!("/x/a?{}", "token=a&token=b&token=c&".repeat(1000)), &[]);
         assert_eq!((presented.token(), presented.tokens.len()), (Err(()), 2));
     }
 
     proptest! {
         #[test]
-        fn no_url_makes_it_stumble(uri in "/(x/)?((token|%74oken|n5t_|eyJ|é|%ff|a)/?){0,5}(\\?[a-z=&%]{0,20})?") {
+        fn no_url_panics(uri in "/(x/)?((token|%74oken|n5t_|eyJ|é|%ff|a)/?){0,5}(\\?[a-z=&%]{0,20})?") {
             if uri.parse::<Uri>().is_ok() {
-                let _ = asked(&uri, &[]);
+                let _ = extract_from(&uri, &[]);
             }
         }
     }

@@ -23,7 +23,7 @@ pub(super) struct ExpositionCache {
 /// A text that is counted until the last client has received it.
 struct ExpositionText {
     text: String,
-    _live: Arc<()>,
+    _live_guard: Arc<()>,
 }
 
 impl AsRef<[u8]> for ExpositionText {
@@ -36,20 +36,21 @@ impl ExpositionCache {
     /// Returns the text of `render` at `now`, or the last text if many are live.
     pub(super) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
         // Counted before it is rendered: the lock is not held that long, so several threads may render at once.
-        let one = Arc::clone(&self.live_texts);
-        let besides = Arc::strong_count(&self.live_texts).saturating_sub(1 + REUSE_THRESHOLD);
+        let live_guard = Arc::clone(&self.live_texts);
+        let excess = Arc::strong_count(&self.live_texts).saturating_sub(1 + REUSE_THRESHOLD);
         {
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
-            if besides == 0 {
+            if excess == 0 {
                 *last = None;
-            } else if let Some((at, text)) = &*last
-                && now.duration_since(*at) < REUSE_TIME_STEP.saturating_mul(u32::try_from(besides).unwrap_or(u32::MAX))
+            } else if let Some((rendered_at, text)) = &*last
+                && now.duration_since(*rendered_at)
+                    < REUSE_TIME_STEP.saturating_mul(u32::try_from(excess).unwrap_or(u32::MAX))
             {
                 return text.clone();
             }
         }
-        let text = Bytes::from_owner(ExpositionText { text: render(), _live: one });
-        if besides > 0 {
+        let text = Bytes::from_owner(ExpositionText { text: render(), _live_guard: live_guard });
+        if excess > 0 {
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, text.clone()));
         }
         text
@@ -60,37 +61,37 @@ impl ExpositionCache {
 mod tests {
     use super::*;
 
-    /// Simulates an hour of ten scrapes a second whose texts are kept for `kept` seconds each. Returns the largest
-    /// number of live texts, and the age in seconds of the oldest text that was returned.
-    fn of_an_hour(kept: usize) -> (usize, u64) {
-        let (exposition, begun) = (ExpositionCache::default(), Instant::now());
-        let (mut held, mut most, mut oldest) = (std::collections::VecDeque::new(), 0, 0);
+    /// Simulates an hour of ten scrapes a second whose texts are kept for `hold_seconds` seconds each. Returns the
+    /// largest number of live texts, and the age in seconds of the oldest text that was returned.
+    fn simulate_an_hour(hold_seconds: usize) -> (usize, u64) {
+        let (exposition, started) = (ExpositionCache::default(), Instant::now());
+        let (mut held_texts, mut max_live, mut max_age) = (std::collections::VecDeque::new(), 0, 0);
         for tenth in 0..36_000 {
-            let text = exposition.get_or_render(begun + Duration::from_millis(100 * tenth), || tenth.to_string());
-            let made: u64 = std::str::from_utf8(&text).unwrap().parse().unwrap();
-            oldest = oldest.max((tenth - made) / 10);
-            held.push_back(text);
-            if held.len() > 10 * kept {
-                held.pop_front();
+            let text = exposition.get_or_render(started + Duration::from_millis(100 * tenth), || tenth.to_string());
+            let rendered_at: u64 = std::str::from_utf8(&text).unwrap().parse().unwrap();
+            max_age = max_age.max((tenth - rendered_at) / 10);
+            held_texts.push_back(text);
+            if held_texts.len() > 10 * hold_seconds {
+                held_texts.pop_front();
             }
-            most = most.max(Arc::strong_count(&exposition.live_texts) - 1);
+            max_live = max_live.max(Arc::strong_count(&exposition.live_texts) - 1);
         }
-        held.clear();
+        held_texts.clear();
         for text in ["first", "second"] {
-            assert_eq!(exposition.get_or_render(begun, || text.to_owned()), text, "all texts have been received");
+            assert_eq!(exposition.get_or_render(started, || text.to_owned()), text, "all texts have been received");
         }
-        (most, oldest)
+        (max_live, max_age)
     }
 
     #[test]
-    fn each_has_its_own_unless_many_are_not_taken() {
-        assert_eq!(of_an_hour(1), (10, 0));
+    fn each_scrape_gets_a_new_text_while_few_are_live() {
+        assert_eq!(simulate_an_hour(1), (10, 0));
     }
 
     #[test]
-    fn few_are_kept_however_long_clients_do_not_take_theirs() {
-        let (most, oldest) = of_an_hour(900);
-        assert!((REUSE_THRESHOLD..4 * REUSE_THRESHOLD).contains(&most), "{most} texts");
-        assert!((10..60).contains(&oldest), "{oldest} s");
+    fn the_number_of_live_texts_stays_small_while_clients_are_slow() {
+        let (max_live, max_age) = simulate_an_hour(900);
+        assert!((REUSE_THRESHOLD..4 * REUSE_THRESHOLD).contains(&max_live), "{max_live} texts");
+        assert!((10..60).contains(&max_age), "{max_age} s");
     }
 }

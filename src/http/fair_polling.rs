@@ -27,7 +27,7 @@ const TIME_SLICE: Duration = Duration::from_millis(1);
 /// Fair scheduler of the requests of one thread.
 #[derive(Debug, Clone)]
 struct FairPoller {
-    shares: FairSemaphore,
+    time_slices: FairSemaphore,
     round: Arc<Mutex<PollRound>>,
 }
 
@@ -44,7 +44,7 @@ struct PollRound {
 
 thread_local! {
     static FAIR_POLLER: FairPoller = FairPoller {
-        shares: FairSemaphore::new(SLICES_PER_ROUND, ClientQuota::UNLIMITED, CostBasis::Units),
+        time_slices: FairSemaphore::new(SLICES_PER_ROUND, ClientQuota::UNLIMITED, CostBasis::Units),
         round: Arc::default(),
     };
 }
@@ -56,15 +56,15 @@ pub(super) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = 
         // On other runtimes, a new task does not run after those that are ready.
         return work.await;
     }
-    let turns = FAIR_POLLER.with(Clone::clone);
+    let poller = FAIR_POLLER.with(Clone::clone);
     let mut work = pin!(work);
     loop {
-        let turn = turns.shares.acquire((client, 0), 1).await;
-        let since = Instant::now();
-        let worked = poll!(work.as_mut());
-        turns.charge_slice(turn, since.elapsed());
-        if let Poll::Ready(done) = worked {
-            return done;
+        let time_slice = poller.time_slices.acquire((client, 0), 1).await;
+        let started = Instant::now();
+        let polled = poll!(work.as_mut());
+        poller.charge_slice(time_slice, started.elapsed());
+        if let Poll::Ready(output) = polled {
+            return output;
         }
         next_poll().await;
     }
@@ -72,25 +72,25 @@ pub(super) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = 
 
 impl FairPoller {
     /// Returns a time slice, or keeps it until the end of the round if it is used up.
-    fn charge_slice(&self, turn: FairPermit, worked: Duration) {
-        let (is_first, left) = {
+    fn charge_slice(&self, time_slice: FairPermit, elapsed: Duration) {
+        let (is_first, returned) = {
             let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
-            round.slice_elapsed += worked;
-            let left = if round.slice_elapsed < TIME_SLICE {
-                Some(turn)
+            round.slice_elapsed += elapsed;
+            let returned = if round.slice_elapsed < TIME_SLICE {
+                Some(time_slice)
             } else {
                 round.slice_elapsed = Duration::ZERO;
-                round.spent_slices.push(turn);
+                round.spent_slices.push(time_slice);
                 None
             };
-            (!std::mem::replace(&mut round.is_end_scheduled, true), left)
+            (!std::mem::replace(&mut round.is_end_scheduled, true), returned)
         };
         // Dropped outside the lock, because it wakes other requests.
-        drop(left);
+        drop(returned);
         if is_first {
-            let end = RoundEndGuard(Arc::clone(&self.round));
+            let end_guard = RoundEndGuard(Arc::clone(&self.round));
             // A new task runs after all that are ready now.
-            tokio::spawn(async move { drop(end) });
+            tokio::spawn(async move { drop(end_guard) });
         }
     }
 }
@@ -121,45 +121,45 @@ mod tests {
 
     use super::*;
 
-    /// Starts `count` requests of a client. Each adds the client's number to `answered` when it is done.
-    fn begin(client: u64, count: usize, answered: &Arc<Mutex<Vec<u64>>>) -> Vec<JoinHandle<()>> {
-        let request = |answered: Arc<Mutex<Vec<u64>>>| {
+    /// Starts `count` requests of a client. Each adds the client's number to `finished` when it is done.
+    fn spawn_requests(client: u64, count: usize, finished: &Arc<Mutex<Vec<u64>>>) -> Vec<JoinHandle<()>> {
+        let request = |finished: Arc<Mutex<Vec<u64>>>| {
             tokio::spawn(poll_fairly(ClientId::new(client), async move {
-                let since = Instant::now();
-                while since.elapsed() < TIME_SLICE {}
-                answered.lock().unwrap().push(client);
+                let started = Instant::now();
+                while started.elapsed() < TIME_SLICE {}
+                finished.lock().unwrap().push(client);
             }))
         };
-        (0..count).map(|_| request(Arc::clone(answered))).collect()
+        (0..count).map(|_| request(Arc::clone(finished))).collect()
     }
 
     #[tokio::test]
-    async fn a_client_with_many_requests_leaves_turns_to_others() {
-        let answered = Arc::default();
-        let mut begun = begin(1, 200, &answered);
-        begun.extend(begin(2, 3, &answered));
-        join_all(begun).await;
-        let answered = answered.lock().unwrap();
-        let last = answered.iter().rposition(|client| *client == 2).unwrap();
-        assert!(answered.len() == 203 && last < 3 * SLICES_PER_ROUND, "{last}");
+    async fn a_client_with_many_requests_leaves_time_slices_to_others() {
+        let finished = Arc::default();
+        let mut requests = spawn_requests(1, 200, &finished);
+        requests.extend(spawn_requests(2, 3, &finished));
+        join_all(requests).await;
+        let finished = finished.lock().unwrap();
+        let last = finished.iter().rposition(|client| *client == 2).unwrap();
+        assert!(finished.len() == 203 && last < 3 * SLICES_PER_ROUND, "{last}");
     }
 
     #[tokio::test]
-    async fn requests_that_take_little_share_a_turn() {
-        let waited = join_all((0..4 * SLICES_PER_ROUND).map(|_| {
+    async fn short_requests_share_a_time_slice() {
+        let first_polls = join_all((0..4 * SLICES_PER_ROUND).map(|_| {
             let mut request = Box::pin(poll_fairly(ClientId::new(1), async {}));
             async move { poll!(request.as_mut()).is_pending() }
         }));
-        assert!(waited.await.into_iter().all(|waited| !waited));
+        assert!(first_polls.await.into_iter().all(|is_pending| !is_pending));
     }
 
     #[tokio::test]
-    async fn work_that_waits_has_no_turn() {
+    async fn waiting_work_holds_no_time_slice() {
         let (sender, receiver) = oneshot::channel::<()>();
         let receiver = receiver.shared();
         let waiting: Vec<_> =
             (0..2 * SLICES_PER_ROUND).map(|_| tokio::spawn(poll_fairly(ClientId::new(1), receiver.clone()))).collect();
-        join_all(begin(2, 1, &Arc::default())).await;
+        join_all(spawn_requests(2, 1, &Arc::default())).await;
         sender.send(()).unwrap();
         assert!(join_all(waiting).await.into_iter().all(|ended| ended.is_ok_and(|sent| sent.is_ok())));
     }

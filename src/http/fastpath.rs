@@ -101,10 +101,10 @@ impl Reply {
         observe::report_body_failure(self.record.id(), error);
     }
 
-    /// Records that `bytes` of the body have been sent; `is_all` if that is the whole body.
-    pub fn record_sent(&mut self, bytes: u64, is_all: bool) {
+    /// Records that `bytes` of the body have been sent; `is_complete` if that is the whole body.
+    pub fn record_sent(&mut self, bytes: u64, is_complete: bool) {
         self.record.sent_bytes = bytes;
-        self.record.stage = if is_all { SendStage::Done } else { SendStage::Sending(None) };
+        self.record.stage = if is_complete { SendStage::Done } else { SendStage::Sending(None) };
     }
 }
 
@@ -120,10 +120,10 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
     match classify(&request) {
         FastEligibility::HandOver => FastOutcome::HandOver,
         FastEligibility::SlowPath => FastOutcome::Request(length, None),
-        FastEligibility::FastPath(asked) => {
+        FastEligibility::FastPath(fast_request) => {
             // After a panic, the HTTP library handles the request again, and its response reports the fault.
-            let answer = catch_unwind(AssertUnwindSafe(|| try_respond(app, peer, &asked)));
-            FastOutcome::Request(length, answer.unwrap_or_default())
+            let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, peer, &fast_request)));
+            FastOutcome::Request(length, reply.unwrap_or_default())
         }
     }
 }
@@ -139,80 +139,81 @@ enum FastEligibility<'a> {
 
 fn classify<'a>(request: &httparse::Request<'_, 'a>) -> FastEligibility<'a> {
     let (Some(method), Some(path)) = (request.method, request.path) else { return FastEligibility::HandOver };
-    let mut asked = FastRequest { is_head: method == "HEAD", path, ..FastRequest::default() };
-    let mut is_quick = matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
-    let (mut has_since, mut hosts) = (false, 0);
+    let mut fast_request = FastRequest { is_head: method == "HEAD", path, ..FastRequest::default() };
+    let mut is_eligible =
+        matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
+    let (mut has_modified_since, mut host_count) = (false, 0);
     for header in request.headers.iter() {
-        let is = |name: &str| header.name.eq_ignore_ascii_case(name);
+        let is_named = |name: &str| header.name.eq_ignore_ascii_case(name);
         // Compares the length first, because nearly all headers are none of these.
         match header.name.len() {
-            4 if is("host") => {
-                hosts += 1;
-                is_quick &= forwarded::is_url_safe_host(header.value);
+            4 if is_named("host") => {
+                host_count += 1;
+                is_eligible &= forwarded::is_url_safe_host(header.value);
             }
-            5 if is("range") => is_quick = false,
-            6 if is("origin") => asked.has_origin = true,
-            6 if is("accept") => is_quick &= !Problem::is_named_in_accept(header.value),
-            6 if is("expect") => return FastEligibility::HandOver,
-            7 if is("upgrade") => return FastEligibility::HandOver,
-            8 if is("if-range") || is("if-match") => is_quick = false,
-            10 if is("connection") => is_quick &= header.value.eq_ignore_ascii_case(b"keep-alive"),
-            11 if is("traceparent") => asked.traceparent = std::str::from_utf8(header.value).ok(),
-            12 if is("x-request-id") => match std::str::from_utf8(header.value) {
-                Ok(id) if asked.request_id.is_none() => asked.request_id = Some(id),
-                _ => is_quick = false,
+            5 if is_named("range") => is_eligible = false,
+            6 if is_named("origin") => fast_request.has_origin = true,
+            6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
+            6 if is_named("expect") => return FastEligibility::HandOver,
+            7 if is_named("upgrade") => return FastEligibility::HandOver,
+            8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
+            10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
+            11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
+            12 if is_named("x-request-id") => match std::str::from_utf8(header.value) {
+                Ok(id) if fast_request.request_id.is_none() => fast_request.request_id = Some(id),
+                _ => is_eligible = false,
             },
-            13 if is("authorization") => is_quick = false,
-            13 if is("if-none-match") => {
-                is_quick &= asked.if_none_match.is_none() && is_strong_etag(header.value);
-                asked.if_none_match = Some(header.value);
+            13 if is_named("authorization") => is_eligible = false,
+            13 if is_named("if-none-match") => {
+                is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
+                fast_request.if_none_match = Some(header.value);
             }
-            14 if is("content-length") => return FastEligibility::HandOver,
-            14 if is("http2-settings") => return FastEligibility::HandOver,
-            17 if is("transfer-encoding") => return FastEligibility::HandOver,
-            17 if is("if-modified-since") => has_since = true,
-            19 if is("if-unmodified-since") => is_quick = false,
-            38 if is("access-control-request-private-network") => is_quick = false,
+            14 if is_named("content-length") => return FastEligibility::HandOver,
+            14 if is_named("http2-settings") => return FastEligibility::HandOver,
+            17 if is_named("transfer-encoding") => return FastEligibility::HandOver,
+            17 if is_named("if-modified-since") => has_modified_since = true,
+            19 if is_named("if-unmodified-since") => is_eligible = false,
+            38 if is_named("access-control-request-private-network") => is_eligible = false,
             _ => {}
         }
     }
     // `If-None-Match` takes precedence over `If-Modified-Since`.
-    is_quick &= hosts == 1 && (!has_since || asked.if_none_match.is_some());
-    if is_quick { FastEligibility::FastPath(asked) } else { FastEligibility::SlowPath }
+    is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
+    if is_eligible { FastEligibility::FastPath(fast_request) } else { FastEligibility::SlowPath }
 }
 
-fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, asked: &FastRequest<'_>) -> Option<Reply> {
+fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) -> Option<Reply> {
     let (templates, started) = (&app.header_templates, Instant::now());
-    if (templates.varies_by_origin && asked.has_origin) || app.client_limiter.limits_bandwidth() {
+    if (templates.varies_by_origin && request.has_origin) || app.client_limiter.limits_bandwidth() {
         return None;
     }
     // A token must not be logged, wherever it stands in the path. The slow path redacts it.
-    if app.options.access_control.is_some() && credentials::may_contain_secret(asked.path) {
+    if app.options.access_control.is_some() && credentials::may_contain_secret(request.path) {
         return None;
     }
-    let access = app.resources.request_freshness();
-    let begun = FastResponder { app, peer, started };
-    let again = thread_cache::with_entry(app, asked.path, |seen| {
-        let (mount, template) = (app.mounts.get(seen.mount)?, templates.mounts.get(seen.mount)?);
-        let with_bytes = seen.headers.as_ref().is_some_and(|said| asked.needs_body(&said.etag));
-        let bytes = mount.container.revalidate(access, &mut seen.cached_answer, with_bytes)?;
-        Some(match &seen.headers {
-            Some(said) => begun.entity_reply(
-                asked,
+    let freshness = app.resources.request_freshness();
+    let responder = FastResponder { app, peer, started };
+    let cached_reply = thread_cache::with_entry(app, request.path, |entry| {
+        let (mount, template) = (app.mounts.get(entry.mount)?, templates.mounts.get(entry.mount)?);
+        let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
+        let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
+        Some(match &entry.headers {
+            Some(headers) => responder.entity_reply(
+                request,
                 template,
-                said,
-                ReplyBody::Bytes(begun.charge_to_client(asked, mount, bytes)?),
+                headers,
+                ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
             ),
-            None => begun.not_found_reply(asked, template, observe::STORED),
+            None => responder.not_found_reply(request, template, observe::STORED),
         })
     });
-    if again.is_some() {
-        return again;
+    if cached_reply.is_some() {
+        return cached_reply;
     }
-    let Some(path) = RequestTarget::parse_literal_stored(asked.path, &app.options.base_path) else {
-        return fastpath_chunk::try_respond(&begun, asked, access);
+    let Some(path) = RequestTarget::parse_literal_stored(request.path, &app.options.base_path) else {
+        return fastpath_chunk::try_respond(&responder, request, freshness);
     };
-    let (at, path) = match app.mounts.as_slice() {
+    let (mount_index, path) = match app.mounts.as_slice() {
         [only] if only.name.is_empty() => (0, path),
         several => {
             let (name, path) = path.split_once('/')?;
@@ -220,49 +221,54 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, asked: &FastRequest<'_>) ->
         }
     };
     let key = Key::parse(path).ok().filter(stored::is_n5_key)?;
-    let (mount, template) = (app.mounts.get(at)?, templates.mounts.get(at).filter(|template| template.is_public)?);
+    let (mount, template) =
+        (app.mounts.get(mount_index)?, templates.mounts.get(mount_index).filter(|template| template.is_public)?);
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
     // A client that has a copy may not need the bytes.
-    let with_bytes = !asked.is_head && asked.if_none_match.is_none();
-    let mut found = mount.container.try_object(access, &key, with_bytes);
-    if let NonblockingLookup::Object(meta, bytes, _) = &found
+    let with_bytes = !request.is_head && request.if_none_match.is_none();
+    let mut lookup = mount.container.try_object(freshness, &key, with_bytes);
+    if let NonblockingLookup::Object(meta, bytes, _) = &lookup
         && bytes.len() as u64 != meta.len
-        && asked.needs_body(&meta.etag)
+        && request.needs_body(&meta.etag)
     {
-        found = mount.container.try_object(access, &key, true);
+        lookup = mount.container.try_object(freshness, &key, true);
     }
-    match found {
+    match lookup {
         NonblockingLookup::WouldBlock => None,
-        NonblockingLookup::Missing(found) => {
-            let trail = CachedAnswer { dependencies: vec![found], range: 0..0 };
-            thread_cache::insert(app, asked.path, ThreadCacheEntry { mount: at, headers: None, cached_answer: trail });
-            Some(begun.not_found_reply(asked, template, observe::STORED))
+        NonblockingLookup::Missing(dependency) => {
+            let cached_answer = CachedAnswer { dependencies: vec![dependency], range: 0..0 };
+            thread_cache::insert(
+                app,
+                request.path,
+                ThreadCacheEntry { mount: mount_index, headers: None, cached_answer },
+            );
+            Some(responder.not_found_reply(request, template, observe::STORED))
         }
         // The kernel cannot encrypt the file that it sends.
         NonblockingLookup::Sendfile(_) if app.options.is_https => None,
         NonblockingLookup::Sendfile(file) => {
-            let said = EntityHeaders::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
-            Some(begun.entity_reply(asked, template, &said, ReplyBody::File(Arc::new(file))))
+            let headers = EntityHeaders::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
+            Some(responder.entity_reply(request, template, &headers, ReplyBody::File(Arc::new(file))))
         }
-        NonblockingLookup::Object(meta, bytes, found) => {
+        NonblockingLookup::Object(meta, bytes, dependency) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
-            let said = EntityHeaders::new(meta, key.name() == Some(ATTRIBUTES));
-            let reply = begun.entity_reply(
-                asked,
+            let headers = EntityHeaders::new(meta, key.name() == Some(ATTRIBUTES));
+            let reply = responder.entity_reply(
+                request,
                 template,
-                &said,
-                ReplyBody::Bytes(begun.charge_to_client(asked, mount, bytes)?),
+                &headers,
+                ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
             );
-            if let Some(found) = found {
+            if let Some(dependency) = dependency {
                 thread_cache::insert(
                     app,
-                    asked.path,
+                    request.path,
                     ThreadCacheEntry {
-                        mount: at,
-                        headers: Some(said),
-                        cached_answer: CachedAnswer { dependencies: vec![found], range },
+                        mount: mount_index,
+                        headers: Some(headers),
+                        cached_answer: CachedAnswer { dependencies: vec![dependency], range },
                     },
                 );
             }
@@ -304,63 +310,63 @@ pub(super) struct FastResponder<'a> {
 impl FastResponder<'_> {
     pub(super) fn entity_reply(
         &self,
-        asked: &FastRequest<'_>,
+        request: &FastRequest<'_>,
         template: &MountHeaders,
-        said: &EntityHeaders,
+        headers: &EntityHeaders,
         body: ReplyBody,
     ) -> Reply {
-        let status = match asked.if_none_match {
-            Some(known) if known == said.etag.as_bytes() => StatusCode::NOT_MODIFIED,
+        let status = match request.if_none_match {
+            Some(client_etag) if client_etag == headers.etag.as_bytes() => StatusCode::NOT_MODIFIED,
             Some(_) | None => StatusCode::OK,
         };
         if status == StatusCode::NOT_MODIFIED {
             let mut head = start_head(b"HTTP/1.1 304 Not Modified\r\n");
-            head.extend_from_slice(said.header_lines.get(said.content_length_line_bytes..).unwrap_or_default());
+            head.extend_from_slice(headers.header_lines.get(headers.content_length_line_bytes..).unwrap_or_default());
             head.extend_from_slice(&template.not_modified);
-            return self.finish_reply(asked, said.route, status, head, ReplyBody::empty());
+            return self.finish_reply(request, headers.route, status, head, ReplyBody::empty());
         }
         let mut head = start_head(b"HTTP/1.1 200 OK\r\n");
-        head.extend_from_slice(&said.header_lines);
-        head.extend_from_slice(if said.is_attributes { &template.attributes } else { &template.block });
-        self.finish_reply(asked, said.route, status, head, body)
+        head.extend_from_slice(&headers.header_lines);
+        head.extend_from_slice(if headers.is_attributes { &template.attributes } else { &template.block });
+        self.finish_reply(request, headers.route, status, head, body)
     }
 
     /// Returns the 404 reply.
     pub(super) fn not_found_reply(
         &self,
-        asked: &FastRequest<'_>,
+        request: &FastRequest<'_>,
         template: &MountHeaders,
         route: &'static str,
     ) -> Reply {
         let mut head = start_head(b"HTTP/1.1 404 Not Found\r\n");
         head.extend_from_slice(&template.missing);
-        self.finish_reply(asked, route, StatusCode::NOT_FOUND, head, ReplyBody::empty())
+        self.finish_reply(request, route, StatusCode::NOT_FOUND, head, ReplyBody::empty())
     }
 
     /// Completes a reply with the headers that all replies end with, and starts the request's record.
     fn finish_reply(
         &self,
-        asked: &FastRequest<'_>,
+        request: &FastRequest<'_>,
         route: &'static str,
         status: StatusCode,
         mut head: Vec<u8>,
         body: ReplyBody,
     ) -> Reply {
-        let made = to_hex(self.app.process.new_request_id());
-        let made = std::str::from_utf8(&made).unwrap_or_default();
-        let id = asked.request_id.filter(|id| is_request_id(id)).unwrap_or(made);
+        let generated_hex = to_hex(self.app.process.new_request_id());
+        let generated_id = std::str::from_utf8(&generated_hex).unwrap_or_default();
+        let id = request.request_id.filter(|id| is_request_id(id)).unwrap_or(generated_id);
         push_header(&mut head, "x-request-id", id.as_bytes());
         write_date(&mut head);
         head.extend_from_slice(b"\r\n");
-        let method = if asked.is_head { Method::HEAD } else { Method::GET };
-        let mut line = RequestRecord::start(self.app, self.started, method, asked.path, None, self.peer, id);
-        line.route = route;
-        line.status = status;
-        line.stage = SendStage::Sending(None);
+        let method = if request.is_head { Method::HEAD } else { Method::GET };
+        let mut record = RequestRecord::start(self.app, self.started, method, request.path, None, self.peer, id);
+        record.route = route;
+        record.status = status;
+        record.stage = SendStage::Sending(None);
         let is_trusted = || forwarded::is_trusted_proxy(self.peer, &self.app.options.trusted_proxies);
-        line.trace = trace::begin(asked.traceparent, is_trusted, || observe::redacted_excerpt(asked.path));
-        let body = if asked.is_head { ReplyBody::empty() } else { body };
-        Reply { head, body, record: line }
+        record.trace = trace::begin(request.traceparent, is_trusted, || observe::redacted_excerpt(request.path));
+        let body = if request.is_head { ReplyBody::empty() } else { body };
+        Reply { head, body, record }
     }
 }
 
@@ -381,8 +387,8 @@ pub(super) fn push_header(head: &mut Vec<u8>, name: &str, value: &[u8]) {
 fn to_hex(number: u64) -> [u8; 16] {
     let mut digits = [0; 16];
     for (digits, byte) in digits.chunks_exact_mut(2).zip(number.to_be_bytes()) {
-        for (digit, half) in digits.iter_mut().zip([byte >> 4, byte & 15]) {
-            *digit = if half < 10 { b'0' + half } else { b'a' + half - 10 };
+        for (digit, nibble) in digits.iter_mut().zip([byte >> 4, byte & 15]) {
+            *digit = if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
         }
     }
     digits
@@ -406,10 +412,10 @@ fn write_date(head: &mut Vec<u8>) {
     }
     #[expect(clippy::disallowed_methods, reason = "the Date header needs the system clock")]
     let now = std::time::SystemTime::now();
-    let second = now.duration_since(std::time::SystemTime::UNIX_EPOCH).map_or(0, |since| since.as_secs());
-    CACHED_DATE.with_borrow_mut(|(made, text)| {
-        if *made != second {
-            *made = second;
+    let second = now.duration_since(std::time::SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    CACHED_DATE.with_borrow_mut(|(cached_second, text)| {
+        if *cached_second != second {
+            *cached_second = second;
             *text = httpdate::fmt_http_date(now);
         }
         push_header(head, "date", text.as_bytes());
@@ -421,15 +427,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_id_is_written_as_the_formatter_writes_it() {
+    fn ids_are_formatted_as_by_the_standard_formatter() {
         for number in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
             assert_eq!(std::str::from_utf8(&to_hex(number)).unwrap(), format!("{number:016x}"));
         }
     }
 
     #[test]
-    fn whatever_is_unusual_is_left_to_the_library() {
-        let ask = |text: &str| {
+    fn unusual_requests_are_left_to_the_http_library() {
+        let classify_text = |text: &str| {
             let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
             let mut request = httparse::Request::new(&mut headers);
             let text = text.replace('\n', "\r\n");
@@ -440,8 +446,11 @@ mod tests {
                 FastEligibility::FastPath(_) => "quick",
             }
         };
-        assert_eq!(ask("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");
-        assert_eq!(ask("HEAD /a/0 HTTP/1.1\nHost: x\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"), "quick");
+        assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");
+        assert_eq!(
+            classify_text("HEAD /a/0 HTTP/1.1\nHost: x\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"),
+            "quick"
+        );
         for line in [
             "Range: bytes=0-1",
             "Accept: application/problem+json",
@@ -453,13 +462,13 @@ mod tests {
             "Authorization: Bearer x",
             "If-None-Match: \"a\"\nIf-None-Match: \"b\"",
         ] {
-            assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\nHost: x\n{line}\n\n")), "plain", "{line}");
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\nHost: x\n{line}\n\n")), "plain", "{line}");
         }
         for hosts in ["", "Host: x\nHost: x\n", "Host: a b\n", "Host: ../x\n"] {
-            assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\n{hosts}\n")), "plain", "{hosts}");
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\n{hosts}\n")), "plain", "{hosts}");
         }
-        assert_eq!(ask("GET /a/0 HTTP/1.0\nHost: x\n\n"), "plain");
-        assert_eq!(ask("OPTIONS /a/0 HTTP/1.1\n\n"), "plain");
+        assert_eq!(classify_text("GET /a/0 HTTP/1.0\nHost: x\n\n"), "plain");
+        assert_eq!(classify_text("OPTIONS /a/0 HTTP/1.1\n\n"), "plain");
         for line in [
             "Content-Length: 0",
             "Transfer-Encoding: chunked",
@@ -467,7 +476,7 @@ mod tests {
             "Upgrade: h2c",
             "HTTP2-Settings: AAMAAABkAAQAAP__",
         ] {
-            assert_eq!(ask(&format!("GET /a/0 HTTP/1.1\n{line}\n\n")), "other", "{line}");
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\n{line}\n\n")), "other", "{line}");
         }
     }
 }

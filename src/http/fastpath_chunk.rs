@@ -17,58 +17,57 @@ const OCTET_STREAM: &str = "application/octet-stream";
 
 /// Replies with a chunk of a view if resolving and reading it need no waiting. Returns `None` if the HTTP library must
 /// answer. No work has been started then that the library would repeat.
-pub(super) fn try_respond(begun: &FastResponder<'_>, asked: &FastRequest<'_>, access: Freshness) -> Option<Reply> {
-    let app = begun.app;
+pub(super) fn try_respond(
+    responder: &FastResponder<'_>,
+    request: &FastRequest<'_>,
+    freshness: Freshness,
+) -> Option<Reply> {
+    let app = responder.app;
     // The HTTP library handles queries, and every path that it may parse differently.
-    if !asked.path.bytes().all(RequestTarget::is_literal_path_byte) {
+    if !request.path.bytes().all(RequestTarget::is_literal_path_byte) {
         return None;
     }
-    let access = access.nonblocking();
-    let target = RequestTarget::parse(asked.path, &app.options.base_path).ok()??;
+    let freshness = freshness.nonblocking();
+    let target = RequestTarget::parse(request.path, &app.options.base_path).ok()??;
     let Endpoint::View(view) = target.endpoint else { return None };
     let (parameters, path) = target.segments.split_at_checked(view.path_parameter_count())?;
-    if target.trailing_slash || !target.ends_like_chunk() || !view.accepts_path_parameters(parameters) {
+    if target.has_trailing_slash || !target.ends_like_chunk() || !view.accepts_path_parameters(parameters) {
         return None;
     }
     let (mount, key) = app.locate(path).ok()??;
     if !mount.container.supports_nonblocking() {
         return None;
     }
-    let at = app.mounts.iter().position(|one| std::ptr::eq(one, mount))?;
-    let template = app.header_templates.mounts.get(at).filter(|template| template.is_public)?;
-    let lookup = view::ViewLookup {
-        container: &mount.container,
-        freshness: access,
-        path_parameters: parameters,
-        key: &key,
-        query: &[],
-    };
+    let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
+    let template = app.header_templates.mounts.get(mount_index).filter(|template| template.is_public)?;
+    let lookup =
+        view::ViewLookup { container: &mount.container, freshness, path_parameters: parameters, key: &key, query: &[] };
     let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
     if chunk.media_type() != OCTET_STREAM {
         return None;
     }
-    let ready = match chunk.read(&mount.container, access).now_or_never()?.ok()? {
-        Some(ChunkBody::Whole(ready)) => ready,
+    let encoded = match chunk.read(&mount.container, freshness).now_or_never()?.ok()? {
+        Some(ChunkBody::Whole(encoded)) => encoded,
         Some(ChunkBody::Streamed(_)) => return None,
         None => {
             mount.container.count_lookup(LookupResult::Absent);
-            return Some(begun.not_found_reply(asked, template, view.name()));
+            return Some(responder.not_found_reply(request, template, view.name()));
         }
     };
     mount.container.count_lookup(LookupResult::Hit);
-    let facts =
-        ObjectMeta { len: ready.bytes.len() as u64, modified: None, etag: ready.etag.as_str().into(), version: 0 };
-    let mut said = EntityHeaders::new(facts, false);
-    said.route = view.name();
-    let body = ReplyBody::Bytes(begun.charge_to_client(asked, mount, ready.bytes.clone())?);
-    let reply = begun.entity_reply(asked, template, &said, body);
+    let meta =
+        ObjectMeta { len: encoded.bytes.len() as u64, modified: None, etag: encoded.etag.as_str().into(), version: 0 };
+    let mut headers = EntityHeaders::new(meta, false);
+    headers.route = view.name();
+    let body = ReplyBody::Bytes(responder.charge_to_client(request, mount, encoded.bytes.clone())?);
+    let reply = responder.entity_reply(request, template, &headers, body);
     if view.has_self_contained_chunks()
-        && let Some(trail) = chunk.cached_answer(&mount.container, access, &key, ready)
+        && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)
     {
         thread_cache::insert(
             app,
-            asked.path,
-            ThreadCacheEntry { mount: at, headers: Some(said), cached_answer: trail },
+            request.path,
+            ThreadCacheEntry { mount: mount_index, headers: Some(headers), cached_answer },
         );
     }
     Some(reply)
@@ -80,8 +79,8 @@ const MIN_CHARGED_BYTES: usize = 64 << 10;
 impl FastResponder<'_> {
     /// Charges `bytes` of a container to the client while they are sent. Returns `None` if that would have to wait, or
     /// if the peer's address does not identify the client; the HTTP library then answers.
-    pub(super) fn charge_to_client(&self, asked: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
-        if asked.is_head {
+    pub(super) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
+        if request.is_head {
             return Some(Bytes::new());
         }
         // The kernel accepts a smaller body at once.

@@ -44,10 +44,10 @@ pub(super) const EXPOSED_HEADERS: [HeaderName; 24] = [
 /// for a missing block.
 pub(super) fn cors(options: &HttpOptions) -> CorsLayer {
     let origins = &options.cors_origins;
-    let mut exposed = EXPOSED_HEADERS.to_vec();
-    exposed.extend(options.access_control.is_some().then_some(WWW_AUTHENTICATE));
-    let any = origins.iter().any(|origin| origin == "*");
-    let list: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
+    let mut exposed_headers = EXPOSED_HEADERS.to_vec();
+    exposed_headers.extend(options.access_control.is_some().then_some(WWW_AUTHENTICATE));
+    let allows_any = origins.iter().any(|origin| origin == "*");
+    let allowed_origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
     let layer = CorsLayer::new()
         .allow_methods([Method::GET, Method::HEAD, Method::OPTIONS])
         .allow_headers([
@@ -60,15 +60,18 @@ pub(super) fn cors(options: &HttpOptions) -> CorsLayer {
             AUTHORIZATION,
             HeaderName::from_static("x-request-id"),
         ])
-        .expose_headers(exposed)
+        .expose_headers(exposed_headers)
         .max_age(std::time::Duration::from_secs(86_400));
     let layer =
         if options.cors_private_network { layer.allow_private_network(AllowPrivateNetwork::yes()) } else { layer };
-    if any {
+    if allows_any {
         layer.allow_origin(AllowOrigin::any()).vary([])
     } else {
         // Credentials such as cookies are for a proxy in front; tokens do not need this permission.
-        layer.allow_origin(AllowOrigin::list(list)).allow_credentials(options.cors_credentials).vary([ORIGIN])
+        layer
+            .allow_origin(AllowOrigin::list(allowed_origins))
+            .allow_credentials(options.cors_credentials)
+            .vary([ORIGIN])
     }
 }
 
@@ -83,29 +86,33 @@ pub(super) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool 
 /// `Forwarded` takes precedence over `X-Forwarded-*`; both are read only from trusted peers. Of `Forwarded`, the
 /// element that describes the client is used ([`client_address`]). `X-Forwarded-*` do not say whom a value describes,
 /// and the first value is used: a proxy must replace what clients send.
-pub(super) fn public_base_url(ask: &RequestContext<'_>) -> String {
-    let options = &ask.app.options;
-    let trusted = is_trusted_proxy(ask.peer, &options.trusted_proxies);
-    let forwarded = |name: &str| first_list_value(ask.headers(), name).filter(|_| trusted);
-    let standard = client_element(ask.headers(), "forwarded", &options.trusted_proxies, |element| {
+pub(super) fn public_base_url(context: &RequestContext<'_>) -> String {
+    let options = &context.app.options;
+    let is_trusted = is_trusted_proxy(context.peer, &options.trusted_proxies);
+    let x_forwarded = |name: &str| first_list_value(context.headers(), name).filter(|_| is_trusted);
+    let forwarded_element = client_element(context.headers(), "forwarded", &options.trusted_proxies, |element| {
         forwarded_parameter(element, "for")
     });
-    let standard = standard.filter(|_| trusted).unwrap_or_default();
-    let scheme = forwarded_parameter(standard, "proto").map(str::to_owned).or_else(|| forwarded("x-forwarded-proto"));
+    let forwarded_element = forwarded_element.filter(|_| is_trusted).unwrap_or_default();
+    let scheme =
+        forwarded_parameter(forwarded_element, "proto").map(str::to_owned).or_else(|| x_forwarded("x-forwarded-proto"));
     let is_https = scheme.map_or(options.is_https, |scheme| scheme == "https");
     let scheme = if is_https { "https" } else { "http" };
-    let host = forwarded_parameter(standard, "host").map(str::to_owned).or_else(|| forwarded("x-forwarded-host"));
+    let host =
+        forwarded_parameter(forwarded_element, "host").map(str::to_owned).or_else(|| x_forwarded("x-forwarded-host"));
     // HTTP/2 has the authority instead of the header.
-    let authority = ask.parts.uri.authority().map(ToString::to_string);
+    let authority = context.parts.uri.authority().map(ToString::to_string);
     let host = host
         .or(authority)
-        .or_else(|| first_list_value(ask.headers(), HOST.as_str()))
+        .or_else(|| first_list_value(context.headers(), HOST.as_str()))
         .filter(|host| is_url_safe_host(host.as_bytes()));
     let host = host.unwrap_or_else(|| "localhost".to_owned());
-    let prefix = forwarded("x-forwarded-prefix").filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default();
+    let prefix = x_forwarded("x-forwarded-prefix").filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default();
     // A client that sent its token in the URL needs it in the URLs of the response.
-    let token =
-        ask.presented.url_token().map_or_else(String::new, |token| format!("/token/{}", route::encode_segment(token)));
+    let token = context
+        .presented
+        .url_token()
+        .map_or_else(String::new, |token| format!("/token/{}", route::encode_segment(token)));
     format!("{scheme}://{host}{}{}{token}", prefix.trim_end_matches('/'), options.base_path)
 }
 
@@ -115,36 +122,39 @@ pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted:
     if !is_trusted_proxy(peer, trusted) {
         return None;
     }
-    let by = |element| forwarded_parameter(element, "for");
-    let standard = client_element(headers, "forwarded", trusted, by).map(|element| by(element).and_then(parse_address));
-    let usual = client_element(headers, "x-forwarded-for", trusted, Some).map(parse_address);
-    match (standard, usual) {
+    let address_of = |element| forwarded_parameter(element, "for");
+    let from_forwarded = client_element(headers, "forwarded", trusted, address_of)
+        .map(|element| address_of(element).and_then(parse_address));
+    let from_x_forwarded_for = client_element(headers, "x-forwarded-for", trusted, Some).map(parse_address);
+    match (from_forwarded, from_x_forwarded_for) {
         // A proxy that maintains only one of the headers forwards the other as the client sent it, so both must agree.
-        (Some(standard), Some(usual)) => standard.filter(|told| usual == Some(*told)),
-        (one, None) | (None, one) => one.flatten(),
+        (Some(from_forwarded), Some(from_x_forwarded_for)) => {
+            from_forwarded.filter(|address| from_x_forwarded_for == Some(*address))
+        }
+        (address, None) | (None, address) => address.flatten(),
     }
 }
 
 /// Returns the last element of all `name` headers that does not describe a trusted proxy, or the first element if all
-/// of them do. `whom` extracts the address of an element.
+/// of them do. `address_of` extracts the address of an element.
 fn client_element<'a>(
     headers: &'a HeaderMap,
     name: &str,
     trusted: &[IpNet],
-    whom: impl Fn(&'a str) -> Option<&'a str>,
+    address_of: impl Fn(&'a str) -> Option<&'a str>,
 ) -> Option<&'a str> {
     let values: Vec<&str> = headers.get_all(name).iter().map(|value| value.to_str().unwrap_or_default()).collect();
-    let mut found = None;
+    let mut selected = None;
     for element in
         values.iter().rev().flat_map(|value| value.rsplit(',')).map(str::trim).filter(|element| !element.is_empty())
     {
-        found = Some(element);
-        let proxy = whom(element).and_then(parse_address);
+        selected = Some(element);
+        let proxy = address_of(element).and_then(parse_address);
         if !proxy.is_some_and(|address| trusted.iter().any(|network| network.contains(&address))) {
             break;
         }
     }
-    found
+    selected
 }
 
 /// Returns a parameter of an element of `Forwarded`, such as `host`.
@@ -181,7 +191,7 @@ fn is_url_safe_prefix(prefix: &str) -> bool {
 mod tests {
     use super::*;
 
-    fn told_by(peer: Option<&str>, lines: &[(&'static str, &'static str)]) -> Option<String> {
+    fn client_address_from(peer: Option<&str>, lines: &[(&'static str, &'static str)]) -> Option<String> {
         let mut headers = HeaderMap::new();
         for (name, value) in lines {
             headers.append(*name, HeaderValue::from_static(value));
@@ -192,8 +202,8 @@ mod tests {
     }
 
     #[test]
-    fn the_client_is_the_last_who_is_no_trusted_proxy() {
-        let (proxy, x, standard) = (Some("10.0.0.1"), "x-forwarded-for", "forwarded");
+    fn the_client_is_the_last_address_that_is_not_a_trusted_proxy() {
+        let (proxy, x, forwarded) = (Some("10.0.0.1"), "x-forwarded-for", "forwarded");
         for (lines, expected) in [
             (&[(x, "192.0.2.1")][..], Some("192.0.2.1")),
             (&[(x, "6.6.6.6, 192.0.2.1")], Some("192.0.2.1")),
@@ -201,19 +211,23 @@ mod tests {
             (&[(x, "6.6.6.6"), (x, "192.0.2.1"), (x, "10.1.1.1, fd00::1")], Some("192.0.2.1")),
             (&[(x, "10.3.3.3, 10.1.1.1")], Some("10.3.3.3")),
             (&[(x, "6.6.6.6, unknown, 10.1.1.1")], None),
-            (&[(x, "192.0.2.1,"), (standard, "")], Some("192.0.2.1")),
+            (&[(x, "192.0.2.1,"), (forwarded, "")], Some("192.0.2.1")),
             (&[(x, "[2001:db8::1]:4711")], Some("2001:db8::1")),
             (&[(x, "192.0.2.1:4711")], Some("192.0.2.1")),
-            (&[(standard, "for=6.6.6.6, for=\"[2001:db8::1]:47\";proto=https, for=10.1.1.1")], Some("2001:db8::1")),
-            (&[(standard, "for=6.6.6.6, proto=https")], None),
-            (&[(standard, "For=192.0.2.1"), (x, "192.0.2.1")], Some("192.0.2.1")),
-            (&[(standard, "For=192.0.2.1"), (x, "6.6.6.6")], None),
-            (&[(standard, "For=6.6.6.6"), (x, "192.0.2.1")], None),
+            (&[(forwarded, "for=6.6.6.6, for=\"[2001:db8::1]:47\";proto=https, for=10.1.1.1")], Some("2001:db8::1")),
+            (&[(forwarded, "for=6.6.6.6, proto=https")], None),
+            (&[(forwarded, "For=192.0.2.1"), (x, "192.0.2.1")], Some("192.0.2.1")),
+            (&[(forwarded, "For=192.0.2.1"), (x, "6.6.6.6")], None),
+            (&[(forwarded, "For=6.6.6.6"), (x, "192.0.2.1")], None),
             (&[], None),
         ] {
-            assert_eq!(told_by(proxy, lines).as_deref(), expected, "{lines:?}");
+            assert_eq!(client_address_from(proxy, lines).as_deref(), expected, "{lines:?}");
         }
-        assert_eq!(told_by(Some("192.0.2.9"), &[(x, "192.0.2.1")]), None, "an untrusted peer");
-        assert_eq!(told_by(None, &[(x, "6.6.6.6, 192.0.2.1")]).as_deref(), Some("192.0.2.1"), "a Unix socket");
+        assert_eq!(client_address_from(Some("192.0.2.9"), &[(x, "192.0.2.1")]), None, "an untrusted peer");
+        assert_eq!(
+            client_address_from(None, &[(x, "6.6.6.6, 192.0.2.1")]).as_deref(),
+            Some("192.0.2.1"),
+            "a Unix socket"
+        );
     }
 }

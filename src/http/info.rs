@@ -15,46 +15,53 @@ use crate::view::{self, LoadedNode};
 /// only those that TensorStore interprets, so that the response contains them once.
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
-pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
-    let Some((mount, key)) = ask.locate(&ask.target.segments)? else {
+pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
-        let copied = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
-        return Ok(document(ask, "", LoadedNode::default(), copied, HeaderValue::from_static("no-cache")));
+        let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
+        return Ok(document(context, "", LoadedNode::default(), no_attributes, HeaderValue::from_static("no-cache")));
     };
-    let blame = |error| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
-    let known = view::read_node_with_text(&mount.container, ask.freshness, &key).await.map_err(blame)?;
-    let attributes = known.attributes(&mount.container, |_| true).await.map_err(blame)?;
-    let is_dataset = matches!(&known.node.document, Some(Ok(document)) if document.describes_dataset());
-    let repeated = if is_dataset && known.text_bytes() <= MAX_REPEATED_BYTES {
-        known.attributes(&mount.container, metadata::TensorStoreInfo::is_passed_through).await.map_err(blame)?
+    let to_problem = |error| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
+    let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
+    let attributes = loaded.attributes(&mount.container, |_| true).await.map_err(to_problem)?;
+    let is_dataset = matches!(&loaded.node.document, Some(Ok(document)) if document.describes_dataset());
+    let tensorstore_attributes = if is_dataset && loaded.text_bytes() <= MAX_REPEATED_BYTES {
+        loaded.attributes(&mount.container, metadata::TensorStoreInfo::is_passed_through).await.map_err(to_problem)?
     } else {
         JsonObjectBuilder::default()
     };
     let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     // Never immutable: the document depends on the server's release and on everything around the directory.
-    Ok(document(ask, &path.join("/"), known, (attributes, repeated), mount.missing_cache_control.clone()))
+    Ok(document(
+        context,
+        &path.join("/"),
+        loaded,
+        (attributes, tensorstore_attributes),
+        mount.missing_cache_control.clone(),
+    ))
 }
 
-/// Returns the document about the directory `known`. The pair holds copies of its attributes: all of them, and those
+/// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those
 /// that a TensorStore spec repeats.
 fn document(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     path: &str,
-    known: LoadedNode,
-    (attributes, repeated): (JsonObjectBuilder, JsonObjectBuilder),
-    cache: HeaderValue,
+    loaded: LoadedNode,
+    (attributes, tensorstore_attributes): (JsonObjectBuilder, JsonObjectBuilder),
+    cache_control: HeaderValue,
 ) -> axum::http::Response<axum::body::Body> {
-    let LoadedNode { node, problems, memory, .. } = known;
+    let LoadedNode { node, problems, memory, .. } = loaded;
     let mut description = metadata::describe(&node);
     description.problems.extend(problems.into_iter().map(metadata::MetadataProblem::from));
-    let base = forwarded::public_base_url(ask);
-    let encoded = path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
-    let urls = urls(&base, &encoded, &node, &description);
+    let base = forwarded::public_base_url(context);
+    let encoded_path =
+        path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
+    let urls = urls(&base, &encoded_path, &node, &description);
     let tensorstore = description.tensorstore.take().map(|tensorstore| {
-        let host = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
-        let prefix = base.strip_prefix(&host).unwrap_or_default();
-        let kvstore = metadata::http_kvstore(&host, &format!("{prefix}/n5/{path}"));
-        tensorstore.to_object_text(&kvstore, &repeated)
+        let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+        let prefix = base.strip_prefix(&origin).unwrap_or_default();
+        let kvstore = metadata::http_kvstore(&origin, &format!("{prefix}/n5/{path}"));
+        tensorstore.to_object_text(&kvstore, &tensorstore_attributes)
     });
     let mut members = match serde_json::to_value(&description) {
         Ok(Value::Object(members)) => members,
@@ -71,7 +78,7 @@ fn document(
             _ => object.insert(name, value),
         }
     }
-    drop((node, description, members, attributes, repeated));
+    drop((node, description, members, attributes, tensorstore_attributes));
     let mut text = object.into_text();
     text.shrink_to_fit();
     let body = match memory {
@@ -82,38 +89,38 @@ fn document(
         None => text.into(),
     };
     let mut response = respond(StatusCode::OK, "application/json", body);
-    response.headers_mut().insert(CACHE_CONTROL, cache);
+    response.headers_mut().insert(CACHE_CONTROL, cache_control);
     response.extensions_mut().insert(Compressible);
     response
 }
 
 /// Returns the URLs of the directory at every endpoint, and in every view that shows it.
-fn urls(base: &str, encoded: &str, node: &Node, description: &Description) -> Value {
-    let slash = if encoded.is_empty() { "" } else { "/" };
-    let directory = |first: &str| format!("{base}/{first}/{encoded}{slash}");
+fn urls(base: &str, encoded_path: &str, node: &Node, description: &Description) -> Value {
+    let slash = if encoded_path.is_empty() { "" } else { "/" };
+    let directory_url = |prefix: &str| format!("{base}/{prefix}/{encoded_path}{slash}");
     let mut urls = json!({
-        "n5": directory("n5"),
-        "attributes": directory("n5") + "attributes.json",
-        "info": format!("{base}/info/{encoded}"),
-        "page": directory("n5"),
-        "neuroglancer": format!("n5://{base}/n5/{encoded}"),
-        "slice": (description.kind == NodeKind::Dataset).then(|| format!("{base}/slice/{encoded}")),
-        "stats": (description.kind != NodeKind::Group).then(|| format!("{base}/stats/{encoded}")),
+        "n5": directory_url("n5"),
+        "attributes": directory_url("n5") + "attributes.json",
+        "info": format!("{base}/info/{encoded_path}"),
+        "page": directory_url("n5"),
+        "neuroglancer": format!("n5://{base}/n5/{encoded_path}"),
+        "slice": (description.kind == NodeKind::Dataset).then(|| format!("{base}/slice/{encoded_path}")),
+        "stats": (description.kind != NodeKind::Group).then(|| format!("{base}/stats/{encoded_path}")),
     });
     for view in view::VIEWS {
-        urls[view.name()] = json!(view.link_prefix(node, description).map(directory));
+        urls[view.name()] = json!(view.link_prefix(node, description).map(directory_url));
     }
-    urls["recommended"] = json!(metadata::recommended_source(node, description).map(|form| {
-        let (view, first, data_type) = match form {
+    urls["recommended"] = json!(metadata::recommended_source(node, description).map(|source| {
+        let (view, prefix, data_type) = match source {
             NeuroglancerSource::N5 => ("n5", "n5".to_owned(), None),
             NeuroglancerSource::Zarr3 => ("zarr3", "zarr3".to_owned(), None),
             NeuroglancerSource::Reencoded(None) => ("as", "as/gzip".to_owned(), None),
-            NeuroglancerSource::Reencoded(Some(other)) => {
-                ("as", format!("as/gzip,{other}"), Some(other.name().to_owned()))
+            NeuroglancerSource::Reencoded(Some(target_type)) => {
+                ("as", format!("as/gzip,{target_type}"), Some(target_type.name().to_owned()))
             }
         };
         let scheme = if view == "zarr3" { "zarr3" } else { "n5" };
-        json!({ "view": view, "source": format!("{scheme}://{}", directory(&first)), "data_type": data_type })
+        json!({ "view": view, "source": format!("{scheme}://{}", directory_url(&prefix)), "data_type": data_type })
     }));
     urls
 }

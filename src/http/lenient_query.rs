@@ -20,12 +20,12 @@ pub(super) fn pairs(query: Option<&str>) -> impl Iterator<Item = (String, Option
 
 /// Returns the query string with tokens redacted, for logs.
 pub(super) fn redact_tokens(query: &str) -> String {
-    let hidden = |pair: &str| {
+    let is_token = |pair: &str| {
         let name = pair.split('=').next().unwrap_or_default();
         let name = percent_decode_str(name).decode_utf8_lossy().to_ascii_lowercase();
         name == "token" || name == "access_token"
     };
-    let pairs = query.split('&').map(|pair| if hidden(pair) { "token=..." } else { pair });
+    let pairs = query.split('&').map(|pair| if is_token(pair) { "token=..." } else { pair });
     pairs.collect::<Vec<_>>().join("&")
 }
 
@@ -34,7 +34,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_first_of_a_name_counts_and_is_decoded() {
+    fn the_first_value_of_a_name_is_returned_decoded() {
         assert_eq!(first_value(Some("a=1&after=x%2Fy&after=z"), "after").as_deref(), Some("x/y"));
         assert_eq!(first_value(Some("after"), "after").as_deref(), Some(""));
         assert_eq!(first_value(Some("b=a+b"), "b").as_deref(), Some("a+b"));
@@ -43,7 +43,7 @@ mod tests {
     }
 
     #[test]
-    fn a_value_that_is_not_utf_8_is_not_lost() {
+    fn a_value_that_is_not_utf_8_is_returned_as_none() {
         let pairs: Vec<_> = pairs(Some("%61=b%20c&&d=%ff&e")).collect();
         let expected = [("a", Some("b c")), ("d", None), ("e", Some(""))];
         assert_eq!(pairs, expected.map(|(name, value)| (name.to_owned(), value.map(str::to_owned))));

@@ -38,90 +38,97 @@ fn max_entries_for(bytes: u64) -> usize {
 /// If the memory for a whole page is not free, a small permit is taken first; it is enough for a directory with few
 /// entries. Small permits need not wait for slow clients; the smaller the permit, the shorter the wait.
 async fn read_page(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
     key: &Key,
     after: Option<&str>,
-    blocks: bool,
+    with_blocks: bool,
 ) -> Result<(DirectoryPage, MemoryPermit), Problem> {
     let (container, resources) = (&mount.container, mount.container.resources());
-    let list = async |bytes| {
-        let listed = container.list(ask.freshness, key, after, max_entries_for(bytes), blocks);
-        let listed = ReadError::hidden_as_none(container.yield_if_contended(key, Box::pin(listed)).await)?;
-        listed.ok_or_else(|| Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone()))
+    let read_entries = async |bytes| {
+        let listing = container.list(context.freshness, key, after, max_entries_for(bytes), with_blocks);
+        let page = ReadError::hidden_as_none(container.yield_if_contended(key, Box::pin(listing)).await)?;
+        page.ok_or_else(|| Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone()))
     };
-    let whole = PAGE_BYTES.min(resources.settings().slice_budget);
-    if let Some(memory) = resources.try_reserve_memory(whole) {
-        return Ok((list(whole).await?, memory));
+    let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
+    if let Some(memory) = resources.try_reserve_memory(full_bytes) {
+        return Ok((read_entries(full_bytes).await?, memory));
     }
     // The directory is read at most twice.
-    let small = resources.max_overtaking_bytes().min(whole);
-    let (bytes, memory) = match resources.try_reserve_memory(small) {
-        Some(memory) => (small, memory),
-        None => (MIN_LISTING_BYTES.min(small), container.reserve_memory(MIN_LISTING_BYTES.min(small)).await?),
+    let small_bytes = resources.max_overtaking_bytes().min(full_bytes);
+    let (bytes, memory) = match resources.try_reserve_memory(small_bytes) {
+        Some(memory) => (small_bytes, memory),
+        None => {
+            (MIN_LISTING_BYTES.min(small_bytes), container.reserve_memory(MIN_LISTING_BYTES.min(small_bytes)).await?)
+        }
     };
-    let listed = list(bytes).await?;
-    if !listed.more {
-        return Ok((listed, memory));
+    let page = read_entries(bytes).await?;
+    if !page.has_more {
+        return Ok((page, memory));
     }
-    drop((listed, memory));
-    let memory = container.reserve_memory(whole).await?;
-    Ok((list(whole).await?, memory))
+    drop((page, memory));
+    let memory = container.reserve_memory(full_bytes).await?;
+    Ok((read_entries(full_bytes).await?, memory))
 }
 
 /// Memory per container in the list of containers, besides its name, and for the page around them.
 const MOUNT_BYTES: usize = 1 << 10;
 
 /// Returns the list of containers of a server with several.
-pub(super) async fn of_mounts(ask: &RequestContext<'_>) -> HandlerResult {
-    let mut entries: Vec<DirectoryEntry> = ask
+pub(super) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
+    let mut entries: Vec<DirectoryEntry> = context
         .app
         .mounts
         .iter()
-        .filter(|mount| ask.can_see_mount(&mount.name))
+        .filter(|mount| context.can_see_mount(&mount.name))
         .map(|mount| DirectoryEntry { name: mount.name.clone(), kind: EntryKind::Group })
         .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let ListingQuery { is_html, .. } = ListingQuery::parse(ask)?;
-    if let Some(page) = redirect_to_token_path(ask, is_html) {
-        return Ok(page);
+    let ListingQuery { is_html, .. } = ListingQuery::parse(context)?;
+    if let Some(redirect) = redirect_to_token_path(context, is_html) {
+        return Ok(redirect);
     }
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
-    let memory = ask.app.resources.reserve_memory(bytes as u64).await?;
-    let mut response = render(ask, "", &DirectoryPage { entries, more: false }, is_html, false, memory);
+    let memory = context.app.resources.reserve_memory(bytes as u64).await?;
+    let mut response = render(context, "", &DirectoryPage { entries, has_more: false }, is_html, false, memory);
     response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     Ok(response)
 }
 
 /// Returns the listing of a group or dataset.
-pub(super) async fn of_directory(ask: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
-    let ListingQuery { is_html, after, blocks } = ListingQuery::parse(ask)?;
-    if let Some(page) = redirect_to_token_path(ask, is_html) {
-        return Ok(page);
+pub(super) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
+    let ListingQuery { is_html, after, with_blocks } = ListingQuery::parse(context)?;
+    if let Some(redirect) = redirect_to_token_path(context, is_html) {
+        return Ok(redirect);
     }
-    let (listed, memory) = read_page(ask, mount, key, after.as_deref(), blocks).await?;
+    let (page, memory) = read_page(context, mount, key, after.as_deref(), with_blocks).await?;
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = render(ask, path.trim_end_matches('/'), &listed, is_html, blocks, memory);
+    let mut response = render(context, path.trim_end_matches('/'), &page, is_html, with_blocks, memory);
     // Never immutable: groups and datasets may be added.
     response.headers_mut().insert(CACHE_CONTROL, mount.missing_cache_control.clone());
     Ok(response)
 }
 
 /// Returns the listing of a directory as a view shows it, with `documents` instead of `attributes.json`.
-pub(super) async fn of_view(ask: &RequestContext<'_>, mount: &Mount, key: &Key, documents: &[String]) -> HandlerResult {
-    let ListingQuery { is_html, after, .. } = ListingQuery::parse(ask)?;
-    if let Some(page) = redirect_to_token_path(ask, is_html) {
-        return Ok(page);
+pub(super) async fn of_view(
+    context: &RequestContext<'_>,
+    mount: &Mount,
+    key: &Key,
+    documents: &[String],
+) -> HandlerResult {
+    let ListingQuery { is_html, after, .. } = ListingQuery::parse(context)?;
+    if let Some(redirect) = redirect_to_token_path(context, is_html) {
+        return Ok(redirect);
     }
-    let (mut listed, memory) = read_page(ask, mount, key, after.as_deref(), false).await?;
-    listed.entries.retain(|entry| entry.kind != EntryKind::File);
+    let (mut page, memory) = read_page(context, mount, key, after.as_deref(), false).await?;
+    page.entries.retain(|entry| entry.kind != EntryKind::File);
     let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
-    let last = listed.entries.last().map(|entry| entry.name.clone()).filter(|_| listed.more);
-    let names = names.filter(|name| last.as_ref().is_none_or(|last| *name <= last));
-    listed.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
-    listed.entries.sort_by(|a, b| a.name.cmp(&b.name));
+    let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
+    let names = names.filter(|name| last_name.as_ref().is_none_or(|last| *name <= last));
+    page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
+    page.entries.sort_by(|a, b| a.name.cmp(&b.name));
     let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = render(ask, path.trim_end_matches('/'), &listed, is_html, false, memory);
+    let mut response = render(context, path.trim_end_matches('/'), &page, is_html, false, memory);
     response.headers_mut().insert(CACHE_CONTROL, mount.missing_cache_control.clone());
     Ok(response)
 }
@@ -132,7 +139,7 @@ struct ListingQuery {
     /// `after`: entries after this name.
     after: Option<String>,
     /// `blocks`: grid components are listed, too.
-    blocks: bool,
+    with_blocks: bool,
 }
 
 impl ListingQuery {
@@ -141,10 +148,10 @@ impl ListingQuery {
     ///
     /// # Errors
     /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
-    fn parse(ask: &RequestContext<'_>) -> Result<Self, Problem> {
+    fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
         let (mut format, mut after, mut blocks) = (None, None, None);
-        for (name, value) in lenient_query::pairs(ask.query()) {
-            let (given, known): (_, &[&'static str]) = match name.as_str() {
+        for (name, value) in lenient_query::pairs(context.query()) {
+            let (slot, known): (_, &[&'static str]) = match name.as_str() {
                 "format" => (&mut format, &["html", "json"]),
                 "blocks" => (&mut blocks, &["0", "1"]),
                 "after" => (&mut after, &[]),
@@ -157,18 +164,18 @@ impl ListingQuery {
                 return Err(unknown_value(&name, &value, known).into());
             }
             // The first value of a repeated parameter counts.
-            given.get_or_insert(value);
+            slot.get_or_insert(value);
         }
         let is_html = match format.as_deref() {
             Some(format) => format == "html",
-            None => accepts_html(ask)?,
+            None => accepts_html(context)?,
         };
-        Ok(Self { is_html, after, blocks: blocks.is_some_and(|value| value == "1") })
+        Ok(Self { is_html, after, with_blocks: blocks.is_some_and(|value| value == "1") })
     }
 }
 
-fn accepts_html(ask: &RequestContext<'_>) -> Result<bool, Problem> {
-    let accept = ask.list_header(&axum::http::header::ACCEPT);
+fn accepts_html(context: &RequestContext<'_>) -> Result<bool, Problem> {
+    let accept = context.list_header(&axum::http::header::ACCEPT);
     match output::best_media_type(&["text/html", "application/json"], accept.as_deref()) {
         Some("application/json") => Ok(false),
         Some(_) => Ok(true),
@@ -183,16 +190,16 @@ fn accepts_html(ask: &RequestContext<'_>) -> Result<bool, Problem> {
 
 /// Redirects a person whose URL has the token in the query to the same page below a path with the token, where every
 /// link of the page repeats it. Programs that add the token to each URL themselves get the listing directly.
-fn redirect_to_token_path(ask: &RequestContext<'_>, is_html: bool) -> Option<Response<Body>> {
-    let token = ask.presented.query_token().filter(|_| is_html)?;
-    if !ask.list_header(&axum::http::header::ACCEPT)?.contains("text/html") {
+fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option<Response<Body>> {
+    let token = context.presented.query_token().filter(|_| is_html)?;
+    if !context.list_header(&axum::http::header::ACCEPT)?.contains("text/html") {
         return None;
     }
-    let inner = ask.path().strip_prefix(ask.app.options.base_path.as_str())?.trim_start_matches('/');
-    let query = ask.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let inner = context.path().strip_prefix(context.app.options.base_path.as_str())?.trim_start_matches('/');
+    let query = context.query().map(|query| format!("?{query}")).unwrap_or_default();
     // If the path has a token already, the relative root is the root below that token.
     let token = format!("token/{}/", route::encode_segment(token));
-    let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(ask))).ok()?;
+    let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(context))).ok()?;
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::SEE_OTHER;
     response.headers_mut().insert(LOCATION, location);
@@ -202,18 +209,18 @@ fn redirect_to_token_path(ask: &RequestContext<'_>, is_html: bool) -> Option<Res
 
 /// Renders the response. `memory` is reduced to its size and held until it is sent.
 fn render(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     path: &str,
-    listed: &DirectoryPage,
+    page: &DirectoryPage,
     is_html: bool,
-    blocks: bool,
+    with_blocks: bool,
     mut memory: MemoryPermit,
 ) -> Response<Body> {
-    let next = listed.more.then(|| listed.entries.last().map(|entry| entry.name.clone())).flatten();
+    let next = page.has_more.then(|| page.entries.last().map(|entry| entry.name.clone())).flatten();
     let (media_type, mut text) = if is_html {
-        ("text/html; charset=utf-8", render_html(ask, path, listed, next.as_deref(), blocks))
+        ("text/html; charset=utf-8", render_html(context, path, page, next.as_deref(), with_blocks))
     } else {
-        ("application/json", render_json(path, listed, next.as_deref()))
+        ("application/json", render_json(path, page, next.as_deref()))
     };
     text.shrink_to_fit();
     memory.shrink(text.len() as u64);
@@ -221,15 +228,18 @@ fn render(
     add_vary(response.headers_mut(), "accept");
     response.extensions_mut().insert(Compressible);
     if is_html {
-        page::add_security_headers(response.headers_mut(), page::PAGE_CSP, &ask.app.options.frame_ancestors);
+        page::add_security_headers(response.headers_mut(), page::PAGE_CSP, &context.app.options.frame_ancestors);
     }
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
         // A client that needs a token for this page needs it for the next one.
-        let token =
-            ask.presented.query_token().map(str::to_owned).or_else(|| lenient_query::first_value(ask.query(), "token"));
+        let token = context
+            .presented
+            .query_token()
+            .map(str::to_owned)
+            .or_else(|| lenient_query::first_value(context.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
-        let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, blocks));
+        let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, with_blocks));
         if let Ok(link) = HeaderValue::from_str(&link) {
             response.headers_mut().insert(LINK, link);
         }
@@ -237,15 +247,15 @@ fn render(
     response
 }
 
-fn next_query(next: &str, blocks: bool) -> String {
-    format!("after={}{}", route::encode_segment(next), if blocks { "&blocks=1" } else { "" })
+fn next_query(next: &str, with_blocks: bool) -> String {
+    format!("after={}{}", route::encode_segment(next), if with_blocks { "&blocks=1" } else { "" })
 }
 
 /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. It is written entry by entry: a single JSON value would
 /// take many times the memory.
-fn render_json(path: &str, listed: &DirectoryPage, next: Option<&str>) -> String {
-    let mut page = format!("{{\"path\":{},\"entries\":[", json!(path));
-    for (n, entry) in listed.entries.iter().enumerate() {
+fn render_json(path: &str, page: &DirectoryPage, next: Option<&str>) -> String {
+    let mut text = format!("{{\"path\":{},\"entries\":[", json!(path));
+    for (n, entry) in page.entries.iter().enumerate() {
         let kind = match entry.kind {
             EntryKind::Group => "group",
             EntryKind::Dataset => "dataset",
@@ -253,10 +263,10 @@ fn render_json(path: &str, listed: &DirectoryPage, next: Option<&str>) -> String
         };
         let comma = if n == 0 { "" } else { "," };
         // Writing to a String cannot fail.
-        let _ = write!(page, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
+        let _ = write!(text, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
     }
-    let _ = write!(page, "],\"next\":{}}}", json!(next));
-    page
+    let _ = write!(text, "],\"next\":{}}}", json!(next));
+    text
 }
 
 /// Renders the HTML page.
@@ -269,51 +279,52 @@ fn render_json(path: &str, listed: &DirectoryPage, next: Option<&str>) -> String
 ///
 /// Source: the parsers in `n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`.
 fn render_html(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     path: &str,
-    listed: &DirectoryPage,
+    page: &DirectoryPage,
     next: Option<&str>,
-    blocks: bool,
+    with_blocks: bool,
 ) -> String {
-    let (base, viewer) = (relative_root(ask), if ask.app.viewer().is_some() { " data-viewer" } else { "" });
-    let carries = if ask.presented.url_token().is_some() { " data-token" } else { "" };
+    let (base, viewer_attribute) =
+        (relative_root(context), if context.app.viewer().is_some() { " data-viewer" } else { "" });
+    let token_attribute = if context.presented.url_token().is_some() { " data-token" } else { "" };
     let title = escape_html(if path.is_empty() { "N5 container" } else { path });
-    let files = format!("{base}viewer/page/");
-    let mut page = format!(
+    let assets_url = format!("{base}viewer/page/");
+    let mut html = format!(
         "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
          <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
          <title>{title}</title>\n\
-         <link href=\"{files}page.css\" rel=\"stylesheet\">\n<link href=\"{files}preview.css\" rel=\"stylesheet\">\n\
-         <link href=\"{files}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{files}page.js\"></script>\n\
-         </head>\n<body>\n<main data-path=\"{}\" data-base=\"{base}\"{viewer}{carries}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n",
+         <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
+         <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
+         </head>\n<body>\n<main data-path=\"{}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n",
         escape_html(path)
     );
-    for entry in &listed.entries {
+    for entry in &page.entries {
         let slash = if entry.kind == EntryKind::File { "" } else { "/" };
         let (href, name) = (route::encode_segment(&entry.name), escape_html(&entry.name));
         // Writing to a String cannot fail.
-        let _ = writeln!(page, "<li><a href=\"{href}{slash}\">{name}{slash}</a></li>");
+        let _ = writeln!(html, "<li><a href=\"{href}{slash}\">{name}{slash}</a></li>");
     }
-    page.push_str("</ul>\n");
-    if listed.entries.is_empty() {
-        page.push_str("<p>This group is empty.</p>\n");
+    html.push_str("</ul>\n");
+    if page.entries.is_empty() {
+        html.push_str("<p>This group is empty.</p>\n");
     }
     if let Some(next) = next {
-        let blocks = if blocks { "<input type=\"hidden\" name=\"blocks\" value=\"1\">" } else { "" };
+        let blocks_input = if with_blocks { "<input type=\"hidden\" name=\"blocks\" value=\"1\">" } else { "" };
         let after = escape_html(next);
         let _ = writeln!(
-            page,
-            "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks}<button>More</button></form>"
+            html,
+            "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks_input}<button>More</button></form>"
         );
     }
-    page.push_str("</main>\n</body>\n</html>\n");
-    page
+    html.push_str("</main>\n</body>\n</html>\n");
+    html
 }
 
 /// Returns the reference from a directory's page to the root. It is relative because a proxy may strip or add a prefix.
-fn relative_root(ask: &RequestContext<'_>) -> String {
-    let inner = ask.path().strip_prefix(ask.app.options.base_path.as_str()).unwrap_or_default();
+fn relative_root(context: &RequestContext<'_>) -> String {
+    let inner = context.path().strip_prefix(context.app.options.base_path.as_str()).unwrap_or_default();
     let depth = inner.matches('/').count().saturating_sub(1);
     if depth == 0 { "./".to_owned() } else { "../".repeat(depth) }
 }

@@ -137,23 +137,23 @@ impl App {
     }
 
     fn with_process(
-        shared: Arc<ProcessState>,
+        process: Arc<ProcessState>,
         mounts: Vec<Mount>,
         resources: Arc<Resources>,
         options: HttpOptions,
     ) -> Arc<Self> {
-        let frequent = std::iter::once(observe::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
+        let frequent_routes = std::iter::once(observe::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
         Arc::new(Self {
             id: NEXT_APP_ID.fetch_add(1, Ordering::Relaxed),
             header_templates: templates::HeaderTemplates::new(&mounts, &options),
-            route_metrics: frequent.map(|route| (route, OnceLock::new())).collect(),
+            route_metrics: frequent_routes.map(|route| (route, OnceLock::new())).collect(),
             readiness: Readiness::of(&mounts),
             stalled_store_limit: StalledStoreLimit::new(&mounts, options.concurrent_requests),
             mounts,
             resources,
-            client_limiter: ClientLimiter::new(&options, Arc::clone(&shared.client_registry)),
+            client_limiter: ClientLimiter::new(&options, Arc::clone(&process.client_registry)),
             options,
-            process: shared,
+            process,
         })
     }
 
@@ -169,12 +169,12 @@ impl App {
 
     /// Makes `/readyz` tell load balancers to send no more requests.
     pub fn drain(&self) {
-        self.process.draining.store(true, Ordering::Relaxed);
+        self.process.is_draining.store(true, Ordering::Relaxed);
     }
 
     /// Returns true if [`Self::drain`] has been called.
     pub fn is_draining(&self) -> bool {
-        self.process.draining.load(Ordering::Relaxed)
+        self.process.is_draining.load(Ordering::Relaxed)
     }
 
     /// Returns the number of requests whose responses have not been sent completely.
@@ -185,34 +185,34 @@ impl App {
     /// Returns the mount that `segments` lead into and the key within its container. Returns `Ok(None)` if several
     /// containers are served and `segments` is empty.
     fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
-        let key = |segments: &[String]| Key::from_segments(segments).map_err(|_checked| Problem::not_found());
+        let parse_key = |segments: &[String]| Key::from_segments(segments).map_err(|_checked| Problem::not_found());
         match self.mounts.as_slice() {
-            [only] if only.name.is_empty() => Ok(Some((only, key(segments)?))),
+            [only] if only.name.is_empty() => Ok(Some((only, parse_key(segments)?))),
             several => {
                 let Some((name, rest)) = segments.split_first() else { return Ok(None) };
                 let mount = several.iter().find(|mount| mount.name == *name).ok_or_else(Problem::not_found)?;
-                Ok(Some((mount, key(rest)?)))
+                Ok(Some((mount, parse_key(rest)?)))
             }
         }
     }
 
     /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
-    fn mount_for_caller(&self, target: &RequestTarget, viewpoint: &Arc<CallerView>) -> Option<Mount> {
-        let skipped = if let Endpoint::View(view) = target.endpoint { view.path_parameter_count() } else { 0 };
-        let (mount, _) = self.locate(target.segments.get(skipped..)?).ok()??;
-        let is_open = authorization::is_public_mount(self.options.access_control.as_deref(), &mount.name);
-        (!is_open).then(|| authorization::mount_for_caller(mount, viewpoint))
+    fn mount_for_caller(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
+        let parameter_count = if let Endpoint::View(view) = target.endpoint { view.path_parameter_count() } else { 0 };
+        let (mount, _) = self.locate(target.segments.get(parameter_count..)?).ok()??;
+        let is_public = authorization::is_public_mount(self.options.access_control.as_deref(), &mount.name);
+        (!is_public).then(|| authorization::mount_for_caller(mount, caller_view))
     }
 
     /// Returns the metric handles of a frequent route.
     fn route_metrics(&self, route: &'static str) -> Option<&metrics::RouteMetrics> {
-        let (_, answers) = self.route_metrics.iter().find(|(name, _)| *name == route)?;
-        Some(answers.get_or_init(|| metrics::RouteMetrics::new(route)))
+        let (_, handles) = self.route_metrics.iter().find(|(name, _)| *name == route)?;
+        Some(handles.get_or_init(|| metrics::RouteMetrics::new(route)))
     }
 
     fn request_id(&self, headers: &HeaderMap) -> String {
-        let given = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
-        given
+        let client_id = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+        client_id
             .filter(|id| is_request_id(id))
             .map_or_else(|| format!("{:016x}", self.process.new_request_id()), str::to_owned)
     }
@@ -235,26 +235,26 @@ pub fn router(app: Arc<App>) -> Router {
 
 /// Handles one request: on the document runtime if it may take long, otherwise on the current thread.
 async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Response<Body> {
-    let elsewhere = app
+    let document_runtime = app
         .options
         .document_runtime
         .as_ref()
         .filter(|_| route::runs_on_document_runtime(request.uri().path(), &app.options.base_path));
     let trace = request.extensions().get::<Arc<Trace>>().cloned();
-    let Some(documents) = elsewhere else {
-        let answer = handle_request(app, request);
+    let Some(runtime) = document_runtime else {
+        let handling = handle_request(app, request);
         return match trace {
-            None => answer.await,
-            traced => Box::pin(trace::in_scope(traced, answer)).await,
+            None => handling.await,
+            traced => Box::pin(trace::in_scope(traced, handling)).await,
         };
     };
     let path = observe::redacted_excerpt(request.uri().path());
     let id = request.extensions().get::<RequestId>().map_or_else(String::new, |id| id.0.clone());
     // Aborted when the client disconnects.
-    AbortOnDropHandle::new(documents.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request))))
+    AbortOnDropHandle::new(runtime.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request))))
         .await
-        .unwrap_or_else(|join| {
-            let problem = Problem::with_cause(problem::INTERNAL, "internal server error", join.to_string());
+        .unwrap_or_else(|error| {
+            let problem = Problem::with_cause(problem::INTERNAL, "internal server error", error.to_string());
             problem.log(&id, &path);
             problem.into_response(&path, &id)
         })
@@ -266,7 +266,7 @@ async fn handle_request(app: Arc<App>, request: Request) -> Response<Body> {
     let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let path = parts.uri.path();
-    let (mut route, mut viewpoint, mut may_be_held) = ("unmatched", None, false);
+    let (mut route, mut caller_view, mut needs_admission) = ("unmatched", None, false);
     let mut is_key = !path.ends_with('/');
     let presented = parts.extensions.get::<PresentedTokens>().cloned().unwrap_or_default();
     let work = async {
@@ -277,54 +277,46 @@ async fn handle_request(app: Arc<App>, request: Request) -> Response<Body> {
         route = route_name(target.endpoint);
         is_key = target.addresses_key();
         // Operations bypass admission control, so that they are answered at once even under overload.
-        may_be_held = !matches!(target.endpoint, Endpoint::Operation(_));
+        needs_admission = !matches!(target.endpoint, Endpoint::Operation(_));
         if let Some(control) = &app.options.access_control {
             let (parts, target, presented) = (&parts, &target, &presented);
-            let asking = authorization::AuthorizationRequest { app: &app, parts, target, presented, peer, id };
+            let authorization_request =
+                authorization::AuthorizationRequest { app: &app, parts, target, presented, peer, id };
             // Boxed, because this future is moved at every request and most servers have no access control.
-            viewpoint = Box::pin(asking.authorize(control)).await?;
+            caller_view = Box::pin(authorization_request.authorize(control)).await?;
             if let Some(redirect) =
                 authorization::redirect_to_token_root(presented).filter(|_| presented.path_ends_in_token)
             {
                 return Ok(redirect);
             }
         }
-        let client = app.client_limiter.identify(&parts.headers, peer, viewpoint.as_deref());
-        let place =
-            if may_be_held { Some(app.client_limiter.admit(client, &app.process.admission).await?) } else { None };
-        let access = app.resources.request_freshness();
-        let viewpoint = viewpoint.as_ref();
-        let seen = viewpoint.and_then(|viewpoint| app.mount_for_caller(&target, viewpoint));
+        let client = app.client_limiter.identify(&parts.headers, peer, caller_view.as_deref());
+        let permit =
+            if needs_admission { Some(app.client_limiter.admit(client, &app.process.admission).await?) } else { None };
+        let freshness = app.resources.request_freshness();
+        let caller_view = caller_view.as_ref();
+        let visible_mount = caller_view.and_then(|view| app.mount_for_caller(&target, view));
         let (parts, target, presented) = (&parts, &target, &presented);
-        let viewpoint = viewpoint.map(AsRef::as_ref);
-        let ask = RequestContext {
-            app: &app,
-            parts,
-            id,
-            peer,
-            freshness: access,
-            target,
-            presented,
-            caller_view: viewpoint,
-            visible_mount: seen,
-        };
-        let crowd = stalled_store_limit::mount_index(&app.mounts, target)
-            .and_then(|place| Some((place, &app.mounts.get(place)?.container)));
+        let caller_view = caller_view.map(AsRef::as_ref);
+        let context =
+            RequestContext { app: &app, parts, id, peer, freshness, target, presented, caller_view, visible_mount };
+        let limited_container = stalled_store_limit::mount_index(&app.mounts, target)
+            .and_then(|index| Some((index, &app.mounts.get(index)?.container)));
         let work = Box::pin(async {
-            let response = dispatch(&ask).await?;
+            let response = dispatch(&context).await?;
             let is_document = response.extensions().get::<Compressible>().is_some();
-            if is_document { compress::compress_document(&ask, response).await } else { Ok(response) }
+            if is_document { compress::compress_document(&context, response).await } else { Ok(response) }
         });
         let work = async {
-            match crowd {
-                Some((place, container)) => app.stalled_store_limit.run_limited(place, container, work).await,
+            match limited_container {
+                Some((index, container)) => app.stalled_store_limit.run_limited(index, container, work).await,
                 None => work.await,
             }
         };
         let work = client.scope(work);
-        let response = if may_be_held { fair_polling::poll_fairly(client, work).await? } else { work.await? };
-        Ok(match place {
-            Some(place) => place.hold_until_sent(response),
+        let response = if needs_admission { fair_polling::poll_fairly(client, work).await? } else { work.await? };
+        Ok(match permit {
+            Some(permit) => permit.hold_until_sent(response),
             None => response,
         })
     };
@@ -338,49 +330,49 @@ async fn handle_request(app: Arc<App>, request: Request) -> Response<Body> {
             format!("no response within {timeout:?}"),
         )),
     };
-    let is_held = may_be_held && outcome.as_ref().is_err_and(Problem::is_overload);
+    let is_delayed = needs_admission && outcome.as_ref().is_err_and(Problem::is_overload);
     let mut response = outcome.unwrap_or_else(|problem| {
         problem.log(id, path);
         if is_key { problem.into_key_response(&parts.headers, path, id) } else { problem.into_response(path, id) }
     });
-    if let Some(viewpoint) = &viewpoint {
-        viewpoint.restrict_caching(response.headers_mut());
+    if let Some(view) = &caller_view {
+        view.restrict_caching(response.headers_mut());
     }
     if presented.url_token().is_some() {
         authorization::make_cache_private(response.headers_mut());
     }
     response.extensions_mut().insert(RouteLabel(route));
-    if is_held {
+    if is_delayed {
         // The head, body and tokens may be large, and many rejected requests may wait here.
-        drop((parts, body, presented, viewpoint));
+        drop((parts, body, presented, caller_view));
         app.process.rejection_delay.wait().await;
     }
     response
 }
 
-async fn dispatch(ask: &RequestContext<'_>) -> HandlerResult {
+async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
     // Boxed separately, so that a waiting request takes only the memory that its own route needs.
-    let answer: BoxFuture<'_, HandlerResult> = match ask.target.endpoint {
-        Endpoint::Stored => Box::pin(stored::answer(ask)),
-        Endpoint::Slice => Box::pin(slice::answer(ask)),
+    let handling: BoxFuture<'_, HandlerResult> = match context.target.endpoint {
+        Endpoint::Stored => Box::pin(stored::answer(context)),
+        Endpoint::Slice => Box::pin(slice::answer(context)),
         // Clients probe this key to find precomputed volumes.
-        Endpoint::Info if ask.target.is_bare => return Err(Problem::not_found()),
-        Endpoint::Info => Box::pin(info::answer(ask)),
-        Endpoint::Viewer => match ask.target.segments.split_first() {
-            Some((first, rest)) if first == "page" => return page::answer(ask, rest),
-            _ => Box::pin(viewer::answer(ask)),
+        Endpoint::Info if context.target.is_bare => return Err(Problem::not_found()),
+        Endpoint::Info => Box::pin(info::answer(context)),
+        Endpoint::Viewer => match context.target.segments.split_first() {
+            Some((first, rest)) if first == "page" => return page::answer(context, rest),
+            _ => Box::pin(viewer::answer(context)),
         },
-        Endpoint::Stats => Box::pin(stats::answer(ask)),
-        Endpoint::View(view) => Box::pin(view::answer(ask, view)),
-        Endpoint::Operation(_) if !ask.target.segments.is_empty() => return Err(Problem::not_found()),
-        Endpoint::Operation(operation) => Box::pin(operations::answer(ask, operation)),
+        Endpoint::Stats => Box::pin(stats::answer(context)),
+        Endpoint::View(view) => Box::pin(view::answer(context, view)),
+        Endpoint::Operation(_) if !context.target.segments.is_empty() => return Err(Problem::not_found()),
+        Endpoint::Operation(operation) => Box::pin(operations::answer(context, operation)),
     };
-    answer.await
+    handling.await
 }
 
 /// Returns the route's name in metrics and logs.
-fn route_name(view: Endpoint) -> &'static str {
-    match view {
+fn route_name(endpoint: Endpoint) -> &'static str {
+    match endpoint {
         Endpoint::Stored => observe::STORED,
         Endpoint::Slice => "slice",
         Endpoint::Info => "info",

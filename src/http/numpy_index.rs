@@ -30,7 +30,7 @@ pub(super) struct AxisSelection {
     pub(super) count: u64,
     pub(super) step: u64,
     /// True if the axis is left out of the result's shape.
-    pub(super) dropped: bool,
+    pub(super) is_dropped: bool,
 }
 
 /// Reason why an index does not fit a dataset.
@@ -88,8 +88,8 @@ fn parse_item(text: &str) -> Result<IndexItem, String> {
 }
 
 fn syntax_error(item: &str) -> String {
-    let shown: String = item.chars().take(40).collect();
-    format!("{shown:?} is not an integer, start:stop, start:stop:step or ...")
+    let excerpt: String = item.chars().take(40).collect();
+    format!("{excerpt:?} is not an integer, start:stop, start:stop:step or ...")
 }
 
 fn trim(text: &str) -> &str {
@@ -98,48 +98,50 @@ fn trim(text: &str) -> &str {
 
 /// Parses a decimal integer with an optional minus and a magnitude of at most 2^63 - 1.
 pub(super) fn parse_integer(text: &str) -> Option<i64> {
-    let (digits, negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
+    let (digits, is_negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
     }
     let magnitude: i64 = digits.parse().ok()?;
-    if negative { magnitude.checked_neg() } else { Some(magnitude) }
+    if is_negative { magnitude.checked_neg() } else { Some(magnitude) }
 }
 
 /// Returns the samples that `items` select from a dataset of `dimensions`, one entry per axis.
 ///
 /// As in NumPy, axes without an item are full. Slices are clipped to the axis, positions are not.
 pub(super) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, IndexError> {
-    let given = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
-    let Some(missing) = dimensions.len().checked_sub(given) else { return Err(IndexError::TooManyItems(given)) };
-    let rest = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
-    let (before, after) = items.split_at_checked(rest).unwrap_or((items, &[]));
-    let full = std::iter::repeat_n(&FULL_SLICE, missing);
+    let item_count = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
+    let Some(full_axes) = dimensions.len().checked_sub(item_count) else {
+        return Err(IndexError::TooManyItems(item_count));
+    };
+    let ellipsis_index = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
+    let (before, after) = items.split_at_checked(ellipsis_index).unwrap_or((items, &[]));
+    let full = std::iter::repeat_n(&FULL_SLICE, full_axes);
     let axes = before.iter().chain(full).chain(after.iter().filter(|item| **item != IndexItem::Ellipsis));
     axes.zip(dimensions).enumerate().map(|(axis, (item, size))| resolve_item(axis, item, *size)).collect()
 }
 
 fn resolve_item(axis: usize, item: &IndexItem, size: u64) -> Result<AxisSelection, IndexError> {
-    let wrapped = |position: i64| {
+    let wrap = |position: i64| {
         let position = i128::from(position);
         if position < 0 { position.saturating_add(size.into()) } else { position }
     };
     match item {
         IndexItem::Position(position) => {
-            let beyond = IndexError::OutOfBounds { axis, position: *position };
-            match i64::try_from(wrapped(*position)) {
+            let out_of_bounds = IndexError::OutOfBounds { axis, position: *position };
+            match i64::try_from(wrap(*position)) {
                 Ok(start) if start >= 0 && start.unsigned_abs() < size => {
-                    Ok(AxisSelection { start, count: 1, step: 1, dropped: true })
+                    Ok(AxisSelection { start, count: 1, step: 1, is_dropped: true })
                 }
-                _ => Err(beyond),
+                _ => Err(out_of_bounds),
             }
         }
         IndexItem::Slice { start, stop, step } => {
-            let clipped = |position: i64| u64::try_from(wrapped(position)).unwrap_or(0).min(size);
-            let start = start.map_or(0, clipped);
-            let count = stop.map_or(size, clipped).saturating_sub(start).div_ceil((*step).max(1));
+            let clip = |position: i64| u64::try_from(wrap(position)).unwrap_or(0).min(size);
+            let start = start.map_or(0, clip);
+            let count = stop.map_or(size, clip).saturating_sub(start).div_ceil((*step).max(1));
             let start = i64::try_from(start).unwrap_or(i64::MAX);
-            Ok(AxisSelection { start, count, step: *step, dropped: false })
+            Ok(AxisSelection { start, count, step: *step, is_dropped: false })
         }
         IndexItem::Ellipsis => resolve_item(axis, &FULL_SLICE, size),
     }
@@ -152,11 +154,13 @@ mod tests {
     use super::*;
 
     /// Positions selected along each axis, and whether the axis is dropped.
-    type PickedPositions = Vec<(Vec<u64>, bool)>;
+    type SelectedPositions = Vec<(Vec<u64>, bool)>;
 
-    fn picked(text: &str, dimensions: &[u64]) -> PickedPositions {
+    fn selected(text: &str, dimensions: &[u64]) -> SelectedPositions {
         let axes = resolve(&parse(text).unwrap(), dimensions).unwrap();
-        axes.iter().map(|a| ((0..a.count).map(|k| a.start.unsigned_abs() + k * a.step).collect(), a.dropped)).collect()
+        axes.iter()
+            .map(|a| ((0..a.count).map(|k| a.start.unsigned_abs() + k * a.step).collect(), a.is_dropped))
+            .collect()
     }
 
     #[test]
@@ -181,37 +185,37 @@ mod tests {
             ("-9223372036854775807:9223372036854775807:9", vec![0, 9]),
         ];
         for (text, expected) in cases {
-            assert_eq!(picked(text, &[10]), [(expected, false)], "{text}");
+            assert_eq!(selected(text, &[10]), [(expected, false)], "{text}");
         }
     }
 
     #[test]
     fn an_integer_drops_its_axis() {
-        assert_eq!(picked("1,0:2", &[3, 3]), [(vec![1], true), (vec![0, 1], false)]);
-        assert_eq!(picked("-1", &[3]), [(vec![2], true)]);
+        assert_eq!(selected("1,0:2", &[3, 3]), [(vec![1], true), (vec![0, 1], false)]);
+        assert_eq!(selected("-1", &[3]), [(vec![2], true)]);
     }
 
     #[test]
     fn missing_axes_and_the_ellipsis_are_full() {
         let full = |n: u64| ((0..n).collect::<Vec<u64>>(), false);
-        assert_eq!(picked("0", &[2, 3]), [(vec![0], true), full(3)]);
-        assert_eq!(picked("...,0", &[2, 3]), [full(2), (vec![0], true)]);
-        assert_eq!(picked("0,...,1", &[2, 3, 2]), [(vec![0], true), full(3), (vec![1], true)]);
-        assert_eq!(picked("0,...,1", &[2, 2]), [(vec![0], true), (vec![1], true)]);
-        assert_eq!(picked("...", &[]), []);
-        assert_eq!(picked("", &[]), []);
+        assert_eq!(selected("0", &[2, 3]), [(vec![0], true), full(3)]);
+        assert_eq!(selected("...,0", &[2, 3]), [full(2), (vec![0], true)]);
+        assert_eq!(selected("0,...,1", &[2, 3, 2]), [(vec![0], true), full(3), (vec![1], true)]);
+        assert_eq!(selected("0,...,1", &[2, 2]), [(vec![0], true), (vec![1], true)]);
+        assert_eq!(selected("...", &[]), []);
+        assert_eq!(selected("", &[]), []);
     }
 
     #[test]
-    fn brackets_spaces_and_a_trailing_comma_are_python() {
-        let expected = picked("0:2,1", &[3, 3]);
+    fn brackets_spaces_and_a_trailing_comma_are_accepted() {
+        let expected = selected("0:2,1", &[3, 3]);
         for text in ["[0:2,1]", " [ 0 : 2 , 1 ] ", "0:2,1,"] {
-            assert_eq!(picked(text, &[3, 3]), expected, "{text}");
+            assert_eq!(selected(text, &[3, 3]), expected, "{text}");
         }
     }
 
     #[test]
-    fn what_is_no_basic_index_is_refused() {
+    fn invalid_indexes_are_refused() {
         let texts = [
             "a",
             "1.5",
@@ -242,14 +246,14 @@ mod tests {
     }
 
     #[test]
-    fn positions_beyond_an_axis_and_too_many_items_do_not_fit() {
-        let misfit = |text: &str, dimensions: &[u64]| resolve(&parse(text).unwrap(), dimensions).unwrap_err();
-        assert_eq!(misfit("0,3", &[3, 3]), IndexError::OutOfBounds { axis: 1, position: 3 });
-        assert_eq!(misfit("-4", &[3]), IndexError::OutOfBounds { axis: 0, position: -4 });
-        assert_eq!(misfit("0", &[0]), IndexError::OutOfBounds { axis: 0, position: 0 });
-        assert_eq!(misfit("0,0", &[3]), IndexError::TooManyItems(2));
-        assert_eq!(misfit("0", &[]), IndexError::TooManyItems(1));
-        assert_eq!(misfit("...,0,0", &[3]), IndexError::TooManyItems(2));
+    fn positions_beyond_an_axis_and_too_many_items_are_errors() {
+        let resolve_error = |text: &str, dimensions: &[u64]| resolve(&parse(text).unwrap(), dimensions).unwrap_err();
+        assert_eq!(resolve_error("0,3", &[3, 3]), IndexError::OutOfBounds { axis: 1, position: 3 });
+        assert_eq!(resolve_error("-4", &[3]), IndexError::OutOfBounds { axis: 0, position: -4 });
+        assert_eq!(resolve_error("0", &[0]), IndexError::OutOfBounds { axis: 0, position: 0 });
+        assert_eq!(resolve_error("0,0", &[3]), IndexError::TooManyItems(2));
+        assert_eq!(resolve_error("0", &[]), IndexError::TooManyItems(1));
+        assert_eq!(resolve_error("...,0,0", &[3]), IndexError::TooManyItems(2));
     }
 
     fn bound() -> impl Strategy<Value = Option<i64>> {
@@ -257,9 +261,9 @@ mod tests {
     }
 
     /// Returns the positions of Python's `range(size)[start:stop:step]`, found by testing every position.
-    fn python(size: u64, start: Option<i64>, stop: Option<i64>, step: u64) -> Vec<u64> {
-        let place = |p: i64| if p < 0 { i128::from(p) + i128::from(size) } else { p.into() };
-        let (low, high) = (start.map_or(0, place).max(0), stop.map_or(size.into(), place));
+    fn python_range(size: u64, start: Option<i64>, stop: Option<i64>, step: u64) -> Vec<u64> {
+        let wrap = |p: i64| if p < 0 { i128::from(p) + i128::from(size) } else { p.into() };
+        let (low, high) = (start.map_or(0, wrap).max(0), stop.map_or(size.into(), wrap));
         (0..size)
             .filter(|i| {
                 i128::from(*i) >= low && i128::from(*i) < high && (i128::from(*i) - low) % i128::from(step) == 0
@@ -269,11 +273,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn slices_equal_a_walk_over_every_position(size in 0u64..11, start in bound(), stop in bound(), step in 1u64..5) {
-            let show = |n: Option<i64>| n.map_or(String::new(), |n| n.to_string());
-            let text = format!("{}:{}:{step}", show(start), show(stop));
+        fn slices_select_the_positions_of_pythons_range(size in 0u64..11, start in bound(), stop in bound(), step in 1u64..5) {
+            let bound_text = |n: Option<i64>| n.map_or(String::new(), |n| n.to_string());
+            let text = format!("{}:{}:{step}", bound_text(start), bound_text(stop));
             prop_assert_eq!(parse(&text).unwrap(), vec![IndexItem::Slice { start, stop, step }]);
-            prop_assert_eq!(picked(&text, &[size]), [(python(size, start, stop, step), false)]);
+            prop_assert_eq!(selected(&text, &[size]), [(python_range(size, start, stop, step), false)]);
         }
 
         #[test]

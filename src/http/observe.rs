@@ -56,48 +56,48 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     }
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let uri = request.uri();
-    let mut line =
+    let mut record =
         RequestRecord::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);
     let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
     let is_trusted = || forwarded::is_trusted_proxy(peer, &app.options.trusted_proxies);
-    line.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
-    if let Some(trace) = &line.trace {
+    record.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
+    if let Some(trace) = &record.trace {
         let trace = Arc::clone(trace);
         request.extensions_mut().insert(trace);
     }
-    let (closes, version) = (must_close_connection(&request), request.version());
+    let (must_close, version) = (must_close_connection(&request), request.version());
     let mut response = next.run(request).await;
-    if closes {
+    if must_close {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
         // Otherwise hyper tells HTTP/1.0 clients, too, that the connection is kept alive.
         *response.version_mut() = version;
     }
-    line.route = response.extensions().get::<RouteLabel>().map_or("unmatched", |route| route.0);
-    let is_preflight = line.method == Method::OPTIONS && response.status() == StatusCode::OK;
+    record.route = response.extensions().get::<RouteLabel>().map_or("unmatched", |route| route.0);
+    let is_preflight = record.method == Method::OPTIONS && response.status() == StatusCode::OK;
     if is_preflight {
         // A preflight response has no body.
-        line.route = "preflight";
+        record.route = "preflight";
         *response.status_mut() = StatusCode::NO_CONTENT;
         response.headers_mut().remove(CONTENT_LENGTH);
         response.headers_mut().insert("allow", HeaderValue::from_static("GET, HEAD, OPTIONS"));
     }
-    line.status = response.status();
+    record.status = response.status();
     let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let has_length = response.headers().contains_key(CONTENT_LENGTH);
-    add_common_headers(response.headers_mut(), line.status, &app.options);
+    add_common_headers(response.headers_mut(), record.status, &app.options);
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
     let (parts, body) = response.into_parts();
-    let body = match (line.method == Method::HEAD, has_length) {
+    let body = match (record.method == Method::HEAD, has_length) {
         (false, _) => body,
         (true, true) => Body::empty(),
         // An empty body of known size would be announced as `Content-Length: 0`, which is not the length of GET's body.
         (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
     };
-    let is_empty = http_body::Body::is_end_stream(&body) || line.method == Method::HEAD;
-    line.stage = if is_empty { SendStage::Done } else { SendStage::Sending(length) };
-    Response::from_parts(parts, Body::new(RecordedBody { body, record: line }))
+    let is_empty = http_body::Body::is_end_stream(&body) || record.method == Method::HEAD;
+    record.stage = if is_empty { SendStage::Done } else { SendStage::Sending(length) };
+    Response::from_parts(parts, Body::new(RecordedBody { body, record }))
 }
 
 /// Returns true if the connection must be closed after the response: an HTTP/1 request has a body, which is not read.
@@ -136,8 +136,8 @@ pub(super) fn report_body_failure(id: &str, error: &impl fmt::Display) {
 /// Returns the beginning of a text from a client, with everything that looks like a token redacted. This applies to
 /// public containers, too: the token may be for another server, or for this one before its configuration changed.
 pub(super) fn redacted_excerpt(text: &str) -> String {
-    let hidden = credentials::may_contain_secret(text).then(|| credentials::redact(text));
-    let text = hidden.as_deref().unwrap_or(text);
+    let redacted = credentials::may_contain_secret(text).then(|| credentials::redact(text));
+    let text = redacted.as_deref().unwrap_or(text);
     match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
         None => text.to_owned(),
@@ -211,7 +211,7 @@ impl RequestRecord {
 
     /// Returns the request's id; empty if log lines are not written.
     pub(super) fn id(&self) -> &str {
-        self.log_fields.as_ref().map_or("", |text| &text.id)
+        self.log_fields.as_ref().map_or("", |fields| &fields.id)
     }
 
     /// Returns when the request arrived.
@@ -237,19 +237,19 @@ impl Drop for RequestRecord {
         if let Some(trace) = self.trace.take() {
             trace.finish(TracedResponse { method, route: self.route, status, bytes: self.sent_bytes });
         }
-        if let Some(answers) = self.app.route_metrics(self.route) {
-            answers.record(method, status, elapsed, self.sent_bytes);
+        if let Some(handles) = self.app.route_metrics(self.route) {
+            handles.record(method, status, elapsed, self.sent_bytes);
         } else {
             metrics::http_request(method, self.route, status, elapsed);
             metrics::http_response_bytes(self.route, self.sent_bytes);
         }
-        let Some(text) = &self.log_fields else { return };
+        let Some(fields) = &self.log_fields else { return };
         tracing::info!(
-            id = text.id,
-            peer = text.peer.map(tracing::field::display),
+            id = fields.id,
+            peer = fields.peer.map(tracing::field::display),
             method = %self.method,
-            path = text.path,
-            query = text.query,
+            path = fields.path,
+            query = fields.query,
             status,
             bytes = self.sent_bytes,
             microseconds = u64::try_from(elapsed.as_micros()).unwrap_or(u64::MAX),

@@ -18,25 +18,25 @@ use crate::{n5, output};
 /// OpenAPI description of this server.
 pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
 
-pub(super) async fn answer(ask: &RequestContext<'_>, operation: Operation) -> HandlerResult {
+pub(super) async fn answer(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
     let (media_type, body): (_, Bytes) = match operation {
         Operation::Health => ("text/plain; charset=utf-8", Bytes::from_static(b"ok\n")),
-        Operation::Ready => ("application/json", readiness::answer(ask.app).await?.into()),
+        Operation::Ready => ("application/json", readiness::answer(context.app).await?.into()),
         Operation::Metrics => {
-            ask.app.resources.update_gauges();
+            context.app.resources.update_gauges();
             // Updates the readiness metrics even if no client requests /readyz.
-            let _ = readiness::answer(ask.app).await;
-            metrics::requests_in_flight(ask.app.requests_in_flight());
-            let loads: Vec<_> = ask.app.mounts.iter().map(|mount| mount.container.store_load()).collect();
+            let _ = readiness::answer(context.app).await;
+            metrics::requests_in_flight(context.app.requests_in_flight());
+            let loads: Vec<_> = context.app.mounts.iter().map(|mount| mount.container.store_load()).collect();
             metrics::store_calls(
                 loads.iter().map(|load| load.running).sum(),
                 loads.iter().map(|load| load.queued).sum(),
                 loads.iter().filter(|load| load.is_stalled).count(),
             );
             // Rendering takes several milliseconds, so it runs on the CPU pool, where clients take turns.
-            let shared = Arc::clone(&ask.app.process);
-            let text = move || shared.exposition.get_or_render(Instant::now(), &shared.render_metrics);
-            let text = ask.app.resources.cpu().run(Priority::High, 0, text).await.map_err(ReadError::from)?;
+            let process = Arc::clone(&context.app.process);
+            let render = move || process.exposition.get_or_render(Instant::now(), &process.render_metrics);
+            let text = context.app.resources.cpu().run(Priority::High, 0, render).await.map_err(ReadError::from)?;
             ("text/plain; version=0.0.4; charset=utf-8", text)
         }
         Operation::Version => {

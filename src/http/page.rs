@@ -84,10 +84,10 @@ impl PageAsset {
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
-pub(super) fn answer(ask: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+pub(super) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
-    let asset = find_asset(name).filter(|_| !ask.target.trailing_slash).ok_or_else(Problem::not_found)?;
-    asset_response(ask.method(), ask.headers(), asset)
+    let asset = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
+    asset_response(context.method(), context.headers(), asset)
 }
 
 /// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
@@ -105,7 +105,7 @@ fn asset_response(method: &Method, headers: &HeaderMap, asset: PageAsset) -> Han
             return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
         }
         // Assets are served without ranges.
-        ConditionalOutcome::Whole | ConditionalOutcome::Part(..) | ConditionalOutcome::Unsatisfiable => {
+        ConditionalOutcome::Full | ConditionalOutcome::Partial(..) | ConditionalOutcome::Unsatisfiable => {
             let mut response = respond(StatusCode::OK, asset.media_type(), asset.text);
             response.extensions_mut().insert(Compressible);
             response
@@ -132,10 +132,12 @@ mod tests {
     }
 
     #[test]
-    fn scripts_import_only_files_that_are_there() {
+    fn scripts_import_only_existing_files() {
         for asset in ASSETS {
-            for (_, rest) in
-                asset.text.match_indices(" from \"./").map(|(at, found)| (at, &asset.text[at + found.len()..]))
+            for (_, rest) in asset
+                .text
+                .match_indices(" from \"./")
+                .map(|(offset, pattern)| (offset, &asset.text[offset + pattern.len()..]))
             {
                 let name = rest.split('"').next().unwrap();
                 assert!(find_asset(name).is_some(), "{} imports {name}", asset.name);
@@ -156,23 +158,23 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_must_be_another_is_not_sent() {
+    fn a_file_that_fails_if_match_is_not_sent() {
         let asset = find_asset("page.js").unwrap();
-        let ask = |value: &str| {
+        let get_if_match = |value: &str| {
             let headers = [(axum::http::header::IF_MATCH, HeaderValue::from_str(value).unwrap())].into_iter().collect();
             asset_response(&Method::GET, &headers, asset)
         };
         // The entity tag is weak and If-Match compares strongly, so no list of tags matches it (RFC 9110, section
         // 13.1.1).
         for tags in ["\"0\"", &asset.etag(), asset.etag().trim_start_matches("W/")] {
-            let problem = ask(tags).unwrap_err();
+            let problem = get_if_match(tags).unwrap_err();
             assert_eq!(problem.into_response("/", "").status(), StatusCode::PRECONDITION_FAILED, "{tags}");
         }
-        assert_eq!(ask("*").unwrap().status(), StatusCode::OK);
+        assert_eq!(get_if_match("*").unwrap().status(), StatusCode::OK);
     }
 
     #[test]
-    fn no_file_names_another_host() {
+    fn no_asset_refers_to_another_host() {
         // Namespace URIs are not requested. The public Neuroglancer is requested only if a person follows the link.
         let allowed = ["http://www.w3.org/2000/svg", "https://neuroglancer-demo.appspot.com/"];
         for asset in ASSETS {

@@ -28,7 +28,7 @@ pub struct ProblemType {
     pub status: StatusCode,
 }
 
-macro_rules! kinds {
+macro_rules! problem_types {
     ($($ident:ident = $name:literal, $title:literal, $status:ident;)*) => {
         $(
             #[doc = $title]
@@ -39,7 +39,7 @@ macro_rules! kinds {
     };
 }
 
-kinds! {
+problem_types! {
     INVALID_PARAMETER = "invalid-parameter", "The path or a parameter is invalid", BAD_REQUEST;
     OUT_OF_BOUNDS = "out-of-bounds", "The region does not lie within the dataset", BAD_REQUEST;
     UNAUTHORIZED = "unauthorized", "A valid token is required", UNAUTHORIZED;
@@ -82,10 +82,10 @@ struct ProblemInner {
 }
 
 impl Problem {
-    /// Creates a problem of type `kind`. `detail` says what was requested, what is allowed, and what to do.
-    pub fn new(kind: ProblemType, detail: impl Into<String>) -> Self {
+    /// Creates a problem of type `problem_type`. `detail` says what was requested, what is allowed, and what to do.
+    pub fn new(problem_type: ProblemType, detail: impl Into<String>) -> Self {
         let (members, headers) = (Map::new(), HeaderMap::new());
-        Self(Box::new(ProblemInner { problem_type: kind, detail: detail.into(), members, headers, cause: None }))
+        Self(Box::new(ProblemInner { problem_type, detail: detail.into(), members, headers, cause: None }))
     }
 
     /// Adds an extension member.
@@ -96,10 +96,10 @@ impl Problem {
     }
 
     /// Creates a problem that the server is responsible for. `cause` is only logged. A 503 gets `Retry-After`.
-    pub fn with_cause(kind: ProblemType, detail: &str, cause: impl Into<String>) -> Self {
-        let mut problem = Self::new(kind, detail);
+    pub fn with_cause(problem_type: ProblemType, detail: &str, cause: impl Into<String>) -> Self {
+        let mut problem = Self::new(problem_type, detail);
         problem.0.cause = Some(cause.into());
-        if kind.status == StatusCode::SERVICE_UNAVAILABLE { problem.with_retry_after() } else { problem }
+        if problem_type.status == StatusCode::SERVICE_UNAVAILABLE { problem.with_retry_after() } else { problem }
     }
 
     /// Adds `Retry-After`, for a problem that may be temporary.
@@ -114,12 +114,12 @@ impl Problem {
         Self::new(NOT_FOUND, "no such key")
     }
 
-    /// Creates a 401 (RFC 6750). `why` is the reason why the token is invalid, or `None` if a token is needed and
+    /// Creates a 401 (RFC 6750). `reason` is the reason why the token is invalid, or `None` if a token is needed and
     /// missing.
-    pub fn unauthorized(why: Option<&str>) -> Self {
-        let (detail, challenge) = match why {
+    pub fn unauthorized(reason: Option<&str>) -> Self {
+        let (detail, challenge) = match reason {
             None => ("a token is required: Authorization: Bearer, ?token= or /token/TOKEN/".to_owned(), String::new()),
-            Some(why) => (why.to_owned(), format!(", error=\"invalid_token\", error_description=\"{why}\"")),
+            Some(reason) => (reason.to_owned(), format!(", error=\"invalid_token\", error_description=\"{reason}\"")),
         };
         let mut problem = Self::new(UNAUTHORIZED, detail).no_store();
         if let Ok(challenge) = HeaderValue::from_str(&format!("Bearer realm=\"n5-server\"{challenge}")) {
@@ -167,10 +167,10 @@ impl Problem {
         static LOG_THROTTLES: [LogThrottle; 5] = [const { LogThrottle::new() }; 5];
         let (status, path) = (self.0.problem_type.status.as_u16(), redacted_excerpt(path));
         // A single storage fault, damaged block or moment of overload makes thousands of requests fail.
-        let seldom = [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE, CORRUPT_BLOCK]
+        let throttle_index = [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE, CORRUPT_BLOCK]
             .iter()
             .position(|kind| *kind == self.0.problem_type);
-        let Some(unsaid) = seldom.and_then(|n| LOG_THROTTLES.get(n)).map_or(Some(0), LogThrottle::allow) else {
+        let Some(unsaid) = throttle_index.and_then(|n| LOG_THROTTLES.get(n)).map_or(Some(0), LogThrottle::allow) else {
             return;
         };
         match &self.0.cause {
@@ -202,14 +202,14 @@ impl Problem {
     /// id.
     pub fn into_response(self, instance: &str, request_id: &str) -> Response<Body> {
         let mut document = Map::new();
-        let (detail, own) = (&self.0.detail, self.0.cause.is_some());
-        let detail = if own { format!("{detail}; request {request_id}") } else { detail.clone() };
+        let (detail, is_server_fault) = (&self.0.detail, self.0.cause.is_some());
+        let detail = if is_server_fault { format!("{detail}; request {request_id}") } else { detail.clone() };
         document.insert("type".into(), format!("{TYPE_BASE_URI}{}", self.0.problem_type.name).into());
         document.insert("title".into(), self.0.problem_type.title.into());
         document.insert("status".into(), self.0.problem_type.status.as_u16().into());
         document.insert("detail".into(), detail.into());
         document.insert("instance".into(), redacted_excerpt(instance).into());
-        if own {
+        if is_server_fault {
             document.insert("request_id".into(), request_id.into());
         }
         document.extend(self.0.members.clone());
@@ -224,8 +224,8 @@ impl Problem {
         if !self.is_missing() {
             return self.into_response(instance, request_id);
         }
-        let is_named = headers.get_all(ACCEPT).iter().any(|accept| Self::is_named_in_accept(accept.as_bytes()));
-        if is_named {
+        let wants_body = headers.get_all(ACCEPT).iter().any(|accept| Self::is_named_in_accept(accept.as_bytes()));
+        if wants_body {
             self.with_vary("accept").into_response(instance, request_id)
         } else {
             self.into_bodyless_response()
@@ -266,14 +266,14 @@ mod tests {
 
     #[test]
     fn no_permanent_fault_has_a_status_that_clients_retry() {
-        let passing = [TOO_MANY, STORAGE_UNAVAILABLE, ISSUER_UNAVAILABLE, OVERLOADED, TIMEOUT, INTERNAL];
-        for kind in PROBLEM_TYPES.iter().filter(|kind| !passing.contains(kind)) {
+        let temporary = [TOO_MANY, STORAGE_UNAVAILABLE, ISSUER_UNAVAILABLE, OVERLOADED, TIMEOUT, INTERNAL];
+        for kind in PROBLEM_TYPES.iter().filter(|kind| !temporary.contains(kind)) {
             assert!(![308, 408, 429, 500, 502, 503, 504].contains(&kind.status.as_u16()), "{}", kind.name);
         }
     }
 
     #[test]
-    fn what_happened_inside_goes_to_the_log_only() {
+    fn the_internal_cause_is_only_logged() {
         let problem = Problem::with_cause(STORAGE_UNAVAILABLE, "the storage failed", "read /secret: EIO");
         assert!(!problem.0.detail.contains("secret"));
         let response = problem.into_response("/a", "id7");

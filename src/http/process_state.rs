@@ -12,7 +12,7 @@ use super::rejection_delay::RejectionDelay;
 /// State that all successive apps of the process share.
 pub(super) struct ProcessState {
     /// True if clients should send no more requests to this server.
-    pub(super) draining: AtomicBool,
+    pub(super) is_draining: AtomicBool,
     /// Number of requests whose responses have not been sent completely.
     pub(super) requests_in_flight: AtomicUsize,
     /// Admission of requests, which limits how many are in flight.
@@ -32,7 +32,7 @@ pub(super) struct ProcessState {
 impl ProcessState {
     pub(super) fn new(render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Arc<Self> {
         Arc::new(Self {
-            draining: AtomicBool::new(false),
+            is_draining: AtomicBool::new(false),
             requests_in_flight: AtomicUsize::new(0),
             admission: AdmissionController::default(),
             rejection_delay: RejectionDelay::default(),

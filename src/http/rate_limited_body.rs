@@ -71,8 +71,8 @@ impl http_body::Body for RateLimitedBody {
                 .charge_bytes(length, Instant::now())
                 .map(|due| (Box::pin(tokio::time::sleep_until(due)), QueueWaitTimer::begin(QueueLabel::Rate)));
         }
-        if let Some((pause, _)) = &mut self.delay {
-            ready!(pause.as_mut().poll(context));
+        if let Some((sleep, _)) = &mut self.delay {
+            ready!(sleep.as_mut().poll(context));
         }
         (self.is_charged, self.delay) = (false, None);
         Poll::Ready(Some(Ok(Frame::data(self.unsent.split_to(length)))))
@@ -83,11 +83,11 @@ impl http_body::Body for RateLimitedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (inner, left) = (self.body.size_hint(), self.unsent.len() as u64);
+        let (inner, unsent_bytes) = (self.body.size_hint(), self.unsent.len() as u64);
         let mut hint = SizeHint::new();
-        hint.set_lower(inner.lower() + left);
+        hint.set_lower(inner.lower() + unsent_bytes);
         if let Some(upper) = inner.upper() {
-            hint.set_upper(upper + left);
+            hint.set_upper(upper + unsent_bytes);
         }
         hint
     }

@@ -34,13 +34,13 @@ struct StorageProbe {
 
 #[derive(Clone)]
 struct ProbeResult {
-    at: Instant,
+    probed_at: Instant,
     state: StorageHealth,
 }
 
 impl ProbeResult {
     fn is_fresh(&self) -> bool {
-        self.at.elapsed() < RESULT_TTL
+        self.probed_at.elapsed() < RESULT_TTL
     }
 }
 
@@ -86,11 +86,11 @@ impl From<Result<(), ReadError>> for StorageHealth {
 impl Readiness {
     pub(super) fn of(mounts: &[Mount]) -> Self {
         let probe = |_: &Mount| {
-            let said = AtomicU8::new(StorageHealth::Readable.code());
+            let last_logged = AtomicU8::new(StorageHealth::Readable.code());
             Arc::new(StorageProbe {
                 last_result: watch::Sender::new(None),
                 is_in_flight: AtomicBool::new(false),
-                last_logged: said,
+                last_logged,
             })
         };
         Self(mounts.iter().map(probe).collect())
@@ -101,12 +101,12 @@ impl StorageProbe {
     async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
         // The probe may succeed from cached data about the directory although its files can no longer be read.
         let is_stalled = container.store_load().is_stalled;
-        let known = self.last_result.borrow().clone().filter(ProbeResult::is_fresh);
-        let answered = match known {
-            Some(_) => known,
+        let cached = self.last_result.borrow().clone().filter(ProbeResult::is_fresh);
+        let result = match cached {
+            Some(_) => cached,
             None => self.probe_or_join(container).await,
         };
-        match answered.map(|answered| answered.state) {
+        match result.map(|result| result.state) {
             Some(StorageHealth::Readable) if is_stalled => StorageHealth::Unresponsive,
             Some(state) => state,
             None => StorageHealth::Unresponsive,
@@ -115,19 +115,19 @@ impl StorageProbe {
 
     /// Probes the storage, or waits for the result of the running probe.
     async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<ProbeResult> {
-        let mut answers = self.last_result.subscribe();
+        let mut results = self.last_result.subscribe();
         if !self.is_in_flight.swap(true, Ordering::AcqRel) {
             let (probe, container) = (Arc::clone(self), container.clone());
             // Continues even if no request waits any more: the next request finds the result.
             tokio::spawn(async move {
                 let state = container.probe().await.into();
-                probe.last_result.send_replace(Some(ProbeResult { at: Instant::now(), state }));
+                probe.last_result.send_replace(Some(ProbeResult { probed_at: Instant::now(), state }));
                 probe.is_in_flight.store(false, Ordering::Release);
             });
         }
-        let fresh = answers.wait_for(|answered| answered.as_ref().is_some_and(ProbeResult::is_fresh));
-        let answered = tokio::time::timeout(PROBE_TIMEOUT, fresh).await.ok()?.ok()?;
-        answered.clone()
+        let fresh_result = results.wait_for(|result| result.as_ref().is_some_and(ProbeResult::is_fresh));
+        let result = tokio::time::timeout(PROBE_TIMEOUT, fresh_result).await.ok()?.ok()?;
+        result.clone()
     }
 
     /// Logs the state if it has changed.
@@ -156,34 +156,34 @@ pub(super) async fn answer(app: &App) -> Result<String, Problem> {
     let states = join_all(states).await;
     let control = app.options.access_control.as_deref();
     let mut checks = Vec::new();
-    for (number, ((mount, probe), state)) in app.mounts.iter().zip(&app.readiness.0).zip(&states).enumerate() {
+    for (index, ((mount, probe), state)) in app.mounts.iter().zip(&app.readiness.0).zip(&states).enumerate() {
         // Every client may request readiness, but not every client may know the names of restricted containers.
-        let name = if authorization::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(number) };
+        let name = if authorization::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
         probe.log_change(&mount.name, state);
         checks.push(check_json("container", name, state.reason()));
     }
-    let keys = control.is_none_or(crate::access::AccessControl::has_keys);
+    let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
     if control.is_some() {
         checks.push(check_json(
             "access",
             Value::Null,
-            (!keys).then_some("the issuer's keys have not been fetched yet"),
+            (!has_keys).then_some("the issuer's keys have not been fetched yet"),
         ));
     }
     let unready = states.iter().filter(|state| state.reason().is_some()).count();
-    let is_enough =
+    let has_required_containers =
         unready == 0 || app.options.required_containers == RequiredContainers::Any && unready < states.len();
-    metrics::set_readiness(is_enough && keys, u32::try_from(unready).unwrap_or(u32::MAX));
-    let kind = match is_enough {
+    metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
+    let kind = match has_required_containers {
         false => problem::STORAGE_UNAVAILABLE,
-        true if !keys => problem::ISSUER_UNAVAILABLE,
+        true if !has_keys => problem::ISSUER_UNAVAILABLE,
         true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
     };
     Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
 }
 
-fn check_json(what: &str, name: Value, reason: Option<&str>) -> Value {
-    let mut check = json!({ "check": what, "ok": reason.is_none() });
+fn check_json(kind: &str, name: Value, reason: Option<&str>) -> Value {
+    let mut check = json!({ "check": kind, "ok": reason.is_none() });
     if let Value::Object(members) = &mut check {
         members.extend((!name.is_null()).then(|| ("name".to_owned(), name)));
         members.extend(reason.map(|reason| ("reason".to_owned(), json!(reason))));

@@ -40,19 +40,19 @@ impl Default for RejectionDelay {
 impl RejectionDelay {
     /// Waits until a rejected request may be answered.
     pub(super) async fn wait(&self) {
-        let before = self.pending.fetch_add(1, Ordering::Relaxed);
-        let _held = (PendingRejectionGuard(&self.pending), QueueWaitTimer::begin(QueueLabel::Refused));
+        let pending_before = self.pending.fetch_add(1, Ordering::Relaxed);
+        let _guards = (PendingRejectionGuard(&self.pending), QueueWaitTimer::begin(QueueLabel::Refused));
         let now = Instant::now();
-        tokio::time::sleep_until(release_time(self.epoch, now, delay_for(before))).await;
+        tokio::time::sleep_until(release_time(self.epoch, now, delay_for(pending_before))).await;
         trace::record("wait", QueueLabel::Refused.name(), now.elapsed());
     }
 }
 
-/// Returns when to answer a request that is rejected at `now` and must wait for at least `held`. The time is a whole
-/// number of [`BATCH_INTERVAL`]s after `since`.
-fn release_time(since: Instant, now: Instant, held: Duration) -> Instant {
-    let times = (now.duration_since(since) + held).as_millis() / BATCH_INTERVAL.as_millis() + 1;
-    since + BATCH_INTERVAL.saturating_mul(u32::try_from(times).unwrap_or(u32::MAX))
+/// Returns when to answer a request that is rejected at `now` and must wait for at least `min_delay`. The time is a
+/// whole number of [`BATCH_INTERVAL`]s after `epoch`.
+fn release_time(epoch: Instant, now: Instant, min_delay: Duration) -> Instant {
+    let intervals = (now.duration_since(epoch) + min_delay).as_millis() / BATCH_INTERVAL.as_millis() + 1;
+    epoch + BATCH_INTERVAL.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX))
 }
 
 /// Returns the delay of a rejection while `others` are pending.
@@ -74,34 +74,34 @@ mod tests {
     use super::*;
 
     #[test]
-    fn many_have_no_more_refusals_than_some() {
+    fn the_delay_grows_with_the_number_of_pending_rejections() {
         assert_eq!([0, 1, 125].map(delay_for), [MIN_DELAY; 3]);
         assert_eq!(delay_for(1000), Duration::from_secs(2));
         assert_eq!([2000, 1 << 20, usize::MAX].map(delay_for), [MAX_DELAY; 3]);
     }
 
     #[tokio::test]
-    async fn whoever_goes_is_not_counted_any_more() {
-        let refused = RejectionDelay::default();
+    async fn a_disconnected_client_is_no_longer_pending() {
+        let delay = RejectionDelay::default();
         {
-            let mut waits = std::pin::pin!(refused.wait());
-            assert!(futures_util::poll!(waits.as_mut()).is_pending());
-            assert_eq!(refused.pending.load(Ordering::Relaxed), 1);
+            let mut wait = std::pin::pin!(delay.wait());
+            assert!(futures_util::poll!(wait.as_mut()).is_pending());
+            assert_eq!(delay.pending.load(Ordering::Relaxed), 1);
         }
-        assert_eq!(refused.pending.load(Ordering::Relaxed), 0);
+        assert_eq!(delay.pending.load(Ordering::Relaxed), 0);
     }
 
     #[test]
-    fn those_who_come_one_after_the_other_are_answered_together() {
-        let since = Instant::now();
-        let mut all: Vec<Instant> = Vec::new();
+    fn successive_rejections_are_sent_in_batches() {
+        let epoch = Instant::now();
+        let mut release_times: Vec<Instant> = Vec::new();
         for n in 0..100 {
-            let now = since + Duration::from_millis(n);
-            let due = release_time(since, now, MIN_DELAY);
+            let now = epoch + Duration::from_millis(n);
+            let due = release_time(epoch, now, MIN_DELAY);
             assert!(due - now > MIN_DELAY && due - now <= MIN_DELAY + BATCH_INTERVAL, "{:?}", due - now);
-            all.push(due);
+            release_times.push(due);
         }
-        all.dedup();
-        assert_eq!(all.len(), 2);
+        release_times.dedup();
+        assert_eq!(release_times.len(), 2);
     }
 }

@@ -43,12 +43,12 @@ impl RequestContext<'_> {
     /// As [`App::locate`], with the mount restricted to what the caller sees.
     pub(super) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
         let Some((mount, key)) = self.app.locate(segments)? else { return Ok(None) };
-        Ok(Some((self.visible_mount.as_ref().filter(|seen| seen.name == mount.name).unwrap_or(mount), key)))
+        Ok(Some((self.visible_mount.as_ref().filter(|visible| visible.name == mount.name).unwrap_or(mount), key)))
     }
 
     /// Returns true if the caller sees the mount of that name.
     pub(super) fn can_see_mount(&self, mount: &str) -> bool {
-        self.caller_view.is_none_or(|viewpoint| viewpoint.can_see_mount(mount))
+        self.caller_view.is_none_or(|view| view.can_see_mount(mount))
     }
 
     /// Returns the raw path.
@@ -83,15 +83,15 @@ pub(super) fn check_method_and_host(parts: &Parts) -> Result<(), Problem> {
         return Err(Problem::method_not_allowed());
     }
     let mut hosts = parts.headers.get_all(HOST).iter();
-    let is_needed =
+    let is_required =
         parts.version == Version::HTTP_11 && parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().is_some();
-    let is_sound = match (hosts.next(), hosts.next()) {
-        (None, _) => !is_needed,
+    let is_valid = match (hosts.next(), hosts.next()) {
+        (None, _) => !is_required,
         (Some(host), None) => could_be_host(host),
         (Some(_), Some(_)) => false,
     };
-    let text = "the header Host must name one host, as in Host: example.org:8080";
-    if is_sound { Ok(()) } else { Err(Problem::new(problem::INVALID_PARAMETER, text)) }
+    let detail = "the header Host must name one host, as in Host: example.org:8080";
+    if is_valid { Ok(()) } else { Err(Problem::new(problem::INVALID_PARAMETER, detail)) }
 }
 
 /// Returns true if the value has at most 255 bytes, all of them printable ASCII. Spaces and characters that end the

@@ -64,8 +64,8 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
 
 /// Returns all reserved first segments with their endpoints.
 pub fn endpoints() -> impl Iterator<Item = (&'static str, Endpoint)> {
-    let others = view::VIEWS.iter().map(|view| (view.name(), Endpoint::View(*view)));
-    others.chain(BUILT_IN_ENDPOINTS.iter().copied())
+    let views = view::VIEWS.iter().map(|view| (view.name(), Endpoint::View(*view)));
+    views.chain(BUILT_IN_ENDPOINTS.iter().copied())
 }
 
 /// A parsed request path.
@@ -76,7 +76,7 @@ pub struct RequestTarget {
     /// Decoded segments after the endpoint's name.
     pub segments: Vec<String>,
     /// True if the path ends in a slash.
-    pub trailing_slash: bool,
+    pub has_trailing_slash: bool,
     /// True if the path is the base path or an endpoint's name with nothing after it, not even a slash.
     pub is_bare: bool,
 }
@@ -111,7 +111,7 @@ impl RequestTarget {
     /// about one. `/info` alone is the key at which clients look for precomputed volumes.
     pub(super) fn addresses_key(&self) -> bool {
         match self.endpoint {
-            Endpoint::Stored | Endpoint::View(_) => !self.trailing_slash,
+            Endpoint::Stored | Endpoint::View(_) => !self.has_trailing_slash,
             Endpoint::Info => self.is_bare,
             Endpoint::Slice | Endpoint::Viewer | Endpoint::Stats | Endpoint::Operation(_) => false,
         }
@@ -126,10 +126,10 @@ impl RequestTarget {
     pub fn parse(path: &str, base_path: &str) -> Result<Option<Self>, Problem> {
         let Some(rest) = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
             // Operations are served without the base path, too.
-            let outside = if base_path.is_empty() { None } else { Self::parse(path, "")? };
-            return Ok(outside.filter(|target| matches!(target.endpoint, Endpoint::Operation(_))));
+            let operation = if base_path.is_empty() { None } else { Self::parse(path, "")? };
+            return Ok(operation.filter(|target| matches!(target.endpoint, Endpoint::Operation(_))));
         };
-        let trailing_slash = rest.ends_with('/');
+        let has_trailing_slash = rest.ends_with('/');
         let inner = rest.strip_prefix('/').unwrap_or(rest);
         let inner = inner.strip_suffix('/').unwrap_or(inner);
         let mut segments = Vec::new();
@@ -146,21 +146,21 @@ impl RequestTarget {
                 return Err(Problem::new(INVALID_PARAMETER, format!("{error}; see Paths in docs/API.md")));
             }
         }
-        let found = segments.first().and_then(|first| endpoints().find(|(name, _)| name == first));
-        let (view, named) = found.map_or((Endpoint::Stored, false), |(_, view)| (view, true));
-        if named {
+        let named_endpoint = segments.first().and_then(|first| endpoints().find(|(name, _)| name == first));
+        let (endpoint, is_named) = named_endpoint.map_or((Endpoint::Stored, false), |(_, endpoint)| (endpoint, true));
+        if is_named {
             segments.remove(0);
         }
-        let bare = segments.is_empty() && !trailing_slash;
-        Ok(Some(Self { endpoint: view, segments, trailing_slash, is_bare: bare }))
+        let is_bare = segments.is_empty() && !has_trailing_slash;
+        Ok(Some(Self { endpoint, segments, has_trailing_slash, is_bare }))
     }
 }
 
 /// Decodes one segment. `%` followed by two hexadecimal digits is an octet, and the octets must be UTF-8.
 fn decode_segment(segment: &str) -> Result<Cow<'_, str>, Problem> {
     let invalid = |fault: &str| {
-        let shown: String = segment.chars().take(80).collect();
-        Problem::new(INVALID_PARAMETER, format!("the path segment {shown:?} {fault}"))
+        let excerpt: String = segment.chars().take(80).collect();
+        Problem::new(INVALID_PARAMETER, format!("the path segment {excerpt:?} {fault}"))
     };
     let mut rest = segment.as_bytes();
     while let Some(at) = rest.iter().position(|byte| *byte == b'%') {
@@ -169,7 +169,7 @@ fn decode_segment(segment: &str) -> Result<Cow<'_, str>, Problem> {
             _ => return Err(invalid("has a % that is not followed by two hexadecimal digits")),
         }
     }
-    percent_decode_str(segment).decode_utf8().map_err(|_not| invalid("does not decode to UTF-8"))
+    percent_decode_str(segment).decode_utf8().map_err(|_error| invalid("does not decode to UTF-8"))
 }
 
 /// Encodes a name as a path segment of a URI. Every byte except the unreserved ones is percent-encoded.
@@ -204,7 +204,7 @@ mod tests {
     use super::*;
 
     fn parse(path: &str) -> Option<(Endpoint, Vec<String>, bool)> {
-        RequestTarget::parse(path, "").ok().flatten().map(|t| (t.endpoint, t.segments, t.trailing_slash))
+        RequestTarget::parse(path, "").ok().flatten().map(|t| (t.endpoint, t.segments, t.has_trailing_slash))
     }
 
     fn stored(segments: &[&str], slash: bool) -> (Endpoint, Vec<String>, bool) {
@@ -222,8 +222,8 @@ mod tests {
     }
 
     #[test]
-    fn what_no_key_may_have_is_refused_in_every_spelling() {
-        for bad in [
+    fn invalid_segments_are_refused_in_every_spelling() {
+        for path in [
             "//",
             "/a//b",
             "/a//",
@@ -245,12 +245,12 @@ mod tests {
             "/n5/../x",
             "/slice/%2e%2e",
         ] {
-            assert!(RequestTarget::parse(bad, "").is_err(), "{bad}");
+            assert!(RequestTarget::parse(path, "").is_err(), "{path}");
         }
     }
 
     #[test]
-    fn views_stand_first_and_groups_of_their_name_below_n5() {
+    fn endpoint_names_are_reserved_and_groups_of_that_name_are_below_n5() {
         assert_eq!(parse("/n5/slice/a"), Some(stored(&["slice", "a"], false)));
         assert_eq!(parse("/a/slice"), Some(stored(&["a", "slice"], false)));
         assert!(RequestTarget::parse("/info", "").unwrap().unwrap().is_bare);
@@ -258,31 +258,31 @@ mod tests {
     }
 
     #[test]
-    fn the_base_path_is_part_of_the_path_but_for_operations() {
-        let at = |path| RequestTarget::parse(path, "/x/y").unwrap();
-        assert_eq!(at("/x/y/a").unwrap().segments, ["a"]);
-        assert!(at("/x/y").unwrap().is_bare);
-        assert!(at("/x/yz").is_none());
-        assert!(at("/a").is_none());
-        assert_eq!(at("/healthz").unwrap().endpoint, Endpoint::Operation(Operation::Health));
+    fn the_base_path_is_required_except_for_operations() {
+        let parse_below_base = |path| RequestTarget::parse(path, "/x/y").unwrap();
+        assert_eq!(parse_below_base("/x/y/a").unwrap().segments, ["a"]);
+        assert!(parse_below_base("/x/y").unwrap().is_bare);
+        assert!(parse_below_base("/x/yz").is_none());
+        assert!(parse_below_base("/a").is_none());
+        assert_eq!(parse_below_base("/healthz").unwrap().endpoint, Endpoint::Operation(Operation::Health));
     }
 
     proptest! {
         #[test]
-        fn encoded_names_come_back(name in "[^/\\\\\\p{Cc}]{1,20}") {
+        fn encoded_names_round_trip(name in "[^/\\\\\\p{Cc}]{1,20}") {
             prop_assume!(name != "." && name != "..");
             let target = RequestTarget::parse(&format!("/n5/{}", encode_segment(&name)), "").unwrap().unwrap();
             prop_assert_eq!(target.segments, vec![name]);
         }
 
         #[test]
-        fn a_plain_path_is_taken_apart_alike(path in "(/x)?(/(n5|slice|info|a|b~|..|%41|é|[0-9]{1,3})){0,4}/?") {
-            if let Some(plain) = RequestTarget::parse_literal_stored(&path, "/x")
-                && let Ok(key) = Key::parse(plain)
+        fn both_parsers_agree_on_literal_paths(path in "(/x)?(/(n5|slice|info|a|b~|..|%41|é|[0-9]{1,3})){0,4}/?") {
+            if let Some(literal) = RequestTarget::parse_literal_stored(&path, "/x")
+                && let Ok(key) = Key::parse(literal)
             {
                 let target = RequestTarget::parse(&path, "/x").unwrap().unwrap();
                 prop_assert_eq!(target.endpoint, Endpoint::Stored);
-                prop_assert!(!target.trailing_slash);
+                prop_assert!(!target.has_trailing_slash);
                 prop_assert_eq!(Key::from_segments(&target.segments).unwrap(), key);
             }
         }

@@ -44,38 +44,38 @@ struct SlicePlan {
     encoding: Option<ContentCoding>,
 }
 
-pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
-    let query = SliceQuery::parse(ask.query())?;
-    let accept = ask.list_header(&ACCEPT);
-    let chosen = output::negotiate(query.format.as_deref(), accept.as_deref()).map_err(Problem::from);
-    let negotiated = |problem: Problem| if query.format.is_none() { problem.with_vary("accept") } else { problem };
-    let format = chosen.map_err(negotiated)?;
-    let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::not_found)?;
+pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let query = SliceQuery::parse(context.query())?;
+    let accept = context.list_header(&ACCEPT);
+    let negotiated = output::negotiate(query.format.as_deref(), accept.as_deref()).map_err(Problem::from);
+    let with_vary = |problem: Problem| if query.format.is_none() { problem.with_vary("accept") } else { problem };
+    let format = negotiated.map_err(with_vary)?;
+    let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let (dataset, axes) = mount
         .container
-        .dataset_and_axes(ask.freshness, &key, axis_names)
+        .dataset_and_axes(context.freshness, &key, axis_names)
         .await
         .map_err(|error| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone()))?;
-    let plan = plan_slice(ask, mount, dataset, &query, format).await?;
+    let plan = plan_slice(context, mount, dataset, &query, format).await?;
     let mut headers = slice_headers(&plan, mount, &axes);
     if query.format.is_none() {
         add_vary(&mut headers, "accept");
     }
-    if ask.app.options.compress_slices && compress::is_worthwhile(format) {
+    if context.app.options.compress_slices && compress::is_worthwhile(format) {
         add_vary(&mut headers, "accept-encoding");
     }
-    if ask.method() == Method::HEAD {
+    if context.method() == Method::HEAD {
         return Ok(head_response(&plan, headers));
     }
     if plan.slice.is_streamed() {
-        return respond_streamed(ask, mount, plan, headers).await;
+        return respond_streamed(context, mount, plan, headers).await;
     }
-    respond_whole(ask, mount, plan, headers).await
+    respond_whole(context, mount, plan, headers).await
 }
 
 /// Plans a response, and checks everything that can be checked before a block is read.
 async fn plan_slice(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
     dataset: Arc<Dataset>,
     query: &SliceQuery,
@@ -93,58 +93,49 @@ async fn plan_slice(
     }
     let data_type = query.data_type.as_ref().unwrap_or(attributes.data_type()).clone();
     let options = query.options(&selection);
-    let compressed = if ask.app.options.compress_slices && compress::is_worthwhile(format) {
-        compress::negotiate(ask)
+    let content_coding = if context.app.options.compress_slices && compress::is_worthwhile(format) {
+        compress::negotiate(context)
     } else {
         None
     };
     let (kept_axes, region) = (selection.kept_axes.as_slice(), &selection.region);
-    let wish = SliceRequest {
-        dataset: &dataset,
-        kept_axes,
-        data_type: &data_type,
-        format,
-        options: &options,
-        content_coding: compressed,
-    };
-    let needs = wish
+    let request =
+        SliceRequest { dataset: &dataset, kept_axes, data_type: &data_type, format, options: &options, content_coding };
+    let memory = request
         .encoding_memory(region)
-        .map_err(|why| Problem::new(problem::INVALID_PARAMETER, why).with_member("parameter", "format"))?;
-    let sending = wish.sending(&needs, ask.app.client_limiter.limits_bandwidth(), false);
-    let (container, limit) = (&mount.container, mount.container.max_buffered_bytes());
-    let planned = container.plan_sparse_slice(ask.freshness, &dataset, region.clone(), &sending).await?;
-    let admitted = planned.map_err(Problem::from).and_then(|slice| wish.admit(slice, &needs, limit));
-    let mut admitted =
-        admitted.map_err(|problem| problem.with_piece_hint(wish.largest_admitted_piece(container, region).as_ref()))?;
+        .map_err(|reason| Problem::new(problem::INVALID_PARAMETER, reason).with_member("parameter", "format"))?;
+    let delivery = request.delivery(&memory, context.app.client_limiter.limits_bandwidth(), false);
+    let (container, limit_bytes) = (&mount.container, mount.container.max_buffered_bytes());
+    let planned = container.plan_sparse_slice(context.freshness, &dataset, region.clone(), &delivery).await?;
+    let admitted = planned.map_err(Problem::from).and_then(|slice| request.admit(slice, &memory, limit_bytes));
+    let mut admitted = admitted
+        .map_err(|problem| problem.with_piece_hint(request.largest_admitted_piece(container, region).as_ref()))?;
     // If slow clients hold the memory for a whole response, a streamed one need not wait for them. It has no entity
     // tag, so a request with a precondition waits.
-    let has_condition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| ask.headers().contains_key(name));
-    if !has_condition && !admitted.slice.is_streamed() && !container.has_room_for(&admitted.slice, admitted.extra_bytes)
+    let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.headers().contains_key(name));
+    if !has_precondition
+        && !admitted.slice.is_streamed()
+        && !container.has_capacity_for(&admitted.slice, admitted.extra_bytes)
     {
-        let banded = container.plan_converted_slice(&dataset, region.clone(), &wish.sending(&needs, false, true));
-        let banded =
-            banded.ok().filter(PlannedSlice::is_streamed).and_then(|slice| wish.admit(slice, &needs, limit).ok());
-        admitted = banded.unwrap_or(admitted);
+        let streamed =
+            container.plan_converted_slice(&dataset, region.clone(), &request.delivery(&memory, false, true));
+        let streamed = streamed
+            .ok()
+            .filter(PlannedSlice::is_streamed)
+            .and_then(|slice| request.admit(slice, &memory, limit_bytes).ok());
+        admitted = streamed.unwrap_or(admitted);
     }
     let AdmittedSlice { slice, extra_bytes, encoding } = admitted;
-    let start_bytes = needs.header_bytes;
-    Ok(SlicePlan {
-        dataset,
-        selection,
-        data_type,
-        format,
-        options,
-        slice,
-        extra_bytes,
-        header_bytes: start_bytes,
-        encoding,
-    })
+    let header_bytes = memory.header_bytes;
+    Ok(SlicePlan { dataset, selection, data_type, format, options, slice, extra_bytes, header_bytes, encoding })
 }
 
 /// Returns the names of a dataset's axes; empty if its attributes do not give them.
 fn axis_names(document: AttributesDocument) -> Vec<String> {
     let described = DescribedDataset::parse(document).ok();
-    described.and_then(|described| metadata::Calibration::of(&described, &mut Vec::new()).axes).unwrap_or_default()
+    described
+        .and_then(|described| metadata::Calibration::from_dataset(&described, &mut Vec::new()).axes)
+        .unwrap_or_default()
 }
 
 /// Returns the headers that are known before a block is read.
@@ -163,8 +154,8 @@ fn slice_headers(plan: &SlicePlan, mount: &Mount, axes: &[String]) -> HeaderMap 
     put("n5-start", comma_separated(&plan.options.start));
     put("n5-step", comma_separated(&plan.options.step));
     if !axes.is_empty() {
-        let kept = plan.selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
-        let mut names: Vec<String> = kept.map(|name| super::route::encode_segment(name).to_string()).collect();
+        let kept_names = plan.selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
+        let mut names: Vec<String> = kept_names.map(|name| super::route::encode_segment(name).to_string()).collect();
         if order == output::AxisOrder::C {
             names.reverse();
         }
@@ -184,8 +175,8 @@ fn slice_headers(plan: &SlicePlan, mount: &Mount, axes: &[String]) -> HeaderMap 
 fn head_response(plan: &SlicePlan, headers: HeaderMap) -> Response<Body> {
     let mut response = Response::new(Body::empty());
     *response.headers_mut() = headers;
-    if let (Some(start_bytes), None) = (plan.header_bytes, plan.encoding) {
-        let length = plan.slice.bytes().saturating_add(start_bytes);
+    if let (Some(header_bytes), None) = (plan.header_bytes, plan.encoding) {
+        let length = plan.slice.bytes().saturating_add(header_bytes);
         response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(length));
     }
     response
@@ -193,15 +184,15 @@ fn head_response(plan: &SlicePlan, headers: HeaderMap) -> Response<Body> {
 
 /// Reads and encodes the whole slice, then responds.
 async fn respond_whole(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
     plan: SlicePlan,
     mut headers: HeaderMap,
 ) -> HandlerResult {
-    if ask.headers().contains_key(IF_NONE_MATCH) {
+    if context.headers().contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be decoded.
-        let etag = etag(&plan, mount.container.fingerprint(ask.freshness, &plan.slice).await?.etags_hash);
-        if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None)
+        let etag = etag(&plan, mount.container.fingerprint(context.freshness, &plan.slice).await?.etags_hash);
+        if conditional::evaluate(context.method(), context.headers(), Some(&etag), None, None)
             == ConditionalOutcome::NotModified
         {
             headers.remove(CONTENT_TYPE);
@@ -212,21 +203,21 @@ async fn respond_whole(
             return Ok(response);
         }
     }
-    let is_made = plan.extra_bytes > 0 || plan.slice.is_converted();
+    let is_encoded = plan.extra_bytes > 0 || plan.slice.is_converted();
     // Elements that are sent as they are need not be in one buffer.
-    let is_plain = plan.header_bytes.is_some() && !is_made;
-    let is_in_pieces = plan.format.piece_count(&plan.selection.shape(), &plan.data_type, &plan.options) > 1;
-    let (pieces, memory, stats) = if is_plain {
-        mount.container.read_pieces(ask.freshness, &plan.slice).await?
+    let is_verbatim = plan.header_bytes.is_some() && !is_encoded;
+    let has_several_pieces = plan.format.piece_count(&plan.selection.shape(), &plan.data_type, &plan.options) > 1;
+    let (pieces, memory, stats) = if is_verbatim {
+        mount.container.read_pieces(context.freshness, &plan.slice).await?
     } else {
         mount
             .container
-            .read_slice(ask.freshness, &plan.slice, plan.extra_bytes)
+            .read_slice(context.freshness, &plan.slice, plan.extra_bytes)
             .await
             .map(|(a, b, c)| (vec![a], b, c))?
     };
     let etag = etag(&plan, stats.fingerprint.etags_hash);
-    if conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None)
+    if conditional::evaluate(context.method(), context.headers(), Some(&etag), None, None)
         == ConditionalOutcome::PreconditionFailed
     {
         let detail = format!("the entity tag of this slice is now {etag}");
@@ -234,13 +225,19 @@ async fn respond_whole(
     }
     let (started, encoding) = (Instant::now(), plan.encoding);
     let SlicePlan { slice, data_type, format, options, selection, .. } = plan;
-    let (shape, party) = (selection.shape(), slice.dataset_id());
-    let parts = if is_plain {
+    let (shape, dataset_id) = (selection.shape(), slice.dataset_id());
+    let parts = if is_verbatim {
         format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect()
-    } else if encoding.is_none() && !slice.is_converted() && is_in_pieces {
+    } else if encoding.is_none() && !slice.is_converted() && has_several_pieces {
         let data = pieces.into_iter().next().unwrap_or_default();
-        encode::encode_in_parallel(&mount.container, party, format, Array { shape, data_type, data }, (options, memory))
-            .await?
+        encode::encode_in_parallel(
+            &mount.container,
+            dataset_id,
+            format,
+            Array { shape, data_type, data },
+            (options, memory),
+        )
+        .await?
     } else {
         let len = pieces.iter().map(Bytes::len).sum();
         // The job holds its memory permit, because it continues if the client disconnects.
@@ -251,18 +248,18 @@ async fn respond_whole(
             if let Some(encoding) = encoding {
                 parts = vec![encoding.compress(&parts).map_err(|error| encode::internal_problem(&error))?];
             }
-            if is_made && let Some(last) = parts.pop() {
+            if is_encoded && let Some(last) = parts.pop() {
                 parts.push(memory.own(last));
             }
             Ok(parts)
         });
         // Encoding that takes no memory of its own is too cheap for the CPU pool.
-        if is_made {
+        if is_encoded {
             mount
                 .container
                 .resources()
                 .cpu()
-                .run(Priority::for_input_bytes(len), party, encode)
+                .run(Priority::for_input_bytes(len), dataset_id, encode)
                 .await
                 .map_err(ReadError::from)?
         } else {
@@ -284,7 +281,7 @@ async fn respond_whole(
 
 /// Assembles the first band before the status is sent, and each further band while the previous one is being sent.
 async fn respond_streamed(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
     plan: SlicePlan,
     mut headers: HeaderMap,
@@ -292,19 +289,19 @@ async fn respond_streamed(
     let shape = plan.selection.shape();
     let length = plan.slice.bytes().saturating_add(plan.header_bytes.unwrap_or(0));
     let (format, options, data_type) = (plan.format, plan.options, plan.data_type);
-    let finish: Option<PieceTransform> = format
+    let transform: Option<PieceTransform> = format
         .changes_bands(&data_type, &options)
         .then(|| (data_type.clone(), options.clone()))
         .map(|(data_type, options)| {
             Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
         });
     let container = mount.container.clone();
-    let mut bands = BandReader::new(container, ask.freshness, plan.slice, finish);
-    let first = bands.next().await?.unwrap_or_default();
+    let mut bands = BandReader::new(container, context.freshness, plan.slice, transform);
+    let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.
-    let start = format.header(&shape, &data_type, &options).unwrap_or_default();
+    let header = format.header(&shape, &data_type, &options).unwrap_or_default();
     headers.insert(CONTENT_LENGTH, HeaderValue::from(length));
-    let mut response = Response::new(bands.into_body(start, first, ask.id.to_owned()));
+    let mut response = Response::new(bands.into_body(header, first_band, context.id.to_owned()));
     *response.headers_mut() = headers;
     Ok(response)
 }
@@ -312,10 +309,10 @@ async fn respond_streamed(
 /// Returns an entity tag that depends on everything that the response's bytes depend on, and on nothing else. It is the
 /// same on every replica and after every restart.
 fn etag(plan: &SlicePlan, fingerprint: u128) -> String {
-    let mut facts = String::new();
+    let mut hashed_text = String::new();
     // Writing to a String cannot fail.
     let _ = write!(
-        facts,
+        hashed_text,
         "{} {:?} {:?} {:?} {} {fingerprint:x} {}",
         plan.dataset.etag,
         plan.selection,
@@ -324,7 +321,7 @@ fn etag(plan: &SlicePlan, fingerprint: u128) -> String {
         plan.format.name(),
         plan.encoding.map_or("", ContentCoding::name),
     );
-    format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
+    format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
 }
 
 /// Returns the value of `Server-Timing`: milliseconds of each stage. `store` and `decode` are sums over concurrent

@@ -57,68 +57,76 @@ impl SliceRequest<'_> {
     pub(super) fn encoding_memory(&self, region: &Region) -> Result<EncodingMemory, String> {
         let shape = self.shape(region);
         self.format.accepts(&shape, self.data_type, self.options)?;
-        let start_bytes = self.format.header(&shape, self.data_type, self.options).map(|start| start.len() as u64);
-        let beside_bytes = start_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0);
+        let header_bytes = self.format.header(&shape, self.data_type, self.options).map(|header| header.len() as u64);
+        let counted_header_bytes = header_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0);
         let extra_bytes = self.format.extra_bytes(&shape, self.data_type, self.options);
-        Ok(EncodingMemory { extra_bytes, header_bytes: start_bytes, counted_header_bytes: beside_bytes })
+        Ok(EncodingMemory { extra_bytes, header_bytes, counted_header_bytes })
     }
 
-    pub(super) fn sending(&self, needs: &EncodingMemory, is_slowed: bool, is_banded: bool) -> SliceDelivery<'_> {
-        let (is_streamable, beside_bytes) = (needs.header_bytes.is_some(), needs.counted_header_bytes);
+    pub(super) fn delivery(
+        &self,
+        memory: &EncodingMemory,
+        is_rate_limited: bool,
+        must_stream: bool,
+    ) -> SliceDelivery<'_> {
+        let (is_streamable, counted_header_bytes) = (memory.header_bytes.is_some(), memory.counted_header_bytes);
         SliceDelivery {
             data_type: self.data_type,
-            extra_bytes: if is_streamable { needs.extra_bytes } else { 0 },
-            prefix_bytes: beside_bytes,
-            is_rate_limited: is_slowed && is_streamable && beside_bytes == 0 && self.content_coding.is_none(),
+            extra_bytes: if is_streamable { memory.extra_bytes } else { 0 },
+            prefix_bytes: counted_header_bytes,
+            is_rate_limited: is_rate_limited
+                && is_streamable
+                && counted_header_bytes == 0
+                && self.content_coding.is_none(),
             is_streamable,
-            must_stream: is_banded && is_streamable,
+            must_stream: must_stream && is_streamable,
         }
     }
 
-    /// Admits the response of a planned slice if it can be made within `limit` bytes.
+    /// Admits the response of a planned slice if it can be made within `limit_bytes` bytes.
     pub(super) fn admit(
         &self,
         slice: PlannedSlice,
-        needs: &EncodingMemory,
-        limit: u64,
+        memory: &EncodingMemory,
+        limit_bytes: u64,
     ) -> Result<AdmittedSlice, Problem> {
         let encoding = self.content_coding.filter(|_| !slice.is_streamed());
-        let mut extra_bytes = needs.extra_bytes;
+        let mut extra_bytes = memory.extra_bytes;
         if encoding.is_some() {
             extra_bytes =
                 extra_bytes.saturating_add(compress::compression_bytes(slice.bytes().saturating_add(extra_bytes)));
         }
         // The bands fit the memory that they are given. Only the header's share of it must be checked.
-        let needed = if needs.header_bytes.is_some() && slice.is_streamed() {
-            needs.counted_header_bytes.saturating_mul(HEADER_SHARE_DIVISOR)
+        let needed_bytes = if memory.header_bytes.is_some() && slice.is_streamed() {
+            memory.counted_header_bytes.saturating_mul(HEADER_SHARE_DIVISOR)
         } else {
             slice.memory_bytes().saturating_add(extra_bytes)
         };
-        if needed <= limit {
+        if needed_bytes <= limit_bytes {
             return Ok(AdmittedSlice { slice, extra_bytes, encoding });
         }
-        let streamed: Vec<&str> = output::FORMATS
+        let streamed_formats: Vec<&str> = output::FORMATS
             .iter()
             .filter(|format| format.header(&[1, 1], &DataType::UInt8, &EncodeOptions::default()).is_some())
             .map(|format| format.name())
             .collect();
         let detail = format!(
-            "as {} this takes up to {needed} bytes of memory; three quarters of limits.slice_budget are {limit}; ask for less at once, \
+            "as {} this takes up to {needed_bytes} bytes of memory; three quarters of limits.slice_budget are {limit_bytes}; ask for less at once, \
              or for a format that is streamed: {}",
             self.format.name(),
-            streamed.join(", ")
+            streamed_formats.join(", ")
         );
-        Err(Problem::new(problem::TOO_LARGE, detail).with_member("limit", limit))
+        Err(Problem::new(problem::TOO_LARGE, detail).with_member("limit", limit_bytes))
     }
 
     /// Returns the shape of a piece of `region` that is admitted in this format, wherever in the dataset it lies.
     pub(super) fn largest_admitted_piece(&self, container: &Container, region: &Region) -> Option<Coords> {
-        let limit = container.max_buffered_bytes();
+        let limit_bytes = container.max_buffered_bytes();
         container.acceptable_part_shape(self.dataset, region, |part| {
-            let needs = self.encoding_memory(part).ok();
-            needs.is_some_and(|needs| {
-                let planned = container.plan_part(self.dataset, part, &self.sending(&needs, false, false));
-                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, &needs, limit).is_ok())
+            let memory = self.encoding_memory(part).ok();
+            memory.is_some_and(|memory| {
+                let planned = container.plan_part(self.dataset, part, &self.delivery(&memory, false, false));
+                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, &memory, limit_bytes).is_ok())
             })
         })
     }

@@ -83,9 +83,9 @@ impl SliceQuery {
     /// [`QueryError::Invalid`] for parameters that are unknown, repeated or exclude each other, and for values that
     /// cannot be parsed.
     pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
-        let given = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
-        let get = |name| given.get(name).map(String::as_str);
-        let wanted = SampleSelector::parse(&given)?;
+        let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
+        let get = |name| parameters.get(name).map(String::as_str);
+        let selector = SampleSelector::parse(&parameters)?;
         let order = get("order").map_or(Ok(AxisOrder::F), |name| {
             AxisOrder::from_name(name).ok_or_else(|| unknown_value("order", name, &AxisOrder::NAMES))
         })?;
@@ -95,15 +95,7 @@ impl SliceQuery {
         let window = get("window").map(parse_window).transpose()?;
         let quality = get("quality").map(parse_quality).transpose()?;
         let data_type = get("dtype").map(parse_data_type).transpose()?;
-        Ok(Self {
-            selector: wanted,
-            order,
-            data_type,
-            format: get("format").map(str::to_owned),
-            endian,
-            window,
-            quality,
-        })
+        Ok(Self { selector, order, data_type, format: get("format").map(str::to_owned), endian, window, quality })
     }
 
     /// Returns the samples that this query selects in a dataset of `dimensions`.
@@ -138,17 +130,17 @@ impl SliceQuery {
 }
 
 impl SampleSelector {
-    fn parse(given: &QueryParameters) -> Result<Self, QueryError> {
-        let get = |name| given.get(name).map(String::as_str);
+    fn parse(parameters: &QueryParameters) -> Result<Self, QueryError> {
+        let get = |name| parameters.get(name).map(String::as_str);
         if let Some(text) = get("select") {
             let excluded = ["start", "stop", "size", "step", "outside"];
-            return match excluded.iter().find(|name| given.contains_key(**name)) {
+            return match excluded.iter().find(|name| parameters.contains_key(**name)) {
                 Some(other) => {
                     Err(invalid_parameter("select", format!("select and {other} exclude each other; give one of them")))
                 }
                 None => numpy_index::parse(text)
                     .map(Self::Index)
-                    .map_err(|why| invalid_parameter("select", format!("select: {why}"))),
+                    .map_err(|reason| invalid_parameter("select", format!("select: {reason}"))),
             };
         }
         let outside = match get("outside") {
@@ -157,20 +149,20 @@ impl SampleSelector {
             Some("zero") => OutsidePolicy::Zero,
             Some(other) => return Err(unknown_value("outside", other, &["error", "clip", "zero"])),
         };
-        let signed = outside != OutsidePolicy::Error;
-        let list = |name, signed| get(name).map(|text| parse_integers(name, text, signed)).transpose();
-        let end = match (list("stop", signed)?, list("size", false)?) {
+        let is_signed = outside != OutsidePolicy::Error;
+        let parse_list = |name, is_signed| get(name).map(|text| parse_integers(name, text, is_signed)).transpose();
+        let end = match (parse_list("stop", is_signed)?, parse_list("size", false)?) {
             (Some(_), Some(_)) => {
                 return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
             }
             (Some(stop), None) => Some(BoxEnd::Stop(stop)),
             (None, size) => size.map(BoxEnd::Size),
         };
-        let step = list("step", false)?.map(|step| step.iter().map(|n| n.unsigned_abs()).collect::<Vec<u64>>());
+        let step = parse_list("step", false)?.map(|step| step.iter().map(|n| n.unsigned_abs()).collect::<Vec<u64>>());
         if step.as_ref().is_some_and(|step| step.contains(&0)) {
             return Err(invalid_parameter("step", "step contains 0; every step must be at least 1".to_owned()));
         }
-        Ok(Self::Box { start: list("start", signed)?, end, step, outside })
+        Ok(Self::Box { start: parse_list("start", is_signed)?, end, step, outside })
     }
 }
 
@@ -192,8 +184,8 @@ fn parse_data_type(name: &str) -> Result<DataType, QueryError> {
 
 /// Parses an integer from 1 to 100.
 fn parse_quality(text: &str) -> Result<u8, QueryError> {
-    let digits = text.bytes().all(|b| b.is_ascii_digit());
-    text.parse().ok().filter(|quality| digits && (1..=100).contains(quality)).ok_or_else(|| {
+    let is_decimal = text.bytes().all(|b| b.is_ascii_digit());
+    text.parse().ok().filter(|quality| is_decimal && (1..=100).contains(quality)).ok_or_else(|| {
         invalid_parameter(
             "quality",
             format!("quality is {:?}; give a whole number from 1 (smallest) to 100 (best)", excerpt(text)),
@@ -202,31 +194,34 @@ fn parse_quality(text: &str) -> Result<u8, QueryError> {
 }
 
 fn select_by_index(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, QueryError> {
-    let out = |detail| Err(QueryError::OutOfBounds { detail, dimensions: dimensions.into() });
+    let out_of_bounds = |detail| Err(QueryError::OutOfBounds { detail, dimensions: dimensions.into() });
     if items.is_empty() && !dimensions.is_empty() {
         return Err(invalid_parameter("select", "select is empty; ... selects everything".to_owned()));
     }
     let axes = match numpy_index::resolve(items, dimensions) {
         Ok(axes) => axes,
-        Err(IndexError::TooManyItems(given)) => return out(wrong_rank("select", given, dimensions)),
+        Err(IndexError::TooManyItems(item_count)) => {
+            return out_of_bounds(wrong_rank("select", item_count, dimensions));
+        }
         Err(IndexError::OutOfBounds { axis, position }) => {
             let size = dimensions.get(axis).copied().unwrap_or(0);
-            return out(format!("select requests position {position} along axis {axis}, which has {size}"));
+            return out_of_bounds(format!("select requests position {position} along axis {axis}, which has {size}"));
         }
     };
-    let kept_axes = axes.iter().enumerate().filter(|(_, along)| !along.dropped).map(|(axis, _)| axis).collect();
-    let start: SignedCoords = axes.iter().map(|along| along.start).collect();
-    let shape = axes.iter().map(|along| along.count).collect();
-    let step = axes.iter().map(|along| along.step).collect();
+    let kept_axes =
+        axes.iter().enumerate().filter(|(_, selection)| !selection.is_dropped).map(|(axis, _)| axis).collect();
+    let start: SignedCoords = axes.iter().map(|selection| selection.start).collect();
+    let shape = axes.iter().map(|selection| selection.count).collect();
+    let step = axes.iter().map(|selection| selection.step).collect();
     match Region::new(start, shape, step) {
         Ok(region) => Ok(Selection { region, kept_axes }),
-        Err(error) => out(error.to_string()),
+        Err(error) => out_of_bounds(error.to_string()),
     }
 }
 
-fn wrong_rank(parameter: &str, given: usize, dimensions: &[u64]) -> String {
+fn wrong_rank(parameter: &str, count: usize, dimensions: &[u64]) -> String {
     let axes = if dimensions.len() == 1 { "axis" } else { "axes" };
-    format!("{parameter} has {given} numbers, the dataset {dimensions:?} has {} {axes}", dimensions.len())
+    format!("{parameter} has {count} numbers, the dataset {dimensions:?} has {} {axes}", dimensions.len())
 }
 
 fn select_by_box(
@@ -236,7 +231,7 @@ fn select_by_box(
     outside: OutsidePolicy,
     dimensions: &[u64],
 ) -> Result<Selection, QueryError> {
-    let out = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
+    let out_of_bounds = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
     let (stop, size) = match end {
         Some(BoxEnd::Stop(stop)) => (Some(stop.as_slice()), None),
         Some(BoxEnd::Size(size)) => (None, Some(size.as_slice())),
@@ -249,24 +244,25 @@ fn select_by_box(
         ("step", step.map(<[_]>::len)),
     ];
     for (parameter, length) in lengths {
-        if let Some(given) = length.filter(|length| *length != dimensions.len()) {
-            return Err(out(wrong_rank(parameter, given, dimensions)));
+        if let Some(count) = length.filter(|length| *length != dimensions.len()) {
+            return Err(out_of_bounds(wrong_rank(parameter, count, dimensions)));
         }
     }
     let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
     for (axis, dimension) in dimensions.iter().enumerate() {
-        let at = |list: Option<&[i64]>| list.and_then(|list| list.get(axis)).map(|n| i128::from(*n));
-        let asked = AxisBounds {
-            start: at(start).unwrap_or(0),
-            stop: at(stop).or_else(|| at(size).map(|size| at(start).unwrap_or(0).saturating_add(size))),
+        let value_at = |list: Option<&[i64]>| list.and_then(|list| list.get(axis)).map(|n| i128::from(*n));
+        let bounds = AxisBounds {
+            start: value_at(start).unwrap_or(0),
+            stop: value_at(stop)
+                .or_else(|| value_at(size).map(|size| value_at(start).unwrap_or(0).saturating_add(size))),
             step: step.and_then(|list| list.get(axis)).copied().unwrap_or(1),
         };
-        let (start, count) = asked.samples(axis, *dimension, outside, dimensions)?;
+        let (start, count) = bounds.samples(axis, *dimension, outside, dimensions)?;
         starts.push(start);
         shape.push(count);
-        steps.push(asked.step);
+        steps.push(bounds.step);
     }
-    let region = Region::new(starts, shape, steps).map_err(|error| out(error.to_string()))?;
+    let region = Region::new(starts, shape, steps).map_err(|error| out_of_bounds(error.to_string()))?;
     Ok(Selection { region, kept_axes: (0..dimensions.len()).collect() })
 }
 
@@ -286,7 +282,7 @@ impl AxisBounds {
         outside: OutsidePolicy,
         dimensions: &[u64],
     ) -> Result<(i64, u64), QueryError> {
-        let out = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
+        let out_of_bounds = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
         let (mut start, dimension, step) = (self.start, i128::from(dimension), i128::from(self.step.max(1)));
         let mut stop =
             self.stop.unwrap_or(if outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
@@ -298,17 +294,17 @@ impl AxisBounds {
         }
         match outside {
             OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
-                let asked = if self.stop.is_some() { format!("{start}..{stop}") } else { format!("{start}..") };
-                return Err(out(format!(
-                    "along axis {axis} the region {asked} leaves the dataset, which has 0..{dimension}; \
+                let region = if self.stop.is_some() { format!("{start}..{stop}") } else { format!("{start}..") };
+                return Err(out_of_bounds(format!(
+                    "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
                      stay inside, or give outside=clip or outside=zero"
                 )));
             }
             OutsidePolicy::Error | OutsidePolicy::Zero => {}
             OutsidePolicy::Clip => {
-                let skipped =
+                let skipped_samples =
                     start.saturating_neg().max(0).saturating_add(step).saturating_sub(1).checked_div(step).unwrap_or(0);
-                start = start.saturating_add(skipped.saturating_mul(step)).min(dimension);
+                start = start.saturating_add(skipped_samples.saturating_mul(step)).min(dimension);
                 stop = stop.min(dimension);
             }
         }

@@ -45,19 +45,19 @@ impl ContainerWaiters {
 
     fn leave(&mut self, client: ClientId) {
         self.total = self.total.saturating_sub(1);
-        if let Some(own) = self.per_client.get_mut(&client) {
-            *own = own.saturating_sub(1);
-            if *own == 0 {
+        if let Some(count) = self.per_client.get_mut(&client) {
+            *count = count.saturating_sub(1);
+            if *count == 0 {
                 self.per_client.remove(&client);
             }
         }
     }
 
-    /// Returns true if one of the client's requests has to give up: more than `most` wait, and the client has at least
-    /// the average number of them.
-    fn exceeds_fair_share(&self, client: ClientId, most: usize) -> bool {
-        let own = self.per_client.get(&client).copied().unwrap_or(0);
-        self.total > most && own.saturating_mul(self.per_client.len()) >= self.total
+    /// Returns true if one of the client's requests has to give up: more than `max_waiting` wait, and the client has at
+    /// least the average number of them.
+    fn exceeds_fair_share(&self, client: ClientId, max_waiting: usize) -> bool {
+        let count = self.per_client.get(&client).copied().unwrap_or(0);
+        self.total > max_waiting && count.saturating_mul(self.per_client.len()) >= self.total
     }
 }
 
@@ -76,10 +76,10 @@ impl<'a> ContainerWaitGuard<'a> {
 
     /// Stops counting this request if its client exceeds its fair share, and returns true if so. No other request then
     /// has to give up for the same excess.
-    fn leave_if_excess(&mut self, most: usize) -> bool {
-        let mut crowd = lock(self.waiters);
-        if crowd.exceeds_fair_share(self.client, most) {
-            crowd.leave(self.client);
+    fn leave_if_excess(&mut self, max_waiting: usize) -> bool {
+        let mut waiters = lock(self.waiters);
+        if waiters.exceeds_fair_share(self.client, max_waiting) {
+            waiters.leave(self.client);
             self.has_left = true;
         }
         self.has_left
@@ -94,8 +94,8 @@ impl Drop for ContainerWaitGuard<'_> {
     }
 }
 
-fn lock(crowd: &Mutex<ContainerWaiters>) -> MutexGuard<'_, ContainerWaiters> {
-    crowd.lock().unwrap_or_else(PoisonError::into_inner)
+fn lock(waiters: &Mutex<ContainerWaiters>) -> MutexGuard<'_, ContainerWaiters> {
+    waiters.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl StalledStoreLimit {
@@ -112,24 +112,24 @@ impl StalledStoreLimit {
     /// 503, and the errors of `work`.
     pub(super) async fn run_limited<T>(
         &self,
-        place: usize,
+        index: usize,
         container: &Container,
         mut work: impl Future<Output = Result<T, Problem>> + Unpin,
     ) -> Result<T, Problem> {
-        let Some(crowd) = self.per_container.get(place).filter(|_| self.per_container.len() > 1) else {
+        let Some(waiters) = self.per_container.get(index).filter(|_| self.per_container.len() > 1) else {
             return work.await;
         };
-        if let Some(done) = (&mut work).now_or_never() {
-            return done;
+        if let Some(result) = (&mut work).now_or_never() {
+            return result;
         }
-        let mut counted = ContainerWaitGuard::new(crowd, ClientId::current());
+        let mut guard = ContainerWaitGuard::new(waiters, ClientId::current());
         loop {
-            if container.is_store_unresponsive() && counted.leave_if_excess(self.max_waiting) {
+            if container.is_store_unresponsive() && guard.leave_if_excess(self.max_waiting) {
                 metrics::request_shed(ShedReason::Storage);
                 return Err(ReadError::from(StoreError::Overloaded("wait for", Key::root())).into());
             }
-            if let Ok(done) = tokio::time::timeout(CHECK_INTERVAL, &mut work).await {
-                return done;
+            if let Ok(result) = tokio::time::timeout(CHECK_INTERVAL, &mut work).await {
+                return result;
             }
         }
     }
@@ -137,8 +137,8 @@ impl StalledStoreLimit {
 
 /// Returns the index of the mount that a target leads into; `None` if there is none.
 pub(super) fn mount_index(mounts: &[Mount], target: &RequestTarget) -> Option<usize> {
-    let skipped = if let Endpoint::View(view) = target.endpoint { view.path_parameter_count() } else { 0 };
-    let name = target.segments.get(skipped)?;
+    let parameter_count = if let Endpoint::View(view) = target.endpoint { view.path_parameter_count() } else { 0 };
+    let name = target.segments.get(parameter_count)?;
     mounts.iter().position(|mount| mount.name == *name)
 }
 
@@ -147,20 +147,20 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_crowd_that_is_too_large_sends_away_those_who_have_most_in_it() {
-        let crowd = Mutex::new(ContainerWaiters::default());
-        let (much, little) = (ClientId::new(1), ClientId::new(2));
-        let mut many: Vec<_> = (0..20).map(|_| ContainerWaitGuard::new(&crowd, much)).collect();
-        let mut few: Vec<_> = (0..2).map(|_| ContainerWaitGuard::new(&crowd, little)).collect();
-        assert!(few.iter_mut().all(|one| !one.leave_if_excess(8)));
-        assert_eq!(many.iter_mut().filter_map(|one| one.leave_if_excess(8).then_some(())).count(), 14);
-        let counts = |crowd: &ContainerWaiters| (crowd.total, crowd.per_client.get(&much).copied());
-        assert_eq!(counts(&lock(&crowd)), (8, Some(6)));
-        drop((many, few));
-        assert_eq!(counts(&lock(&crowd)), (0, None));
-        let mut all: Vec<_> = (0..10).map(|n| ContainerWaitGuard::new(&crowd, ClientId::new(n))).collect();
+    fn requests_of_clients_with_most_waiters_give_up_first() {
+        let waiters = Mutex::new(ContainerWaiters::default());
+        let (heavy_client, light_client) = (ClientId::new(1), ClientId::new(2));
+        let mut heavy_guards: Vec<_> = (0..20).map(|_| ContainerWaitGuard::new(&waiters, heavy_client)).collect();
+        let mut light_guards: Vec<_> = (0..2).map(|_| ContainerWaitGuard::new(&waiters, light_client)).collect();
+        assert!(light_guards.iter_mut().all(|guard| !guard.leave_if_excess(8)));
+        assert_eq!(heavy_guards.iter_mut().filter_map(|guard| guard.leave_if_excess(8).then_some(())).count(), 14);
+        let counts = |waiters: &ContainerWaiters| (waiters.total, waiters.per_client.get(&heavy_client).copied());
+        assert_eq!(counts(&lock(&waiters)), (8, Some(6)));
+        drop((heavy_guards, light_guards));
+        assert_eq!(counts(&lock(&waiters)), (0, None));
+        let mut guards: Vec<_> = (0..10).map(|n| ContainerWaitGuard::new(&waiters, ClientId::new(n))).collect();
         assert_eq!(
-            all.iter_mut().filter_map(|one| one.leave_if_excess(8).then_some(())).count(),
+            guards.iter_mut().filter_map(|guard| guard.leave_if_excess(8).then_some(())).count(),
             2,
             "among equal clients, any request may give up"
         );

@@ -31,7 +31,7 @@ const MAX_PERCENTILES: usize = 100;
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
 
 /// Memory of the response without its bins, in bytes; a generous estimate.
-const ANSWER_BYTES: u64 = 64 << 10;
+const RESPONSE_BYTES: u64 = 64 << 10;
 
 /// Parsed query parameters.
 struct StatsQuery {
@@ -42,8 +42,8 @@ struct StatsQuery {
 
 impl StatsQuery {
     fn parse(query: Option<&str>) -> Result<Self, QueryError> {
-        let given = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
-        let bins = match given.get("bins") {
+        let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
+        let bins = match parameters.get("bins") {
             None => DEFAULT_BINS,
             Some(text) => text.parse().ok().filter(|bins| (1..=MAX_BINS).contains(bins)).ok_or_else(|| {
                 invalid_parameter(
@@ -52,7 +52,7 @@ impl StatsQuery {
                 )
             })?,
         };
-        let list = given.get("percentiles").map_or(DEFAULT_PERCENTILES, String::as_str);
+        let list = parameters.get("percentiles").map_or(DEFAULT_PERCENTILES, String::as_str);
         let items: Vec<&str> = if list.is_empty() { Vec::new() } else { list.split(',').collect() };
         if items.len() > MAX_PERCENTILES {
             let detail = format!("percentiles has {} numbers; at most {MAX_PERCENTILES} are allowed", items.len());
@@ -87,13 +87,13 @@ struct SampledLevel {
     reason: String,
 }
 
-pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
-    let query = StatsQuery::parse(ask.query())?;
-    let (mount, key) = ask.locate(&ask.target.segments)?.ok_or_else(Problem::not_found)?;
-    let missing =
+pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let query = StatsQuery::parse(context.query())?;
+    let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
+    let to_problem =
         |error: ReadError| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
-    let chosen = choose_level(ask, mount, &key).await.map_err(missing)?;
-    let attributes = &chosen.dataset.attributes;
+    let sampled = choose_level(context, mount, &key).await.map_err(to_problem)?;
+    let attributes = &sampled.dataset.attributes;
     let compression = attributes.compression().name();
     if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
         let detail = format!(
@@ -102,27 +102,27 @@ pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
         );
         return Err(Problem::new(problem::UNSUPPORTED, detail).with_member("compression", compression));
     }
-    let sample = mount.container.plan_sample(&chosen.dataset).await?;
+    let sample = mount.container.plan_sample(&sampled.dataset).await?;
     let mut headers = HeaderMap::new();
     headers.insert(CACHE_CONTROL, mount.missing_cache_control.clone());
-    let etag = etag(&chosen, &sample, &query);
+    let etag = etag(&sampled, &sample, &query);
     if let Ok(value) = HeaderValue::from_str(&etag) {
         headers.insert(ETAG, value);
     }
-    match conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None) {
+    match conditional::evaluate(context.method(), context.headers(), Some(&etag), None, None) {
         ConditionalOutcome::NotModified => return Ok(bodyless_response(StatusCode::NOT_MODIFIED, headers)),
         ConditionalOutcome::PreconditionFailed => {
             let detail = format!("the entity tag of these statistics is now {etag}");
             return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
         }
-        ConditionalOutcome::Whole | ConditionalOutcome::Part(..) | ConditionalOutcome::Unsatisfiable => {}
+        ConditionalOutcome::Full | ConditionalOutcome::Partial(..) | ConditionalOutcome::Unsatisfiable => {}
     }
     let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     let percentages = query.percentiles.iter().map(|(_, percentage)| *percentage).collect();
-    let (total, looked_for) = (sample.blocks_total, sample.blocks_missing);
-    let survey = mount.container.sample_statistics(ask.freshness, sample, query.bins, percentages).await?;
-    let memory = mount.container.reserve_memory(ANSWER_BYTES + 64 * query.bins as u64).await?;
-    let text = document(&path.join("/"), &chosen, &query, &survey, total, looked_for).to_string();
+    let (total_blocks, missing_blocks) = (sample.blocks_total, sample.blocks_missing);
+    let statistics = mount.container.sample_statistics(context.freshness, sample, query.bins, percentages).await?;
+    let memory = mount.container.reserve_memory(RESPONSE_BYTES + 64 * query.bins as u64).await?;
+    let text = document(&path.join("/"), &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
     let mut response = respond(StatusCode::OK, "application/json", memory.own(text.into()));
     response.headers_mut().extend(headers);
     response.extensions_mut().insert(Compressible);
@@ -138,27 +138,27 @@ fn bodyless_response(status: StatusCode, headers: HeaderMap) -> Response<Body> {
 
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
 /// that has enough elements, otherwise the finest.
-async fn choose_level(ask: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
-    let (container, access) = (&mount.container, ask.freshness);
-    if let GroupState::Dataset(dataset) = &container.group(access, key).await?.state {
+async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
+    let (container, freshness) = (&mount.container, context.freshness);
+    if let GroupState::Dataset(dataset) = &container.group(freshness, key).await?.state {
         let dataset = Arc::clone(dataset);
         return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
     }
     // Releases the description's memory before waiting for the sample's memory.
     let pyramid = {
-        let known = view::read_node(container, access, key).await?;
-        metadata::pyramid(&known.node, &mut Vec::new())
+        let loaded = view::read_node(container, freshness, key).await?;
+        metadata::pyramid(&loaded.node, &mut Vec::new())
     };
     let Some(pyramid) = pyramid else {
         // The error says why it is not a dataset.
-        let dataset = container.dataset(access, key).await?;
+        let dataset = container.dataset(freshness, key).await?;
         return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
     };
     let mut levels = Vec::new();
     for level in pyramid.levels {
-        let Ok(at) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
+        let Ok(level_key) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
         // A level that is missing or cannot be decoded does not exclude the others.
-        match container.dataset(access, &at).await {
+        match container.dataset(freshness, &level_key).await {
             Ok(dataset) if is_decodable(&dataset) => levels.push((level.path, dataset)),
             Ok(_) | Err(ReadError::NotFound(_) | ReadError::NotADataset { .. }) => {}
             Err(error) => return Err(error),
@@ -166,14 +166,14 @@ async fn choose_level(ask: &RequestContext<'_>, mount: &Mount, key: &Key) -> Res
     }
     let elements = |dataset: &Dataset| dataset.attributes.dimensions().iter().copied().fold(1, u64::saturating_mul);
     let count = levels.len();
-    let number = levels.iter().rposition(|(_, dataset)| elements(dataset) >= ENOUGH_ELEMENTS);
-    let reason = match number {
+    let index = levels.iter().rposition(|(_, dataset)| elements(dataset) >= ENOUGH_ELEMENTS);
+    let reason = match index {
         Some(_) => format!("the coarsest of {count} levels with at least {ENOUGH_ELEMENTS} elements"),
         None => format!("the finest of {count} levels, none of which has {ENOUGH_ELEMENTS} elements"),
     };
-    let number = number.unwrap_or(0);
-    match levels.into_iter().nth(number) {
-        Some((level, dataset)) => Ok(SampledLevel { dataset, level, is_finest: number == 0, reason }),
+    let index = index.unwrap_or(0);
+    match levels.into_iter().nth(index) {
+        Some((level, dataset)) => Ok(SampledLevel { dataset, level, is_finest: index == 0, reason }),
         None => Err(ReadError::NotFound(key.clone())),
     }
 }
@@ -184,53 +184,53 @@ fn is_decodable(dataset: &Dataset) -> bool {
 
 /// Returns an entity tag that depends on everything that the response depends on. It is weak, because the bytes differ
 /// between content codings.
-fn etag(chosen: &SampledLevel, sample: &SamplePlan, query: &StatsQuery) -> String {
-    let facts = format!(
+fn etag(sampled: &SampledLevel, sample: &SamplePlan, query: &StatsQuery) -> String {
+    let hashed_text = format!(
         "{} {} {:?} {:x} {} {:?} {}",
-        chosen.dataset.etag,
-        chosen.level,
-        chosen.reason,
+        sampled.dataset.etag,
+        sampled.level,
+        sampled.reason,
         sample.fingerprint.etags_hash,
         query.bins,
         query.percentiles,
         env!("CARGO_PKG_VERSION"),
     );
-    format!("W/\"{:032x}\"", xxh3_128(facts.as_bytes()))
+    format!("W/\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
 }
 
 fn document(
     path: &str,
-    chosen: &SampledLevel,
+    sampled: &SampledLevel,
     query: &StatsQuery,
-    survey: &SampleStatistics,
+    statistics: &SampleStatistics,
     blocks_total: u128,
     blocks_missing: u64,
 ) -> Value {
-    let summary = &survey.summary;
-    let data_type = chosen.dataset.attributes.data_type().name();
+    let summary = &statistics.summary;
+    let data_type = sampled.dataset.attributes.data_type().name();
     let values = summary.percentiles.iter().flatten().map(|number| json_number(*number));
     let values = values.chain(std::iter::repeat(Value::Null));
     let percentiles: Map<String, Value> = query.percentiles.iter().map(|(text, _)| text.clone()).zip(values).collect();
     let histogram = summary.histogram.as_ref().map(
         |counts| json!({"min": summary.min.map(json_number), "max": summary.max.map(json_number), "counts": counts}),
     );
-    let integers = data_type.contains("int");
+    let is_integer = data_type.contains("int");
     let total =
         u64::try_from(blocks_total).map_or_else(|_beyond| json!(to_f64_lossy(blocks_total)), |total| json!(total));
     json!({
         "path": path,
-        "level": chosen.level,
+        "level": sampled.level,
         "data_type": data_type,
-        "exact": survey.exact && chosen.is_finest,
+        "exact": statistics.is_exact && sampled.is_finest,
         "sample": {
-            "blocks_read": survey.blocks_read,
+            "blocks_read": statistics.blocks_read,
             "blocks_total": total,
             "blocks_missing": blocks_missing,
-            "blocks_unreadable": survey.blocks_unreadable,
+            "blocks_unreadable": statistics.blocks_unreadable,
             "elements": summary.elements,
-            "elements_missing": survey.elements_missing,
+            "elements_missing": statistics.elements_missing,
         },
-        "note": note(chosen, survey, blocks_total, blocks_missing),
+        "note": note(sampled, statistics, blocks_total, blocks_missing),
         "min": summary.min.map(json_number),
         "max": summary.max.map(json_number),
         "mean": summary.mean,
@@ -239,7 +239,7 @@ fn document(
         "zeros": summary.zeros,
         "percentiles": percentiles,
         "histogram": histogram,
-        "labels": integers.then(|| json!({"distinct": summary.distinct, "capped": summary.distinct_capped})),
+        "labels": is_integer.then(|| json!({"distinct": summary.distinct, "capped": summary.distinct_capped})),
     })
 }
 
@@ -257,33 +257,37 @@ fn json_number(number: ElementValue) -> Value {
 }
 
 /// Returns sentences that say what was read and why.
-fn note(chosen: &SampledLevel, survey: &SampleStatistics, blocks_total: u128, blocks_missing: u64) -> String {
-    let Statistics { elements, .. } = survey.summary;
+fn note(sampled: &SampledLevel, statistics: &SampleStatistics, blocks_total: u128, blocks_missing: u64) -> String {
+    let Statistics { elements, .. } = statistics.summary;
     let mut text = String::new();
-    let mut say = |sentence: String| {
+    let mut add_sentence = |sentence: String| {
         if !text.is_empty() {
             text.push(' ');
         }
         text.push_str(&sentence);
     };
-    if !chosen.level.is_empty() {
-        say(format!("Level {} was read, {}.", chosen.level, chosen.reason));
+    if !sampled.level.is_empty() {
+        add_sentence(format!("Level {} was read, {}.", sampled.level, sampled.reason));
     }
-    let SampleStatistics { blocks_read, blocks_unreadable, elements_missing, exact, .. } = survey;
+    let SampleStatistics { blocks_read, blocks_unreadable, elements_missing, is_exact: exact, .. } = statistics;
     if *exact && blocks_total == 0 {
-        say("It has no elements.".to_owned());
+        add_sentence("It has no elements.".to_owned());
     } else if *exact {
-        say(format!("Every block was read, {blocks_read} of {blocks_total}."));
+        add_sentence(format!("Every block was read, {blocks_read} of {blocks_total}."));
     } else {
-        say(format!("{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."));
+        add_sentence(format!(
+            "{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."
+        ));
     }
     if *blocks_unreadable > 0 {
-        say(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
+        add_sentence(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
     }
     if *elements_missing > 0 && elements == 0 {
-        say(format!("No elements of the sample are stored: {blocks_missing} blocks do not exist and read as zero."));
+        add_sentence(format!(
+            "No elements of the sample are stored: {blocks_missing} blocks do not exist and read as zero."
+        ));
     } else if *elements_missing > 0 {
-        say(format!(
+        add_sentence(format!(
             "{elements_missing} elements are not stored, including those of {blocks_missing} missing blocks; they read as zero and count only in zeros."
         ));
     }
@@ -301,7 +305,7 @@ mod tests {
         let query = StatsQuery::parse(Some("bins=4096&percentiles=0,100,99.90&token=x")).ok().unwrap();
         assert_eq!((query.bins, query.percentiles[2].clone()), (4096, ("99.90".to_owned(), 99.9)));
         assert!(StatsQuery::parse(Some("percentiles=")).ok().unwrap().percentiles.is_empty());
-        let many = format!("percentiles={}", vec!["1"; 101].join(","));
+        let too_many_percentiles = format!("percentiles={}", vec!["1"; 101].join(","));
         for bad in [
             "bins=0",
             "bins=4097",
@@ -312,7 +316,7 @@ mod tests {
             "percentiles=1,",
             "percentiles=nan",
             "start=1",
-            &many,
+            &too_many_percentiles,
         ] {
             assert!(StatsQuery::parse(Some(bad)).is_err(), "{bad}");
         }

@@ -15,32 +15,32 @@ use crate::fair_queue::ClientId;
 use crate::store::{Key, ObjectMeta};
 
 /// Handles `GET /`, `/n5/` and every path below: returns an object, a listing, or a redirect to one.
-pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
-    let target = ask.target;
-    let Some((mount, key)) = ask.locate(&target.segments)? else {
-        return if target.is_bare { Ok(redirect_to_slash(ask)) } else { listing::of_mounts(ask).await };
+pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let target = context.target;
+    let Some((mount, key)) = context.locate(&target.segments)? else {
+        return if target.is_bare { Ok(redirect_to_slash(context)) } else { listing::of_mounts(context).await };
     };
     // Neuroglancer probes for S3. A listing in another format would confuse it.
-    if target.trailing_slash && lenient_query::first_value(ask.query(), "list-type").is_some() {
+    if target.has_trailing_slash && lenient_query::first_value(context.query(), "list-type").is_some() {
         return Err(Problem::not_found());
     }
-    if target.trailing_slash {
-        return listing::of_directory(ask, mount, &key).await;
+    if target.has_trailing_slash {
+        return listing::of_directory(context, mount, &key).await;
     }
-    let missing = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
+    let not_found = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
     if is_n5_key(&key)
-        && let Some(found) = object_response(ask, mount, &key).await?
+        && let Some(response) = object_response(context, mount, &key).await?
     {
-        return Ok(found);
+        return Ok(response);
     }
-    if !mount.container.is_directory(ask.freshness, &key).await? {
-        return Err(missing());
+    if !mount.container.is_directory(context.freshness, &key).await? {
+        return Err(not_found());
     }
     // A directory in the place of a block means that the block is missing. Only this case needs the attributes.
-    if !target.is_bare && mount.container.is_block_position(ask.freshness, &key).await? {
-        return Err(missing());
+    if !target.is_bare && mount.container.is_block_position(context.freshness, &key).await? {
+        return Err(not_found());
     }
-    Ok(redirect_to_slash(ask))
+    Ok(redirect_to_slash(context))
 }
 
 /// Returns true if files of this name are served: attributes, and names that are part of a grid position.
@@ -49,11 +49,11 @@ pub(super) fn is_n5_key(key: &Key) -> bool {
 }
 
 /// Returns a 301 to the same path with a slash. It is relative, so that it is valid behind any prefix.
-pub(super) fn redirect_to_slash(ask: &RequestContext<'_>) -> Response<Body> {
-    let last = ask.path().rsplit('/').next().unwrap_or_default();
+pub(super) fn redirect_to_slash(context: &RequestContext<'_>) -> Response<Body> {
+    let last_segment = context.path().rsplit('/').next().unwrap_or_default();
     // Decoded and encoded again, because a colon would make the relative reference an absolute one.
-    let name = percent_encoding::percent_decode_str(last).decode_utf8_lossy();
-    let query = ask.query_with_token().map(|query| format!("?{query}")).unwrap_or_default();
+    let name = percent_encoding::percent_decode_str(last_segment).decode_utf8_lossy();
+    let query = context.query_with_token().map(|query| format!("?{query}")).unwrap_or_default();
     let mut response = Response::new(Body::empty());
     *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
     if let Ok(location) = HeaderValue::from_str(&format!("{}/{query}", route::encode_segment(&name))) {
@@ -73,43 +73,44 @@ enum ObjectAttempt {
 }
 
 async fn object_response(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
     key: &Key,
 ) -> Result<Option<Response<Body>>, Problem> {
-    let mut turn = None;
+    let mut send_permit = None;
     loop {
-        match try_object(ask, mount, key, turn).await? {
+        match try_object(context, mount, key, send_permit).await? {
             ObjectAttempt::Found(response) => return Ok(Some(response)),
             ObjectAttempt::Missing => return Ok(None),
             // No bytes are held while waiting.
-            ObjectAttempt::Backpressure(len) => turn = Some(mount.container.acquire_send_permit(len).await?),
+            ObjectAttempt::Backpressure(len) => send_permit = Some(mount.container.acquire_send_permit(len).await?),
         }
     }
 }
 
-/// Makes one attempt to send an object. `turn` is the permit to send it if the client had to wait for one.
+/// Makes one attempt to send an object. `send_permit` is the permit to send it if the client had to wait for one.
 async fn try_object(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
     key: &Key,
-    turn: Option<SendPermit>,
+    send_permit: Option<SendPermit>,
 ) -> Result<ObjectAttempt, Problem> {
     // HEAD reads no bytes. An object that is too large to be held is only opened.
-    let (meta, stored) = if ask.method() == Method::HEAD {
-        let Some(meta) = ReadError::hidden_as_none(mount.container.meta(ask.freshness, key).await)? else {
+    let (meta, stored) = if context.method() == Method::HEAD {
+        let Some(meta) = ReadError::hidden_as_none(mount.container.meta(context.freshness, key).await)? else {
             return Ok(ObjectAttempt::Missing);
         };
         (meta, None)
     } else {
-        let found = mount.container.object(ask.freshness, key).await;
-        let Some(stored) = ReadError::hidden_as_none(found)? else { return Ok(ObjectAttempt::Missing) };
+        let result = mount.container.object(context.freshness, key).await;
+        let Some(stored) = ReadError::hidden_as_none(result)? else { return Ok(ObjectAttempt::Missing) };
         (stored.meta().clone(), Some(stored))
     };
-    let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&meta.etag), meta.modified, Some(meta.len));
-    let (status, from, to) = match verdict {
-        ConditionalOutcome::Whole => (StatusCode::OK, 0, meta.len),
-        ConditionalOutcome::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
+    let outcome =
+        conditional::evaluate(context.method(), context.headers(), Some(&meta.etag), meta.modified, Some(meta.len));
+    let (status, from, to) = match outcome {
+        ConditionalOutcome::Full => (StatusCode::OK, 0, meta.len),
+        ConditionalOutcome::Partial(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
         ConditionalOutcome::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
         ConditionalOutcome::PreconditionFailed => {
             let detail = format!("the entity tag of /{key} is now {}", meta.etag);
@@ -135,14 +136,14 @@ async fn try_object(
         None => Body::empty(),
         Some(StoredObject::Whole(_, bytes)) => {
             let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
-            let sent = match turn {
-                Some(turn) => Some(mount.container.charge_with_permit(turn, bytes.clone())),
+            let charged = match send_permit {
+                Some(permit) => Some(mount.container.charge_with_permit(permit, bytes.clone())),
                 None => mount.container.charge_to_client(ClientId::current(), &bytes),
             };
-            let Some(bytes) = sent else { return Ok(ObjectAttempt::Backpressure(bytes.len())) };
+            let Some(bytes) = charged else { return Ok(ObjectAttempt::Backpressure(bytes.len())) };
             Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())))
         }
-        Some(StoredObject::Large(large)) => stream_range(large, from, to, ask.id.to_owned()),
+        Some(StoredObject::Large(large)) => stream_range(large, from, to, context.id.to_owned()),
     };
     Ok(ObjectAttempt::Found(response))
 }
@@ -181,16 +182,16 @@ fn add_validators(headers: &mut HeaderMap, meta: &ObjectMeta) {
 pub(super) fn stream_range(large: LargeObject, from: u64, to: u64, id: String) -> Body {
     // Captured here, because the connection polls the body without a current client.
     let client = ClientId::current();
-    Body::from_stream(stream::try_unfold(from, move |at| {
+    Body::from_stream(stream::try_unfold(from, move |offset| {
         let (large, id) = (large.clone(), id.clone());
         async move {
-            if at >= to {
+            if offset >= to {
                 return Ok(None);
             }
-            let piece = client.scope(large.read_piece(at, to)).await.inspect_err(|error| {
+            let piece = client.scope(large.read_piece(offset, to)).await.inspect_err(|error| {
                 observe::report_body_failure(&id, error);
             })?;
-            let next = at.saturating_add(piece.len() as u64);
+            let next = offset.saturating_add(piece.len() as u64);
             Ok::<_, ReadError>(Some((piece, next)))
         }
     }))

@@ -41,28 +41,31 @@ pub(super) type QueryParameters = BTreeMap<&'static str, String>;
 /// # Errors
 /// [`QueryError::Invalid`] for a parameter that is unknown, repeated or not percent-encoded UTF-8.
 pub(super) fn parse_query(query: &str, known: &[&'static str]) -> Result<QueryParameters, QueryError> {
-    let mut given = BTreeMap::new();
+    let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (raw_name, raw_value) = pair.split_once('=').unwrap_or((pair, ""));
         let name = percent_decode(raw_name, raw_name)?;
-        let Some(found) = known.iter().copied().find(|known| *known == name) else {
+        let Some(known_name) = known.iter().copied().find(|known| *known == name) else {
             let detail = format!("unknown parameter {:?}; known: {}", excerpt(&name), known.join(", "));
             return Err(QueryError::Invalid { parameter: excerpt(&name), detail, known: known.to_vec() });
         };
-        if found == "token" {
+        if known_name == "token" {
             continue;
         }
-        if given.insert(found, percent_decode(found, raw_value)?).is_some() {
-            return Err(invalid_parameter(found, format!("{found} is given more than once; give it only once")));
+        if parameters.insert(known_name, percent_decode(known_name, raw_value)?).is_some() {
+            return Err(invalid_parameter(
+                known_name,
+                format!("{known_name} is given more than once; give it only once"),
+            ));
         }
     }
-    Ok(given)
+    Ok(parameters)
 }
 
 fn percent_decode(parameter: &str, raw: &str) -> Result<String, QueryError> {
     let mut escapes = raw.split('%').skip(1).map(str::as_bytes);
-    let sound = escapes.all(|after| after.get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)));
-    let text = percent_decode_str(raw).decode_utf8().ok().filter(|_| sound);
+    let is_valid = escapes.all(|after| after.get(..2).is_some_and(|hex| hex.iter().all(u8::is_ascii_hexdigit)));
+    let text = percent_decode_str(raw).decode_utf8().ok().filter(|_| is_valid);
     text.map(String::from).ok_or_else(|| {
         let detail = format!("{:?} is not percent-encoded UTF-8; a literal percent sign is %25", excerpt(raw));
         invalid_parameter(&excerpt(parameter), detail)
@@ -84,12 +87,12 @@ pub(super) fn unknown_value(parameter: &str, value: &str, known: &[&'static str]
 }
 
 /// Parses comma-separated integers. An empty text is an empty list, as rank 0 has.
-pub(super) fn parse_integers(parameter: &'static str, text: &str, signed: bool) -> Result<Vec<i64>, QueryError> {
+pub(super) fn parse_integers(parameter: &'static str, text: &str, is_signed: bool) -> Result<Vec<i64>, QueryError> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
     let parsed = text.split(',').map(|item| match numpy_index::parse_integer(item) {
-        Some(_) if item.starts_with('-') && !signed => {
+        Some(_) if item.starts_with('-') && !is_signed => {
             let hint = match parameter {
                 "start" | "stop" => "give outside=clip or outside=zero for regions that leave the dataset",
                 _ => "give numbers without a sign",
@@ -110,8 +113,8 @@ pub(super) fn parse_integers(parameter: &'static str, text: &str, signed: bool) 
 
 /// Parses a finite decimal number.
 pub(super) fn parse_decimal(text: &str) -> Option<f64> {
-    let plain = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
-    text.parse::<f64>().ok().filter(|number| plain && number.is_finite())
+    let is_decimal = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
+    text.parse::<f64>().ok().filter(|number| is_decimal && number.is_finite())
 }
 
 impl From<QueryError> for Problem {

@@ -34,7 +34,7 @@ impl HeaderTemplates {
     pub(super) fn new(mounts: &[Mount], options: &HttpOptions) -> Self {
         let cors = cors_headers(options);
         let template = |mount: &Mount| {
-            let found = |status, is_json| {
+            let object_headers = |status, is_json| {
                 let mut headers = HeaderMap::new();
                 let meta = ObjectMeta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
                 stored::add_entity_headers(&mut headers, status, &meta, mount, is_json);
@@ -46,9 +46,9 @@ impl HeaderTemplates {
                 .into_bodyless_response();
             MountHeaders {
                 is_public: authorization::is_public_mount(options.access_control.as_deref(), &mount.name),
-                attributes: found(StatusCode::OK, true),
-                block: found(StatusCode::OK, false),
-                not_modified: found(StatusCode::NOT_MODIFIED, false),
+                attributes: object_headers(StatusCode::OK, true),
+                block: object_headers(StatusCode::OK, false),
+                not_modified: object_headers(StatusCode::NOT_MODIFIED, false),
                 missing: header_lines(missing.headers().clone(), missing.status(), options, &cors),
             }
         };
@@ -60,8 +60,8 @@ impl HeaderTemplates {
 /// Returns the headers that the CORS layer adds to the response to a request without an origin.
 fn cors_headers(options: &HttpOptions) -> HeaderMap {
     let inner = service_fn(|_: Request<()>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(()))));
-    let answer = forwarded::cors(options).layer(inner).oneshot(Request::new(())).now_or_never();
-    answer.and_then(Result::ok).map(|answer| answer.into_parts().0.headers).unwrap_or_default()
+    let response = forwarded::cors(options).layer(inner).oneshot(Request::new(())).now_or_never();
+    response.and_then(Result::ok).map(|response| response.into_parts().0.headers).unwrap_or_default()
 }
 
 fn header_lines(mut headers: HeaderMap, status: StatusCode, options: &HttpOptions, cors: &HeaderMap) -> Vec<u8> {

@@ -41,20 +41,20 @@ thread_local! {
 /// Returns the result of `job` on the entry of a path; `None` if there is no entry.
 pub(super) fn with_entry<T>(app: &App, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
     THREAD_SLOTS.with_borrow_mut(|slots| {
-        let place = slots.get_mut(slot_index(path))?;
-        let slot = place.as_mut().filter(|slot| slot.app == app.id && *slot.path == *path)?;
-        let made = job(&mut slot.entry);
-        if made.is_none() && slot.entry.headers.is_none() {
+        let slot = slots.get_mut(slot_index(path))?;
+        let occupied = slot.as_mut().filter(|slot| slot.app == app.id && *slot.path == *path)?;
+        let result = job(&mut occupied.entry);
+        if result.is_none() && occupied.entry.headers.is_none() {
             // The entry says that the key is missing, which may no longer be true.
-            *place = None;
+            *slot = None;
         }
-        made
+        result
     })
 }
 
 /// Stores an entry for a path in place of the one in its slot. An entry for a missing key never replaces one for
 /// another path whose key exists, because clients can invent any number of names.
-pub(super) fn insert(app: &App, path: &str, seen: ThreadCacheEntry) {
+pub(super) fn insert(app: &App, path: &str, entry: ThreadCacheEntry) {
     if path.len() > MAX_PATH_BYTES {
         return;
     }
@@ -62,11 +62,11 @@ pub(super) fn insert(app: &App, path: &str, seen: ThreadCacheEntry) {
         if slots.is_empty() {
             slots.resize_with(SLOT_COUNT, || None);
         }
-        let Some(place) = slots.get_mut(slot_index(path)) else { return };
-        let is_taken = place.as_ref().is_some_and(|slot| slot.app == app.id && slot.entry.headers.is_some());
-        let is_same = place.as_ref().is_some_and(|slot| *slot.path == *path);
-        if seen.headers.is_some() || !is_taken || is_same {
-            *place = Some(ThreadCacheSlot { app: app.id, path: path.into(), entry: seen });
+        let Some(slot) = slots.get_mut(slot_index(path)) else { return };
+        let is_occupied = slot.as_ref().is_some_and(|slot| slot.app == app.id && slot.entry.headers.is_some());
+        let is_same = slot.as_ref().is_some_and(|slot| *slot.path == *path);
+        if entry.headers.is_some() || !is_occupied || is_same {
+            *slot = Some(ThreadCacheSlot { app: app.id, path: path.into(), entry });
         }
     });
 }

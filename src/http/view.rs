@@ -19,8 +19,8 @@ use crate::fair_queue::ClientId;
 use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
 
 /// Handles `GET /{view}/…`.
-pub(super) async fn answer(ask: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
-    let Some((parameters, path)) = ask.target.segments.split_at_checked(view.path_parameter_count()) else {
+pub(super) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
+    let Some((parameters, path)) = context.target.segments.split_at_checked(view.path_parameter_count()) else {
         return Err(Problem::not_found());
     };
     if !view.accepts_path_parameters(parameters) {
@@ -28,45 +28,49 @@ pub(super) async fn answer(ask: &RequestContext<'_>, view: &dyn View) -> Handler
     }
     // A value that is not UTF-8 is replaced by one that no view knows.
     let query: Vec<_> =
-        lenient_query::pairs(ask.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
+        lenient_query::pairs(context.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
     view.check_query(&query)?;
-    let Some((mount, key)) = ask.locate(path)? else {
-        return if ask.target.trailing_slash { listing::of_mounts(ask).await } else { Err(Problem::not_found()) };
+    let Some((mount, key)) = context.locate(path)? else {
+        return if context.target.has_trailing_slash {
+            listing::of_mounts(context).await
+        } else {
+            Err(Problem::not_found())
+        };
     };
     let lookup = ViewLookup {
         container: &mount.container,
-        freshness: ask.freshness,
+        freshness: context.freshness,
         path_parameters: parameters,
         key: &key,
         query: &query,
     };
-    let blame =
+    let to_problem =
         |error: ReadError| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
-    if ask.target.trailing_slash {
+    if context.target.has_trailing_slash {
         // A listing omits documents that the server cannot read.
         let documents = match ReadError::hidden_as_none(view.list_documents(&lookup).await.map(Some)) {
             Err(ReadError::AttributesTooLarge { .. }) => Vec::new(),
-            found => found.map_err(blame)?.unwrap_or_default(),
+            result => result.map_err(to_problem)?.unwrap_or_default(),
         };
-        return listing::of_view(ask, mount, &key, &documents).await;
+        return listing::of_view(context, mount, &key, &documents).await;
     }
-    match view.resolve(&lookup).await.map_err(blame)? {
-        ResolvedKey::Document(document) => Ok(document_response(ask, mount, document)?),
-        ResolvedKey::Chunk(chunk) => chunk_response(ask, mount, &chunk).await,
+    match view.resolve(&lookup).await.map_err(to_problem)? {
+        ResolvedKey::Document(document) => Ok(document_response(context, mount, document)?),
+        ResolvedKey::Chunk(chunk) => chunk_response(context, mount, &chunk).await,
         ResolvedKey::Missing => {
-            let missing = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
+            let not_found = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
             let container = &mount.container;
-            if !container.is_directory(ask.freshness, &key).await?
-                || container.is_block_position(ask.freshness, &key).await?
+            if !container.is_directory(context.freshness, &key).await?
+                || container.is_block_position(context.freshness, &key).await?
             {
-                return Err(missing());
+                return Err(not_found());
             }
-            Ok(stored::redirect_to_slash(ask))
+            Ok(stored::redirect_to_slash(context))
         }
     }
 }
 
-fn document_response(ask: &RequestContext<'_>, mount: &Mount, document: ViewDocument) -> HandlerResult {
+fn document_response(context: &RequestContext<'_>, mount: &Mount, document: ViewDocument) -> HandlerResult {
     let ViewDocument { mut text, memory } = document;
     text.shrink_to_fit();
     let etag = format!("\"{:032x}\"", xxh3_128(text.as_bytes()));
@@ -78,51 +82,51 @@ fn document_response(ask: &RequestContext<'_>, mount: &Mount, document: ViewDocu
         None => text.into(),
     };
     // Never immutable: the document depends on the release and on everything around the directory.
-    bytes_response(ask, &bytes, &etag, "application/json", mount.missing_cache_control.clone())
+    bytes_response(context, &bytes, &etag, "application/json", mount.missing_cache_control.clone())
 }
 
-async fn chunk_response(ask: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {
-    let missing = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
-    let found = mount.found_cache_control.clone();
-    if ask.headers().contains_key(IF_NONE_MATCH) {
+async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {
+    let not_found = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
+    let cache_control = mount.found_cache_control.clone();
+    if context.headers().contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be encoded.
-        let etag = chunk.lookup_etag(&mount.container, ask.freshness).await?.ok_or_else(missing)?;
-        let verdict = conditional::evaluate(ask.method(), ask.headers(), Some(&etag), None, None);
-        if verdict == ConditionalOutcome::NotModified {
-            return bytes_response(ask, &Bytes::new(), &etag, chunk.media_type(), found);
+        let etag = chunk.lookup_etag(&mount.container, context.freshness).await?.ok_or_else(not_found)?;
+        let outcome = conditional::evaluate(context.method(), context.headers(), Some(&etag), None, None);
+        if outcome == ConditionalOutcome::NotModified {
+            return bytes_response(context, &Bytes::new(), &etag, chunk.media_type(), cache_control);
         }
     }
-    let mut turn = None;
+    let mut send_permit = None;
     loop {
-        let ready = match chunk.read(&mount.container, ask.freshness).await?.ok_or_else(missing)? {
-            ChunkBody::Whole(ready) => ready,
-            ChunkBody::Streamed(pieces) => {
-                return streamed_response(ask, mount, *pieces, chunk.media_type(), found).await;
+        let encoded = match chunk.read(&mount.container, context.freshness).await?.ok_or_else(not_found)? {
+            ChunkBody::Whole(encoded) => encoded,
+            ChunkBody::Streamed(streamed) => {
+                return streamed_response(context, mount, *streamed, chunk.media_type(), cache_control).await;
             }
         };
-        let sent = match turn.take() {
-            Some(turn) => Some(mount.container.charge_with_permit(turn, ready.bytes.clone())),
-            None => mount.container.charge_to_client(ClientId::current(), &ready.bytes),
+        let charged = match send_permit.take() {
+            Some(permit) => Some(mount.container.charge_with_permit(permit, encoded.bytes.clone())),
+            None => mount.container.charge_to_client(ClientId::current(), &encoded.bytes),
         };
-        if let Some(bytes) = sent {
-            return bytes_response(ask, &bytes, &ready.etag, chunk.media_type(), found);
+        if let Some(bytes) = charged {
+            return bytes_response(context, &bytes, &encoded.etag, chunk.media_type(), cache_control);
         }
         // The client must receive other responses first. No bytes are held while waiting.
-        let len = ready.bytes.len();
-        drop(ready);
-        turn = Some(mount.container.acquire_send_permit(len).await?);
+        let len = encoded.bytes.len();
+        drop(encoded);
+        send_permit = Some(mount.container.acquire_send_permit(len).await?);
     }
 }
 
 /// Responds with bytes that are entirely in memory. Preconditions and ranges work as for stored objects.
 fn bytes_response(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     bytes: &Bytes,
     etag: &str,
     media_type: &'static str,
-    cache: HeaderValue,
+    cache_control: HeaderValue,
 ) -> HandlerResult {
-    let (mut response, range) = response_head(ask, bytes.len() as u64, etag, media_type, cache)?;
+    let (mut response, range) = response_head(context, bytes.len() as u64, etag, media_type, cache_control)?;
     let (from, to) = (usize::try_from(range.start).unwrap_or(0), usize::try_from(range.end).unwrap_or(0));
     if !range.is_empty() {
         *response.body_mut() = Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())));
@@ -132,35 +136,35 @@ fn bytes_response(
 
 /// Responds with a chunk that is read while it is sent.
 async fn streamed_response(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     mount: &Mount,
-    pieces: StreamedChunk,
+    chunk: StreamedChunk,
     media_type: &'static str,
-    cache: HeaderValue,
+    cache_control: HeaderValue,
 ) -> HandlerResult {
-    let (mut response, range) = response_head(ask, pieces.len, &pieces.etag, media_type, cache)?;
-    if range.is_empty() || ask.method() == Method::HEAD {
+    let (mut response, range) = response_head(context, chunk.len, &chunk.etag, media_type, cache_control)?;
+    if range.is_empty() || context.method() == Method::HEAD {
         return Ok(response);
     }
-    *response.body_mut() = match pieces.source.clone() {
-        StreamSource::Stored(large, within) => {
-            let at = |byte: u64| within.start.saturating_add(byte);
-            stored::stream_range(large, at(range.start), at(range.end), ask.id.to_owned())
+    *response.body_mut() = match chunk.source.clone() {
+        StreamSource::Stored(large, block_range) => {
+            let block_offset = |byte: u64| block_range.start.saturating_add(byte);
+            stored::stream_range(large, block_offset(range.start), block_offset(range.end), context.id.to_owned())
         }
-        StreamSource::Elements(plain) => {
-            let header_bytes = plain.header.len() as u64;
-            let of_header = |byte: u64| usize::try_from(byte.min(header_bytes)).unwrap_or(usize::MAX);
-            let start = plain.header.slice(of_header(range.start)..of_header(range.end));
+        StreamSource::Elements(layout) => {
+            let header_bytes = layout.header.len() as u64;
+            let header_offset = |byte: u64| usize::try_from(byte.min(header_bytes)).unwrap_or(usize::MAX);
+            let prefix = layout.header.slice(header_offset(range.start)..header_offset(range.end));
             let (from, to) = (range.start.saturating_sub(header_bytes), range.end.saturating_sub(header_bytes));
             if from == to {
-                Body::from(start)
+                Body::from(prefix)
             } else {
-                let (slice, skipped) = pieces.plan_byte_range(&mount.container, &plain, from, to)?;
-                let finish = pieces.byte_swap(&plain);
-                let reader = BandReader::new(mount.container.clone(), ask.freshness, slice, finish);
-                let mut reader = reader.with_etag_check(pieces).with_byte_range(skipped, to.saturating_sub(from));
+                let (slice, skipped) = chunk.plan_byte_range(&mount.container, &layout, from, to)?;
+                let transform = chunk.byte_swap(&layout);
+                let reader = BandReader::new(mount.container.clone(), context.freshness, slice, transform);
+                let mut reader = reader.with_etag_check(chunk).with_byte_range(skipped, to.saturating_sub(from));
                 let first = reader.next().await?.unwrap_or_default();
-                reader.into_body(start, first, ask.id.to_owned())
+                reader.into_body(prefix, first, context.id.to_owned())
             }
         }
     };
@@ -169,31 +173,32 @@ async fn streamed_response(
 
 /// Returns the head of a response of `len` bytes, and the range of them that its body has.
 fn response_head(
-    ask: &RequestContext<'_>,
+    context: &RequestContext<'_>,
     len: u64,
     etag: &str,
     media_type: &'static str,
-    cache: HeaderValue,
+    cache_control: HeaderValue,
 ) -> Result<(Response<Body>, Range<u64>), Problem> {
-    let (status, from, to) = match conditional::evaluate(ask.method(), ask.headers(), Some(etag), None, Some(len)) {
-        ConditionalOutcome::Whole => (StatusCode::OK, 0, len),
-        ConditionalOutcome::Part(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
-        ConditionalOutcome::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
-        ConditionalOutcome::PreconditionFailed => {
-            return Err(Problem::new(
-                problem::PRECONDITION_FAILED,
-                format!("the entity tag of this object is now {etag}"),
-            ));
-        }
-        ConditionalOutcome::Unsatisfiable => return Err(Problem::range_not_satisfiable(len)),
-    };
+    let (status, from, to) =
+        match conditional::evaluate(context.method(), context.headers(), Some(etag), None, Some(len)) {
+            ConditionalOutcome::Full => (StatusCode::OK, 0, len),
+            ConditionalOutcome::Partial(from, to) => (StatusCode::PARTIAL_CONTENT, from, to),
+            ConditionalOutcome::NotModified => (StatusCode::NOT_MODIFIED, 0, 0),
+            ConditionalOutcome::PreconditionFailed => {
+                return Err(Problem::new(
+                    problem::PRECONDITION_FAILED,
+                    format!("the entity tag of this object is now {etag}"),
+                ));
+            }
+            ConditionalOutcome::Unsatisfiable => return Err(Problem::range_not_satisfiable(len)),
+        };
     let mut response = Response::new(Body::empty());
     *response.status_mut() = status;
     let headers = response.headers_mut();
     if let Ok(etag) = HeaderValue::from_str(etag) {
         headers.insert(ETAG, etag);
     }
-    headers.insert(CACHE_CONTROL, cache);
+    headers.insert(CACHE_CONTROL, cache_control);
     if status == StatusCode::NOT_MODIFIED {
         return Ok((response, 0..0));
     }

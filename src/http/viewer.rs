@@ -76,32 +76,32 @@ impl Viewer {
     }
 }
 
-pub(super) async fn answer(ask: &RequestContext<'_>) -> HandlerResult {
-    let segments: Vec<&str> = ask.target.segments.iter().map(String::as_str).collect();
-    let Some(viewer) = ask.app.viewer() else {
+pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let segments: Vec<&str> = context.target.segments.iter().map(String::as_str).collect();
+    let Some(viewer) = context.app.viewer() else {
         return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; see docs/DEPLOYMENT.md, Viewer"));
     };
     match segments.as_slice() {
-        [] if ask.target.is_bare => Ok(stored::redirect_to_slash(ask)),
-        [] => viewer.file_response(ask, &[INDEX]).await,
+        [] if context.target.is_bare => Ok(stored::redirect_to_slash(context)),
+        [] => viewer.file_response(context, &[INDEX]).await,
         // Directories are not listed, and the path of a file does not end in a slash.
-        _ if ask.target.trailing_slash => Err(Problem::not_found()),
-        path => viewer.file_response(ask, path).await,
+        _ if context.target.has_trailing_slash => Err(Problem::not_found()),
+        path => viewer.file_response(context, path).await,
     }
 }
 
 impl Viewer {
-    async fn file_response(&self, ask: &RequestContext<'_>, path: &[&str]) -> HandlerResult {
+    async fn file_response(&self, context: &RequestContext<'_>, path: &[&str]) -> HandlerResult {
         let encoded: Vec<String> = path.iter().map(|segment| route::encode_segment(segment).to_string()).collect();
         let uri = format!("/{}", encoded.join("/"));
         if uri.len() > MAX_PATH_BYTES {
             return Err(Problem::not_found());
         }
         let mut request = Request::new(Body::empty());
-        *request.method_mut() = ask.method().clone();
+        *request.method_mut() = context.method().clone();
         *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::not_found())?;
         for name in [ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE] {
-            if let Some(value) = ask.headers().get(&name) {
+            if let Some(value) = context.headers().get(&name) {
                 request.headers_mut().insert(name, value.clone());
             }
         }
@@ -121,12 +121,12 @@ impl Viewer {
         let name = path.last().copied().unwrap_or_default();
         let policy = if has_content_hash(name) { "public, max-age=31536000, immutable" } else { "no-cache" };
         headers.insert(CACHE_CONTROL, HeaderValue::from_static(policy));
-        let text = headers.get(CONTENT_TYPE).and_then(|found| found.to_str().ok()).filter(|t| t.starts_with("text/"));
-        if let Some(Ok(typed)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
-            headers.insert(CONTENT_TYPE, typed);
+        let text = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).filter(|t| t.starts_with("text/"));
+        if let Some(Ok(content_type)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
+            headers.insert(CONTENT_TYPE, content_type);
         }
         if name == INDEX {
-            page::add_security_headers(headers, page::VIEWER_CSP, &ask.app.options.frame_ancestors);
+            page::add_security_headers(headers, page::VIEWER_CSP, &context.app.options.frame_ancestors);
         }
         if response.status() == StatusCode::NOT_MODIFIED {
             add_vary(response.headers_mut(), "accept-encoding");
@@ -135,9 +135,9 @@ impl Viewer {
     }
 
     fn read_problem(&self, error: &std::io::Error) -> Problem {
-        let absent =
+        let missing_kinds =
             [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::IsADirectory, ErrorKind::InvalidFilename];
-        if absent.contains(&error.kind()) {
+        if missing_kinds.contains(&error.kind()) {
             return Problem::not_found();
         }
         let cause = format!("{}: {error}", self.directory.display());
@@ -151,16 +151,16 @@ fn read_on_this_runtime(mut body: Body) -> Body {
     if http_body::Body::is_end_stream(&body) {
         return body;
     }
-    let (send, sent) = mpsc::channel(1);
+    let (sender, receiver) = mpsc::channel(1);
     tokio::spawn(async move {
         while let Some(frame) = body.frame().await {
-            if send.send(frame).await.is_err() {
+            if sender.send(frame).await.is_err() {
                 return;
             }
         }
     });
-    let next = |mut sent: mpsc::Receiver<_>| async move { sent.recv().await.map(|frame| (frame, sent)) };
-    Body::new(StreamBody::new(futures_util::stream::unfold(sent, next)))
+    let next = |mut receiver: mpsc::Receiver<_>| async move { receiver.recv().await.map(|frame| (frame, receiver)) };
+    Body::new(StreamBody::new(futures_util::stream::unfold(receiver, next)))
 }
 
 /// Returns the complete length of the file, from a response to an unsatisfiable range.
@@ -179,7 +179,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn only_names_with_a_hash_are_kept_for_ever() {
+    fn only_names_with_a_hash_are_immutable() {
         assert!(has_content_hash("main.0123456789abcdef.js"));
         assert!(has_content_hash("main.0123456789abcdef.js.map"));
         for name in ["index.html", "0123456789abcdef", "main.0123456789abcde.js", "main.0123456789abcdeg.js", ""] {
@@ -188,7 +188,7 @@ mod tests {
     }
 
     #[test]
-    fn a_directory_without_an_index_is_no_viewer() {
+    fn a_directory_without_an_index_is_not_a_viewer() {
         let directory = tempfile::tempdir().unwrap();
         assert!(Viewer::open(directory.path()).unwrap().is_none());
         std::fs::create_dir(directory.path().join(INDEX)).unwrap();

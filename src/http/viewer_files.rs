@@ -46,9 +46,9 @@ fn key_from_path(path: &Path) -> io::Result<Key> {
     key.ok_or_else(|| ErrorKind::NotFound.into())
 }
 
-fn into_io_result<T>(answer: Result<Option<T>, StoreError>) -> io::Result<T> {
-    match answer {
-        Ok(Some(found)) => Ok(found),
+fn into_io_result<T>(result: Result<Option<T>, StoreError>) -> io::Result<T> {
+    match result {
+        Ok(Some(value)) => Ok(value),
         Ok(None) | Err(StoreError::LinkNotFollowed(_) | StoreError::DanglingLink(_)) => Err(ErrorKind::NotFound.into()),
         Err(StoreError::Io { cause, .. }) => Err(io::Error::new(cause.kind(), cause)),
         Err(other) => Err(io::Error::other(other)),

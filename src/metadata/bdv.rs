@@ -16,27 +16,27 @@ use super::pyramid::{Convention, Pyramid};
 use super::{Node, json_values};
 
 pub(super) fn required_paths(node: &Node) -> Vec<String> {
-    if recognised(node) { level_paths(node) } else { Vec::new() }
+    if is_bdv(node) { level_paths(node) } else { Vec::new() }
 }
 
-fn recognised(node: &Node) -> bool {
+fn is_bdv(node: &Node) -> bool {
     listed_factors(node.attributes()).is_none()
         && node.parent_attributes().get("downsamplingFactors").and_then(json_values::number_lists).is_some()
         && !node.parent_attributes().contains_key("dimensions")
 }
 
 pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
-    if !recognised(node) {
+    if !is_bdv(node) {
         return None;
     }
     let listed = listed_factors(node.parent_attributes());
-    let mut sized = false;
-    let place = |first: &super::pyramid::LevelDataset, problems: &mut Vec<MetadataProblem>| {
+    let mut is_calibrated = false;
+    let base_placement = |first: &super::pyramid::LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
-        let given = node.attributes().get("resolution");
-        let given = given.and_then(|value| one_per_axis(value, rank));
-        sized = given.is_some();
-        let base = given.unwrap_or_else(|| {
+        let value = node.attributes().get("resolution");
+        let resolution = value.and_then(|value| one_per_axis(value, rank));
+        is_calibrated = resolution.is_some();
+        let base = resolution.unwrap_or_else(|| {
             json_values::push_unique(
                 problems,
                 "the voxel size is not in the container but in BigDataViewer's XML file".to_owned(),
@@ -45,15 +45,9 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         });
         BasePlacement { resolution: base, offset: vec![0.0; rank] }
     };
-    let levels = build_levels(node, level_names(node), listed.as_deref(), place, problems);
+    let levels = build_levels(node, level_names(node), listed.as_deref(), base_placement, problems);
     let rank = levels.first()?.factors.len();
-    Some(Pyramid {
-        convention: Convention::Bdv,
-        axes: default_xyz_axes(rank),
-        units: None,
-        is_calibrated: sized,
-        levels,
-    })
+    Some(Pyramid { convention: Convention::Bdv, axes: default_xyz_axes(rank), units: None, is_calibrated, levels })
 }
 
 #[cfg(test)]
@@ -67,8 +61,8 @@ mod tests {
     /// A timepoint as pybdv writes it: factors on the setup, `resolution` on the timepoint.
     fn timepoint(own: &serde_json::Value, level: &serde_json::Value) -> Node {
         let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
-        let below = [("s0", array(&[44, 40, 24], &json!({}))), ("s1", array(&[22, 20, 24], level))];
-        group(&[json!({"n5": "2.0.0"}), setup], own, &below)
+        let children = [("s0", array(&[44, 40, 24], &json!({}))), ("s1", array(&[22, 20, 24], level))];
+        group(&[json!({"n5": "2.0.0"}), setup], own, &children)
     }
 
     #[test]
@@ -87,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn a_level_of_its_own_mind_counts_and_missing_calibration_is_said() {
+    fn factors_of_a_level_take_precedence_and_missing_calibration_is_reported() {
         let (_, levels, problems) = read_levels(&timepoint(&json!({}), &json!({"downsamplingFactors": [2, 2, 2]})));
         assert_eq!(levels[1], json!(["s1", [2, 2, 2], [2.0, 2.0, 2.0], [0.5, 0.5, 0.5]]));
         assert!(problems[0].contains("XML"), "{problems:?}");

@@ -30,45 +30,45 @@ impl Calibration {
     /// them; a COSEM `transform`; and n5-viewer's `pixelResolution`, which is the voxel size at full resolution and is
     /// therefore multiplied by the dataset's `downsamplingFactors`. Voxel size and units come from the same source.
     /// Attributes of groups above, which Neuroglancer merges, are not considered.
-    pub fn of(dataset: &DescribedDataset, problems: &mut Vec<MetadataProblem>) -> Self {
+    pub fn from_dataset(dataset: &DescribedDataset, problems: &mut Vec<MetadataProblem>) -> Self {
         let (members, rank) = (dataset.members(), dataset.rank());
         let mut names = |key: &str| {
-            let given = members.get(key)?;
-            let list = strings(given).filter(|list| list.len() == rank);
+            let value = members.get(key)?;
+            let list = strings(value).filter(|list| list.len() == rank);
             if list.is_none() {
-                push_unique(problems, format!("{key} {} is not one string per axis", truncated_json(given)));
+                push_unique(problems, format!("{key} {} is not one string per axis", truncated_json(value)));
             }
             list
         };
-        let mut physical = Self { axes: names("axes"), units: names("units"), ..Self::default() };
-        if let Some(given) = members.get("resolution") {
-            physical.resolution = one_per_axis(given, rank);
-            if physical.resolution.is_none() {
-                push_unique(problems, format!("resolution {} is not one number per axis", truncated_json(given)));
+        let mut calibration = Self { axes: names("axes"), units: names("units"), ..Self::default() };
+        if let Some(value) = members.get("resolution") {
+            calibration.resolution = one_per_axis(value, rank);
+            if calibration.resolution.is_none() {
+                push_unique(problems, format!("resolution {} is not one number per axis", truncated_json(value)));
             }
         }
-        if let Some(given) = members.get("transform") {
-            match cosem::transform(given, rank) {
+        if let Some(value) = members.get("transform") {
+            match cosem::transform(value, rank) {
                 Ok(transform) => {
                     cosem::note_axis_order(transform.axes.as_deref(), problems);
-                    physical.fill_missing(transform.axes, transform.units, transform.scale, transform.translate);
+                    calibration.fill_missing(transform.axes, transform.units, transform.scale, transform.translate);
                 }
                 Err(problem) => push_unique(problems, problem),
             }
         }
-        if let Some(given) = members.get("pixelResolution") {
-            match pixel_resolution(given, rank) {
+        if let Some(value) = members.get("pixelResolution") {
+            match pixel_resolution(value, rank) {
                 Some((base, unit)) => {
                     let factors = members.get("downsamplingFactors").and_then(|value| one_per_axis(value, rank));
                     let factors = factors.unwrap_or_else(|| vec![1.0; rank]);
                     let scale = base.iter().zip(&factors).map(|(base, f)| base * f).collect();
                     let shift = base.iter().zip(&factors).map(|(base, f)| base * (f - 1.0) / 2.0).collect();
-                    physical.fill_missing(None, unit.map(|unit| vec![unit; rank]), scale, shift);
+                    calibration.fill_missing(None, unit.map(|unit| vec![unit; rank]), scale, shift);
                 }
-                None => push_unique(problems, format!("pixelResolution {} is not usable", truncated_json(given))),
+                None => push_unique(problems, format!("pixelResolution {} is not usable", truncated_json(value))),
             }
         }
-        physical
+        calibration
     }
 
     /// Fills values that are still missing from another source.
@@ -115,52 +115,54 @@ mod tests {
     use super::super::testing::*;
     use super::*;
 
-    fn of(further: &Value) -> (Calibration, Vec<MetadataProblem>) {
+    fn calibration_of(further: &Value) -> (Calibration, Vec<MetadataProblem>) {
         let mut problems = Vec::new();
-        let physical = Calibration::of(&dataset(&array(&[12, 10, 6], further)), &mut problems);
-        (physical, problems)
+        let calibration = Calibration::from_dataset(&dataset(&array(&[12, 10, 6], further)), &mut problems);
+        (calibration, problems)
     }
 
     #[test]
     fn the_keys_of_tensorstore_and_neuroglancer_come_first() {
-        let (physical, problems) =
-            of(&json!({"axes": ["x", "y", "z"], "units": ["nm", "nm", "um"], "resolution": [4, 4, 40.5],
+        let (calibration, problems) =
+            calibration_of(&json!({"axes": ["x", "y", "z"], "units": ["nm", "nm", "um"], "resolution": [4, 4, 40.5],
             "pixelResolution": [1, 1, 1]}));
-        assert_eq!(physical.axes.unwrap(), ["x", "y", "z"]);
-        assert_eq!(physical.units.unwrap(), ["nm", "nm", "um"]);
-        assert_eq!((physical.resolution.unwrap(), physical.translation), (vec![4.0, 4.0, 40.5], None));
+        assert_eq!(calibration.axes.unwrap(), ["x", "y", "z"]);
+        assert_eq!(calibration.units.unwrap(), ["nm", "nm", "um"]);
+        assert_eq!((calibration.resolution.unwrap(), calibration.translation), (vec![4.0, 4.0, 40.5], None));
         assert!(problems.is_empty());
     }
 
     #[test]
     fn a_cosem_transform_is_reversed() {
-        let (physical, _) = of(&json!({"transform": {"axes": ["z", "y", "x"], "scale": [3.24, 4.0, 5.0],
+        let (calibration, _) =
+            calibration_of(&json!({"transform": {"axes": ["z", "y", "x"], "scale": [3.24, 4.0, 5.0],
             "translate": [1, 2, 3], "units": ["um", "nm", "nm"]}, "pixelResolution": [9, 9, 9]}));
-        assert_eq!(physical.axes.unwrap(), ["x", "y", "z"]);
-        assert_eq!(physical.units.unwrap(), ["nm", "nm", "um"]);
+        assert_eq!(calibration.axes.unwrap(), ["x", "y", "z"]);
+        assert_eq!(calibration.units.unwrap(), ["nm", "nm", "um"]);
         assert_eq!(
-            (physical.resolution.unwrap(), physical.translation.unwrap()),
+            (calibration.resolution.unwrap(), calibration.translation.unwrap()),
             (vec![5.0, 4.0, 3.24], vec![3.0, 2.0, 1.0])
         );
     }
 
     #[test]
     fn pixel_resolution_is_multiplied_by_the_factors() {
-        let (physical, _) = of(&json!({"pixelResolution": {"unit": "mm", "dimensions": [1.5, 1.5, 1.5]},
+        let (calibration, _) =
+            calibration_of(&json!({"pixelResolution": {"unit": "mm", "dimensions": [1.5, 1.5, 1.5]},
             "downsamplingFactors": [2, 2, 1]}));
-        assert_eq!(physical.units.unwrap(), ["mm", "mm", "mm"]);
+        assert_eq!(calibration.units.unwrap(), ["mm", "mm", "mm"]);
         assert_eq!(
-            (physical.resolution.unwrap(), physical.translation.unwrap()),
+            (calibration.resolution.unwrap(), calibration.translation.unwrap()),
             (vec![3.0, 3.0, 1.5], vec![0.75, 0.75, 0.0])
         );
-        assert_eq!(of(&json!({"pixelResolution": [1, 2, 3]})).0.resolution.unwrap(), [1.0, 2.0, 3.0]);
+        assert_eq!(calibration_of(&json!({"pixelResolution": [1, 2, 3]})).0.resolution.unwrap(), [1.0, 2.0, 3.0]);
     }
 
     #[test]
     fn malformed_keys_are_passed_over_with_a_problem() {
-        let (physical, problems) =
-            of(&json!({"axes": "xyz", "units": ["nm"], "resolution": ["4", 4, 4], "transform": null,
+        let (calibration, problems) =
+            calibration_of(&json!({"axes": "xyz", "units": ["nm"], "resolution": ["4", 4, 4], "transform": null,
             "pixelResolution": {"unit": "nm"}}));
-        assert_eq!((physical, problems.len()), (Calibration::default(), 5));
+        assert_eq!((calibration, problems.len()), (Calibration::default(), 5));
     }
 }

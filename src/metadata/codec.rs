@@ -52,9 +52,9 @@ pub fn compression_with_defaults(compression: &Compression) -> Value {
 /// common values, because decoders ignore them.
 pub fn codec_equivalents(dataset: &DatasetAttributes) -> CodecEquivalents {
     let parameters = dataset.compression().parameters();
-    let number = |key: &str, low: i64, high: i64, otherwise: i64| {
-        let given = parameters.get(key).and_then(|value| bounded_integer(value, low.into(), high.into()));
-        given.and_then(|n| i64::try_from(n).ok()).unwrap_or(otherwise)
+    let number = |key: &str, low: i64, high: i64, default: i64| {
+        let value = parameters.get(key).and_then(|value| bounded_integer(value, low.into(), high.into()));
+        value.and_then(|n| i64::try_from(n).ok()).unwrap_or(default)
     };
     let filter = |id: u32, level: i64| Some(Hdf5Filter { id, cd_values: vec![u32::try_from(level).unwrap_or(1)] });
     let (numcodecs, hdf5) = match dataset.compression().name() {
@@ -91,18 +91,19 @@ fn blosc(
     dataset: &DatasetAttributes,
     number: &dyn Fn(&str, i64, i64, i64) -> i64,
 ) -> (Option<Value>, Option<Hdf5Filter>) {
-    let given = dataset.compression().parameters().get("cname").and_then(Value::as_str);
-    let (code, cname) = BLOSC_NAMES.iter().enumerate().find(|(_, name)| Some(**name) == given).unwrap_or((1, &"lz4"));
+    let compressor = dataset.compression().parameters().get("cname").and_then(Value::as_str);
+    let (code, cname) =
+        BLOSC_NAMES.iter().enumerate().find(|(_, name)| Some(**name) == compressor).unwrap_or((1, &"lz4"));
     let (clevel, shuffle) = (number("clevel", 0, 9, 5), number("shuffle", -1, 2, 1));
     let blocksize = number("blocksize", 0, i64::from(i32::MAX), 0);
     let form = json!({"id": "blosc", "cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": blocksize});
-    let item = dataset.data_type().size_bytes().unwrap_or(1);
+    let item_size = dataset.data_type().size_bytes().unwrap_or(1);
     // Automatic shuffle (-1) means bit shuffle for elements of 1 byte and byte shuffle for wider ones.
-    let shuffle = if shuffle < 0 { if item == 1 { 2 } else { 1 } } else { shuffle };
-    let narrow = |n: u64| u32::try_from(n).ok();
+    let shuffle = if shuffle < 0 { if item_size == 1 { 2 } else { 1 } } else { shuffle };
+    let to_u32 = |n: u64| u32::try_from(n).ok();
     let bytes = block_bytes(dataset).and_then(|n| u32::try_from(n).ok());
-    let item = u32::try_from(item).ok();
-    let values = [Some(2), Some(2), item, bytes, narrow(clevel.unsigned_abs()), narrow(shuffle.unsigned_abs())];
+    let item_size = u32::try_from(item_size).ok();
+    let values = [Some(2), Some(2), item_size, bytes, to_u32(clevel.unsigned_abs()), to_u32(shuffle.unsigned_abs())];
     let code = u32::try_from(code).ok();
     let cd_values: Option<Vec<u32>> = values.into_iter().chain([code]).collect();
     (Some(form), cd_values.map(|cd_values| Hdf5Filter { id: 32001, cd_values }))
@@ -110,15 +111,15 @@ fn blosc(
 
 /// Returns the size of a full block in bytes; `None` for a type without a size and beyond 2^128.
 pub(super) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
-    let item = u128::try_from(dataset.data_type().size_bytes()?).ok()?;
-    dataset.block_size().iter().try_fold(item, |bytes, size| bytes.checked_mul(u128::from(*size)))
+    let item_size = u128::try_from(dataset.data_type().size_bytes()?).ok()?;
+    dataset.block_size().iter().try_fold(item_size, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
 /// Returns the numcodecs configuration that zarr-python 2 stores verbatim, with `id` repeated as `type`; `None` for
 /// other parameters.
 fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Option<Value> {
-    let ours = parameters.get("id").and_then(Value::as_str) == Some(name);
-    (ours || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {
+    let is_numcodecs = parameters.get("id").and_then(Value::as_str) == Some(name);
+    (is_numcodecs || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {
         let mut form = parameters.clone();
         form.insert("id".to_owned(), Value::from(name));
         Value::Object(form)
@@ -185,7 +186,7 @@ mod tests {
     }
 
     #[test]
-    fn defaults_are_filled_in_and_the_rest_is_kept() {
+    fn defaults_are_filled_in_and_other_members_are_kept() {
         let value = array(&[4], &json!({"compression": {"type": "gzip", "level": "6", "x": null}}));
         let filled = compression_with_defaults(dataset(&value).compression());
         assert_eq!(filled, json!({"type": "gzip", "level": "6", "useZlib": false, "x": null}));

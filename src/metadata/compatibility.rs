@@ -42,7 +42,7 @@ pub(super) fn dataset_compatibility(
     problems: &mut Vec<MetadataProblem>,
 ) -> Compatibility {
     let root = ancestors.first().map_or_else(|| dataset.members(), AttributesDocument::members);
-    let dialect = Lz4Dialect::of(dataset, root);
+    let dialect = Lz4Dialect::detect(dataset, root);
     if dialect.is_some() {
         push_unique(
             problems,
@@ -51,7 +51,7 @@ pub(super) fn dataset_compatibility(
                 .to_owned(),
         );
     }
-    let mut verdict = |program, result: Result<(), String>| match result {
+    let mut record_result = |program, result: Result<(), String>| match result {
         Ok(()) => true,
         Err(reason) => {
             push_unique(
@@ -62,11 +62,11 @@ pub(super) fn dataset_compatibility(
         }
     };
     Compatibility {
-        neuroglancer: verdict(NEUROGLANCER, neuroglancer::check_dataset(dataset, ancestors)),
-        tensorstore: verdict("TensorStore", tensorstore_info(dataset).map(|_| ())),
-        java: verdict("N5 for Java", check_n5_java(dataset, root, dialect)),
-        zarr: verdict("zarr-python 2", check_zarr_python(dataset, dialect)),
-        z5: verdict("z5", check_z5(dataset, root, dialect)),
+        neuroglancer: record_result(NEUROGLANCER, neuroglancer::check_dataset(dataset, ancestors)),
+        tensorstore: record_result("TensorStore", tensorstore_info(dataset).map(|_| ())),
+        java: record_result("N5 for Java", check_n5_java(dataset, root, dialect)),
+        zarr: record_result("zarr-python 2", check_zarr_python(dataset, dialect)),
+        z5: record_result("z5", check_z5(dataset, root, dialect)),
     }
 }
 
@@ -78,15 +78,15 @@ pub(super) fn pyramid_compatibility(
 ) -> Compatibility {
     let mut ancestors = node.ancestors.clone();
     ancestors.push(node.own_document().clone());
-    let mut all = Compatibility { neuroglancer: true, tensorstore: true, java: true, zarr: true, z5: true };
+    let mut compatibility = Compatibility { neuroglancer: true, tensorstore: true, java: true, zarr: true, z5: true };
     for level in &pyramid.levels {
         let Some(dataset) = node.dataset_below(&level.path) else { continue };
         let mut reasons = Vec::new();
-        let one = dataset_compatibility(&dataset, &ancestors, &mut reasons);
-        all.tensorstore &= one.tensorstore;
-        all.java &= one.java;
-        all.zarr &= one.zarr;
-        all.z5 &= one.z5;
+        let level_compatibility = dataset_compatibility(&dataset, &ancestors, &mut reasons);
+        compatibility.tensorstore &= level_compatibility.tensorstore;
+        compatibility.java &= level_compatibility.java;
+        compatibility.zarr &= level_compatibility.zarr;
+        compatibility.z5 &= level_compatibility.z5;
         for reason in reasons.iter().filter(|reason| reason.kind != MetadataProblemKind::RefusedBy(NEUROGLANCER)) {
             push_unique(
                 problems,
@@ -97,12 +97,12 @@ pub(super) fn pyramid_compatibility(
     if let Err(reason) = neuroglancer::check_group(node, pyramid) {
         let text = format!("{NEUROGLANCER} cannot read it as one image: {reason}");
         push_unique(problems, MetadataProblemKind::RefusedBy(NEUROGLANCER).with_text(text));
-        all.neuroglancer = false;
+        compatibility.neuroglancer = false;
     }
-    all
+    compatibility
 }
 
-/// The program whose encoding the name `lz4` means in a dataset.
+/// The program whose encoding the name `lz4_dialect` means in a dataset.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lz4Dialect {
     Java,
@@ -115,7 +115,7 @@ impl Lz4Dialect {
     /// Determines the dialect of a dataset. numcodecs writes `acceleration` and `id`. z5 writes a level, 6 by default,
     /// as `blockSize`, where Java requires a block size of 64 or more. Otherwise the container's version distinguishes
     /// z5 (`2.0.0`) and the Rust crate (`2.1.3`) from Java.
-    fn of(dataset: &DescribedDataset, root: &Map<String, Value>) -> Option<Self> {
+    fn detect(dataset: &DescribedDataset, root: &Map<String, Value>) -> Option<Self> {
         let compression = dataset.compression();
         if compression.name() != "lz4" {
             return None;
@@ -136,7 +136,11 @@ impl Lz4Dialect {
     }
 }
 
-fn check_n5_java(dataset: &DescribedDataset, root: &Map<String, Value>, lz4: Option<Lz4Dialect>) -> Result<(), String> {
+fn check_n5_java(
+    dataset: &DescribedDataset,
+    root: &Map<String, Value>,
+    lz4_dialect: Option<Lz4Dialect>,
+) -> Result<(), String> {
     if let Some(version) = root.get("n5").filter(|version| !java_accepts(version)) {
         return Err(format!("it refuses the container's version {version}"));
     }
@@ -153,7 +157,7 @@ fn check_n5_java(dataset: &DescribedDataset, root: &Map<String, Value>, lz4: Opt
     if dataset.has_legacy_compression() && ["blosc", "zstd"].contains(&name) {
         return Err(format!("it reads the compressionType {name:?} as raw"));
     }
-    if lz4.is_some_and(|writer| writer != Lz4Dialect::Java) {
+    if lz4_dialect.is_some_and(|writer| writer != Lz4Dialect::Java) {
         return Err("it uses another encoding for lz4".to_owned());
     }
     let elements = dataset.block_size().iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
@@ -170,20 +174,20 @@ fn java_accepts(version: &Value) -> bool {
     let Some(text) = version.as_str() else { return false };
     let Some(digits) = text.find(|c: char| c.is_ascii_digit()).and_then(|at| text.get(at..)) else { return true };
     let mut parts = digits.splitn(3, '.').map(|part| part.bytes().take_while(u8::is_ascii_digit).count());
-    let complete = (0..3).all(|_| parts.next().is_some_and(|digits| digits > 0));
+    let is_complete = (0..3).all(|_| parts.next().is_some_and(|digits| digits > 0));
     let major: Option<u32> = digits.split('.').next().and_then(|major| major.parse().ok());
-    complete && major.is_some_and(|major| major <= 4)
+    is_complete && major.is_some_and(|major| major <= 4)
 }
 
-fn check_zarr_python(dataset: &DescribedDataset, lz4: Option<Lz4Dialect>) -> Result<(), String> {
+fn check_zarr_python(dataset: &DescribedDataset, lz4_dialect: Option<Lz4Dialect>) -> Result<(), String> {
     for key in ["dimensions", "blockSize"] {
         if let Some(odd) = list_values(dataset, key).find(|value| value.as_u64().is_none()) {
             return Err(format!("{key} holds {odd}, which it does not convert to a whole number"));
         }
     }
     let data_type = dataset.data_type();
-    let numpy = ["bool", "float16"].contains(&data_type.name());
-    if data_type.size_bytes().is_none() && !numpy {
+    let is_numpy_type = ["bool", "float16"].contains(&data_type.name());
+    if data_type.size_bytes().is_none() && !is_numpy_type {
         return Err(format!("it does not support the data type {:?}", data_type.name()));
     }
     let required: &[&str] = match dataset.compression().name() {
@@ -202,7 +206,7 @@ fn check_zarr_python(dataset: &DescribedDataset, lz4: Option<Lz4Dialect>) -> Res
         "zlib" => &["level", "id"],
         name => return Err(format!("it does not support the compression {name:?}")),
     };
-    if lz4.is_some_and(|writer| writer != Lz4Dialect::Zarr) {
+    if lz4_dialect.is_some_and(|writer| writer != Lz4Dialect::Zarr) {
         return Err("it uses another encoding for lz4".to_owned());
     }
     match dataset.compression().parameters().keys().find(|key| !allowed.contains(&key.as_str())) {
@@ -211,7 +215,11 @@ fn check_zarr_python(dataset: &DescribedDataset, lz4: Option<Lz4Dialect>) -> Res
     }
 }
 
-fn check_z5(dataset: &DescribedDataset, root: &Map<String, Value>, lz4: Option<Lz4Dialect>) -> Result<(), String> {
+fn check_z5(
+    dataset: &DescribedDataset,
+    root: &Map<String, Value>,
+    lz4_dialect: Option<Lz4Dialect>,
+) -> Result<(), String> {
     if !root.contains_key("n5") {
         return Err("the container's root has no version (the attribute n5)".to_owned());
     }
@@ -244,7 +252,7 @@ fn check_z5(dataset: &DescribedDataset, root: &Map<String, Value>, lz4: Option<L
     {
         return Err(format!("compression.{odd} is not a number"));
     }
-    if lz4.is_some_and(|writer| writer != Lz4Dialect::Z5) {
+    if lz4_dialect.is_some_and(|writer| writer != Lz4Dialect::Z5) {
         return Err("it uses another encoding for lz4".to_owned());
     }
     if block_bytes(dataset).is_none_or(|bytes| u64::try_from(bytes).is_err()) {
@@ -263,8 +271,8 @@ fn compression_parameter<'a>(dataset: &'a DescribedDataset, key: &str) -> Option
 
 /// Checks that `compression` has a type and these members, for programs that require them.
 fn require_compression(dataset: &DescribedDataset, required: &[&str]) -> Result<(), String> {
-    let given = dataset.members().get("compression").and_then(Value::as_object);
-    if given.is_none_or(|members| !members.get("type").is_some_and(Value::is_string)) {
+    let compression = dataset.members().get("compression").and_then(Value::as_object);
+    if compression.is_none_or(|members| !members.get("type").is_some_and(Value::is_string)) {
         return Err("it requires the attribute compression with a type".to_owned());
     }
     match required.iter().find(|key| compression_parameter(dataset, key).is_none()) {
@@ -284,12 +292,17 @@ mod tests {
     fn readers(version: &Value, further: &Value) -> String {
         let mut problems = Vec::new();
         let root = document(&json!({"n5": version}));
-        let read = dataset_compatibility(&dataset(&array(&[7, 5], further)), &[root], &mut problems);
-        let all =
-            [(read.neuroglancer, 'n'), (read.tensorstore, 't'), (read.java, 'j'), (read.zarr, 'z'), (read.z5, '5')];
-        let refusing = problems.iter().filter(|problem| problem.contains(" cannot read it: ")).count();
-        assert_eq!(refusing, all.iter().filter(|(reads, _)| !reads).count(), "{problems:?}");
-        all.iter().filter(|(reads, _)| *reads).map(|(_, letter)| letter).collect()
+        let compatibility = dataset_compatibility(&dataset(&array(&[7, 5], further)), &[root], &mut problems);
+        let flags = [
+            (compatibility.neuroglancer, 'n'),
+            (compatibility.tensorstore, 't'),
+            (compatibility.java, 'j'),
+            (compatibility.zarr, 'z'),
+            (compatibility.z5, '5'),
+        ];
+        let refusal_count = problems.iter().filter(|problem| problem.contains(" cannot read it: ")).count();
+        assert_eq!(refusal_count, flags.iter().filter(|(reads, _)| !reads).count(), "{problems:?}");
+        flags.iter().filter(|(reads, _)| *reads).map(|(_, letter)| letter).collect()
     }
 
     #[test]
@@ -332,7 +345,7 @@ mod tests {
     }
 
     #[test]
-    fn numbers_and_types_divide_them_too() {
+    fn numbers_and_types_limit_the_readers() {
         assert_eq!(readers(&json!("2.0.0"), &json!({"dimensions": ["7", 5]})), "nj");
         assert_eq!(readers(&json!("2.0.0"), &json!({"dimensions": [7.0, 5]})), "ntj5");
         assert_eq!(readers(&json!("2.0.0"), &json!({"dataType": "float64"})), "tjz5");

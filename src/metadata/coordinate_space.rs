@@ -64,61 +64,61 @@ struct UncheckedSpace<'a> {
 impl CoordinateSpace {
     /// Returns the coordinate space of a dataset.
     ///
-    /// The dataset's own attributes take precedence, as [`Calibration::of`] reads them. Missing values come from the
+    /// The dataset's own attributes take precedence, as [`Calibration::from_dataset`] reads them. Missing values come from the
     /// nearest directory above that has them for this many axes: `axes`; `resolution` with `units` (or Paintera's
     /// `unit` and `offset`), or `pixelResolution`. A voxel size from above applies to full resolution and is multiplied
     /// by the dataset's own `downsamplingFactors`. `inherited` holds the attributes of these directories, the root
     /// first.
     pub fn of_dataset(dataset: &DescribedDataset, inherited: &[AttributesDocument]) -> Self {
-        let mut physical = Calibration::of(dataset, &mut Vec::new());
+        let mut calibration = Calibration::from_dataset(dataset, &mut Vec::new());
         let rank = dataset.rank();
-        let above = || inherited.iter().rev().map(AttributesDocument::members);
-        if physical.axes.is_none() {
-            physical.axes =
-                above().find_map(|members| members.get("axes").and_then(strings).filter(|list| list.len() == rank));
+        let ancestors = || inherited.iter().rev().map(AttributesDocument::members);
+        if calibration.axes.is_none() {
+            calibration.axes =
+                ancestors().find_map(|members| members.get("axes").and_then(strings).filter(|list| list.len() == rank));
         }
-        if physical.resolution.is_none() {
-            let positive = |list: &Vec<f64>| list.iter().all(|size| *size > 0.0);
-            let size = above().find_map(|members| {
+        if calibration.resolution.is_none() {
+            let are_all_positive = |list: &Vec<f64>| list.iter().all(|size| *size > 0.0);
+            let size = ancestors().find_map(|members| {
                 let list = |key: &str| members.get(key).and_then(|value| one_per_axis(value, rank));
-                if let Some(base) = list("resolution").filter(positive) {
+                if let Some(base) = list("resolution").filter(are_all_positive) {
                     let unit = members.get("unit").and_then(serde_json::Value::as_str);
                     let units = members.get("units").and_then(strings).filter(|list| list.len() == rank);
                     let units = units.or_else(|| unit.map(|unit| vec![unit.to_owned(); rank]));
                     return Some((base, units, list("offset")));
                 }
                 let (base, unit) = pixel_resolution(members.get("pixelResolution")?, rank)?;
-                positive(&base).then(|| (base, unit.map(|unit| vec![unit; rank]), None))
+                are_all_positive(&base).then(|| (base, unit.map(|unit| vec![unit; rank]), None))
             });
             if let Some((base, units, offset)) = size {
                 let factors = dataset.members().get("downsamplingFactors").and_then(|value| one_per_axis(value, rank));
-                let factors = factors.filter(positive).unwrap_or_else(|| vec![1.0; rank]);
+                let factors = factors.filter(are_all_positive).unwrap_or_else(|| vec![1.0; rank]);
                 let offset = offset.unwrap_or_else(|| vec![0.0; rank]);
                 let shift = base.iter().zip(&factors).map(|(base, f)| base * (f - 1.0) / 2.0);
-                physical.translation = Some(shift.zip(&offset).map(|(shift, offset)| offset + shift).collect());
-                physical.resolution = Some(base.iter().zip(&factors).map(|(base, f)| base * f).collect());
-                physical.units = physical.units.take().or(units);
+                calibration.translation = Some(shift.zip(&offset).map(|(shift, offset)| offset + shift).collect());
+                calibration.resolution = Some(base.iter().zip(&factors).map(|(base, f)| base * f).collect());
+                calibration.units = calibration.units.take().or(units);
             }
         }
-        let found = UncheckedSpace {
-            axes: physical.axes.as_deref(),
-            units: physical.units.as_deref(),
-            scale: physical.resolution.as_deref(),
-            translation: physical.translation.as_deref(),
+        let unchecked = UncheckedSpace {
+            axes: calibration.axes.as_deref(),
+            units: calibration.units.as_deref(),
+            scale: calibration.resolution.as_deref(),
+            translation: calibration.translation.as_deref(),
         };
-        Self::from_unchecked(rank, &found)
+        Self::from_unchecked(rank, &unchecked)
     }
 
     /// Returns the coordinate space of a pyramid's level; one without axes if the pyramid has no such level.
     pub fn of_level(pyramid: &Pyramid, level: usize) -> Self {
         let Some(level) = pyramid.levels.get(level) else { return Self::from_unchecked(0, &UncheckedSpace::default()) };
-        let found = UncheckedSpace {
+        let unchecked = UncheckedSpace {
             axes: pyramid.axes.as_deref(),
             units: pyramid.units.as_deref(),
             scale: Some(&level.resolution),
             translation: Some(&level.translation),
         };
-        let mut space = Self::from_unchecked(level.resolution.len(), &found);
+        let mut space = Self::from_unchecked(level.resolution.len(), &unchecked);
         if !pyramid.is_calibrated {
             space.is_calibrated = false;
             space.axes.iter_mut().for_each(|axis| axis.is_calibrated = false);
@@ -126,37 +126,39 @@ impl CoordinateSpace {
         space
     }
 
-    fn from_unchecked(rank: usize, found: &UncheckedSpace) -> Self {
+    fn from_unchecked(rank: usize, unchecked: &UncheckedSpace) -> Self {
         let mut space = Self { axes: Vec::new(), scale: Vec::new(), translation: Vec::new(), is_calibrated: false };
-        let given = |axis: usize| found.axes.and_then(|names| names.get(axis)).map_or("", String::as_str).trim();
+        let given_name =
+            |axis: usize| unchecked.axes.and_then(|names| names.get(axis)).map_or("", String::as_str).trim();
         for axis in 0..rank {
-            let unit_text = found.units.and_then(|units| units.get(axis)).cloned().unwrap_or_default();
+            let unit_text = unchecked.units.and_then(|units| units.get(axis)).cloned().unwrap_or_default();
             let unit = Unit::parse(&unit_text);
-            let size = found.scale.and_then(|scale| scale.get(axis)).copied();
-            let usable = size.filter(|size| size.is_normal() && *size > 0.0);
-            let position = found.translation.and_then(|list| list.get(axis)).copied();
-            space.scale.push(usable.unwrap_or(1.0));
+            let size = unchecked.scale.and_then(|scale| scale.get(axis)).copied();
+            let usable_size = size.filter(|size| size.is_normal() && *size > 0.0);
+            let position = unchecked.translation.and_then(|list| list.get(axis)).copied();
+            space.scale.push(usable_size.unwrap_or(1.0));
             space.translation.push(position.filter(|position| position.is_finite()).unwrap_or(0.0));
-            space.is_calibrated |= usable.is_some();
-            let named = !given(axis).is_empty() && !(0..axis).any(|other| given(other) == given(axis));
-            let name = if named { given(axis).to_owned() } else { String::new() };
+            space.is_calibrated |= usable_size.is_some();
+            let has_given_name =
+                !given_name(axis).is_empty() && !(0..axis).any(|other| given_name(other) == given_name(axis));
+            let name = if has_given_name { given_name(axis).to_owned() } else { String::new() };
             space.axes.push(Axis {
                 name,
-                has_given_name: named,
+                has_given_name,
                 kind: AxisKind::Other,
                 unit,
                 unit_text,
-                is_calibrated: usable.is_some(),
+                is_calibrated: usable_size.is_some(),
             });
         }
         for number in 0..rank {
-            let taken = |name: &str| space.axes.iter().any(|axis| axis.name == name);
-            let base = match given(number) {
+            let is_taken = |name: &str| space.axes.iter().any(|axis| axis.name == name);
+            let base = match given_name(number) {
                 "" => default_name(number),
                 repeated => repeated.to_owned(),
             };
-            let mut tries = std::iter::once(base.clone()).chain((2..).map(|n| format!("{base}{n}")));
-            let name = tries.find(|name| !taken(name)).unwrap_or_default();
+            let mut candidates = std::iter::once(base.clone()).chain((2..).map(|n| format!("{base}{n}")));
+            let name = candidates.find(|name| !is_taken(name)).unwrap_or_default();
             if let Some(axis) = space.axes.get_mut(number) {
                 if !axis.has_given_name {
                     axis.name = name;
@@ -196,9 +198,9 @@ mod tests {
     use super::super::testing::*;
     use super::*;
 
-    fn of(further: &Value, above: &[Value]) -> CoordinateSpace {
-        let above: Vec<AttributesDocument> = above.iter().map(document).collect();
-        CoordinateSpace::of_dataset(&dataset(&array(&[12, 10, 6], further)), &above)
+    fn space_of(further: &Value, ancestors: &[Value]) -> CoordinateSpace {
+        let documents: Vec<AttributesDocument> = ancestors.iter().map(document).collect();
+        CoordinateSpace::of_dataset(&dataset(&array(&[12, 10, 6], further)), &documents)
     }
 
     fn names(space: &CoordinateSpace) -> Vec<&str> {
@@ -224,20 +226,21 @@ mod tests {
 
     #[test]
     fn each_convention_of_a_dataset_is_read() {
-        let own = of(&json!({"axes": ["a", "b", "t"], "units": ["nm", "µm", "s"], "resolution": [4, 0.5, 2]}), &[]);
+        let own =
+            space_of(&json!({"axes": ["a", "b", "t"], "units": ["nm", "µm", "s"], "resolution": [4, 0.5, 2]}), &[]);
         assert_eq!((names(&own), si(&own)), (vec!["a", "b", "t"], vec!["nm".into(), "um".into(), "s".into()]));
         assert_eq!(
             (own.scale.as_slice(), own.axes[2].kind, own.is_calibrated),
             ([4.0, 0.5, 2.0].as_slice(), AxisKind::Time, true)
         );
-        let cosem = of(
+        let cosem = space_of(
             &json!({"transform": {"axes": ["z", "y", "x"], "scale": [3, 4, 5], "translate": [1, 2, 3],
             "units": ["micrometer", "nm", "nm"]}}),
             &[],
         );
         assert_eq!((names(&cosem), si(&cosem)), (vec!["x", "y", "z"], vec!["nm".into(), "nm".into(), "um".into()]));
         assert_eq!((cosem.scale.as_slice(), cosem.translation), ([5.0, 4.0, 3.0].as_slice(), vec![3.0, 2.0, 1.0]));
-        let viewer = of(
+        let viewer = space_of(
             &json!({"pixelResolution": {"unit": "pixel", "dimensions": [1.5, 1.5, 3]}, "downsamplingFactors": [2, 2, 1]}),
             &[],
         );
@@ -249,50 +252,51 @@ mod tests {
     }
 
     #[test]
-    fn the_position_of_a_transform_counts_beside_an_equal_resolution() {
+    fn the_translation_of_a_transform_applies_with_an_equal_resolution() {
         let transform = json!({"scale": [3, 4, 5], "translate": [1, 2, 3], "units": ["nm", "nm", "nm"]});
-        let space = of(&json!({"resolution": [5, 4, 3], "units": ["nm", "nm", "nm"], "transform": transform}), &[]);
+        let space =
+            space_of(&json!({"resolution": [5, 4, 3], "units": ["nm", "nm", "nm"], "transform": transform}), &[]);
         assert_eq!(space.translation, [3.0, 2.0, 1.0]);
-        let space = of(&json!({"resolution": [1, 1, 1], "transform": transform}), &[]);
+        let space = space_of(&json!({"resolution": [1, 1, 1], "transform": transform}), &[]);
         assert_eq!((space.scale, space.translation), (vec![1.0; 3], vec![0.0; 3]));
     }
 
     #[test]
-    fn groups_above_give_what_the_dataset_lacks() {
+    fn groups_above_supply_missing_metadata() {
         let root = json!({"resolution": [9, 9, 9], "axes": ["p", "q"]});
         let group = json!({"resolution": [4, 4, 40], "units": ["nm", "nm", "nm"], "axes": ["a", "b", "c"]});
-        let space = of(&json!({"downsamplingFactors": [2, 2, 1]}), &[root.clone(), group.clone()]);
+        let space = space_of(&json!({"downsamplingFactors": [2, 2, 1]}), &[root.clone(), group.clone()]);
         assert_eq!((names(&space), space.scale.as_slice()), (vec!["a", "b", "c"], [8.0, 8.0, 40.0].as_slice()));
         assert_eq!((space.translation.as_slice(), si(&space)[0].as_str()), ([2.0, 2.0, 0.0].as_slice(), "nm"));
-        assert_eq!(of(&json!({"resolution": [1, 1, 1]}), &[root.clone(), group]).scale, [1.0; 3]);
-        assert_eq!(of(&json!({}), &[root, json!({"resolution": 7})]).scale, [9.0; 3]);
+        assert_eq!(space_of(&json!({"resolution": [1, 1, 1]}), &[root.clone(), group]).scale, [1.0; 3]);
+        assert_eq!(space_of(&json!({}), &[root, json!({"resolution": 7})]).scale, [9.0; 3]);
         let paintera = json!({"resolution": [4, 4, 40], "offset": [10, 0, 0], "unit": "nm"});
-        assert_eq!(of(&json!({"downsamplingFactors": [2, 2, 1]}), &[paintera]).translation, [12.0, 2.0, 0.0]);
+        assert_eq!(space_of(&json!({"downsamplingFactors": [2, 2, 1]}), &[paintera]).translation, [12.0, 2.0, 0.0]);
         let viewer = json!({"pixelResolution": {"unit": "um", "dimensions": [1, 2, 3]}});
-        assert_eq!(of(&json!({}), &[viewer]).scale, [1.0, 2.0, 3.0]);
+        assert_eq!(space_of(&json!({}), &[viewer]).scale, [1.0, 2.0, 3.0]);
     }
 
     #[test]
-    fn unusable_sizes_become_1_each_for_itself() {
-        let space = of(&json!({"resolution": [0, -4, 5e-1]}), &[]);
+    fn each_unusable_size_becomes_1() {
+        let space = space_of(&json!({"resolution": [0, -4, 5e-1]}), &[]);
         assert_eq!((space.scale.as_slice(), space.is_calibrated), ([1.0, 1.0, 0.5].as_slice(), true));
         assert_eq!(space.axes.iter().map(|axis| axis.is_calibrated).collect::<Vec<_>>(), [false, false, true]);
-        assert!(!of(&json!({"resolution": [0, -4, 0]}), &[]).is_calibrated);
+        assert!(!space_of(&json!({"resolution": [0, -4, 0]}), &[]).is_calibrated);
     }
 
     #[test]
     fn names_are_made_unique_and_not_empty() {
-        for (given, mended) in [
+        for (given, expected) in [
             (json!(["x", "x", "y"]), ["x", "x2", "y"]),
             (json!(["", "", ""]), ["x", "y", "z"]),
             (json!(["y", "", "x"]), ["y", "y2", "x"]),
             (json!(["z", "z", "z2"]), ["z", "z3", "z2"]),
             (json!([" ", "b ", "b"]), ["x", "b", "b2"]),
         ] {
-            let space = of(&json!({"axes": given}), &[]);
-            assert_eq!(names(&space), mended, "{given}");
+            let space = space_of(&json!({"axes": given}), &[]);
+            assert_eq!(names(&space), expected, "{given}");
         }
-        let space = of(&json!({"axes": ["x", "x", "y"]}), &[]);
+        let space = space_of(&json!({"axes": ["x", "x", "y"]}), &[]);
         assert_eq!(space.axes.iter().map(|axis| axis.has_given_name).collect::<Vec<_>>(), [true, false, true]);
     }
 
@@ -304,8 +308,8 @@ mod tests {
             {"path": "0", "coordinateTransformations": [{"type": "scale", "scale": [1, 0.5, 0.25]}]},
             {"path": "1", "coordinateTransformations": [{"type": "scale", "scale": [1, 1, 0.5]},
                 {"type": "translation", "translation": [0, 0.25, 0.125]}]}]}]});
-        let below = [("0", array(&[8, 6, 2], &json!({}))), ("1", array(&[4, 3, 2], &json!({})))];
-        let pyramid = pyramid(&group(&[], &own, &below), &mut Vec::new()).unwrap();
+        let children = [("0", array(&[8, 6, 2], &json!({}))), ("1", array(&[4, 3, 2], &json!({})))];
+        let pyramid = pyramid(&group(&[], &own, &children), &mut Vec::new()).unwrap();
         let space = CoordinateSpace::of_level(&pyramid, 1);
         assert_eq!((names(&space), space.axes[2].kind), (vec!["x", "y", "c"], AxisKind::Channel));
         assert_eq!((space.scale.as_slice(), space.is_calibrated), ([0.5, 1.0, 1.0].as_slice(), true));
@@ -317,13 +321,13 @@ mod tests {
     #[test]
     fn a_pyramid_without_calibration_is_unknown() {
         let setup = json!({"dataType": "uint8", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
-        let below = [("s0", array(&[8, 8, 8], &json!({}))), ("s1", array(&[4, 4, 8], &json!({})))];
-        let bdv = |own: &Value| pyramid(&group(&[json!({}), setup.clone()], own, &below), &mut Vec::new()).unwrap();
+        let children = [("s0", array(&[8, 8, 8], &json!({}))), ("s1", array(&[4, 4, 8], &json!({})))];
+        let bdv = |own: &Value| pyramid(&group(&[json!({}), setup.clone()], own, &children), &mut Vec::new()).unwrap();
         let space = CoordinateSpace::of_level(&bdv(&json!({})), 1);
         assert_eq!((space.scale.as_slice(), space.is_calibrated), ([2.0, 2.0, 1.0].as_slice(), false));
         assert!(CoordinateSpace::of_level(&bdv(&json!({"resolution": [1, 1, 3]})), 0).is_calibrated);
         let viewer = json!({"scales": [[1, 1, 1], [2, 2, 1]]});
-        let viewer = pyramid(&group(&[], &viewer, &below), &mut Vec::new()).unwrap();
+        let viewer = pyramid(&group(&[], &viewer, &children), &mut Vec::new()).unwrap();
         assert!(
             !CoordinateSpace::of_level(&viewer, 0).is_calibrated
                 && names(&CoordinateSpace::of_level(&viewer, 0)) == ["x", "y", "z"]

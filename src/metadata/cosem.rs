@@ -32,37 +32,38 @@ pub(super) struct Transform {
 /// # Errors
 /// Returns a sentence that describes the fault.
 pub(super) fn transform(value: &Value, rank: usize) -> Result<Transform, String> {
-    let wrong = || format!("transform {} is not usable for {rank} axes", truncated_json(value));
-    let members = value.as_object().ok_or_else(wrong)?;
-    let fortran = ["ordering", "order"].iter().any(|key| members.get(*key).and_then(Value::as_str) == Some("F"));
+    let unusable = || format!("transform {} is not usable for {rank} axes", truncated_json(value));
+    let members = value.as_object().ok_or_else(unusable)?;
+    let is_fortran_order =
+        ["ordering", "order"].iter().any(|key| members.get(*key).and_then(Value::as_str) == Some("F"));
     let list = |key: &str| -> Result<Option<Vec<f64>>, String> {
         match members.get(key).map(numbers) {
             None => Ok(None),
             Some(Some(mut list)) if list.len() == rank => {
-                if !fortran {
+                if !is_fortran_order {
                     list.reverse();
                 }
                 Ok(Some(list))
             }
-            Some(_) => Err(wrong()),
+            Some(_) => Err(unusable()),
         }
     };
     let names = |key: &str| {
         let mut list = members.get(key).and_then(strings).filter(|list| list.len() == rank)?;
-        if !fortran {
+        if !is_fortran_order {
             list.reverse();
         }
         Some(list)
     };
-    let scale = list("scale")?.ok_or_else(wrong)?;
+    let scale = list("scale")?.ok_or_else(unusable)?;
     let translate = list("translate")?.unwrap_or_else(|| vec![0.0; rank]);
     Ok(Transform { axes: names("axes"), units: names("units"), scale, translate })
 }
 
 /// Adds a problem if the axes appear to be listed fastest first although the metadata does not say so.
 pub(super) fn note_axis_order(axes: Option<&[String]>, problems: &mut Vec<MetadataProblem>) {
-    let at = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
-    if at("x").zip(at("y")).is_some_and(|(x, y)| x > y) {
+    let position = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
+    if position("x").zip(position("y")).is_some_and(|(x, y)| x > y) {
         let text = "transform lists x before y without ordering F; it is read slowest axis first, as in n5-universe";
         push_unique(problems, text.to_owned());
     }
@@ -71,12 +72,12 @@ pub(super) fn note_axis_order(axes: Option<&[String]>, problems: &mut Vec<Metada
 /// Returns path and `transform` of each level that the group lists; `None` if no listed level has a `transform`.
 fn listed_levels(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
     let datasets = attributes.get("multiscales")?.get(0)?.get("datasets")?.as_array()?;
-    let ours = datasets.iter().any(|dataset| dataset.get("transform").is_some_and(Value::is_object));
+    let is_cosem = datasets.iter().any(|dataset| dataset.get("transform").is_some_and(Value::is_object));
     let paths = datasets.iter().take(MAX_LEVELS).filter_map(|dataset| {
         let path = path_below(dataset.get("path")?.as_str()?)?;
         Some((path, dataset.get("transform")))
     });
-    ours.then(|| paths.collect())
+    is_cosem.then(|| paths.collect())
 }
 
 pub(super) fn required_paths(node: &Node) -> Vec<String> {
@@ -94,13 +95,13 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     let names = listed.iter().enumerate().map(|(number, (path, _))| (number, path.clone()));
     let mut first: Option<Transform> = None;
     let mut levels = Vec::new();
-    for found in find_levels(node, names, problems) {
-        let rank = found.dataset.rank();
-        let own = found.dataset.members().get("transform");
-        let Some(value) = listed.get(found.number).and_then(|(_, value)| *value).or(own) else {
+    for level in find_levels(node, names, problems) {
+        let rank = level.dataset.rank();
+        let own = level.dataset.members().get("transform");
+        let Some(value) = listed.get(level.number).and_then(|(_, value)| *value).or(own) else {
             push_unique(
                 problems,
-                MetadataProblemKind::InvalidLevel.with_text(format!("level {} has no transform", found.path)),
+                MetadataProblemKind::InvalidLevel.with_text(format!("level {} has no transform", level.path)),
             );
             continue;
         };
@@ -109,11 +110,11 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
                 let base = first.get_or_insert_with(|| transform.clone());
                 let factors = factors_from_resolution(&transform.scale, &base.scale);
                 let (resolution, translation) = (transform.scale, transform.translate);
-                levels.push(PyramidLevel { path: found.path, factors, resolution, translation });
+                levels.push(PyramidLevel { path: level.path, factors, resolution, translation });
             }
             Err(problem) => push_unique(
                 problems,
-                MetadataProblemKind::InvalidLevel.with_text(format!("level {}: {problem}", found.path)),
+                MetadataProblemKind::InvalidLevel.with_text(format!("level {}: {problem}", level.path)),
             ),
         }
     }
@@ -150,8 +151,8 @@ mod tests {
             {"path": "s1", "transform": c_order([6.48, 8.0, 10.0], [1.62, 2.0, 2.5])}]);
         let own = json!({"multiscales": [{"datasets": datasets, "name": "mito"}],
             "pixelResolution": {"dimensions": [5.0, 4.0, 3.24], "unit": "nm"}, "scales": [[1, 1, 1], [2, 2, 2]]});
-        let below = [("s0", array(&[40, 36, 30], &json!({}))), ("s1", array(&[20, 18, 15], &json!({})))];
-        let (pyramid, levels, problems) = read_levels(&group(&[], &own, &below));
+        let children = [("s0", array(&[40, 36, 30], &json!({}))), ("s1", array(&[20, 18, 15], &json!({})))];
+        let (pyramid, levels, problems) = read_levels(&group(&[], &own, &children));
         assert_eq!(pyramid.convention, Convention::Cosem);
         assert_eq!(pyramid.axes.unwrap(), ["x", "y", "z"]);
         assert_eq!(pyramid.units.unwrap(), ["um", "nm", "nm"]);
@@ -168,15 +169,15 @@ mod tests {
     #[test]
     fn order_f_is_kept() {
         let value = json!({"axes": ["x", "y"], "scale": [1, 2], "translate": [3, 4], "ordering": "F"});
-        let read = transform(&value, 2).unwrap();
+        let parsed = transform(&value, 2).unwrap();
         assert_eq!(
-            (read.axes.unwrap(), read.scale, read.translate),
+            (parsed.axes.unwrap(), parsed.scale, parsed.translate),
             (vec!["x".into(), "y".into()], vec![1.0, 2.0], vec![3.0, 4.0])
         );
     }
 
     #[test]
-    fn levels_with_transforms_count_without_a_list_in_the_group() {
+    fn levels_with_transforms_are_found_without_a_list_in_the_group() {
         let level = |n: f64| array(&[8, 8, 8], &json!({"transform": c_order([n, n, n], [0.0, 0.0, 0.0])}));
         let (pyramid, levels, _) = read_levels(&group(&[], &json!({}), &[("s0", level(32.0)), ("s1", level(64.0))]));
         assert_eq!(pyramid.convention, Convention::Cosem);
@@ -184,12 +185,12 @@ mod tests {
     }
 
     #[test]
-    fn x_listed_first_is_pointed_out() {
+    fn x_listed_first_is_reported() {
         let mut problems = Vec::new();
         let value = json!({"axes": ["x", "y", "z"], "scale": [7, 11, 13]});
-        let read = transform(&value, 3).unwrap();
-        note_axis_order(read.axes.as_deref(), &mut problems);
-        assert_eq!((read.scale, problems.len()), (vec![13.0, 11.0, 7.0], 1));
+        let parsed = transform(&value, 3).unwrap();
+        note_axis_order(parsed.axes.as_deref(), &mut problems);
+        assert_eq!((parsed.scale, problems.len()), (vec![13.0, 11.0, 7.0], 1));
     }
 
     #[test]

@@ -73,32 +73,32 @@ impl Description {
     }
 
     pub(super) fn new(node: &Node) -> Self {
-        let mut group = Self::empty();
+        let mut description = Self::empty();
         if let Some(Err(error)) = &node.document {
-            group.problems.push(truncated_error(error).into());
-            return group;
+            description.problems.push(truncated_error(error).into());
+            return description;
         }
         for UnreadableMember { name, reason } in node.own_document().unreadable() {
-            push_unique(&mut group.problems, format!("the attribute {name} counts as missing: {reason}"));
+            push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
         if node.own_document().describes_dataset() {
             match DescribedDataset::parse(node.own_document().clone()) {
-                Ok(dataset) => return group.describe_dataset(node, &dataset),
+                Ok(dataset) => return description.describe_dataset(node, &dataset),
                 Err(error) => {
                     let text = format!("the attributes do not describe a dataset: {error}");
-                    push_unique(&mut group.problems, MetadataProblemKind::InvalidDataset.with_text(text));
+                    push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
                 }
             }
-            return group;
+            return description;
         }
-        let own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
-        if own("dimensions") || own("blockSize") {
-            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !own(key));
+        let has_own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
+        if has_own("dimensions") || has_own("blockSize") {
+            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
             let missing = missing.unwrap_or_default();
             let text = format!("the attributes do not describe a dataset: {missing} is missing");
-            push_unique(&mut group.problems, MetadataProblemKind::InvalidDataset.with_text(text));
+            push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
         }
-        group.describe_group(node)
+        description.describe_group(node)
     }
 
     fn empty() -> Self {
@@ -123,11 +123,11 @@ impl Description {
 
     fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
         let mut problems = std::mem::take(&mut self.problems);
-        let physical = Calibration::of(dataset, &mut problems);
+        let calibration = Calibration::from_dataset(dataset, &mut problems);
         lint::lint(dataset, &node.ancestors, &mut problems);
         let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
-        let (_, mended) = canonical_attributes(dataset, &space, dataset.data_type(), Value::Null, None);
-        push_normalization_notes(mended, &mut problems);
+        let (_, notes) = canonical_attributes(dataset, &space, dataset.data_type(), Value::Null, None);
+        push_normalization_notes(notes, &mut problems);
         let readable = compatibility::dataset_compatibility(dataset, &node.ancestors, &mut problems);
         Self {
             kind: NodeKind::Dataset,
@@ -137,9 +137,9 @@ impl Description {
             compression: Some(compression_with_defaults(dataset.compression())),
             grid: Some(dataset.grid().shape().to_vec()),
             size_bytes: size_bytes(dataset),
-            axes: physical.axes,
-            units: physical.units,
-            resolution: physical.resolution,
+            axes: calibration.axes,
+            units: calibration.units,
+            resolution: calibration.resolution,
             tensorstore: tensorstore_info(dataset).ok(),
             codec: Some(codec_equivalents(dataset)),
             readable: Some(readable),
@@ -163,8 +163,8 @@ impl Description {
 }
 
 /// Adds a problem for each change that the view `as` makes so that strict readers open the directory.
-fn push_normalization_notes(mended: Vec<String>, problems: &mut Vec<MetadataProblem>) {
-    for sentence in mended {
+fn push_normalization_notes(notes: Vec<String>, problems: &mut Vec<MetadataProblem>) {
+    for sentence in notes {
         push_unique(problems, MetadataProblemKind::Normalized.with_text(format!("as/: {sentence}")));
     }
 }
@@ -178,10 +178,10 @@ fn truncated_error(error: &DocumentError) -> String {
 /// Returns the size of all elements in bytes, as decimal digits. Thirty-two axes of 2^63 exceed every integer type.
 fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     const BASE: u128 = 1_000_000_000;
-    let item = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
+    let item_size = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
     // Digits in base 10^9, least significant first.
     let mut digits: Vec<u128> = vec![1];
-    for factor in dataset.dimensions().iter().copied().chain([item]) {
+    for factor in dataset.dimensions().iter().copied().chain([item_size]) {
         let mut carry: u128 = 0;
         for digit in &mut digits {
             let value = *digit * u128::from(factor) + carry;
@@ -210,7 +210,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dataset_says_everything_in_the_order_of_the_contract() {
+    fn a_dataset_description_has_all_members_in_the_order_of_the_contract() {
         let own = array(&[40, 36], &json!({"dataType": "uint16", "compression": {"type": "xz"}}));
         let description = describe(&group(&[json!({"n5": "2.0.0"})], &own, &[]));
         let text = serde_json::to_string(&description).unwrap();
@@ -224,8 +224,8 @@ mod tests {
     #[test]
     fn a_pyramid_carries_the_finest_voxel_size() {
         let own = json!({"scales": [[1, 1], [2, 2]], "pixelResolution": {"unit": "nm", "dimensions": [4, 8]}});
-        let below = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({"dataType": "float64"})))];
-        let description = describe(&group(&[json!({})], &own, &below));
+        let children = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({"dataType": "float64"})))];
+        let description = describe(&group(&[json!({})], &own, &children));
         assert_eq!(description.kind, NodeKind::Multiscale);
         assert_eq!(description.resolution.unwrap(), [4.0, 8.0]);
         assert_eq!((description.dimensions, description.tensorstore), (None, None));
@@ -234,7 +234,7 @@ mod tests {
     }
 
     #[test]
-    fn a_broken_document_is_a_group_that_says_why() {
+    fn a_broken_document_is_described_as_a_group_with_the_reason() {
         let broken = |node: &Node| {
             let description = describe(node);
             assert_eq!((description.kind, description.readable), (NodeKind::Group, None));

@@ -39,8 +39,8 @@ fn integral_float(number: f64) -> Option<i128> {
 
 /// Returns the nearest integer if `number` equals it up to rounding errors, else `number`.
 pub(super) fn snap_to_integer(number: f64) -> f64 {
-    let whole = number.round();
-    if (number - whole).abs() <= 1e-6 * whole.abs() { whole } else { number }
+    let rounded = number.round();
+    if (number - rounded).abs() <= 1e-6 * rounded.abs() { rounded } else { number }
 }
 
 /// Returns the value as text for an error message, cut to 60 characters.
@@ -56,10 +56,10 @@ pub(super) fn truncated_json(value: &Value) -> String {
 /// Returns a path from an attribute as relative, plain segments; `None` if it is invalid or leads out of the directory.
 pub(super) fn path_below(text: &str) -> Option<String> {
     let segments: Vec<&str> = text.split('/').filter(|segment| !segment.is_empty() && *segment != ".").collect();
-    let sound = !text.starts_with('/')
+    let is_valid = !text.starts_with('/')
         && !segments.is_empty()
         && segments.iter().all(|s| *s != ".." && !s.contains(|c: char| c == '\\' || c.is_control()));
-    sound.then(|| segments.join("/"))
+    is_valid.then(|| segments.join("/"))
 }
 
 /// Returns the number of a level name: 0 for `s0`, 12 for `s12`; `None` for names that are not `s` and a number.
@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn paths_stay_below() {
+    fn paths_that_leave_the_group_are_refused() {
         assert_eq!(path_below("s0").as_deref(), Some("s0"));
         assert_eq!(path_below("./a/s0/").as_deref(), Some("a/s0"));
         for bad in ["", ".", "/", "/s0", "../s0", "a/../b", "a\\b", "a\nb"] {

@@ -56,7 +56,7 @@ pub(super) fn lint(dataset: &DescribedDataset, ancestors: &[AttributesDocument],
 
 /// Checks attributes of groups above, which Neuroglancer merges into those of a dataset.
 fn lint_inherited(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
-    let own = |key: &str| dataset.members().contains_key(key);
+    let has_own = |key: &str| dataset.members().contains_key(key);
     for members in ancestors.iter().map(AttributesDocument::members) {
         if members.contains_key("dimensions") {
             push_unique(
@@ -64,9 +64,9 @@ fn lint_inherited(dataset: &DescribedDataset, ancestors: &[AttributesDocument], 
                 "a group above has dimensions; Neuroglancer treats such a group as a dataset".to_owned(),
             );
         }
-        let scalar =
+        let is_scalar =
             members.get("downsamplingFactors").and_then(|factors| factors.get(0)).is_some_and(Value::is_number);
-        if scalar && !own("downsamplingFactors") {
+        if is_scalar && !has_own("downsamplingFactors") {
             push_unique(
                 problems,
                 "a group above has downsamplingFactors, which Neuroglancer applies to this dataset".to_owned(),
@@ -82,9 +82,9 @@ mod tests {
     use super::super::testing::{array, dataset, document};
     use super::*;
 
-    fn problems(above: &Value, further: &Value) -> Vec<MetadataProblem> {
+    fn problems(ancestor: &Value, further: &Value) -> Vec<MetadataProblem> {
         let mut problems = Vec::new();
-        lint(&dataset(&array(&[7, 5], further)), &[document(above)], &mut problems);
+        lint(&dataset(&array(&[7, 5], further)), &[document(ancestor)], &mut problems);
         problems
     }
 
@@ -94,8 +94,8 @@ mod tests {
     }
 
     #[test]
-    fn each_oddity_has_one_sentence() {
-        for (above, further, word) in [
+    fn each_oddity_is_reported_once() {
+        for (ancestor, further, word) in [
             (json!({}), json!({"compression": null, "compressionType": "gzip"}), "2.0.0"),
             (json!({}), json!({"compressionType": "gzip"}), "both"),
             (json!({}), json!({"compression": {}}), "no type"),
@@ -108,8 +108,8 @@ mod tests {
             (json!({"dimensions": [1]}), json!({}), "dimensions"),
             (json!({"downsamplingFactors": [2, 2]}), json!({}), "downsamplingFactors"),
         ] {
-            let found = problems(&above, &further);
-            assert!(found.len() == 1 && found[0].contains(word), "{further}: {found:?}");
+            let reported = problems(&ancestor, &further);
+            assert!(reported.len() == 1 && reported[0].contains(word), "{further}: {reported:?}");
         }
     }
 }

@@ -151,8 +151,8 @@ pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
         let first = pyramid(node, &mut Vec::new())?.levels.into_iter().next()?;
         node.dataset_below(&first.path)?.data_type().clone()
     };
-    let above = node.ancestors.iter().rev().map(AttributesDocument::members);
-    let attributes: Vec<&Map<String, Value>> = std::iter::once(node.attributes()).chain(above).collect();
+    let ancestors = node.ancestors.iter().rev().map(AttributesDocument::members);
+    let attributes: Vec<&Map<String, Value>> = std::iter::once(node.attributes()).chain(ancestors).collect();
     classify_volume(path, &data_type, &attributes)
 }
 
@@ -185,11 +185,11 @@ mod testing {
         value
     }
 
-    /// Returns a group with the attributes of its ancestors, its own, and those of the documents in `below` that
+    /// Returns a group with the attributes of its ancestors, its own, and those of the documents in `descendants` that
     /// [`required_paths`] asks for.
-    pub(super) fn group(ancestors: &[Value], own: &Value, below: &[(&str, Value)]) -> Node {
+    pub(super) fn group(ancestors: &[Value], own: &Value, descendants: &[(&str, Value)]) -> Node {
         let mut children: Vec<String> =
-            below.iter().filter_map(|(path, _)| path.split('/').next()).map(str::to_owned).collect();
+            descendants.iter().filter_map(|(path, _)| path.split('/').next()).map(str::to_owned).collect();
         children.dedup();
         let mut node = Node {
             ancestors: ancestors.iter().map(document).collect(),
@@ -197,10 +197,10 @@ mod testing {
             children,
             child_documents: BTreeMap::new(),
         };
-        let wanted = required_paths(&node);
-        assert!(wanted.len() <= MAX_LEVELS);
-        for (path, value) in below {
-            if wanted.iter().any(|wanted| wanted == path) {
+        let required = required_paths(&node);
+        assert!(required.len() <= MAX_LEVELS);
+        for (path, value) in descendants {
+            if required.iter().any(|required_path| required_path == path) {
                 node.child_documents.insert((*path).to_owned(), document(value));
             }
         }
@@ -229,7 +229,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_dataset_wants_nothing_and_is_no_pyramid() {
+    fn a_dataset_requires_no_paths_and_is_no_pyramid() {
         let node =
             group(&[], &array(&[4], &json!({"downsamplingFactors": [[1], [2]]})), &[("s0", array(&[4], &json!({})))]);
         assert!(required_paths(&node).is_empty());
@@ -243,7 +243,7 @@ mod tests {
     }
 
     #[test]
-    fn canonical_multiscales_are_taken_for_no_other_convention() {
+    fn canonical_multiscales_match_no_other_convention() {
         let own = json!({"multiscales": {"paths": ["s0", "s1"], "datasets": [{"path": "s0"}]}});
         let node = group(&[], &own, &[("s0", array(&[4], &json!({})))]);
         assert!(pyramid(&node, &mut Vec::new()).is_none());
@@ -299,7 +299,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn nothing_malformed_breaks_a_description(parent in members(), own in members(), a in members(), b in members(), sound: bool) {
+        fn malformed_attributes_do_not_break_a_description(parent in members(), own in members(), a in members(), b in members(), sound: bool) {
             let level = |further: Value| if sound { array(&[4, 4], &further) } else { further };
             let below = [("s0", level(a.clone())), ("s1", level(b)), ("data", level(a))];
             let node = group(&[parent], &own, &below);
@@ -310,7 +310,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_is_bounded_and_stays_below() {
+    fn required_paths_are_bounded_and_stay_below_the_group() {
         let datasets: Vec<_> = (0..1000).map(|n| json!({"path": format!("l{n}"), "transform": {}})).collect();
         let node = group(&[], &json!({"multiscales": [{"datasets": datasets}], "painteraData": {}}), &[]);
         assert_eq!(required_paths(&node).len(), MAX_LEVELS);

@@ -25,8 +25,8 @@ pub(super) fn check_dataset(dataset: &DescribedDataset, ancestors: &[AttributesD
     }
     merged.extend(dataset.members().clone());
     let unsupported = [DataType::Int64, DataType::Float64];
-    let known = DataType::from_name(&dataset.data_type().name().to_ascii_lowercase());
-    if unsupported.contains(&known) || known.size_bytes().is_none() {
+    let data_type = DataType::from_name(&dataset.data_type().name().to_ascii_lowercase());
+    if unsupported.contains(&data_type) || data_type.size_bytes().is_none() {
         return Err(format!("it does not support the data type {}", dataset.data_type()));
     }
     let encoding = match merged.get("compression") {
@@ -39,7 +39,7 @@ pub(super) fn check_dataset(dataset: &DescribedDataset, ancestors: &[AttributesD
     }
     // Neuroglancer reads raw elements in place, after a header of 4 bytes plus 4 bytes per axis, which is a multiple of
     // 8 only if the number of axes is odd.
-    if encoding.eq_ignore_ascii_case("raw") && known == DataType::UInt64 && dataset.rank().is_multiple_of(2) {
+    if encoding.eq_ignore_ascii_case("raw") && data_type == DataType::UInt64 && dataset.rank().is_multiple_of(2) {
         return Err("it reads raw uint64 only if the number of axes is odd".to_owned());
     }
     if dataset.dimensions().contains(&0) {
@@ -50,8 +50,8 @@ pub(super) fn check_dataset(dataset: &DescribedDataset, ancestors: &[AttributesD
 
 /// Checks that the keys of the coordinate space are valid and match the rank.
 fn check_coordinate_space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
-    let one_per_axis = |key: &str, value: &Value, sound: fn(&Value) -> bool| {
-        let list = value.as_array().filter(|list| list.iter().all(sound));
+    let one_per_axis = |key: &str, value: &Value, is_valid: fn(&Value) -> bool| {
+        let list = value.as_array().filter(|list| list.iter().all(is_valid));
         let list = list.ok_or_else(|| format!("it refuses {key} {}", truncated_json(value)))?;
         if list.len() == rank {
             Ok(())
@@ -59,11 +59,11 @@ fn check_coordinate_space(merged: &Map<String, Value>, rank: usize) -> Result<()
             Err(format!("{key}, here or in a group above, has {} entries for {rank} axes", list.len()))
         }
     };
-    for (key, sound) in
+    for (key, is_valid) in
         [("resolution", is_positive as fn(&Value) -> bool), ("axes", Value::is_string), ("units", is_unit)]
     {
         if let Some(value) = merged.get(key) {
-            one_per_axis(key, value, sound)?;
+            one_per_axis(key, value, is_valid)?;
         }
     }
     for key in ["downsamplingFactors", "scales"] {
@@ -132,13 +132,13 @@ pub(super) fn check_group(node: &Node, pyramid: &Pyramid) -> Result<(), String> 
     let mut data_type: Option<DataType> = None;
     for (level, number) in pyramid.levels.iter().zip(numbers) {
         let Some(attributes) = node.dataset_below(&level.path) else { continue };
-        let own = attributes.members().contains_key("downsamplingFactors");
-        if listed.as_ref().map_or(!own && number > 0, |lists| lists.len() <= number) {
+        let has_own_factors = attributes.members().contains_key("downsamplingFactors");
+        if listed.as_ref().map_or(!has_own_factors && number > 0, |lists| lists.len() <= number) {
             return Err(format!("it finds no downsampling factors for {}", level.path));
         }
         check_dataset(&attributes, &ancestors).map_err(|reason| format!("{}: {reason}", level.path))?;
-        let this = attributes.data_type().clone();
-        if data_type.get_or_insert_with(|| this.clone()) != &this {
+        let level_type = attributes.data_type().clone();
+        if data_type.get_or_insert_with(|| level_type.clone()) != &level_type {
             return Err("the levels differ in data type".to_owned());
         }
     }
@@ -152,8 +152,8 @@ mod tests {
     use super::super::testing;
     use super::*;
 
-    fn opens(above: &Value, further: &Value) -> Result<(), String> {
-        check_dataset(&testing::dataset(&testing::array(&[7, 5], further)), &[testing::document(above)])
+    fn check(ancestor: &Value, further: &Value) -> Result<(), String> {
+        check_dataset(&testing::dataset(&testing::array(&[7, 5], further)), &[testing::document(ancestor)])
     }
 
     #[test]
@@ -165,31 +165,31 @@ mod tests {
             json!({"dataType": "uint64"}),
             json!({"dimensions": [0, 5]}),
         ] {
-            assert!(opens(&json!({}), &refused).is_err(), "{refused}");
+            assert!(check(&json!({}), &refused).is_err(), "{refused}");
         }
-        assert!(opens(&json!({}), &json!({"compression": {"type": "GZIP"}, "dataType": "INT16"})).is_ok());
+        assert!(check(&json!({}), &json!({"compression": {"type": "GZIP"}, "dataType": "INT16"})).is_ok());
     }
 
     #[test]
     fn units_are_si() {
         for unit in ["", "nm", "µm", "s", "rad/s", "kHz"] {
-            assert!(opens(&json!({}), &json!({"units": [unit, "m"]})).is_ok(), "{unit}");
+            assert!(check(&json!({}), &json!({"units": [unit, "m"]})).is_ok(), "{unit}");
         }
         for unit in ["micrometer", "pixel", "px", "angstrom", "n m"] {
             let resolution = json!({"pixelResolution": {"unit": unit, "dimensions": [1, 1]}});
-            assert!(opens(&json!({}), &resolution).is_err(), "{unit}");
+            assert!(check(&json!({}), &resolution).is_err(), "{unit}");
         }
-        assert!(opens(&json!({}), &json!({"pixelResolution": [1, 1]})).is_err(), "a list has no unit");
+        assert!(check(&json!({}), &json!({"pixelResolution": [1, 1]})).is_err(), "a list has no unit");
     }
 
     #[test]
-    fn keys_of_groups_above_count() {
-        let above = json!({"resolution": [4, 4, 40]});
-        let reason = opens(&above, &json!({})).unwrap_err();
+    fn attributes_of_groups_above_apply() {
+        let ancestor = json!({"resolution": [4, 4, 40]});
+        let reason = check(&ancestor, &json!({})).unwrap_err();
         assert_eq!(reason, "resolution, here or in a group above, has 3 entries for 2 axes");
-        assert!(opens(&above, &json!({"resolution": [4, 4]})).is_ok(), "the dataset's own value takes precedence");
-        assert!(opens(&json!({"axes": null}), &json!({})).is_err());
-        assert!(opens(&json!({"downsamplingFactors": [[1, 1], [2, 2]]}), &json!({})).is_ok());
-        assert!(opens(&json!({"scales": [[1, 1, 1]]}), &json!({})).is_err());
+        assert!(check(&ancestor, &json!({"resolution": [4, 4]})).is_ok(), "the dataset's own value takes precedence");
+        assert!(check(&json!({"axes": null}), &json!({})).is_err());
+        assert!(check(&json!({"downsamplingFactors": [[1, 1], [2, 2]]}), &json!({})).is_ok());
+        assert!(check(&json!({"scales": [[1, 1, 1]]}), &json!({})).is_err());
     }
 }

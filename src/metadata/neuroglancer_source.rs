@@ -50,8 +50,8 @@ pub fn recommended_source(node: &Node, description: &Description) -> Option<Neur
 }
 
 fn is_displayable(dataset: &DescribedDataset) -> bool {
-    let decoded = dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some();
-    decoded && dataset.rank() > 0 && !dataset.dimensions().contains(&0)
+    let is_decoded = dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some();
+    is_decoded && dataset.rank() > 0 && !dataset.dimensions().contains(&0)
 }
 
 /// Returns the type that Neuroglancer shows in place of one that it does not support.
@@ -80,32 +80,35 @@ mod tests {
     use super::super::testing::{array, group};
     use super::*;
 
-    fn of(node: &Node) -> Option<NeuroglancerSource> {
+    fn source_of(node: &Node) -> Option<NeuroglancerSource> {
         recommended_source(node, &describe(node))
     }
 
-    fn of_dataset(further: &Value) -> Option<NeuroglancerSource> {
-        of(&group(&[], &array(&[7, 5], further), &[]))
+    fn source_of_dataset(further: &Value) -> Option<NeuroglancerSource> {
+        source_of(&group(&[], &array(&[7, 5], further), &[]))
     }
 
     #[test]
     fn a_dataset_is_opened_as_stored_where_that_works() {
-        assert_eq!(of_dataset(&json!({})), Some(NeuroglancerSource::N5));
-        assert_eq!(of_dataset(&json!({"compression": {"type": "xz"}})), Some(NeuroglancerSource::Reencoded(None)));
-        assert_eq!(of_dataset(&json!({"units": ["px", "px"]})), Some(NeuroglancerSource::Reencoded(None)));
+        assert_eq!(source_of_dataset(&json!({})), Some(NeuroglancerSource::N5));
+        assert_eq!(
+            source_of_dataset(&json!({"compression": {"type": "xz"}})),
+            Some(NeuroglancerSource::Reencoded(None))
+        );
+        assert_eq!(source_of_dataset(&json!({"units": ["px", "px"]})), Some(NeuroglancerSource::Reencoded(None)));
         let float = Some(NeuroglancerSource::Reencoded(Some(DataType::Float32)));
-        assert_eq!(of_dataset(&json!({"dataType": "float64"})), float);
-        assert_eq!(of_dataset(&json!({"dataType": "int64"})), float);
+        assert_eq!(source_of_dataset(&json!({"dataType": "float64"})), float);
+        assert_eq!(source_of_dataset(&json!({"dataType": "int64"})), float);
         for hopeless in
             [json!({"compression": {"type": "jpeg"}}), json!({"dataType": "string"}), json!({"dimensions": [0, 5]})]
         {
-            assert_eq!(of_dataset(&hopeless), None, "{hopeless}");
+            assert_eq!(source_of_dataset(&hopeless), None, "{hopeless}");
         }
-        assert_eq!(of(&group(&[], &json!({}), &[])), None);
+        assert_eq!(source_of(&group(&[], &json!({}), &[])), None);
     }
 
     #[test]
-    fn a_pyramid_is_opened_where_its_levels_are_found_and_lie_right() {
+    fn a_pyramid_is_opened_as_n5_if_its_levels_are_found_and_aligned() {
         let level = |factor: u64| array(&[8 / factor, 8 / factor], &json!({"downsamplingFactors": [factor, factor]}));
         let own = json!({"downsamplingFactors": [[1, 1], [2, 2]]});
         let named = |a: &str, b: &str| [(a.to_owned(), level(1)), (b.to_owned(), level(2))];
@@ -114,7 +117,7 @@ mod tests {
                 levels.iter().map(|(path, value)| (path.as_str(), value.clone())).collect();
             group(&[], own, &levels)
         };
-        assert_eq!(of(&node(&own, &named("s0", "s1"))), Some(NeuroglancerSource::N5));
+        assert_eq!(source_of(&node(&own, &named("s0", "s1"))), Some(NeuroglancerSource::N5));
         let shifted = |translation: f64| {
             let dataset = |path: &str, scale: f64, translation: f64| {
                 json!({"path": path, "coordinateTransformations":
@@ -124,7 +127,7 @@ mod tests {
                 "datasets": [dataset("s0", 1.0, translation), dataset("s1", 2.0, translation + 0.5)]}],
                 "downsamplingFactors": [[1, 1], [2, 2]]})
         };
-        assert_eq!(of(&node(&shifted(0.0), &named("s0", "s1"))), Some(NeuroglancerSource::N5));
-        assert_eq!(of(&node(&shifted(3.0), &named("s0", "s1"))), Some(NeuroglancerSource::Zarr3));
+        assert_eq!(source_of(&node(&shifted(0.0), &named("s0", "s1"))), Some(NeuroglancerSource::N5));
+        assert_eq!(source_of(&node(&shifted(3.0), &named("s0", "s1"))), Some(NeuroglancerSource::Zarr3));
     }
 }

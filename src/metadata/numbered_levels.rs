@@ -40,20 +40,20 @@ pub(super) struct BasePlacement {
 /// position is shifted by `(factors - 1) / 2` base voxels, because averaging voxels moves the centre of the first one.
 ///
 /// The factors are the level's own `downsamplingFactors`, else the entry of `listed` at its number, else 1 for `s0`,
-/// else a guess from the sizes, with a problem. `place` gets the first level.
+/// else a guess from the sizes, with a problem. `base_placement` gets the first level.
 ///
 /// Source: n5-universe `N5SingleScaleMetadataParser.java`.
 pub(super) fn build_levels(
     node: &Node,
     names: Vec<(usize, String)>,
     listed: Option<&[Vec<f64>]>,
-    place: impl FnOnce(&LevelDataset, &mut Vec<MetadataProblem>) -> BasePlacement,
+    base_placement: impl FnOnce(&LevelDataset, &mut Vec<MetadataProblem>) -> BasePlacement,
     problems: &mut Vec<MetadataProblem>,
 ) -> Vec<PyramidLevel> {
-    let found = find_levels(node, names, problems);
-    let Some(first) = found.first() else { return Vec::new() };
-    let placement = place(first, problems);
-    found
+    let levels = find_levels(node, names, problems);
+    let Some(first) = levels.first() else { return Vec::new() };
+    let placement = base_placement(first, problems);
+    levels
         .iter()
         .map(|level| {
             let factors = level_factors(level, &first.dataset, listed, problems);
@@ -72,9 +72,9 @@ fn level_factors(
     problems: &mut Vec<MetadataProblem>,
 ) -> Vec<f64> {
     let rank = level.dataset.rank();
-    let usable = |list: &Vec<f64>| list.len() == rank && list.iter().all(|f| f.is_finite() && *f > 0.0);
+    let is_usable = |list: &Vec<f64>| list.len() == rank && list.iter().all(|f| f.is_finite() && *f > 0.0);
     if let Some(own) = level.dataset.members().get("downsamplingFactors") {
-        match one_per_axis(own, rank).filter(usable) {
+        match one_per_axis(own, rank).filter(is_usable) {
             Some(factors) => return factors,
             None => push_unique(
                 problems,
@@ -86,7 +86,7 @@ fn level_factors(
             ),
         }
     }
-    if let Some(factors) = listed.and_then(|lists| lists.get(level.number)).filter(|list| usable(list)) {
+    if let Some(factors) = listed.and_then(|lists| lists.get(level.number)).filter(|list| is_usable(list)) {
         return factors.clone();
     }
     if level.number == 0 {

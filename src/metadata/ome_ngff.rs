@@ -24,11 +24,11 @@ fn first_multiscale(attributes: &Map<String, Value>) -> Option<&Map<String, Valu
     let root = attributes.get("ome").and_then(Value::as_object).unwrap_or(attributes);
     let image = root.get("multiscales")?.as_array()?.first()?.as_object()?;
     let datasets = image.get("datasets")?.as_array()?;
-    let foreign = datasets.iter().any(|dataset| dataset.get("transform").is_some());
-    let ours = ["axes", "version"].iter().any(|key| image.contains_key(*key))
+    let is_cosem = datasets.iter().any(|dataset| dataset.get("transform").is_some());
+    let is_ngff = ["axes", "version"].iter().any(|key| image.contains_key(*key))
         || root.contains_key("version")
         || datasets.iter().any(|dataset| dataset.get("coordinateTransformations").is_some());
-    (ours && !foreign).then_some(image)
+    (is_ngff && !is_cosem).then_some(image)
 }
 
 fn listed_levels(image: &Map<String, Value>) -> Vec<(String, Option<&Value>)> {
@@ -47,45 +47,45 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     let image = first_multiscale(node.attributes())?;
     let listed = listed_levels(image);
     let names = listed.iter().enumerate().map(|(number, (path, _))| (number, path.clone()));
-    let found = find_levels(node, names, problems);
-    let first = found.first()?;
+    let datasets = find_levels(node, names, problems);
+    let first = datasets.first()?;
     let rank = first.dataset.rank();
     let axes = NgffAxes::read(image, rank, problems);
-    let (mut levels, mut sized) = (Vec::<PyramidLevel>::new(), false);
-    for level in &found {
+    let (mut levels, mut is_calibrated) = (Vec::<PyramidLevel>::new(), false);
+    for level in &datasets {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
-        let both = [own, image.get("coordinateTransformations")];
-        let placed = compose_transformations(&both, axes.reversed, level, problems);
-        sized |= placed.is_some();
+        let transformation_lists = [own, image.get("coordinateTransformations")];
+        let placement = compose_transformations(&transformation_lists, axes.is_reversed, level, problems);
+        is_calibrated |= placement.is_some();
         let (resolution, translation) =
-            placed.unwrap_or_else(|| (resolution_from_sizes(level, first), vec![0.0; rank]));
+            placement.unwrap_or_else(|| (resolution_from_sizes(level, first), vec![0.0; rank]));
         let base = levels.first().map_or(&resolution, |finest| &finest.resolution);
         let factors = factors_from_resolution(&resolution, base);
         levels.push(PyramidLevel { path: level.path.clone(), factors, resolution, translation });
     }
-    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, is_calibrated: sized, levels })
+    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, is_calibrated, levels })
 }
 
 /// Returns voxel size and origin after all `scale` and `translation` steps, in N5 axis order; `None` without any scale.
 fn compose_transformations(
     lists: &[Option<&Value>],
-    reversed: bool,
+    is_reversed: bool,
     level: &LevelDataset,
     problems: &mut Vec<MetadataProblem>,
 ) -> Option<(Vec<f64>, Vec<f64>)> {
     let rank = level.dataset.rank();
-    let (mut scale, mut translation, mut scaled) = (vec![1.0; rank], vec![0.0; rank], false);
-    for step in lists.iter().flatten().filter_map(|list| list.as_array()).flatten() {
-        let kind = step.get("type").and_then(Value::as_str).unwrap_or_default();
+    let (mut scale, mut translation, mut has_scale) = (vec![1.0; rank], vec![0.0; rank], false);
+    for transformation in lists.iter().flatten().filter_map(|list| list.as_array()).flatten() {
+        let kind = transformation.get("type").and_then(Value::as_str).unwrap_or_default();
         if kind == "identity" {
             continue;
         }
-        let Some(mut list) = step.get(kind).and_then(numbers).filter(|list| list.len() == rank) else {
-            let text = format!("level {}: transformation {} is not usable", level.path, truncated_json(step));
+        let Some(mut list) = transformation.get(kind).and_then(numbers).filter(|list| list.len() == rank) else {
+            let text = format!("level {}: transformation {} is not usable", level.path, truncated_json(transformation));
             push_unique(problems, MetadataProblemKind::InvalidLevel.with_text(text));
             continue;
         };
-        if reversed {
+        if is_reversed {
             list.reverse();
         }
         for (axis, number) in list.into_iter().enumerate() {
@@ -93,13 +93,13 @@ fn compose_transformations(
             if kind == "scale" {
                 *scale *= number;
                 *translation *= number;
-                scaled = true;
+                has_scale = true;
             } else if kind == "translation" {
                 *translation += number;
             }
         }
     }
-    scaled.then_some((scale, translation))
+    has_scale.then_some((scale, translation))
 }
 
 /// Estimates the voxel size of a level without a scale from its dimensions, in voxels of the finest level.
@@ -114,40 +114,40 @@ struct NgffAxes {
     names: Option<Vec<String>>,
     units: Option<Vec<String>>,
     /// True if the metadata lists the slowest axis first.
-    reversed: bool,
+    is_reversed: bool,
 }
 
 impl NgffAxes {
     fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<MetadataProblem>) -> Self {
-        let Some(given) = image.get("axes") else {
+        let Some(value) = image.get("axes") else {
             let names = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
-            return Self { names, units: None, reversed: true };
+            return Self { names, units: None, is_reversed: true };
         };
-        let parsed: Option<Vec<NgffAxis>> = given.as_array().and_then(|list| list.iter().map(NgffAxis::read).collect());
+        let parsed: Option<Vec<NgffAxis>> = value.as_array().and_then(|list| list.iter().map(NgffAxis::read).collect());
         let Some(mut axes) = parsed.filter(|axes| axes.len() == rank) else {
-            push_unique(problems, format!("axes {} do not name the {rank} axes", truncated_json(given)));
-            return Self { names: None, units: None, reversed: false };
+            push_unique(problems, format!("axes {} do not name the {rank} axes", truncated_json(value)));
+            return Self { names: None, units: None, is_reversed: false };
         };
-        let reversed = slowest_first(&axes);
-        if reversed {
+        let is_reversed = is_slowest_first(&axes);
+        if is_reversed {
             axes.reverse();
             push_unique(
                 problems,
                 "axes are listed slowest first, as in Zarr; n5-universe reads them fastest first".to_owned(),
             );
         }
-        let units = axes.iter().any(|axis| !axis.unit.is_empty());
+        let has_units = axes.iter().any(|axis| !axis.unit.is_empty());
         Self {
-            units: units.then(|| axes.iter().map(|axis| axis.unit.clone()).collect()),
+            units: has_units.then(|| axes.iter().map(|axis| axis.unit.clone()).collect()),
             names: Some(axes.into_iter().map(|axis| axis.name).collect()),
-            reversed,
+            is_reversed,
         }
     }
 }
 
 struct NgffAxis {
     name: String,
-    spatial: bool,
+    is_spatial: bool,
     unit: String,
 }
 
@@ -156,18 +156,18 @@ impl NgffAxis {
         let member = |key: &str| value.get(key).and_then(Value::as_str).unwrap_or_default().to_owned();
         let name = value.as_str().or_else(|| value.get("name")?.as_str())?.to_owned();
         let kind = member("type");
-        let spatial = kind == "space" || (kind.is_empty() && ["x", "y", "z"].contains(&name.as_str()));
-        Some(Self { name, spatial, unit: member("unit") })
+        let is_spatial = kind == "space" || (kind.is_empty() && ["x", "y", "z"].contains(&name.as_str()));
+        Some(Self { name, is_spatial, unit: member("unit") })
     }
 }
 
-fn slowest_first(axes: &[NgffAxis]) -> bool {
-    let at = |name: &str| axes.iter().position(|axis| axis.name.eq_ignore_ascii_case(name));
-    if let (Some(x), Some(y)) = (at("x"), at("y")) {
+fn is_slowest_first(axes: &[NgffAxis]) -> bool {
+    let position = |name: &str| axes.iter().position(|axis| axis.name.eq_ignore_ascii_case(name));
+    if let (Some(x), Some(y)) = (position("x"), position("y")) {
         return x > y;
     }
     match (axes.first(), axes.last()) {
-        (Some(first), Some(last)) => !first.spatial && last.spatial,
+        (Some(first), Some(last)) => !first.is_spatial && last.is_spatial,
         _ => false,
     }
 }
@@ -180,8 +180,8 @@ mod tests {
     use super::*;
 
     fn levels_of(own: &Value, dimensions: [&[u64]; 2]) -> (Pyramid, Value, Vec<MetadataProblem>) {
-        let below = [("0", array(dimensions[0], &json!({}))), ("1", array(dimensions[1], &json!({})))];
-        read_levels(&group(&[], own, &below))
+        let children = [("0", array(dimensions[0], &json!({}))), ("1", array(dimensions[1], &json!({})))];
+        read_levels(&group(&[], own, &children))
     }
 
     #[test]
@@ -229,7 +229,7 @@ mod tests {
     }
 
     #[test]
-    fn missing_levels_and_odd_transformations_are_said() {
+    fn missing_levels_and_odd_transformations_are_reported() {
         let own = json!({"multiscales": [{"version": "0.4", "axes": 7, "datasets": [
             {"path": "0", "coordinateTransformations": [{"type": "scale", "path": "file"}, 3]}, {"path": "9"}]}]});
         let (_, levels, problems) = levels_of(&own, [&[8, 6], &[4, 3]]);

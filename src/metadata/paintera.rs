@@ -45,29 +45,23 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     } else {
         return None;
     };
-    let sized = sources.iter().any(|source| source.contains_key("resolution"));
-    let place = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
+    let is_calibrated = sources.iter().any(|source| source.contains_key("resolution"));
+    let base_placement = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
-        let mut list = |key: &str, otherwise: f64| {
-            let Some(given) = sources.iter().find_map(|source| source.get(key)) else { return vec![otherwise; rank] };
-            one_per_axis(given, rank).unwrap_or_else(|| {
-                push_unique(problems, format!("{key} {} is not one number per axis", truncated_json(given)));
-                vec![otherwise; rank]
+        let mut list = |key: &str, default: f64| {
+            let Some(value) = sources.iter().find_map(|source| source.get(key)) else { return vec![default; rank] };
+            one_per_axis(value, rank).unwrap_or_else(|| {
+                push_unique(problems, format!("{key} {} is not one number per axis", truncated_json(value)));
+                vec![default; rank]
             })
         };
         BasePlacement { resolution: list("resolution", 1.0), offset: list("offset", 0.0) }
     };
-    let levels = build_levels(node, names, None, place, problems);
+    let levels = build_levels(node, names, None, base_placement, problems);
     let rank = levels.first()?.factors.len();
     let unit = sources.iter().find_map(|source| source.get("unit").and_then(Value::as_str));
     let units = unit.map(|unit| vec![unit.to_owned(); rank]);
-    Some(Pyramid {
-        convention: Convention::Paintera,
-        axes: default_xyz_axes(rank),
-        units,
-        is_calibrated: sized,
-        levels,
-    })
+    Some(Pyramid { convention: Convention::Paintera, axes: default_xyz_axes(rank), units, is_calibrated, levels })
 }
 
 fn names_below_data(node: &Node) -> Vec<(usize, String)> {
@@ -91,11 +85,11 @@ mod tests {
         let data =
             json!({"multiScale": true, "offset": [10.0, 0.0, 0.0], "resolution": [4.0, 4.0, 40.0], "unit": "nm"});
         let s1 = array(&[48, 40, 48], &json!({"downsamplingFactors": [2, 2, 1]}));
-        let below = [("data", data.clone()), ("data/s0", array(&[96, 80, 48], &json!({}))), ("data/s1", s1.clone())];
-        let (pyramid, from_above, problems) = read_levels(&group(&[], &own, &below));
+        let children = [("data", data.clone()), ("data/s0", array(&[96, 80, 48], &json!({}))), ("data/s1", s1.clone())];
+        let (pyramid, outer_levels, problems) = read_levels(&group(&[], &own, &children));
         assert_eq!((pyramid.convention, pyramid.units.unwrap().len()), (Convention::Paintera, 3));
         assert_eq!(
-            from_above,
+            outer_levels,
             json!([
                 ["data/s0", [1, 1, 1], [4.0, 4.0, 40.0], [10.0, 0.0, 0.0]],
                 ["data/s1", [2, 2, 1], [8.0, 8.0, 40.0], [12.0, 2.0, 0.0]]
@@ -103,19 +97,19 @@ mod tests {
         );
         assert!(problems.is_empty(), "{problems:?}");
         let inner = group(&[own], &data, &[("s0", array(&[96, 80, 48], &json!({}))), ("s1", s1)]);
-        let (_, from_inside, _) = read_levels(&inner);
-        assert_eq!(from_inside[1], json!(["s1", [2, 2, 1], [8.0, 8.0, 40.0], [12.0, 2.0, 0.0]]));
+        let (_, inner_levels, _) = read_levels(&inner);
+        assert_eq!(inner_levels[1], json!(["s1", [2, 2, 1], [8.0, 8.0, 40.0], [12.0, 2.0, 0.0]]));
     }
 
     #[test]
     fn data_may_be_a_single_dataset() {
-        let below = [("data", array(&[9, 9, 9], &json!({"resolution": [1, 2, 3]})))];
-        let (_, levels, _) = read_levels(&group(&[], &json!({"painteraData": {"type": "raw"}}), &below));
+        let children = [("data", array(&[9, 9, 9], &json!({"resolution": [1, 2, 3]})))];
+        let (_, levels, _) = read_levels(&group(&[], &json!({"painteraData": {"type": "raw"}}), &children));
         assert_eq!(levels, json!([["data", [1, 1, 1], [1.0, 2.0, 3.0], [0.0, 0.0, 0.0]]]));
     }
 
     #[test]
-    fn nothing_below_makes_it_a_plain_group() {
+    fn without_levels_it_is_a_plain_group() {
         assert!(read(&group(&[], &json!({"painteraData": {}}), &[]), &mut Vec::new()).is_none());
     }
 }

@@ -101,7 +101,7 @@ pub(super) fn find_levels(
     listed: impl IntoIterator<Item = (usize, String)>,
     problems: &mut Vec<MetadataProblem>,
 ) -> Vec<LevelDataset> {
-    let mut found: Vec<LevelDataset> = Vec::new();
+    let mut datasets: Vec<LevelDataset> = Vec::new();
     for (number, path) in listed {
         let Some(dataset) = node.dataset_below(&path) else {
             push_unique(
@@ -110,7 +110,7 @@ pub(super) fn find_levels(
             );
             continue;
         };
-        if let Some(first) = found.first() {
+        if let Some(first) = datasets.first() {
             if first.dataset.rank() != dataset.rank() {
                 let (a, b) = (dataset.rank(), first.dataset.rank());
                 let text = format!("level {path} has {a} axes, level {} has {b}", first.path);
@@ -123,9 +123,9 @@ pub(super) fn find_levels(
                 push_unique(problems, MetadataProblemKind::InvalidLevel.with_text(text));
             }
         }
-        found.push(LevelDataset { path, number, dataset });
+        datasets.push(LevelDataset { path, number, dataset });
     }
-    found
+    datasets
 }
 
 /// Returns the factors of a level: its voxel size relative to that of the first level.

@@ -52,8 +52,8 @@ impl TensorStoreInfo {
     }
 
     /// Returns spec and schema as JSON, with the given member `kvstore` and the
-    /// [passed-through](Self::is_passed_through) attributes `repeated`.
-    pub fn to_object_text(&self, kvstore: &Value, repeated: &JsonObjectBuilder) -> JsonObjectBuilder {
+    /// [passed-through](Self::is_passed_through) attributes `copied_members`.
+    pub fn to_object_text(&self, kvstore: &Value, copied_members: &JsonObjectBuilder) -> JsonObjectBuilder {
         let (mut spec, mut metadata) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
         for (name, value) in &self.spec {
             if name == "metadata" {
@@ -62,13 +62,13 @@ impl TensorStoreInfo {
                 spec.insert(name, value);
             }
         }
-        metadata.extend(repeated);
+        metadata.extend(copied_members);
         spec.insert_object("metadata", &metadata);
         spec.insert("kvstore", kvstore);
-        let mut both = JsonObjectBuilder::default();
-        both.insert("schema", &self.schema);
-        both.insert_object("spec", &spec);
-        both
+        let mut info = JsonObjectBuilder::default();
+        info.insert("schema", &self.schema);
+        info.insert_object("spec", &spec);
+        info
     }
 
     /// Returns `ts.open(…).schema.to_json()`.
@@ -114,8 +114,9 @@ pub fn tensorstore_info(dataset: &DescribedDataset) -> Result<TensorStoreInfo, S
         return Err(format!("the dimension {size} exceeds 2^62"));
     }
 
-    let known = INTERPRETED_MEMBERS.iter().filter_map(|key| Some(((*key).to_owned(), members.get(*key)?.clone())));
-    let mut metadata: Map<String, Value> = known.collect();
+    let interpreted =
+        INTERPRETED_MEMBERS.iter().filter_map(|key| Some(((*key).to_owned(), members.get(*key)?.clone())));
+    let mut metadata: Map<String, Value> = interpreted.collect();
     metadata.insert("dimensions".to_owned(), integers(&dimensions));
     metadata.insert("blockSize".to_owned(), integers(&blocks));
     metadata.insert("compression".to_owned(), compression.clone());
@@ -182,12 +183,12 @@ fn is_duplicate_label(label: &str, labels: &[String]) -> bool {
     !label.is_empty() && labels.iter().filter(|other| *other == label).count() > 1
 }
 
-fn extents(members: &Map<String, Value>, key: &str, least: i128) -> Result<Vec<i128>, String> {
+fn extents(members: &Map<String, Value>, key: &str, min: i128) -> Result<Vec<i128>, String> {
     let list = members.get(key).and_then(Value::as_array).ok_or_else(|| format!("{key} is not an array"))?;
     list.iter()
         .map(|value| {
-            bounded_integer(value, least, i128::from(i64::MAX) - 1).ok_or_else(|| {
-                format!("{key} holds {}, expected an integer from {least} to 2^63 - 2", truncated_json(value))
+            bounded_integer(value, min, i128::from(i64::MAX) - 1).ok_or_else(|| {
+                format!("{key} holds {}, expected an integer from {min} to 2^63 - 2", truncated_json(value))
             })
         })
         .collect()
@@ -198,16 +199,16 @@ fn per_axis<T>(
     key: &str,
     rank: usize,
     expected: &str,
-    read: impl Fn(&Value) -> Option<T>,
+    parse: impl Fn(&Value) -> Option<T>,
 ) -> Result<Option<Vec<T>>, String> {
     let Some(value) = members.get(key) else { return Ok(None) };
     let list = value.as_array().ok_or_else(|| format!("{key} is {}, expected an array", truncated_json(value)))?;
     if list.len() != rank {
         return Err(format!("{key} has {} entries for {rank} axes", list.len()));
     }
-    let each =
-        |item: &Value| read(item).ok_or_else(|| format!("{key} holds {}, expected {expected}", truncated_json(item)));
-    list.iter().map(each).collect::<Result<_, _>>().map(Some)
+    let parse_item =
+        |item: &Value| parse(item).ok_or_else(|| format!("{key} holds {}, expected {expected}", truncated_json(item)));
+    list.iter().map(parse_item).collect::<Result<_, _>>().map(Some)
 }
 
 /// Constraint on a member of `compression`.
@@ -239,31 +240,32 @@ static COMPRESSIONS: &[(&str, &[(&str, ParameterRule)])] = &[
 
 fn compression(value: Option<&Value>) -> Result<Value, String> {
     let value = value.ok_or("the attribute compression is missing")?;
-    let given =
+    let members =
         value.as_object().ok_or_else(|| format!("compression is {}, expected an object", truncated_json(value)))?;
-    let name = given.get("type").and_then(Value::as_str).ok_or("compression has no type")?;
+    let name = members.get("type").and_then(Value::as_str).ok_or("compression has no type")?;
     let Some((_, rules)) = COMPRESSIONS.iter().find(|row| row.0 == name) else {
         return Err(format!("it does not support the compression {name:?}"));
     };
-    if let Some(extra) = given.keys().find(|key| *key != "type" && !rules.iter().any(|rule| rule.0 == *key)) {
+    if let Some(extra) = members.keys().find(|key| *key != "type" && !rules.iter().any(|rule| rule.0 == *key)) {
         return Err(format!("compression has the unknown member {extra:?}"));
     }
     let mut parsed = Map::new();
     parsed.insert("type".to_owned(), Value::from(name));
     for (key, rule) in *rules {
-        let value = given.get(*key);
-        let wrong = || format!("compression.{key} is {}", value.map_or_else(|| "missing".to_owned(), truncated_json));
+        let value = members.get(*key);
+        let invalid_parameter =
+            || format!("compression.{key} is {}", value.map_or_else(|| "missing".to_owned(), truncated_json));
         let member = match (rule, value) {
             (ParameterRule::Integer(_, _, Some(default)), None) => integer(*default),
             (ParameterRule::Integer(low, high, _), Some(value)) => {
-                integer(bounded_integer(value, *low, *high).ok_or_else(wrong)?)
+                integer(bounded_integer(value, *low, *high).ok_or_else(invalid_parameter)?)
             }
             (ParameterRule::Flag, None) => Value::Bool(false),
-            (ParameterRule::Flag, Some(value)) => Value::Bool(value.as_bool().ok_or_else(wrong)?),
+            (ParameterRule::Flag, Some(value)) => Value::Bool(value.as_bool().ok_or_else(invalid_parameter)?),
             (ParameterRule::Name(names), Some(value)) if value.as_str().is_some_and(|name| names.contains(&name)) => {
                 value.clone()
             }
-            (ParameterRule::Integer(..) | ParameterRule::Name(_), _) => return Err(wrong()),
+            (ParameterRule::Integer(..) | ParameterRule::Name(_), _) => return Err(invalid_parameter()),
         };
         parsed.insert((*key).to_owned(), member);
     }
@@ -341,7 +343,7 @@ mod tests {
     }
 
     #[test]
-    fn units_alone_count_once_and_empty_labels_not_at_all() {
+    fn units_without_a_resolution_count_once_and_empty_labels_are_ignored() {
         let opened = open(&json!({"units": ["4nm", ""], "axes": ["", ""]})).unwrap();
         assert_eq!(opened.schema()["dimension_units"].to_string(), r#"[[1.0,"4nm"],[1.0,""]]"#);
         assert!(opened.schema()["domain"].get("labels").is_none());
@@ -349,7 +351,7 @@ mod tests {
     }
 
     #[test]
-    fn what_tensorstore_refuses_has_a_reason() {
+    fn refused_attributes_have_a_reason() {
         for (further, reason) in [
             (json!({"dimensions": ["7", 5]}), "dimensions holds \"7\", expected an integer from 0 to 2^63 - 2"),
             (json!({"axes": ["x", "x"]}), "the axis label \"x\" is not unique"),

@@ -139,9 +139,9 @@ impl Unit {
 
     /// Returns this unit as a factor and an SI symbol: an angstrom is 0.1 `nm`, an hour 3600 `s`.
     pub fn si_scaled(&self) -> (f64, String) {
-        let known = PREFIXES.iter().filter(|row| !RARE_PREFIXES.contains(&row.0));
+        let prefixes = PREFIXES.iter().filter(|row| !RARE_PREFIXES.contains(&row.0));
         let (prefix, exponent) =
-            known.filter(|row| row.2 <= self.exponent).map(|row| (row.0, row.2)).next_back().unwrap_or(("y", -24));
+            prefixes.filter(|row| row.2 <= self.exponent).map(|row| (row.0, row.2)).next_back().unwrap_or(("y", -24));
         let symbol = match self.base {
             BaseUnit::Metre => "m",
             BaseUnit::Second => "s",
@@ -233,7 +233,7 @@ mod tests {
     }
 
     #[test]
-    fn every_spelling_of_a_micrometre_is_one() {
+    fn every_spelling_of_a_micrometre_is_understood() {
         for text in [
             "um",
             "µm",
@@ -284,7 +284,7 @@ mod tests {
     }
 
     #[test]
-    fn what_has_no_si_spelling_is_scaled() {
+    fn units_without_an_si_symbol_are_scaled() {
         for (text, factor, symbol) in [
             ("angstrom", 0.1, "nm"),
             ("Å", 0.1, "nm"),
@@ -306,14 +306,14 @@ mod tests {
     }
 
     #[test]
-    fn anything_else_is_no_unit() {
+    fn other_texts_are_not_units() {
         for text in ["", " ", "pixel", "pixels", "px", "unknown", "4nm", "n m", "null", "voxel", "c", "meters/s", "S"] {
             assert_eq!(Unit::parse(text), None, "{text:?}");
         }
     }
 
     #[test]
-    fn every_unit_has_a_spelling_that_neuroglancer_takes() {
+    fn every_unit_has_a_symbol_that_neuroglancer_accepts() {
         for (unit, name) in NGFF_UNIT_NAMES {
             assert_eq!(Unit::parse(name).map(|unit| unit.ngff_name()), Some(Some(name)));
             let (factor, symbol) = unit.si_scaled();

@@ -33,19 +33,19 @@ const MAX_ANCESTOR_DISTANCE: usize = 3;
 /// 3. A uint64 volume is a segmentation.
 /// 4. The last names of the path suggest the kind.
 pub fn classify_volume(path: &str, data_type: &DataType, attributes: &[&Map<String, Value>]) -> Option<VolumeKind> {
-    let wide = match data_type {
+    let is_wide = match data_type {
         DataType::Other(_) => return None,
         DataType::Float32 | DataType::Float64 => return Some(VolumeKind::Image),
         DataType::UInt64 | DataType::UInt32 | DataType::Int64 | DataType::Int32 => true,
         DataType::UInt8 | DataType::UInt16 | DataType::Int8 | DataType::Int16 => false,
     };
-    if let Some(said) = attributes.iter().take(MAX_ANCESTOR_DISTANCE).find_map(|members| declared_kind(members)) {
-        return Some(said);
+    if let Some(declared) = attributes.iter().take(MAX_ANCESTOR_DISTANCE).find_map(|members| declared_kind(members)) {
+        return Some(declared);
     }
     let mut names =
         path.rsplit('/').filter(|name| !name.is_empty() && level_number(name).is_none()).take(MAX_ANCESTOR_DISTANCE);
-    let segments = *data_type == DataType::UInt64 || names.any(|name| name_suggests_segments(name, wide));
-    Some(if segments { VolumeKind::Segmentation } else { VolumeKind::Image })
+    let is_segmentation = *data_type == DataType::UInt64 || names.any(|name| name_suggests_segments(name, is_wide));
+    Some(if is_segmentation { VolumeKind::Segmentation } else { VolumeKind::Image })
 }
 
 fn declared_kind(members: &Map<String, Value>) -> Option<VolumeKind> {
@@ -67,14 +67,15 @@ fn declared_kind(members: &Map<String, Value>) -> Option<VolumeKind> {
 }
 
 /// Returns true if a word of the name suggests segments. Masks and ground truth are often images of 8 or 16 bits, so
-/// their words count only for `wide` integers.
-fn name_suggests_segments(name: &str, wide: bool) -> bool {
+/// their words count only for `is_wide` integers.
+fn name_suggests_segments(name: &str, is_wide: bool) -> bool {
     let words = name.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
-    let sure = ["label", "segment", "annotation"];
+    let prefixes = ["label", "segment", "annotation"];
     words.into_iter().any(|word| {
-        sure.iter().any(|start| word.starts_with(start))
+        prefixes.iter().any(|start| word.starts_with(start))
             || word == "seg"
-            || (wide && (["seg", "label", "mask", "annotation"].iter().any(|part| word.contains(part)) || word == "gt"))
+            || (is_wide
+                && (["seg", "label", "mask", "annotation"].iter().any(|part| word.contains(part)) || word == "gt"))
     })
 }
 
@@ -84,7 +85,7 @@ mod tests {
 
     use super::*;
 
-    fn of(path: &str, data_type: &str, attributes: &[Value]) -> Option<VolumeKind> {
+    fn classify(path: &str, data_type: &str, attributes: &[Value]) -> Option<VolumeKind> {
         let attributes: Vec<_> = attributes.iter().map(|value| value.as_object().unwrap()).collect();
         classify_volume(path, &DataType::from_name(data_type), &attributes)
     }
@@ -102,15 +103,19 @@ mod tests {
             (json!({"painteraData": {"type": "x"}, "cellmap": 3, "maxId": "no"}), VolumeKind::Image),
         ] {
             assert_eq!(
-                of("a/data/s0", "uint8", &[json!({}), json!({}), attributes.clone()]),
+                classify("a/data/s0", "uint8", &[json!({}), json!({}), attributes.clone()]),
                 Some(volume),
                 "{attributes}"
             );
-            assert_eq!(of("a", "float32", std::slice::from_ref(&attributes)), Some(VolumeKind::Image), "{attributes}");
+            assert_eq!(
+                classify("a", "float32", std::slice::from_ref(&attributes)),
+                Some(VolumeKind::Image),
+                "{attributes}"
+            );
         }
         let far = [json!({}), json!({}), json!({}), json!({"painteraData": {"type": "label"}})];
-        assert_eq!(of("a/b/c/d", "uint8", &far), Some(VolumeKind::Image));
-        assert_eq!(of("a", "uint64", &[json!({"painteraData": {"type": "raw"}})]), Some(VolumeKind::Image));
+        assert_eq!(classify("a/b/c/d", "uint8", &far), Some(VolumeKind::Image));
+        assert_eq!(classify("a", "uint64", &[json!({"painteraData": {"type": "raw"}})]), Some(VolumeKind::Image));
     }
 
     #[test]
@@ -130,8 +135,8 @@ mod tests {
             ("labels/a/b/c", "uint8", VolumeKind::Image),
             ("", "int32", VolumeKind::Image),
         ] {
-            assert_eq!(of(path, data_type, &[]), Some(volume), "{path} {data_type}");
+            assert_eq!(classify(path, data_type, &[]), Some(volume), "{path} {data_type}");
         }
-        assert_eq!(of("labels", "string", &[]), None);
+        assert_eq!(classify("labels", "string", &[]), None);
     }
 }

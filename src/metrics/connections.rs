@@ -22,9 +22,9 @@ pub struct OpenConnectionGuard {
 }
 
 impl ConnectionMetrics {
-    /// Creates the handles and sets the maximum number of open connections to `most`.
-    pub fn new(most: usize) -> Self {
-        gauge!(CONNECTIONS_MAX).set(as_f64(most as u64));
+    /// Creates the handles and sets the maximum number of open connections to `max_connections`.
+    pub fn new(max_connections: usize) -> Self {
+        gauge!(CONNECTIONS_MAX).set(as_f64(max_connections as u64));
         Self { open: gauge!(CONNECTIONS_OPEN), accepted: counter!(CONNECTIONS_ACCEPTED) }
     }
 

@@ -141,13 +141,13 @@ impl CopyPlan {
         Some(Self { from_offset, to_offset, from_end, to_end, loops })
     }
 
-    fn run(&self, to: &mut [u8], from: &[u8], width: usize, turn: bool) -> bool {
-        let one = Loop { count: 1, from_stride: width, to_stride: width };
-        let inner = self.loops.first().copied().unwrap_or(one);
-        let rows = self.loops.get(1).copied().unwrap_or(one);
+    fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
+        let single = Loop { count: 1, from_stride: width, to_stride: width };
+        let inner = self.loops.first().copied().unwrap_or(single);
+        let rows = self.loops.get(1).copied().unwrap_or(single);
         let outer = self.loops.get(2..).unwrap_or_default();
-        let contiguous = inner.from_stride == width && inner.to_stride == width;
-        let copy: fn(&mut [u8], &[u8], Loop, Loop) = match (contiguous, turn, width) {
+        let is_contiguous = inner.from_stride == width && inner.to_stride == width;
+        let copy: fn(&mut [u8], &[u8], Loop, Loop) = match (is_contiguous, swap_bytes, width) {
             (true, true, 2) => swap_runs::<2>,
             (true, true, 4) => swap_runs::<4>,
             (true, true, 8) => swap_runs::<8>,
@@ -166,7 +166,7 @@ impl CopyPlan {
             (false, true, 4) => copy_strided::<4, true>,
             (false, true, _) => copy_strided::<8, true>,
         };
-        let inner = if contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
+        let inner = if is_contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
         self.walk(outer, |to_at, from_at| copy(&mut to[to_at..], &from[from_at..], inner, rows));
         true
     }
@@ -230,12 +230,12 @@ fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: 
 }
 
 /// Copies element by element. The constant width makes each element one load and one store.
-fn copy_strided<const WIDTH: usize, const TURN: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
+fn copy_strided<const WIDTH: usize, const SWAP_BYTES: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
     for row in 0..rows.count {
         let (mut t, mut f) = (row * rows.to_stride, row * rows.from_stride);
         for _ in 0..inner.count {
             to[t..t + WIDTH].copy_from_slice(&from[f..f + WIDTH]);
-            if TURN {
+            if SWAP_BYTES {
                 to[t..t + WIDTH].reverse();
             }
             t += inner.to_stride;
@@ -260,9 +260,9 @@ mod tests {
 
     /// Returns all indices of a box, first axis fastest.
     fn indices(shape: &[u64]) -> Vec<Coords> {
-        let mut all: Vec<Coords> = vec![smallvec![]];
+        let mut tuples: Vec<Coords> = vec![smallvec![]];
         for &n in shape.iter().rev() {
-            all = all
+            tuples = tuples
                 .iter()
                 .flat_map(|tail| {
                     (0..n).map(move |i| {
@@ -273,14 +273,15 @@ mod tests {
                 })
                 .collect();
         }
-        all
+        tuples
     }
 
     fn reference(region: &Region, dimensions: &[u64], width: usize) -> Vec<u8> {
         // Comparing the last axis first puts the first axis fastest.
-        let mut all = indices(region.shape());
-        all.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
-        all.iter()
+        let mut sorted = indices(region.shape());
+        sorted.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+        sorted
+            .iter()
             .flat_map(|k| {
                 let at: Option<Coords> =
                     (0..k.len()).map(|axis| region.index(axis, k[axis]).filter(|i| *i < dimensions[axis])).collect();
@@ -294,9 +295,9 @@ mod tests {
         for position in grid.covering(region) {
             let origin = grid.origin(&position);
             let size = if padded { grid.block_size().clone() } else { grid.clipped_size(&position) };
-            let mut all = indices(&size);
-            all.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
-            let block: Vec<u8> = all
+            let mut sorted = indices(&size);
+            sorted.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+            let block: Vec<u8> = sorted
                 .iter()
                 .flat_map(|i| {
                     let at: Coords = i.iter().zip(&origin).map(|(i, o)| i + o).collect();
@@ -339,7 +340,7 @@ mod tests {
         }
 
         #[test]
-        fn stored_elements_are_turned_round_on_the_way(
+        fn stored_elements_are_byte_swapped_by_paste_big_endian(
             axes in prop::collection::vec(axis(), 0..5),
             width in prop::sample::select(vec![1usize, 2, 4, 8]),
         ) {
@@ -391,7 +392,7 @@ mod tests {
         }
 
         #[test]
-        fn parts_of_a_region_put_together_are_the_region(a in axis(), cut in 0u64..10) {
+        fn the_parts_of_a_region_add_up_to_the_region(a in axis(), cut in 0u64..10) {
             let region = Region::new(smallvec![a.2], smallvec![a.3], smallvec![a.4]).unwrap();
             let head = region.narrow(0, 0, cut);
             let tail = region.narrow(0, cut, u64::MAX);

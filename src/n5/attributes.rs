@@ -25,7 +25,7 @@ pub struct DatasetAttributes {
     grid: BlockGrid,
     data_type: DataType,
     compression: Compression,
-    legacy_compression: bool,
+    has_legacy_compression: bool,
 }
 
 /// Error in a document that is meant to describe a dataset.
@@ -75,7 +75,7 @@ impl DatasetAttributes {
             Some(Value::String(name)) => DataType::from_name(name),
             Some(other) => return Err(AttributesError::Type("dataType", json_type_name(other), "a string")),
         };
-        let (compression, legacy_compression) = compression(document)?;
+        let (compression, has_legacy_compression) = compression(document)?;
         if dimensions.len() != block_size.len() {
             return Err(AttributesError::RankMismatch(dimensions.len(), block_size.len()));
         }
@@ -84,7 +84,7 @@ impl DatasetAttributes {
         }
         let ranks = (dimensions.len(), block_size.len());
         let grid = BlockGrid::new(dimensions, block_size).ok_or(AttributesError::RankMismatch(ranks.0, ranks.1))?;
-        Ok(Self { grid, data_type, compression, legacy_compression })
+        Ok(Self { grid, data_type, compression, has_legacy_compression })
     }
 
     /// Size in elements, N5 axis order.
@@ -119,7 +119,7 @@ impl DatasetAttributes {
 
     /// Returns true if the compression comes from the `compressionType` of releases before 2.0.0.
     pub fn has_legacy_compression(&self) -> bool {
-        self.legacy_compression
+        self.has_legacy_compression
     }
 }
 
@@ -173,7 +173,7 @@ fn compression(document: &AttributesDocument) -> Result<(Compression, bool), Att
     }
 }
 
-fn parse_extents(document: &AttributesDocument, key: &'static str, least: u64) -> Result<Coords, AttributesError> {
+fn parse_extents(document: &AttributesDocument, key: &'static str, min: u64) -> Result<Coords, AttributesError> {
     let list = match document.get(key) {
         None => return Err(AttributesError::Missing(key)),
         Some(Value::Array(list)) => list,
@@ -181,9 +181,9 @@ fn parse_extents(document: &AttributesDocument, key: &'static str, least: u64) -
     };
     let mut numbers = SmallVec::with_capacity(list.len().min(MAX_RANK));
     for (axis, value) in list.iter().enumerate() {
-        let Some(number) = whole_number(value).filter(|n| (least..=MAX_EXTENT).contains(n)) else {
+        let Some(number) = whole_number(value).filter(|n| (min..=MAX_EXTENT).contains(n)) else {
             let shown = value.to_string().chars().take(40).collect();
-            return Err(AttributesError::Number(key, axis, shown, least));
+            return Err(AttributesError::Number(key, axis, shown, min));
         };
         numbers.push(number);
     }
@@ -224,7 +224,7 @@ mod tests {
         DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap())
     }
 
-    fn with(member: &str) -> Result<DatasetAttributes, AttributesError> {
+    fn parse_with(member: &str) -> Result<DatasetAttributes, AttributesError> {
         // The last of duplicate members counts, so `member` replaces the valid member of the same name.
         parse(&format!(
             r#"{{"dimensions":[7,5],"blockSize":[5,4],"dataType":"uint16","compression":{{"type":"raw"}},{member}}}"#
@@ -232,11 +232,11 @@ mod tests {
     }
 
     #[test]
-    fn numbers_are_accepted_however_programs_write_them() {
-        let parsed = with(r#""dimensions":["7",1e3]"#).unwrap();
+    fn numbers_are_accepted_in_all_common_notations() {
+        let parsed = parse_with(r#""dimensions":["7",1e3]"#).unwrap();
         assert_eq!(parsed.dimensions().as_slice(), [7, 1000]);
-        assert_eq!(with(r#""blockSize":[7.0,4]"#).unwrap().block_size().as_slice(), [7, 4]);
-        assert_eq!(with(r#""dimensions":[9223372036854775807,0]"#).unwrap().dimensions()[0], MAX_EXTENT);
+        assert_eq!(parse_with(r#""blockSize":[7.0,4]"#).unwrap().block_size().as_slice(), [7, 4]);
+        assert_eq!(parse_with(r#""dimensions":[9223372036854775807,0]"#).unwrap().dimensions()[0], MAX_EXTENT);
     }
 
     #[test]
@@ -253,37 +253,37 @@ mod tests {
             r#""blockSize":[0,4]"#,
             r#""blockSize":["7x",4]"#,
         ] {
-            assert!(matches!(with(bad), Err(AttributesError::Number(..))), "{bad}");
+            assert!(matches!(parse_with(bad), Err(AttributesError::Number(..))), "{bad}");
         }
     }
 
     #[test]
-    fn wrong_shapes_say_what_is_wrong() {
-        assert_eq!(with(r#""blockSize":[5,4,3]"#).unwrap_err(), AttributesError::RankMismatch(2, 3));
-        assert_eq!(with(r#""dataType":null"#).unwrap_err(), AttributesError::Missing("dataType"));
+    fn wrong_shapes_are_reported_precisely() {
+        assert_eq!(parse_with(r#""blockSize":[5,4,3]"#).unwrap_err(), AttributesError::RankMismatch(2, 3));
+        assert_eq!(parse_with(r#""dataType":null"#).unwrap_err(), AttributesError::Missing("dataType"));
         assert_eq!(
-            with(r#""compression":"raw""#).unwrap_err().to_string(),
+            parse_with(r#""compression":"raw""#).unwrap_err().to_string(),
             "the attribute compression is a string, expected an object with a type"
         );
         let many = vec!["1"; 33].join(",");
         let text = format!(r#""dimensions":[{many}],"blockSize":[{many}]"#);
-        assert_eq!(with(&text).unwrap_err(), AttributesError::Rank(33));
+        assert_eq!(parse_with(&text).unwrap_err(), AttributesError::Rank(33));
     }
 
     #[test]
-    fn compression_in_all_its_forms() {
-        assert_eq!(with(r#""compression":{}"#).unwrap().compression().name(), "raw");
-        assert_eq!(with(r#""compression":null,"compressionType":"xz""#).unwrap().compression().name(), "xz");
-        let both = with(r#""compressionType":"xz""#).unwrap();
-        assert_eq!((both.compression().name(), both.has_legacy_compression()), ("raw", false));
-        let unknown = with(r#""compression":{"type":"RAW","x":1}"#).unwrap();
+    fn compression_is_parsed_in_all_its_forms() {
+        assert_eq!(parse_with(r#""compression":{}"#).unwrap().compression().name(), "raw");
+        assert_eq!(parse_with(r#""compression":null,"compressionType":"xz""#).unwrap().compression().name(), "xz");
+        let with_both = parse_with(r#""compressionType":"xz""#).unwrap();
+        assert_eq!((with_both.compression().name(), with_both.has_legacy_compression()), ("raw", false));
+        let unknown = parse_with(r#""compression":{"type":"RAW","x":1}"#).unwrap();
         assert!(unknown.compression().codec().is_none());
         assert_eq!(unknown.compression().parameters().len(), 1);
-        assert_eq!(with(r#""compression":null"#).unwrap_err(), AttributesError::Missing("compression"));
+        assert_eq!(parse_with(r#""compression":null"#).unwrap_err(), AttributesError::Missing("compression"));
     }
 
     #[test]
-    fn attributes_that_are_not_read_are_not_taken_for_missing() {
+    fn unreadable_attributes_are_not_reported_as_missing() {
         let many = vec!["1"; 1000].join(",");
         for (member, name) in [
             (format!(r#""dimensions":[{many}]"#), "dimensions"),
@@ -291,14 +291,14 @@ mod tests {
             (format!(r#""compression":{{"type":"raw","x":[{many}]}}"#), "compression"),
             (format!(r#""dataType":"{}""#, "x".repeat(10_000)), "dataType"),
         ] {
-            let Err(AttributesError::Unreadable(unread, _)) = with(&member) else { panic!("{name}") };
+            let Err(AttributesError::Unreadable(unread, _)) = parse_with(&member) else { panic!("{name}") };
             assert_eq!(unread, name);
         }
     }
 
     #[test]
     fn rank_0_is_a_dataset_of_one_element() {
-        let parsed = with(r#""dimensions":[],"blockSize":[]"#).unwrap();
+        let parsed = parse_with(r#""dimensions":[],"blockSize":[]"#).unwrap();
         assert_eq!(parsed.rank(), 0);
         assert!(parsed.grid().contains(&[]));
     }

@@ -118,29 +118,29 @@ impl BlockHeader {
     /// # Errors
     /// [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
     pub fn parse(stored: &[u8]) -> Result<Self, BlockError> {
-        let short = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
+        let short_header = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
         let mut rest = stored;
-        let mode = match rest.try_get_u16().or(Err(short(4)))? {
+        let mode = match rest.try_get_u16().or(Err(short_header(4)))? {
             0 => BlockMode::Default,
             1 => BlockMode::VarLength,
             2 => BlockMode::Object,
             other => return Err(BlockError::UnknownMode(other)),
         };
         if mode == BlockMode::Object {
-            let bytes = rest.try_get_u32().or(Err(short(6)))?;
+            let bytes = rest.try_get_u32().or(Err(short_header(6)))?;
             return Ok(Self { mode, size: Coords::new(), elements: Some(bytes.into()), len: 6 });
         }
-        let rank = usize::from(rest.try_get_u16().or(Err(short(4)))?);
+        let rank = usize::from(rest.try_get_u16().or(Err(short_header(4)))?);
         let len = 4 + 4 * rank + if mode == BlockMode::VarLength { 4 } else { 0 };
         if stored.len() < len {
-            return Err(short(len));
+            return Err(short_header(len));
         }
         let mut size = Coords::with_capacity(rank);
         for _ in 0..rank {
-            size.push(rest.try_get_u32().or(Err(short(len)))?.into());
+            size.push(rest.try_get_u32().or(Err(short_header(len)))?.into());
         }
         let elements = match mode {
-            BlockMode::VarLength => Some(rest.try_get_u32().or(Err(short(len)))?.into()),
+            BlockMode::VarLength => Some(rest.try_get_u32().or(Err(short_header(len)))?.into()),
             BlockMode::Default | BlockMode::Object => product(&size),
         };
         Ok(Self { mode, size, elements, len })
@@ -159,19 +159,19 @@ impl BlockHeader {
     fn parse_with_legacy(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
         let rank = attributes.rank();
         let header = Self::parse(stored);
-        let fits = header.as_ref().is_ok_and(|h| {
+        let is_plausible = header.as_ref().is_ok_and(|h| {
             h.mode == BlockMode::Object || (h.size.len() == rank && (rank == 0 || h.size.first() != Some(&0)))
         });
-        if fits || rank == 0 {
+        if is_plausible || rank == 0 {
             return header;
         }
         let grid = attributes.grid();
-        let expected = |size: &Coords| size == grid.block_size() || *size == grid.clipped_size(position);
+        let is_expected_size = |size: &Coords| size == grid.block_size() || *size == grid.clipped_size(position);
         let (word, rest) = stored.split_at_checked(4).unwrap_or_default();
         if word == u32::try_from(rank).unwrap_or(u32::MAX).to_be_bytes() && rest.len() >= 8 * rank {
             let mut rest = rest;
             let size: Coords = (0..rank).map(|_| rest.get_u64()).collect();
-            if expected(&size) {
+            if is_expected_size(&size) {
                 let elements = product(&size);
                 return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 + 8 * rank });
             }
@@ -179,7 +179,7 @@ impl BlockHeader {
         if stored.len() >= 4 * rank && header.as_ref().map_or(true, |h| h.size.len() != rank) {
             let mut rest = stored;
             let size: Coords = (0..rank).map(|_| u64::from(rest.get_u32())).collect();
-            if expected(&size) {
+            if is_expected_size(&size) {
                 let elements = product(&size);
                 return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 * rank });
             }
@@ -221,9 +221,9 @@ impl Block {
         let (Some(codec), Some(width)) = (attributes.compression().codec(), attributes.data_type().size_bytes()) else {
             return 0;
         };
-        let full = product(attributes.block_size()).unwrap_or(u64::MAX).saturating_mul(width as u64);
-        let held = codec.max_decoded_bytes(usize::try_from(stored_bytes).unwrap_or(usize::MAX));
-        let decoded = full.min(held);
+        let block_bytes = product(attributes.block_size()).unwrap_or(u64::MAX).saturating_mul(width as u64);
+        let max_decoded_bytes = codec.max_decoded_bytes(usize::try_from(stored_bytes).unwrap_or(usize::MAX));
+        let decoded = block_bytes.min(max_decoded_bytes);
         let scratch = codec.scratch_bytes(&[], usize::try_from(decoded).unwrap_or(usize::MAX)) as u64;
         decoded.saturating_add(scratch)
     }
@@ -248,18 +248,18 @@ impl Block {
 
     /// Like [`Self::decode`], but with reusable buffers and cancellation.
     ///
-    /// The block takes the output buffer of `room` if its capacity is exactly the size of the elements. Decoding stops
-    /// when `watch` reports cancellation.
+    /// The block takes the output buffer of `buffers` if its capacity is exactly the size of the elements. Decoding
+    /// stops when `cancel_check` reports cancellation.
     ///
     /// # Errors
-    /// See [`Self::decode`]; [`CodecError::Cancelled`] if `watch` reports cancellation.
+    /// See [`Self::decode`]; [`CodecError::Cancelled`] if `cancel_check` reports cancellation.
     pub fn decode_with(
         stored: Bytes,
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
-        room: &mut DecodeBuffers,
-        watch: CancelCheck<'_>,
+        buffers: &mut DecodeBuffers,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<Self, BlockError> {
         let needed_bytes = Self::decode_memory_bytes(&stored, attributes, position)?;
         if needed_bytes > limit_bytes {
@@ -271,12 +271,12 @@ impl Block {
         // A block without elements may have an empty payload, which is not a valid stream.
         let data = if plan.decoded_bytes == 0 && payload.is_empty() {
             Bytes::new()
-        } else if !plan.codec.is_uncompressed() && room.decoded.capacity() == plan.decoded_bytes {
-            let mut output = std::mem::take(&mut room.decoded);
-            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut room.scratch, watch)?;
+        } else if !plan.codec.is_uncompressed() && buffers.decoded.capacity() == plan.decoded_bytes {
+            let mut output = std::mem::take(&mut buffers.decoded);
+            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut buffers.scratch, cancel_check)?;
             output.into()
         } else {
-            plan.codec.decode(payload, plan.decoded_bytes, &mut room.scratch, watch)?
+            plan.codec.decode(payload, plan.decoded_bytes, &mut buffers.scratch, cancel_check)?
         };
         if data.len() != plan.decoded_bytes {
             let found = format!("{} bytes", data.len());
@@ -305,7 +305,8 @@ pub struct DecodeBuffers {
 }
 
 impl<'a> DecompressedBlock<'a> {
-    /// Decompresses a block that is pasted immediately and not kept, so that `room` can be reused for the next block.
+    /// Decompresses a block that is pasted immediately and not kept, so that `buffers` can be reused for the next
+    /// block.
     ///
     /// # Errors
     /// See [`Block::decode_with`].
@@ -314,8 +315,8 @@ impl<'a> DecompressedBlock<'a> {
         attributes: &DatasetAttributes,
         position: &GridPosition,
         limit_bytes: u64,
-        room: &'a mut DecodeBuffers,
-        watch: CancelCheck<'_>,
+        buffers: &'a mut DecodeBuffers,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<Self, BlockError> {
         let needed_bytes = Block::decode_memory_bytes(stored, attributes, position)?;
         if needed_bytes > limit_bytes {
@@ -328,8 +329,14 @@ impl<'a> DecompressedBlock<'a> {
         } else if plan.decoded_bytes == 0 && payload.is_empty() {
             payload
         } else {
-            plan.codec.decode_into(payload, plan.decoded_bytes, &mut room.decoded, &mut room.scratch, watch)?;
-            room.decoded.as_slice()
+            plan.codec.decode_into(
+                payload,
+                plan.decoded_bytes,
+                &mut buffers.decoded,
+                &mut buffers.scratch,
+                cancel_check,
+            )?;
+            buffers.decoded.as_slice()
         };
         if data.len() != plan.decoded_bytes {
             let found = format!("{} bytes", data.len());
@@ -352,9 +359,9 @@ impl<'a> DecodePlan<'a> {
         Self::from_prefix(stored, stored.len(), attributes, position)
     }
 
-    /// Creates the plan of a block of `stored_bytes` that begins with `head`.
+    /// Creates the plan of a block of `stored_bytes` that begins with `prefix`.
     pub(super) fn from_prefix(
-        head: &[u8],
+        prefix: &[u8],
         stored_bytes: usize,
         attributes: &'a DatasetAttributes,
         position: &[u64],
@@ -368,7 +375,7 @@ impl<'a> DecodePlan<'a> {
         let codec = compression
             .codec()
             .ok_or_else(|| unsupported(format!("compression {:?} is not decoded", compression.name())))?;
-        let header = BlockHeader::parse_with_legacy(head, attributes, position)?;
+        let header = BlockHeader::parse_with_legacy(prefix, attributes, position)?;
         if header.mode == BlockMode::Object {
             return Err(unsupported("a block of mode 2 (object) has no elements".to_owned()));
         }
@@ -381,15 +388,15 @@ impl<'a> DecodePlan<'a> {
                 block_size: attributes.block_size().to_vec(),
             });
         }
-        let product = product(&header.size);
-        if header.elements != product {
+        let expected_elements = product(&header.size);
+        if header.elements != expected_elements {
             return Err(unsupported(format!(
                 "a block of mode 1 holds {} elements for a size of {:?}",
                 header.elements.unwrap_or(u64::MAX),
                 header.size
             )));
         }
-        let claimed_bytes = product.unwrap_or(u64::MAX).saturating_mul(width as u64);
+        let claimed_bytes = expected_elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
         let payload_bytes = stored_bytes.saturating_sub(header.len);
         if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
             let compression = compression.name().to_owned();
@@ -494,7 +501,7 @@ mod tests {
     }
 
     #[test]
-    fn elements_of_every_width_are_turned_round() {
+    fn elements_of_every_width_are_byte_swapped() {
         for (data_type, width) in [("int8", 1), ("int16", 2), ("float32", 4), ("uint64", 8)] {
             let big: Vec<u8> = (0..2 * width).collect();
             let mut little = big.clone();
@@ -528,7 +535,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_numeric_array_is_unsupported_not_damaged() {
+    fn non_numeric_blocks_are_unsupported_not_damaged() {
         let text = "0001 0001 00000003 00000007 61 00 00 c3a963 00";
         let object = "0002 00000009 aced0005 74 0002 6869";
         for (stored, data_type, compression) in [
@@ -544,7 +551,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_that_do_not_fit_are_named() {
+    fn mismatching_headers_are_reported_precisely() {
         let attributes = attributes(&[7, 5], &[5, 4], "uint16", "raw");
         let error = |stored: &str| decode(stored, &attributes, &[0, 0]).unwrap_err();
         assert_eq!(error(""), BlockError::ShortHeader { bytes: 0, needed: 4 });
@@ -558,7 +565,7 @@ mod tests {
     }
 
     #[test]
-    fn headers_from_before_the_format_are_read() {
+    fn legacy_headers_are_read() {
         let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
         let payload = "01020304 05060708 090a0b0c 0d0e0f10 11121314";
         // A u32 number of axes and u32 sizes: the same bytes as in the current form.
@@ -608,8 +615,8 @@ mod tests {
             let result = decode_bytes(stored, &attributes, &[0]);
             assert!(matches!(result, Err(BlockError::Implausible { .. })), "{compression}: {result:?}");
         }
-        let most = u64::from(u32::MAX);
-        let attributes = attributes(&[most; 4], &[most; 4], "float64", "bzip2");
+        let max_extent = u64::from(u32::MAX);
+        let attributes = attributes(&[max_extent; 4], &[max_extent; 4], "float64", "bzip2");
         let stored = [hex("00000004"), vec![0xff; 16], vec![0x42; 100]].concat();
         assert!(matches!(decode_bytes(stored, &attributes, &[0; 4]), Err(BlockError::Implausible { .. })));
     }
@@ -620,9 +627,9 @@ mod tests {
         let stored = Bytes::from([hex("00000001 000003e8"), vec![0; 50]].concat());
         let needed = Block::decode_memory_bytes(&stored, &attributes, &[0]).unwrap();
         assert!(needed > 1000 + (3 << 20), "{needed}");
-        let at = |limit| Block::decode(stored.clone(), &attributes, &smallvec![0], limit).unwrap_err();
-        assert_eq!(at(needed - 1), BlockError::OverLimit { needed_bytes: needed, limit_bytes: needed - 1 });
-        assert!(matches!(at(needed), BlockError::Payload(_)));
+        let decode_error = |limit| Block::decode(stored.clone(), &attributes, &smallvec![0], limit).unwrap_err();
+        assert_eq!(decode_error(needed - 1), BlockError::OverLimit { needed_bytes: needed, limit_bytes: needed - 1 });
+        assert!(matches!(decode_error(needed), BlockError::Payload(_)));
     }
 
     proptest! {

@@ -112,13 +112,13 @@ fn convert_elements<const N: usize, const M: usize, A: Element<N> + CheckedCast<
     out.try_reserve_exact(bytes).map_err(|_refused| UntypedConvertError::Memory(bytes))?;
     let mut run = [[0; M]; CHUNK_ELEMENTS];
     for (n, from) in elements.chunks(CHUNK_ELEMENTS).enumerate() {
-        let mut sound = true;
+        let mut are_all_exact = true;
         for (element, converted) in from.iter().zip(&mut run) {
-            let (value, exact) = A::read(*element).checked_cast();
+            let (value, is_exact) = A::read(*element).checked_cast();
             *converted = value.bytes();
-            sound &= exact;
+            are_all_exact &= is_exact;
         }
-        if !sound {
+        if !are_all_exact {
             let values = from.iter().map(|element| A::read(*element));
             let first = values.enumerate().find(|(_, value)| !value.checked_cast().1);
             let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.text()));
@@ -163,8 +163,8 @@ trait ConvertibleElement<const N: usize>:
 /// Converts an integer to an integer type. The flag is false if the value is out of range.
 fn integer<A, B: TryFrom<A> + Default>(value: A) -> (B, bool) {
     let converted = B::try_from(value);
-    let exact = converted.is_ok();
-    (converted.unwrap_or_default(), exact)
+    let is_exact = converted.is_ok();
+    (converted.unwrap_or_default(), is_exact)
 }
 
 mod casts {
@@ -312,7 +312,7 @@ mod tests {
             .chain([-0.0, f64::NAN, f64::INFINITY, f64::NEG_INFINITY, f64::MAX, 1e-300, 18_446_744_073_709_551_616.0])
             .flat_map(|value| [value.to_bits(), (value as f32).to_bits().into()])
             .collect();
-        let one = prop_oneof![
+        let bits = prop_oneof![
             prop::sample::select(edges),
             prop::sample::select(floats),
             any::<u64>(),
@@ -320,13 +320,13 @@ mod tests {
             any::<i8>().prop_map(|small| f64::from(small).to_bits()),
             any::<i8>().prop_map(|small| f32::from(small).to_bits().into()),
         ];
-        prop::collection::vec(one, 0..12)
+        prop::collection::vec(bits, 0..12)
     }
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(4000))]
         #[test]
-        fn every_value_of_every_pair_is_what_the_reference_says(
+        fn every_conversion_matches_the_reference(
             values in values(),
             from in prop::sample::select(DataType::names().collect::<Vec<_>>()),
             to in prop::sample::select(DataType::names().collect::<Vec<_>>()),
@@ -360,7 +360,7 @@ mod tests {
         }
     }
 
-    fn of<const N: usize, A: Element<N>>(values: &[A]) -> Bytes {
+    fn to_bytes<const N: usize, A: Element<N>>(values: &[A]) -> Bytes {
         values.iter().flat_map(|value| value.bytes()).collect::<Vec<u8>>().into()
     }
 
@@ -373,11 +373,11 @@ mod tests {
     }
 
     #[test]
-    fn the_first_offending_value_is_named_beyond_the_first_run_too() {
+    fn the_first_offending_value_is_reported_in_later_chunks_too() {
         let mut values = vec![7u16; 3 * CHUNK_ELEMENTS];
         values[CHUNK_ELEMENTS + 5] = 256;
         values[2 * CHUNK_ELEMENTS] = 300;
-        let error = convert(of(&values), &DataType::UInt16, &DataType::UInt8).unwrap_err();
+        let error = convert(to_bytes(&values), &DataType::UInt16, &DataType::UInt8).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("element {} is 256, which uint8 cannot represent exactly", CHUNK_ELEMENTS + 5)
@@ -399,17 +399,17 @@ mod tests {
             (-0.5, DataType::UInt8, false),
             (f64::NAN, DataType::Int8, false),
         ] {
-            assert_eq!(convert(of(&[value]), &DataType::Float64, &to).is_ok(), fits, "{value} {to}");
+            assert_eq!(convert(to_bytes(&[value]), &DataType::Float64, &to).is_ok(), fits, "{value} {to}");
         }
     }
 
     #[test]
     fn floats_round_and_overflow_to_infinity() {
-        let narrow = convert(of(&[0.1, 1e300, -1e300, 1e-300]), &DataType::Float64, &DataType::Float32).unwrap();
-        assert_eq!(narrow, of(&[0.1f32, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
+        let narrow = convert(to_bytes(&[0.1, 1e300, -1e300, 1e-300]), &DataType::Float64, &DataType::Float32).unwrap();
+        assert_eq!(narrow, to_bytes(&[0.1f32, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
         let odd = (1i64 << 24) + 1;
-        let rounded = convert(of(&[odd, i64::MAX]), &DataType::Int64, &DataType::Float32).unwrap();
-        assert_eq!(rounded, of(&[16_777_216f32, 9_223_372_036_854_775_808.0]));
+        let rounded = convert(to_bytes(&[odd, i64::MAX]), &DataType::Int64, &DataType::Float32).unwrap();
+        assert_eq!(rounded, to_bytes(&[16_777_216f32, 9_223_372_036_854_775_808.0]));
     }
 
     #[test]

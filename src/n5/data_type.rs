@@ -93,7 +93,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn every_name_comes_back() {
+    fn every_name_parses_to_its_data_type() {
         for name in DataType::names() {
             let data_type = DataType::from_name(name);
             assert_eq!(data_type.name(), name);

@@ -140,31 +140,31 @@ impl<'a> ScannedDocument<'a> {
             json::validate(text).map_err(DocumentError::from)?;
             return Err(DocumentError::NotAnObject(kind));
         }
-        let mut found = [None; INTERPRETED.len()];
+        let mut values = [None; INTERPRETED.len()];
         let mut members = JsonMembers::parse(text)?;
         while let Some(member) = members.next_member()? {
             let name = member.name();
             let row = INTERPRETED.iter().position(|(interpreted, ..)| *interpreted == name);
-            if let Some(slot) = row.and_then(|row| found.get_mut(row)) {
+            if let Some(slot) = row.and_then(|row| values.get_mut(row)) {
                 *slot = Some(member.value);
             }
         }
-        let mut outline = Self { members: Vec::new(), unreadable: Vec::new(), tree_bytes: 0 };
-        for ((name, most_bytes, part), value) in INTERPRETED.iter().zip(found) {
+        let mut document = Self { members: Vec::new(), unreadable: Vec::new(), tree_bytes: 0 };
+        for ((name, max_bytes, projection), value) in INTERPRETED.iter().zip(values) {
             let Some(value) = value else { continue };
             let mut bytes = MEMBER_BYTES;
-            part.project(value, &mut |piece, is_tree| {
-                bytes += if is_tree { json::tree_bytes(piece) } else { MEMBER_BYTES + 2 * piece.len() as u64 };
+            projection.project(value, &mut |fragment, is_tree| {
+                bytes += if is_tree { json::tree_bytes(fragment) } else { MEMBER_BYTES + 2 * fragment.len() as u64 };
             });
-            if bytes > *most_bytes || outline.tree_bytes + bytes > MAX_INTERPRETED_BYTES {
+            if bytes > *max_bytes || document.tree_bytes + bytes > MAX_INTERPRETED_BYTES {
                 let reason = format!("it is too large to be interpreted ({} bytes of text)", value.len());
-                outline.unreadable.push(UnreadableMember { name, reason });
+                document.unreadable.push(UnreadableMember { name, reason });
             } else {
-                outline.tree_bytes += bytes;
-                outline.members.push((name, value, *part));
+                document.tree_bytes += bytes;
+                document.members.push((name, value, *projection));
             }
         }
-        Ok(outline)
+        Ok(document)
     }
 
     /// Returns an upper bound of the bytes that [`Self::interpret`] takes; at most [`MAX_INTERPRETED_BYTES`].
@@ -174,18 +174,18 @@ impl<'a> ScannedDocument<'a> {
 
     /// Parses the interpreted members.
     pub fn interpret(self) -> AttributesDocument {
-        let Self { members: found, unreadable: mut unread, tree_bytes } = self;
+        let Self { members: scanned, mut unreadable, tree_bytes } = self;
         let mut members = Map::new();
-        for (name, value, part) in found {
+        for (name, value, projection) in scanned {
             let mut text = String::new();
-            part.project(value, &mut |piece, _| text.push_str(piece));
+            projection.project(value, &mut |fragment, _| text.push_str(fragment));
             match serde_json::from_str(&text) {
                 Ok(value) => drop(members.insert(name.to_owned(), value)),
                 // For example, a number beyond the range of `f64`, or an unpaired surrogate.
-                Err(error) => unread.push(UnreadableMember { name, reason: error.to_string() }),
+                Err(error) => unreadable.push(UnreadableMember { name, reason: error.to_string() }),
             }
         }
-        AttributesDocument { interpreted: Arc::new(InterpretedMembers { members, unreadable: unread, tree_bytes }) }
+        AttributesDocument { interpreted: Arc::new(InterpretedMembers { members, unreadable, tree_bytes }) }
     }
 }
 
@@ -193,42 +193,42 @@ impl<'a> ScannedDocument<'a> {
 const MEMBER_BYTES: u64 = 192;
 
 impl Projection {
-    /// Passes the pieces of this projection of `value` to `piece`: whole values (`true`) and the text between them
+    /// Passes the pieces of this projection of `value` to `emit`: whole values (`true`) and the text between them
     /// (`false`). `value` must be well formed.
-    fn project(self, value: &str, piece: &mut dyn FnMut(&str, bool)) {
+    fn project(self, value: &str, emit: &mut dyn FnMut(&str, bool)) {
         match (self, value.as_bytes().first()) {
-            (Self::Shallow | Self::First(..), Some(b'{')) => piece("{}", true),
-            (Self::Shallow | Self::Members(_), Some(b'[')) => piece("[]", true),
-            (Self::First(count, part), Some(b'[')) => {
+            (Self::Shallow | Self::First(..), Some(b'{')) => emit("{}", true),
+            (Self::Shallow | Self::Members(_), Some(b'[')) => emit("[]", true),
+            (Self::First(count, projection), Some(b'[')) => {
                 // Each bracket and comma is counted, which covers the memory of the array itself.
-                let mut before = "[";
+                let mut separator = "[";
                 for element in json::first_elements(value, count) {
-                    piece(before, false);
-                    part.project(element, piece);
-                    before = ",";
+                    emit(separator, false);
+                    projection.project(element, emit);
+                    separator = ",";
                 }
-                piece(if before == "[" { "[]" } else { "]" }, false);
+                emit(if separator == "[" { "[]" } else { "]" }, false);
             }
             (Self::Members(parts), Some(b'{')) => {
                 // Each brace, name, colon and comma is counted, which covers the memory of the object itself.
-                let (mut before, mut last) = ("{", vec![None; parts.len()]);
+                let (mut separator, mut last) = ("{", vec![None; parts.len()]);
                 super::json_object::for_each_member(JsonMembers::parse(value).ok(), |member| {
                     let row = parts.iter().position(|(name, _)| *name == member.name());
                     if let Some(slot) = row.and_then(|row| last.get_mut(row)) {
                         *slot = Some(member);
                     }
                 });
-                for (member, (_, part)) in last.into_iter().zip(parts) {
+                for (member, (_, projection)) in last.into_iter().zip(parts) {
                     let Some(member) = member else { continue };
-                    piece(before, false);
-                    piece(member.key, false);
-                    piece(":", false);
-                    part.project(member.value, piece);
-                    before = ",";
+                    emit(separator, false);
+                    emit(member.key, false);
+                    emit(":", false);
+                    projection.project(member.value, emit);
+                    separator = ",";
                 }
-                piece(if before == "{" { "{}" } else { "}" }, false);
+                emit(if separator == "{" { "{}" } else { "}" }, false);
             }
-            _ => piece(value, true),
+            _ => emit(value, true),
         }
     }
 }
@@ -255,8 +255,9 @@ impl AttributesDocument {
     /// Returns true if the document is meant to describe a dataset: `dimensions`, `blockSize` and `dataType` are all
     /// present, even if they cannot be read. (A BDV setup group has only a `dataType`.)
     pub fn describes_dataset(&self) -> bool {
-        let is_there = |key: &str| self.get(key).is_some() || self.unreadable().iter().any(|unread| unread.name == key);
-        ["dimensions", "blockSize", "dataType"].into_iter().all(is_there)
+        let is_present =
+            |key: &str| self.get(key).is_some() || self.unreadable().iter().any(|unread| unread.name == key);
+        ["dimensions", "blockSize", "dataType"].into_iter().all(is_present)
     }
 
     /// Returns an upper bound of the bytes that this document takes.
@@ -328,7 +329,7 @@ mod tests {
     }
 
     #[test]
-    fn of_long_members_only_the_part_with_a_meaning_is_kept() {
+    fn only_the_meaningful_part_of_long_members_is_kept() {
         let long = format!("[{}1]", "{\"\":0},".repeat(100_000));
         let images = format!(r#"[{{"datasets":[{{"path":"s0"}}],"metadata":{long},"version":"0.4"}},{long}]"#);
         let document = parse(&format!(
@@ -346,7 +347,7 @@ mod tests {
     }
 
     #[test]
-    fn members_that_cannot_be_read_count_as_absent_and_say_why() {
+    fn unreadable_members_count_as_absent_with_a_reason() {
         let long = format!("[{}1]", "{\"\":0},".repeat(10_000));
         let document =
             parse(&format!(r#"{{"transform":{long},"resolution":[1e999],"units":["\ud800"],"axes":["x"]}}"#));
@@ -363,7 +364,7 @@ mod tests {
     }
 
     #[test]
-    fn a_dataset_of_which_a_member_cannot_be_read_is_still_meant_to_be_one() {
+    fn a_dataset_with_an_unreadable_member_is_still_a_dataset() {
         let document =
             parse(&format!(r#"{{"dimensions":[{}4],"blockSize":[4],"dataType":"uint8"}}"#, "4,".repeat(1000)));
         assert!(document.describes_dataset());

@@ -81,7 +81,7 @@ mod tests {
     }
 
     #[test]
-    fn the_example_of_the_specification() {
+    fn the_example_of_the_specification_is_encoded_exactly() {
         // Specification 4.0.0 §9: uint16 1 to 6 in a block of size 1 x 2 x 3.
         let data: Vec<u8> = (1..=6u16).flat_map(u16::to_le_bytes).collect();
         let stored = encode_block(&[1, 2, 3], 2, data.into(), BlockEncoding::Raw).unwrap();

@@ -143,10 +143,10 @@ pub struct BlockGrid {
 impl BlockGrid {
     /// Creates a grid. Returns `None` if the lists differ in length, a block size is 0 or a dimension exceeds 2^63 - 1.
     pub fn new(dimensions: Coords, block_size: Coords) -> Option<Self> {
-        let sound = dimensions.len() == block_size.len()
+        let is_valid = dimensions.len() == block_size.len()
             && block_size.iter().all(|&b| b > 0)
             && dimensions.iter().all(|&d| i64::try_from(d).is_ok());
-        sound.then_some(Self { dimensions, block_size })
+        is_valid.then_some(Self { dimensions, block_size })
     }
 
     /// Size of the dataset in elements.
@@ -202,9 +202,9 @@ impl BlockGrid {
                 .iter()
                 .map(|count| {
                     let count = u128::from(*count).max(1);
-                    let along = linear.checked_rem(count).unwrap_or(0);
+                    let coordinate = linear.checked_rem(count).unwrap_or(0);
                     linear = linear.checked_div(count).unwrap_or(0);
-                    u64::try_from(along).unwrap_or(0)
+                    u64::try_from(coordinate).unwrap_or(0)
                 })
                 .collect()
         })
@@ -231,8 +231,8 @@ impl BlockGrid {
                 }
             })
             .collect();
-        let done = axes.iter().any(|a| a.count == 0);
-        CoveringBlocks { cursor: axes.iter().map(|_| 0).collect(), axes, done }
+        let is_done = axes.iter().any(|a| a.count == 0);
+        CoveringBlocks { cursor: axes.iter().map(|_| 0).collect(), axes, is_done }
     }
 }
 
@@ -285,7 +285,7 @@ impl AxisCover {
 pub struct CoveringBlocks {
     axes: SmallVec<[AxisCover; 6]>,
     cursor: Coords,
-    done: bool,
+    is_done: bool,
 }
 
 impl CoveringBlocks {
@@ -309,15 +309,15 @@ impl Iterator for CoveringBlocks {
     type Item = GridPosition;
 
     fn next(&mut self) -> Option<GridPosition> {
-        if self.done {
+        if self.is_done {
             return None;
         }
         let position = self.axes.iter().zip(&self.cursor).map(|(axis, n)| axis.nth(*n)).collect();
-        self.done = true;
+        self.is_done = true;
         for (axis, n) in self.axes.iter().zip(self.cursor.iter_mut()) {
             *n = n.saturating_add(1);
             if *n < axis.count {
-                self.done = false;
+                self.is_done = false;
                 break;
             }
             *n = 0;
@@ -327,8 +327,8 @@ impl Iterator for CoveringBlocks {
 }
 
 fn coprime(mut a: u128, mut b: u128) -> bool {
-    while let Some(rest) = a.checked_rem(b) {
-        (a, b) = (b, rest);
+    while let Some(remainder) = a.checked_rem(b) {
+        (a, b) = (b, remainder);
     }
     a == 1
 }
@@ -351,16 +351,16 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_is_touched_along_an_axis_is_what_the_positions_say() {
+    fn touched_indices_along_an_axis_match_the_positions() {
         let grid = BlockGrid::new(smallvec![100, 90], smallvec![7, 4]).unwrap();
         for step in [1, 3, 9, 40] {
             let region = Region::new(smallvec![-5, 10], smallvec![60, 5], smallvec![step, 1]).unwrap();
             let covering = grid.covering(&region);
-            let all: BTreeSet<GridPosition> = covering.clone().collect();
+            let positions: BTreeSet<GridPosition> = covering.clone().collect();
             for axis in 0..2 {
-                let touched: BTreeSet<u64> = all.iter().map(|position| position[axis]).collect();
-                let said: BTreeSet<u64> = (0..40).filter(|index| covering.touches(axis, *index)).collect();
-                assert_eq!((said.len() as u64, said), (covering.count_along(axis), touched), "{step}");
+                let touched: BTreeSet<u64> = positions.iter().map(|position| position[axis]).collect();
+                let reported: BTreeSet<u64> = (0..40).filter(|index| covering.touches(axis, *index)).collect();
+                assert_eq!((reported.len() as u64, reported), (covering.count_along(axis), touched), "{step}");
             }
         }
     }
@@ -369,12 +369,12 @@ mod tests {
     fn a_spread_order_visits_every_block_once_and_every_part_early() {
         for shape in [vec![1u64], vec![16, 16, 16], vec![7, 5], vec![2, 2], vec![1000], vec![3, 1, 9, 2], vec![]] {
             let grid = BlockGrid::new(shape.iter().copied().collect(), shape.iter().map(|_| 1).collect()).unwrap();
-            let all: Vec<GridPosition> = grid.spread_positions().collect();
-            assert!(all.iter().all(|position| grid.contains(position)));
+            let positions: Vec<GridPosition> = grid.spread_positions().collect();
+            assert!(positions.iter().all(|position| grid.contains(position)));
             let total: u64 = shape.iter().product();
-            assert_eq!(all.iter().collect::<BTreeSet<_>>().len() as u64, total, "{shape:?}");
+            assert_eq!(positions.iter().collect::<BTreeSet<_>>().len() as u64, total, "{shape:?}");
             for (axis, count) in shape.iter().enumerate() {
-                let early: BTreeSet<u64> = all.iter().take(64).map(|position| position[axis]).collect();
+                let early: BTreeSet<u64> = positions.iter().take(64).map(|position| position[axis]).collect();
                 assert!(early.len() as u64 >= (*count).min(10), "{shape:?} {axis} {early:?}");
             }
         }

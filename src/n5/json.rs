@@ -53,11 +53,11 @@ pub struct JsonMember<'a> {
 impl<'a> JsonMember<'a> {
     /// Returns the name with escapes decoded. A name that is very long or not valid Unicode is returned as written.
     pub fn name(&self) -> Cow<'a, str> {
-        let written = self.key.get(1..self.key.len().saturating_sub(1)).unwrap_or_default();
-        if written.len() > LONG_NAME_BYTES || !written.contains('\\') {
-            return Cow::Borrowed(written);
+        let raw_name = self.key.get(1..self.key.len().saturating_sub(1)).unwrap_or_default();
+        if raw_name.len() > LONG_NAME_BYTES || !raw_name.contains('\\') {
+            return Cow::Borrowed(raw_name);
         }
-        serde_json::from_str(self.key).map_or(Cow::Borrowed(written), Cow::Owned)
+        serde_json::from_str(self.key).map_or(Cow::Borrowed(raw_name), Cow::Owned)
     }
 }
 
@@ -214,7 +214,7 @@ mod tests {
     }
 
     #[test]
-    fn members_come_as_they_are_written() {
+    fn members_are_returned_as_written() {
         let text = r#" { "a" : [1, {"b": 2}] , "\u0061": "x\"}" ,"é":1e999,"\ud800":-0.0e+7,"":{} } "#;
         let expected =
             [("a", r#"[1, {"b": 2}]"#), ("a", r#""x\"}""#), ("é", "1e999"), (r"\ud800", "-0.0e+7"), ("", "{}")];
@@ -223,8 +223,8 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_json_is_told_with_its_place() {
-        for (text, place) in [
+    fn syntax_errors_have_a_line_and_a_column() {
+        for (text, position) in [
             ("{\"a\":1,\n \"b\": tru}", (2, 7)),
             ("{\"a\":01}", (1, 7)),
             ("{\"a\":1,}", (1, 8)),
@@ -243,7 +243,7 @@ mod tests {
             ("", (1, 1)),
         ] {
             let Err(JsonError::Syntax { line, column, .. }) = names(text) else { panic!("{text:?}") };
-            assert_eq!((line, column), place, "{text:?}");
+            assert_eq!((line, column), position, "{text:?}");
         }
     }
 
@@ -259,7 +259,7 @@ mod tests {
     }
 
     #[test]
-    fn first_elements_need_no_others() {
+    fn first_elements_ignores_later_elements() {
         let first = |text, count| first_elements(text, count).collect::<Vec<_>>();
         assert_eq!(first(" [ {\"a\":[1]} , 2 ,3]", 2), ["{\"a\":[1]}", "2"]);
         assert_eq!(first("[1]", 2), ["1"]);
@@ -293,7 +293,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn what_is_compacted_means_the_same(text in json()) {
+        fn compacting_keeps_the_value(text in json()) {
             validate(&text).unwrap();
             let mut compacted = String::new();
             compact(&text, &mut compacted);
@@ -304,7 +304,7 @@ mod tests {
         }
 
         #[test]
-        fn the_same_texts_are_json_as_for_serde_json(text in r#"[\[\]{},: "\\a0-9.eE+\-\n]{0,12}|\{"a":[0-9.eE+-]{1,6}\}"#) {
+        fn validate_agrees_with_serde_json(text in r#"[\[\]{},: "\\a0-9.eE+\-\n]{0,12}|\{"a":[0-9.eE+-]{1,6}\}"#) {
             let theirs = serde_json::from_str::<serde::de::IgnoredAny>(&text);
             prop_assert_eq!(validate(&text).is_ok(), theirs.is_ok(), "{}", text);
         }

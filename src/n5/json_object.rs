@@ -14,14 +14,14 @@ pub struct JsonObjectBuilder {
 }
 
 impl JsonObjectBuilder {
-    /// Copies the members of an `attributes.json` whose names are `wanted`, without the white space between tokens.
+    /// Copies the members of an `attributes.json` whose names are `predicate`, without the white space between tokens.
     /// Stops at the first syntax error, so bytes that are not JSON from the start give an empty object.
-    pub fn from_matching(bytes: &[u8], mut wanted: impl FnMut(&str) -> bool) -> Self {
+    pub fn from_matching(bytes: &[u8], mut predicate: impl FnMut(&str) -> bool) -> Self {
         let mut object = Self::default();
         // An upper bound: the copied text is shorter.
         object.members.reserve_exact(bytes.len());
         for_each_member(JsonMembers::parse(attributes_text(bytes)).ok(), |member| {
-            if wanted(&member.name()) {
+            if predicate(&member.name()) {
                 object.push_member(member);
             }
         });
@@ -121,11 +121,11 @@ impl JsonObjectBuilder {
     }
 }
 
-/// Calls `look` with each of `members`, up to the first syntax error.
-pub fn for_each_member<'a>(members: Option<JsonMembers<'a>>, mut look: impl FnMut(JsonMember<'a>)) {
+/// Calls `visit` with each of `members`, up to the first syntax error.
+pub fn for_each_member<'a>(members: Option<JsonMembers<'a>>, mut visit: impl FnMut(JsonMember<'a>)) {
     let Some(mut members) = members else { return };
     while let Ok(Some(member)) = members.next_member() {
-        look(member);
+        visit(member);
     }
 }
 

@@ -24,21 +24,21 @@ impl RawLayout {
         (rank as u64).saturating_mul(8).saturating_add(8)
     }
 
-    /// Returns the layout of the block at `position`, whose file has `stored_bytes` and begins with `head`. Returns
+    /// Returns the layout of the block at `position`, whose file has `stored_bytes` and begins with `prefix`. Returns
     /// `None` if the dataset's blocks are compressed.
     ///
     /// # Errors
     /// See [`Block::decode`](super::Block::decode), except that there is no memory limit. The file must have exactly
     /// the length that the header claims.
     pub fn new(
-        head: &[u8],
+        prefix: &[u8],
         stored_bytes: u64,
         attributes: &DatasetAttributes,
         position: &[u64],
     ) -> Result<Option<Self>, BlockError> {
         let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
         let DecodePlan { header, codec, decoded_bytes, .. } =
-            DecodePlan::from_prefix(head, stored_bytes, attributes, position)?;
+            DecodePlan::from_prefix(prefix, stored_bytes, attributes, position)?;
         let payload_bytes = stored_bytes.saturating_sub(header.len);
         if !codec.is_uncompressed() {
             return Ok(None);
@@ -96,7 +96,7 @@ pub struct RangeReads {
     /// Position of the next read: its number along the last of these axes. `cursor` has the sample of each slower axis.
     next_chunk: u64,
     cursor: SmallVec<[u64; 6]>,
-    done: bool,
+    is_done: bool,
 }
 
 /// A single contiguous read.
@@ -112,7 +112,7 @@ pub struct RangeRead {
 
 impl RangeReads {
     /// Creates the reads for the samples of `region` in a block that begins at `origin` and has `size` elements of
-    /// `width` bytes. Elements beyond `dimensions` are padding. No read is longer than `most_bytes` or 1 MiB, except
+    /// `width` bytes. Elements beyond `dimensions` are padding. No read is longer than `max_bytes` or 1 MiB, except
     /// for a single larger element. Returns `None` if the block has no sample.
     pub fn new(
         region: &Region,
@@ -120,7 +120,7 @@ impl RangeReads {
         size: &Coords,
         dimensions: &[u64],
         width: usize,
-        most_bytes: u64,
+        max_bytes: u64,
     ) -> Option<Self> {
         let mut samples = SmallVec::<[_; 6]>::new();
         for (axis, ((origin, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
@@ -131,7 +131,7 @@ impl RangeReads {
             }
             samples.push((region.index(axis, from)?.checked_sub(*origin)?, count));
         }
-        Some(Self::from_samples(size, width as u64, &samples, region.step(), most_bytes.min(MAX_READ_BYTES)))
+        Some(Self::from_samples(size, width as u64, &samples, region.step(), max_bytes.min(MAX_READ_BYTES)))
     }
 
     /// Creates the reads for `counts` samples along each axis of a block, `step` elements apart, from its first element
@@ -141,7 +141,7 @@ impl RangeReads {
         Self::from_samples(size, width, &samples, step, MAX_READ_BYTES)
     }
 
-    fn from_samples(size: &Coords, width: u64, samples: &[(u64, u64)], step: &Coords, most_bytes: u64) -> Self {
+    fn from_samples(size: &Coords, width: u64, samples: &[(u64, u64)], step: &Coords, max_bytes: u64) -> Self {
         let mut axes = SmallVec::<[AxisSamples; 6]>::new();
         let mut stride = width.max(1);
         for ((size, (first, count)), step) in size.iter().zip(samples).zip(step) {
@@ -150,16 +150,16 @@ impl RangeReads {
         }
         let mut axes_per_read = axes.len();
         // `inner` is the number of bytes that the axes before `axis` span, from the first sample to the last.
-        while let Some((axis, before)) = axes.get(..axes_per_read).and_then(<[_]>::split_last) {
-            let inner = before.last().map_or(width, |inner| inner.stride.saturating_mul(inner.extent()));
+        while let Some((axis, inner_axes)) = axes.get(..axes_per_read).and_then(<[_]>::split_last) {
+            let inner = inner_axes.last().map_or(width, |inner| inner.stride.saturating_mul(inner.extent()));
             let gap = axis.stride.saturating_mul(axis.step).saturating_sub(inner);
-            if axis.count > 1 && gap < MIN_READ_COST_BYTES && axis.stride <= most_bytes {
+            if axis.count > 1 && gap < MIN_READ_COST_BYTES && axis.stride <= max_bytes {
                 break;
             }
             axes_per_read = axes_per_read.saturating_sub(1);
         }
         let last = axes_per_read.checked_sub(1).and_then(|last| axes.get(last));
-        let rows_per_read = last.map_or(1, |last| most_bytes.checked_div(last.stride).unwrap_or(1).max(1));
+        let rows_per_read = last.map_or(1, |last| max_bytes.checked_div(last.stride).unwrap_or(1).max(1));
         let cursor = axes.iter().skip(axes_per_read).map(|_| 0).collect();
         Self {
             axes,
@@ -169,7 +169,7 @@ impl RangeReads {
             rows_per_read,
             next_chunk: 0,
             cursor,
-            done: false,
+            is_done: false,
         }
     }
 
@@ -186,8 +186,11 @@ impl RangeReads {
     /// Returns the cost of all reads in bytes: their length, but at least 64 KiB for each.
     pub fn cost_bytes(&self) -> u64 {
         let bytes = self.split_axis().map_or(self.width, |last| last.extent().saturating_mul(last.stride));
-        let each = bytes.max(self.reads_per_position().saturating_mul(MIN_READ_COST_BYTES));
-        self.axes.iter().skip(self.axes_per_read).fold(each, |bytes, axis| bytes.saturating_mul(axis.count))
+        let position_cost_bytes = bytes.max(self.reads_per_position().saturating_mul(MIN_READ_COST_BYTES));
+        self.axes
+            .iter()
+            .skip(self.axes_per_read)
+            .fold(position_cost_bytes, |bytes, axis| bytes.saturating_mul(axis.count))
     }
 }
 
@@ -195,22 +198,22 @@ impl Iterator for RangeReads {
     type Item = RangeRead;
 
     fn next(&mut self) -> Option<RangeRead> {
-        if self.done {
+        if self.is_done {
             return None;
         }
         let (mut offset, mut size) = (Coords::new(), Coords::new());
         let (mut from, mut len) = (0u64, self.width);
         let last = self.axes_per_read.checked_sub(1);
-        for (number, (axis, all)) in self.axes.iter().zip(&self.size).enumerate() {
+        for (number, (axis, axis_size)) in self.axes.iter().zip(&self.size).enumerate() {
             let (at, count) = if number >= self.axes_per_read {
                 let sample =
                     number.checked_sub(self.axes_per_read).and_then(|n| self.cursor.get(n)).copied().unwrap_or(0);
                 (axis.first.saturating_add(sample.saturating_mul(axis.step)), 1)
             } else if Some(number) == last {
-                let done = self.next_chunk.saturating_mul(self.rows_per_read);
-                (axis.first.saturating_add(done), axis.extent().saturating_sub(done).min(self.rows_per_read))
+                let skipped = self.next_chunk.saturating_mul(self.rows_per_read);
+                (axis.first.saturating_add(skipped), axis.extent().saturating_sub(skipped).min(self.rows_per_read))
             } else {
-                (0, *all)
+                (0, *axis_size)
             };
             from = from.saturating_add(at.saturating_mul(axis.stride));
             len = len.saturating_mul(count);
@@ -220,11 +223,11 @@ impl Iterator for RangeReads {
         self.next_chunk = self.next_chunk.saturating_add(1);
         if self.next_chunk >= self.reads_per_position() {
             self.next_chunk = 0;
-            self.done = true;
+            self.is_done = true;
             for (n, axis) in self.cursor.iter_mut().zip(self.axes.iter().skip(self.axes_per_read)) {
                 *n = n.saturating_add(1);
                 if *n < axis.count {
-                    self.done = false;
+                    self.is_done = false;
                     break;
                 }
                 *n = 0;
@@ -241,7 +244,7 @@ mod tests {
     use super::super::{BlockGrid, paste};
     use super::*;
 
-    fn parts(size: &[u64], start: &[i64], shape: &[u64], step: &[u64], width: usize) -> RangeReads {
+    fn range_reads(size: &[u64], start: &[i64], shape: &[u64], step: &[u64], width: usize) -> RangeReads {
         let region = Region::new(start.into(), shape.into(), step.into()).unwrap();
         let origin: Coords = size.iter().map(|_| 0).collect();
         RangeReads::new(&region, &origin, &size.into(), size, width, u64::MAX).unwrap()
@@ -249,13 +252,13 @@ mod tests {
 
     #[test]
     fn neighbouring_planes_are_one_read_and_distant_rows_a_read_each() {
-        let planes: Vec<RangeRead> = parts(&[256, 256, 256], &[0, 0, 9], &[256, 256, 3], &[1, 1, 1], 2).collect();
+        let planes: Vec<RangeRead> = range_reads(&[256, 256, 256], &[0, 0, 9], &[256, 256, 3], &[1, 1, 1], 2).collect();
         assert_eq!(planes.len(), 1);
         assert_eq!(planes[0].bytes, 9 * 131_072..12 * 131_072);
         // An xz plane: 512 bytes every 128 KiB.
-        assert_eq!(parts(&[256, 256, 256], &[0, 7, 0], &[256, 1, 256], &[1, 1, 1], 2).count(), 256);
+        assert_eq!(range_reads(&[256, 256, 256], &[0, 7, 0], &[256, 1, 256], &[1, 1, 1], 2).count(), 256);
         // A small box in a wide block.
-        let rows = parts(&[1 << 20, 64, 64], &[5, 3, 3], &[100, 4, 4], &[1, 1, 1], 1);
+        let rows = range_reads(&[1 << 20, 64, 64], &[5, 3, 3], &[100, 4, 4], &[1, 1, 1], 1);
         assert_eq!(rows.cost_bytes(), 16 * MIN_READ_COST_BYTES);
         assert!(rows.map(|part| part.bytes.end - part.bytes.start).all(|bytes| bytes == 100));
     }
@@ -263,7 +266,7 @@ mod tests {
     #[test]
     fn no_read_is_larger_than_the_bound() {
         for (size, shape) in [([1 << 40, 1], [1 << 22, 1]), ([1 << 12, 1 << 30], [1 << 12, 1 << 14])] {
-            let mut parts = parts(&size, &[0, 0], &shape, &[1, 1], 8);
+            let mut parts = range_reads(&size, &[0, 0], &shape, &[1, 1], 8);
             let cost = parts.cost_bytes();
             assert!(parts.all(|part| part.bytes.end - part.bytes.start <= MAX_READ_BYTES));
             assert_eq!(cost, shape[0] * shape[1] * 8);
@@ -272,7 +275,7 @@ mod tests {
 
     proptest! {
         #[test]
-        fn the_parts_of_a_block_hold_all_samples_that_it_has(
+        fn the_reads_of_a_block_cover_all_its_samples(
             axes in prop::collection::vec((1u64..90, 1u64..40, -3i64..50, 1u64..60, 1u64..30), 1..4),
             width in prop::sample::select(vec![1usize, 2, 8]),
             stretch in 1u64..4000,

@@ -77,14 +77,14 @@ impl StatisticsAccumulator {
     /// Creates an accumulator for about `elements` elements. Types that are not counted by value keep at most `limit`
     /// of them, evenly spaced. Returns `None` for a type that is not decoded.
     pub fn new(data_type: &DataType, elements: u64, limit: usize) -> Option<Self> {
-        let kind = KeyEncoding::for_type(data_type)?;
+        let key_encoding = KeyEncoding::for_type(data_type)?;
         let elements = usize::try_from(elements).unwrap_or(usize::MAX);
-        let (tally, step) = if kind.counts_by_value() {
+        let (tally, step) = if key_encoding.counts_by_value() {
             (Tally::Counts(vec![0; 1 << 16]), 1)
         } else {
             (Tally::Keys(Vec::with_capacity(elements.min(limit))), elements.div_ceil(limit.max(1)).max(1))
         };
-        Some(Self { key_encoding: kind, tally, step, skip: 0, elements: 0, nan: 0, infinite: 0 })
+        Some(Self { key_encoding, tally, step, skip: 0, elements: 0, nan: 0, infinite: 0 })
     }
 
     /// Returns true if every element is examined.
@@ -97,19 +97,19 @@ impl StatisticsAccumulator {
     /// those that sampling skips.
     pub fn push_block(&mut self, data: &[u8], size: &Coords, clip: &Coords) -> u64 {
         let width = self.key_encoding.width();
-        let inside: Vec<usize> =
+        let clipped: Vec<usize> =
             size.iter().zip(clip).map(|(size, clip)| usize::try_from(*size.min(clip)).unwrap_or(usize::MAX)).collect();
-        if inside.contains(&0) {
+        if clipped.contains(&0) {
             return 0;
         }
         let sizes: Vec<usize> = size.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
         // Leading axes that are not clipped form longer contiguous runs.
-        let whole = inside.iter().zip(&sizes).take_while(|(inside, size)| inside == size).count();
-        let run_axes = (whole + 1).min(sizes.len());
+        let whole_axes = clipped.iter().zip(&sizes).take_while(|(inside, size)| inside == size).count();
+        let run_axes = (whole_axes + 1).min(sizes.len());
         let product = |list: &[usize]| list.iter().copied().fold(1_usize, usize::saturating_mul);
         let (run_axes, outer) =
-            (inside.get(..run_axes).unwrap_or_default(), inside.get(run_axes..).unwrap_or_default());
-        let run = product(run_axes).saturating_mul(width);
+            (clipped.get(..run_axes).unwrap_or_default(), clipped.get(run_axes..).unwrap_or_default());
+        let run_bytes = product(run_axes).saturating_mul(width);
         let mut stride = product(sizes.get(..run_axes.len()).unwrap_or_default()).saturating_mul(width);
         let mut strides = Vec::with_capacity(outer.len());
         for size in sizes.get(run_axes.len()..).unwrap_or_default() {
@@ -118,7 +118,7 @@ impl StatisticsAccumulator {
         }
         let (mut index, mut offset) = (vec![0_usize; outer.len()], 0_usize);
         loop {
-            self.push(data.get(offset..offset.saturating_add(run)).unwrap_or_default());
+            self.push(data.get(offset..offset.saturating_add(run_bytes)).unwrap_or_default());
             let mut axes = index.iter_mut().zip(outer).zip(&strides);
             let advanced = axes.find_map(|((n, count), stride)| {
                 *n += 1;
@@ -131,14 +131,14 @@ impl StatisticsAccumulator {
                 None
             });
             if advanced.is_none() {
-                return inside.iter().fold(1_u64, |n, size| n.saturating_mul(*size as u64));
+                return clipped.iter().fold(1_u64, |n, size| n.saturating_mul(*size as u64));
             }
         }
     }
 
     /// Adds little-endian elements.
     fn push(&mut self, data: &[u8]) {
-        let kind = self.key_encoding;
+        let key_encoding = self.key_encoding;
         match &mut self.tally {
             Tally::Counts(counts) => {
                 let mut count = |key: u16| {
@@ -146,7 +146,7 @@ impl StatisticsAccumulator {
                         *count += 1;
                     }
                 };
-                match kind {
+                match key_encoding {
                     KeyEncoding::Unsigned(1) => data.iter().for_each(|byte| count(u16::from(*byte))),
                     KeyEncoding::Signed(1) => data.iter().for_each(|byte| count(u16::from(*byte ^ 0x80))),
                     KeyEncoding::Unsigned(_) => u16_elements(data).for_each(count),
@@ -154,21 +154,21 @@ impl StatisticsAccumulator {
                         u16_elements(data).for_each(|key| count(key ^ 0x8000));
                     }
                 }
-                self.elements += (data.len() / kind.width()) as u64;
+                self.elements += (data.len() / key_encoding.width()) as u64;
             }
             Tally::Keys(keys) => {
-                let (width, step) = (kind.width(), self.step);
+                let (width, step) = (key_encoding.width(), self.step);
                 let elements = data.len() / width;
                 if self.skip >= elements {
                     self.skip -= elements;
                     return;
                 }
-                let counted = (elements - self.skip).div_ceil(step);
+                let sampled = (elements - self.skip).div_ceil(step);
                 let items = data.chunks_exact(width).skip(self.skip).step_by(step);
-                self.skip = self.skip + counted * step - elements;
-                self.elements += counted as u64;
+                self.skip = self.skip + sampled * step - elements;
+                self.elements += sampled as u64;
                 for item in items {
-                    match kind.encode(item) {
+                    match key_encoding.encode(item) {
                         SortKey::Finite(key) => keys.push(key),
                         SortKey::Nan => self.nan += 1,
                         SortKey::Infinite => self.infinite += 1,
@@ -180,7 +180,7 @@ impl StatisticsAccumulator {
 
     /// Computes the statistics. `percentages` lie between 0 and 100.
     pub fn finish(self, bins: usize, percentages: &[f64]) -> Statistics {
-        let Self { key_encoding: kind, tally, elements, nan, infinite, .. } = self;
+        let Self { key_encoding, tally, elements, nan, infinite, .. } = self;
         let mut summary = Statistics {
             elements,
             nan,
@@ -200,13 +200,13 @@ impl StatisticsAccumulator {
                 let ends = counts.iter().position(present).zip(counts.iter().rposition(present));
                 let ends = ends.map(|(low, high)| (low as u64, high as u64));
                 let runs = (0_u64..).zip(counts).filter(|(_, count)| present(count));
-                summary.fill(kind, ends, runs, bins, percentages);
+                summary.fill(key_encoding, ends, runs, bins, percentages);
             }
             Tally::Keys(mut keys) => {
                 keys.sort_unstable();
                 let ends = keys.first().copied().zip(keys.last().copied());
                 let runs = keys.chunk_by(|a, b| a == b).filter_map(|run| Some((*run.first()?, run.len() as u64)));
-                summary.fill(kind, ends, runs, bins, percentages);
+                summary.fill(key_encoding, ends, runs, bins, percentages);
             }
         }
         summary
@@ -216,9 +216,9 @@ impl StatisticsAccumulator {
 impl Statistics {
     /// Returns the statistics of `elements` zeros, the value of holes. They do not count as examined.
     pub fn of_zeros(data_type: &DataType, elements: u64, bins: usize, percentages: &[f64]) -> Option<Self> {
-        let mut one = StatisticsAccumulator::new(data_type, 1, 1)?;
-        one.push(&vec![0; one.key_encoding.width()]);
-        let mut summary = one.finish(bins, percentages);
+        let mut accumulator = StatisticsAccumulator::new(data_type, 1, 1)?;
+        accumulator.push(&vec![0; accumulator.key_encoding.width()]);
+        let mut summary = accumulator.finish(bins, percentages);
         (summary.elements, summary.zeros) = (0, elements);
         summary.histogram = summary.histogram.map(|bins| bins.iter().map(|count| count * elements).collect());
         Some(summary)
@@ -227,31 +227,31 @@ impl Statistics {
     /// Fills in the statistics in one pass over `runs`: keys in ascending order, each with its number of occurrences.
     fn fill(
         &mut self,
-        kind: KeyEncoding,
+        key_encoding: KeyEncoding,
         ends: Option<(u64, u64)>,
         runs: impl Iterator<Item = (u64, u64)>,
         bins: usize,
         percentages: &[f64],
     ) {
         let Some((low, high)) = ends else { return };
-        let (min, max) = (kind.decode(low), kind.decode(high));
+        let (min, max) = (key_encoding.decode(low), key_encoding.decode(high));
         let total = self.elements - self.nan - self.infinite;
         let mut ranks: Vec<(u64, usize)> = percentages.iter().map(|p| percentile_rank(*p, total)).zip(0..).collect();
         ranks.sort_unstable();
         let mut ranks = ranks.into_iter().peekable();
         let mut percentiles = vec![min; percentages.len()];
         let mut histogram = vec![0_u64; bins];
-        let (mut seen, mut sum) = (0_u64, ElementSum::new(kind));
+        let (mut cumulative_count, mut sum) = (0_u64, ElementSum::new(key_encoding));
         for (key, count) in runs {
-            let number = kind.decode(key);
+            let number = key_encoding.decode(key);
             self.distinct += 1;
             if number.as_f64() == 0.0 {
                 self.zeros += count;
             }
             sum.add(number, count);
-            seen += count;
-            while let Some((_, place)) = ranks.next_if(|(rank, _)| *rank <= seen) {
-                if let Some(percentile) = percentiles.get_mut(place) {
+            cumulative_count += count;
+            while let Some((_, index)) = ranks.next_if(|(rank, _)| *rank <= cumulative_count) {
+                if let Some(percentile) = percentiles.get_mut(index) {
                     *percentile = number;
                 }
             }
@@ -280,16 +280,16 @@ fn percentile_rank(percentage: f64, total: u64) -> u64 {
 /// Returns the index of the bin that a number falls in.
 fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bins: usize) -> usize {
     let last = bins.saturating_sub(1);
-    let part = |above: u128, range: u128| {
-        let product = above.saturating_mul(bins as u128);
+    let bin_of = |distance: u128, range: u128| {
+        let product = distance.saturating_mul(bins as u128);
         product.checked_div(range).map_or(0, |bin| usize::try_from(bin).unwrap_or(last))
     };
     let bin = match (number, min, max) {
         (ElementValue::Unsigned(n), ElementValue::Unsigned(min), ElementValue::Unsigned(max)) => {
-            part(u128::from(n.saturating_sub(min)), u128::from(max.saturating_sub(min)))
+            bin_of(u128::from(n.saturating_sub(min)), u128::from(max.saturating_sub(min)))
         }
         (ElementValue::Signed(n), ElementValue::Signed(min), ElementValue::Signed(max)) => {
-            part(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
+            bin_of(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
         }
         (number, min, max) => {
             // Halved, because `max - min` of `f64` values may exceed the range of `f64`.
@@ -314,8 +314,8 @@ enum ElementSum {
 }
 
 impl ElementSum {
-    fn new(kind: KeyEncoding) -> Self {
-        match kind {
+    fn new(key_encoding: KeyEncoding) -> Self {
+        match key_encoding {
             KeyEncoding::Unsigned(_) | KeyEncoding::Signed(_) => Self::Integer(0),
             KeyEncoding::Float32 | KeyEncoding::Float64 => Self::Float { sum: 0.0, compensation: 0.0 },
         }
@@ -327,11 +327,11 @@ impl ElementSum {
             (Self::Integer(sum), ElementValue::Unsigned(n)) => *sum += i128::from(n) * i128::from(count),
             (Self::Integer(sum), ElementValue::Signed(n)) => *sum += i128::from(n) * i128::from(count),
             (Self::Integer(_), ElementValue::Float(_)) => {}
-            (Self::Float { sum, compensation: lost }, number) => {
+            (Self::Float { sum, compensation }, number) => {
                 // Neumaier's compensated summation.
                 let term = number.as_f64() * count as f64;
                 let next = *sum + term;
-                *lost += if sum.abs() >= term.abs() { (*sum - next) + term } else { (term - next) + *sum };
+                *compensation += if sum.abs() >= term.abs() { (*sum - next) + term } else { (term - next) + *sum };
                 *sum = next;
             }
         }
@@ -341,7 +341,7 @@ impl ElementSum {
     fn mean(self, total: u64) -> Option<f64> {
         let mean = match self {
             Self::Integer(sum) => sum as f64 / total as f64,
-            Self::Float { sum, compensation: lost } => (sum + lost) / total as f64,
+            Self::Float { sum, compensation } => (sum + compensation) / total as f64,
         };
         mean.is_finite().then_some(mean)
     }

@@ -29,8 +29,9 @@ pub(super) fn long_axes(format: &str, shape: &[u64], max_side: u64) -> Result<Ve
     if shape.contains(&0) {
         return Err(format!("the region {shape:?} is empty, but {format} needs at least one element"));
     }
-    let long = shape.iter().copied().filter(|size| *size > 1);
-    let sides: Option<Vec<u32>> = long.map(|size| u32::try_from(size).ok().filter(|_| size <= max_side)).collect();
+    let long_sizes = shape.iter().copied().filter(|size| *size > 1);
+    let sides: Option<Vec<u32>> =
+        long_sizes.map(|size| u32::try_from(size).ok().filter(|_| size <= max_side)).collect();
     sides.ok_or_else(|| {
         format!(
             "{format} allows at most {max_side} pixels per side, but the shape is {shape:?}; request a smaller region"
@@ -38,20 +39,21 @@ pub(super) fn long_axes(format: &str, shape: &[u64], max_side: u64) -> Result<Ve
     })
 }
 
-/// Checks that elements can be shown as grey values: through a window, or unchanged if their type is in `as_is`.
+/// Checks that elements can be shown as grey values: through a window, or unchanged if their type is in
+/// `unchanged_types`.
 ///
 /// # Errors
 /// The reason and the remedy, as text for the client.
 pub(super) fn check_window(
     format: &str,
-    as_is: &[DataType],
+    unchanged_types: &[DataType],
     data_type: &DataType,
     options: &EncodeOptions,
 ) -> Result<(), String> {
     match options.window {
-        None if as_is.contains(data_type) => Ok(()),
+        None if unchanged_types.contains(data_type) => Ok(()),
         None => {
-            let names: Vec<&str> = as_is.iter().map(DataType::name).collect();
+            let names: Vec<&str> = unchanged_types.iter().map(DataType::name).collect();
             Err(format!(
                 "{format} shows only {} unchanged; for {data_type} give window=lo,hi, the values of black and white",
                 names.join(" and ")
@@ -89,11 +91,11 @@ fn append_grey<const N: usize>(row: &mut Vec<u8>, elements: &[u8], window: (f64,
 /// Maps `value` to 0 at `lo` and below, to 255 at `hi` and above, and linearly between. `lo > hi` inverts the image.
 #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "clamped to 0..=255, NaN becomes 0")]
 fn grey(value: f64, (lo, hi): (f64, f64)) -> u8 {
-    let mut share = (value - lo) / (hi - lo);
+    let mut fraction = (value - lo) / (hi - lo);
     if (hi - lo).is_infinite() {
-        share = (value / 2.0 - lo / 2.0) / (hi / 2.0 - lo / 2.0);
+        fraction = (value / 2.0 - lo / 2.0) / (hi / 2.0 - lo / 2.0);
     }
-    (share * 255.0).round().clamp(0.0, 255.0) as u8
+    (fraction * 255.0).round().clamp(0.0, 255.0) as u8
 }
 
 #[cfg(test)]
@@ -108,12 +110,12 @@ mod tests {
     }
 
     #[test]
-    fn a_falling_window_inverts() {
+    fn a_descending_window_inverts_the_image() {
         assert_eq!([-1.0, 0.0, 0.2, 1.0, 9.0, f64::NAN].map(|v| grey(v, (1.0, 0.0))), [255, 255, 204, 0, 0, 0]);
     }
 
     #[test]
-    fn windows_as_wide_or_as_narrow_as_floats_go_are_linear() {
+    fn windows_of_extreme_width_are_linear() {
         assert_eq!([f64::MIN, 0.0, f64::MAX].map(|v| grey(v, (f64::MIN, f64::MAX))), [0, 128, 255]);
         assert_eq!([0.0, 5e-324].map(|v| grey(v, (0.0, 5e-324))), [0, 255]);
     }

@@ -22,7 +22,7 @@ const DEFAULT_QUALITY: u8 = 90;
 
 /// Maximum number of bytes for 8 by 8 pixels. 63 coefficients of 26 bits and one of 20 bits take 208 bytes. In
 /// addition, every byte of 255 is followed by a zero; a code of 16 bits begins with at most one such byte.
-const BLOCK_BYTES: u64 = 288;
+const MAX_BLOCK_BYTES: u64 = 288;
 
 impl Format for JpegFormat {
     fn name(&self) -> &'static str {
@@ -49,11 +49,11 @@ impl Format for JpegFormat {
 
     /// The largest possible file and the encoder's rows: eight for each of four components, and one of grey values.
     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
-        let mut long = shape.iter().copied().filter(|size| *size > 1);
-        let width = long.next().unwrap_or(1).div_ceil(8);
-        let blocks = long.map(|size| size.div_ceil(8)).fold(width, u64::saturating_mul);
+        let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
+        let width = long_sizes.next().unwrap_or(1).div_ceil(8);
+        let blocks = long_sizes.map(|size| size.div_ceil(8)).fold(width, u64::saturating_mul);
         let rows = width.saturating_mul(8 * 8 * 4 + 8);
-        blocks.saturating_mul(BLOCK_BYTES).saturating_add(rows).saturating_add(1024)
+        blocks.saturating_mul(MAX_BLOCK_BYTES).saturating_add(rows).saturating_add(1024)
     }
 
     fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
@@ -62,15 +62,15 @@ impl Format for JpegFormat {
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
         check_array(self, array, options)?;
-        let fault = |reason: String| EncodeError::Encoder { format: self.name(), reason };
+        let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
-        let side = |pixels: u32| u16::try_from(pixels).map_err(|error| fault(error.to_string()));
+        let side = |pixels: u32| u16::try_from(pixels).map_err(|error| encoder_error(error.to_string()));
         let rows = LazyGreyImage { array, window: options.window, width: side(width)?, height: side(height)? };
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
         let mut encoder = Encoder::new(&mut out, options.quality.unwrap_or(DEFAULT_QUALITY));
         // With one component, nothing is subsampled.
         encoder.set_sampling_factor(SamplingFactor::F_1_1);
-        encoder.encode_image(rows).map_err(|error| fault(error.to_string()))?;
+        encoder.encode_image(rows).map_err(|error| encoder_error(error.to_string()))?;
         Ok(vec![out.into()])
     }
 }
@@ -118,9 +118,9 @@ mod tests {
 
     /// Returns height, width and number of components from the frame header. Source: ITU-T T.81 §B.2.2.
     fn frame(file: &[u8]) -> (u16, u16, u8) {
-        let at = file.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
-        let number = |n: usize| u16::from_be_bytes([file[at + n], file[at + n + 1]]);
-        (number(5), number(7), file[at + 9])
+        let marker = file.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
+        let number = |n: usize| u16::from_be_bytes([file[marker + n], file[marker + n + 1]]);
+        (number(5), number(7), file[marker + 9])
     }
 
     #[test]
@@ -134,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn a_lower_quality_is_smaller() {
+    fn a_lower_quality_makes_a_smaller_file() {
         let noise: Vec<u8> = (0..64u32 * 64).map(|n| (n.wrapping_mul(2_654_435_761) >> 24).to_le_bytes()[0]).collect();
         let size = |quality| {
             let options = EncodeOptions { quality, ..EncodeOptions::default() };
@@ -145,7 +145,7 @@ mod tests {
     }
 
     #[test]
-    fn a_window_makes_the_image_that_its_grey_values_make() {
+    fn a_windowed_image_equals_the_image_of_its_grey_values() {
         let options = EncodeOptions { window: Some((0.0, 1.0)), ..EncodeOptions::default() };
         let values: Vec<u8> = [0.0f32, 1.0, 2.0, f32::NAN].iter().flat_map(|value| value.to_le_bytes()).collect();
         let windowed = file(&[2, 2], values, DataType::Float32, &options);
@@ -153,7 +153,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_image_is_refused_with_the_way_out() {
+    fn shapes_that_are_not_images_are_refused_with_a_remedy() {
         let refusal =
             |shape: &[u64], data_type| JpegFormat.accepts(shape, &data_type, &EncodeOptions::default()).unwrap_err();
         assert!(refusal(&[65_536, 2], DataType::UInt8).contains("65535"));

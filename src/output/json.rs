@@ -33,14 +33,17 @@ impl Format for JsonFormat {
         let labelled = options.order.label(shape);
         // Two brackets and a comma per list: one list for the whole array, one for each index of the first axis, and so
         // on.
-        let mut lists = 0u64;
+        let mut list_count = 0u64;
         for depth in 0..labelled.len() {
-            lists = lists.saturating_add(element_count(labelled.get(..depth).unwrap_or_default()));
+            list_count = list_count.saturating_add(element_count(labelled.get(..depth).unwrap_or_default()));
         }
-        let numbers =
+        let number_count =
             (shape.len() as u64).saturating_add(options.start.len().saturating_add(options.step.len()) as u64);
-        let text = element_count(shape).saturating_mul(max_text_bytes(data_type).saturating_add(1));
-        text.saturating_add(lists.saturating_mul(3)).saturating_add(numbers.saturating_mul(21)).saturating_add(128)
+        let text_bytes = element_count(shape).saturating_mul(max_text_bytes(data_type).saturating_add(1));
+        text_bytes
+            .saturating_add(list_count.saturating_mul(3))
+            .saturating_add(number_count.saturating_mul(21))
+            .saturating_add(128)
     }
 
     fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
@@ -95,7 +98,7 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
     if options.order == super::AxisOrder::C {
         axes.reverse();
     }
-    let number: AppendElement = match array.data_type {
+    let append_number: AppendElement = match array.data_type {
         DataType::UInt8 => |out, bytes| append_element(out, bytes, u8::from_le_bytes),
         DataType::UInt16 => |out, bytes| append_element(out, bytes, u16::from_le_bytes),
         DataType::UInt32 => |out, bytes| append_element(out, bytes, u32::from_le_bytes),
@@ -104,10 +107,10 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
         DataType::Int16 => |out, bytes| append_element(out, bytes, i16::from_le_bytes),
         DataType::Int32 => |out, bytes| append_element(out, bytes, i32::from_le_bytes),
         DataType::Int64 => |out, bytes| append_element(out, bytes, i64::from_le_bytes),
-        DataType::Float32 => float32,
-        DataType::Float64 | DataType::Other(_) => float64,
+        DataType::Float32 => append_float32,
+        DataType::Float64 | DataType::Other(_) => append_float64,
     };
-    write_nested(out, &array.data, &axes, number)?;
+    write_nested(out, &array.data, &axes, append_number)?;
     out.push(b'}');
     Ok(())
 }
@@ -123,14 +126,19 @@ struct StridedAxis {
 type AppendElement = fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()>;
 
 /// Appends the lists of `axes`, outermost first. The recursion is as deep as the array has axes.
-fn write_nested(out: &mut Vec<u8>, data: &[u8], axes: &[StridedAxis], number: AppendElement) -> serde_json::Result<()> {
-    let Some((outer, inner)) = axes.split_first() else { return number(out, data) };
+fn write_nested(
+    out: &mut Vec<u8>,
+    data: &[u8],
+    axes: &[StridedAxis],
+    append_number: AppendElement,
+) -> serde_json::Result<()> {
+    let Some((outer, inner)) = axes.split_first() else { return append_number(out, data) };
     out.push(b'[');
     for n in 0..outer.count {
         if n > 0 {
             out.push(b',');
         }
-        write_nested(out, data.get(n.saturating_mul(outer.stride)..).unwrap_or_default(), inner, number)?;
+        write_nested(out, data.get(n.saturating_mul(outer.stride)..).unwrap_or_default(), inner, append_number)?;
     }
     out.push(b']');
     Ok(())
@@ -148,7 +156,7 @@ fn append_element<const N: usize, T: Serialize>(
     append(out, &data.first_chunk::<N>().map(|bytes| read(*bytes)))
 }
 
-fn float32(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
+fn append_float32(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
     match data.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) {
         Some(value) if !value.is_finite() => append(out, non_finite(value.into())),
         // Not widened to f64, whose text would be longer than is needed to distinguish neighbouring f32 values.
@@ -156,7 +164,7 @@ fn float32(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
     }
 }
 
-fn float64(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
+fn append_float64(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
     match data.first_chunk().map(|bytes| f64::from_le_bytes(*bytes)) {
         Some(value) if !value.is_finite() => append(out, non_finite(value)),
         value => append(out, &value),
@@ -181,19 +189,20 @@ mod tests {
     use super::*;
     use crate::output::AxisOrder;
 
-    fn text(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> String {
+    fn encoded_text(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> String {
         let array = Array { shape: shape.into(), data_type, data: data.into() };
         let options = EncodeOptions { order, start: vec![-1, 2], step: vec![1, 3], ..EncodeOptions::default() };
         String::from_utf8(JsonFormat.encode(&array, &options).unwrap().concat()).unwrap()
     }
 
-    fn data(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> Value {
-        serde_json::from_str::<Value>(&text(shape, data_type, data, order)).unwrap()["data"].take()
+    fn encoded_data(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> Value {
+        serde_json::from_str::<Value>(&encoded_text(shape, data_type, data, order)).unwrap()["data"].take()
     }
 
     #[test]
-    fn the_members_are_those_of_the_contract() {
-        let document: Value = serde_json::from_str(&text(&[2, 1], DataType::UInt8, vec![7, 8], AxisOrder::C)).unwrap();
+    fn the_document_has_the_documented_members() {
+        let document: Value =
+            serde_json::from_str(&encoded_text(&[2, 1], DataType::UInt8, vec![7, 8], AxisOrder::C)).unwrap();
         let expected = json!({"data_type": "uint8", "shape": [1, 2], "order": "C", "start": [-1, 2], "step": [1, 3], "data": [[7, 8]]});
         assert_eq!(document, expected);
     }
@@ -202,20 +211,23 @@ mod tests {
     fn lists_are_nested_in_the_order_of_the_shape() {
         // Value = x + 10 y, x fastest.
         let values = vec![0, 1, 2, 10, 11, 12];
-        assert_eq!(data(&[3, 2], DataType::UInt8, values.clone(), AxisOrder::F), json!([[0, 10], [1, 11], [2, 12]]));
-        assert_eq!(data(&[3, 2], DataType::UInt8, values, AxisOrder::C), json!([[0, 1, 2], [10, 11, 12]]));
+        assert_eq!(
+            encoded_data(&[3, 2], DataType::UInt8, values.clone(), AxisOrder::F),
+            json!([[0, 10], [1, 11], [2, 12]])
+        );
+        assert_eq!(encoded_data(&[3, 2], DataType::UInt8, values, AxisOrder::C), json!([[0, 1, 2], [10, 11, 12]]));
     }
 
     #[test]
     fn rank_0_is_a_bare_number() {
-        assert_eq!(data(&[], DataType::Int16, vec![0xfe, 0xff], AxisOrder::F), json!(-2));
+        assert_eq!(encoded_data(&[], DataType::Int16, vec![0xfe, 0xff], AxisOrder::F), json!(-2));
     }
 
     #[test]
     fn empty_axes_nest_like_the_shape() {
-        assert_eq!(data(&[2, 0], DataType::UInt8, vec![], AxisOrder::F), json!([[], []]));
-        assert_eq!(data(&[2, 0], DataType::UInt8, vec![], AxisOrder::C), json!([]));
-        assert_eq!(data(&[0], DataType::UInt8, vec![], AxisOrder::F), json!([]));
+        assert_eq!(encoded_data(&[2, 0], DataType::UInt8, vec![], AxisOrder::F), json!([[], []]));
+        assert_eq!(encoded_data(&[2, 0], DataType::UInt8, vec![], AxisOrder::C), json!([]));
+        assert_eq!(encoded_data(&[0], DataType::UInt8, vec![], AxisOrder::F), json!([]));
     }
 
     #[test]
@@ -227,38 +239,38 @@ mod tests {
     #[test]
     fn extreme_integers_are_exact() {
         let bytes: Vec<u8> = [u64::MAX, (1 << 53) + 1].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let text = text(&[2], DataType::UInt64, bytes, AxisOrder::F);
+        let text = encoded_text(&[2], DataType::UInt64, bytes, AxisOrder::F);
         assert!(text.ends_with("\"data\":[18446744073709551615,9007199254740993]}"), "{text}");
         let bytes = i64::MIN.to_le_bytes().to_vec();
-        assert_eq!(data(&[1], DataType::Int64, bytes, AxisOrder::F), json!([i64::MIN]));
+        assert_eq!(encoded_data(&[1], DataType::Int64, bytes, AxisOrder::F), json!([i64::MIN]));
     }
 
     #[test]
     fn non_finite_floats_are_strings() {
         let values = [f32::NAN, f32::INFINITY, f32::NEG_INFINITY, 0.1];
         let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
-        let text = text(&[4], DataType::Float32, bytes, AxisOrder::F);
+        let text = encoded_text(&[4], DataType::Float32, bytes, AxisOrder::F);
         assert!(text.ends_with(r#""data":["NaN","Infinity","-Infinity",0.1]}"#), "{text}");
     }
 
     proptest! {
         #[test]
-        fn floats_come_back_and_stay_within_the_longest_text(bits in any::<u64>()) {
+        fn floats_round_trip_within_the_text_bound(bits in any::<u64>()) {
             let wide = f64::from_bits(bits);
             let mut out = Vec::new();
-            float64(&mut out, &wide.to_le_bytes()).unwrap();
+            append_float64(&mut out, &wide.to_le_bytes()).unwrap();
             prop_assert!(out.len() as u64 <= max_text_bytes(&DataType::Float64));
             if wide.is_finite() {
-                let back: f64 = std::str::from_utf8(&out).unwrap().parse().unwrap();
-                prop_assert_eq!(back.to_bits(), wide.to_bits());
+                let parsed: f64 = std::str::from_utf8(&out).unwrap().parse().unwrap();
+                prop_assert_eq!(parsed.to_bits(), wide.to_bits());
             }
             let narrow = f32::from_bits(u32::try_from(bits >> 32).unwrap());
             out.clear();
-            float32(&mut out, &narrow.to_le_bytes()).unwrap();
+            append_float32(&mut out, &narrow.to_le_bytes()).unwrap();
             prop_assert!(out.len() as u64 <= max_text_bytes(&DataType::Float32));
             if narrow.is_finite() {
-                let back: f32 = std::str::from_utf8(&out).unwrap().parse().unwrap();
-                prop_assert_eq!(back.to_bits(), narrow.to_bits());
+                let parsed: f32 = std::str::from_utf8(&out).unwrap().parse().unwrap();
+                prop_assert_eq!(parsed.to_bits(), narrow.to_bits());
             }
         }
     }

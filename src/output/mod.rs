@@ -77,8 +77,8 @@ pub use negotiate::{NegotiationError, accept_weight, best_media_type, negotiate}
 ///     }
 /// }
 ///
-/// let array = Array { shape: [3, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![1, 2, 3, 4, 5, 60].into() };
-/// let parts = Csv.encode(&array, &EncodeOptions::default()).unwrap();
+/// let array = Array { shape: [3, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![1, 2, 3, 4, 5,
+/// 60].into() }; let parts = Csv.encode(&array, &EncodeOptions::default()).unwrap();
 /// assert_eq!(parts.concat(), b"1e0,2e0,3e0\n4e0,5e0,6e1\n");
 /// ```
 pub trait Format: fmt::Debug + Send + Sync {
@@ -149,7 +149,7 @@ pub trait Format: fmt::Debug + Send + Sync {
     fn encode_piece(
         &self,
         _number: usize,
-        _room: &dyn Fn(usize) -> Vec<u8>,
+        _take_buffer: &dyn Fn(usize) -> Vec<u8>,
         array: &Array,
         options: &EncodeOptions,
     ) -> Result<EncodedPiece, EncodeError> {
@@ -311,15 +311,15 @@ fn accepts_common(format: &dyn Format, data_type: &DataType, options: &EncodeOpt
     if data_type.size_bytes().is_none() {
         return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
     }
-    let given = [
+    let parameters = [
         ("endian", options.endian == Endian::Big),
         ("window", options.window.is_some()),
         ("quality", options.quality.is_some()),
     ];
-    for (parameter, is_given) in given {
+    for (parameter, is_given) in parameters {
         if is_given && !format.parameters().contains(&parameter) {
-            let takers = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
-            let names: Vec<&str> = takers.map(|format| format.name()).collect();
+            let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
+            let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
             return Err(format!(
                 "{parameter} is for format={} only, but the format is {}",
                 names.join(" or "),
@@ -347,12 +347,12 @@ fn buffer(bytes: u64) -> Result<Vec<u8>, EncodeError> {
     buffer_from(&|_| Vec::new(), bytes)
 }
 
-/// Like [`buffer`], but reuses the buffer that `room` returns if its capacity suffices.
-fn buffer_from(room: &dyn Fn(usize) -> Vec<u8>, bytes: u64) -> Result<Vec<u8>, EncodeError> {
-    let mut buffer = usize::try_from(bytes).map(room).unwrap_or_default();
+/// Like [`buffer`], but reuses the buffer that `take_buffer` returns if its capacity suffices.
+fn buffer_from(take_buffer: &dyn Fn(usize) -> Vec<u8>, bytes: u64) -> Result<Vec<u8>, EncodeError> {
+    let mut buffer = usize::try_from(bytes).map(take_buffer).unwrap_or_default();
     buffer.clear();
-    let reserved = usize::try_from(bytes).is_ok_and(|bytes| buffer.try_reserve_exact(bytes).is_ok());
-    if reserved { Ok(buffer) } else { Err(EncodeError::Memory(bytes)) }
+    let is_reserved = usize::try_from(bytes).is_ok_and(|bytes| buffer.try_reserve_exact(bytes).is_ok());
+    if is_reserved { Ok(buffer) } else { Err(EncodeError::Memory(bytes)) }
 }
 
 #[cfg(test)]
@@ -374,7 +374,7 @@ mod tests {
     }
 
     #[test]
-    fn a_type_that_is_not_decoded_is_refused_by_every_format() {
+    fn an_undecodable_type_is_refused_by_every_format() {
         let other = DataType::from_name("string");
         for format in FORMATS {
             assert!(format.accepts(&[2, 2], &other, &EncodeOptions::default()).is_err(), "{format:?}");
@@ -382,23 +382,24 @@ mod tests {
     }
 
     #[test]
-    fn parameters_are_for_the_formats_that_take_them() {
+    fn parameters_are_accepted_only_by_their_formats() {
         let endian = EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
         let window = EncodeOptions { window: Some((0.0, 1.0)), ..EncodeOptions::default() };
         let quality = EncodeOptions { quality: Some(50), ..EncodeOptions::default() };
-        for (options, takers) in [(endian, &["raw"][..]), (window, &["png", "jpeg"]), (quality, &["jpeg"])] {
+        for (options, supporting_formats) in [(endian, &["raw"][..]), (window, &["png", "jpeg"]), (quality, &["jpeg"])]
+        {
             for format in FORMATS {
                 let accepted = format.accepts(&[2, 2], &DataType::UInt8, &options);
-                assert_eq!(accepted.is_ok(), takers.contains(&format.name()), "{format:?}");
-                if let Err(why) = accepted {
-                    assert!(why.contains(&format!("format={} only", takers.join(" or "))), "{why}");
+                assert_eq!(accepted.is_ok(), supporting_formats.contains(&format.name()), "{format:?}");
+                if let Err(message) = accepted {
+                    assert!(message.contains(&format!("format={} only", supporting_formats.join(" or "))), "{message}");
                 }
             }
         }
     }
 
     #[test]
-    fn an_array_that_breaks_its_shape_is_an_error_in_every_format() {
+    fn an_array_of_the_wrong_length_is_an_error_in_every_format() {
         let array = Array { shape: [2, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![0; 7].into() };
         for format in FORMATS {
             let result = format.encode(&array, &EncodeOptions::default());
@@ -407,7 +408,7 @@ mod tests {
     }
 
     #[test]
-    fn what_encoding_allocates_stays_within_the_bound() {
+    fn encoding_allocates_no_more_than_the_bound() {
         for format in FORMATS {
             for data_type in all_types() {
                 for shape in [&[][..], &[1], &[7, 1, 5], &[300, 40], &[2, 3, 70]] {
@@ -439,10 +440,13 @@ mod tests {
                             .collect();
                         let array = Array { shape: shape.into(), data_type: data_type.clone(), data: data.into() };
                         let parts = format.encode(&array, &options).unwrap();
-                        let made: u64 =
+                        let allocated_bytes: u64 =
                             parts.iter().filter(|p| p.as_ptr() != array.data.as_ptr()).map(|p| p.len() as u64).sum();
                         let bound = format.extra_bytes(shape, &data_type, &options).max(1024);
-                        assert!(made <= bound, "{format:?} {data_type} {shape:?}: {made} > {bound}");
+                        assert!(
+                            allocated_bytes <= bound,
+                            "{format:?} {data_type} {shape:?}: {allocated_bytes} > {bound}"
+                        );
                     }
                 }
             }
@@ -458,7 +462,7 @@ mod tests {
     }
 
     #[test]
-    fn streamed_formats_say_the_same_in_bands_as_whole() {
+    fn streamed_bands_equal_the_whole_encoding() {
         for format in FORMATS {
             let data: Bytes = (0..48u8).collect::<Vec<u8>>().into();
             let array = Array { shape: [3, 4, 2].as_slice().into(), data_type: DataType::UInt16, data: data.clone() };

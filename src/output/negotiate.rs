@@ -10,10 +10,10 @@ use super::{FORMATS, Format};
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum NegotiationError {
     /// No format has the requested name.
-    #[error("unknown format {asked:?}; known: {}", known.join(", "))]
+    #[error("unknown format {requested:?}; known: {}", known.join(", "))]
     UnknownFormat {
         /// Requested name, cut to 40 characters.
-        asked: String,
+        requested: String,
         /// Names of all formats.
         known: Vec<&'static str>,
     },
@@ -36,9 +36,9 @@ pub enum NegotiationError {
 /// [`NegotiationError`] if the name is unknown or `Accept` excludes every format.
 pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static dyn Format, NegotiationError> {
     if let Some(name) = format {
-        let found = FORMATS.iter().copied().find(|format| format.name() == name);
-        return found.ok_or_else(|| NegotiationError::UnknownFormat {
-            asked: name.chars().take(40).collect(),
+        let selected = FORMATS.iter().copied().find(|format| format.name() == name);
+        return selected.ok_or_else(|| NegotiationError::UnknownFormat {
+            requested: name.chars().take(40).collect(),
             known: FORMATS.iter().map(|format| format.name()).collect(),
         });
     }
@@ -60,11 +60,11 @@ pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&
     if ranges.is_empty() {
         return known.first().copied();
     }
-    let welcome = known.iter().enumerate().filter_map(|(row, media_type)| {
+    let acceptable = known.iter().enumerate().filter_map(|(row, media_type)| {
         let (position, range) = most_specific(&ranges, media_type)?;
         (range.weight > 0).then_some(((range.weight, range.specificity(), Reverse((position, row))), *media_type))
     });
-    welcome.max_by_key(|(rank, _)| *rank).map(|(_, media_type)| media_type)
+    acceptable.max_by_key(|(rank, _)| *rank).map(|(_, media_type)| media_type)
 }
 
 /// Returns the weight that `accept` gives to a media type, in thousandths; 0 if it excludes the type.
@@ -109,29 +109,29 @@ impl MediaRange {
 
 /// Parses a weight to thousandths, also without its leading zero (Java's `q=.2`). `None` unless it is between 0 and 1.
 fn parse_qvalue(text: &str) -> Option<u16> {
-    let (whole, fraction) = text.split_once('.').unwrap_or((text, ""));
-    let digits = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
-    if !digits(whole) || !digits(fraction) || whole.is_empty() && fraction.is_empty() {
+    let (integer, fraction) = text.split_once('.').unwrap_or((text, ""));
+    let is_decimal = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
+    if !is_decimal(integer) || !is_decimal(fraction) || integer.is_empty() && fraction.is_empty() {
         return None;
     }
-    let whole: u16 = if whole.is_empty() { 0 } else { whole.parse().ok()? };
+    let integer: u16 = if integer.is_empty() { 0 } else { integer.parse().ok()? };
     let fraction: u16 = fraction.chars().chain("000".chars()).take(3).collect::<String>().parse().ok()?;
-    whole.checked_mul(1000)?.checked_add(fraction).filter(|weight| *weight <= 1000)
+    integer.checked_mul(1000)?.checked_add(fraction).filter(|weight| *weight <= 1000)
 }
 
 /// Returns the media ranges of an `Accept` header. Other members are skipped.
 fn parse_accept(accept: &str) -> Vec<MediaRange> {
-    let mut quoted = false;
-    let mut escaped = false;
+    let mut is_quoted = false;
+    let mut is_escaped = false;
     let members = accept.split(|c: char| {
-        let separator = c == ',' && !quoted;
+        let is_separator = c == ',' && !is_quoted;
         match c {
-            _ if escaped => escaped = false,
-            '\\' if quoted => escaped = true,
-            '"' => quoted = !quoted,
+            _ if is_escaped => is_escaped = false,
+            '\\' if is_quoted => is_escaped = true,
+            '"' => is_quoted = !is_quoted,
             _ => {}
         }
-        separator
+        is_separator
     });
     members.filter_map(|member| MediaRange::parse(member.trim())).collect()
 }
@@ -139,8 +139,8 @@ fn parse_accept(accept: &str) -> Vec<MediaRange> {
 /// Returns the range that determines the weight of a media type, with its position: the most specific one, and the
 /// first among equals.
 fn most_specific<'a>(ranges: &'a [MediaRange], media_type: &str) -> Option<(usize, &'a MediaRange)> {
-    let covering = ranges.iter().enumerate().filter(|(_, range)| range.covers(media_type));
-    covering.max_by_key(|(position, range)| (range.specificity(), Reverse(*position)))
+    let matching = ranges.iter().enumerate().filter(|(_, range)| range.covers(media_type));
+    matching.max_by_key(|(position, range)| (range.specificity(), Reverse(*position)))
 }
 
 #[cfg(test)]
@@ -154,7 +154,7 @@ mod tests {
     }
 
     #[test]
-    fn the_parameter_beats_the_header() {
+    fn the_parameter_takes_precedence_over_the_header() {
         for format in FORMATS {
             assert_eq!(negotiate(Some(format.name()), Some("text/html")).unwrap().name(), format.name());
         }
@@ -215,14 +215,14 @@ mod tests {
     }
 
     #[test]
-    fn members_that_are_no_media_ranges_are_skipped() {
+    fn members_that_are_not_media_ranges_are_skipped() {
         assert_eq!(by_accept("nonsense, image/png"), Some("png"));
         assert_eq!(by_accept("image/png;q=2, application/json;q=0.1"), Some("json"));
         assert_eq!(by_accept(",,"), Some("raw"));
     }
 
     #[test]
-    fn nothing_acceptable_lists_the_media_types() {
+    fn an_unacceptable_header_lists_the_media_types() {
         let text = negotiate(None, Some("text/html")).unwrap_err().to_string();
         for format in FORMATS {
             assert!(text.contains(format.media_type()), "{text}");
@@ -231,8 +231,8 @@ mod tests {
 
     #[test]
     fn weights_are_numbers_from_0_to_1() {
-        let good = [("0", 0), ("1", 1000), ("1.000", 1000), ("0.5", 500), (".2", 200), ("0.", 0), ("0.9999", 999)];
-        for (text, weight) in good {
+        let valid = [("0", 0), ("1", 1000), ("1.000", 1000), ("0.5", 500), (".2", 200), ("0.", 0), ("0.9999", 999)];
+        for (text, weight) in valid {
             assert_eq!(parse_qvalue(text), Some(weight), "{text}");
         }
         for text in ["", ".", "-0.1", "1.1", "nan", "1e-3", "+1", "99999999"] {

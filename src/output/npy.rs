@@ -40,19 +40,19 @@ impl Format for NpyFormat {
             tuple(&options.order.label(shape)),
         );
         // Magic, version and length take 10 bytes in version 1.0, and 12 in version 2.0, whose length has 32 bits.
-        let padded = |prefix: usize| {
+        let padded_length = |prefix: usize| {
             let total =
                 prefix.saturating_add(dictionary.len()).saturating_add(1).checked_next_multiple_of(ALIGNMENT)?;
             Some((total, total.checked_sub(prefix)?))
         };
-        let (total, length) = padded(10)?;
+        let (total, length) = padded_length(10)?;
         let mut header = b"\x93NUMPY".to_vec();
         let total = if let Ok(length) = u16::try_from(length) {
             header.extend_from_slice(&[1, 0]);
             header.extend_from_slice(&length.to_le_bytes());
             total
         } else {
-            let (total, length) = padded(12)?;
+            let (total, length) = padded_length(12)?;
             header.extend_from_slice(&[2, 0]);
             header.extend_from_slice(&u32::try_from(length).ok()?.to_le_bytes());
             total
@@ -88,7 +88,7 @@ mod tests {
     }
 
     #[test]
-    fn the_header_is_what_numpy_writes() {
+    fn the_header_equals_that_of_numpy() {
         // numpy.save of numpy.zeros((3, 4), '<u2', order='F'), except for the padding that NumPy adds as room to grow.
         let bytes = header(&[3, 4], &DataType::UInt16, AxisOrder::F);
         assert_eq!(&bytes[..8], b"\x93NUMPY\x01\0");
@@ -106,13 +106,13 @@ mod tests {
     }
 
     #[test]
-    fn tuples_of_none_and_of_one_are_python() {
+    fn short_tuples_have_python_syntax() {
         assert_eq!(tuple(&[]), "()");
         assert_eq!(tuple(&[3]), "(3,)");
     }
 
     #[test]
-    fn elements_begin_at_a_multiple_of_64_whatever_the_rank() {
+    fn elements_begin_at_a_multiple_of_64_for_every_rank() {
         for rank in 0..=32 {
             let bytes = header(&vec![u64::MAX; rank], &DataType::Float64, AxisOrder::C);
             assert_eq!(bytes.len() % 64, 0, "rank {rank}");
@@ -130,7 +130,7 @@ mod tests {
     }
 
     #[test]
-    fn the_elements_are_the_arrays_own() {
+    fn the_elements_are_not_copied() {
         let array = Array { shape: [2].as_slice().into(), data_type: DataType::Int16, data: vec![1, 2, 3, 4].into() };
         let parts = NpyFormat.encode(&array, &EncodeOptions::default()).unwrap();
         assert_eq!(parts[1].as_ptr(), array.data.as_ptr());

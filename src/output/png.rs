@@ -67,11 +67,11 @@ impl Format for PngFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        let numbers = 0..self.piece_count(&array.shape, &array.data_type, options);
+        let piece_numbers = 0..self.piece_count(&array.shape, &array.data_type, options);
         let pieces: Vec<EncodedPiece> =
-            numbers.map(|n| self.encode_piece(n, &|_| Vec::new(), array, options)).collect::<Result<_, _>>()?;
-        let end = self.trailer(&pieces);
-        Ok(pieces.into_iter().map(|piece| piece.bytes).chain([end]).collect())
+            piece_numbers.map(|n| self.encode_piece(n, &|_| Vec::new(), array, options)).collect::<Result<_, _>>()?;
+        let trailer = self.trailer(&pieces);
+        Ok(pieces.into_iter().map(|piece| piece.bytes).chain([trailer]).collect())
     }
 
     fn piece_count(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> usize {
@@ -81,26 +81,26 @@ impl Format for PngFormat {
     fn encode_piece(
         &self,
         number: usize,
-        room: &dyn Fn(usize) -> Vec<u8>,
+        take_buffer: &dyn Fn(usize) -> Vec<u8>,
         array: &Array,
         options: &EncodeOptions,
     ) -> Result<EncodedPiece, EncodeError> {
         check_array(self, array, options)?;
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
-        let pixels = PixelConversion::of(&array.data_type, options);
-        let layout = PngLayout::of(&array.shape, pixels);
-        let mut out = buffer_from(room, layout.piece_bytes())?;
+        let conversion = PixelConversion::of(&array.data_type, options);
+        let layout = PngLayout::of(&array.shape, conversion);
+        let mut out = buffer_from(take_buffer, layout.piece_bytes())?;
         if number == 0 {
             out.extend_from_slice(b"\x89PNG\r\n\x1a\n");
             write_chunk(&mut out, *b"IHDR", |out| {
                 out.extend_from_slice(&width.to_be_bytes());
                 out.extend_from_slice(&height.to_be_bytes());
                 // Bit depth and greyscale; then the only compression and filter methods, and no interlacing.
-                let bits = if pixels.pixel_bytes() == 2 { 16 } else { 8 };
+                let bits = if conversion.pixel_bytes() == 2 { 16 } else { 8 };
                 out.extend_from_slice(&[bits, 0, 0, 0, 0]);
             });
         }
-        let (checksum, checked_bytes) = encode_rows(&mut out, array, pixels, layout, number as u64)?;
+        let (checksum, checked_bytes) = encode_rows(&mut out, array, conversion, layout, number as u64)?;
         Ok(EncodedPiece { bytes: out.into(), checksum, checked_bytes })
     }
 
@@ -169,40 +169,43 @@ struct PngLayout {
 }
 
 impl PngLayout {
-    fn of(shape: &[u64], pixels: PixelConversion) -> Self {
-        let mut long = shape.iter().copied().filter(|size| *size > 1);
-        let row_bytes = long.next().unwrap_or(1).saturating_mul(pixels.pixel_bytes() as u64);
-        let height = long.fold(1u64, u64::saturating_mul);
+    fn of(shape: &[u64], conversion: PixelConversion) -> Self {
+        let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
+        let row_bytes = long_sizes.next().unwrap_or(1).saturating_mul(conversion.pixel_bytes() as u64);
+        let height = long_sizes.fold(1u64, u64::saturating_mul);
         let pieces = row_bytes.saturating_mul(height).checked_div(MIN_PIECE_BYTES).unwrap_or(1);
         let pieces = pieces.clamp(1, MAX_PIECES.min(height.max(1)));
         let rows_per_piece = height.div_ceil(pieces.max(1)).max(1);
         let pieces = height.div_ceil(rows_per_piece).max(1);
-        let most = (BLOCK_BYTES as u64).checked_div(row_bytes.saturating_add(1)).unwrap_or(1).max(1);
-        let rows_per_part = rows_per_piece.div_ceil(rows_per_piece.div_ceil(most).max(1));
+        let max_rows = (BLOCK_BYTES as u64).checked_div(row_bytes.saturating_add(1)).unwrap_or(1).max(1);
+        let rows_per_part = rows_per_piece.div_ceil(rows_per_piece.div_ceil(max_rows).max(1));
         Self {
             row_bytes,
             pieces,
             rows_per_piece,
             rows_per_part,
-            is_converted: !matches!(pixels, PixelConversion::Copied),
+            is_converted: !matches!(conversion, PixelConversion::Copied),
         }
     }
 
     /// Maximum size of a piece in bytes: no block is larger than in stored form.
     fn piece_bytes(self) -> u64 {
-        let row = self.row_bytes.saturating_add(1);
-        let blocks = row.saturating_mul(self.rows_per_part).div_ceil(BLOCK_BYTES as u64);
+        let filtered_row_bytes = self.row_bytes.saturating_add(1);
+        let blocks = filtered_row_bytes.saturating_mul(self.rows_per_part).div_ceil(BLOCK_BYTES as u64);
         let blocks = blocks.saturating_mul(self.rows_per_piece.div_ceil(self.rows_per_part.max(1)));
-        let extra = blocks.saturating_mul((CHUNK_OVERHEAD_BYTES + BLOCK_EXTRA_BYTES) as u64);
-        row.saturating_mul(self.rows_per_piece).saturating_add(extra).saturating_add(FIXED_BYTES)
+        let overhead_bytes = blocks.saturating_mul((CHUNK_OVERHEAD_BYTES + BLOCK_EXTRA_BYTES) as u64);
+        filtered_row_bytes
+            .saturating_mul(self.rows_per_piece)
+            .saturating_add(overhead_bytes)
+            .saturating_add(FIXED_BYTES)
     }
 
     /// Memory for one filtered part, and for one part of converted pixels with the row above it if elements are
     /// converted.
     fn scratch_bytes(self) -> u64 {
-        let pixels = self.row_bytes.saturating_mul(self.rows_per_part.saturating_add(1));
-        let filtered = self.row_bytes.saturating_add(1).saturating_mul(self.rows_per_part);
-        filtered.saturating_add(if self.is_converted { pixels } else { 0 })
+        let converted_bytes = self.row_bytes.saturating_mul(self.rows_per_part.saturating_add(1));
+        let filtered_bytes = self.row_bytes.saturating_add(1).saturating_mul(self.rows_per_part);
+        filtered_bytes.saturating_add(if self.is_converted { converted_bytes } else { 0 })
     }
 }
 
@@ -210,48 +213,49 @@ impl PngLayout {
 fn encode_rows(
     out: &mut Vec<u8>,
     array: &Array,
-    pixels: PixelConversion,
+    conversion: PixelConversion,
     layout: PngLayout,
     number: u64,
 ) -> Result<(u32, u64), EncodeError> {
-    let bytes = |count: u64| usize::try_from(count).ok().ok_or(EncodeError::Memory(count));
-    let row_bytes = bytes(layout.row_bytes)?;
-    let pixel_bytes = pixels.pixel_bytes();
-    // `of_rows` is the size of a number of rows of elements in bytes.
+    let to_usize = |count: u64| usize::try_from(count).ok().ok_or(EncodeError::Memory(count));
+    let row_bytes = to_usize(layout.row_bytes)?;
+    let pixel_bytes = conversion.pixel_bytes();
+    // `bytes_of_rows` is the size of a number of rows of elements in bytes.
     let element_bytes = array.data_type.size_bytes().unwrap_or(1);
-    let row_elements = row_bytes.checked_div(pixel_bytes).unwrap_or(0).saturating_mul(element_bytes).max(1);
-    let of_rows = |rows: u64| Ok::<_, EncodeError>(bytes(rows)?.saturating_mul(row_elements));
-    let first = number.saturating_mul(layout.rows_per_piece);
-    let (before, from_here) = array.data.split_at_checked(of_rows(first)?).unwrap_or((&array.data, &[]));
-    let (elements, after) = from_here.split_at_checked(of_rows(layout.rows_per_piece)?).unwrap_or((from_here, &[]));
+    let element_row_bytes = row_bytes.checked_div(pixel_bytes).unwrap_or(0).saturating_mul(element_bytes).max(1);
+    let bytes_of_rows = |rows: u64| Ok::<_, EncodeError>(to_usize(rows)?.saturating_mul(element_row_bytes));
+    let first_row = number.saturating_mul(layout.rows_per_piece);
+    let (before, remaining) = array.data.split_at_checked(bytes_of_rows(first_row)?).unwrap_or((&array.data, &[]));
+    let (elements, after) =
+        remaining.split_at_checked(bytes_of_rows(layout.rows_per_piece)?).unwrap_or((remaining, &[]));
     let mut filtered = buffer(layout.row_bytes.saturating_add(1).saturating_mul(layout.rows_per_part))?;
     // If elements are converted: the last row of the previous part, then the current part.
     let mut converted = buffer(if layout.is_converted { layout.scratch_bytes() } else { 0 })?;
-    let last_row = |elements: &'_ [u8]| elements.len().checked_sub(row_elements);
-    let mut above = last_row(before).and_then(|last| before.get(last..));
+    let last_row_start = |elements: &'_ [u8]| elements.len().checked_sub(element_row_bytes);
+    let mut above = last_row_start(before).and_then(|last| before.get(last..));
     if let (Some(elements), true) = (above, layout.is_converted) {
-        pixels.append(&mut converted, elements, &array.data_type);
+        conversion.append(&mut converted, elements, &array.data_type);
     }
-    let (begins, is_whole) = (number == 0, layout.pieces == 1);
+    let (is_first_piece, is_only_piece) = (number == 0, layout.pieces == 1);
     let mut stream = IdatStream {
         out,
-        needs_zlib_header: begins,
-        ends_with_checksum: is_whole,
+        needs_zlib_header: is_first_piece,
+        ends_with_checksum: is_only_piece,
         blocks: DeflateEncoder::default(),
         checksum: Adler32::new(),
         checked_bytes: 0,
     };
-    let mut parts = elements.chunks(of_rows(layout.rows_per_part)?.max(1)).peekable();
+    let mut parts = elements.chunks(bytes_of_rows(layout.rows_per_part)?.max(1)).peekable();
     while let Some(elements) = parts.next() {
         let mut rows = PixelRows { bytes: elements, above, row_bytes, pixel_bytes };
         if layout.is_converted {
             converted.drain(..converted.len().saturating_sub(row_bytes));
             let start = converted.len();
-            pixels.append(&mut converted, elements, &array.data_type);
+            conversion.append(&mut converted, elements, &array.data_type);
             let (above, pixels) = converted.split_at_checked(start).unwrap_or_default();
             rows = PixelRows { bytes: pixels, above: (!above.is_empty()).then_some(above), ..rows };
         } else {
-            above = last_row(elements).and_then(|last| elements.get(last..));
+            above = last_row_start(elements).and_then(|last| elements.get(last..));
         }
         filtered.clear();
         rows.write_filtered(&mut filtered, rows.best_filter());
@@ -302,15 +306,15 @@ impl IdatStream<'_> {
 }
 
 /// Returns the checksum of two concatenated texts, each given by its checksum and length. Source: RFC 1950 §8.2.
-fn adler32_combine((first, before): (u32, u64), (second, bytes): (u32, u64)) -> (u32, u64) {
+fn adler32_combine((first, first_bytes): (u32, u64), (second, second_bytes): (u32, u64)) -> (u32, u64) {
     const BASE: u64 = 65_521;
     let low = |sum: u32| u64::from(sum & 0xffff);
     let high = |sum: u32| u64::from(sum >> 16);
     let sum = |terms: &[u64]| terms.iter().fold(0u64, |sum, term| sum.wrapping_add(*term) % BASE);
     // The byte sum of the first text counts once for each byte of the second. The initial value 1 of the sum does not.
-    let carried = (bytes % BASE).wrapping_mul(low(first).wrapping_add(BASE - 1) % BASE);
+    let carried = (second_bytes % BASE).wrapping_mul(low(first).wrapping_add(BASE - 1) % BASE);
     let (low, high) = (sum(&[low(first), low(second), BASE - 1]), sum(&[high(first), high(second), carried]));
-    (u32::try_from(high << 16 | low).unwrap_or(0), before.saturating_add(bytes))
+    (u32::try_from(high << 16 | low).unwrap_or(0), first_bytes.saturating_add(second_bytes))
 }
 
 /// Appends a chunk with the data that `write` appends. Source: PNG specification §5.3.
@@ -322,8 +326,8 @@ fn write_chunk(out: &mut Vec<u8>, kind: [u8; 4], write: impl FnOnce(&mut Vec<u8>
     let length = out.len().saturating_sub(start).saturating_sub(8);
     let length = u32::try_from(length).unwrap_or(u32::MAX).to_be_bytes();
     let (before, checked) = out.split_at_mut_checked(start.saturating_add(4)).unwrap_or_default();
-    if let Some(place) = before.last_chunk_mut() {
-        *place = length;
+    if let Some(length_field) = before.last_chunk_mut() {
+        *length_field = length;
     }
     let checksum = libdeflater::crc32(checked);
     out.extend_from_slice(&checksum.to_be_bytes());
@@ -341,7 +345,7 @@ mod tests {
     }
 
     /// Encodes and decodes an array. Returns width, height, bit depth and the bytes of the pixels.
-    fn decoded(
+    fn encode_and_decode(
         shape: &[u64],
         data_type: DataType,
         data: Vec<u8>,
@@ -364,22 +368,28 @@ mod tests {
     fn the_first_long_axis_goes_right_and_the_second_down() {
         let data: Vec<u8> = (0..6).collect();
         for shape in [&[3, 2][..], &[1, 3, 1, 2], &[3, 1, 2, 1]] {
-            assert_eq!(decoded(shape, DataType::UInt8, data.clone(), None), (3, 2, BitDepth::Eight, data.clone()));
+            assert_eq!(
+                encode_and_decode(shape, DataType::UInt8, data.clone(), None),
+                (3, 2, BitDepth::Eight, data.clone())
+            );
         }
     }
 
     #[test]
     fn a_line_is_one_pixel_high_and_an_element_one_pixel() {
-        assert_eq!(decoded(&[1, 3], DataType::UInt8, vec![1, 2, 3], None), (3, 1, BitDepth::Eight, vec![1, 2, 3]));
-        assert_eq!(decoded(&[], DataType::UInt8, vec![9], None), (1, 1, BitDepth::Eight, vec![9]));
+        assert_eq!(
+            encode_and_decode(&[1, 3], DataType::UInt8, vec![1, 2, 3], None),
+            (3, 1, BitDepth::Eight, vec![1, 2, 3])
+        );
+        assert_eq!(encode_and_decode(&[], DataType::UInt8, vec![9], None), (1, 1, BitDepth::Eight, vec![9]));
     }
 
     #[test]
     fn uint16_keeps_16_bits() {
         let data: Vec<u8> = [0u16, 258, 65535].iter().flat_map(|v| v.to_le_bytes()).collect();
-        assert_eq!(decoded(&[3], DataType::UInt16, data, None).2, BitDepth::Sixteen);
+        assert_eq!(encode_and_decode(&[3], DataType::UInt16, data, None).2, BitDepth::Sixteen);
         let data: Vec<u8> = [0u16, 258, 65535].iter().flat_map(|v| v.to_le_bytes()).collect();
-        assert_eq!(decoded(&[3], DataType::UInt16, data, None).3, [0, 0, 1, 2, 255, 255]);
+        assert_eq!(encode_and_decode(&[3], DataType::UInt16, data, None).3, [0, 0, 1, 2, 255, 255]);
     }
 
     #[test]
@@ -397,19 +407,19 @@ mod tests {
                     _ => v.to_string().parse::<u64>().unwrap().to_le_bytes()[..width].to_vec(),
                 })
                 .collect();
-            assert_eq!(decoded(&[3], data_type, data, Some((0.0, 100.0))).3, [0, 128, 255], "{name}");
+            assert_eq!(encode_and_decode(&[3], data_type, data, Some((0.0, 100.0))).3, [0, 128, 255], "{name}");
         }
     }
 
     #[test]
-    fn other_types_are_refused_with_the_way_out() {
+    fn other_types_are_refused_with_a_remedy() {
         for name in ["int8", "int16", "int32", "int64", "uint32", "uint64", "float32", "float64"] {
             assert!(refusal(&[2, 2], &DataType::from_name(name), None).contains("window=lo,hi"), "{name}");
         }
     }
 
     #[test]
-    fn shapes_that_are_no_plane_are_refused() {
+    fn shapes_that_are_not_planes_are_refused() {
         assert!(refusal(&[2, 2, 2], &DataType::UInt8, None).contains("two axes"));
         assert!(refusal(&[2, 0], &DataType::UInt8, None).contains("empty"));
         assert!(refusal(&[1 << 31, 2], &DataType::UInt8, None).contains("2147483647"));
@@ -450,26 +460,26 @@ mod tests {
     ];
 
     fn picture(name: &str, width: u64, height: u64, data_type: &DataType) -> Vec<u8> {
-        let make = PICTURES.iter().find(|(of, _)| *of == name).unwrap().1;
-        let places =
+        let pixel_at = PICTURES.iter().find(|(picture_name, _)| *picture_name == name).unwrap().1;
+        let positions =
             (0..u32::try_from(height).unwrap()).flat_map(|y| (0..u32::try_from(width).unwrap()).map(move |x| (x, y)));
         let bytes = data_type.size_bytes().unwrap();
-        places.zip(noise(7)).flat_map(|((x, y), n)| make(x, y, n).to_le_bytes()[..bytes].to_vec()).collect()
+        positions.zip(noise(7)).flat_map(|((x, y), n)| pixel_at(x, y, n).to_le_bytes()[..bytes].to_vec()).collect()
     }
 
-    fn turned(data: &[u8]) -> Vec<u8> {
+    fn byte_swapped(data: &[u8]) -> Vec<u8> {
         data.as_chunks::<2>().0.iter().flat_map(|[low, high]| [*high, *low]).collect()
     }
 
     /// Returns the same picture encoded by the crate png, with fast compression.
-    fn other_file(width: u64, height: u64, data_type: &DataType, data: &[u8]) -> Vec<u8> {
+    fn reference_file(width: u64, height: u64, data_type: &DataType, data: &[u8]) -> Vec<u8> {
         let mut file = Vec::new();
         let mut encoder = png::Encoder::new(&mut file, width.try_into().unwrap(), height.try_into().unwrap());
         encoder.set_color(ColorType::Grayscale);
         encoder.set_compression(png::Compression::Fast);
         let is_wide = *data_type == DataType::UInt16;
         encoder.set_depth(if is_wide { BitDepth::Sixteen } else { BitDepth::Eight });
-        let data = if is_wide { turned(data) } else { data.to_vec() };
+        let data = if is_wide { byte_swapped(data) } else { data.to_vec() };
         encoder.write_header().unwrap().write_image_data(&data).unwrap();
         file
     }
@@ -480,32 +490,33 @@ mod tests {
     }
 
     #[test]
-    fn every_picture_reads_as_it_was_and_is_no_larger_than_the_crates() {
+    fn every_picture_round_trips_and_is_no_larger_than_from_the_png_crate() {
         for (name, _) in PICTURES {
             for data_type in [DataType::UInt8, DataType::UInt16] {
                 for (width, height) in [(512, 512), (1, 700), (700, 1), (1, 1), (70_000, 3), (37, 2000)] {
                     let data = picture(name, width, height, &data_type);
-                    let ours = file(&[width, height], &data_type, data.clone()).len();
-                    let others = other_file(width, height, &data_type, &data).len();
-                    let about = format!("{name} {data_type} {width}x{height}: {ours}, the crate's {others}");
-                    let pixels = decoded(&[width, height], data_type.clone(), data.clone(), None).3;
-                    let data = if data_type == DataType::UInt16 { turned(&data) } else { data };
-                    assert!(pixels == data, "{about}");
+                    let our_bytes = file(&[width, height], &data_type, data.clone()).len();
+                    let reference_bytes = reference_file(width, height, &data_type, &data).len();
+                    let description =
+                        format!("{name} {data_type} {width}x{height}: {our_bytes}, the crate's {reference_bytes}");
+                    let pixels = encode_and_decode(&[width, height], data_type.clone(), data.clone(), None).3;
+                    let data = if data_type == DataType::UInt16 { byte_swapped(&data) } else { data };
+                    assert!(pixels == data, "{description}");
                     // The allowance for additional chunks matters only for small pictures.
-                    assert!(ours * 20 <= others * 21 + 20 * 40, "{about}");
+                    assert!(our_bytes * 20 <= reference_bytes * 21 + 20 * 40, "{description}");
                 }
             }
         }
     }
 
     #[test]
-    fn zeros_take_hardly_more_than_a_thousandth() {
+    fn zeros_compress_to_less_than_a_600th() {
         let file = file(&[4096, 4096], &DataType::UInt8, vec![0; 4096 * 4096]);
         assert!(file.len() < 4096 * 4096 / 600, "{}", file.len());
     }
 
     #[test]
-    fn the_smallest_file_is_this_one() {
+    fn the_smallest_file_has_the_expected_bytes() {
         let expected = [
             b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0\x3a\x7e\x9b\x55".as_slice(),
             // A stored block: 0 for the filter and 9 for the pixel.
@@ -518,16 +529,16 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_what_the_whole_consists_of() {
+    fn pieces_form_the_whole_encoding() {
         let data: Vec<u8> = noise(3).take(700 * 900).map(|n| n.to_le_bytes()[0]).collect();
         let array = Array { shape: [700, 900].as_slice().into(), data_type: DataType::UInt8, data: data.into() };
         let count = PngFormat.piece_count(&array.shape, &array.data_type, &options(None));
         assert_eq!(count, 4);
-        let used = |bytes| vec![7; bytes];
+        let used_buffer = |bytes| vec![7; bytes];
         let pieces: Vec<EncodedPiece> =
-            (0..count).map(|n| PngFormat.encode_piece(n, &used, &array, &options(None)).unwrap()).collect();
-        let end = PngFormat.trailer(&pieces);
-        let parts: Vec<Bytes> = pieces.into_iter().map(|piece| piece.bytes).chain([end]).collect();
+            (0..count).map(|n| PngFormat.encode_piece(n, &used_buffer, &array, &options(None)).unwrap()).collect();
+        let trailer = PngFormat.trailer(&pieces);
+        let parts: Vec<Bytes> = pieces.into_iter().map(|piece| piece.bytes).chain([trailer]).collect();
         assert_eq!(parts.concat(), PngFormat.encode(&array, &options(None)).unwrap().concat());
     }
 
@@ -535,7 +546,7 @@ mod tests {
         #![proptest_config(ProptestConfig::with_cases(64))]
 
         #[test]
-        fn what_is_written_reads_as_it_was(
+        fn images_round_trip(
             (width, height) in prop_oneof![(1u64..20, 1u64..20), (1u64..900, 1u64..600), (1u64..9, 1u64..90_000)],
             pieces in prop::collection::vec((0usize..4, 1usize..9000, any::<u8>()), 1..60),
             is_wide in any::<bool>(),
@@ -556,11 +567,11 @@ mod tests {
                 }
             }
             data.truncate(bytes);
-            let (w, h, _, pixels) = decoded(&[width, height], data_type.clone(), data.clone(), None);
+            let (w, h, _, pixels) = encode_and_decode(&[width, height], data_type.clone(), data.clone(), None);
             prop_assert_eq!((w, h), if width == 1 { (u32::try_from(height).unwrap(), 1) } else {
                 (u32::try_from(width).unwrap(), u32::try_from(height).unwrap())
             });
-            let data = if is_wide { turned(&data) } else { data };
+            let data = if is_wide { byte_swapped(&data) } else { data };
             prop_assert!(pixels == data);
             let array = Array { shape: [width, height].as_slice().into(), data_type: data_type.clone(), data: Bytes::new() };
             let bound = PngFormat.extra_bytes(&array.shape, &data_type, &options(None));

@@ -64,14 +64,14 @@ pub(super) fn width_to_swap(data_type: &DataType, endian: Endian) -> Option<usiz
 /// Reverses the bytes of each element, in place if the buffer is not shared.
 pub(super) fn swap_bytes(band: Bytes, width: usize) -> Bytes {
     match band.try_into_mut() {
-        Ok(mut own) => {
-            swap(&mut own, width);
-            own.freeze()
+        Ok(mut buffer) => {
+            swap(&mut buffer, width);
+            buffer.freeze()
         }
         Err(shared) => {
-            let mut own = shared.to_vec();
-            swap(&mut own, width);
-            own.into()
+            let mut buffer = shared.to_vec();
+            swap(&mut buffer, width);
+            buffer.into()
         }
     }
 }
@@ -90,10 +90,10 @@ fn swap(data: &mut [u8], width: usize) {
 mod tests {
     use super::*;
 
-    const BIG: fn() -> EncodeOptions = || EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
+    const BIG_ENDIAN: fn() -> EncodeOptions = || EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
 
     #[test]
-    fn little_endian_data_is_the_arrays_own() {
+    fn little_endian_data_is_not_copied() {
         let array = Array { shape: [2].as_slice().into(), data_type: DataType::UInt16, data: vec![1, 2, 3, 4].into() };
         let parts = RawFormat.encode(&array, &EncodeOptions::default()).unwrap();
         assert_eq!(parts.len(), 1);
@@ -105,7 +105,7 @@ mod tests {
         let data: Vec<u8> = (0..16).collect();
         for (name, width) in [("int8", 1), ("uint16", 2), ("float32", 4), ("int64", 8)] {
             let expected: Vec<u8> = data.chunks(width).flat_map(|e| e.iter().rev().copied()).collect();
-            let band = RawFormat.finish_band(data.clone().into(), &DataType::from_name(name), &BIG());
+            let band = RawFormat.finish_band(data.clone().into(), &DataType::from_name(name), &BIG_ENDIAN());
             assert_eq!(band, expected, "{name}");
         }
     }
@@ -113,14 +113,14 @@ mod tests {
     #[test]
     fn an_unshared_band_is_swapped_in_place() {
         let band = Bytes::from(vec![1, 2, 3, 4]);
-        let at = band.as_ptr();
-        assert_eq!(RawFormat.finish_band(band, &DataType::UInt16, &BIG()).as_ptr(), at);
+        let pointer = band.as_ptr();
+        assert_eq!(RawFormat.finish_band(band, &DataType::UInt16, &BIG_ENDIAN()).as_ptr(), pointer);
     }
 
     #[test]
-    fn a_shared_band_is_left_alone() {
+    fn a_shared_band_is_not_modified() {
         let cached = Bytes::from(vec![1, 2, 3, 4]);
-        assert_eq!(RawFormat.finish_band(cached.clone(), &DataType::UInt32, &BIG()), &[4, 3, 2, 1][..]);
+        assert_eq!(RawFormat.finish_band(cached.clone(), &DataType::UInt32, &BIG_ENDIAN()), &[4, 3, 2, 1][..]);
         assert_eq!(cached, &[1, 2, 3, 4][..]);
     }
 }

@@ -151,8 +151,8 @@ impl ImageStack {
         };
         let width_bytes = data_type.size_bytes().unwrap_or(1);
         let bits = u16::try_from(width_bytes.saturating_mul(8)).unwrap_or(u16::MAX);
-        let page = u64::from(width).saturating_mul(height.into());
-        let page_bytes = page.saturating_mul(width_bytes as u64);
+        let page_pixels = u64::from(width).saturating_mul(height.into());
+        let page_bytes = page_pixels.saturating_mul(width_bytes as u64);
         Ok(Self { width, height, pages, bits, sample_format, page_bytes })
     }
 
@@ -161,74 +161,81 @@ impl ImageStack {
         self.header_in(&CLASSIC).or_else(|| self.header_in(&BIG))
     }
 
-    fn header_in(&self, layout: &TiffVariant) -> Option<Vec<u8>> {
+    fn header_in(&self, variant: &TiffVariant) -> Option<Vec<u8>> {
         // ImageJ does not support BigTIFF.
-        let description = if self.pages > 1 && !layout.is_big {
+        let description = if self.pages > 1 && !variant.is_big {
             format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
         } else {
             String::new()
         };
-        let in_first = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
-        let others = layout.directory_bytes(ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
-        let text_at = layout.header_bytes().checked_add(layout.directory_bytes(in_first))?.checked_add(others)?;
-        let first_page = text_at.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
-        let end = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page)?;
-        if !layout.is_big && u32::try_from(end).is_err() {
+        let first_entries = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
+        let other_directories_bytes =
+            variant.directory_bytes(ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
+        let description_offset = variant
+            .header_bytes()
+            .checked_add(variant.directory_bytes(first_entries))?
+            .checked_add(other_directories_bytes)?;
+        let first_page_offset =
+            description_offset.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
+        let file_bytes = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page_offset)?;
+        if !variant.is_big && u32::try_from(file_bytes).is_err() {
             return None;
         }
-        let mut out = Vec::with_capacity(usize::try_from(first_page).ok()?);
+        let mut out = Vec::with_capacity(usize::try_from(first_page_offset).ok()?);
         out.extend_from_slice(b"II");
-        if layout.is_big {
+        if variant.is_big {
             out.extend_from_slice(&[43, 0, 8, 0, 0, 0]);
         } else {
             out.extend_from_slice(&[42, 0]);
         }
-        layout.put_offset(&mut out, layout.header_bytes())?;
+        variant.put_offset(&mut out, variant.header_bytes())?;
         for page in 0..self.pages {
-            let strip = self.page_bytes.checked_mul(page.into())?.checked_add(first_page)?;
-            let text = (page == 0 && !description.is_empty()).then_some((description.len() as u64, text_at));
+            let strip_offset = self.page_bytes.checked_mul(page.into())?.checked_add(first_page_offset)?;
+            let description_entry =
+                (page == 0 && !description.is_empty()).then_some((description.len() as u64, description_offset));
             let is_last = page.checked_add(1) == Some(self.pages);
-            self.put_directory(&mut out, layout, strip, text, is_last)?;
+            self.put_directory(&mut out, variant, strip_offset, description_entry, is_last)?;
         }
         out.extend_from_slice(description.as_bytes());
-        out.resize(usize::try_from(first_page).ok()?, 0);
+        out.resize(usize::try_from(first_page_offset).ok()?, 0);
         Some(out)
     }
 
-    /// Appends the directory of a page whose elements are at `strip`. Entries are in ascending order of their tags.
+    /// Appends the directory of a page whose elements are at `strip_offset`. Entries are in ascending order of their
+    /// tags.
     fn put_directory(
         &self,
         out: &mut Vec<u8>,
-        layout: &TiffVariant,
-        strip: u64,
-        text: Option<(u64, u64)>,
+        variant: &TiffVariant,
+        strip_offset: u64,
+        description: Option<(u64, u64)>,
         is_last: bool,
     ) -> Option<()> {
-        let entries = if text.is_some() { ENTRIES.checked_add(1)? } else { ENTRIES };
-        if layout.is_big {
+        let entries = if description.is_some() { ENTRIES.checked_add(1)? } else { ENTRIES };
+        if variant.is_big {
             out.extend_from_slice(&entries.to_le_bytes());
         } else {
             out.extend_from_slice(&u16::try_from(entries).ok()?.to_le_bytes());
         }
-        let long = if layout.is_big { LONG8 } else { LONG };
-        let mut entry = |tag, kind, count, value| layout.put_entry(out, tag, kind, count, value);
+        let offset_type = if variant.is_big { LONG8 } else { LONG };
+        let mut entry = |tag, kind, count, value| variant.put_entry(out, tag, kind, count, value);
         entry(256, LONG, 1, self.width.into())?;
         entry(257, LONG, 1, self.height.into())?;
         entry(258, SHORT, 1, self.bits.into())?;
         // Compression: none. PhotometricInterpretation: black is zero.
         entry(259, SHORT, 1, 1)?;
         entry(262, SHORT, 1, 1)?;
-        if let Some((count, at)) = text {
-            entry(270, ASCII, count, at)?;
+        if let Some((count, offset)) = description {
+            entry(270, ASCII, count, offset)?;
         }
-        entry(273, long, 1, strip)?;
+        entry(273, offset_type, 1, strip_offset)?;
         entry(277, SHORT, 1, 1)?;
         entry(278, LONG, 1, self.height.into())?;
-        entry(279, long, 1, self.page_bytes)?;
+        entry(279, offset_type, 1, self.page_bytes)?;
         entry(339, SHORT, 1, self.sample_format.into())?;
-        let field = if layout.is_big { 8 } else { 4 };
+        let field = if variant.is_big { 8 } else { 4 };
         let next = if is_last { 0 } else { (out.len() as u64).checked_add(field)? };
-        layout.put_offset(out, next)
+        variant.put_offset(out, next)
     }
 }
 
@@ -238,26 +245,28 @@ mod tests {
 
     /// Returns the tags and values of every page, parsed according to the specification.
     fn pages(file: &[u8]) -> Vec<Vec<(u16, u64)>> {
-        let big = file[2] == 43;
+        let is_big = file[2] == 43;
         let number = |at: usize, bytes: usize| {
             file[at..at + bytes].iter().rev().fold(0u64, |n, byte| (n << 8) | u64::from(*byte))
         };
-        let (count, field) = if big { (8, 8) } else { (2, 4) };
-        let mut next = number(if big { 8 } else { 4 }, field);
-        let mut found = Vec::new();
+        let (count, field) = if is_big { (8, 8) } else { (2, 4) };
+        let mut next = number(if is_big { 8 } else { 4 }, field);
+        let mut pages = Vec::new();
         while next != 0 {
-            let at = usize::try_from(next).unwrap();
-            let entries = usize::try_from(number(at, count)).unwrap();
+            let directory_offset = usize::try_from(next).unwrap();
+            let entries = usize::try_from(number(directory_offset, count)).unwrap();
             let size = 4 + 2 * field;
             let tags: Vec<(u16, u64)> = (0..entries)
-                .map(|n| at + count + n * size)
-                .map(|at| (u16::try_from(number(at, 2)).unwrap(), number(at + 4 + field, field)))
+                .map(|n| directory_offset + count + n * size)
+                .map(|entry_offset| {
+                    (u16::try_from(number(entry_offset, 2)).unwrap(), number(entry_offset + 4 + field, field))
+                })
                 .collect();
             assert!(tags.is_sorted_by(|a, b| a.0 < b.0), "{tags:?}");
-            found.push(tags);
-            next = number(at + count + entries * size, field);
+            pages.push(tags);
+            next = number(directory_offset + count + entries * size, field);
         }
-        found
+        pages
     }
 
     fn value(page: &[(u16, u64)], tag: u16) -> u64 {
@@ -265,7 +274,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stack_has_a_page_for_each_plane_and_its_elements_are_the_arrays_own() {
+    fn a_stack_has_a_page_for_each_plane_and_its_elements_are_not_copied() {
         let data: Bytes = (0..48u8).collect::<Vec<u8>>().into();
         let array = Array { shape: [2, 1, 3, 4].as_slice().into(), data_type: DataType::Int16, data: data.clone() };
         let parts = TiffFormat.encode(&array, &EncodeOptions::default()).unwrap();
@@ -276,15 +285,15 @@ mod tests {
         assert_eq!(pages.len(), 4);
         for (n, page) in pages.iter().enumerate() {
             assert_eq!([256, 257, 258, 278, 279, 339].map(|tag| value(page, tag)), [2, 3, 16, 3, 12, 2]);
-            let at = usize::try_from(value(page, 273)).unwrap();
-            assert_eq!(file[at..at + 12], data[n * 12..][..12]);
+            let offset = usize::try_from(value(page, 273)).unwrap();
+            assert_eq!(file[offset..offset + 12], data[n * 12..][..12]);
         }
-        let text = usize::try_from(value(&pages[0], 270)).unwrap();
-        assert!(file[text..].starts_with(b"ImageJ=1.11a\nimages=4\nslices=4\nloop=false\n\0"));
+        let description_offset = usize::try_from(value(&pages[0], 270)).unwrap();
+        assert!(file[description_offset..].starts_with(b"ImageJ=1.11a\nimages=4\nslices=4\nloop=false\n\0"));
     }
 
     #[test]
-    fn every_type_says_its_bits_and_its_kind() {
+    fn every_type_states_its_bits_and_sample_format() {
         for (name, bits, kind) in [("uint8", 8, 1), ("int64", 64, 2), ("float32", 32, 3), ("float64", 64, 3)] {
             let header = TiffFormat.header(&[5], &DataType::from_name(name), &EncodeOptions::default()).unwrap();
             let page = &pages(&header)[0];
@@ -294,7 +303,7 @@ mod tests {
     }
 
     #[test]
-    fn beyond_4_gib_it_is_a_bigtiff() {
+    fn a_file_beyond_4_gib_is_a_bigtiff() {
         let shape = [1 << 16, 1 << 14, 5];
         let classic = TiffFormat.header(&[1 << 16, 1 << 14, 3], &DataType::UInt8, &EncodeOptions::default()).unwrap();
         assert_eq!(classic[2], 42);
@@ -307,7 +316,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_stack_is_refused_with_the_way_out() {
+    fn shapes_that_are_not_stacks_are_refused_with_a_remedy() {
         let refusal =
             |shape: &[u64]| TiffFormat.accepts(shape, &DataType::UInt8, &EncodeOptions::default()).unwrap_err();
         assert!(refusal(&[2, 2, 2, 2]).contains("three axes"));

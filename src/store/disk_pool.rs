@@ -90,11 +90,11 @@ impl DiskPool {
         Self::with_limits(deadline, MAX_QUEUED, Arc::clone(&FREE_SHARED_THREADS))
     }
 
-    fn with_limits(deadline: Duration, most_queued: usize, common: Arc<AtomicUsize>) -> Self {
-        let stall = (deadline / STALL_DIVISOR).max(MIN_STALL).min(deadline);
+    fn with_limits(deadline: Duration, max_queued: usize, free_shared_threads: Arc<AtomicUsize>) -> Self {
+        let stall_after = (deadline / STALL_DIVISOR).max(MIN_STALL).min(deadline);
         let state = DiskPoolState {
             queue: DiskQueue::default(),
-            free_shared_threads: common,
+            free_shared_threads,
             threads: 0,
             idle: 0,
             woken: 0,
@@ -114,9 +114,9 @@ impl DiskPool {
                 work_available: Condvar::new(),
                 call_ended: Notify::new(),
                 abandoned_call_ended: Notify::new(),
-                stall_after: stall,
+                stall_after,
                 deadline,
-                max_queued: most_queued,
+                max_queued,
             }),
             deadline,
         }))
@@ -131,23 +131,24 @@ impl DiskPool {
     /// for the same operation wait in vain, or if too many calls wait.
     pub(super) async fn run<T: Send + 'static>(
         &self,
-        what: Option<DiskOperation>,
+        operation: Option<DiskOperation>,
         job: impl FnOnce() -> T + Send + 'static,
     ) -> Result<T, DiskPoolError> {
         let DiskPoolOwner { shared, deadline } = &*self.0;
         let client = ClientId::current();
-        shared.admit(client, what.as_ref()).await?;
-        let (answer, mut result) = oneshot::channel();
-        let has_begun = Arc::new(AtomicBool::new(false));
-        shared.enqueue(client, Box::new(DiskJob::new(what, job, &has_begun, answer)))?;
-        let died =
+        shared.admit(client, operation.as_ref()).await?;
+        let (reply, mut result) = oneshot::channel();
+        let has_started = Arc::new(AtomicBool::new(false));
+        shared.enqueue(client, Box::new(DiskJob::new(operation, job, &has_started, reply)))?;
+        let job_lost =
             |_: oneshot::error::RecvError| DiskPoolError::Thread(io::Error::other("a disk job did not complete"));
-        let (begun, mut wait) = (Instant::now(), shared.stall_after / 4);
+        let (started, mut timeout) = (Instant::now(), shared.stall_after / 4);
         loop {
-            if let Ok(result) = tokio::time::timeout(wait, &mut result).await {
-                return result.map_err(died)?;
+            if let Ok(result) = tokio::time::timeout(timeout, &mut result).await {
+                return result.map_err(job_lost)?;
             }
-            let (left, is_queued) = (deadline.saturating_sub(begun.elapsed()), !has_begun.load(Ordering::Relaxed));
+            let (remaining, is_queued) =
+                (deadline.saturating_sub(started.elapsed()), !has_started.load(Ordering::Relaxed));
             // If all threads that this call may use hang, it has waited long enough.
             if is_queued {
                 let state = shared.lock();
@@ -156,10 +157,10 @@ impl DiskPool {
                 }
                 shared.wake_or_spawn_thread(state);
             }
-            if left.is_zero() {
+            if remaining.is_zero() {
                 return Err(DiskPoolError::Timeout);
             }
-            wait = if is_queued { left.min(shared.stall_after / 4) } else { left };
+            timeout = if is_queued { remaining.min(shared.stall_after / 4) } else { remaining };
         }
     }
 
@@ -172,14 +173,14 @@ impl DiskPool {
     pub(super) fn load(&self) -> StoreLoad {
         let shared = &self.0.shared;
         let state = shared.lock();
-        let ages = state.running.iter().map(|call| call.since.elapsed());
+        let ages = state.running.iter().map(|call| call.started.elapsed());
         // A call that hangs forever on one bad file says nothing about the others.
         let longest = ages.filter(|age| *age <= shared.deadline).max().unwrap_or_default();
         StoreLoad {
             running: state.running.len(),
             queued: state.queue.len(),
             is_stalled: state.is_stalled(shared.stall_after),
-            silent_for: longest.min(state.last_progress.elapsed()),
+            no_progress_for: longest.min(state.last_progress.elapsed()),
             longest_running: longest,
         }
     }
@@ -194,34 +195,39 @@ impl DiskPoolShared {
     /// Admits a call unless the store is stalled. A stalled store admits one call per second as a probe, and the other
     /// calls wait briefly for its result. A call for an operation that was abandoned often waits until one of the
     /// abandoned calls ends, for at most the stall time.
-    async fn admit(&self, client: ClientId, what: Option<&DiskOperation>) -> Result<(), DiskPoolError> {
-        let begun = Instant::now();
+    async fn admit(&self, client: ClientId, operation: Option<&DiskOperation>) -> Result<(), DiskPoolError> {
+        let started = Instant::now();
         loop {
-            let (mut ended, mut left) =
+            let (mut call_ended, mut abandoned_call_ended) =
                 (std::pin::pin!(self.call_ended.notified()), std::pin::pin!(self.abandoned_call_ended.notified()));
             // From here on, no notification is missed.
-            ended.as_mut().enable();
-            left.as_mut().enable();
-            let (patience, given_up, end) = {
+            call_ended.as_mut().enable();
+            abandoned_call_ended.as_mut().enable();
+            let (timeout, error, notified) = {
                 let mut state = self.lock();
-                if what.is_some_and(|what| state.is_operation_stalled(what, self.stall_after, self.deadline)) {
+                if operation.is_some_and(|what| state.is_operation_stalled(what, self.stall_after, self.deadline)) {
                     return Err(DiskPoolError::OperationStalled);
                 }
-                let is_left_often = what.is_some_and(|what| state.has_many_abandoned(what, self.deadline));
+                let has_many_abandoned = operation.is_some_and(|what| state.has_many_abandoned(what, self.deadline));
                 let is_stalled = state.is_stalled(self.stall_after);
-                if !is_left_often && (!is_stalled || state.claim_stall_probe(client)) {
+                if !has_many_abandoned && (!is_stalled || state.claim_stall_probe(client)) {
                     return Ok(());
                 }
                 if is_stalled {
-                    let tried = state.last_stall_probe.map_or(STALL_PROBE_WAIT, |tried| tried.elapsed());
-                    let waited = if is_left_often { begun.elapsed() } else { tried };
-                    (STALL_PROBE_WAIT.saturating_sub(waited), DiskPoolError::Stalled, ended)
+                    let probe_elapsed =
+                        state.last_stall_probe.map_or(STALL_PROBE_WAIT, |probed_at| probed_at.elapsed());
+                    let elapsed = if has_many_abandoned { started.elapsed() } else { probe_elapsed };
+                    (STALL_PROBE_WAIT.saturating_sub(elapsed), DiskPoolError::Stalled, call_ended)
                 } else {
-                    (self.stall_after.saturating_sub(begun.elapsed()), DiskPoolError::OperationStalled, left)
+                    (
+                        self.stall_after.saturating_sub(started.elapsed()),
+                        DiskPoolError::OperationStalled,
+                        abandoned_call_ended,
+                    )
                 }
             };
-            if patience.is_zero() || tokio::time::timeout(patience, end).await.is_err() {
-                return Err(given_up);
+            if timeout.is_zero() || tokio::time::timeout(timeout, notified).await.is_err() {
+                return Err(error);
             }
         }
     }
@@ -231,19 +237,19 @@ impl DiskPoolShared {
     fn enqueue(self: &Arc<Self>, client: ClientId, job: Box<dyn ErasedDiskJob>) -> Result<(), DiskPoolError> {
         let mut state = self.lock();
         let is_full = state.queue.len() >= self.max_queued;
-        let unwanted = state.purge_abandoned(is_full);
-        if is_full || !unwanted.is_empty() {
+        let abandoned = state.purge_abandoned(is_full);
+        if is_full || !abandoned.is_empty() {
             let is_full = state.queue.len() >= self.max_queued;
-            let refused = if is_full { state.queue.evict_from_longest(client) } else { None };
+            let evicted = if is_full { state.queue.evict_from_longest(client) } else { None };
             drop(state);
             // Dropped outside the lock, as in `run_worker`.
-            drop(unwanted);
+            drop(abandoned);
             if is_full {
-                let Some(refused) = refused else {
+                let Some(evicted) = evicted else {
                     drop(job);
                     return Err(DiskPoolError::QueueFull);
                 };
-                refused.reject(DiskPoolError::QueueFull);
+                evicted.reject(DiskPoolError::QueueFull);
             }
             state = self.lock();
         }
@@ -283,9 +289,9 @@ impl DiskPoolShared {
             // The existing threads will run the job.
             return None;
         }
-        let left = state.queue.take_all();
+        let rejected = state.queue.take_all();
         drop(state);
-        for job in left {
+        for job in rejected {
             job.reject(DiskPoolError::Thread(io::Error::from(error.kind())));
         }
         Some(error)
@@ -293,15 +299,15 @@ impl DiskPoolShared {
 
     fn finish_call(&self, id: u64) {
         let mut state = self.lock();
-        let place = state.running.iter().position(|call| call.id == id);
-        let ended = place.map(|place| state.running.remove(place));
-        if let Some(call) = &ended {
+        let index = state.running.iter().position(|call| call.id == id);
+        let finished_call = index.map(|index| state.running.remove(index));
+        if let Some(call) = &finished_call {
             state.queue.finish(call.client);
         }
         state.last_progress = Instant::now();
         drop(state);
         self.call_ended.notify_waiters();
-        if ended.is_some_and(|call| call.waiter.strong_count() == 0) {
+        if finished_call.is_some_and(|call| call.waiter.strong_count() == 0) {
             self.abandoned_call_ended.notify_waiters();
         }
     }
@@ -328,8 +334,8 @@ impl DiskPoolShared {
                 }
                 state.started_calls += 1;
                 let id = state.started_calls;
-                let (what, waiter) = (job.operation(), job.waiter());
-                state.running.push(RunningCall { id, operation: what, since: now, waiter, client });
+                let (operation, waiter) = (job.operation(), job.waiter());
+                state.running.push(RunningCall { id, operation, started: now, waiter, client });
                 // One ended job may allow several others to start.
                 self.wake_or_spawn_thread(state);
                 job.run(&|| self.finish_call(id));
@@ -338,16 +344,16 @@ impl DiskPoolShared {
                 break;
             } else {
                 state.idle += 1;
-                let (again, waited) =
+                let (guard, wait_result) =
                     self.work_available.wait_timeout(state, IDLE_TIMEOUT).unwrap_or_else(PoisonError::into_inner);
-                state = again;
+                state = guard;
                 if state.woken > 0 {
                     state.woken -= 1;
                 } else {
                     state.idle -= 1;
                 }
                 state.min_idle.0 = state.min_idle.0.min(state.idle);
-                if waited.timed_out() && state.queue.is_empty() {
+                if wait_result.timed_out() && state.queue.is_empty() {
                     break;
                 }
             }
@@ -364,358 +370,361 @@ mod tests {
     use super::*;
     use crate::store::key::Key;
 
-    fn hops_with(deadline: Duration) -> DiskPool {
-        hops_for(deadline, MAX_QUEUED)
+    fn pool_with_deadline(deadline: Duration) -> DiskPool {
+        pool_with_queue(deadline, MAX_QUEUED)
     }
 
-    fn hops_for(deadline: Duration, most_queued: usize) -> DiskPool {
-        DiskPool::with_limits(deadline, most_queued, Arc::new(AtomicUsize::new(SHARED_THREADS)))
+    fn pool_with_queue(deadline: Duration, max_queued: usize) -> DiskPool {
+        DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_THREADS)))
     }
 
     /// A pool of which `count` calls hang until the sender is dropped.
-    fn hanging(count: usize) -> (DiskPool, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), DiskPoolError>>) {
-        let hops = hops_with(Duration::from_secs(3));
-        let (end, is_to_end) = mpsc::channel::<()>();
-        let is_to_end = Arc::new(Mutex::new(is_to_end));
+    fn pool_with_hanging_calls(
+        count: usize,
+    ) -> (DiskPool, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), DiskPoolError>>) {
+        let pool = pool_with_deadline(Duration::from_secs(3));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..count {
-            let (hops, is_to_end) = (hops.clone(), Arc::clone(&is_to_end));
-            calls.spawn(async move { hops.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await });
+            let (pool, released) = (pool.clone(), Arc::clone(&released));
+            calls.spawn(async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
         }
-        (hops, end, calls)
+        (pool, release, calls)
     }
 
-    async fn until(hops: &DiskPool, is_so: impl Fn(StoreLoad) -> bool) {
-        while !is_so(hops.load()) {
+    async fn wait_until(pool: &DiskPool, condition: impl Fn(StoreLoad) -> bool) {
+        while !condition(pool.load()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     #[tokio::test]
-    async fn a_store_that_answers_nobody_is_asked_once_a_second_only_and_recovers() {
-        let (hops, end, mut calls) = hanging(3);
-        until(&hops, |load| load.running == 3).await;
+    async fn a_stalled_store_is_probed_once_a_second_and_recovers() {
+        let (pool, release, mut calls) = pool_with_hanging_calls(3);
+        wait_until(&pool, |load| load.running == 3).await;
         // Other calls are answered: the store is slow, but not stalled.
-        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
-        until(&hops, |load| load.is_stalled).await;
-        let (first, second) = (hops.run(None, || 7).await, hops.run(None, || 7).await);
+        assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
+        wait_until(&pool, |load| load.is_stalled).await;
+        let (first, second) = (pool.run(None, || 7).await, pool.run(None, || 7).await);
         // The first call was the probe and found that the store answers.
         assert!(matches!((first, second), (Ok(7), Ok(7))));
-        until(&hops, |load| load.is_stalled).await;
-        hops.0.shared.lock().last_stall_probe = Instant::now().checked_sub(STALL_PROBE_WAIT);
-        assert!(matches!(hops.run(None, || 7).await, Err(DiskPoolError::Stalled)), "at once");
-        drop(end);
+        wait_until(&pool, |load| load.is_stalled).await;
+        pool.0.shared.lock().last_stall_probe = Instant::now().checked_sub(STALL_PROBE_WAIT);
+        assert!(matches!(pool.run(None, || 7).await, Err(DiskPoolError::Stalled)), "at once");
+        drop(release);
         while let Some(call) = calls.join_next().await {
             let _ = call.unwrap();
         }
-        until(&hops, |load| load.running == 0).await;
-        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+        wait_until(&pool, |load| load.running == 0).await;
+        assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
-    async fn no_more_than_so_many_hang_and_those_behind_them_give_up_early() {
-        let (hops, end, mut calls) = hanging(MAX_THREADS_PER_STORE + 8);
-        let (mut stalled, mut late) = (0, 0);
+    async fn hanging_calls_are_limited_and_queued_calls_fail_early() {
+        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE + 8);
+        let (mut stalled, mut timed_out) = (0, 0);
         while let Some(call) = calls.join_next().await {
             match call.unwrap() {
                 Err(DiskPoolError::Stalled) => stalled += 1,
-                Err(DiskPoolError::Timeout) => late += 1,
+                Err(DiskPoolError::Timeout) => timed_out += 1,
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((stalled, late), (8, MAX_THREADS_PER_STORE));
-        assert_eq!(hops.load().running, MAX_THREADS_PER_STORE, "a call that hangs keeps its thread");
-        drop(end);
-        until(&hops, |load| load == StoreLoad::default()).await;
-        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
+        assert_eq!((stalled, timed_out), (8, MAX_THREADS_PER_STORE));
+        assert_eq!(pool.load().running, MAX_THREADS_PER_STORE, "a call that hangs keeps its thread");
+        drop(release);
+        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
-    async fn the_threads_end_with_the_last_who_could_ask() {
-        let (hops, end, mut calls) = hanging(MAX_THREADS_PER_STORE);
-        until(&hops, |load| load.running == MAX_THREADS_PER_STORE).await;
+    async fn the_threads_end_when_the_last_pool_handle_is_dropped() {
+        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE);
+        wait_until(&pool, |load| load.running == MAX_THREADS_PER_STORE).await;
         // This call is queued and abandoned.
-        let (last, shared) = (hops.clone(), Arc::downgrade(&hops.0.shared));
-        let left = tokio::time::timeout(Duration::from_millis(5), hops.run(None, move || drop(last)));
-        assert!(left.await.is_err());
+        let (last, shared) = (pool.clone(), Arc::downgrade(&pool.0.shared));
+        let abandoned = tokio::time::timeout(Duration::from_millis(5), pool.run(None, move || drop(last)));
+        assert!(abandoned.await.is_err());
         calls.abort_all();
         while calls.join_next().await.is_some() {}
-        drop((hops, end));
+        drop((pool, release));
         while shared.strong_count() > 0 {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
 
     #[tokio::test]
-    async fn the_queue_is_bounded_and_whoever_has_left_it_takes_no_room() {
-        let hops = hops_for(Duration::from_secs(60), 4);
-        let (end, is_to_end) = mpsc::channel::<()>();
-        let is_to_end = Arc::new(Mutex::new(is_to_end));
+    async fn the_queue_is_bounded_and_abandoned_calls_take_no_place_in_it() {
+        let pool = pool_with_queue(Duration::from_secs(60), 4);
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for n in 1..=MAX_THREADS_PER_STORE + 4 {
-            let (hops, is_to_end) = (hops.clone(), Arc::clone(&is_to_end));
-            let call = hops.clone();
-            calls.spawn(async move { call.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await });
-            until(&hops, |load| {
+            let (pool, released) = (pool.clone(), Arc::clone(&released));
+            let call = pool.clone();
+            calls.spawn(async move { call.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
+            wait_until(&pool, |load| {
                 load.running + load.queued == n && (n <= load.running || load.running == MAX_THREADS_PER_STORE)
             })
             .await;
         }
-        assert!(hops.load().longest_running > Duration::ZERO && hops.load().silent_for > Duration::ZERO);
-        let full = hops.run(None, || 7).await;
+        assert!(pool.load().longest_running > Duration::ZERO && pool.load().no_progress_for > Duration::ZERO);
+        let full = pool.run(None, || 7).await;
         assert!(matches!(full, Err(DiskPoolError::QueueFull)), "{full:?}");
         // All callers are gone, but the running jobs do not notice.
         calls.abort_all();
         while calls.join_next().await.is_some() {}
-        hops.0.shared.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let (queued, last) = (hops.clone(), hops.clone());
+        pool.0.shared.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let (queued, last) = (pool.clone(), pool.clone());
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
-        until(&hops, |load| load.queued == 1).await;
-        drop(end);
+        wait_until(&pool, |load| load.queued == 1).await;
+        drop(release);
         assert_eq!(queued.await.unwrap(), 7);
-        until(&hops, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StoreLoad::default()).await;
         assert_eq!(last.run(None, || 7).await.unwrap(), 7);
     }
 
     /// Calls of one client that hang until a sender is dropped.
-    struct Hanging {
+    struct HangingCalls {
         client: ClientId,
-        end: mpsc::Sender<()>,
-        is_to_end: Arc<Mutex<mpsc::Receiver<()>>>,
+        release: mpsc::Sender<()>,
+        released: Arc<Mutex<mpsc::Receiver<()>>>,
         calls: tokio::task::JoinSet<Result<(), DiskPoolError>>,
     }
 
-    impl Hanging {
+    impl HangingCalls {
         fn new(client: u64) -> Self {
-            let (end, is_to_end) = mpsc::channel();
-            let is_to_end = Arc::new(Mutex::new(is_to_end));
-            Self { client: ClientId::new(client), end, is_to_end, calls: tokio::task::JoinSet::new() }
+            let (release, released) = mpsc::channel();
+            let released = Arc::new(Mutex::new(released));
+            Self { client: ClientId::new(client), release, released, calls: tokio::task::JoinSet::new() }
         }
 
-        fn begin(&mut self, hops: &DiskPool) {
-            let (hops, is_to_end) = (hops.clone(), Arc::clone(&self.is_to_end));
-            let call = async move { hops.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await };
+        fn start_call(&mut self, pool: &DiskPool) {
+            let (pool, released) = (pool.clone(), Arc::clone(&self.released));
+            let call = async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
             self.calls.spawn(self.client.scope(call));
         }
 
-        fn end(mut self) {
-            drop(self.end);
+        fn finish(mut self) {
+            drop(self.release);
             self.calls.detach_all();
         }
     }
 
     #[tokio::test]
-    async fn a_client_whose_calls_hang_keeps_no_other_waiting_and_learns_of_it() {
-        let hops = hops_with(Duration::from_secs(3));
-        let mut hanging = Hanging::new(1);
-        (0..MAX_THREADS_PER_STORE + 8).for_each(|_| hanging.begin(&hops));
-        until(&hops, |load| load.queued == MAX_THREADS_PER_STORE / 4 + 8).await;
-        let (mut stalled, mut late) = (0, 0);
+    async fn hanging_calls_of_one_client_delay_no_other_client_and_are_reported_as_stalled() {
+        let pool = pool_with_deadline(Duration::from_secs(3));
+        let mut hanging = HangingCalls::new(1);
+        (0..MAX_THREADS_PER_STORE + 8).for_each(|_| hanging.start_call(&pool));
+        wait_until(&pool, |load| load.queued == MAX_THREADS_PER_STORE / 4 + 8).await;
+        let (mut stalled, mut timed_out) = (0, 0);
         while !hanging.calls.is_empty() {
             // Other clients are answered all the time: the disk does not stall.
-            assert_eq!(ClientId::new(2).scope(hops.run(None, || 7)).await.unwrap(), 7);
+            assert_eq!(ClientId::new(2).scope(pool.run(None, || 7)).await.unwrap(), 7);
             match hanging.calls.try_join_next() {
                 Some(Ok(Err(DiskPoolError::Stalled))) => stalled += 1,
-                Some(Ok(Err(DiskPoolError::Timeout))) => late += 1,
+                Some(Ok(Err(DiskPoolError::Timeout))) => timed_out += 1,
                 None => tokio::time::sleep(Duration::from_millis(1)).await,
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((stalled, late), (MAX_THREADS_PER_STORE / 4 + 8, MAX_THREADS_PER_STORE / 4 * 3));
-        hanging.end();
-        until(&hops, |load| load == StoreLoad::default()).await;
+        assert_eq!((stalled, timed_out), (MAX_THREADS_PER_STORE / 4 + 8, MAX_THREADS_PER_STORE / 4 * 3));
+        hanging.finish();
+        wait_until(&pool, |load| load == StoreLoad::default()).await;
     }
 
     #[tokio::test]
     async fn a_full_queue_refuses_the_client_that_fills_it() {
-        let hops = hops_for(Duration::from_secs(60), 8);
-        let (mut own, mut greedy) = (Hanging::new(0), Hanging::new(1));
+        let pool = pool_with_queue(Duration::from_secs(60), 8);
+        let (mut server_calls, mut greedy_calls) = (HangingCalls::new(0), HangingCalls::new(1));
         for n in 1..=MAX_THREADS_PER_STORE + 8 {
             if n <= MAX_THREADS_PER_STORE / 4 {
-                own.begin(&hops);
+                server_calls.start_call(&pool);
             } else {
-                greedy.begin(&hops);
+                greedy_calls.start_call(&pool);
             }
-            until(&hops, |load| load.running == n.min(MAX_THREADS_PER_STORE) && load.running + load.queued == n).await;
+            wait_until(&pool, |load| load.running == n.min(MAX_THREADS_PER_STORE) && load.running + load.queued == n)
+                .await;
         }
-        let more = ClientId::new(1).scope(hops.run(None, || 7)).await;
-        assert!(matches!(more, Err(DiskPoolError::QueueFull)), "{more:?}");
-        let other = ClientId::new(2).scope(hops.run(None, || 7));
-        let (other, pushed_out) = tokio::join!(other, async {
-            let pushed_out = greedy.calls.join_next().await.unwrap().unwrap();
-            own.end();
-            pushed_out
+        let refused = ClientId::new(1).scope(pool.run(None, || 7)).await;
+        assert!(matches!(refused, Err(DiskPoolError::QueueFull)), "{refused:?}");
+        let other_call = ClientId::new(2).scope(pool.run(None, || 7));
+        let (other_result, evicted) = tokio::join!(other_call, async {
+            let evicted = greedy_calls.calls.join_next().await.unwrap().unwrap();
+            server_calls.finish();
+            evicted
         });
-        assert!(matches!((other, pushed_out), (Ok(7), Err(DiskPoolError::QueueFull))));
-        greedy.end();
-        until(&hops, |load| load == StoreLoad::default()).await;
+        assert!(matches!((other_result, evicted), (Ok(7), Err(DiskPoolError::QueueFull))));
+        greedy_calls.finish();
+        wait_until(&pool, |load| load == StoreLoad::default()).await;
     }
 
     #[tokio::test]
-    async fn a_job_that_panics_is_an_error_and_its_thread_goes_on() {
-        let hops = hops_with(Duration::from_secs(5));
-        assert!(matches!(hops.run(None, || panic!("broken")).await, Err(DiskPoolError::Thread(_))));
-        assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
-        assert_eq!(hops.load(), StoreLoad::default());
+    async fn a_panic_of_a_job_is_an_error_and_its_thread_continues() {
+        let pool = pool_with_deadline(Duration::from_secs(5));
+        assert!(matches!(pool.run(None, || panic!("broken")).await, Err(DiskPoolError::Thread(_))));
+        assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
+        assert_eq!(pool.load(), StoreLoad::default());
     }
 
     #[tokio::test]
-    async fn those_who_come_while_one_finds_out_wait_for_what_it_finds() {
-        let (hops, end, mut calls) = hanging(1);
-        until(&hops, |load| load.is_stalled).await;
+    async fn calls_during_a_stall_probe_wait_for_its_result() {
+        let (pool, release, mut calls) = pool_with_hanging_calls(1);
+        wait_until(&pool, |load| load.is_stalled).await;
         let mut others = tokio::task::JoinSet::new();
         for n in 0..30 {
-            let hops = hops.clone();
-            others.spawn(async move { hops.run(None, move || n).await });
+            let pool = pool.clone();
+            others.spawn(async move { pool.run(None, move || n).await });
         }
         while let Some(answer) = others.join_next().await {
             answer.unwrap().unwrap();
         }
-        drop(end);
+        drop(release);
         while calls.join_next().await.is_some() {}
     }
 
     #[tokio::test]
-    async fn whoever_has_an_answer_finds_the_store_answering() {
-        let (hops, end, mut calls) = hanging(1);
-        until(&hops, |load| load.is_stalled).await;
+    async fn an_answered_call_ends_the_stall() {
+        let (pool, release, mut calls) = pool_with_hanging_calls(1);
+        wait_until(&pool, |load| load.is_stalled).await;
         for _ in 0..200 {
-            hops.0.shared.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
-            hops.0.shared.lock().last_stall_probe = None;
-            assert!(hops.load().is_stalled);
-            assert_eq!(hops.run(None, || 7).await.unwrap(), 7);
-            let load = hops.load();
+            pool.0.shared.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+            pool.0.shared.lock().last_stall_probe = None;
+            assert!(pool.load().is_stalled);
+            assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
+            let load = pool.load();
             assert_eq!((load.running, load.queued, load.is_stalled), (1, 0, false));
         }
-        drop(end);
+        drop(release);
         while calls.join_next().await.is_some() {}
     }
 
     #[tokio::test]
-    async fn what_hangs_alone_takes_few_threads_however_often_it_is_asked_for() {
-        let hops = hops_with(Duration::from_secs(2));
-        let (end, is_to_end) = mpsc::channel::<()>();
-        let is_to_end = Arc::new(Mutex::new(is_to_end));
-        let what = |path: &str| Some(("read", Key::parse(path).unwrap()));
-        let ask = |path: &str| {
-            let is_to_end = Arc::clone(&is_to_end);
-            hops.run(what(path), move || is_to_end.lock().unwrap().recv().unwrap_or(()))
+    async fn one_hanging_operation_takes_few_threads_however_often_it_is_requested() {
+        let pool = pool_with_deadline(Duration::from_secs(2));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let operation = |path: &str| Some(("read", Key::parse(path).unwrap()));
+        let call = |path: &str| {
+            let released = Arc::clone(&released);
+            pool.run(operation(path), move || released.lock().unwrap().recv().unwrap_or(()))
         };
-        assert!(matches!(ask("bad").await, Err(DiskPoolError::Timeout)));
+        assert!(matches!(call("bad").await, Err(DiskPoolError::Timeout)));
         // The thread started the job a little after the call.
-        hops.0.shared.lock().running[0].since = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        pool.0.shared.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
         for _ in 0..2 * MAX_THREADS_PER_STORE {
-            assert!(matches!(ask("bad").await, Err(DiskPoolError::OperationStalled)));
+            assert!(matches!(call("bad").await, Err(DiskPoolError::OperationStalled)));
         }
-        assert_eq!(hops.load().running, 1);
-        hops.0.shared.lock().running[0].since = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
-        assert!(matches!(ask("bad").await, Err(DiskPoolError::Timeout)), "tried again");
-        hops.0.shared.lock().running[1].since = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
-        assert!(matches!(ask("bad").await, Err(DiskPoolError::OperationStalled)), "the retry interval grows");
-        assert_eq!(hops.run(what("good"), || 7).await.unwrap(), 7, "other operations are answered");
-        assert_eq!(hops.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
+        assert_eq!(pool.load().running, 1);
+        pool.0.shared.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
+        assert!(matches!(call("bad").await, Err(DiskPoolError::Timeout)), "tried again");
+        pool.0.shared.lock().running[1].started = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
+        assert!(matches!(call("bad").await, Err(DiskPoolError::OperationStalled)), "the retry interval grows");
+        assert_eq!(pool.run(operation("good"), || 7).await.unwrap(), 7, "other operations are answered");
+        assert_eq!(pool.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
         // However many calls were lost, one at a time is let through.
-        for lost in 2..=MAX_STALLED_PER_OPERATION {
-            let later = Duration::from_secs(2 << lost);
-            for call in &mut hops.0.shared.lock().running {
-                call.since = Instant::now().checked_sub(later).unwrap();
+        for hung_calls in 2..=MAX_STALLED_PER_OPERATION {
+            let later = Duration::from_secs(2 << hung_calls);
+            for call in &mut pool.0.shared.lock().running {
+                call.started = Instant::now().checked_sub(later).unwrap();
             }
-            assert!(matches!(ask("bad").await, Err(DiskPoolError::Timeout)), "tried again after {lost}");
-            assert!(matches!(ask("bad").await, Err(DiskPoolError::OperationStalled)));
+            assert!(matches!(call("bad").await, Err(DiskPoolError::Timeout)), "tried again after {hung_calls}");
+            assert!(matches!(call("bad").await, Err(DiskPoolError::OperationStalled)));
         }
-        drop(end);
-        until(&hops, |load| load == StoreLoad::default()).await;
-        ask("bad").await.unwrap();
+        drop(release);
+        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        call("bad").await.unwrap();
     }
 
     #[tokio::test]
-    async fn who_gives_up_and_asks_again_takes_few_threads() {
-        let hops = hops_with(Duration::from_secs(60));
-        let (end, is_to_end) = mpsc::channel::<()>();
-        let is_to_end = Arc::new(Mutex::new(is_to_end));
-        let what = || Some(("read", Key::parse("slow").unwrap()));
-        let ask = || {
-            let is_to_end = Arc::clone(&is_to_end);
-            hops.run(what(), move || is_to_end.lock().unwrap().recv().map_or(7, |()| 7))
+    async fn repeated_abandoned_calls_take_few_threads() {
+        let pool = pool_with_deadline(Duration::from_secs(60));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
+        let operation = || Some(("read", Key::parse("slow").unwrap()));
+        let call = || {
+            let released = Arc::clone(&released);
+            pool.run(operation(), move || released.lock().unwrap().recv().map_or(7, |()| 7))
         };
-        while hops.load().running < MAX_STALLED_PER_OPERATION {
-            assert!(tokio::time::timeout(Duration::from_millis(20), ask()).await.is_err());
+        while pool.load().running < MAX_STALLED_PER_OPERATION {
+            assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
         for _ in 0..MAX_STALLED_PER_OPERATION {
-            assert!(tokio::time::timeout(Duration::from_millis(20), ask()).await.is_err());
+            assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
-        let load = hops.load();
+        let load = pool.load();
         assert_eq!((load.running, load.queued), (MAX_STALLED_PER_OPERATION, 0));
-        assert_eq!(hops.run(Some(("read", Key::parse("good").unwrap())), || 7).await.unwrap(), 7);
+        assert_eq!(pool.run(Some(("read", Key::parse("good").unwrap())), || 7).await.unwrap(), 7);
         // A patient caller is served when one of them has ended.
-        let (patient, ()) = tokio::join!(ask(), async {
+        let (patient, ()) = tokio::join!(call(), async {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert_eq!(hops.load().running, MAX_STALLED_PER_OPERATION);
-            drop(end);
+            assert_eq!(pool.load().running, MAX_STALLED_PER_OPERATION);
+            drop(release);
         });
         assert_eq!(patient.unwrap(), 7);
-        until(&hops, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StoreLoad::default()).await;
     }
 
     #[tokio::test]
-    async fn threads_that_are_too_many_end_although_all_are_woken_in_turn() {
-        let hops = hops_with(Duration::from_secs(60));
+    async fn surplus_threads_end_although_all_are_woken_in_turn() {
+        let pool = pool_with_deadline(Duration::from_secs(60));
         let gate = Arc::new(std::sync::Barrier::new(9));
-        let all: Vec<_> = (0..8)
+        let tasks: Vec<_> = (0..8)
             .map(|_| {
-                let (hops, gate) = (hops.clone(), Arc::clone(&gate));
-                tokio::spawn(async move { hops.run(None, move || gate.wait()).await.is_ok() })
+                let (pool, gate) = (pool.clone(), Arc::clone(&gate));
+                tokio::spawn(async move { pool.run(None, move || gate.wait()).await.is_ok() })
             })
             .collect();
         let last = std::thread::spawn(move || gate.wait());
-        for one in all {
-            assert!(one.await.unwrap());
+        for task in tasks {
+            assert!(task.await.unwrap());
         }
         last.join().unwrap();
-        assert_eq!(hops.0.shared.lock().threads, 8);
-        let until = Instant::now() + Duration::from_secs(20);
+        assert_eq!(pool.0.shared.lock().threads, 8);
+        let deadline = Instant::now() + Duration::from_secs(20);
         // If several threads were awake at once, others are left for the next time.
-        while hops.0.shared.lock().threads > 4 {
+        while pool.0.shared.lock().threads > 4 {
             loop {
                 {
-                    let mut state = hops.0.shared.lock();
+                    let mut state = pool.0.shared.lock();
                     if state.idle == state.threads {
                         // Pretend that this was a while ago.
                         state.min_idle = (state.idle - 1, Instant::now().checked_sub(IDLE_TIMEOUT).unwrap());
                         break;
                     }
-                    assert!(Instant::now() < until, "{} threads are left, {} idle", state.threads, state.idle);
+                    assert!(Instant::now() < deadline, "{} threads are left, {} idle", state.threads, state.idle);
                 }
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             for _ in 0..64 {
-                hops.run(None, || ()).await.unwrap();
+                pool.run(None, || ()).await.unwrap();
             }
-            assert!(Instant::now() < until, "{} threads are left", hops.0.shared.lock().threads);
+            assert!(Instant::now() < deadline, "{} threads are left", pool.0.shared.lock().threads);
         }
-        hops.run(None, || ()).await.unwrap();
+        pool.run(None, || ()).await.unwrap();
     }
 
     #[tokio::test]
-    async fn stores_share_further_threads_and_each_has_some_of_its_own() {
-        let common = Arc::new(AtomicUsize::new(2));
-        let stores = [(); 2].map(|()| DiskPool::with_limits(Duration::from_secs(60), MAX_QUEUED, Arc::clone(&common)));
-        let (end, is_to_end) = mpsc::channel::<()>();
-        let is_to_end = Arc::new(Mutex::new(is_to_end));
+    async fn stores_share_threads_and_each_has_reserved_ones() {
+        let free_shared_threads = Arc::new(AtomicUsize::new(2));
+        let stores = [(); 2]
+            .map(|()| DiskPool::with_limits(Duration::from_secs(60), MAX_QUEUED, Arc::clone(&free_shared_threads)));
+        let (release, released) = mpsc::channel::<()>();
+        let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for store in &stores {
             for client in 0..20 {
-                let (store, is_to_end) = (store.clone(), Arc::clone(&is_to_end));
-                let hangs =
-                    async move { store.run(None, move || is_to_end.lock().unwrap().recv().unwrap_or(())).await };
-                calls.spawn(ClientId::new(1 + client).scope(hangs));
+                let (store, released) = (store.clone(), Arc::clone(&released));
+                let call = async move { store.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
+                calls.spawn(ClientId::new(1 + client).scope(call));
             }
-            until(store, |load| load.running + load.queued == 20).await;
+            wait_until(store, |load| load.running + load.queued == 20).await;
         }
         let [first, second] = &stores;
-        until(second, |load| load.running == RESERVED_THREADS).await;
+        wait_until(second, |load| load.running == RESERVED_THREADS).await;
         assert_eq!(first.load().running, RESERVED_THREADS + 2);
-        drop(end);
+        drop(release);
         while let Some(call) = calls.join_next().await {
             call.unwrap().unwrap();
         }
@@ -724,23 +733,23 @@ mod tests {
         while shared.iter().any(|shared| shared.strong_count() > 0) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
-        assert_eq!(common.load(Ordering::Relaxed), 2);
+        assert_eq!(free_shared_threads.load(Ordering::Relaxed), 2);
     }
 
     #[tokio::test]
-    async fn calls_that_are_given_up_do_not_pile_up_in_the_queue() {
-        let (hops, end, mut calls) = hanging(RESERVED_THREADS);
-        until(&hops, |load| load.running == RESERVED_THREADS).await;
-        hops.0.shared.lock().free_shared_threads.store(0, Ordering::Relaxed);
+    async fn abandoned_calls_do_not_accumulate_in_the_queue() {
+        let (pool, release, mut calls) = pool_with_hanging_calls(RESERVED_THREADS);
+        wait_until(&pool, |load| load.running == RESERVED_THREADS).await;
+        pool.0.shared.lock().free_shared_threads.store(0, Ordering::Relaxed);
         // As after this many jobs with waiting callers.
-        hops.0.shared.lock().purge_at_len = MAX_QUEUED;
+        pool.0.shared.lock().purge_at_len = MAX_QUEUED;
         for _ in 0..10_000 {
-            let mut call = Box::pin(hops.run(None, || ()));
+            let mut call = Box::pin(pool.run(None, || ()));
             assert!(futures_util::poll!(&mut call).is_pending());
             drop(call);
-            assert!(hops.load().queued <= 1024);
+            assert!(pool.load().queued <= 1024);
         }
-        drop(end);
+        drop(release);
         while calls.join_next().await.is_some() {}
     }
 }

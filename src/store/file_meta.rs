@@ -32,7 +32,7 @@ pub(super) fn meta_of(metadata: &std::fs::Metadata, tag: EntityTagSource) -> Obj
 /// Returns true if an open file still has the content that it had with the metadata `before`. It may have been unlinked
 /// since.
 pub(super) fn has_same_content(now: &std::fs::Metadata, before: &std::fs::Metadata) -> bool {
-    let content = |of: &std::fs::Metadata| (of.len(), of.mtime(), of.mtime_nsec());
+    let content = |metadata: &std::fs::Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
     content(now) == content(before)
 }
 
@@ -83,10 +83,10 @@ struct FileVersion {
 impl FileVersion {
     fn hash(&self) -> u64 {
         let (device, inode) = self.file;
-        let facts = [i128::from(self.len), self.modified, i128::from(inode), i128::from(device), self.changed];
+        let values = [i128::from(self.len), self.modified, i128::from(inode), i128::from(device), self.changed];
         let mut bytes = [0u8; 80];
-        for (slot, fact) in bytes.chunks_exact_mut(16).zip(facts) {
-            slot.copy_from_slice(&fact.to_le_bytes());
+        for (slot, value) in bytes.chunks_exact_mut(16).zip(values) {
+            slot.copy_from_slice(&value.to_le_bytes());
         }
         xxh3_64(&bytes)
     }
@@ -99,8 +99,8 @@ impl FileVersion {
 }
 
 impl From<RawObjectMeta> for ObjectMeta {
-    fn from(facts: RawObjectMeta) -> Self {
-        let RawObjectMeta { len, modified, changed, version } = facts;
+    fn from(raw_meta: RawObjectMeta) -> Self {
+        let RawObjectMeta { len, modified, changed, version } = raw_meta;
         let (etag, modified) = match changed {
             None => (format!("\"{len:x}-{modified:x}\""), modified),
             Some((changed, inode)) => (format!("\"{len:x}-{modified:x}-{changed:x}-{inode:x}\""), changed),
@@ -109,17 +109,17 @@ impl From<RawObjectMeta> for ObjectMeta {
     }
 }
 
-fn nanoseconds(seconds: i64, rest: i64) -> i128 {
-    i128::from(seconds) * 1_000_000_000 + i128::from(rest)
+fn nanoseconds(seconds: i64, nanos: i64) -> i128 {
+    i128::from(seconds) * 1_000_000_000 + i128::from(nanos)
 }
 
 fn system_time(nanoseconds: i128) -> Option<SystemTime> {
-    let (seconds, rest) = (nanoseconds.div_euclid(1_000_000_000), nanoseconds.rem_euclid(1_000_000_000));
-    let rest = Duration::from_nanos(u64::try_from(rest).ok()?);
-    let whole = Duration::from_secs(u64::try_from(seconds.unsigned_abs()).ok()?);
+    let (seconds, nanos) = (nanoseconds.div_euclid(1_000_000_000), nanoseconds.rem_euclid(1_000_000_000));
+    let subsecond = Duration::from_nanos(u64::try_from(nanos).ok()?);
+    let whole_seconds = Duration::from_secs(u64::try_from(seconds.unsigned_abs()).ok()?);
     let epoch = SystemTime::UNIX_EPOCH;
-    let second = if seconds < 0 { epoch.checked_sub(whole) } else { epoch.checked_add(whole) };
-    second?.checked_add(rest)
+    let base = if seconds < 0 { epoch.checked_sub(whole_seconds) } else { epoch.checked_add(whole_seconds) };
+    base?.checked_add(subsecond)
 }
 
 /// Returns a different, non-zero number at every call while a file is too recent for its times to tell its versions

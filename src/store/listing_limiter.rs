@@ -24,8 +24,8 @@ static LISTING_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
 /// Returns a semaphore for this many listings. One client leaves a quarter free while it is alone, and half while
 /// others are active.
 fn listing_permits(listings: usize) -> FairSemaphore {
-    let most = ClientQuota { alone: (listings / 4 * 3).max(1), among_others: (listings / 2).max(1) };
-    FairSemaphore::new(listings, most, CostBasis::Time)
+    let quota = ClientQuota { alone: (listings / 4 * 3).max(1), among_others: (listings / 2).max(1) };
+    FairSemaphore::new(listings, quota, CostBasis::Time)
 }
 
 /// Held by the caller of a listing to observe its progress.
@@ -56,41 +56,41 @@ impl ListingReporter {
     }
 }
 
-/// Runs `listing`, which uses a thread of `hops`, once its client gets a permit, and returns its result. Returns `None`
-/// if it gets none within the deadline of `hops`.
+/// Runs `listing`, which uses a thread of `disk_pool`, once its client gets a permit, and returns its result. Returns
+/// `None` if it gets none within the deadline of `disk_pool`.
 pub(super) async fn run_limited<T>(
-    hops: &DiskPool,
-    caller: &ListingMonitor,
+    disk_pool: &DiskPool,
+    monitor: &ListingMonitor,
     listing: impl Future<Output = T>,
 ) -> Option<T> {
-    let hangs = || {
-        let load = hops.load();
+    let is_storage_stalled = || {
+        let load = disk_pool.load();
         load.is_stalled || load.is_unresponsive()
     };
-    run_with_permits(&LISTING_PERMITS, hops.deadline(), hangs, caller, listing).await
+    run_with_permits(&LISTING_PERMITS, disk_pool.deadline(), is_storage_stalled, monitor, listing).await
 }
 
-/// Like [`run_limited`], with permits of `shares`. If the storage `hangs`, the listing uses no core and releases its
-/// permit.
+/// Like [`run_limited`], with permits of `shares`. If the storage `is_stalled`, the listing uses no core and releases
+/// its permit.
 async fn run_with_permits<T>(
     shares: &FairSemaphore,
     deadline: Duration,
-    hangs: impl Fn() -> bool,
-    caller: &ListingMonitor,
+    is_stalled: impl Fn() -> bool,
+    monitor: &ListingMonitor,
     listing: impl Future<Output = T>,
 ) -> Option<T> {
-    let turn = tokio::time::timeout(deadline, shares.acquire((ClientId::current(), 0), 1)).await.ok()?;
+    let permit = tokio::time::timeout(deadline, shares.acquire((ClientId::current(), 0), 1)).await.ok()?;
     let mut listing = std::pin::pin!(listing);
-    while !hangs() {
-        let before = caller.count();
-        if let Ok(listed) = tokio::time::timeout(PROGRESS_TIMEOUT, &mut listing).await {
-            return Some(listed);
+    while !is_stalled() {
+        let count_before = monitor.count();
+        if let Ok(result) = tokio::time::timeout(PROGRESS_TIMEOUT, &mut listing).await {
+            return Some(result);
         }
-        if caller.count() == before {
+        if monitor.count() == count_before {
             break;
         }
     }
-    drop(turn);
+    drop(permit);
     Some(listing.await)
 }
 
@@ -102,75 +102,75 @@ mod tests {
 
     use super::*;
 
-    const PATIENCE: Duration = Duration::from_secs(60);
+    const DEADLINE: Duration = Duration::from_secs(60);
 
     #[tokio::test]
-    async fn clients_take_turns_and_listings_that_hang_stop_no_others() {
+    async fn hanging_listings_of_one_client_do_not_stop_others() {
         let shares = listing_permits(8);
-        let hung: Vec<_> = (0..40)
+        let tasks: Vec<_> = (0..40)
             .map(|_| {
                 let shares = shares.clone();
                 let listing = async move {
-                    run_with_permits(&shares, PATIENCE, || false, &ListingMonitor::default(), pending::<()>()).await
+                    run_with_permits(&shares, DEADLINE, || false, &ListingMonitor::default(), pending::<()>()).await
                 };
                 tokio::spawn(ClientId::new(1).scope(listing))
             })
             .collect();
         tokio::task::yield_now().await;
         assert_eq!(shares.free(), 2);
-        let caller = ListingMonitor::default();
+        let monitor = ListingMonitor::default();
         assert_eq!(
-            ClientId::new(2).scope(run_with_permits(&shares, PATIENCE, || false, &caller, async { 7 })).now_or_never(),
+            ClientId::new(2).scope(run_with_permits(&shares, DEADLINE, || false, &monitor, async { 7 })).now_or_never(),
             Some(Some(7))
         );
         // After `PROGRESS_TIMEOUT` they count as waiting for the disk and hold no permit.
         while shares.free() < 8 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
-        assert!(hung.iter().all(|one| !one.is_finished()));
-        for one in hung {
-            one.abort();
+        assert!(tasks.iter().all(|task| !task.is_finished()));
+        for task in tasks {
+            task.abort();
         }
     }
 
     #[tokio::test]
-    async fn listings_of_storage_that_hangs_keep_no_turn() {
+    async fn listings_of_stalled_storage_keep_no_permit() {
         let shares = listing_permits(8);
         for client in 0..40 {
-            let caller = ListingMonitor::default();
-            let hung =
-                ClientId::new(client).scope(run_with_permits(&shares, PATIENCE, || true, &caller, pending::<()>()));
-            let mut hung = std::pin::pin!(hung);
-            assert_eq!((&mut hung).now_or_never(), None);
+            let monitor = ListingMonitor::default();
+            let listing =
+                ClientId::new(client).scope(run_with_permits(&shares, DEADLINE, || true, &monitor, pending::<()>()));
+            let mut listing = std::pin::pin!(listing);
+            assert_eq!((&mut listing).now_or_never(), None);
             assert_eq!(shares.free(), 8);
         }
     }
 
     #[tokio::test]
-    async fn a_listing_that_goes_on_keeps_its_turn() {
-        let (shares, caller) = (listing_permits(8), ListingMonitor::default());
-        let listing = caller.reporter();
-        let works = async {
+    async fn a_listing_with_progress_keeps_its_permit() {
+        let (shares, monitor) = (listing_permits(8), ListingMonitor::default());
+        let reporter = monitor.reporter();
+        let listing = async {
             for _ in 0..40 {
-                assert!(listing.report_progress());
+                assert!(reporter.report_progress());
                 tokio::time::sleep(PROGRESS_TIMEOUT / 10).await;
                 assert_eq!(shares.free(), 7);
             }
         };
-        assert!(run_with_permits(&shares, PATIENCE, || false, &caller, works).await.is_some());
+        assert!(run_with_permits(&shares, DEADLINE, || false, &monitor, listing).await.is_some());
         assert_eq!(shares.free(), 8);
-        drop(caller);
-        assert!(!listing.report_progress());
+        drop(monitor);
+        assert!(!reporter.report_progress());
     }
 
     #[tokio::test]
-    async fn a_turn_that_does_not_come_is_waited_for_no_longer_than_the_deadline() {
+    async fn the_wait_for_a_permit_ends_at_the_deadline() {
         let shares = listing_permits(1);
         let _held = shares.acquire((ClientId::new(1), 0), 1).await;
-        let caller = ListingMonitor::default();
-        let late =
+        let monitor = ListingMonitor::default();
+        let listing =
             ClientId::new(2)
-                .scope(run_with_permits(&shares, Duration::from_millis(20), || false, &caller, async { 7 }));
-        assert_eq!(late.await, None);
+                .scope(run_with_permits(&shares, Duration::from_millis(20), || false, &monitor, async { 7 }));
+        assert_eq!(listing.await, None);
     }
 }

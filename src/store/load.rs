@@ -12,7 +12,7 @@ pub struct StoreLoad {
     /// True if no call has ended for so long that further calls fail at once, except for an occasional probe.
     pub is_stalled: bool,
     /// Time for which no call has ended, while calls run whose callers may still wait.
-    pub silent_for: Duration,
+    pub no_progress_for: Duration,
     /// Age of the longest-running call whose caller may still wait.
     pub longest_running: Duration,
 }
@@ -23,6 +23,6 @@ impl StoreLoad {
 
     /// Returns true if the store has answered no request for so long that nothing should be held for it.
     pub fn is_unresponsive(&self) -> bool {
-        self.silent_for >= Self::UNRESPONSIVE_AFTER
+        self.no_progress_for >= Self::UNRESPONSIVE_AFTER
     }
 }

@@ -60,8 +60,8 @@ impl LocalStore {
         std::fs::read_dir(&root)?;
         let root = StoreRoot::new(&root);
         reopen::open_proc_in_advance();
-        let refused = root.openat2_refusal()?;
-        if let Some(why) = refused {
+        let refusal = root.openat2_refusal()?;
+        if let Some(why) = refusal {
             tracing::warn!(
                 root = %root.path().display(),
                 %why,
@@ -69,7 +69,7 @@ impl LocalStore {
                  that may block on the disk"
             );
         }
-        let tree = LocalTree { root, symlinks, has_openat2: refused.is_none(), tag: EntityTagSource::default() };
+        let tree = LocalTree { root, symlinks, has_openat2: refusal.is_none(), tag: EntityTagSource::default() };
         let disk_pool = DiskPool::new(deadline);
         Ok(Self { page_cache: LocalPageCache::new(&tree, &disk_pool), tree, disk_pool })
     }
@@ -113,8 +113,8 @@ impl LocalStore {
     /// # Errors
     /// As [`Store::head`].
     pub async fn metadata(&self, key: &Key) -> Result<Option<Metadata>, StoreError> {
-        let wanted = key.clone();
-        self.run("stat", key, move |tree| tree.metadata(&wanted)).await
+        let owned_key = key.clone();
+        self.run("stat", key, move |tree| tree.metadata(&owned_key)).await
     }
 
     /// Opens a file for reading. Returns `None` if there is none.
@@ -122,8 +122,8 @@ impl LocalStore {
     /// # Errors
     /// As [`Store::get`].
     pub async fn open_for_reading(&self, key: &Key) -> Result<Option<File>, StoreError> {
-        let wanted = key.clone();
-        self.run("open", key, move |tree| tree.open_for_reading(&wanted)).await
+        let owned_key = key.clone();
+        self.run("open", key, move |tree| tree.open_for_reading(&owned_key)).await
     }
 
     /// Returns true if `key` is a file. Blocks on the disk.
@@ -157,8 +157,8 @@ impl Store for LocalStore {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
-        let wanted = key.clone();
-        let metas = self.run("stat", key, move |tree| tree.head_many(std::slice::from_ref(&wanted))).await?;
+        let owned_key = key.clone();
+        let metas = self.run("stat", key, move |tree| tree.head_many(std::slice::from_ref(&owned_key))).await?;
         Ok(metas.into_iter().next().flatten())
     }
 
@@ -172,12 +172,12 @@ impl Store for LocalStore {
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        let (wanted, inline) = (key.clone(), inline.clone());
-        let waits = Arc::new(());
-        let is_wanted = Arc::downgrade(&waits);
-        let get = move |tree: &LocalTree| tree.get(&wanted, &inline, || is_wanted.strong_count() > 0);
+        let (owned_key, inline) = (key.clone(), inline.clone());
+        let wait_token = Arc::new(());
+        let is_wanted = Arc::downgrade(&wait_token);
+        let get = move |tree: &LocalTree| tree.get(&owned_key, &inline, || is_wanted.strong_count() > 0);
         let found = self.run("read", key, get).await;
-        drop(waits);
+        drop(wait_token);
         Ok(found?.map(|(meta, data)| {
             let data = match data {
                 Ok(bytes) => ObjectData::InMemory(bytes),
@@ -191,8 +191,8 @@ impl Store for LocalStore {
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
-        let wanted = key.clone();
-        self.run("stat", key, move |tree| tree.is_directory(&wanted)).await
+        let owned_key = key.clone();
+        self.run("stat", key, move |tree| tree.is_directory(&owned_key)).await
     }
 
     async fn list(
@@ -200,25 +200,29 @@ impl Store for LocalStore {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: EntryFilter,
+        filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
-        let (wanted, after) = (key.clone(), after.map(str::to_owned));
+        let (owned_key, after) = (key.clone(), after.map(str::to_owned));
         // A directory may be large: a listing without a caller is not read to its end.
-        let caller = ListingMonitor::default();
-        let listing = caller.reporter();
+        let monitor = ListingMonitor::default();
+        let reporter = monitor.reporter();
         let list = move |tree: &LocalTree| {
-            let page =
-                PageRequest { after: after.as_deref(), limit, filter: &keep, is_wanted: &|| listing.report_progress() };
-            tree.list(&wanted, &page)
+            let page = PageRequest {
+                after: after.as_deref(),
+                limit,
+                filter: &filter,
+                is_wanted: &|| reporter.report_progress(),
+            };
+            tree.list(&owned_key, &page)
         };
-        let listed = listing_limiter::run_limited(&self.disk_pool, &caller, self.run("list", key, list)).await;
-        drop(caller);
+        let listed = listing_limiter::run_limited(&self.disk_pool, &monitor, self.run("list", key, list)).await;
+        drop(monitor);
         listed.unwrap_or_else(|| Err(StoreError::Overloaded("list", key.clone())))
     }
 
     async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {
-        let wanted = key.clone();
-        self.run("stat", key, move |tree| tree.identity(&wanted)).await
+        let owned_key = key.clone();
+        self.run("stat", key, move |tree| tree.identity(&owned_key)).await
     }
 
     fn current_load(&self) -> StoreLoad {

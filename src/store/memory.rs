@@ -56,8 +56,8 @@ impl MemoryStore {
 impl PageCache for MemoryStore {
     fn stat(&self, key: &Key) -> CachedStat {
         // Entity tags in this store are not built from `RawObjectMeta`.
-        let is_known = self.objects.contains_key(key) || self.directories.contains_key(key);
-        if is_known { CachedStat::Unknown } else { CachedStat::Missing }
+        let exists = self.objects.contains_key(key) || self.directories.contains_key(key);
+        if exists { CachedStat::Unknown } else { CachedStat::Missing }
     }
 
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
@@ -99,21 +99,21 @@ impl Store for MemoryStore {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: EntryFilter,
+        filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         let Some(directory) = self.directories.get(key) else { return Ok(None) };
-        let kept = |entry: &&DirEntry| match keep(entry) {
+        let is_kept = |entry: &&DirEntry| match filter(entry) {
             FilterDecision::Keep => true,
             FilterDecision::Skip => false,
             FilterDecision::KeepIfContains(name) => {
-                let object = key.child(&entry.name).and_then(|below| below.child(name));
+                let object = key.child(&entry.name).and_then(|entry_key| entry_key.child(name));
                 object.is_ok_and(|object| self.objects.contains_key(&object))
             }
         };
-        let follows = |entry: &&DirEntry| after.is_none_or(|after| entry.name.as_str() > after);
-        let mut rest = directory.iter().filter(follows).filter(kept);
-        let entries = rest.by_ref().take(limit).cloned().collect();
-        Ok(Some(Listing { entries, has_more: rest.next().is_some(), omitted_names: Vec::new(), omitted_count: 0 }))
+        let is_after = |entry: &&DirEntry| after.is_none_or(|after| entry.name.as_str() > after);
+        let mut matching = directory.iter().filter(is_after).filter(is_kept);
+        let entries = matching.by_ref().take(limit).cloned().collect();
+        Ok(Some(Listing { entries, has_more: matching.next().is_some(), omitted_names: Vec::new(), omitted_count: 0 }))
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

@@ -84,7 +84,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`StoreError`] if the store cannot tell.
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError>;
 
-    /// Lists the entries of a directory that `keep` accepts and whose names come after `after`, at most `limit` of
+    /// Lists the entries of a directory that `filter` accepts and whose names come after `after`, at most `limit` of
     /// them. They are sorted by the bytes of their names. Returns `None` if [`Self::is_directory`] is false.
     ///
     /// Entries that no key can name or that a key could not open are omitted and reported in
@@ -97,7 +97,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         key: &Key,
         after: Option<&str>,
         limit: usize,
-        keep: EntryFilter,
+        filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError>;
 
     /// Returns true if [`Self::list`] costs no more than a few reads of blocks. Then directories are listed to count

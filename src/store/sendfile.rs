@@ -38,8 +38,8 @@ pub struct SendfileSource {
 }
 
 impl SendfileSource {
-    /// Wraps an open file. Returns `None` if the file is empty, has more than `max_bytes` or was written just now, or if
-    /// reading it would block.
+    /// Wraps an open file. Returns `None` if the file is empty, has more than `max_bytes` or was written just now, or
+    /// if reading it would block.
     pub(super) fn new(
         file: File,
         metadata: Metadata,
@@ -81,7 +81,7 @@ impl SendfileSource {
     /// If the bytes cannot be read, or not in time.
     pub fn prefetch(self: &Arc<Self>, from: u64) -> impl Future<Output = io::Result<()>> + Send + Sync + 'static {
         let this = Arc::clone(self);
-        let reading = move || {
+        let read_chunk = move || {
             let mut scratch = vec![0; 64 << 10];
             let (mut at, end) = (from, this.next_chunk(from).end);
             while at < end {
@@ -94,7 +94,7 @@ impl SendfileSource {
         };
         let (disk_pool, client) = (self.disk_pool.clone(), self.client);
         async move {
-            client.scope(disk_pool.run(None, reading)).await.map_err(|error| match error {
+            client.scope(disk_pool.run(None, read_chunk)).await.map_err(|error| match error {
                 DiskPoolError::Timeout
                 | DiskPoolError::Stalled
                 | DiskPoolError::OperationStalled
@@ -113,11 +113,11 @@ impl SendfileSource {
 
     /// Returns the maximum number of bytes that [`Self::send`] sends from `from` on.
     pub fn next_chunk_bytes(&self, from: u64) -> u64 {
-        let piece = self.next_chunk(from);
-        piece.end - piece.start
+        let chunk = self.next_chunk(from);
+        chunk.end - chunk.start
     }
 
-    /// Sends bytes from `from` on to a nonblocking socket, as many as it accepts, up to `most_bytes` and 512 KiB.
+    /// Sends bytes from `from` on to a nonblocking socket, as many as it accepts, up to `max_bytes` and 512 KiB.
     ///
     /// The last byte is sent alone, after a second check of the file. A file that was written meanwhile is never sent
     /// to its end, so the client notices. A file whose name, mode or owner changed has the same bytes and is sent.
@@ -126,21 +126,21 @@ impl SendfileSource {
     ///
     /// # Errors
     /// Errors of the socket; `UnexpectedEof` if the file has become shorter or was written.
-    pub fn send(&self, socket: BorrowedFd<'_>, from: u64, most_bytes: usize) -> io::Result<usize> {
-        let piece = self.next_chunk(from);
-        if piece.end >= self.meta.len && !has_same_content(&self.file.metadata()?, &self.metadata_at_open) {
+    pub fn send(&self, socket: BorrowedFd<'_>, from: u64, max_bytes: usize) -> io::Result<usize> {
+        let chunk = self.next_chunk(from);
+        if chunk.end >= self.meta.len && !has_same_content(&self.file.metadata()?, &self.metadata_at_open) {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
-        let count = usize::try_from(piece.end - piece.start).unwrap_or(usize::MAX).min(most_bytes);
-        let mut at = from;
-        match sendfile(socket, &self.file, Some(&mut at), count)? {
+        let count = usize::try_from(chunk.end - chunk.start).unwrap_or(usize::MAX).min(max_bytes);
+        let mut offset = from;
+        match sendfile(socket, &self.file, Some(&mut offset), count)? {
             0 => Err(io::ErrorKind::UnexpectedEof.into()),
             sent => Ok(sent),
         }
     }
 }
 
-/// Returns true if the byte at `at` can be read without blocking.
+/// Returns true if the byte at `offset` can be read without blocking.
 fn is_in_page_cache(file: &File, at: u64) -> bool {
     let mut byte = [0];
     preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == 1)

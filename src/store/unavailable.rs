@@ -48,7 +48,7 @@ impl Store for UnavailableStore {
         _key: &Key,
         _after: Option<&str>,
         _limit: usize,
-        _keep: EntryFilter,
+        _filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         self.root_missing()
     }

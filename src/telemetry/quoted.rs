@@ -120,11 +120,11 @@ fn escape_invisible(text: &str) -> Cow<'_, str> {
     if !text.contains(is_invisible) {
         return Cow::Borrowed(text);
     }
-    let mut shown = String::with_capacity(text.len());
+    let mut escaped = String::with_capacity(text.len());
     for c in text.chars() {
-        if is_invisible(c) { shown.extend(c.escape_debug()) } else { shown.push(c) }
+        if is_invisible(c) { escaped.extend(c.escape_debug()) } else { escaped.push(c) }
     }
-    Cow::Owned(shown)
+    Cow::Owned(escaped)
 }
 
 /// Writes lines of JSON with invisible characters as `\u` escapes. JSON already escapes control characters below
@@ -195,15 +195,15 @@ mod tests {
     }
 
     /// Returns the lines that `job` logs.
-    fn logged(is_json: bool, job: impl FnOnce()) -> String {
+    fn capture_log(is_json: bool, job: impl FnOnce()) -> String {
         let buffer = CapturedLog::default();
-        let lines = buffer.clone();
+        let log_writer = buffer.clone();
         let log = tracing_subscriber::fmt().without_time().with_ansi(false);
         if is_json {
-            let log = log.json().flatten_event(true).with_writer(move || JsonEscapingWriter(lines.clone()));
+            let log = log.json().flatten_event(true).with_writer(move || JsonEscapingWriter(log_writer.clone()));
             tracing::subscriber::with_default(log.finish(), job);
         } else {
-            let log = log.fmt_fields(QuotedFields).with_writer(move || lines.clone());
+            let log = log.fmt_fields(QuotedFields).with_writer(move || log_writer.clone());
             tracing::subscriber::with_default(log.finish(), job);
         }
         let bytes = buffer.0.lock().unwrap().clone();
@@ -211,7 +211,7 @@ mod tests {
     }
 
     /// Parses the fields of a text line after the message; panics if they do not have the form of [`QuotedFields`].
-    fn fields(mut rest: &str) -> Vec<(String, String)> {
+    fn parse_fields(mut rest: &str) -> Vec<(String, String)> {
         let mut fields = Vec::new();
         while !rest.is_empty() {
             let (name, value) = rest.split_once('=').unwrap();
@@ -242,7 +242,7 @@ mod tests {
     fn no_value_forges_a_field_or_a_line_of_text() {
         for attack in ATTACKS {
             let error = io::Error::other(attack);
-            let text = logged(false, || {
+            let text = capture_log(false, || {
                 tracing::warn!(caller = %attack, peer = ?Some(attack), path = attack, %error, status = 404, "refused");
                 let error: &(dyn Error + 'static) = &error;
                 tracing::warn!(error, "ended");
@@ -250,20 +250,20 @@ mod tests {
             let lines: Vec<&str> = text.lines().collect();
             assert_eq!(lines.len(), 2, "{text:?}");
             assert!(!text.replace('\n', "").contains(is_invisible), "{text:?}");
-            let found = fields(lines[0].split_once(": refused ").unwrap().1);
-            let names: Vec<&str> = found.iter().map(|(name, _)| name.as_str()).collect();
+            let parsed = parse_fields(lines[0].split_once(": refused ").unwrap().1);
+            let names: Vec<&str> = parsed.iter().map(|(name, _)| name.as_str()).collect();
             assert_eq!(names, ["caller", "peer", "path", "error", "status"], "{text}");
-            for at in [0, 2, 3] {
-                assert_eq!(found[at].1, format!("{attack:?}"), "{text}");
+            for index in [0, 2, 3] {
+                assert_eq!(parsed[index].1, format!("{attack:?}"), "{text}");
             }
-            assert_eq!(found[4].1, "404");
-            assert_eq!(fields(lines[1].split_once(": ended ").unwrap().1).len(), 1, "{text}");
+            assert_eq!(parsed[4].1, "404");
+            assert_eq!(parse_fields(lines[1].split_once(": ended ").unwrap().1).len(), 1, "{text}");
         }
     }
 
     #[test]
-    fn a_message_is_one_line_and_what_needs_no_quotes_has_none() {
-        let text = logged(false, || {
+    fn a_message_is_one_line_and_unambiguous_values_are_not_quoted() {
+        let text = capture_log(false, || {
             let (peer, name) = (std::net::Ipv6Addr::LOCALHOST, "µm");
             tracing::info!(%peer, name, took = ?std::time::Duration::from_secs(3), ready = true, left = -1, "a\n\u{1b}[2Jb \"c\"");
         });
@@ -274,9 +274,9 @@ mod tests {
     }
 
     #[test]
-    fn json_has_a_line_for_each_event_whoever_splits_it() {
+    fn json_has_one_line_per_event_for_any_line_splitter() {
         for attack in ATTACKS {
-            let text = logged(true, || tracing::warn!(caller = %attack, "refused"));
+            let text = capture_log(true, || tracing::warn!(caller = %attack, "refused"));
             let line = text.strip_suffix('\n').unwrap();
             assert!(!line.contains(is_invisible), "{line:?}");
             let event: serde_json::Value = serde_json::from_str(line).unwrap();

@@ -85,11 +85,12 @@ impl Exporter {
         let (sender, receiver) = channel();
         let config = Agent::config_builder().timeout_global(Some(SEND_TIMEOUT)).max_redirects(0).proxy(None);
         let agent: Agent = config.user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION"))).build().into();
-        let held = Arc::new(AtomicUsize::new(0));
+        let queued_bytes = Arc::new(AtomicUsize::new(0));
         let instance = to_hex(&instance);
-        let sending = ExportWorker { agent, url, instance, queued_bytes: Arc::clone(&held), is_unreachable: false };
-        std::thread::Builder::new().name("export-traces".to_owned()).spawn(move || sending.run(&receiver))?;
-        Ok(Self { sender, queued_bytes: held })
+        let worker =
+            ExportWorker { agent, url, instance, queued_bytes: Arc::clone(&queued_bytes), is_unreachable: false };
+        std::thread::Builder::new().name("export-traces".to_owned()).spawn(move || worker.run(&receiver))?;
+        Ok(Self { sender, queued_bytes })
     }
 
     /// Queues a trace, or drops it if the queue is full. Never waits.
@@ -109,10 +110,10 @@ impl Exporter {
         self.queued_bytes.load(Ordering::Relaxed)
     }
 
-    pub(super) fn flush(&self, limit: Duration) {
-        let (tell, told) = sync_channel(1);
-        if self.sender.send(ExportCommand::Flush(tell)).is_ok() {
-            let _ = told.recv_timeout(limit);
+    pub(super) fn flush(&self, timeout: Duration) {
+        let (done_sender, done_receiver) = sync_channel(1);
+        if self.sender.send(ExportCommand::Flush(done_sender)).is_ok() {
+            let _ = done_receiver.recv_timeout(timeout);
         }
     }
 }
@@ -121,27 +122,27 @@ impl ExportWorker {
     fn run(mut self, messages: &Receiver<ExportCommand>) {
         // The current batch: its spans as text, and the number of their traces.
         let (mut spans, mut count) = (String::new(), 0);
-        let mut due = Instant::now() + BATCH_INTERVAL;
+        let mut next_send = Instant::now() + BATCH_INTERVAL;
         loop {
-            let (mut flushed, mut is_over) = (None, false);
-            match messages.recv_timeout(due.saturating_duration_since(Instant::now())) {
+            let (mut flush_sender, mut is_disconnected) = (None, false);
+            match messages.recv_timeout(next_send.saturating_duration_since(Instant::now())) {
                 Ok(ExportCommand::Trace(finished)) => {
                     write_spans(&finished, &mut spans);
                     count += 1;
                     self.queued_bytes.fetch_sub(finished.memory_bytes(), Ordering::Relaxed);
                 }
-                Ok(ExportCommand::Flush(tell)) => flushed = Some(tell),
+                Ok(ExportCommand::Flush(sender)) => flush_sender = Some(sender),
                 Err(RecvTimeoutError::Timeout) => {}
-                Err(RecvTimeoutError::Disconnected) => is_over = true,
+                Err(RecvTimeoutError::Disconnected) => is_disconnected = true,
             }
-            if spans.len() >= BATCH_BYTES || flushed.is_some() || is_over || Instant::now() >= due {
+            if spans.len() >= BATCH_BYTES || flush_sender.is_some() || is_disconnected || Instant::now() >= next_send {
                 self.send(&std::mem::take(&mut spans), std::mem::take(&mut count));
-                due = Instant::now() + BATCH_INTERVAL;
+                next_send = Instant::now() + BATCH_INTERVAL;
             }
-            if let Some(tell) = flushed {
-                let _ = tell.send(());
+            if let Some(sender) = flush_sender {
+                let _ = sender.send(());
             }
-            if is_over {
+            if is_disconnected {
                 return;
             }
         }
@@ -184,32 +185,33 @@ impl ExportWorker {
 }
 
 /// Appends the span of a request and its child spans, as JSON separated by commas.
-fn write_spans(finished: &FinishedTrace, to: &mut String) {
-    let FinishedTrace { trace, elapsed, method, route, status, sent_bytes, child_spans: steps } = finished;
-    let (began, clock) = trace.started;
-    let nanoseconds = |moment: Duration| {
-        let since = clock.checked_add(moment).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
-        since.unwrap_or_default().as_nanos().to_string()
+fn write_spans(finished: &FinishedTrace, out: &mut String) {
+    let FinishedTrace { trace, elapsed, method, route, status, sent_bytes, child_spans } = finished;
+    let (started, clock) = trace.started;
+    let nanoseconds = |offset: Duration| {
+        let unix_time = clock.checked_add(offset).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
+        unix_time.unwrap_or_default().as_nanos().to_string()
     };
-    let of = |span: [u8; 8], parent: Option<[u8; 8]>, name: String, kind: u8, from: Duration, took: Duration| {
-        let mut value = json!({
-            "traceId": to_hex(&trace.trace_id),
-            "spanId": to_hex(&span),
-            "name": name,
-            "kind": kind,
-            "startTimeUnixNano": nanoseconds(from),
-            "endTimeUnixNano": nanoseconds(from.saturating_add(took)),
-        });
-        if let (Some(parent), Some(members)) = (parent, value.as_object_mut()) {
-            members.insert("parentSpanId".to_owned(), json!(to_hex(&parent)));
-        }
-        value
+    let build_span =
+        |span: [u8; 8], parent: Option<[u8; 8]>, name: String, kind: u8, start: Duration, duration: Duration| {
+            let mut value = json!({
+                "traceId": to_hex(&trace.trace_id),
+                "spanId": to_hex(&span),
+                "name": name,
+                "kind": kind,
+                "startTimeUnixNano": nanoseconds(start),
+                "endTimeUnixNano": nanoseconds(start.saturating_add(duration)),
+            });
+            if let (Some(parent), Some(members)) = (parent, value.as_object_mut()) {
+                members.insert("parentSpanId".to_owned(), json!(to_hex(&parent)));
+            }
+            value
+        };
+    let mut append_span = |span: &Value| {
+        let comma = if out.is_empty() { "" } else { "," };
+        let _ = write!(out, "{comma}{span}");
     };
-    let mut add = |span: &Value| {
-        let comma = if to.is_empty() { "" } else { "," };
-        let _ = write!(to, "{comma}{span}");
-    };
-    let mut request = of(
+    let mut request = build_span(
         trace.span_id,
         trace.parent_span_id,
         format!("{method} {route}"),
@@ -230,15 +232,21 @@ fn write_spans(finished: &FinishedTrace, to: &mut String) {
             members.insert("status".to_owned(), json!({ "code": STATUS_CODE_ERROR }));
         }
     }
-    add(&request);
-    for step in steps {
-        let from = step.started.saturating_duration_since(began);
-        let mut span =
-            of(step.span_id, Some(trace.span_id), step.name.to_owned(), SPAN_KIND_INTERNAL, from, step.elapsed);
+    append_span(&request);
+    for child in child_spans {
+        let start = child.started.saturating_duration_since(started);
+        let mut span = build_span(
+            child.span_id,
+            Some(trace.span_id),
+            child.name.to_owned(),
+            SPAN_KIND_INTERNAL,
+            start,
+            child.elapsed,
+        );
         if let Some(members) = span.as_object_mut() {
-            members.insert("attributes".to_owned(), json!([string_attribute("n5.of", step.detail)]));
+            members.insert("attributes".to_owned(), json!([string_attribute("n5.of", child.detail)]));
         }
-        add(&span);
+        append_span(&span);
     }
 }
 

@@ -84,11 +84,13 @@ impl<'a> ResultAggregator<'a> {
             WalkItem::RootStart(number) => self.checkpoint.root = number,
             WalkItem::Group => increase(&mut self.checkpoint.totals.groups),
             WalkItem::DatasetStart { dataset, resumed } => {
-                let begun = self.unfinished.iter().position(|tally| resumed && tally.dataset == dataset.key.as_str());
+                let unfinished_index =
+                    self.unfinished.iter().position(|tally| resumed && tally.dataset == dataset.key.as_str());
                 if !resumed {
                     increase(&mut self.checkpoint.totals.datasets);
                 }
-                let tally = begun.map_or_else(|| DatasetTally::of(&dataset), |at| self.unfinished.swap_remove(at));
+                let tally = unfinished_index
+                    .map_or_else(|| DatasetTally::of(&dataset), |index| self.unfinished.swap_remove(index));
                 self.checkpoint.open.push(tally);
             }
             WalkItem::DatasetEnd => {
@@ -107,7 +109,7 @@ impl<'a> ResultAggregator<'a> {
                 }
                 self.record_finding(&finding)?;
             }
-            WalkItem::MissingRange(hole) => self.record_missing_range(&hole)?,
+            WalkItem::MissingRange(range) => self.record_missing_range(&range)?,
             WalkItem::ScatteredMissing(blocks) => {
                 if let Some(tally) = self.checkpoint.open.last_mut() {
                     tally.untold = tally.untold.saturating_add(blocks);
@@ -150,16 +152,16 @@ impl<'a> ResultAggregator<'a> {
         finding.map_or(Ok(()), |finding| self.record_finding(&finding))
     }
 
-    fn record_missing_range(&mut self, hole: &MissingRange) -> io::Result<()> {
+    fn record_missing_range(&mut self, range: &MissingRange) -> io::Result<()> {
         let Some(tally) = self.checkpoint.open.last_mut() else { return Ok(()) };
         if tally.ranges >= MAX_RANGES {
-            tally.untold = tally.untold.saturating_add(hole.block_count());
+            tally.untold = tally.untold.saturating_add(range.block_count());
             return Ok(());
         }
         increase(&mut tally.ranges);
         let key = tally.dataset.clone();
-        let (first, last) = (hole.first.to_vec(), hole.last.to_vec());
-        let message = match hole.block_count() {
+        let (first, last) = (range.first.to_vec(), range.last.to_vec());
+        let message = match range.block_count() {
             1 => format!("the block {first:?} is not stored"),
             blocks => format!("the {blocks} blocks {first:?} to {last:?} are not stored"),
         };

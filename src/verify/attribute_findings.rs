@@ -11,42 +11,41 @@ use crate::view;
 /// Returns all findings about the attributes of the directory at `key`.
 pub(super) async fn findings(
     container: &Container,
-    patience: &StorageRetry,
+    retry: &StorageRetry,
     key: &Key,
     state: Result<&GroupState, &ReadError>,
 ) -> Vec<Finding> {
-    let find = |kind, message: String| Finding::new(kind, key.as_str(), message);
-    if let Some(fault) = unusable_finding(key, state) {
-        return vec![fault];
+    let new_finding = |kind, message: String| Finding::new(kind, key.as_str(), message);
+    if let Some(finding) = unusable_finding(key, state) {
+        return vec![finding];
     }
-    let known = match patience.run(|| view::read_node(container, container.resources().request_freshness(), key)).await
-    {
-        Ok(known) => known,
+    let loaded = match retry.run(|| view::read_node(container, container.resources().request_freshness(), key)).await {
+        Ok(loaded) => loaded,
         // The walk reports it when it reaches the entries of the directory.
         Err(ReadError::Store(error)) if error.hides_object() => return Vec::new(),
-        Err(error) => return vec![find(FindingKind::UnreadableDirectory, error.to_string())],
+        Err(error) => return vec![new_finding(FindingKind::UnreadableDirectory, error.to_string())],
     };
-    let description = metadata::describe(&known.node);
+    let description = metadata::describe(&loaded.node);
     let mut findings: Vec<Finding> =
         description.problems.iter().filter_map(|problem| finding_of_problem(key, &description, problem)).collect();
-    findings.extend(known.problems.into_iter().map(|problem| find(FindingKind::UnusualAttributes, problem)));
+    findings.extend(loaded.problems.into_iter().map(|problem| new_finding(FindingKind::UnusualAttributes, problem)));
     if let Ok(GroupState::Dataset(dataset)) = state {
         let (compression, data_type) = (dataset.attributes.compression(), dataset.attributes.data_type());
         if compression.codec().is_none() {
-            let text =
+            let message =
                 format!("compression {:?} is not supported, so its blocks cannot be decoded", compression.name());
-            findings.push(find(FindingKind::UnknownCompression, text));
+            findings.push(new_finding(FindingKind::UnknownCompression, message));
         }
         if data_type.size_bytes().is_none() {
-            let text = format!("data type {:?} is not supported, so its blocks cannot be decoded", data_type.name());
-            findings.push(find(FindingKind::UnknownDataType, text));
+            let message = format!("data type {:?} is not supported, so its blocks cannot be decoded", data_type.name());
+            findings.push(new_finding(FindingKind::UnknownDataType, message));
         }
     }
     if let Some(pyramid) = &description.multiscale {
         findings.extend(
-            inconsistent_level_sizes(&known.node, pyramid)
+            inconsistent_level_sizes(&loaded.node, pyramid)
                 .into_iter()
-                .map(|text| find(FindingKind::InconsistentLevel, text)),
+                .map(|message| new_finding(FindingKind::InconsistentLevel, message)),
         );
     }
     findings
@@ -85,29 +84,29 @@ fn finding_of_problem(key: &Key, description: &Description, problem: &MetadataPr
 /// Returns a message for each level whose size is not that of the finest level divided by the level's factors. The
 /// tolerance is one element plus 1 %.
 fn inconsistent_level_sizes(node: &Node, pyramid: &Pyramid) -> Vec<String> {
-    let Some((first, rest)) = pyramid.levels.split_first() else { return Vec::new() };
+    let Some((first, coarser_levels)) = pyramid.levels.split_first() else { return Vec::new() };
     let Some(finest) = node.dataset_below(&first.path) else { return Vec::new() };
-    let mut told = Vec::new();
-    for level in rest {
+    let mut messages = Vec::new();
+    for level in coarser_levels {
         let Some(dataset) = node.dataset_below(&level.path) else { continue };
         #[expect(clippy::cast_precision_loss, reason = "sizes are compared approximately")]
-        let fits =
+        let is_consistent =
             dataset.dimensions().iter().zip(finest.dimensions()).zip(level.factors.iter().zip(&first.factors)).all(
-                |((size, whole), (factor, base))| {
-                    let expected = *whole as f64 * base / factor;
+                |((size, finest_size), (factor, base))| {
+                    let expected = *finest_size as f64 * base / factor;
                     !expected.is_finite() || (*size as f64 - expected).abs() <= 1.0 + expected / 100.0
                 },
             );
-        if !fits {
-            let (size, whole) = (dataset.dimensions().as_slice(), finest.dimensions().as_slice());
+        if !is_consistent {
+            let (size, finest_size) = (dataset.dimensions().as_slice(), finest.dimensions().as_slice());
             let (path, factors) = (&level.path, &level.factors);
-            told.push(format!(
-                "level {path} has the dimensions {size:?}, but level {} has {whole:?} and the factors are {factors:?}",
+            messages.push(format!(
+                "level {path} has the dimensions {size:?}, but level {} has {finest_size:?} and the factors are {factors:?}",
                 first.path
             ));
         }
     }
-    told
+    messages
 }
 
 #[cfg(test)]
@@ -126,28 +125,28 @@ mod tests {
         let dataset = json!({"dimensions": [5], "blockSize": [5], "dataType": "bool", "compression": {"type": "jpeg"}});
         let node = Node { document: Some(Ok(document(&dataset))), ..Node::default() };
         let description = metadata::describe(&node);
-        let found: Vec<_> = description
+        let findings: Vec<_> = description
             .problems
             .iter()
             .filter_map(|problem| finding_of_problem(&Key::root(), &description, problem))
             .collect();
-        let clients: Vec<&str> = found.iter().filter_map(|finding| finding.client).collect();
+        let clients: Vec<&str> = findings.iter().filter_map(|finding| finding.client).collect();
         assert_eq!(
             clients,
             ["Neuroglancer", "TensorStore", "N5 for Java", "zarr-python 2", "z5"],
             "{:?}",
             description.problems
         );
-        assert!(found.iter().all(|finding| finding.kind == "refused-by-client"), "{found:?}");
+        assert!(findings.iter().all(|finding| finding.kind == "refused-by-client"), "{findings:?}");
     }
 
     #[test]
     fn levels_are_compared_with_the_finest() {
         let level = |size: u64| json!({"dimensions": [size, 64], "blockSize": [8, 8], "dataType": "uint8", "compression": {"type": "raw"}});
         let node = |second: u64| {
-            let own = json!({"downsamplingFactors": [[1, 1], [2, 1]]});
+            let attributes = json!({"downsamplingFactors": [[1, 1], [2, 1]]});
             let children = vec!["s0".to_owned(), "s1".to_owned()];
-            let mut node = Node { document: Some(Ok(document(&own))), children, ..Node::default() };
+            let mut node = Node { document: Some(Ok(document(&attributes))), children, ..Node::default() };
             for (path, size) in [("s0", 101), ("s1", second)] {
                 node.child_documents.insert(path.to_owned(), document(&level(size)));
             }

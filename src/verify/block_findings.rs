@@ -6,18 +6,18 @@ use crate::n5::{BlockError, BlockMode, CodecError, GridPosition};
 
 /// Returns a finding if a block that decodes is unusual.
 pub(super) fn decoded_block_finding(dataset: &Dataset, position: &GridPosition, block: &ValidBlock) -> Option<Finding> {
-    let find = |kind, message: String| Some(block_finding(kind, dataset, position, message));
-    let place = dataset.attributes.grid().clipped_size(position);
-    if block.size.iter().zip(&place).any(|(size, least)| size < least) {
-        let (size, place) = (block.size.as_slice(), place.as_slice());
-        return find(
+    let new_finding = |kind, message: String| Some(block_finding(kind, dataset, position, message));
+    let cell_size = dataset.attributes.grid().clipped_size(position);
+    if block.size.iter().zip(&cell_size).any(|(size, min_size)| size < min_size) {
+        let (size, cell_size) = (block.size.as_slice(), cell_size.as_slice());
+        return new_finding(
             FindingKind::SmallBlock,
-            format!("the block has the size {size:?}, but its grid cell has the size {place:?}"),
+            format!("the block has the size {size:?}, but its grid cell has the size {cell_size:?}"),
         );
     }
     match block.mode {
         Some(BlockMode::VarLength) => {
-            find(FindingKind::VarlengthBlock, "the block is of mode 1 (varlength)".to_owned())
+            new_finding(FindingKind::VarlengthBlock, "the block is of mode 1 (varlength)".to_owned())
         }
         Some(BlockMode::Default | BlockMode::Object) | None => None,
     }
@@ -54,7 +54,7 @@ pub(super) fn failed_block_finding(dataset: &Dataset, position: &GridPosition, e
         BlockError::OverLimit { needed_bytes, .. } => {
             return over_budget_finding(dataset, position, block.to_string(), *needed_bytes);
         }
-        BlockError::Payload(codec) => match codec {
+        BlockError::Payload(codec_error) => match codec_error {
             CodecError::Damaged { .. } => FindingKind::CorruptBlock,
             CodecError::WrongLength { .. } => FindingKind::WrongLength,
             CodecError::Trailing { .. } => FindingKind::TrailingBytes,

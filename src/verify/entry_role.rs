@@ -31,19 +31,19 @@ pub(super) enum EntryRole {
 }
 
 impl EntryRole {
-    pub(super) fn of(part: &DirectoryRole, name: &str) -> Self {
+    pub(super) fn of(role: &DirectoryRole, name: &str) -> Self {
         if name == ATTRIBUTES {
             return Self::Attributes;
         }
-        let (DirectoryRole::Grid(dataset, prefix), Some(number)) = (part, grid_component(name)) else {
+        let (DirectoryRole::Grid(dataset, prefix), Some(number)) = (role, grid_component(name)) else {
             return Self::Other;
         };
-        let mut numbers = prefix.clone();
-        numbers.push(number);
-        if numbers.len() < dataset.attributes.rank() {
-            return Self::GridDirectory(Arc::clone(dataset), numbers);
+        let mut components = prefix.clone();
+        components.push(number);
+        if components.len() < dataset.attributes.rank() {
+            return Self::GridDirectory(Arc::clone(dataset), components);
         }
-        match dataset.position_in_grid(numbers) {
+        match dataset.position_in_grid(components) {
             Some(position) => Self::Block(Arc::clone(dataset), position),
             None => Self::OutsideGrid(Arc::clone(dataset)),
         }
@@ -51,23 +51,25 @@ impl EntryRole {
 }
 
 /// Returns the finding for a name that the store does not list. Its kind depends on the role of the entry.
-pub(super) fn unlisted_name_finding(parent: &Key, part: &DirectoryRole, name: &str) -> Finding {
-    let place = parent.child(name).map(|key| (key, EntryRole::of(part, name)));
-    let why = "a dangling link, a link that is not followed, or something that is neither a file nor a directory";
-    match place {
+pub(super) fn unlisted_name_finding(parent: &Key, role: &DirectoryRole, name: &str) -> Finding {
+    let entry = parent.child(name).map(|key| (key, EntryRole::of(role, name)));
+    let causes = "a dangling link, a link that is not followed, or something that is neither a file nor a directory";
+    match entry {
         Ok((key, EntryRole::Block(dataset, position))) => {
-            let message = format!("in place of a block, there is {why}");
+            let message = format!("in place of a block, there is {causes}");
             unlisted_finding(FindingKind::UnreadableFile, &key, message)
                 .in_dataset(dataset.key.as_str())
                 .at_position(&position)
         }
         Ok((key, EntryRole::GridDirectory(dataset, _))) => {
-            let message = format!("in place of a directory of blocks, there is {why}");
+            let message = format!("in place of a directory of blocks, there is {causes}");
             unlisted_finding(FindingKind::UnreadableFile, &key, message).in_dataset(dataset.key.as_str())
         }
-        Ok((key, EntryRole::Attributes)) => {
-            unlisted_finding(FindingKind::UnreadableFile, &key, format!("in place of attributes.json, there is {why}"))
-        }
+        Ok((key, EntryRole::Attributes)) => unlisted_finding(
+            FindingKind::UnreadableFile,
+            &key,
+            format!("in place of attributes.json, there is {causes}"),
+        ),
         Ok((_, EntryRole::OutsideGrid(_) | EntryRole::Other)) | Err(_) => {
             let message = format!(
                 "{name:?} is not listed: no key can name it, or it is a link that is not followed, or neither a file \
@@ -87,10 +89,10 @@ pub(super) fn unlisted_finding(kind: FindingKind, key: &Key, message: String) ->
 
 /// Returns true if writers, file systems or tools give such a name to files that are not complete yet.
 pub(super) fn is_temporary(name: &str) -> bool {
-    const ENDS: [&str; 8] = [".partial", ".tmp", ".temp", ".part", ".lock", ".__lock", ".swp", "~"];
-    const BEGINNINGS: [&str; 4] = [".nfs", ".fuse_hidden", ".tmp", ".#"];
-    ENDS.iter().any(|end| name.ends_with(end))
-        || BEGINNINGS.iter().any(|beginning| name.starts_with(beginning))
+    const SUFFIXES: [&str; 8] = [".partial", ".tmp", ".temp", ".part", ".lock", ".__lock", ".swp", "~"];
+    const PREFIXES: [&str; 4] = [".nfs", ".fuse_hidden", ".tmp", ".#"];
+    SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
+        || PREFIXES.iter().any(|prefix| name.starts_with(prefix))
         || name.contains(".partial.")
         || name.contains(".tmp.")
 }

@@ -12,21 +12,21 @@ const MAX_RUNS: usize = 1 << 16;
 pub(super) struct IntervalSet {
     /// First number of each run, mapped to the number after its last.
     runs: BTreeMap<u64, u64>,
-    overflowed: bool,
+    has_overflowed: bool,
 }
 
 impl IntervalSet {
     /// Adds `number`. Numbers may come in any order, each of them once.
     pub(super) fn add(&mut self, number: u64) {
-        if self.overflowed {
+        if self.has_overflowed {
             return;
         }
         let mut end = number.saturating_add(1);
-        if let Some(after) = self.runs.remove(&end) {
-            end = after;
+        if let Some(next_end) = self.runs.remove(&end) {
+            end = next_end;
         }
-        let before = self.runs.range(..=number).next_back().map(|(from, to)| (*from, *to));
-        match before {
+        let previous = self.runs.range(..=number).next_back().map(|(from, to)| (*from, *to));
+        match previous {
             Some((_, to)) if to > number => {}
             Some((from, to)) if to == number => {
                 self.runs.insert(from, end);
@@ -36,14 +36,14 @@ impl IntervalSet {
             }
         }
         if self.runs.len() > MAX_RUNS {
-            self.overflowed = true;
+            self.has_overflowed = true;
             self.runs = BTreeMap::new();
         }
     }
 
     /// Returns the first and last number of each gap below `count`, or `None` if there were too many runs to keep.
     pub(super) fn gaps(&self, count: u64) -> Option<Vec<(u64, u64)>> {
-        if self.overflowed {
+        if self.has_overflowed {
             return None;
         }
         let mut gaps = Vec::new();
@@ -74,16 +74,17 @@ pub(super) struct MissingRange {
 impl MissingRange {
     /// Creates the range of blocks below `prefix` whose next number is `from` to `to`, in a grid of `shape` blocks.
     pub(super) fn new(prefix: &[u64], (from, to): (u64, u64), shape: &[u64]) -> Self {
-        let rest = shape.get(prefix.len().saturating_add(1)..).unwrap_or_default();
-        let first = prefix.iter().copied().chain([from]).chain(rest.iter().map(|_| 0)).collect();
-        let last = prefix.iter().copied().chain([to]).chain(rest.iter().map(|n| n.saturating_sub(1))).collect();
+        let further_sizes = shape.get(prefix.len().saturating_add(1)..).unwrap_or_default();
+        let first = prefix.iter().copied().chain([from]).chain(further_sizes.iter().map(|_| 0)).collect();
+        let last =
+            prefix.iter().copied().chain([to]).chain(further_sizes.iter().map(|n| n.saturating_sub(1))).collect();
         Self { first, last }
     }
 
     /// Returns the number of blocks, saturating.
     pub(super) fn block_count(&self) -> u64 {
-        let along = |(first, last): (&u64, &u64)| last.saturating_sub(*first).saturating_add(1);
-        self.first.iter().zip(&self.last).map(along).fold(1, u64::saturating_mul)
+        let axis_length = |(first, last): (&u64, &u64)| last.saturating_sub(*first).saturating_add(1);
+        self.first.iter().zip(&self.last).map(axis_length).fold(1, u64::saturating_mul)
     }
 }
 
@@ -92,13 +93,13 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gaps_are_what_was_not_seen_in_any_order() {
+    fn gaps_are_the_numbers_that_were_not_added() {
         let gaps = |numbers: &[u64], count| {
-            let mut seen = IntervalSet::default();
+            let mut set = IntervalSet::default();
             for number in numbers {
-                seen.add(*number);
+                set.add(*number);
             }
-            seen.gaps(count).unwrap()
+            set.gaps(count).unwrap()
         };
         assert_eq!(gaps(&[], 3), [(0, 2)]);
         assert_eq!(gaps(&[0, 1, 10, 11, 2, 3], 12), [(4, 9)]);
@@ -109,18 +110,18 @@ mod tests {
     }
 
     #[test]
-    fn too_many_runs_are_not_held() {
-        let mut seen = IntervalSet::default();
+    fn too_many_runs_are_discarded() {
+        let mut set = IntervalSet::default();
         for n in 0..=MAX_RUNS as u64 {
-            seen.add(2 * n);
+            set.add(2 * n);
         }
-        assert_eq!((seen.gaps(9), seen.runs.len()), (None, 0));
+        assert_eq!((set.gaps(9), set.runs.len()), (None, 0));
     }
 
     #[test]
-    fn a_hole_reaches_over_all_further_axes() {
-        let hole = MissingRange::new(&[4], (2, 3), &[5, 6, 7]);
-        assert_eq!((hole.first.as_slice(), hole.last.as_slice()), (&[4, 2, 0][..], &[4, 3, 6][..]));
-        assert_eq!(hole.block_count(), 14);
+    fn a_missing_range_spans_all_further_axes() {
+        let range = MissingRange::new(&[4], (2, 3), &[5, 6, 7]);
+        assert_eq!((range.first.as_slice(), range.last.as_slice()), (&[4, 2, 0][..], &[4, 3, 6][..]));
+        assert_eq!(range.block_count(), 14);
     }
 }

@@ -38,7 +38,7 @@ use retry::StorageRetry;
 use walk::{ContainerWalker, WalkItem};
 
 /// Maximum number of directories that are read to estimate the number of blocks.
-const MAX_SURVEYED: usize = 10_000;
+const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
 
 /// A verification of a container.
 #[derive(Debug)]
@@ -112,95 +112,98 @@ impl Verifier {
     /// When the sink cannot record an event.
     pub async fn run(
         self,
-        earlier: Option<PreviousRun>,
-        listener: &mut dyn EventSink,
+        previous_run: Option<PreviousRun>,
+        sink: &mut dyn EventSink,
         stop: impl Future<Output = ()>,
     ) -> io::Result<VerifyOutcome> {
-        let resume = earlier.as_ref().map(|earlier| earlier.checkpoint.clone());
-        let mut counting = ResultAggregator::new(resume.clone().unwrap_or_default(), self.report_missing, listener);
-        let patience = Arc::new(StorageRetry::new(Arc::clone(&self.store), self.stall_timeout));
+        let resume = previous_run.as_ref().map(|run| run.checkpoint.clone());
+        let mut aggregator = ResultAggregator::new(resume.clone().unwrap_or_default(), self.report_missing, sink);
+        let retry = Arc::new(StorageRetry::new(Arc::clone(&self.store), self.stall_timeout));
         let mut stop = pin!(stop);
-        let mut given_up = pin!(patience.wait_until_given_up());
-        if let Some(earlier) = &earlier {
+        let mut given_up = pin!(retry.wait_until_given_up());
+        if let Some(previous_run) = &previous_run {
             tokio::select! {
                 biased;
                 // No file was passed, so there is no checkpoint. A run that resumes later reports the changes again.
-                () = &mut stop => return Ok(VerifyOutcome::Stopped(earlier.checkpoint.totals.clone())),
-                why = &mut given_up => return Ok(VerifyOutcome::StorageStalled(earlier.checkpoint.totals.clone(), why)),
-                result = self.report_changed_datasets(&patience, &mut counting, earlier) => result?,
+                () = &mut stop => return Ok(VerifyOutcome::Stopped(previous_run.checkpoint.totals.clone())),
+                reason = &mut given_up => return Ok(VerifyOutcome::StorageStalled(previous_run.checkpoint.totals.clone(), reason)),
+                result = self.report_changed_datasets(&retry, &mut aggregator, previous_run) => result?,
             }
         }
-        let (items, received) = mpsc::channel(256);
-        let walk = ContainerWalker {
+        let (sender, receiver) = mpsc::channel(256);
+        let walker = ContainerWalker {
             container: self.container.clone(),
             store: Arc::clone(&self.store),
-            retry: Arc::clone(&patience),
-            items,
+            retry: Arc::clone(&retry),
+            items: sender,
             report_missing: self.report_missing,
             head_of_line: HeadOfLine::new(true),
         };
         let (start, after) = resume.map_or((0, None), |checkpoint| (checkpoint.root, Some(checkpoint.after)));
         let after = after.and_then(|after| names_below(self.roots.get(start)?, &after));
-        let walking = tokio::spawn(walk.run(self.roots.clone(), start, after));
+        let walk_task = tokio::spawn(walker.run(self.roots.clone(), start, after));
         // Results keep the order of the walk: two runs report the same, and a run can resume where another stopped.
-        let at_once = self.container.resources().settings().cores.saturating_mul(4).max(16);
-        let items = unfold(received, |mut received| async { received.recv().await.map(|item| (item, received)) });
-        let mut results = pin!(items.map(|item| self.verify_item(&patience, item)).buffered(at_once));
+        let max_concurrent = self.container.resources().settings().cores.saturating_mul(4).max(16);
+        let items = unfold(receiver, |mut receiver| async { receiver.recv().await.map(|item| (item, receiver)) });
+        let mut results = pin!(items.map(|item| self.verify_item(&retry, item)).buffered(max_concurrent));
         loop {
             tokio::select! {
                 biased;
                 () = &mut stop => {
-                    walking.abort();
-                    counting.emit_checkpoint()?;
-                    return Ok(VerifyOutcome::Stopped(counting.totals()));
+                    walk_task.abort();
+                    aggregator.emit_checkpoint()?;
+                    return Ok(VerifyOutcome::Stopped(aggregator.totals()));
                 }
-                why = &mut given_up => {
-                    walking.abort();
-                    counting.emit_checkpoint()?;
-                    return Ok(VerifyOutcome::StorageStalled(counting.totals(), why));
+                reason = &mut given_up => {
+                    walk_task.abort();
+                    aggregator.emit_checkpoint()?;
+                    return Ok(VerifyOutcome::StorageStalled(aggregator.totals(), reason));
                 }
                 result = results.next() => match result {
-                    Some(result) => counting.record(result)?,
+                    Some(result) => aggregator.record(result)?,
                     None => break,
                 },
             }
         }
-        match walking.await {
-            Ok(_) => Ok(VerifyOutcome::Complete(counting.totals())),
-            Err(died) => Err(io::Error::other(died)),
+        match walk_task.await {
+            Ok(_) => Ok(VerifyOutcome::Complete(aggregator.totals())),
+            Err(error) => Err(io::Error::other(error)),
         }
     }
 
     /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the display of progress.
     pub async fn estimate_blocks(&self) -> u64 {
-        let access = self.container.resources().request_freshness();
-        let (mut left, mut blocks) = (self.roots.clone(), 0_u64);
-        for _ in 0..MAX_SURVEYED {
-            let Some(key) = left.pop() else { break };
-            if let Ok(group) = self.container.group(access, &key).await
+        let freshness = self.container.resources().request_freshness();
+        let (mut pending, mut blocks) = (self.roots.clone(), 0_u64);
+        for _ in 0..MAX_SURVEYED_DIRECTORIES {
+            let Some(key) = pending.pop() else { break };
+            if let Ok(group) = self.container.group(freshness, &key).await
                 && let GroupState::Dataset(dataset) = &group.state
             {
                 blocks = blocks.saturating_add(DatasetTally::of(dataset).grid_blocks);
             }
-            let Ok(Some(page)) = self.container.list(access, &key, None, MAX_SURVEYED, false).await else { continue };
+            let Ok(Some(page)) = self.container.list(freshness, &key, None, MAX_SURVEYED_DIRECTORIES, false).await
+            else {
+                continue;
+            };
             let directories = page.entries.into_iter().filter(|entry| entry.kind != EntryKind::File);
-            left.extend(directories.filter_map(|entry| key.child(&entry.name).ok()));
+            pending.extend(directories.filter_map(|entry| key.child(&entry.name).ok()));
         }
         blocks
     }
 
     /// Verifies an item: decodes it if it is a block. Several items are verified concurrently.
-    async fn verify_item(&self, patience: &StorageRetry, item: WalkItem) -> VerifiedItem {
+    async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> VerifiedItem {
         let WalkItem::Block(dataset, position) = item else { return VerifiedItem::Item(item) };
         let attributes = &dataset.attributes;
         if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
             return VerifiedItem::Block(dataset, position, BlockVerdict::Unverified(None));
         }
         let check = || {
-            let access = self.container.resources().request_freshness();
-            self.container.check_block(access, &dataset, &position)
+            let freshness = self.container.resources().request_freshness();
+            self.container.check_block(freshness, &dataset, &position)
         };
-        let verdict = match patience.run(check).await {
+        let verdict = match retry.run(check).await {
             Ok(Some(block)) => BlockVerdict::Decoded {
                 stored_bytes: block.stored_bytes,
                 decoded_bytes: block.decoded_bytes,
@@ -208,7 +211,7 @@ impl Verifier {
             },
             Ok(None) => {
                 let key = dataset.block_key(&position);
-                let head = patience.run(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
+                let head = retry.run(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
                 let is_there = matches!(head, Ok(Some(_)));
                 BlockVerdict::Unverified(Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
             }
@@ -222,20 +225,20 @@ impl Verifier {
     /// Reports the datasets whose attributes differ from those that an earlier run read.
     async fn report_changed_datasets(
         &self,
-        patience: &StorageRetry,
-        counting: &mut ResultAggregator<'_>,
-        earlier: &PreviousRun,
+        retry: &StorageRetry,
+        aggregator: &mut ResultAggregator<'_>,
+        previous_run: &PreviousRun,
     ) -> io::Result<()> {
-        let PreviousRun { checkpoint, finished_datasets: finished, reported_changed: changed } = earlier;
-        for DatasetTally { dataset, attributes, .. } in finished.iter().chain(&checkpoint.open) {
-            if changed.contains(dataset) {
+        let PreviousRun { checkpoint, finished_datasets, reported_changed } = previous_run;
+        for DatasetTally { dataset, attributes, .. } in finished_datasets.iter().chain(&checkpoint.open) {
+            if reported_changed.contains(dataset) {
                 continue;
             }
             let key = if dataset.is_empty() { Ok(Key::root()) } else { Key::parse(dataset) };
             let Ok(key) = key else { continue };
-            let look = || self.container.dataset(self.container.resources().request_freshness(), &key);
-            let (kind, now) = match patience.run(look).await {
-                Ok(now) if *now.etag == **attributes => continue,
+            let read_dataset = || self.container.dataset(self.container.resources().request_freshness(), &key);
+            let (kind, message) = match retry.run(read_dataset).await {
+                Ok(current) if *current.etag == **attributes => continue,
                 Ok(_) => {
                     (FindingKind::ChangedSince, "its attributes have changed since its blocks were verified".to_owned())
                 }
@@ -247,7 +250,7 @@ impl Verifier {
                     format!("it is unknown whether it has changed since it was verified: {error}"),
                 ),
             };
-            counting.record_finding(&Finding::new(kind, dataset, now))?;
+            aggregator.record_finding(&Finding::new(kind, dataset, message))?;
         }
         Ok(())
     }
@@ -258,12 +261,12 @@ impl Verifier {
 /// # Errors
 /// A message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be read.
 pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> {
-    let access = container.resources().request_freshness();
-    let failed = |error: ReadError| error.to_string();
-    if !container.is_directory(access, key).await.map_err(failed)? {
+    let freshness = container.resources().request_freshness();
+    let to_message = |error: ReadError| error.to_string();
+    if !container.is_directory(freshness, key).await.map_err(to_message)? {
         return Err(format!("there is no group or dataset {:?}", key.as_str()));
     }
-    match container.enclosing_dataset(access, key, 0).await.map_err(failed)? {
+    match container.enclosing_dataset(freshness, key, 0).await.map_err(to_message)? {
         Some((dataset, position)) if !position.is_empty() => {
             Err(format!("{:?} is a part of the dataset {:?}", key.as_str(), dataset.key.as_str()))
         }

@@ -23,15 +23,15 @@ const MAX_BUFFERED_ITEMS: usize = 256;
 pub(super) struct HeadOfLine(Arc<AtomicBool>);
 
 impl HeadOfLine {
-    pub(super) fn new(is: bool) -> Self {
-        Self(Arc::new(AtomicBool::new(is)))
+    pub(super) fn new(is_head: bool) -> Self {
+        Self(Arc::new(AtomicBool::new(is_head)))
     }
 }
 
 /// A directory that is walked before its turn.
 struct PrefetchedDirectory {
     /// Index of its entry on the page.
-    number: usize,
+    entry_index: usize,
     items: Receiver<WalkItem>,
     head_of_line: HeadOfLine,
     walk: AbortOnDropHandle<Result<bool, ReceiverClosed>>,
@@ -42,59 +42,55 @@ struct PrefetchedDirectory {
 pub(super) struct WalkPrefetcher {
     prefetched: VecDeque<PrefetchedDirectory>,
     /// Index of the next entry to consider. The entries before it are prefetched or do not need it.
-    next: usize,
+    next_index: usize,
 }
 
 impl WalkPrefetcher {
-    /// Starts to walk directories among the entries of `page` after the index `number`, as many as are allowed.
+    /// Starts to walk directories among the entries of `page` after the index `index`, as many as are allowed.
     pub(super) fn prefetch(
         &mut self,
         walk: &ContainerWalker,
-        within: &Arc<WalkedDirectory>,
+        directory: &Arc<WalkedDirectory>,
         page: &[DirEntry],
-        number: usize,
+        index: usize,
     ) {
-        self.next = self.next.max(number.saturating_add(1));
+        self.next_index = self.next_index.max(index.saturating_add(1));
         while self.prefetched.len() < MAX_PREFETCHED
             && walk.head_of_line.0.load(Ordering::Relaxed)
-            && let Some(entry) = page.get(self.next)
+            && let Some(entry) = page.get(self.next_index)
         {
-            let number = self.next;
-            self.next = number.saturating_add(1);
+            let entry_index = self.next_index;
+            self.next_index = entry_index.saturating_add(1);
             if !entry.is_directory {
                 continue;
             }
             let (sender, items) = mpsc::channel(MAX_BUFFERED_ITEMS);
-            let turn = HeadOfLine::new(false);
-            let walk = walk.fork(sender, turn.clone());
-            let (within, entry) = (Arc::clone(within), entry.clone());
-            let walk = tokio::spawn(async move { walk.walk_entry(&within, &entry, None).await });
+            let head_of_line = HeadOfLine::new(false);
+            let walk = walk.fork(sender, head_of_line.clone());
+            let (directory, entry) = (Arc::clone(directory), entry.clone());
+            let walk = tokio::spawn(async move { walk.walk_entry(&directory, &entry, None).await });
             self.prefetched.push_back(PrefetchedDirectory {
-                number,
+                entry_index,
                 items,
-                head_of_line: turn,
+                head_of_line,
                 walk: AbortOnDropHandle::new(walk),
             });
         }
     }
 
-    /// Sends on the items of the directory at the index `number`. Returns the result of
+    /// Sends on the items of the directory at the index `index`. Returns the result of
     /// [`ContainerWalker::walk_entry`], or `None` if the directory was not prefetched.
-    pub(super) async fn drain(
-        &mut self,
-        walk: &ContainerWalker,
-        number: usize,
-    ) -> Option<Result<bool, ReceiverClosed>> {
-        if self.prefetched.front()?.number != number {
+    pub(super) async fn drain(&mut self, walk: &ContainerWalker, index: usize) -> Option<Result<bool, ReceiverClosed>> {
+        if self.prefetched.front()?.entry_index != index {
             return None;
         }
-        let mut begun = self.prefetched.pop_front()?;
-        begun.head_of_line.0.store(true, Ordering::Relaxed);
-        while let Some(item) = begun.items.recv().await {
-            if let Err(gone) = walk.send(item).await {
-                return Some(Err(gone));
+        let mut directory = self.prefetched.pop_front()?;
+        directory.head_of_line.0.store(true, Ordering::Relaxed);
+        while let Some(item) = directory.items.recv().await {
+            if let Err(closed) = walk.send(item).await {
+                return Some(Err(closed));
             }
         }
-        Some(join_walk(begun.walk).await)
+        Some(join_walk(directory.walk).await)
     }
 }

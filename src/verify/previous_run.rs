@@ -43,43 +43,44 @@ impl Checkpoint {
         findings: &FindingCounts,
         finished: &[DatasetTally],
     ) -> Option<&'static str> {
-        let Self { root: number, after, totals, open } = self;
-        let Some(root) = roots.get(*number) else { return Some("it refers to a root that the run does not have") };
+        let Self { root: root_index, after, totals, open } = self;
+        let Some(root) = roots.get(*root_index) else { return Some("it refers to a root that the run does not have") };
         let Some(after) = Key::parse(after).ok().filter(|key| is_below(root, key)) else {
             return Some("its key is not below its root");
         };
-        let counted = |totals: &Totals| (totals.errors, totals.warnings, totals.notes, totals.kinds.clone());
-        if counted(totals) != counted(&findings.0) {
+        let finding_counts = |totals: &Totals| (totals.errors, totals.warnings, totals.notes, totals.kinds.clone());
+        if finding_counts(totals) != finding_counts(&findings.0) {
             return Some("its totals do not match the findings before it");
         }
-        let mut above = None;
+        let mut outer = None;
         for DatasetTally { dataset, .. } in open {
             let key = parse_key(dataset).filter(|key| *key == *root || is_below(root, key));
-            match key.filter(|key| is_below(key, &after) && above.as_ref().is_none_or(|above| is_below(above, key))) {
-                Some(key) => above = Some(key),
+            match key.filter(|key| is_below(key, &after) && outer.as_ref().is_none_or(|outer| is_below(outer, key))) {
+                Some(key) => outer = Some(key),
                 None => return Some("its key is not below one of its open datasets"),
             }
         }
         let is_passed = |key: &Key| {
-            let is_of_earlier = roots.iter().take(*number).any(|root| key == root || is_below(root, key));
-            let is_of_this = *key == *root || is_below(root, key);
-            is_of_earlier || is_of_this && !is_below(key, &after) && key.segments().lt(after.segments())
+            let is_below_earlier_root = roots.iter().take(*root_index).any(|root| key == root || is_below(root, key));
+            let is_below_current_root = *key == *root || is_below(root, key);
+            is_below_earlier_root
+                || is_below_current_root && !is_below(key, &after) && key.segments().lt(after.segments())
         };
         if !finished.iter().all(|tally| parse_key(&tally.dataset).is_some_and(|key| is_passed(&key))) {
             return Some("a dataset that is recorded before it comes after it in the walk");
         }
-        let sum = |of: fn(&DatasetTally) -> u64, tallies: &[DatasetTally]| {
-            tallies.iter().map(of).fold(0, u64::saturating_add)
+        let sum = |count: fn(&DatasetTally) -> u64, tallies: &[DatasetTally]| {
+            tallies.iter().map(count).fold(0, u64::saturating_add)
         };
-        let least = |of: fn(&DatasetTally) -> u64| sum(of, finished).saturating_add(sum(of, open));
+        let minimum = |count: fn(&DatasetTally) -> u64| sum(count, finished).saturating_add(sum(count, open));
         let datasets = finished.len().saturating_add(open.len());
-        let is_counted = totals.missing == sum(|tally| tally.missing, finished)
-            && totals.blocks >= least(|tally| tally.blocks)
-            && totals.unverified >= least(|tally| tally.unverified)
+        let is_consistent = totals.missing == sum(|tally| tally.missing, finished)
+            && totals.blocks >= minimum(|tally| tally.blocks)
+            && totals.unverified >= minimum(|tally| tally.unverified)
             && totals.unverified <= totals.blocks
-            && totals.stored_bytes >= least(|tally| tally.stored_bytes)
-            && usize::try_from(totals.datasets).is_ok_and(|counted| counted >= datasets);
-        (!is_counted).then_some("its totals do not match the datasets before it")
+            && totals.stored_bytes >= minimum(|tally| tally.stored_bytes)
+            && usize::try_from(totals.datasets).is_ok_and(|count| count >= datasets);
+        (!is_consistent).then_some("its totals do not match the datasets before it")
     }
 }
 
@@ -87,8 +88,8 @@ fn parse_key(path: &str) -> Option<Key> {
     if path.is_empty() { Some(Key::root()) } else { Key::parse(path).ok() }
 }
 
-fn is_below(above: &Key, key: &Key) -> bool {
-    names_below(above, key.as_str()).is_some_and(|names| !names.is_empty())
+fn is_below(ancestor: &Key, key: &Key) -> bool {
+    names_below(ancestor, key.as_str()).is_some_and(|names| !names.is_empty())
 }
 
 #[cfg(test)]
@@ -101,7 +102,7 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
-    fn told() -> (Vec<Key>, FindingCounts, Vec<DatasetTally>, Checkpoint) {
+    fn consistent_report() -> (Vec<Key>, FindingCounts, Vec<DatasetTally>, Checkpoint) {
         let roots = ["a", "c"].map(|key| Key::parse(key).unwrap()).to_vec();
         let mut findings = FindingCounts::default();
         assert!(findings.count("empty-block", "error") && findings.count("stray-file", "note"));
@@ -112,13 +113,13 @@ mod tests {
     }
 
     #[test]
-    fn a_checkpoint_that_the_report_bears_out_holds() {
-        let (roots, findings, finished, checkpoint) = told();
+    fn a_checkpoint_that_matches_the_report_is_accepted() {
+        let (roots, findings, finished, checkpoint) = consistent_report();
         assert_eq!(checkpoint.inconsistency(&roots, &findings, &finished), None);
     }
 
     #[test]
-    fn whatever_is_changed_in_a_checkpoint_shows() {
+    fn every_change_of_a_checkpoint_is_detected() {
         let changes: &[fn(&mut Checkpoint)] = &[
             |it| it.root = 0,
             |it| it.root = usize::MAX,
@@ -145,11 +146,11 @@ mod tests {
             |it| it.open[0].stored_bytes = 1,
         ];
         for (number, change) in changes.iter().enumerate() {
-            let (roots, findings, finished, mut checkpoint) = told();
+            let (roots, findings, finished, mut checkpoint) = consistent_report();
             change(&mut checkpoint);
             assert!(checkpoint.inconsistency(&roots, &findings, &finished).is_some(), "{number}");
         }
-        let (roots, findings, mut finished, checkpoint) = told();
+        let (roots, findings, mut finished, checkpoint) = consistent_report();
         for key in ["c/d", "c/d/f", "c/d/e/8", "x", "c//b"] {
             finished[1].dataset = key.to_owned();
             assert!(checkpoint.inconsistency(&roots, &findings, &finished).is_some(), "{key}");
@@ -157,7 +158,7 @@ mod tests {
     }
 
     #[test]
-    fn a_finding_of_no_kind_or_another_severity_is_none() {
+    fn findings_of_unknown_kind_or_wrong_severity_are_not_counted() {
         let mut findings = FindingCounts::default();
         assert!(!findings.count("bogus", "error") && !findings.count("empty-block", "note"));
     }

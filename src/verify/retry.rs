@@ -35,20 +35,20 @@ impl StorageRetry {
     where
         F: Future<Output = Result<T, ReadError>>,
     {
-        let (begun, mut wait) = (Instant::now(), INITIAL_BACKOFF);
+        let (started, mut backoff) = (Instant::now(), INITIAL_BACKOFF);
         loop {
             let error = match attempt().await {
                 Err(error) if is_transient(&error) => error,
                 other => return other,
             };
-            if begun.elapsed() >= self.max_elapsed {
+            if started.elapsed() >= self.max_elapsed {
                 match self.store.probe().await {
                     Ok(()) => return Err(error),
                     Err(_) => self.give_up(&error).await,
                 }
             }
-            tokio::time::sleep(wait).await;
-            wait = wait.saturating_mul(2).min(MAX_BACKOFF);
+            tokio::time::sleep(backoff).await;
+            backoff = backoff.saturating_mul(2).min(MAX_BACKOFF);
         }
     }
 
@@ -59,10 +59,10 @@ impl StorageRetry {
 
     /// Completes with the reason when the storage has answered no request for too long.
     pub(super) async fn wait_until_given_up(&self) -> String {
-        let mut told = self.given_up.subscribe();
-        let why = told.wait_for(Option::is_some).await.ok().and_then(|why| why.clone());
+        let mut receiver = self.given_up.subscribe();
+        let reason = receiver.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
         // The sender is a part of `self`, so there is always a reason.
-        why.unwrap_or_default()
+        reason.unwrap_or_default()
     }
 }
 

@@ -48,8 +48,8 @@ impl Totals {
 
     /// Returns the highest severity of all findings, or `None` if there are none.
     pub fn worst_severity(&self) -> Option<Severity> {
-        let found = [(self.errors, Severity::Error), (self.warnings, Severity::Warning), (self.notes, Severity::Note)];
-        found.into_iter().find(|(count, _)| *count > 0).map(|(_, severity)| severity)
+        let counts = [(self.errors, Severity::Error), (self.warnings, Severity::Warning), (self.notes, Severity::Note)];
+        counts.into_iter().find(|(count, _)| *count > 0).map(|(_, severity)| severity)
     }
 }
 

@@ -22,8 +22,8 @@ use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 /// Maximum number of entries of a directory that are held at once.
 const PAGE_ENTRIES: usize = 1 << 14;
 
-/// Maximum number of levels of directories that one task walks. Another task walks those below, because each level takes
-/// some KiB of the stack: 150 levels overflowed the 2 MiB of a thread in the release build.
+/// Maximum number of levels of directories that one task walks. Another task walks those below, because each level
+/// takes some KiB of the stack: 150 levels overflowed the 2 MiB of a thread in the release build.
 const LEVELS_PER_TASK: usize = 16;
 
 /// An item of the walk.
@@ -78,7 +78,7 @@ pub(super) struct WalkedDirectory {
     role: DirectoryRole,
     ancestors: AncestorIds,
     /// False if no attributes were found. An `attributes.json` among the entries is then unreadable.
-    attributes_readable: bool,
+    has_readable_attributes: bool,
 }
 
 /// Names that lead from a directory to the position where an earlier run stopped.
@@ -87,16 +87,16 @@ type ResumePath = Option<Vec<String>>;
 impl ContainerWalker {
     /// Walks everything below each of `roots`, beginning with the index `start`, and there after `resume`.
     pub(super) async fn run(self, roots: Vec<Key>, start: usize, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
-        for (number, root) in roots.into_iter().enumerate().skip(start) {
-            self.send(WalkItem::RootStart(number)).await?;
+        for (index, root) in roots.into_iter().enumerate().skip(start) {
+            self.send(WalkItem::RootStart(index)).await?;
             self.walk_directory(root, DirectoryRole::Hierarchy, AncestorIds::default(), resume.take()).await?;
         }
         Ok(())
     }
 
     /// Returns a copy of this walk that sends its items to `items`.
-    pub(super) fn fork(&self, items: Sender<WalkItem>, turn: HeadOfLine) -> Self {
-        Self { items, head_of_line: turn, ..self.clone() }
+    pub(super) fn fork(&self, items: Sender<WalkItem>, head_of_line: HeadOfLine) -> Self {
+        Self { items, head_of_line, ..self.clone() }
     }
 
     pub(super) async fn send(&self, item: WalkItem) -> Result<(), ReceiverClosed> {
@@ -116,26 +116,23 @@ impl ContainerWalker {
     fn walk_directory(
         &self,
         key: Key,
-        part: DirectoryRole,
-        above: AncestorIds,
+        role: DirectoryRole,
+        ancestors: AncestorIds,
         resume: ResumePath,
     ) -> BoxFuture<'_, Result<bool, ReceiverClosed>> {
         async move {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
             // Blocks are read whatever attributes lie beside them. Only a nested dataset ends the grid that it lies in.
-            if matches!(part, DirectoryRole::Grid(..)) && !matches!(state, Ok(GroupState::Dataset(_))) {
+            if matches!(role, DirectoryRole::Grid(..)) && !matches!(state, Ok(GroupState::Dataset(_))) {
                 if resume.is_none() {
                     self.report_misplaced_attributes(&key, state).await?;
                 }
-                self.walk_entries(
-                    WalkedDirectory { key, role: part, ancestors: above, attributes_readable: true },
-                    resume,
-                )
-                .await?;
+                self.walk_entries(WalkedDirectory { key, role, ancestors, has_readable_attributes: true }, resume)
+                    .await?;
                 return Ok(true);
             }
-            let Some(above) = self.push_ancestor(&key, above).await? else { return Ok(false) };
+            let Some(ancestors) = self.push_ancestor(&key, ancestors).await? else { return Ok(false) };
             let has_attributes = !matches!(state, Ok(GroupState::NoAttributes));
             if resume.is_none() {
                 let findings = attribute_findings::findings(&self.container, &self.retry, &key, state).await;
@@ -150,13 +147,14 @@ impl ContainerWalker {
             } else if let Ok(GroupState::Dataset(dataset)) = state {
                 self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: true }).await?;
             }
-            let within =
-                |part| WalkedDirectory { key, role: part, ancestors: above, attributes_readable: has_attributes };
+            let walked_directory =
+                |role| WalkedDirectory { key, role, ancestors, has_readable_attributes: has_attributes };
             if let Ok(GroupState::Dataset(dataset)) = state {
-                self.walk_entries(within(DirectoryRole::Grid(Arc::clone(dataset), Coords::new())), resume).await?;
+                self.walk_entries(walked_directory(DirectoryRole::Grid(Arc::clone(dataset), Coords::new())), resume)
+                    .await?;
                 self.send(WalkItem::DatasetEnd).await?;
             } else {
-                self.walk_entries(within(DirectoryRole::Hierarchy), resume).await?;
+                self.walk_entries(walked_directory(DirectoryRole::Hierarchy), resume).await?;
             }
             Ok(false)
         }
@@ -169,8 +167,8 @@ impl ContainerWalker {
         key: &Key,
         state: Result<&GroupState, &ReadError>,
     ) -> Result<(), ReceiverClosed> {
-        if let Some(fault) = attribute_findings::unusable_finding(key, state) {
-            return self.send(WalkItem::Finding(fault)).await;
+        if let Some(finding) = attribute_findings::unusable_finding(key, state) {
+            return self.send(WalkItem::Finding(finding)).await;
         }
         match (state, key.child(ATTRIBUTES)) {
             (Ok(GroupState::Attributes(_)), Ok(file)) => {
@@ -186,28 +184,32 @@ impl ContainerWalker {
     }
 
     /// Returns the ancestors of the entries of `key`, or `None` if `key` is one of its own ancestors.
-    async fn push_ancestor(&self, key: &Key, mut above: AncestorIds) -> Result<Option<AncestorIds>, ReceiverClosed> {
-        let identity = || async { self.store.identity(key).await.map_err(ReadError::Store) };
-        match self.retry.run(identity).await {
-            Ok(Some(identity)) if above.0.contains(&identity) => {
+    async fn push_ancestor(
+        &self,
+        key: &Key,
+        mut ancestors: AncestorIds,
+    ) -> Result<Option<AncestorIds>, ReceiverClosed> {
+        let read_identity = || async { self.store.identity(key).await.map_err(ReadError::Store) };
+        match self.retry.run(read_identity).await {
+            Ok(Some(identity)) if ancestors.0.contains(&identity) => {
                 self.send_finding(FindingKind::LinkLoop, key, "a symbolic link leads back to a parent directory")
                     .await?;
                 return Ok(None);
             }
-            Ok(Some(identity)) => above.0.push(identity),
+            Ok(Some(identity)) => ancestors.0.push(identity),
             // If the store fails, the listing of the directory reports it.
             Ok(None) | Err(_) => {}
         }
-        Ok(Some(above))
+        Ok(Some(ancestors))
     }
 
     /// Walks the entries of a directory.
-    async fn walk_entries(&self, within: WalkedDirectory, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
-        let within = Arc::new(within);
-        let WalkedDirectory { key, role: part, .. } = &*within;
-        let mut seen = self.report_missing.then(IntervalSet::default);
+    async fn walk_entries(&self, directory: WalkedDirectory, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
+        let directory = Arc::new(directory);
+        let WalkedDirectory { key, role, .. } = &*directory;
+        let mut present = self.report_missing.then(IntervalSet::default);
         let mut after: Option<String> = None;
-        let (mut left_out, mut most_left_out) = (HashSet::new(), 0);
+        let (mut omitted_names, mut max_omitted) = (HashSet::new(), 0);
         loop {
             let page = match self.list(key, after.as_deref(), PAGE_ENTRIES).await {
                 Ok(Some(page)) => page,
@@ -223,23 +225,23 @@ impl ContainerWalker {
                     "the directory cannot be listed: permission is denied, or it was removed before it could be read";
                 return self.send_finding(FindingKind::UnreadableDirectory, key, message).await;
             }
-            most_left_out = most_left_out.max(page.omitted_count);
+            max_omitted = max_omitted.max(page.omitted_count);
             for name in page.omitted_names {
-                if left_out.insert(name.clone()) {
+                if omitted_names.insert(name.clone()) {
                     if resume.is_none() {
-                        self.send(WalkItem::Finding(entry_role::unlisted_name_finding(key, part, &name))).await?;
+                        self.send(WalkItem::Finding(entry_role::unlisted_name_finding(key, role, &name))).await?;
                     }
-                    mark_present(part, &name, &mut seen);
+                    mark_present(role, &name, &mut present);
                 }
             }
-            let mut ahead = WalkPrefetcher::default();
-            for (number, entry) in page.entries.iter().enumerate() {
+            let mut prefetcher = WalkPrefetcher::default();
+            for (index, entry) in page.entries.iter().enumerate() {
                 // Skip the entries that an earlier run has walked.
                 let target = resume.as_ref().and_then(|names| names.first()).map(String::as_str);
-                let below = match target.map(|target| entry.name.as_str().cmp(target)) {
+                let child_resume = match target.map(|target| entry.name.as_str().cmp(target)) {
                     None => None,
                     Some(std::cmp::Ordering::Less) => {
-                        self.mark_walked_before(key, part, entry, &mut seen).await;
+                        self.mark_walked_before(key, role, entry, &mut present).await;
                         continue;
                     }
                     Some(std::cmp::Ordering::Greater) => {
@@ -247,24 +249,25 @@ impl ContainerWalker {
                         None
                     }
                     Some(std::cmp::Ordering::Equal) => {
-                        let rest = resume.take().map(|mut names| names.split_off(1)).filter(|names| !names.is_empty());
-                        if rest.is_none() || !entry.is_directory {
-                            self.mark_walked_before(key, part, entry, &mut seen).await;
+                        let remaining =
+                            resume.take().map(|mut names| names.split_off(1)).filter(|names| !names.is_empty());
+                        if remaining.is_none() || !entry.is_directory {
+                            self.mark_walked_before(key, role, entry, &mut present).await;
                             continue;
                         }
-                        rest
+                        remaining
                     }
                 };
                 // Entries after the end of an earlier run are walked completely, so they can be prefetched.
                 if resume.is_none() {
-                    ahead.prefetch(self, &within, &page.entries, number);
+                    prefetcher.prefetch(self, &directory, &page.entries, index);
                 }
-                let is_seen = match ahead.drain(self, number).await {
+                let is_present = match prefetcher.drain(self, index).await {
                     Some(walked) => walked?,
-                    None => self.walk_entry(&within, entry, below).await?,
+                    None => self.walk_entry(&directory, entry, child_resume).await?,
                 };
-                if is_seen {
-                    mark_present(part, &entry.name, &mut seen);
+                if is_present {
+                    mark_present(role, &entry.name, &mut present);
                 }
             }
             after = page.entries.last().map(|entry| entry.name.clone());
@@ -273,17 +276,17 @@ impl ContainerWalker {
             }
         }
         // A page names only a few of the entries that it omits.
-        let unnamed = most_left_out.saturating_sub(left_out.len() as u64);
-        if unnamed > 0 {
-            let kind = if matches!(part, DirectoryRole::Grid(..)) {
+        let unnamed_count = max_omitted.saturating_sub(omitted_names.len() as u64);
+        if unnamed_count > 0 {
+            let kind = if matches!(role, DirectoryRole::Grid(..)) {
                 FindingKind::UnreadableFile
             } else {
                 FindingKind::UnlistedName
             };
-            let message = format!("{unnamed} or more other names are not listed either, for the same reasons");
+            let message = format!("{unnamed_count} or more other names are not listed either, for the same reasons");
             self.send(WalkItem::Finding(entry_role::unlisted_finding(kind, key, message))).await?;
         }
-        self.send_missing_ranges(part, seen).await
+        self.send_missing_ranges(role, present).await
     }
 
     async fn group(&self, key: &Key) -> Result<Arc<Group>, ReadError> {
@@ -304,19 +307,18 @@ impl ContainerWalker {
     /// Walks an entry of a directory. Returns true if it is a part of the grid that it lies in.
     pub(super) async fn walk_entry(
         &self,
-        within: &WalkedDirectory,
+        directory: &WalkedDirectory,
         entry: &DirEntry,
         resume: ResumePath,
     ) -> Result<bool, ReceiverClosed> {
-        let WalkedDirectory { key: parent, role: part, ancestors: above, attributes_readable: knows_attributes } =
-            within;
+        let WalkedDirectory { key: parent, role, ancestors, has_readable_attributes } = directory;
         let Ok(key) = parent.child(&entry.name) else {
             self.send_finding(FindingKind::UnreadableDirectory, parent, "directories are nested too deeply").await?;
             return Ok(false);
         };
-        let place = EntryRole::of(part, &entry.name);
+        let entry_role = EntryRole::of(role, &entry.name);
         if entry.is_directory {
-            let below = match place {
+            let child_role = match entry_role {
                 EntryRole::GridDirectory(dataset, prefix) => DirectoryRole::Grid(dataset, prefix),
                 EntryRole::Block(dataset, position) => {
                     if resume.is_none() {
@@ -337,18 +339,18 @@ impl ContainerWalker {
                 EntryRole::OutsideGrid(_) | EntryRole::Other => DirectoryRole::Hierarchy,
             };
             if key.segments().count() % LEVELS_PER_TASK != 0 {
-                return self.walk_directory(key, below, above.clone(), resume).await;
+                return self.walk_directory(key, child_role, ancestors.clone(), resume).await;
             }
-            let (walk, above) = (self.clone(), above.clone());
-            let task = tokio::spawn(async move { walk.walk_directory(key, below, above, resume).await });
+            let (walk, ancestors) = (self.clone(), ancestors.clone());
+            let task = tokio::spawn(async move { walk.walk_directory(key, child_role, ancestors, resume).await });
             return join_walk(AbortOnDropHandle::new(task)).await;
         }
-        match place {
+        match entry_role {
             EntryRole::Block(dataset, position) => {
                 self.send(WalkItem::Block(dataset, position)).await?;
                 return Ok(true);
             }
-            EntryRole::Attributes if *knows_attributes => {}
+            EntryRole::Attributes if *has_readable_attributes => {}
             EntryRole::Attributes => {
                 self.send_finding(
                     FindingKind::UnreadableFile,
@@ -390,38 +392,42 @@ impl ContainerWalker {
     async fn mark_walked_before(
         &self,
         parent: &Key,
-        part: &DirectoryRole,
+        role: &DirectoryRole,
         entry: &DirEntry,
-        seen: &mut Option<IntervalSet>,
+        present: &mut Option<IntervalSet>,
     ) {
-        if seen.is_none() {
+        if present.is_none() {
             return;
         }
-        let is_grid = match (EntryRole::of(part, &entry.name), parent.child(&entry.name)) {
+        let is_part_of_grid = match (EntryRole::of(role, &entry.name), parent.child(&entry.name)) {
             (EntryRole::GridDirectory(..), Ok(key)) if entry.is_directory => {
                 !self.group(&key).await.is_ok_and(|group| matches!(group.state, GroupState::Dataset(_)))
             }
             (EntryRole::Block(..), _) => !entry.is_directory,
             _ => false,
         };
-        if is_grid {
-            mark_present(part, &entry.name, seen);
+        if is_part_of_grid {
+            mark_present(role, &entry.name, present);
         }
     }
 
     /// Reports the numbers that a directory of a grid lacks.
-    async fn send_missing_ranges(&self, part: &DirectoryRole, seen: Option<IntervalSet>) -> Result<(), ReceiverClosed> {
-        let (DirectoryRole::Grid(dataset, prefix), Some(seen)) = (part, seen) else { return Ok(()) };
+    async fn send_missing_ranges(
+        &self,
+        role: &DirectoryRole,
+        present: Option<IntervalSet>,
+    ) -> Result<(), ReceiverClosed> {
+        let (DirectoryRole::Grid(dataset, prefix), Some(present)) = (role, present) else { return Ok(()) };
         let mut shape = dataset.attributes.grid().shape();
         if shape.is_empty() {
             shape.push(1);
         }
-        let inside = prefix.iter().zip(&shape).all(|(number, count)| number < count);
+        let is_inside = prefix.iter().zip(&shape).all(|(number, count)| number < count);
         let count = shape.get(prefix.len()).copied().unwrap_or(0);
-        if !inside || shape.contains(&0) {
+        if !is_inside || shape.contains(&0) {
             return Ok(());
         }
-        let Some(gaps) = seen.gaps(count) else { return self.send(WalkItem::ScatteredMissing(count)).await };
+        let Some(gaps) = present.gaps(count) else { return self.send(WalkItem::ScatteredMissing(count)).await };
         for gap in gaps {
             self.send(WalkItem::MissingRange(MissingRange::new(prefix, gap, &shape))).await?;
         }
@@ -437,8 +443,8 @@ pub(super) async fn join_walk(task: AbortOnDropHandle<Result<bool, ReceiverClose
     })
 }
 
-fn mark_present(part: &DirectoryRole, name: &str, seen: &mut Option<IntervalSet>) {
-    if let (DirectoryRole::Grid(..), Some(seen), Some(number)) = (part, seen, grid_component(name)) {
-        seen.add(number);
+fn mark_present(role: &DirectoryRole, name: &str, present: &mut Option<IntervalSet>) {
+    if let (DirectoryRole::Grid(..), Some(present), Some(number)) = (role, present, grid_component(name)) {
+        present.add(number);
     }
 }

@@ -79,7 +79,7 @@ pub struct StreamLayout {
     /// Type that the elements are converted to, if it is not the dataset's own.
     pub data_type: Option<DataType>,
     /// True if the elements are big-endian.
-    pub big_endian: bool,
+    pub is_big_endian: bool,
 }
 
 /// A region of a dataset with its encoder. Cheap to clone.
@@ -129,13 +129,13 @@ impl Chunk {
         dataset: Arc<Dataset>,
         start: &[u64],
         shape: &[u64],
-        form: Arc<dyn ChunkEncoder>,
+        encoder: Arc<dyn ChunkEncoder>,
     ) -> Result<Self, ReadError> {
         let start: Option<SignedCoords> = start.iter().map(|n| i64::try_from(*n).ok()).collect();
         let step = shape.iter().map(|_| 1).collect();
         let region = start.and_then(|start| Region::new(start, shape.into(), step).ok());
         let region = region.ok_or_else(|| ReadError::NotFound(dataset.key.clone()))?;
-        Ok(Self { dataset, position: None, region, encoder: form })
+        Ok(Self { dataset, position: None, region, encoder })
     }
 
     /// Creates the chunk of the box of `shape` elements at the origin of the block at `position`. No other block may
@@ -147,10 +147,10 @@ impl Chunk {
         dataset: Arc<Dataset>,
         position: GridPosition,
         shape: &[u64],
-        form: Arc<dyn ChunkEncoder>,
+        encoder: Arc<dyn ChunkEncoder>,
     ) -> Result<Self, ReadError> {
         let start = dataset.attributes.grid().origin(&position);
-        let chunk = Self::of_region(dataset, &start, shape, form)?;
+        let chunk = Self::of_region(dataset, &start, shape, encoder)?;
         Ok(Self { position: Some(position), ..chunk })
     }
 
@@ -163,31 +163,31 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or if memory is short.
-    pub async fn read(&self, container: &Container, access: Freshness) -> Result<Option<ChunkBody>, ReadError> {
-        let found = self.read_unconfirmed(container, access).await?;
-        if found.is_none() {
+    pub async fn read(&self, container: &Container, freshness: Freshness) -> Result<Option<ChunkBody>, ReadError> {
+        let body = self.read_unconfirmed(container, freshness).await?;
+        if body.is_none() {
             // Clients read a missing chunk as zeros, so the dataset must still exist.
-            container.confirm_missing(access, &self.dataset, self.position.as_slice()).await?;
+            container.confirm_missing(freshness, &self.dataset, self.position.as_slice()).await?;
         }
-        Ok(found)
+        Ok(body)
     }
 
-    async fn read_unconfirmed(&self, container: &Container, access: Freshness) -> Result<Option<ChunkBody>, ReadError> {
+    async fn read_unconfirmed(
+        &self,
+        container: &Container,
+        freshness: Freshness,
+    ) -> Result<Option<ChunkBody>, ReadError> {
         if let Some(position) = &self.position
             && self.encoder.can_pass_through(&self.dataset)
         {
-            let stored = container.object(access, &self.dataset.block_key(position)).await?;
+            let stored = container.object(freshness, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
             let etag = self.etag(single_block_fingerprint(position, stored.meta()).etags_hash);
             match stored {
                 StoredObject::Whole(meta, bytes) => {
                     if let Some(range) = self.encoder.passthrough_range(&bytes, &self.dataset, position) {
-                        let source = ChunkOrigin::Stored(meta.version, range.clone());
-                        return Ok(Some(ChunkBody::Whole(EncodedChunk {
-                            bytes: bytes.slice(range),
-                            etag,
-                            origin: source,
-                        })));
+                        let origin = ChunkOrigin::Stored(meta.version, range.clone());
+                        return Ok(Some(ChunkBody::Whole(EncodedChunk { bytes: bytes.slice(range), etag, origin })));
                     }
                 }
                 StoredObject::Large(large) => {
@@ -198,11 +198,11 @@ impl Chunk {
                         self.encoder.passthrough_range_from_head(&head, stored_bytes, &self.dataset, position)
                     {
                         let len = range.end.saturating_sub(range.start);
-                        let from = StreamSource::Stored(large, range);
+                        let source = StreamSource::Stored(large, range);
                         return Ok(Some(ChunkBody::Streamed(Box::new(StreamedChunk {
                             len,
                             etag,
-                            source: from,
+                            source,
                             chunk: self.clone(),
                         }))));
                     }
@@ -212,36 +212,36 @@ impl Chunk {
         }
         let slice = match self.plan_whole(container) {
             Err(error) => {
-                let Some(plain) = self.encoder.stream_layout(self.region.shape()) else { return Err(error) };
-                let Some(etag) = self.lookup_etag_unconfirmed(container, access).await? else { return Ok(None) };
+                let Some(layout) = self.encoder.stream_layout(self.region.shape()) else { return Err(error) };
+                let Some(etag) = self.lookup_etag_unconfirmed(container, freshness).await? else { return Ok(None) };
                 let len = self
-                    .plan_banded(container, &self.region, &plain)?
+                    .plan_banded(container, &self.region, &layout)?
                     .bytes()
-                    .saturating_add(plain.header.len() as u64);
-                let from = StreamSource::Elements(plain);
+                    .saturating_add(layout.header.len() as u64);
+                let source = StreamSource::Elements(layout);
                 return Ok(Some(ChunkBody::Streamed(Box::new(StreamedChunk {
                     len,
                     etag,
-                    source: from,
+                    source,
                     chunk: self.clone(),
                 }))));
             }
             slice => slice?,
         };
-        let (form, shape) = (Arc::clone(&self.encoder), self.region.shape().clone());
+        let (encoder, shape) = (Arc::clone(&self.encoder), self.region.shape().clone());
         let data_type = self.dataset.attributes.data_type().clone();
         let width = data_type.size_bytes().unwrap_or(1);
-        let recipe = Derivation {
+        let derivation = Derivation {
             id: xxh3_128(self.encoder.id().as_bytes()),
             extra_bytes: self.encoder.extra_bytes(&shape, width),
             apply: Arc::new(move |data| {
-                form.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
+                encoder.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
             }),
         };
-        let made = container.derived(access, &slice, &recipe).await?;
-        Ok(made.map(|made| {
-            let source = ChunkOrigin::Derived(made.versions_hash, made.dependency);
-            ChunkBody::Whole(EncodedChunk { bytes: made.bytes, etag: self.etag(made.etags_hash), origin: source })
+        let derived = container.derived(freshness, &slice, &derivation).await?;
+        Ok(derived.map(|derived| {
+            let origin = ChunkOrigin::Derived(derived.versions_hash, derived.dependency);
+            ChunkBody::Whole(EncodedChunk { bytes: derived.bytes, etag: self.etag(derived.etags_hash), origin })
         }))
     }
 
@@ -251,9 +251,9 @@ impl Chunk {
     pub fn cached_answer(
         &self,
         container: &Container,
-        access: Freshness,
+        freshness: Freshness,
         key: &Key,
-        ready: EncodedChunk,
+        encoded: EncodedChunk,
     ) -> Option<CachedAnswer> {
         let (dataset, position) = (&self.dataset, self.position.as_ref()?);
         // A key can be split into dataset and position in several ways, and shorter dataset paths are tried first. If
@@ -266,18 +266,18 @@ impl Chunk {
         if !is_unambiguous || !is_below || !is_position {
             return None;
         }
-        let attributes = container.cached_dependency(access, &dataset.attributes_key()?, dataset.version)?;
+        let attributes = container.cached_dependency(freshness, &dataset.attributes_key()?, dataset.version)?;
         let block = dataset.block_key(position);
-        match ready.origin {
+        match encoded.origin {
             ChunkOrigin::Stored(version, range) => Some(CachedAnswer {
-                dependencies: vec![attributes, container.cached_dependency(access, &block, version)?],
+                dependencies: vec![attributes, container.cached_dependency(freshness, &block, version)?],
                 range,
             }),
-            ChunkOrigin::Derived(versions, made) => {
-                let (meta, block) = container.stored_dependency(access, &block)?;
-                let is_same = single_block_fingerprint(position, &meta).versions_hash == versions;
-                let founds = vec![attributes, block, made.filter(|_| is_same)?];
-                Some(CachedAnswer { dependencies: founds, range: 0..ready.bytes.len() })
+            ChunkOrigin::Derived(versions_hash, dependency) => {
+                let (meta, block) = container.stored_dependency(freshness, &block)?;
+                let is_same = single_block_fingerprint(position, &meta).versions_hash == versions_hash;
+                let dependencies = vec![attributes, block, dependency.filter(|_| is_same)?];
+                Some(CachedAnswer { dependencies, range: 0..encoded.bytes.len() })
             }
         }
     }
@@ -286,28 +286,28 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] if the store fails.
-    pub async fn lookup_etag(&self, container: &Container, access: Freshness) -> Result<Option<String>, ReadError> {
-        let tag = self.lookup_etag_unconfirmed(container, access).await?;
-        if tag.is_none() {
-            container.confirm_missing(access, &self.dataset, self.position.as_slice()).await?;
+    pub async fn lookup_etag(&self, container: &Container, freshness: Freshness) -> Result<Option<String>, ReadError> {
+        let etag = self.lookup_etag_unconfirmed(container, freshness).await?;
+        if etag.is_none() {
+            container.confirm_missing(freshness, &self.dataset, self.position.as_slice()).await?;
         }
-        Ok(tag)
+        Ok(etag)
     }
 
     async fn lookup_etag_unconfirmed(
         &self,
         container: &Container,
-        access: Freshness,
+        freshness: Freshness,
     ) -> Result<Option<String>, ReadError> {
         if let Some(position) = &self.position {
-            let meta = container.meta(access, &self.dataset.block_key(position)).await?;
+            let meta = container.meta(freshness, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(single_block_fingerprint(position, &meta).etags_hash)));
         }
         let slice = match (self.plan_whole(container), self.encoder.stream_layout(self.region.shape())) {
-            (Err(_), Some(plain)) => self.plan_banded(container, &self.region, &plain)?,
+            (Err(_), Some(layout)) => self.plan_banded(container, &self.region, &layout)?,
             (slice, _) => slice?,
         };
-        let fingerprint = container.fingerprint(access, &slice).await?;
+        let fingerprint = container.fingerprint(freshness, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
     }
 
@@ -318,10 +318,10 @@ impl Chunk {
         let extra_bytes = self.encoder.extra_bytes(self.region.shape(), width);
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
         // A chunk that can be streamed leaves memory to other requests, because its client may be slow.
-        let is_plain = self.encoder.stream_layout(self.region.shape()).is_some();
-        let most = if is_plain { container.max_buffered_bytes() } else { budget };
-        let is_held = |slice: &PlannedSlice| slice.memory_bytes().saturating_add(extra_bytes) <= most;
-        slice.filter(|slice| !slice.is_streamed() && is_held(slice)).ok_or_else(|| self.too_large(container))
+        let is_streamable = self.encoder.stream_layout(self.region.shape()).is_some();
+        let max_bytes = if is_streamable { container.max_buffered_bytes() } else { budget };
+        let fits = |slice: &PlannedSlice| slice.memory_bytes().saturating_add(extra_bytes) <= max_bytes;
+        slice.filter(|slice| !slice.is_streamed() && fits(slice)).ok_or_else(|| self.too_large(container))
     }
 
     /// Plans to read `region`, a part of this chunk, in bands.
@@ -329,10 +329,10 @@ impl Chunk {
         &self,
         container: &Container,
         region: &Region,
-        plain: &StreamLayout,
+        layout: &StreamLayout,
     ) -> Result<PlannedSlice, ReadError> {
-        let data_type = plain.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
-        let sending = SliceDelivery {
+        let data_type = layout.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
+        let delivery = SliceDelivery {
             data_type,
             extra_bytes: 0,
             prefix_bytes: 0,
@@ -340,7 +340,7 @@ impl Chunk {
             is_streamable: true,
             must_stream: true,
         };
-        let slice = container.plan_converted_slice(&self.dataset, region.clone(), &sending);
+        let slice = container.plan_converted_slice(&self.dataset, region.clone(), &delivery);
         slice.map_err(|_refusal| self.too_large(container))
     }
 
@@ -353,18 +353,24 @@ impl Chunk {
         ))
     }
 
-    fn etag(&self, tags: u128) -> String {
-        let mut facts = String::new();
+    fn etag(&self, etags_hash: u128) -> String {
+        let mut hashed_text = String::new();
         // Writing to a String cannot fail.
-        let _ = write!(facts, "{} {} {:?} {tags:x} {RELEASE}", self.dataset.etag, self.encoder.id(), self.region);
-        format!("\"{:032x}\"", xxh3_128(facts.as_bytes()))
+        let _ = write!(
+            hashed_text,
+            "{} {} {:?} {etags_hash:x} {RELEASE}",
+            self.dataset.etag,
+            self.encoder.id(),
+            self.region
+        );
+        format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
     }
 }
 
 fn single_block_fingerprint(position: &GridPosition, meta: &ObjectMeta) -> Fingerprint {
-    let mut one = Fingerprint::default();
-    one.add(position, &meta.etag, meta.version);
-    one
+    let mut fingerprint = Fingerprint::default();
+    fingerprint.add(position, &meta.etag, meta.version);
+    fingerprint
 }
 
 /// Returns the range of the payload of a stored block, if the block is of the default mode, has exactly `size` elements

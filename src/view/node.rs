@@ -60,16 +60,16 @@ impl LoadedNode {
         container.run_document_job(text.len(), move || copy(&text)).await
     }
 
-    /// Returns the directory's own attributes whose names are `wanted`, as they are stored.
+    /// Returns the directory's own attributes whose names are `predicate`, as they are stored.
     ///
     /// # Errors
     /// [`ReadError::Internal`].
     pub async fn attributes(
         &self,
         container: &Container,
-        wanted: impl FnMut(&str) -> bool + Send + 'static,
+        predicate: impl FnMut(&str) -> bool + Send + 'static,
     ) -> Result<JsonObjectBuilder, ReadError> {
-        self.map_text(container, |text| JsonObjectBuilder::from_matching(text, wanted)).await
+        self.map_text(container, |text| JsonObjectBuilder::from_matching(text, predicate)).await
     }
 }
 
@@ -77,55 +77,59 @@ impl LoadedNode {
 ///
 /// # Errors
 /// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or memory is short.
-pub async fn read_node(container: &Container, access: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
-    container.yield_if_contended(key, Box::pin(read(container, access, key, false))).await
+pub async fn read_node(container: &Container, freshness: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
+    container.yield_if_contended(key, Box::pin(read(container, freshness, key, false))).await
 }
 
 /// As [`read_node`], for an answer that repeats the directory's own attributes.
 ///
 /// # Errors
 /// As [`read_node`].
-pub async fn read_node_with_text(container: &Container, access: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
-    container.yield_if_contended(key, Box::pin(read(container, access, key, true))).await
+pub async fn read_node_with_text(
+    container: &Container,
+    freshness: Freshness,
+    key: &Key,
+) -> Result<LoadedNode, ReadError> {
+    container.yield_if_contended(key, Box::pin(read(container, freshness, key, true))).await
 }
 
-async fn read(container: &Container, access: Freshness, key: &Key, with_text: bool) -> Result<LoadedNode, ReadError> {
+async fn read(
+    container: &Container,
+    freshness: Freshness,
+    key: &Key,
+    with_text: bool,
+) -> Result<LoadedNode, ReadError> {
     let budget_bytes = container.resources().settings().slice_budget;
-    let most_bytes =
+    let max_bytes =
         MAX_CONTEXT_BYTES.min(budget_bytes.saturating_sub(MIN_DESCRIPTION_BYTES) / DESCRIPTION_MEMORY_FACTOR);
-    let mut around = AttributesReader {
-        container,
-        freshness: access,
-        max_bytes: most_bytes,
-        remaining_bytes: most_bytes,
-        problems: vec![],
-    };
-    let own = around.admit(key).await?;
-    if !own.is_readable && !container.is_directory(access, key).await? {
+    let mut reader = AttributesReader { container, freshness, max_bytes, remaining_bytes: max_bytes, problems: vec![] };
+    let admitted = reader.admit(key).await?;
+    if !admitted.is_readable && !container.is_directory(freshness, key).await? {
         return Err(ReadError::NotFound(key.clone()));
     }
-    let text_bytes = if with_text { own.text_bytes } else { 0 };
+    let text_bytes = if with_text { admitted.text_bytes } else { 0 };
     // Keep only the keys of ancestors with attributes: all keys above a path of 250 long segments take megabytes.
     let mut ancestors = Vec::new();
-    let mut above = key.parent();
-    while let Some(ancestor) = above {
-        let is_there = around.admit(&ancestor).await?.is_readable;
-        above = ancestor.parent();
-        ancestors.push(is_there.then_some(ancestor));
+    let mut parent = key.parent();
+    while let Some(ancestor) = parent {
+        let is_readable = reader.admit(&ancestor).await?.is_readable;
+        parent = ancestor.parent();
+        ancestors.push(is_readable.then_some(ancestor));
     }
     ancestors.reverse();
     let mut children = None;
-    let mut wanted: Option<Vec<(String, Key)>> = None;
+    let mut required: Option<Vec<(String, Key)>> = None;
     loop {
         // No attributes are held while this waits for memory.
-        let described =
-            (most_bytes - around.remaining_bytes).saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
-        let memory =
-            container.reserve_memory(described.saturating_add(text_bytes.saturating_mul(COPY_MEMORY_FACTOR))).await?;
-        let mut node = Node { document: around.read(key, own.is_readable).await?, ..Node::default() };
+        let description_bytes =
+            (max_bytes - reader.remaining_bytes).saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
+        let memory = container
+            .reserve_memory(description_bytes.saturating_add(text_bytes.saturating_mul(COPY_MEMORY_FACTOR)))
+            .await?;
+        let mut node = Node { document: reader.read(key, admitted.is_readable).await?, ..Node::default() };
         for ancestor in &ancestors {
             let document = match ancestor {
-                Some(ancestor) => around.read(ancestor, true).await?,
+                Some(ancestor) => reader.read(ancestor, true).await?,
                 None => None,
             };
             node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
@@ -136,39 +140,39 @@ async fn read(container: &Container, access: Freshness, key: &Key, with_text: bo
                 children = container.directories(key, MAX_CHILDREN).await?;
                 if children.as_ref().is_some_and(|names| names.len() >= MAX_CHILDREN) {
                     let text = format!("only the first {MAX_CHILDREN} subdirectories were searched for levels");
-                    around.problems.push(text);
+                    reader.problems.push(text);
                 }
             }
             node.children = children.clone().ok_or_else(|| ReadError::NotFound(key.clone()))?;
         }
-        let mut found = Vec::new();
-        match &wanted {
-            Some(wanted) => {
-                for (path, below) in wanted {
-                    if let Some(Ok(document)) = around.read(below, true).await? {
+        let mut newly_required = Vec::new();
+        match &required {
+            Some(required) => {
+                for (path, child) in required {
+                    if let Some(Ok(document)) = reader.read(child, true).await? {
                         node.child_documents.insert(path.clone(), document);
                     }
                 }
             }
             None => {
                 for path in metadata::required_paths(&node) {
-                    let Ok(below) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
-                    if around.admit(&below).await?.is_readable {
-                        found.push((path, below));
+                    let Ok(child) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
+                    if reader.admit(&child).await?.is_readable {
+                        newly_required.push((path, child));
                     }
                 }
             }
         }
-        if found.is_empty() {
+        if newly_required.is_empty() {
             let text = match text_bytes {
                 0 => Bytes::new(),
-                _ if is_document => container.attributes_bytes(access, key, text_bytes).await?,
+                _ if is_document => container.attributes_bytes(freshness, key, text_bytes).await?,
                 _ => Bytes::new(),
             };
-            return Ok(LoadedNode { node, problems: around.problems, memory: Some(memory), text });
+            return Ok(LoadedNode { node, problems: reader.problems, memory: Some(memory), text });
         }
         // Start again with memory for everything, because a request that holds memory must not wait for more.
-        wanted = Some(found);
+        required = Some(newly_required);
     }
 }
 
@@ -229,9 +233,9 @@ impl AttributesReader<'_> {
     async fn read(
         &self,
         key: &Key,
-        is_there: bool,
+        is_readable: bool,
     ) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
-        if !is_there {
+        if !is_readable {
             return Ok(None);
         }
         let group = self.container.group_if_readable(self.freshness, key).await?;

@@ -61,29 +61,29 @@ impl View for Precomputed {
             return Ok(ResolvedKey::Document(ViewDocument { text: info.to_string(), memory }));
         }
         let Some(bounds) = parse_box(name) else { return Ok(ResolvedKey::Missing) };
-        let form = directory.name().and_then(ScaleKey::parse);
-        let (Some(form), Some(key)) = (form, directory.parent()) else { return Ok(ResolvedKey::Missing) };
+        let scale_key = directory.name().and_then(ScaleKey::parse);
+        let (Some(scale_key), Some(key)) = (scale_key, directory.parent()) else { return Ok(ResolvedKey::Missing) };
         let group = lookup.container.group(lookup.freshness, &key).await?;
         let GroupState::Dataset(dataset) = &group.state else { return Ok(ResolvedKey::Missing) };
         let attributes = &dataset.attributes;
         let Ok(extent) = Extent::of(attributes) else { return Ok(ResolvedKey::Missing) };
-        if form.encoding.check(&extent, attributes.data_type()).is_err() {
+        if scale_key.encoding.check(&extent, attributes.data_type()).is_err() {
             return Ok(ResolvedKey::Missing);
         }
-        let Some(first) = extent.chunk_at(bounds, form.offset) else { return Ok(ResolvedKey::Missing) };
+        let Some(first_voxel) = extent.chunk_at(bounds, scale_key.offset) else { return Ok(ResolvedKey::Missing) };
         let rank = attributes.rank();
-        let position = first.iter().zip(extent.chunk).map(|(first, size)| first.checked_div(size).unwrap_or(0));
+        let position = first_voxel.iter().zip(extent.chunk).map(|(voxel, size)| voxel.checked_div(size).unwrap_or(0));
         let position: GridPosition = position.chain(std::iter::repeat(0)).take(rank).collect();
         let shape = attributes.grid().clipped_size(&position);
-        let channels_apart = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
-        let form: Arc<dyn super::ChunkEncoder> = Arc::new(form.encoding);
-        Ok(ResolvedKey::Chunk(if channels_apart {
-            let start: Vec<u64> = first.into_iter().chain(std::iter::repeat(0)).take(rank).collect();
+        let splits_channels = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
+        let encoder: Arc<dyn super::ChunkEncoder> = Arc::new(scale_key.encoding);
+        Ok(ResolvedKey::Chunk(if splits_channels {
+            let start: Vec<u64> = first_voxel.into_iter().chain(std::iter::repeat(0)).take(rank).collect();
             let shape: Vec<u64> =
                 shape.iter().enumerate().map(|(axis, size)| if axis == 3 { extent.channels } else { *size }).collect();
-            Chunk::of_region(Arc::clone(dataset), &start, &shape, form)?
+            Chunk::of_region(Arc::clone(dataset), &start, &shape, encoder)?
         } else {
-            Chunk::of_block(Arc::clone(dataset), position, &shape, form)?
+            Chunk::of_block(Arc::clone(dataset), position, &shape, encoder)?
         }))
     }
 
@@ -111,16 +111,16 @@ struct PrecomputedScale {
 async fn read_info(lookup: &ViewLookup<'_>, key: &Key) -> Result<(Value, Option<MemoryPermit>), ReadError> {
     // Unreadable attributes must be an error: the directory may still be a dataset.
     lookup.container.group(lookup.freshness, key).await?;
-    let known = read_node(lookup.container, lookup.freshness, key).await?;
-    let refused = |reason| ReadError::NotADataset { key: key.clone(), reason };
-    let levels = scales(&known.node).map_err(refused)?;
-    let (kind, encoding) = choose_kind_and_encoding(lookup, key, &known.node, &levels)?;
-    Ok((info_json(&levels, kind, encoding), known.memory))
+    let loaded = read_node(lookup.container, lookup.freshness, key).await?;
+    let not_a_dataset = |reason| ReadError::NotADataset { key: key.clone(), reason };
+    let levels = scales(&loaded.node).map_err(not_a_dataset)?;
+    let (kind, encoding) = choose_kind_and_encoding(lookup, key, &loaded.node, &levels)?;
+    Ok((info_json(&levels, kind, encoding), loaded.memory))
 }
 
 /// Returns the scales, the finest first. There is at least one, and all have the same data type and number of channels.
 fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
-    let level = |path: &str, dataset: DescribedDataset, space: CoordinateSpace| {
+    let new_scale = |path: &str, dataset: DescribedDataset, space: CoordinateSpace| {
         let extent = Extent::of(&dataset)?;
         if dataset.compression().codec().is_none() {
             return Err(format!("the compression {} is not supported", dataset.compression().name()));
@@ -146,23 +146,23 @@ fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
     {
         let dataset = DescribedDataset::parse(document.clone()).map_err(|error| error.to_string())?;
         let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
-        return Ok(vec![level("", dataset, space)?]);
+        return Ok(vec![new_scale("", dataset, space)?]);
     }
     let pyramid = metadata::pyramid(node, &mut Vec::new()).ok_or("it is neither a dataset nor a pyramid")?;
     let mut levels: Vec<PrecomputedScale> = Vec::new();
     for (number, described) in pyramid.levels.iter().enumerate() {
         let document = node.child_documents.get(&described.path).cloned().unwrap_or_default();
-        let found = DescribedDataset::parse(document).map_err(|error| error.to_string());
-        let found =
-            found.and_then(|dataset| level(&described.path, dataset, CoordinateSpace::of_level(&pyramid, number)));
-        match (found, levels.first()) {
-            (Ok(found), None) => levels.push(found),
+        let scale = DescribedDataset::parse(document).map_err(|error| error.to_string());
+        let scale =
+            scale.and_then(|dataset| new_scale(&described.path, dataset, CoordinateSpace::of_level(&pyramid, number)));
+        match (scale, levels.first()) {
+            (Ok(scale), None) => levels.push(scale),
             (Err(reason), None) => return Err(reason),
-            (Ok(found), Some(first))
-                if found.dataset.data_type() == first.dataset.data_type()
-                    && found.extent.channels == first.extent.channels =>
+            (Ok(scale), Some(first))
+                if scale.dataset.data_type() == first.dataset.data_type()
+                    && scale.extent.channels == first.extent.channels =>
             {
-                levels.push(found);
+                levels.push(scale);
             }
             // The other levels form a volume without this one.
             _ => {}
@@ -187,36 +187,39 @@ fn choose_kind_and_encoding(
     node: &Node,
     levels: &[PrecomputedScale],
 ) -> Result<(VolumeKind, PrecomputedEncoding), ReadError> {
-    let refused = |reason: &str| ReadError::NotADataset { key: key.clone(), reason: reason.to_owned() };
-    let unfit = |parameter, detail| ReadError::InvalidParameter { parameter, detail, known: Vec::new() };
-    let first = levels.first().ok_or_else(|| refused("there is no level"))?;
+    let not_a_dataset = |reason: &str| ReadError::NotADataset { key: key.clone(), reason: reason.to_owned() };
+    let invalid_parameter = |parameter, detail| ReadError::InvalidParameter { parameter, detail, known: Vec::new() };
+    let first = levels.first().ok_or_else(|| not_a_dataset("there is no level"))?;
     let (data_type, channels) = (first.dataset.data_type(), first.extent.channels);
     let kind = match lookup.query_value("type").map(parse_volume_kind).transpose()? {
         None if channels > 1 => VolumeKind::Image,
         None => metadata::volume_kind(node, key.as_str()).unwrap_or(VolumeKind::Image),
         Some(VolumeKind::Segmentation) if channels > 1 => {
             let detail = format!("type=segmentation requires a volume with one channel, but this one has {channels}");
-            return Err(unfit("type", detail));
+            return Err(invalid_parameter("type", detail));
         }
         Some(VolumeKind::Segmentation) if *data_type == DataType::Float32 => {
-            return Err(unfit("type", "type=segmentation requires integers, but the data type is float32".to_owned()));
+            return Err(invalid_parameter(
+                "type",
+                "type=segmentation requires integers, but the data type is float32".to_owned(),
+            ));
         }
         Some(kind) => kind,
     };
     // The format addresses its tables with 24 bits, and a box of 512 voxels takes at most 1282 words.
     let voxels =
         levels.iter().map(|level| level.extent.chunk.iter().fold(1u64, |n, size| n.saturating_mul(*size))).max();
-    let compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64) && voxels < Some(6_000_000);
+    let is_compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64) && voxels < Some(6_000_000);
     let quality = lookup.query_value("quality").map_or(Ok(DEFAULT_QUALITY), scale::quality_parameter)?;
     let encoding = match lookup.query_value("encoding") {
-        None if kind == VolumeKind::Segmentation && compressible => PrecomputedEncoding::CompressedSegmentation,
+        None if kind == VolumeKind::Segmentation && is_compressible => PrecomputedEncoding::CompressedSegmentation,
         None => PrecomputedEncoding::Raw,
         Some(name) => PrecomputedEncoding::from_name(name, quality)?,
     };
     for level in levels {
         encoding.check(&level.extent, data_type).map_err(|detail| match lookup.query_value("encoding") {
-            Some(_) => unfit("encoding", detail),
-            None => refused(&detail),
+            Some(_) => invalid_parameter("encoding", detail),
+            None => not_a_dataset(&detail),
         })?;
     }
     Ok((kind, encoding))
@@ -228,12 +231,12 @@ fn info_json(levels: &[PrecomputedScale], kind: VolumeKind, encoding: Precompute
         .iter()
         .map(|level| {
             let finest = base.map_or(&level.space, |base| &base.space);
-            let form = ScaleKey { encoding, offset: voxel_offset(&level.space, finest) };
+            let scale_key = ScaleKey { encoding, offset: voxel_offset(&level.space, finest) };
             let separator = if level.path.is_empty() { "" } else { "/" };
             let mut scale = json!({
-                "key": format!("{}{separator}{form}", level.path),
+                "key": format!("{}{separator}{scale_key}", level.path),
                 "size": level.extent.size,
-                "voxel_offset": form.offset,
+                "voxel_offset": scale_key.offset,
                 "chunk_sizes": [level.extent.chunk],
                 "resolution": resolution(&level.space),
                 "encoding": encoding.name(),
@@ -273,12 +276,13 @@ fn resolution(space: &CoordinateSpace) -> [f64; 3] {
 /// at 0 gets the offset 0. The origin of the volume therefore lies half a voxel of the finest level before N5's.
 fn voxel_offset(space: &CoordinateSpace, finest: &CoordinateSpace) -> [i64; 3] {
     [0, 1, 2].map(|axis| {
-        let of = |list: &[f64]| list.get(axis).copied();
-        let (Some(centre), Some(size), Some(fine)) = (of(&space.translation), of(&space.scale), of(&finest.scale))
+        let component = |list: &[f64]| list.get(axis).copied();
+        let (Some(centre), Some(size), Some(finest_size)) =
+            (component(&space.translation), component(&space.scale), component(&finest.scale))
         else {
             return 0;
         };
-        let voxels = ((centre - size / 2.0 + fine / 2.0) / size).round();
+        let voxels = ((centre - size / 2.0 + finest_size / 2.0) / size).round();
         #[expect(clippy::cast_possible_truncation, reason = "checked to be whole and below 2^53")]
         if voxels.abs() < 9_007_199_254_740_992.0 { voxels as i64 } else { 0 }
     })

@@ -41,8 +41,8 @@ impl ReencodeTarget {
             None => (parameter.as_str(), None),
             Some((encoding, data_type)) => (encoding, Some(DataType::from_name(data_type))),
         };
-        let known = data_type.as_ref().is_none_or(|data_type| data_type.size_bytes().is_some());
-        BlockEncoding::from_name(encoding).filter(|_| known).map(|encoding| Self { encoding, data_type })
+        let is_decodable = data_type.as_ref().is_none_or(|data_type| data_type.size_bytes().is_some());
+        BlockEncoding::from_name(encoding).filter(|_| is_decodable).map(|encoding| Self { encoding, data_type })
     }
 
     fn data_type_for<'a>(&'a self, attributes: &'a DatasetAttributes) -> &'a DataType {
@@ -73,10 +73,10 @@ impl View for Reencoded {
     }
 
     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
-        let Some(wanted) = ReencodeTarget::parse(lookup.path_parameters) else { return Ok(ResolvedKey::Missing) };
+        let Some(target) = ReencodeTarget::parse(lookup.path_parameters) else { return Ok(ResolvedKey::Missing) };
         if lookup.key.name() == Some(ATTRIBUTES) {
             let Some(group) = lookup.key.parent() else { return Ok(ResolvedKey::Missing) };
-            let document = attributes_document(lookup, &group, &wanted).await?;
+            let document = attributes_document(lookup, &group, &target).await?;
             return Ok(document.map_or(ResolvedKey::Missing, ResolvedKey::Document));
         }
         let Some((dataset, position)) = find_block(lookup).await? else { return Ok(ResolvedKey::Missing) };
@@ -84,14 +84,14 @@ impl View for Reencoded {
             return Ok(ResolvedKey::Missing);
         }
         let shape = dataset.attributes.grid().clipped_size(&position);
-        let data_type = wanted.data_type.filter(|data_type| data_type != dataset.attributes.data_type());
-        let form = Arc::new(N5BlockEncoder { encoding: wanted.encoding, data_type });
-        Chunk::of_block(dataset, position, &shape, form).map(ResolvedKey::Chunk)
+        let data_type = target.data_type.filter(|data_type| data_type != dataset.attributes.data_type());
+        let encoder = Arc::new(N5BlockEncoder { encoding: target.encoding, data_type });
+        Chunk::of_block(dataset, position, &shape, encoder).map(ResolvedKey::Chunk)
     }
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
-        let Some(wanted) = ReencodeTarget::parse(lookup.path_parameters) else { return Ok(Vec::new()) };
-        match attributes_document(lookup, lookup.key, &wanted).await {
+        let Some(target) = ReencodeTarget::parse(lookup.path_parameters) else { return Ok(Vec::new()) };
+        match attributes_document(lookup, lookup.key, &target).await {
             Ok(Some(_)) => Ok(vec![ATTRIBUTES.to_owned()]),
             Ok(None) | Err(ReadError::NotADataset { .. }) => Ok(Vec::new()),
             Err(error) => Err(error),
@@ -103,41 +103,46 @@ impl View for Reencoded {
 async fn attributes_document(
     lookup: &ViewLookup<'_>,
     key: &Key,
-    wanted: &ReencodeTarget,
+    target: &ReencodeTarget,
 ) -> Result<Option<ViewDocument>, ReadError> {
     // Unreadable attributes must be an error: the directory may still be a dataset.
     lookup.container.group(lookup.freshness, key).await?;
-    let known = match read_node_with_text(lookup.container, lookup.freshness, key).await {
+    let loaded = match read_node_with_text(lookup.container, lookup.freshness, key).await {
         Err(ReadError::NotFound(_)) => match resolve_level_alias(lookup, key).await? {
             Some(path) => read_node(lookup.container, lookup.freshness, &path).await?,
             None => return Ok(None),
         },
-        known => known?,
+        loaded => loaded?,
     };
-    let node = &known.node;
+    let node = &loaded.node;
     let is_root = key.is_root();
     let (mut object, members) = match node.document.as_ref().and_then(|document| document.as_ref().ok()) {
         Some(document) if document.describes_dataset() => {
-            let not = |reason: String| ReadError::NotADataset { key: key.clone(), reason };
-            let dataset = DescribedDataset::parse(document.clone()).map_err(|error| not(error.to_string()))?;
+            let not_a_dataset = |reason: String| ReadError::NotADataset { key: key.clone(), reason };
+            let dataset =
+                DescribedDataset::parse(document.clone()).map_err(|error| not_a_dataset(error.to_string()))?;
             if !is_decoded(&dataset) {
                 let (compression, data_type) = (dataset.compression().name(), dataset.data_type());
-                return Err(not(format!("compression {compression:?} with data type {data_type} is not supported")));
+                return Err(not_a_dataset(format!(
+                    "compression {compression:?} with data type {data_type} is not supported"
+                )));
             }
             let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
-            let attribute = wanted.encoding.compression_attribute();
+            let attribute = target.encoding.compression_attribute();
             let (members, _) =
-                metadata::canonical_attributes(&dataset, &space, wanted.data_type_for(&dataset), attribute, None);
+                metadata::canonical_attributes(&dataset, &space, target.data_type_for(&dataset), attribute, None);
             (JsonObjectBuilder::default(), members)
         }
         _ => {
-            let repeated = move |name: &str| !(metadata::is_inherited_by_neuroglancer(name) || is_root && name == "n5");
-            let object = known.attributes(lookup.container, repeated).await?;
+            let is_repeated =
+                move |name: &str| !(metadata::is_inherited_by_neuroglancer(name) || is_root && name == "n5");
+            let object = loaded.attributes(lookup.container, is_repeated).await?;
             let mut members = Map::new();
             if let Some(mut pyramid) = metadata::pyramid(node, &mut Vec::new()) {
-                let decoded = |path: &str| node.dataset_below(path).is_some_and(|dataset| is_decoded(&dataset));
-                let shown = pyramid.levels.iter().position(|level| !decoded(&level.path));
-                pyramid.levels.truncate(shown.unwrap_or(usize::MAX));
+                let is_level_decoded =
+                    |path: &str| node.dataset_below(path).is_some_and(|dataset| is_decoded(&dataset));
+                let shown_count = pyramid.levels.iter().position(|level| !is_level_decoded(&level.path));
+                pyramid.levels.truncate(shown_count.unwrap_or(usize::MAX));
                 members.extend(metadata::canonical_group_attributes(&pyramid));
             }
             (object, members)
@@ -151,7 +156,7 @@ async fn attributes_document(
         object.insert("n5", &n5::VERSION);
     }
     let has_any = !object.is_empty() || matches!(node.document, Some(Ok(_)));
-    Ok(has_any.then(|| ViewDocument { text: object.into_text(), memory: known.memory }))
+    Ok(has_any.then(|| ViewDocument { text: object.into_text(), memory: loaded.memory }))
 }
 
 fn is_decoded(dataset: &DatasetAttributes) -> bool {
@@ -160,12 +165,12 @@ fn is_decoded(dataset: &DatasetAttributes) -> bool {
 
 /// Returns the dataset and the position that the lookup's key names.
 async fn find_block(lookup: &ViewLookup<'_>) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
-    if let Some(found) = lookup.container.block_at(lookup.freshness, lookup.key).await? {
-        return Ok(Some(found));
+    if let Some(block) = lookup.container.block_at(lookup.freshness, lookup.key).await? {
+        return Ok(Some(block));
     }
     let segments: Vec<&str> = lookup.key.segments().collect();
-    let Some(at) = segments.iter().rposition(|name| level_number(name).is_some()) else { return Ok(None) };
-    let (path, rest) = segments.split_at(at + 1);
+    let Some(level_index) = segments.iter().rposition(|name| level_number(name).is_some()) else { return Ok(None) };
+    let (path, rest) = segments.split_at(level_index + 1);
     let Ok(path) = Key::from_segments(path) else { return Ok(None) };
     let Some(level) = resolve_level_alias(lookup, &path).await? else { return Ok(None) };
     let Ok(key) = Key::from_segments(level.segments().chain(rest.iter().copied())) else { return Ok(None) };
@@ -179,12 +184,12 @@ async fn resolve_level_alias(lookup: &ViewLookup<'_>, key: &Key) -> Result<Optio
     if lookup.container.dataset(lookup.freshness, key).await.is_ok() {
         return Ok(None);
     }
-    let known = match read_node(lookup.container, lookup.freshness, &group).await {
-        Ok(known) => known,
+    let loaded = match read_node(lookup.container, lookup.freshness, &group).await {
+        Ok(loaded) => loaded,
         Err(ReadError::NotFound(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let pyramid = metadata::pyramid(&known.node, &mut Vec::new());
+    let pyramid = metadata::pyramid(&loaded.node, &mut Vec::new());
     let level = pyramid.as_ref().and_then(|pyramid| pyramid.levels.get(number));
     let path = level.filter(|level| key.name() != Some(level.path.as_str())).map(|level| level.path.split('/'));
     Ok(path.and_then(|path| Key::from_segments(group.segments().chain(path)).ok()))
@@ -244,14 +249,15 @@ impl ChunkEncoder for N5BlockEncoder {
         let attributes = &dataset.attributes;
         let width = attributes.data_type().size_bytes()?;
         let mut sizes = accepted_block_sizes(attributes, position, width);
-        let is_one = self.encoding == BlockEncoding::Raw;
-        let is_one = is_one && sizes.any(|size| raw_payload_range(head, stored_bytes, &size, width).is_some());
-        is_one.then_some(0..stored_bytes)
+        let is_passthrough = self.encoding == BlockEncoding::Raw;
+        let is_passthrough =
+            is_passthrough && sizes.any(|size| raw_payload_range(head, stored_bytes, &size, width).is_some());
+        is_passthrough.then_some(0..stored_bytes)
     }
 
     fn stream_layout(&self, shape: &Coords) -> Option<StreamLayout> {
         let header = n5::block_header(shape).filter(|_| self.encoding == BlockEncoding::Raw)?;
-        Some(StreamLayout { header: header.into(), data_type: self.data_type.clone(), big_endian: true })
+        Some(StreamLayout { header: header.into(), data_type: self.data_type.clone(), is_big_endian: true })
     }
 
     fn can_pass_through(&self, dataset: &Dataset) -> bool {
@@ -265,10 +271,10 @@ fn accepted_block_sizes(
     position: &GridPosition,
     width: usize,
 ) -> impl Iterator<Item = Coords> {
-    let full =
+    let full_bytes =
         attributes.block_size().iter().fold(width as u128, |bytes, size| bytes.saturating_mul(u128::from(*size)));
-    let full = (full <= metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size().clone());
-    std::iter::once(attributes.grid().clipped_size(position)).chain(full)
+    let full_size = (full_bytes <= metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size().clone());
+    std::iter::once(attributes.grid().clipped_size(position)).chain(full_size)
 }
 
 #[cfg(test)]
@@ -287,7 +293,7 @@ mod tests {
     }
 
     #[test]
-    fn levels_are_called_s_and_a_number() {
+    fn level_names_are_s_and_a_number() {
         assert_eq!(level_number("s0"), Some(0));
         assert_eq!(level_number("s12"), Some(12));
         for other in ["s", "0", "sx", "s1234", "S0", "s-1"] {

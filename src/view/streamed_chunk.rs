@@ -38,26 +38,26 @@ impl StreamedChunk {
     pub fn plan_byte_range(
         &self,
         container: &Container,
-        plain: &StreamLayout,
+        layout: &StreamLayout,
         from: u64,
         to: u64,
     ) -> Result<(PlannedSlice, u64), ReadError> {
         let region = &self.chunk.region;
-        let elements_bytes = self.len.saturating_sub(plain.header.len() as u64);
+        let elements_bytes = self.len.saturating_sub(layout.header.len() as u64);
         let axis = region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0);
         let samples = region.shape().get(axis).copied().unwrap_or(1);
         let sample_bytes = elements_bytes.checked_div(samples).unwrap_or(0).max(1);
         let first = from / sample_bytes;
         let count = to.div_ceil(sample_bytes).saturating_sub(first);
-        let slice = self.chunk.plan_banded(container, &region.narrow(axis, first, count), plain)?;
+        let slice = self.chunk.plan_banded(container, &region.narrow(axis, first, count), layout)?;
         Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
     }
 
     /// Returns a transform that swaps the bytes of converted elements in place, or `None` if their order is that of the
     /// chunk.
-    pub fn byte_swap(&self, plain: &StreamLayout) -> Option<PieceTransform> {
-        let data_type = plain.data_type.as_ref().unwrap_or(self.chunk.dataset.attributes.data_type());
-        let width = data_type.size_bytes().filter(|width| plain.big_endian && *width > 1)?;
+    pub fn byte_swap(&self, layout: &StreamLayout) -> Option<PieceTransform> {
+        let data_type = layout.data_type.as_ref().unwrap_or(self.chunk.dataset.attributes.data_type());
+        let width = data_type.size_bytes().filter(|width| layout.is_big_endian && *width > 1)?;
         Some(Arc::new(move |elements| to_big_endian(elements, width)))
     }
 
@@ -66,8 +66,8 @@ impl StreamedChunk {
     /// # Errors
     /// [`ReadError::Store`] if they are not, or if the store fails.
     pub async fn verify_etag(&self, container: &Container) -> Result<(), ReadError> {
-        let access = container.resources().request_freshness();
-        let is_same = self.chunk.lookup_etag(container, access).await?.as_ref() == Some(&self.etag);
+        let freshness = container.resources().request_freshness();
+        let is_same = self.chunk.lookup_etag(container, freshness).await?.as_ref() == Some(&self.etag);
         if is_same { Ok(()) } else { Err(StoreError::Torn(self.chunk.dataset.key.clone()).into()) }
     }
 }
@@ -78,6 +78,6 @@ pub(super) fn raw_payload_range(head: &[u8], stored_bytes: u64, size: &[u64], wi
     let header = BlockHeader::parse(head).ok()?;
     let len = header.elements?.checked_mul(width as u64)?;
     let from = header.len as u64;
-    let is_plain = header.mode == BlockMode::Default && header.size.as_slice() == size;
-    (is_plain && from.checked_add(len) == Some(stored_bytes)).then_some(from..stored_bytes)
+    let has_expected_header = header.mode == BlockMode::Default && header.size.as_slice() == size;
+    (has_expected_header && from.checked_add(len) == Some(stored_bytes)).then_some(from..stored_bytes)
 }

@@ -46,8 +46,8 @@ pub(super) enum ZarrNodeType {
 /// # Errors
 /// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
 pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
-    let (container, access) = (lookup.container, lookup.freshness);
-    let group = container.group(access, key).await?;
+    let (container, freshness) = (lookup.container, lookup.freshness);
+    let group = container.group(freshness, key).await?;
     Ok(match &group.state {
         GroupState::Dataset(dataset) if ZarrEncoding::of(&dataset.attributes).is_some() => {
             ZarrNodeType::Array(Arc::clone(dataset))
@@ -55,8 +55,8 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
         GroupState::Dataset(_) | GroupState::Unusable(..) => ZarrNodeType::Missing,
         GroupState::Attributes(_) | GroupState::Broken(_) => ZarrNodeType::Group,
         GroupState::NoAttributes => {
-            let is_group = container.is_directory(access, key).await?
-                && container.enclosing_dataset(access, key, 0).await?.is_none();
+            let is_group = container.is_directory(freshness, key).await?
+                && container.enclosing_dataset(freshness, key, 0).await?.is_none();
             if is_group { ZarrNodeType::Group } else { ZarrNodeType::Missing }
         }
     })
@@ -111,13 +111,13 @@ pub(super) struct ZarrArray {
 impl ZarrLayout {
     /// Returns the layout of a dataset, or `None` if it is not decoded.
     pub(super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
-        let scheme = ZarrEncoding::of(dataset)?;
+        let encoding = ZarrEncoding::of(dataset)?;
         Some(Self {
             shape: dataset.dimensions().iter().rev().copied().collect(),
             chunks: chunk::chunk_shape(dataset).iter().rev().copied().collect(),
             data_type: dataset.data_type().clone(),
-            parameters: CompressorParameters::of(dataset, scheme),
-            encoding: scheme,
+            parameters: CompressorParameters::of(dataset, encoding),
+            encoding,
         })
     }
 
@@ -130,9 +130,14 @@ impl ZarrLayout {
 
 impl ZarrNode {
     /// Returns the Zarr node for `node`, at a key whose last segment is `name`. For a level of a pyramid, `level` gives
-    /// the coordinate space. `repeated` holds the node's own attributes. Returns `None` for a dataset that is not
-    /// decoded.
-    fn of(node: &Node, name: Option<&str>, level: Option<&CoordinateSpace>, repeated: UserAttributes) -> Option<Self> {
+    /// the coordinate space. `user_attributes` holds the node's own attributes. Returns `None` for a dataset that is
+    /// not decoded.
+    fn of(
+        node: &Node,
+        name: Option<&str>,
+        level: Option<&CoordinateSpace>,
+        user_attributes: UserAttributes,
+    ) -> Option<Self> {
         match &node.document {
             Some(Ok(document)) if document.describes_dataset() => {
                 let dataset = DescribedDataset::parse(document.clone()).ok()?;
@@ -140,12 +145,12 @@ impl ZarrNode {
                     Some(space) => space.clone(),
                     None => CoordinateSpace::of_dataset(&dataset, &node.ancestors),
                 };
-                Some(Self::Array(Box::new(ZarrArray::of(&dataset, &space, repeated.attributes)?)))
+                Some(Self::Array(Box::new(ZarrArray::of(&dataset, &space, user_attributes.attributes)?)))
             }
             _ => {
                 let pyramid = metadata::pyramid(node, &mut Vec::new());
                 let image = pyramid.and_then(|pyramid| ngff::multiscales_entry(node, &pyramid, name));
-                Some(Self::Group(ZarrGroup { attributes: repeated.attributes, ome: repeated.ome, image }))
+                Some(Self::Group(ZarrGroup { attributes: user_attributes.attributes, ome: user_attributes.ome, image }))
             }
         }
     }
@@ -163,9 +168,10 @@ struct UserAttributes {
 impl UserAttributes {
     /// Extracts the attributes of a dataset.
     fn of_array(text: &[u8]) -> Self {
-        const WRITTEN: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
-        let attributes =
-            JsonObjectBuilder::from_matching(text, |name| !N5_ARRAY_KEYS.contains(&name) && !WRITTEN.contains(&name));
+        const GENERATED_KEYS: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
+        let attributes = JsonObjectBuilder::from_matching(text, |name| {
+            !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name)
+        });
         Self { attributes, ome: JsonObjectBuilder::default() }
     }
 
@@ -175,15 +181,15 @@ impl UserAttributes {
         let attributes = JsonObjectBuilder::from_matching(text, |name| {
             !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name)
         });
-        let (mut nested, mut beside) = (None, [None; OME_KEYS.len()]);
+        let (mut nested, mut top_level) = (None, [None; OME_KEYS.len()]);
         n5::for_each_member(JsonMembers::parse(n5::attributes_text(text)).ok(), |member| {
             let name = member.name();
             if name == "ome" {
                 nested = JsonMembers::parse(member.value).ok();
-            } else if let Some(place) =
-                OME_KEYS.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place))
+            } else if let Some(slot) =
+                OME_KEYS.iter().zip(&mut top_level).find_map(|(key, slot)| (*key == name).then_some(slot))
             {
-                *place = Some(member);
+                *slot = Some(member);
             }
         });
         let mut ome = JsonObjectBuilder::default();
@@ -192,14 +198,14 @@ impl UserAttributes {
             if name == "version" || name == "multiscales" {
                 return;
             }
-            if let Some(place) =
-                OME_KEYS.iter().zip(&mut beside).find_map(|(ome, place)| (*ome == name).then_some(place))
+            if let Some(slot) =
+                OME_KEYS.iter().zip(&mut top_level).find_map(|(key, slot)| (*key == name).then_some(slot))
             {
-                *place = None;
+                *slot = None;
             }
             ome.push_member(member);
         });
-        for member in beside.into_iter().flatten() {
+        for member in top_level.into_iter().flatten() {
             ome.push_member(member);
         }
         Self { attributes, ome }
@@ -222,7 +228,7 @@ impl ZarrArray {
 /// Source: TensorStore `driver/zarr3/metadata.cc`; Neuroglancer `src/datasource/zarr/metadata/parse.ts`, which
 /// refuses units other than metres and seconds.
 fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
-    let of_axis = |(axis, scale): (&Axis, &f64)| {
+    let axis_unit = |(axis, scale): (&Axis, &f64)| {
         let unit = axis.unit.filter(|unit| matches!(unit.base, BaseUnit::Metre | BaseUnit::Second));
         match unit.map(|unit| unit.si_scaled()) {
             // Neuroglancer knows only the micro sign here, not `u`.
@@ -231,9 +237,9 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
             None => Value::Null,
         }
     };
-    let units: Vec<Value> = space.axes.iter().zip(&space.scale).rev().map(of_axis).collect();
-    let known = units.iter().any(|unit| !unit.is_null() && unit != "1");
-    known.then_some(Value::Array(units))
+    let units: Vec<Value> = space.axes.iter().zip(&space.scale).rev().map(axis_unit).collect();
+    let has_units = units.iter().any(|unit| !unit.is_null() && unit != "1");
+    has_units.then_some(Value::Array(units))
 }
 
 /// Returns the Zarr node of the directory `key` with its memory permit, or `None` as for [`ZarrNodeType::Missing`].
@@ -249,14 +255,14 @@ pub(super) async fn read_zarr_node(
         ZarrNodeType::Group => None,
         ZarrNodeType::Array(_) => space_in_pyramid(lookup, key).await?,
     };
-    let known = match read_node_with_text(lookup.container, lookup.freshness, key).await {
+    let loaded = match read_node_with_text(lookup.container, lookup.freshness, key).await {
         // The directory has disappeared meanwhile.
         Err(ReadError::NotFound(_)) => return Ok(None),
-        known => known?,
+        loaded => loaded?,
     };
-    let copy = if is_dataset(&known.node) { UserAttributes::of_array } else { UserAttributes::of_group };
-    let repeated = known.map_text(lookup.container, copy).await?;
-    Ok(ZarrNode::of(&known.node, key.name(), level.as_ref(), repeated).map(|item| (item, known.memory)))
+    let extract = if is_dataset(&loaded.node) { UserAttributes::of_array } else { UserAttributes::of_group };
+    let user_attributes = loaded.map_text(lookup.container, extract).await?;
+    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), user_attributes).map(|node| (node, loaded.memory)))
 }
 
 fn is_dataset(node: &Node) -> bool {
@@ -267,18 +273,18 @@ fn is_dataset(node: &Node) -> bool {
 async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<CoordinateSpace>, ReadError> {
     let mut group = key.parent();
     for _ in 0..MAX_LEVEL_DEPTH {
-        let Some(at) = group else { break };
-        let known = match read_node(lookup.container, lookup.freshness, &at).await {
+        let Some(group_key) = group else { break };
+        let loaded = match read_node(lookup.container, lookup.freshness, &group_key).await {
             Err(ReadError::NotFound(_)) => return Ok(None),
-            known => known?,
+            loaded => loaded?,
         };
-        let below = key.as_str().strip_prefix(at.as_str()).unwrap_or_default().trim_start_matches('/');
-        if let Some(pyramid) = metadata::pyramid(&known.node, &mut Vec::new())
-            && let Some(number) = pyramid.levels.iter().position(|level| level.path == below)
+        let level_path = key.as_str().strip_prefix(group_key.as_str()).unwrap_or_default().trim_start_matches('/');
+        if let Some(pyramid) = metadata::pyramid(&loaded.node, &mut Vec::new())
+            && let Some(level_index) = pyramid.levels.iter().position(|level| level.path == level_path)
         {
-            return Ok(Some(CoordinateSpace::of_level(&pyramid, number)).filter(|space| space.is_calibrated));
+            return Ok(Some(CoordinateSpace::of_level(&pyramid, level_index)).filter(|space| space.is_calibrated));
         }
-        group = at.parent();
+        group = group_key.parent();
     }
     Ok(None)
 }
@@ -299,17 +305,21 @@ mod tests {
     use super::*;
     use crate::n5::AttributesDocument;
 
-    fn node(own: &Value, ancestors: &[Value]) -> Node {
+    fn node(attributes: &Value, ancestors: &[Value]) -> Node {
         let parse = |value: &Value| AttributesDocument::parse(value.to_string().as_bytes()).unwrap();
-        Node { document: Some(Ok(parse(own))), ancestors: ancestors.iter().map(parse).collect(), ..Node::default() }
+        Node {
+            document: Some(Ok(parse(attributes))),
+            ancestors: ancestors.iter().map(parse).collect(),
+            ..Node::default()
+        }
     }
 
-    fn array(further: &Value, ancestors: &[Value]) -> Option<ZarrArray> {
-        let mut own = json!({"dimensions": [7, 5, 3], "blockSize": [5, 4, 9], "dataType": "uint16",
+    fn array(extra_members: &Value, ancestors: &[Value]) -> Option<ZarrArray> {
+        let mut attributes = json!({"dimensions": [7, 5, 3], "blockSize": [5, 4, 9], "dataType": "uint16",
             "compression": {"type": "gzip"}});
-        own.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
-        let repeated = UserAttributes::of_array(own.to_string().as_bytes());
-        match ZarrNode::of(&node(&own, ancestors), None, None, repeated)? {
+        attributes.as_object_mut().unwrap().extend(extra_members.as_object().unwrap().clone());
+        let user_attributes = UserAttributes::of_array(attributes.to_string().as_bytes());
+        match ZarrNode::of(&node(&attributes, ancestors), None, None, user_attributes)? {
             ZarrNode::Array(array) => Some(*array),
             ZarrNode::Group(_) => panic!("a group"),
         }
@@ -339,8 +349,8 @@ mod tests {
     }
 
     #[test]
-    fn units_are_written_only_where_they_say_something() {
-        let units = |further: Value| units_of(array(&further, &[]).unwrap().attributes);
+    fn units_are_written_only_if_they_add_information() {
+        let units = |extra_members: Value| units_of(array(&extra_members, &[]).unwrap().attributes);
         assert_eq!(units(json!({})), None);
         assert_eq!(units(json!({"resolution": [1, 1, 1]})), None);
         assert_eq!(units(json!({"resolution": [1, 1, 2.5]})), Some(json!(["2.5", "1", "1"])));
@@ -349,7 +359,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_decoded_is_no_array() {
+    fn undecodable_datasets_are_not_arrays() {
         assert!(array(&json!({"dataType": "string"}), &[]).is_none());
         assert!(array(&json!({"compression": {"type": "jpeg"}}), &[]).is_none());
         assert!(array(&json!({"blockSize": [0, 1, 1]}), &[]).is_none());
@@ -359,8 +369,8 @@ mod tests {
     fn groups_keep_their_attributes_but_not_multiscales_in_another_order() {
         let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
             "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
-        let repeated = UserAttributes::of_group(own.to_string().as_bytes());
-        let Some(ZarrNode::Group(group)) = ZarrNode::of(&node(&own, &[]), None, None, repeated) else {
+        let user_attributes = UserAttributes::of_group(own.to_string().as_bytes());
+        let Some(ZarrNode::Group(group)) = ZarrNode::of(&node(&own, &[]), None, None, user_attributes) else {
             panic!("no group")
         };
         assert_eq!(group.attributes.into_text(), r#"{"name":"a"}"#);

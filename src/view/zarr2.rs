@@ -45,8 +45,8 @@ impl View for Zarr2 {
                 ZarrNodeType::Array(_) | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
             ZATTRS => {
-                let item = zarr::read_zarr_node(lookup, &directory).await?;
-                Ok(item.map_or(ResolvedKey::Missing, |(item, memory)| zarr::document(zattrs_text(item), memory)))
+                let node = zarr::read_zarr_node(lookup, &directory).await?;
+                Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| zarr::document(zattrs_text(node), memory)))
             }
             ZMETADATA => consolidated(lookup, &directory).await,
             _ => match lookup.container.dataset_and_coordinates(lookup.freshness, lookup.key).await? {
@@ -73,7 +73,7 @@ fn zgroup_json() -> Value {
 
 fn zarray_json(layout: &ZarrLayout) -> Value {
     let dtype = layout.data_type.numpy_typestr().unwrap_or_default();
-    let dtype = if layout.encoding.big_endian { dtype.replace('<', ">") } else { dtype };
+    let dtype = if layout.encoding.is_big_endian { dtype.replace('<', ">") } else { dtype };
     json!({
         "zarr_format": 2,
         "shape": layout.shape,
@@ -109,8 +109,8 @@ fn object_text(value: &Value) -> JsonObjectBuilder {
     object
 }
 
-fn zattrs_text(item: ZarrNode) -> JsonObjectBuilder {
-    match item {
+fn zattrs_text(node: ZarrNode) -> JsonObjectBuilder {
+    match node {
         ZarrNode::Array(array) => array_zattrs_text(*array),
         ZarrNode::Group(group) => group_zattrs_text(group),
     }
@@ -135,15 +135,15 @@ fn group_zattrs_text(group: ZarrGroup) -> JsonObjectBuilder {
 /// Returns `.zmetadata` in the form that zarr-python and xarray read.
 async fn consolidated(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
     let ZarrNodeType::Group = zarr::node_type(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
-    let Some((items, memory)) = zarr::read_subtree(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
+    let Some((nodes, memory)) = zarr::read_subtree(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
     let mut metadata = JsonObjectBuilder::default();
-    for (path, item) in items {
+    for (path, node) in nodes {
         let key = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
-        match &item {
+        match &node {
             ZarrNode::Group(_) => metadata.insert(&key(ZGROUP), &zgroup_json()),
-            ZarrNode::Array(found) => metadata.insert(&key(ZARRAY), &zarray_json(&found.layout)),
+            ZarrNode::Array(array) => metadata.insert(&key(ZARRAY), &zarray_json(&array.layout)),
         }
-        metadata.insert_object(&key(ZATTRS), &zattrs_text(item));
+        metadata.insert_object(&key(ZATTRS), &zattrs_text(node));
     }
     let mut document = object_text(&json!({ "zarr_consolidated_format": 1 }));
     document.insert_object("metadata", &metadata);
@@ -192,7 +192,7 @@ mod tests {
     }
 
     #[test]
-    fn images_stand_beside_the_other_attributes() {
+    fn image_metadata_is_beside_the_other_attributes() {
         let image = json!({"axes": []}).as_object().cloned();
         let group = ZarrGroup {
             attributes: object_text(&json!({"a": 1})),

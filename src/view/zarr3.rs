@@ -39,8 +39,8 @@ impl View for Zarr3 {
         match zarr::node_type(lookup, &array).await? {
             // The chunk of an array without axes has no coordinates, but its block has one, 0.
             ZarrNodeType::Array(dataset) if coordinates.len() == dataset.attributes.rank() => {
-                let only = [0];
-                zarr::resolve_chunk(&dataset, if coordinates.is_empty() { &only } else { &coordinates })
+                let zero_coordinate = [0];
+                zarr::resolve_chunk(&dataset, if coordinates.is_empty() { &zero_coordinate } else { &coordinates })
             }
             ZarrNodeType::Array(_) | ZarrNodeType::Group | ZarrNodeType::Missing => Ok(ResolvedKey::Missing),
         }
@@ -58,43 +58,43 @@ impl View for Zarr3 {
 fn chunk_key(key: &Key) -> Option<(Key, Vec<u64>)> {
     let segments: Vec<&str> = key.segments().collect();
     let mut coordinates: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();
-    let at = segments.len().checked_sub(coordinates.len() + 1)?;
-    if segments.get(at) != Some(&CHUNK_KEY_PREFIX) {
+    let prefix_index = segments.len().checked_sub(coordinates.len() + 1)?;
+    if segments.get(prefix_index) != Some(&CHUNK_KEY_PREFIX) {
         return None;
     }
     coordinates.reverse();
-    Some((Key::from_segments(segments.iter().take(at)).ok()?, coordinates))
+    Some((Key::from_segments(segments.iter().take(prefix_index)).ok()?, coordinates))
 }
 
 async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
-    let everything = match zarr::node_type(lookup, directory).await? {
+    let subtree = match zarr::node_type(lookup, directory).await? {
         ZarrNodeType::Missing => return Ok(ResolvedKey::Missing),
         ZarrNodeType::Array(_) => None,
         ZarrNodeType::Group => zarr::read_subtree(lookup, directory).await?,
     };
-    let Some((mut items, memory)) = everything else {
-        let item = zarr::read_zarr_node(lookup, directory).await?;
-        return Ok(item.map_or(ResolvedKey::Missing, |(item, memory)| zarr::document(zarr_json(item), memory)));
+    let Some((mut nodes, memory)) = subtree else {
+        let node = zarr::read_zarr_node(lookup, directory).await?;
+        return Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| zarr::document(zarr_json(node), memory)));
     };
     // The group may have become something else meanwhile.
-    if items.first().is_none_or(|(path, _)| !path.is_empty()) {
+    if nodes.first().is_none_or(|(path, _)| !path.is_empty()) {
         return Ok(ResolvedKey::Missing);
     }
-    let (_, item) = items.remove(0);
-    let mut document = zarr_json(item);
-    let (mut consolidated, mut below) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
-    for (path, item) in items {
-        below.insert_object(&path, &zarr_json(item));
+    let (_, node) = nodes.remove(0);
+    let mut document = zarr_json(node);
+    let (mut consolidated, mut subtree_metadata) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
+    for (path, node) in nodes {
+        subtree_metadata.insert_object(&path, &zarr_json(node));
     }
     consolidated.insert("kind", &"inline");
     consolidated.insert("must_understand", &false);
-    consolidated.insert_object("metadata", &below);
+    consolidated.insert_object("metadata", &subtree_metadata);
     document.insert_object("consolidated_metadata", &consolidated);
     Ok(zarr::document(document, Some(memory)))
 }
 
-fn zarr_json(item: ZarrNode) -> JsonObjectBuilder {
-    match item {
+fn zarr_json(node: ZarrNode) -> JsonObjectBuilder {
+    match node {
         ZarrNode::Array(array) => array_zarr_json(*array),
         ZarrNode::Group(group) => group_zarr_json(group),
     }
@@ -117,13 +117,13 @@ fn array_zarr_json(array: ZarrArray) -> JsonObjectBuilder {
 }
 
 fn codecs(layout: &ZarrLayout) -> Vec<Value> {
-    let (scheme, parameters) = (layout.encoding, layout.parameters);
-    let endian = if scheme.big_endian { "big" } else { "little" };
-    let mut codecs = vec![match scheme.width {
+    let (encoding, parameters) = (layout.encoding, layout.parameters);
+    let endian = if encoding.is_big_endian { "big" } else { "little" };
+    let mut codecs = vec![match encoding.width {
         1 => json!({ "name": "bytes" }),
         _ => json!({ "name": "bytes", "configuration": { "endian": endian } }),
     }];
-    let compression = match scheme.compression {
+    let compression = match encoding.compression {
         BlockEncoding::Raw => return codecs,
         BlockEncoding::Gzip => json!({ "level": parameters.level }),
         BlockEncoding::Zstd => json!({ "level": parameters.level, "checksum": false }),
@@ -133,11 +133,11 @@ fn codecs(layout: &ZarrLayout) -> Vec<Value> {
                 2 => "bitshuffle",
                 _ => "shuffle",
             };
-            json!({ "typesize": scheme.width, "cname": parameters.cname, "clevel": parameters.level,
+            json!({ "typesize": encoding.width, "cname": parameters.cname, "clevel": parameters.level,
                 "shuffle": shuffle, "blocksize": 0 })
         }
     };
-    codecs.push(json!({ "name": scheme.compression.name(), "configuration": compression }));
+    codecs.push(json!({ "name": encoding.compression.name(), "configuration": compression }));
     codecs
 }
 
@@ -215,22 +215,22 @@ mod tests {
     }
 
     #[test]
-    fn chunk_keys_are_cut_at_the_last_c_before_the_numbers() {
-        let of = |path: &str| {
+    fn chunk_keys_are_split_at_the_last_c_before_the_numbers() {
+        let parse_chunk_key = |path: &str| {
             let key = Key::from_segments(path.split('/')).unwrap();
             chunk_key(&key).map(|(array, numbers)| (array.as_str().to_owned(), numbers))
         };
-        assert_eq!(of("a/c/1/20"), Some(("a".to_owned(), vec![1, 20])));
-        assert_eq!(of("a/c/c/0"), Some(("a/c".to_owned(), vec![0])));
-        assert_eq!(of("a/c/0/c/5/6"), Some(("a/c/0".to_owned(), vec![5, 6])));
-        assert_eq!(of("c"), Some((String::new(), vec![])));
+        assert_eq!(parse_chunk_key("a/c/1/20"), Some(("a".to_owned(), vec![1, 20])));
+        assert_eq!(parse_chunk_key("a/c/c/0"), Some(("a/c".to_owned(), vec![0])));
+        assert_eq!(parse_chunk_key("a/c/0/c/5/6"), Some(("a/c/0".to_owned(), vec![5, 6])));
+        assert_eq!(parse_chunk_key("c"), Some((String::new(), vec![])));
         for bad in ["a/1/2", "1", "a/c/01", "a/c/x", "a/C/0"] {
-            assert_eq!(of(bad), None, "{bad}");
+            assert_eq!(parse_chunk_key(bad), None, "{bad}");
         }
     }
 
     #[test]
-    fn images_stand_under_ome() {
+    fn image_metadata_is_under_ome() {
         let group = ZarrGroup {
             attributes: JsonObjectBuilder::from_matching(br#"{"a":1}"#, |_| true),
             ome: JsonObjectBuilder::from_matching(br#"{"omero":{}}"#, |_| true),

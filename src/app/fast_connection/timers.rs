@@ -25,15 +25,15 @@ const HANG_UP_INTERVAL: Duration = Duration::from_secs(1);
 
 /// A connection that is not read until there is memory for its next frames.
 pub(super) struct MemoryWait {
-    since: Instant,
+    started: Instant,
     pause: Duration,
     sleep: Pin<Box<Sleep>>,
     memory: ConnectionMemory,
-    _waiting: QueueWaitTimer,
+    _wait_timer: QueueWaitTimer,
 }
 
 impl MemoryWait {
-    pub(super) fn begin(peer: Option<IpAddr>, charge: &ConnectionMemory) -> Self {
+    pub(super) fn begin(peer: Option<IpAddr>, memory: &ConnectionMemory) -> Self {
         static WAITS: LogThrottle = LogThrottle::new();
         if let Some(unsaid) = WAITS.allow() {
             tracing::warn!(
@@ -42,17 +42,23 @@ impl MemoryWait {
                 "connection paused: its address or all connections together have used up the memory for streams; see n5_connection_pool_bytes"
             );
         }
-        charge.set_waiting(true);
-        charge.request_reclaim();
-        let ([pause, _], memory) = (MEMORY_BACKOFF, charge.clone());
-        let waiting = QueueWaitTimer::begin(QueueLabel::ConnectionMemory);
-        Self { since: Instant::now(), pause, sleep: Box::pin(tokio::time::sleep(pause)), memory, _waiting: waiting }
+        memory.set_waiting(true);
+        memory.request_reclaim();
+        let ([pause, _], memory) = (MEMORY_BACKOFF, memory.clone());
+        let wait_timer = QueueWaitTimer::begin(QueueLabel::ConnectionMemory);
+        Self {
+            started: Instant::now(),
+            pause,
+            sleep: Box::pin(tokio::time::sleep(pause)),
+            memory,
+            _wait_timer: wait_timer,
+        }
     }
 
     /// Ends the connection if it has waited too long while it holds memory that others need. Called after another
     /// failed attempt to get memory.
     pub(super) fn refuse_if_blocked_too_long(&self) {
-        if self.memory.blocked_since().is_some_and(|since| since.max(self.since).elapsed() >= MAX_BLOCKED) {
+        if self.memory.blocked_since().is_some_and(|since| since.max(self.started).elapsed() >= MAX_BLOCKED) {
             // The client may be gone: its end of stream is not seen behind more bytes than the kernel's receive buffer
             // holds.
             self.memory.refuse(GoawayReason::BlockedTooLong);
@@ -62,8 +68,8 @@ impl MemoryWait {
     /// Ready when it is time to try again; each pause is twice as long as the one before, up to the longest.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         ready!(self.sleep.as_mut().poll(context));
-        let [_, longest] = MEMORY_BACKOFF;
-        self.pause = (self.pause * 2).min(longest);
+        let [_, max_pause] = MEMORY_BACKOFF;
+        self.pause = (self.pause * 2).min(max_pause);
         self.sleep.as_mut().reset(Instant::now() + self.pause);
         self.memory.request_reclaim();
         Poll::Ready(())
@@ -78,36 +84,36 @@ impl Drop for MemoryWait {
 
 /// Timer of a request head, which starts at the end of the previous answer.
 pub(super) struct HeaderTimer {
-    limit: Duration,
+    timeout: Duration,
     deadline: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }
 
 impl HeaderTimer {
-    pub(super) fn new(limit: Duration) -> Self {
-        Self { limit, deadline: Instant::now() + limit, sleep: None }
+    pub(super) fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: Instant::now() + timeout, sleep: None }
     }
 
     pub(super) fn restart(&mut self, now: Instant) {
-        self.deadline = now + self.limit;
+        self.deadline = now + self.timeout;
     }
 
     /// Returns the time at which the timer was last restarted.
     pub(super) fn started_at(&self) -> Instant {
-        self.deadline.checked_sub(self.limit).unwrap_or(self.deadline)
+        self.deadline.checked_sub(self.timeout).unwrap_or(self.deadline)
     }
 
     /// Ready when the time is over and the connection must end. The timer is reset only when it has fired, which is far
     /// cheaper than a reset for every request.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let until = self.deadline;
-        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(until)));
+        let deadline = self.deadline;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
         loop {
             ready!(sleep.as_mut().poll(context));
-            if sleep.deadline() >= until {
+            if sleep.deadline() >= deadline {
                 return Poll::Ready(Ok(()));
             }
-            sleep.as_mut().reset(until);
+            sleep.as_mut().reset(deadline);
         }
     }
 }

@@ -36,7 +36,7 @@ pub(super) struct TreeListing {
 /// Returns the line of a group or dataset in a tree.
 pub(super) fn tree_line(name: &str, depth: usize, info: &Value) -> (String, String) {
     let slash = if info["kind"] == "dataset" { "" } else { "/" };
-    let what = match info["kind"].as_str() {
+    let description = match info["kind"].as_str() {
         Some("dataset") => format!("{}  {}", elements(info), compression(info)),
         Some("multiscale") => {
             let levels = info["multiscale"]["levels"].as_array().map_or(0, Vec::len);
@@ -49,7 +49,7 @@ pub(super) fn tree_line(name: &str, depth: usize, info: &Value) -> (String, Stri
     };
     (
         format!("{:indent$}{}{slash}", "", escape_control_chars(name), indent = 2 * depth),
-        escape_control_chars(&what).into_owned(),
+        escape_control_chars(&description).into_owned(),
     )
 }
 
@@ -61,7 +61,7 @@ pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Opt
         rows.push(("elements", elements(info)));
         rows.push(("size", info["size_bytes"].as_str().map_or_else(|| "unknown".to_owned(), size)));
         let grid = numbers(&info["grid"]);
-        let blocks = grid.iter().fold(1_u64, |all, n| all.saturating_mul(*n));
+        let blocks = grid.iter().fold(1_u64, |product, n| product.saturating_mul(*n));
         rows.push((
             "blocks",
             format!(
@@ -91,19 +91,19 @@ pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Opt
         rows.push(("shows", volume.to_owned()));
     }
     if let Some(readable) = info["readable"].as_object() {
-        let those = |reads: bool| -> Vec<&str> {
-            let named = READERS.iter().filter(|(key, _)| readable.get(*key) == Some(&Value::Bool(reads)));
-            named.map(|(_, name)| *name).collect()
+        let reader_names = |reads: bool| -> Vec<&str> {
+            let readers = READERS.iter().filter(|(key, _)| readable.get(*key) == Some(&Value::Bool(reads)));
+            readers.map(|(_, name)| *name).collect()
         };
         let or_none = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
-        rows.push(("read by", or_none(those(true))));
-        rows.push(("refused by", or_none(those(false))));
+        rows.push(("read by", or_none(reader_names(true))));
+        rows.push(("refused by", or_none(reader_names(false))));
     }
     if let Some(view) = info["urls"]["recommended"]["view"].as_str() {
         rows.push(("best view", format!("/{view} (for Neuroglancer)")));
     }
-    let own = info["attributes"].as_u64().unwrap_or(0);
-    rows.push(("attributes", format!("{own} (--json shows them)")));
+    let attribute_count = info["attributes"].as_u64().unwrap_or(0);
+    rows.push(("attributes", format!("{attribute_count} (--json shows them)")));
     for (name, value) in rows {
         let _ = writeln!(out, "  {name:<12} {}", escape_control_chars(&value));
     }
@@ -111,15 +111,15 @@ pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Opt
         out.push_str("\nlevels\n");
         let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
         let lines = levels.iter().enumerate().map(|(n, level)| {
-            let of = pyramid.get(n).unwrap_or(&Value::Null);
-            let what = format!(
+            let level_info = pyramid.get(n).unwrap_or(&Value::Null);
+            let description = format!(
                 "{}  {}  factors {}  voxel {}",
                 elements(&level.info),
                 compression(&level.info),
-                join_by_x(&of["factors"]),
-                join_by_x(&of["resolution"])
+                join_by_x(&level_info["factors"]),
+                join_by_x(&level_info["resolution"])
             );
-            (escape_control_chars(&level.path).into_owned(), escape_control_chars(&what).into_owned())
+            (escape_control_chars(&level.path).into_owned(), escape_control_chars(&description).into_owned())
         });
         columns(&mut out, &lines.collect::<Vec<_>>());
     }
@@ -141,8 +141,8 @@ pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Opt
 
 fn columns(out: &mut String, lines: &[(String, String)]) {
     let width = lines.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).min(48);
-    for (name, what) in lines {
-        let _ = writeln!(out, "{}", format!("  {name:<width$}  {what}").trim_end());
+    for (name, description) in lines {
+        let _ = writeln!(out, "{}", format!("  {name:<width$}  {description}").trim_end());
     }
 }
 
@@ -163,8 +163,8 @@ fn compression(info: &Value) -> String {
 }
 
 fn size(bytes: &str) -> String {
-    let grouped = |bytes: u64| format!("{} ({} bytes)", BinaryBytes(bytes), HumanCount(bytes));
-    bytes.parse().map_or_else(|_| format!("{bytes} bytes"), grouped)
+    let format_size = |bytes: u64| format!("{} ({} bytes)", BinaryBytes(bytes), HumanCount(bytes));
+    bytes.parse().map_or_else(|_| format!("{bytes} bytes"), format_size)
 }
 
 fn text(value: &Value) -> &str {
@@ -182,8 +182,8 @@ fn numbers(value: &Value) -> Vec<u64> {
 
 /// Joins the elements of an array, such as `512 x 512 x 64`.
 fn join_by_x(value: &Value) -> String {
-    let all: Vec<String> = value.as_array().into_iter().flatten().map(plain).collect();
-    if all.is_empty() { "(no axes)".to_owned() } else { all.join(" x ") }
+    let parts: Vec<String> = value.as_array().into_iter().flatten().map(plain).collect();
+    if parts.is_empty() { "(no axes)".to_owned() } else { parts.join(" x ") }
 }
 
 fn list(values: &[Value]) -> String {

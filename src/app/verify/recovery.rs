@@ -86,7 +86,7 @@ impl ReportReplay {
     fn replay_line(&mut self, text: &[u8]) -> Result<ReportLineKind, String> {
         let line: ReportLine<'_> =
             serde_json::from_slice(text).map_err(|error| format!("not a line of a report: {error}"))?;
-        let mut taken = ReportLineKind::Other;
+        let mut line_kind = ReportLineKind::Other;
         match &*line.record {
             "dataset" => {
                 let tally: DatasetTally = serde_json::from_slice(text).map_err(|error| error.to_string())?;
@@ -109,14 +109,14 @@ impl ReportReplay {
                 if sum != self.checksum.with_checkpoint(&checkpoint) {
                     return Err("a checkpoint whose checksum does not match the lines before it".to_owned());
                 }
-                taken = ReportLineKind::Checkpoint(checkpoint);
+                line_kind = ReportLineKind::Checkpoint(checkpoint);
             }
-            "summary" if line.complete == Some(true) => taken = ReportLineKind::End,
+            "summary" if line.complete == Some(true) => line_kind = ReportLineKind::End,
             "summary" => {}
             other => return Err(format!("an unknown record {other:?}")),
         }
         self.checksum.update(text);
-        Ok(taken)
+        Ok(line_kind)
     }
 
     /// Reserves memory for a line of that length.
@@ -164,9 +164,9 @@ pub(super) fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredRep
         .map(|key| if key.is_empty() { Ok(Key::root()) } else { Key::parse(key) })
         .collect::<Result<_, _>>()
         .map_err(|error| error.to_string())?;
-    let mut reading = ReportReplay::default();
+    let mut replay = ReportReplay::default();
     let (mut reader, mut offset, mut text) = (BufReader::new(file), 0_u64, Vec::new());
-    let (mut kept, mut fault) = (None, None);
+    let (mut last_checkpoint, mut fault) = (None, None);
     loop {
         text.clear();
         let len = io::Read::take(&mut reader, MAX_LINE_BYTES)
@@ -185,16 +185,17 @@ pub(super) fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredRep
             break;
         }
         if offset == 0 {
-            match parse_header(&text).map(|of| header.resume_mismatch(&of)) {
-                Some(None) => reading.checksum.update(&text),
+            match parse_header(&text).map(|recorded| header.resume_mismatch(&recorded)) {
+                Some(None) => replay.checksum.update(&text),
                 Some(Some(why)) => return Err(why),
                 None => return Err("is not a report of verify: choose another name".to_owned()),
             }
         } else {
-            match reading.replay_line(&text) {
+            match replay.replay_line(&text) {
                 Ok(ReportLineKind::Checkpoint(checkpoint)) => {
-                    let counts = (reading.finished.len(), reading.changed.len(), reading.findings.clone());
-                    kept = Some((checkpoint, counts, offset.saturating_add(len as u64), reading.checksum.clone()));
+                    let counts = (replay.finished.len(), replay.changed.len(), replay.findings.clone());
+                    last_checkpoint =
+                        Some((checkpoint, counts, offset.saturating_add(len as u64), replay.checksum.clone()));
                 }
                 Ok(ReportLineKind::End) => return Ok(RecoveredReport::default()),
                 Ok(ReportLineKind::Other) => {}
@@ -208,15 +209,15 @@ pub(super) fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredRep
     }
     let fault =
         fault.map(|why| format!("contains something at byte {offset} that this program has not written there ({why})"));
-    let Some((checkpoint, (finished, changed, findings), len, sum)) = kept else {
+    let Some((checkpoint, (finished, changed, findings), len, sum)) = last_checkpoint else {
         return Ok(RecoveredReport { previous: None, fault });
     };
-    reading.finished.truncate(finished);
-    reading.changed.truncate(changed);
-    if let Some(why) = checkpoint.inconsistency(&roots, &findings, &reading.finished) {
+    replay.finished.truncate(finished);
+    replay.changed.truncate(changed);
+    if let Some(why) = checkpoint.inconsistency(&roots, &findings, &replay.finished) {
         return Ok(RecoveredReport { previous: None, fault: Some(format!("has an invalid last checkpoint: {why}")) });
     }
-    let (finished, changed) = (reading.finished, reading.changed.into_iter().collect());
+    let (finished, changed) = (replay.finished, replay.changed.into_iter().collect());
     Ok(RecoveredReport {
         previous: Some((PreviousRun { checkpoint, finished_datasets: finished, reported_changed: changed }, len, sum)),
         fault,

@@ -38,19 +38,19 @@ pub(super) struct ReportHeader {
 }
 
 impl ReportHeader {
-    /// Returns the header of a report on these groups and datasets of the container at `place`; `decode_budget` is in
-    /// bytes.
+    /// Returns the header of a report on these groups and datasets of the container at `container`; `decode_budget` is
+    /// in bytes.
     #[expect(clippy::disallowed_methods, reason = "one container may have several paths")]
     pub(super) fn new(
-        place: &ContainerConfig,
+        container: &ContainerConfig,
         roots: &[Key],
         missing: bool,
         decode_budget: u64,
     ) -> anyhow::Result<Self> {
-        let root = &place.root;
+        let root = &container.root;
         let root = std::fs::canonicalize(root).with_context(|| format!("{}: cannot be read", root.display()))?;
         let roots = roots.iter().map(|key| key.as_str().to_owned()).collect();
-        let symlinks = match place.symlinks {
+        let symlinks = match container.symlinks {
             Symlinks::Inside => "inside",
             Symlinks::Deny => "deny",
             Symlinks::Follow => "follow",
@@ -68,17 +68,20 @@ impl ReportHeader {
 
     /// Returns why a run cannot continue the report with the header `earlier`; `None` if it can.
     pub(super) fn resume_mismatch(&self, earlier: &Self) -> Option<String> {
-        let say = |what: &str, then: &dyn std::fmt::Display, now: &dyn std::fmt::Display| {
-            Some(format!("was written with {what} {then}, but this run has {now}: choose another name"))
-        };
+        let mismatch =
+            |setting: &str, previous_value: &dyn std::fmt::Display, current_value: &dyn std::fmt::Display| {
+                Some(format!(
+                    "was written with {setting} {previous_value}, but this run has {current_value}: choose another name"
+                ))
+            };
         if self == earlier {
             None
         } else if self.server != earlier.server {
-            say("n5-server", &earlier.server, &self.server)
+            mismatch("n5-server", &earlier.server, &self.server)
         } else if self.symlinks != earlier.symlinks {
-            say("container_defaults.symlinks =", &earlier.symlinks, &self.symlinks)
+            mismatch("container_defaults.symlinks =", &earlier.symlinks, &self.symlinks)
         } else if self.decode_budget != earlier.decode_budget {
-            say("limits.decode_budget =", &earlier.decode_budget, &self.decode_budget)
+            mismatch("limits.decode_budget =", &earlier.decode_budget, &self.decode_budget)
         } else {
             Some("belongs to another container or another job: choose another name".to_owned())
         }
@@ -112,46 +115,49 @@ impl ReportWriter {
     /// Describes why not: it cannot be opened, is inside the container, is being written, or is the report of another
     /// job.
     pub(super) fn open(path: &Path, header: &ReportHeader, resume: bool) -> Result<OpenedReport, String> {
-        let shown = path.display();
-        let of = |error: io::Error| format!("the report {shown}: {error}");
+        let display_path = path.display();
+        let to_message = |error: io::Error| format!("the report {display_path}: {error}");
         let mut file = open_file(path, header)?;
-        file.try_lock().map_err(|error| format!("the report {shown} is being written by another run: {error}"))?;
-        let read = if resume {
-            recover(&file, header).map_err(|why| format!("the report {shown} {why}"))?
+        file.try_lock()
+            .map_err(|error| format!("the report {display_path} is being written by another run: {error}"))?;
+        let recovered = if resume {
+            recover(&file, header).map_err(|why| format!("the report {display_path} {why}"))?
         } else {
-            let is_ours = first_line(&file).map_err(of)?.is_none_or(|line| is_header(&line));
-            if !is_ours {
-                return Err(format!("{shown} is not a report of verify and is not overwritten: choose another name"));
+            let is_report = first_line(&file).map_err(to_message)?.is_none_or(|line| is_header(&line));
+            if !is_report {
+                return Err(format!(
+                    "{display_path} is not a report of verify and is not overwritten: choose another name"
+                ));
             }
             RecoveredReport::default()
         };
-        let RecoveredReport { previous: earlier, fault } = read;
+        let RecoveredReport { previous, fault } = recovered;
         let fault = fault.map(|why| {
-            let then = if earlier.is_some() {
+            let consequence = if previous.is_some() {
                 "everything after the last checkpoint before it is verified again"
             } else {
                 "the run begins anew"
             };
-            format!("the report {shown} {why}: {then}")
+            format!("the report {display_path} {why}: {consequence}")
         });
-        let (earlier, len, sum) =
-            earlier.map_or((None, 0, ReportChecksum::default()), |(earlier, len, sum)| (Some(earlier), len, sum));
-        file.set_len(len).and_then(|()| file.seek(SeekFrom::End(0))).map_err(of)?;
+        let (previous, len, sum) =
+            previous.map_or((None, 0, ReportChecksum::default()), |(earlier, len, sum)| (Some(earlier), len, sum));
+        file.set_len(len).and_then(|()| file.seek(SeekFrom::End(0))).map_err(to_message)?;
         let mut report = Self { file, last_checkpoint: None, checksum: sum };
-        if earlier.is_none() {
+        if previous.is_none() {
             #[expect(clippy::disallowed_methods, reason = "the report states when its run was started")]
             let started = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
             let mut line = json!({ "started": started });
             extend_object(&mut line, header);
-            report.write_line("run", &line).map_err(of)?;
+            report.write_line("run", &line).map_err(to_message)?;
             // Without this line, a later run would not recognize the file as a report.
-            report.file.sync_data().map_err(of)?;
+            report.file.sync_data().map_err(to_message)?;
         }
-        Ok(OpenedReport { report: Some(report), previous: earlier, fault })
+        Ok(OpenedReport { report: Some(report), previous, fault })
     }
 
     pub(super) fn wants_checkpoint(&self) -> bool {
-        self.last_checkpoint.is_none_or(|kept| kept.elapsed() >= CHECKPOINT_INTERVAL)
+        self.last_checkpoint.is_none_or(|last| last.elapsed() >= CHECKPOINT_INTERVAL)
     }
 
     pub(super) fn record(&mut self, event: &VerifyEvent<'_>) -> io::Result<()> {
@@ -190,9 +196,9 @@ impl ReportWriter {
     }
 }
 
-fn extend_object(line: &mut Value, further: &impl Serialize) {
-    if let (Some(line), Ok(Value::Object(further))) = (line.as_object_mut(), serde_json::to_value(further)) {
-        line.extend(further);
+fn extend_object(line: &mut Value, extra: &impl Serialize) {
+    if let (Some(line), Ok(Value::Object(extra))) = (line.as_object_mut(), serde_json::to_value(extra)) {
+        line.extend(extra);
     }
 }
 
@@ -201,16 +207,17 @@ fn extend_object(line: &mut Value, further: &impl Serialize) {
 /// # Errors
 /// Describes why not: it cannot be opened, is no regular file of a single name, or is inside the container.
 fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
-    let shown = path.display();
-    let of = |error: io::Error| format!("the report {shown}: {error}");
-    let inside = || format!("the report {shown} would be inside the container, to which nothing is written");
+    let display_path = path.display();
+    let to_message = |error: io::Error| format!("the report {display_path}: {error}");
+    let inside_error =
+        || format!("the report {display_path} would be inside the container, to which nothing is written");
     let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     #[expect(clippy::disallowed_methods, reason = "a report must not be inside the container")]
-    let parent = std::fs::canonicalize(parent).map_err(|error| format!("the directory of {shown}: {error}"))?;
+    let parent = std::fs::canonicalize(parent).map_err(|error| format!("the directory of {display_path}: {error}"))?;
     if parent.starts_with(&header.root) {
-        return Err(inside());
+        return Err(inside_error());
     }
-    let name = path.file_name().ok_or_else(|| format!("the report {shown} has no name"))?;
+    let name = path.file_name().ok_or_else(|| format!("the report {display_path} has no name"))?;
     // A symbolic link could lead anywhere, including into the container.
     let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
     let flags = i32::try_from(flags.bits()).unwrap_or(0);
@@ -224,20 +231,22 @@ fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
     let file = match opened {
         Ok(file) => file,
         Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
-            return Err(format!("the report {shown} is a symbolic link, which is not followed: name the file itself"));
+            return Err(format!(
+                "the report {display_path} is a symbolic link, which is not followed: name the file itself"
+            ));
         }
-        Err(error) => return Err(of(error)),
+        Err(error) => return Err(to_message(error)),
     };
-    let metadata = file.metadata().map_err(of)?;
+    let metadata = file.metadata().map_err(to_message)?;
     if !metadata.is_file() || metadata.nlink() > 1 {
         return Err(format!(
-            "the report {shown} is not a regular file, or has several names (hard links): choose another name"
+            "the report {display_path} is not a regular file, or has several names (hard links): choose another name"
         ));
     }
     // The directory may have been replaced since it was checked.
-    let at = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
-    if at.is_ok_and(|at| at.starts_with(&header.root)) {
-        return Err(inside());
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    if target.is_ok_and(|at| at.starts_with(&header.root)) {
+        return Err(inside_error());
     }
     Ok(file)
 }
@@ -255,7 +264,7 @@ mod tests {
     use crate::verify::Checkpoint;
 
     #[test]
-    fn files_alone_want_no_checkpoint() {
+    fn progress_alone_requires_no_checkpoint() {
         let mut report = ReportWriter {
             file: tempfile::tempfile().unwrap(),
             last_checkpoint: None,
@@ -269,7 +278,7 @@ mod tests {
         // Unless the machine was so slow that the interval has passed.
         assert!(
             !report.wants_checkpoint()
-                || report.last_checkpoint.is_some_and(|kept| kept.elapsed() >= CHECKPOINT_INTERVAL)
+                || report.last_checkpoint.is_some_and(|last| last.elapsed() >= CHECKPOINT_INTERVAL)
         );
     }
 }

@@ -68,7 +68,7 @@ impl Terminal {
     pub(super) fn resumed(&mut self, checkpoint: &Checkpoint) {
         self.resumed_totals = checkpoint.totals.clone();
         if self.min_severity.is_none() {
-            self.say(&format!("resumed after {:?}", checkpoint.after));
+            self.print_line(&format!("resumed after {:?}", checkpoint.after));
         }
         if let Some(bar) = &self.bar {
             bar.set_position(self.resumed_totals.blocks.saturating_add(self.resumed_totals.missing));
@@ -78,24 +78,24 @@ impl Terminal {
 
     /// Warns that not all of the report is resumed.
     pub(super) fn warn_report_fault(&self, why: &str) {
-        self.say(&escape_control_chars(why));
+        self.print_line(&escape_control_chars(why));
     }
 
     pub(super) fn show(&mut self, event: &VerifyEvent<'_>) {
         match event {
-            VerifyEvent::Finding(finding) => self.found(finding),
+            VerifyEvent::Finding(finding) => self.show_finding(finding),
             VerifyEvent::Progress(totals) => self.progress(totals),
             VerifyEvent::DatasetDone(_) => self.shown_counts.clear(),
             VerifyEvent::Checkpoint(_) => {}
         }
     }
 
-    fn found(&mut self, finding: &Finding) {
-        if self.min_severity.is_some_and(|least| finding.severity < least) {
+    fn show_finding(&mut self, finding: &Finding) {
+        if self.min_severity.is_some_and(|min_severity| finding.severity < min_severity) {
             return;
         }
-        let whose = finding.dataset.clone().unwrap_or_default();
-        let count = self.shown_counts.entry((whose, finding.kind)).or_default();
+        let dataset = finding.dataset.clone().unwrap_or_default();
+        let count = self.shown_counts.entry((dataset, finding.kind)).or_default();
         *count += 1;
         if *count > MAX_SHOWN_PER_KIND {
             self.suppressed += 1;
@@ -104,7 +104,7 @@ impl Terminal {
         let key = if finding.key.is_empty() { "/" } else { &finding.key };
         let Finding { severity, kind, message, .. } = finding;
         let (key, message) = (escape_control_chars(key), escape_control_chars(message));
-        self.say(&format!("{:<7}  {kind:<19}  {key}: {message}", severity.name()));
+        self.print_line(&format!("{:<7}  {kind:<19}  {key}: {message}", severity.name()));
     }
 
     fn progress(&mut self, totals: &Totals) {
@@ -121,40 +121,45 @@ impl Terminal {
     }
 
     /// Reports that the run ends because the storage does not answer.
-    pub(super) fn given_up(&self, after: Duration, why: &str) {
-        self.say(&format!("given up: the storage has not answered for {}: {why}", humantime::format_duration(after)));
+    pub(super) fn report_stalled_storage(&self, stalled_for: Duration, why: &str) {
+        self.print_line(&format!(
+            "given up: the storage has not answered for {}: {why}",
+            humantime::format_duration(stalled_for)
+        ));
     }
 
     /// Prints the summary.
-    pub(super) fn end(&mut self, totals: &Totals, complete: bool, found: bool, report: Option<&Path>) {
+    pub(super) fn end(&mut self, totals: &Totals, complete: bool, has_findings: bool, report: Option<&Path>) {
         if let Some(bar) = &self.bar {
             bar.finish_and_clear();
         }
-        if self.min_severity.is_some() && !found && complete {
+        if self.min_severity.is_some() && !has_findings && complete {
             return;
         }
         if self.suppressed > 0 {
-            let all = report
+            let all_hint = report
                 .map_or_else(|| "--report FILE keeps all".to_owned(), |path| format!("{} has all", path.display()));
-            self.say(&format!(
-                "... and {} more findings of kinds shown {MAX_SHOWN_PER_KIND} times: {all}",
+            self.print_line(&format!(
+                "... and {} more findings of kinds shown {MAX_SHOWN_PER_KIND} times: {all_hint}",
                 HumanCount(self.suppressed)
             ));
         }
         let mut text = String::new();
         for row in FINDING_KINDS {
-            if let Some(count) =
-                totals.kinds.get(row.name).filter(|_| self.min_severity.is_none_or(|least| row.severity >= least))
+            if let Some(count) = totals
+                .kinds
+                .get(row.name)
+                .filter(|_| self.min_severity.is_none_or(|min_severity| row.severity >= min_severity))
             {
                 let _ = write!(text, "\n{count:>7}  {:<19}  {}", row.name, row.advice);
             }
         }
         if !text.is_empty() {
-            self.say(&format!("\n  count  kind                 what to do{text}\n"));
+            self.print_line(&format!("\n  count  kind                 what to do{text}\n"));
         }
         let Totals { groups, datasets, blocks, missing, unverified, .. } = totals;
         let (stored, decoded) = (HumanBytes(totals.stored_bytes), HumanBytes(totals.decoded_bytes));
-        self.say(&format!(
+        self.print_line(&format!(
             "{} datasets in {} groups: {} blocks stored ({stored}, decoded {decoded}), {} of them not decoded, {} missing",
             HumanCount(*datasets),
             HumanCount(*groups),
@@ -165,27 +170,27 @@ impl Terminal {
         let seconds = self.started.elapsed().as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "an approximate rate for display")]
         let rate = blocks.saturating_sub(self.resumed_totals.blocks) as f64 / seconds.max(0.001);
-        self.say(&format!("{seconds:.1} s, {rate:.0} blocks/s"));
+        self.print_line(&format!("{seconds:.1} s, {rate:.0} blocks/s"));
         let Totals { errors, warnings, notes, .. } = totals;
         let plural = |count: &u64, word| format!("{count} {word}{}", if *count == 1 { "" } else { "s" });
-        let counted = [plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note")].join(", ");
+        let counts = [plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note")].join(", ");
         match (complete, report) {
-            (true, _) => self.say(&counted),
+            (true, _) => self.print_line(&counts),
             (false, Some(report)) => {
-                self.say(&format!(
-                    "interrupted; so far {counted}. Continue with --report {} --resume",
+                self.print_line(&format!(
+                    "interrupted; so far {counts}. Continue with --report {} --resume",
                     report.display()
                 ));
             }
             (false, None) => {
-                self.say(&format!("interrupted; so far {counted}. A run with --report FILE can be resumed"));
+                self.print_line(&format!("interrupted; so far {counts}. A run with --report FILE can be resumed"));
             }
         }
     }
 
     /// Prints a line above the progress bar. Write errors are ignored: standard output may be closed, and the report
     /// has all findings.
-    fn say(&self, line: &str) {
+    fn print_line(&self, line: &str) {
         let print = || drop(writeln!(io::stdout().lock(), "{line}"));
         match &self.bar {
             Some(bar) => bar.suspend(print),

@@ -84,8 +84,8 @@ impl From<ReadError> for Problem {
                 format!("this needs {asked_bytes} bytes of memory; limits.{budget}_budget allows {capacity_bytes}"),
             )
             .with_member("limit", capacity_bytes),
-            ReadError::Budget(waited @ BudgetError::TimedOut { .. }) => {
-                Self::with_cause(OVERLOADED, "no memory became free in time; try again", waited.to_string())
+            ReadError::Budget(error @ BudgetError::TimedOut { .. }) => {
+                Self::with_cause(OVERLOADED, "no memory became free in time; try again", error.to_string())
             }
             ReadError::Internal(cause) => Self::with_cause(INTERNAL, "internal server error", cause),
         }
@@ -104,16 +104,16 @@ fn conversion_problem(error: ConvertError) -> Problem {
         .with_member("value", value)
         .with_member("from", from.name())
         .with_member("to", to.name()),
-        fault @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
-            Problem::with_cause(INTERNAL, "internal server error", fault.to_string())
+        error @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
+            Problem::with_cause(INTERNAL, "internal server error", error.to_string())
         }
     }
 }
 
 fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -> Problem {
     match error {
-        BlockError::Unsupported(what) => {
-            Problem::new(UNSUPPORTED, format!("block /{key}: {what}; it can be fetched as stored"))
+        BlockError::Unsupported(feature) => {
+            Problem::new(UNSUPPORTED, format!("block /{key}: {feature}; it can be fetched as stored"))
         }
         BlockError::OverLimit { needed_bytes, limit_bytes } => Problem::new(
             TOO_LARGE,
@@ -163,8 +163,8 @@ impl Problem {
     pub(in crate::http) fn with_piece_hint(mut self, piece: Option<&Coords>) -> Self {
         let Some(piece) = piece else { return self };
         let shape = piece.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        let split = format!("; split it into pieces of at most {shape} elements along the axes");
-        self.0.detail.push_str(&split);
+        let hint = format!("; split it into pieces of at most {shape} elements along the axes");
+        self.0.detail.push_str(&hint);
         self.with_member("piece", json!(piece.as_slice()))
     }
 }

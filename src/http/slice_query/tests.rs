@@ -30,8 +30,8 @@ fn syntax_error(text: &str) -> (String, String) {
 
 fn out_of_bounds(text: &str, dimensions: &[u64]) -> String {
     match query(text).select(dimensions) {
-        Err(QueryError::OutOfBounds { detail, dimensions: told }) => {
-            assert_eq!(told.as_slice(), dimensions);
+        Err(QueryError::OutOfBounds { detail, dimensions: reported }) => {
+            assert_eq!(reported.as_slice(), dimensions);
             detail
         }
         other => panic!("{text}: {other:?}"),
@@ -39,7 +39,7 @@ fn out_of_bounds(text: &str, dimensions: &[u64]) -> String {
 }
 
 #[test]
-fn without_parameters_the_whole_dataset_is_meant() {
+fn without_parameters_the_whole_dataset_is_selected() {
     for text in [None, Some(""), Some("&&"), Some("token=secret")] {
         let selection = SliceQuery::parse(text).unwrap().select(&[3, 4]).unwrap();
         assert_eq!(selection.region, Region::whole(&[3, 4]));
@@ -116,7 +116,7 @@ fn clipping_keeps_the_samples_that_exist() {
 }
 
 #[test]
-fn zero_filling_keeps_the_region_as_asked() {
+fn zero_filling_keeps_the_requested_region() {
     let cases = [
         ("start=-3&stop=5", (-3, 8)),
         ("start=8&size=5", (8, 5)),
@@ -140,17 +140,17 @@ fn a_region_that_ends_before_it_starts_is_refused() {
 
 #[test]
 fn extreme_numbers_neither_overflow_nor_wrap() {
-    let top = i64::MAX;
+    let max = i64::MAX;
     let dimensions = [i64::MAX.unsigned_abs()];
-    let whole = |text: &str| query(text).select(&dimensions).map(|s| (s.region.start()[0], s.region.shape()[0]));
-    assert_eq!(whole("").unwrap(), (0, dimensions[0]));
-    assert_eq!(whole(&format!("start={top}")).unwrap(), (top, 0));
-    assert_eq!(whole(&format!("outside=zero&start=-{top}&stop={top}")).unwrap(), (-top, u64::MAX - 1));
-    assert_eq!(whole(&format!("outside=clip&start=-{top}&stop={top}&step={top}")).unwrap(), (0, 1));
-    assert_eq!(whole(&format!("outside=clip&start=-1&size={top}&step={top}")).unwrap(), (top - 1, 0));
-    assert_eq!(whole(&format!("outside=clip&start={top}&size={top}")).unwrap(), (top, 0));
-    assert!(matches!(whole(&format!("start={top}&size=1")), Err(QueryError::OutOfBounds { .. })));
-    assert!(matches!(whole(&format!("outside=zero&start={top}&size={top}")), Err(QueryError::OutOfBounds { .. })));
+    let select = |text: &str| query(text).select(&dimensions).map(|s| (s.region.start()[0], s.region.shape()[0]));
+    assert_eq!(select("").unwrap(), (0, dimensions[0]));
+    assert_eq!(select(&format!("start={max}")).unwrap(), (max, 0));
+    assert_eq!(select(&format!("outside=zero&start=-{max}&stop={max}")).unwrap(), (-max, u64::MAX - 1));
+    assert_eq!(select(&format!("outside=clip&start=-{max}&stop={max}&step={max}")).unwrap(), (0, 1));
+    assert_eq!(select(&format!("outside=clip&start=-1&size={max}&step={max}")).unwrap(), (max - 1, 0));
+    assert_eq!(select(&format!("outside=clip&start={max}&size={max}")).unwrap(), (max, 0));
+    assert!(matches!(select(&format!("start={max}&size=1")), Err(QueryError::OutOfBounds { .. })));
+    assert!(matches!(select(&format!("outside=zero&start={max}&size={max}")), Err(QueryError::OutOfBounds { .. })));
 }
 
 #[test]
@@ -210,7 +210,7 @@ fn values_are_percent_decoded_once_and_plus_is_plus() {
 }
 
 #[test]
-fn select_is_numpy_and_drops_integer_axes() {
+fn select_follows_numpy_and_drops_integer_axes() {
     assert_eq!(resolve_query("select=1:9:3,-1", &[10, 4]), (vec![1, 3], vec![3, 1], vec![3, 1], vec![0]));
     assert_eq!(query("select=1:9:3,-1").select(&[10, 4]).unwrap().shape().as_slice(), [3]);
     assert_eq!(resolve_1d("select=0:1000"), (0, 10));
@@ -238,7 +238,7 @@ fn presentation_parameters_are_read() {
 }
 
 #[test]
-fn options_tell_the_format_the_whole_region() {
+fn options_contain_start_and_step_of_every_axis() {
     let q = query("select=1:9:3,-1&order=C");
     let options = q.options(&q.select(&[10, 4]).unwrap());
     assert_eq!((options.start, options.step, options.order), (vec![1, 3], vec![3, 1], AxisOrder::C));
@@ -262,7 +262,7 @@ fn axis() -> impl Strategy<Value = (u64, i64, u64, u64)> {
 
 proptest! {
     #[test]
-    fn the_region_holds_exactly_the_positions_asked_for(
+    fn the_region_holds_exactly_the_requested_positions(
         axes in prop::collection::vec(axis(), 1..4),
         outside in prop::sample::select(vec!["error", "clip", "zero"]),
         as_size in any::<bool>(),
@@ -275,20 +275,20 @@ proptest! {
         let dimensions: Vec<u64> = axes.iter().map(|a| a.0).collect();
         let inside = |n: i64, size: u64| n >= 0 && n.unsigned_abs() <= size;
         let all_inside = axes.iter().all(|a| inside(a.1, a.0) && inside(stop(a), a.0));
-        let got = SliceQuery::parse(Some(&text)).and_then(|q| q.select(&dimensions));
+        let result = SliceQuery::parse(Some(&text)).and_then(|q| q.select(&dimensions));
         if outside == "error" && !all_inside {
-            prop_assert!(got.is_err(), "{}", text);
+            prop_assert!(result.is_err(), "{}", text);
             return Ok(());
         }
-        let region = got.unwrap().region;
+        let region = result.unwrap().region;
         for (n, a) in axes.iter().enumerate() {
             let mut expected: Vec<i64> = (a.1..stop(a)).step_by(usize::try_from(a.3).unwrap()).collect();
             if outside == "clip" {
                 expected.retain(|i| *i >= 0 && i.unsigned_abs() < a.0);
             }
-            let found: Vec<i64> =
+            let positions: Vec<i64> =
                 (0..region.shape()[n]).map(|k| region.start()[n] + i64::try_from(k * region.step()[n]).unwrap()).collect();
-            prop_assert_eq!(found, expected, "axis {} of {}", n, &text);
+            prop_assert_eq!(positions, expected, "axis {} of {}", n, &text);
             if outside == "clip" {
                 prop_assert!(inside(region.start()[n], a.0));
             }
@@ -307,7 +307,7 @@ proptest! {
 }
 
 #[test]
-fn element_types_and_qualities_are_those_there_are() {
+fn unknown_element_types_and_qualities_are_refused() {
     assert_eq!(query("dtype=float32").data_type, Some(DataType::Float32));
     assert_eq!(query("").data_type, None);
     for name in ["float16", "UINT8", "", "string"] {

@@ -45,9 +45,9 @@ impl Codec for BloscCodec {
         len: usize,
         output: &mut Vec<u8>,
         scratch: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
-        watch.check()?;
+        cancel_check.check()?;
         let (header, buffer) = parse_checked(payload, len)?;
         if len == 0 {
             output.clear();
@@ -56,7 +56,7 @@ impl Codec for BloscCodec {
         if header.flags & MEMCPYED == 0
             && let Some(inner) = blosc_decode::InnerCodec::for_header(&header)
         {
-            return blosc_decode::decode(&header, inner, buffer, output, &mut scratch.bytes, watch);
+            return blosc_decode::decode(&header, inner, buffer, output, &mut scratch.bytes, cancel_check);
         }
         stream::clear_and_reserve(output, len);
         match blosc_sys::decompress(buffer, output, len) {
@@ -153,28 +153,33 @@ impl BloscHeader {
     /// Checks all parts of `buffer`, whose length is the header's and whose decoded size is not zero.
     fn check(&self, buffer: &[u8]) -> Result<(), CodecError> {
         let smallest = if self.decoded_bytes > LARGEST_ITEM_BYTES { SMALLEST_BLOCK_BYTES } else { 1 };
-        let sound = (smallest..=self.decoded_bytes).contains(&self.block_size)
+        let is_consistent = (smallest..=self.decoded_bytes).contains(&self.block_size)
             && self.item_size > 0
             && self.stored_bytes >= HEADER_BYTES
             && self.flags & RESERVED == 0;
-        if !sound {
+        if !is_consistent {
             return Err(damaged(NAME, "its header contradicts itself"));
         }
         if self.flags & MEMCPYED != 0 {
-            let plain = self.stored_bytes.saturating_sub(HEADER_BYTES);
-            return if plain == self.decoded_bytes { Ok(()) } else { Err(wrong_length(self.decoded_bytes, plain)) };
+            let content_bytes = self.stored_bytes.saturating_sub(HEADER_BYTES);
+            return if content_bytes == self.decoded_bytes {
+                Ok(())
+            } else {
+                Err(wrong_length(self.decoded_bytes, content_bytes))
+            };
         }
         let inner = self.inner_code();
         if inner == BLOSCLZ && has_run_of_255(buffer) {
             return Err(damaged(NAME, "a run is longer than any block"));
         }
         // Every part is written once. A part that would grow is stored uncompressed (snappy's may grow by a sixth).
-        let mut left = buffer.len();
+        let mut remaining_bytes = buffer.len();
         for block in self.blocks(buffer)? {
             let block = block?;
             for part in block.parts() {
                 let part = part?;
-                left = left.checked_sub(4 + part.len()).ok_or_else(|| damaged(NAME, "parts overlap"))?;
+                remaining_bytes =
+                    remaining_bytes.checked_sub(4 + part.len()).ok_or_else(|| damaged(NAME, "parts overlap"))?;
                 if part.len() / 2 > block.part_size().saturating_add(64) {
                     return Err(damaged(NAME, "a part is longer than its content"));
                 }
@@ -214,24 +219,24 @@ impl BloscHeader {
         }
         let leftover = self.decoded_bytes % self.block_size;
         Ok(starts.as_chunks::<4>().0.iter().take(blocks).enumerate().map(move |(number, start)| {
-            let last = number + 1 == blocks && leftover > 0;
+            let is_leftover = number + 1 == blocks && leftover > 0;
             let start = usize::try_from(i32::from_le_bytes(*start)).ok();
             let stored = start.and_then(|start| buffer.get(start..)).ok_or_else(out_of_range)?;
             Ok(BloscBlock {
                 stored,
-                splits: self.splits(last),
-                decoded_bytes: if last { leftover } else { self.block_size },
+                splits: self.splits(is_leftover),
+                decoded_bytes: if is_leftover { leftover } else { self.block_size },
             })
         }))
     }
 
     /// Number of parts into which a blosc block is split: one per byte of an item, or a single one.
     fn splits(&self, leftover_block: bool) -> usize {
-        let split = self.flags & NOT_SPLIT == 0
+        let is_split = self.flags & NOT_SPLIT == 0
             && self.item_size <= 16
             && self.block_size / self.item_size >= 128
             && !leftover_block;
-        if split { self.item_size } else { 1 }
+        if is_split { self.item_size } else { 1 }
     }
 }
 

@@ -48,9 +48,9 @@ impl InnerCodec {
         }
     }
 
-    fn decode(self, part: &[u8], target: &mut [u8], watch: CancelCheck<'_>) -> Result<(), CodecError> {
+    fn decode(self, part: &[u8], target: &mut [u8], cancel_check: CancelCheck<'_>) -> Result<(), CodecError> {
         match self {
-            Self::Zlib => gzip::decode_zlib_part(NAME, part, target, watch),
+            Self::Zlib => gzip::decode_zlib_part(NAME, part, target, cancel_check),
             Self::Zstd => zstd::decode_part(NAME, part, target),
             Self::Lz4 => blosc_sys::lz4_decompress(part, target)
                 .map_err(|code| damaged(NAME, format_args!("LZ4 returns error {code}"))),
@@ -78,26 +78,26 @@ pub(super) fn decode(
     buffer: &[u8],
     output: &mut Vec<u8>,
     shuffled: &mut Vec<u8>,
-    watch: CancelCheck<'_>,
+    cancel_check: CancelCheck<'_>,
 ) -> Result<(), CodecError> {
     if header.inner_version != INNER_VERSION {
         return Err(damaged(NAME, format_args!("its snappy version {} is not supported", header.inner_version)));
     }
     stream::resize_for_overwrite(output, header.decoded_bytes);
-    let mut pace = PeriodicCancelCheck::new(watch);
+    let mut periodic_check = PeriodicCancelCheck::new(cancel_check);
     for (block, target) in header.blocks(buffer)?.zip(output.chunks_mut(header.block_size)) {
         let block = block?;
-        pace.advance(block.decoded_bytes.saturating_mul(2))?;
+        periodic_check.advance(block.decoded_bytes.saturating_mul(2))?;
         if header.flags & BYTE_SHUFFLE != 0 && header.item_size > 1 {
             stream::resize_for_overwrite(shuffled, block.decoded_bytes);
-            unshuffle_bytes(&block, header.item_size, inner, shuffled, target, watch)?;
+            unshuffle_bytes(&block, header.item_size, inner, shuffled, target, cancel_check)?;
         } else if header.flags & BIT_SHUFFLE != 0 && (block.decoded_bytes / header.item_size).is_multiple_of(8) {
             // Blocks with any other number of items are not shuffled.
             stream::resize_for_overwrite(shuffled, block.decoded_bytes);
-            decode_block(&block, inner, shuffled, watch)?;
+            decode_block(&block, inner, shuffled, cancel_check)?;
             unshuffle_bits(header.item_size, shuffled, target);
         } else {
-            decode_block(&block, inner, target, watch)?;
+            decode_block(&block, inner, target, cancel_check)?;
         }
     }
     Ok(())
@@ -108,7 +108,7 @@ fn decode_block(
     block: &BloscBlock<'_>,
     inner: InnerCodec,
     target: &mut [u8],
-    watch: CancelCheck<'_>,
+    cancel_check: CancelCheck<'_>,
 ) -> Result<(), CodecError> {
     let mut targets = target.chunks_exact_mut(block.part_size());
     for (part, target) in block.parts().zip(targets.by_ref()) {
@@ -116,7 +116,7 @@ fn decode_block(
         if block.is_stored(part) {
             target.copy_from_slice(part);
         } else {
-            inner.decode(part, target, watch)?;
+            inner.decode(part, target, cancel_check)?;
         }
     }
     // If there is a remainder, the block size is not a whole number of items.
@@ -137,21 +137,21 @@ fn unshuffle_bytes(
     inner: InnerCodec,
     shuffled: &mut [u8],
     target: &mut [u8],
-    watch: CancelCheck<'_>,
+    cancel_check: CancelCheck<'_>,
 ) -> Result<(), CodecError> {
-    let mut rooms = shuffled.chunks_exact_mut(block.part_size());
+    let mut buffers = shuffled.chunks_exact_mut(block.part_size());
     let mut parts: SmallVec<[&[u8]; 16]> = SmallVec::new();
-    for (part, room) in block.parts().zip(rooms.by_ref()) {
+    for (part, buffer) in block.parts().zip(buffers.by_ref()) {
         let part = part?;
         // Parts stored uncompressed need not be copied first.
         if block.is_stored(part) {
             parts.push(part);
         } else {
-            inner.decode(part, room, watch)?;
-            parts.push(room);
+            inner.decode(part, buffer, cancel_check)?;
+            parts.push(buffer);
         }
     }
-    if !rooms.into_remainder().is_empty() {
+    if !buffers.into_remainder().is_empty() {
         return Err(uneven_split());
     }
     let items = target.len() / item_size;
@@ -161,10 +161,10 @@ fn unshuffle_bytes(
         to_tail.copy_from_slice(parts.first().copied().unwrap_or_default());
         return Ok(());
     }
-    if let [all] = *parts {
-        let (all, tail) = all.split_at(to.len());
+    if let [part] = *parts {
+        let (body, tail) = part.split_at(to.len());
         to_tail.copy_from_slice(tail);
-        parts = all.chunks_exact(items).collect();
+        parts = body.chunks_exact(items).collect();
     }
     interleave(&parts, to);
     Ok(())
@@ -369,7 +369,7 @@ mod tests {
     ];
 
     fn from_hex(text: &str) -> Vec<u8> {
-        text.as_bytes().chunks(2).map(|two| u8::from_str_radix(str::from_utf8(two).unwrap(), 16).unwrap()).collect()
+        text.as_bytes().chunks(2).map(|pair| u8::from_str_radix(str::from_utf8(pair).unwrap(), 16).unwrap()).collect()
     }
 
     #[test]
@@ -382,40 +382,40 @@ mod tests {
 
     #[test]
     fn every_layout_of_c_blosc_decodes() {
-        let mut seen = std::collections::BTreeSet::new();
+        let mut seen_flags = std::collections::BTreeSet::new();
         for len in [1, 127, 128, 129, 300, 1000, 1024, 5003, 40_000, 70_001] {
             for data in [sample(len), noise(len)] {
                 for shuffle in 0..3 {
                     for item_size in [1, 2, 3, 4, 7, 8, 16, 17, 100, 255] {
                         for block_size in [0, 128, 200, 4100] {
                             let payload = encode(&data, shuffle, item_size, block_size);
-                            let what = format!("{len} bytes, shuffle {shuffle} of {item_size} by {block_size}");
-                            assert_eq!(decode(&payload, len).as_deref(), Ok(&data[..]), "{what}");
+                            let case = format!("{len} bytes, shuffle {shuffle} of {item_size} by {block_size}");
+                            assert_eq!(decode(&payload, len).as_deref(), Ok(&data[..]), "{case}");
                             let lz4 = blosc_sys::compress(&data, c"lz4", shuffle, item_size, block_size);
-                            assert_eq!(decode(&lz4, len).as_deref(), Ok(&data[..]), "{what}");
-                            seen.insert(payload[2]);
+                            assert_eq!(decode(&lz4, len).as_deref(), Ok(&data[..]), "{case}");
+                            seen_flags.insert(payload[2]);
                         }
                     }
                 }
             }
         }
         for flags in [0x40, 0x41, 0x44, 0x50, 0x51, 0x54] {
-            assert!(seen.contains(&flags), "no buffer has the flags {flags:#x}");
+            assert!(seen_flags.contains(&flags), "no buffer has the flags {flags:#x}");
         }
     }
 
     #[test]
-    fn the_same_buffer_with_lz4_decodes_by_c_blosc_to_the_same() {
+    fn c_blosc_decodes_the_same_buffer_with_lz4_to_the_same_bytes() {
         // Any bytes can be interpreted as shuffled, given a matching header.
         for flags in [0x00, 0x01, 0x04, 0x05] {
             for item_size in [1u8, 2, 3, 5, 8, 13, 32, 255] {
                 for (len, block_size) in [(5000, 0), (5003, 1000), (4096, 256), (997, 128)] {
-                    let by_c = relabelled(&sample(len), item_size, block_size, flags);
-                    let what = format!("{len} bytes, flags {flags} of {item_size} by {block_size}");
-                    let mut theirs = Vec::with_capacity(len);
-                    assert_eq!(blosc_sys::decompress(&by_c, &mut theirs, len), Ok(()), "{what}");
-                    assert_eq!(decode(&with_snappy(&by_c), len).as_deref(), Ok(&theirs[..]), "{what}");
-                    assert_eq!(decode(&by_c, len).as_deref(), Ok(&theirs[..]), "{what}");
+                    let c_buffer = relabelled(&sample(len), item_size, block_size, flags);
+                    let case = format!("{len} bytes, flags {flags} of {item_size} by {block_size}");
+                    let mut c_decoded = Vec::with_capacity(len);
+                    assert_eq!(blosc_sys::decompress(&c_buffer, &mut c_decoded, len), Ok(()), "{case}");
+                    assert_eq!(decode(&with_snappy(&c_buffer), len).as_deref(), Ok(&c_decoded[..]), "{case}");
+                    assert_eq!(decode(&c_buffer, len).as_deref(), Ok(&c_decoded[..]), "{case}");
                 }
             }
         }
@@ -442,16 +442,16 @@ mod tests {
     #[test]
     fn another_snappy_version_is_damage_unless_memcpyed() {
         let data = sample(1000);
-        for (mut payload, sound) in [(encode(&data, 1, 4, 0), false), (encode(&noise(100), 1, 4, 0), true)] {
+        for (mut payload, is_valid) in [(encode(&data, 1, 4, 0), false), (encode(&noise(100), 1, 4, 0), true)] {
             payload[1] = 2;
             payload[2] = payload[2] & 0x1f | 2 << 5;
             let len = usize::try_from((&payload[4..]).get_u32_le()).unwrap();
-            assert_eq!(decode(&payload, len).is_ok(), sound);
+            assert_eq!(decode(&payload, len).is_ok(), is_valid);
         }
     }
 
     #[test]
-    fn a_part_that_promises_another_length_than_its_share_is_damage() {
+    fn a_part_with_a_wrong_length_is_damage() {
         let mut payload = encode(&[7; 1000], 0, 1, 0);
         assert_eq!(payload[24..26], [0xe8, 0x07], "1000 as a varint");
         for lie in [[0xe7, 0x07], [0xe9, 0x07], [0xff, 0x7f], [0xff, 0xff], [0x80, 0x00]] {

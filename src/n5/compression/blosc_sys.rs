@@ -21,21 +21,21 @@ pub(super) const MAX_BLOCK_BYTES: u32 = BLOSC_MAX_BLOCKSIZE;
 pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Result<(), c_int> {
     // c-blosc reads the 16 bytes of the header and then as many as they claim, without knowing the buffer's length.
     let claimed = buffer.get(12..16).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
-    let complete = claimed.and_then(|claimed| usize::try_from(claimed).ok()).is_some_and(|n| n <= buffer.len());
-    let room = output.spare_capacity_mut();
-    if !complete || room.len() < len {
+    let is_complete = claimed.and_then(|claimed| usize::try_from(claimed).ok()).is_some_and(|n| n <= buffer.len());
+    let spare = output.spare_capacity_mut();
+    if !is_complete || spare.len() < len {
         return Err(-1);
     }
     // One thread: c-blosc works on the calling thread alone and shares no state with other calls.
     // SAFETY: `buffer` is readable for as many bytes as its header claims, which is checked above. c-blosc reads no
-    // further, because it compares every offset and size of a part with the header's. `room` is writable for `len`
+    // further, because it compares every offset and size of a part with the header's. `spare` is writable for `len`
     // bytes, c-blosc writes no further, and the two do not overlap. All other arguments are plain integers. Nothing is
     // kept after the call.
-    let written = unsafe { blosc_decompress_ctx(buffer.as_ptr().cast(), room.as_mut_ptr().cast(), len, 1) };
+    let written = unsafe { blosc_decompress_ctx(buffer.as_ptr().cast(), spare.as_mut_ptr().cast(), len, 1) };
     if usize::try_from(written) != Ok(len) {
         return Err(written);
     }
-    // SAFETY: c-blosc returns the number of bytes it decoded, part by part from the start of `room`. It is `len`, so
+    // SAFETY: c-blosc returns the number of bytes it decoded, part by part from the start of `spare`. It is `len`, so
     // all of them have been written. The capacity was checked above.
     unsafe { output.set_len(output.len() + len) };
     Ok(())
@@ -69,11 +69,11 @@ pub(super) fn compress_into(
     block_size: usize,
     output: &mut Vec<u8>,
 ) -> Result<(), c_int> {
-    let most = data.len().checked_add(BLOSC_MAX_OVERHEAD as usize).ok_or(-1)?;
-    output.try_reserve_exact(most).or(Err(-1))?;
-    let room = output.spare_capacity_mut();
-    // SAFETY: `data` is readable and `room` writable for the given lengths, they do not overlap, and the name ends with
-    // a zero byte. With one thread no state is shared with other calls. Nothing is kept after this call.
+    let max_len = data.len().checked_add(BLOSC_MAX_OVERHEAD as usize).ok_or(-1)?;
+    output.try_reserve_exact(max_len).or(Err(-1))?;
+    let spare = output.spare_capacity_mut();
+    // SAFETY: `data` is readable and `spare` writable for the given lengths, they do not overlap, and the name ends
+    // with a zero byte. With one thread no state is shared with other calls. Nothing is kept after this call.
     let written = unsafe {
         blosc_compress_ctx(
             c_int::from(level),
@@ -81,16 +81,16 @@ pub(super) fn compress_into(
             item_size,
             data.len(),
             data.as_ptr().cast(),
-            room.as_mut_ptr().cast(),
-            room.len(),
+            spare.as_mut_ptr().cast(),
+            spare.len(),
             name.as_ptr(),
             block_size,
             1,
         )
     };
-    let len = usize::try_from(written).ok().filter(|len| (1..=room.len()).contains(len)).ok_or(written)?;
-    // SAFETY: c-blosc returns the number of bytes it wrote from the start of `room`, which is checked above against its
-    // length.
+    let len = usize::try_from(written).ok().filter(|len| (1..=spare.len()).contains(len)).ok_or(written)?;
+    // SAFETY: c-blosc returns the number of bytes it wrote from the start of `spare`, which is checked above against
+    // its length.
     unsafe { output.set_len(output.len() + len) };
     Ok(())
 }

@@ -27,12 +27,12 @@ impl Codec for Bzip2Codec {
         len: usize,
         output: &mut Vec<u8>,
         _: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
-        let begins = |rest: &[u8]| rest.starts_with(b"BZh");
+        let is_stream_start = |rest: &[u8]| rest.starts_with(b"BZh");
         stream::resize_for_overwrite(output, len);
-        let target = DecodeOutput::new(NAME, output, watch).with_read_ahead(BLOCK_BYTES);
-        stream::decode_streams(payload, target, begins, |input, target| {
+        let target = DecodeOutput::new(NAME, output, cancel_check).with_read_ahead(BLOCK_BYTES);
+        stream::decode_streams(payload, target, is_stream_start, |input, target| {
             stream::decode_stream(&mut Decompress::new(false), input, target)
         })
     }
@@ -50,11 +50,11 @@ impl Codec for Bzip2Codec {
 }
 
 impl StreamDecoder for Decompress {
-    fn step(&mut self, input: &[u8], room: &mut [u8]) -> Result<DecodeStep, CodecError> {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError> {
         let before = (self.total_in(), self.total_out());
-        let status = self.decompress(input, room).map_err(|error| damaged(NAME, error))?;
+        let status = self.decompress(input, output).map_err(|error| damaged(NAME, error))?;
         let consumed = stream::counter_delta(before.0, self.total_in());
         let produced = stream::counter_delta(before.1, self.total_out());
-        Ok(DecodeStep { consumed, produced, finished: status == Status::StreamEnd })
+        Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
     }
 }

@@ -75,7 +75,7 @@ impl BlockEncoding {
     /// # Errors
     /// [`CodecError`] if the library fails or the data are too large for the scheme.
     pub fn encode(self, plain: &[u8], item_size: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
-        let failed = |reason: String| CodecError::Damaged { codec: self.name(), reason };
+        let encode_error = |reason: String| CodecError::Damaged { codec: self.name(), reason };
         let start = output.len();
         match self {
             Self::Raw => output.extend_from_slice(plain),
@@ -83,19 +83,19 @@ impl BlockEncoding {
                 let level = libdeflater::CompressionLvl::new(GZIP_LEVEL).unwrap_or_default();
                 let mut compressor = libdeflater::Compressor::new(level);
                 output.resize(start.saturating_add(compressor.gzip_compress_bound(plain.len())), 0);
-                let room = output.get_mut(start..).unwrap_or_default();
-                let len = compressor.gzip_compress(plain, room).map_err(|error| failed(error.to_string()))?;
+                let spare = output.get_mut(start..).unwrap_or_default();
+                let len = compressor.gzip_compress(plain, spare).map_err(|error| encode_error(error.to_string()))?;
                 output.truncate(start.saturating_add(len));
             }
             Self::Zstd => {
                 output.resize(start.saturating_add(zstd_safe::compress_bound(plain.len())), 0);
-                let room = output.get_mut(start..).unwrap_or_default();
-                let len = zstd_safe::compress(room, plain, ZSTD_LEVEL)
-                    .map_err(|code| failed(zstd_safe::get_error_name(code).to_owned()))?;
+                let spare = output.get_mut(start..).unwrap_or_default();
+                let len = zstd_safe::compress(spare, plain, ZSTD_LEVEL)
+                    .map_err(|code| encode_error(zstd_safe::get_error_name(code).to_owned()))?;
                 output.truncate(start.saturating_add(len));
             }
             Self::Blosc => blosc_sys::compress_into(plain, c"lz4", BLOSC_LEVEL, BLOSC_SHUFFLE, item_size, 0, output)
-                .map_err(|code| failed(format!("blosc returned {code} for {} bytes", plain.len())))?,
+                .map_err(|code| encode_error(format!("blosc returned {code} for {} bytes", plain.len())))?,
         }
         Ok(())
     }
@@ -125,11 +125,11 @@ impl BlockEncoding {
                 let end = payload.last_chunk::<4>().map(|size| u32::from_le_bytes(*size));
                 let modulo = len.to_le_bytes().first_chunk::<4>().map(|size| u32::from_le_bytes(*size));
                 // Magic, method deflate and no optional fields, followed by a stream that is not empty.
-                let begins = payload.starts_with(&[0x1f, 0x8b, 8, 0]) && payload.len() >= 18;
+                let has_header = payload.starts_with(&[0x1f, 0x8b, 8, 0]) && payload.len() >= 18;
                 let is_empty = payload
                     .get(10..)
                     .is_some_and(|stream| stream.starts_with(&[3, 0]) || stream.starts_with(&[1, 0, 0, 0xff, 0xff]));
-                begins && (!is_empty || len == 0) && end == modulo
+                has_header && (!is_empty || len == 0) && end == modulo
             }
             Self::Zstd => {
                 zstd_safe::find_frame_compressed_size(payload) == Ok(payload.len())
@@ -160,7 +160,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_encoded_decodes_to_the_same() {
+    fn encoded_bytes_decode_to_the_same() {
         for encoding in BlockEncoding::ALL {
             let Value::Object(mut members) = encoding.compression_attribute() else { panic!("an object") };
             assert_eq!(members.remove("type").unwrap(), encoding.name());
@@ -187,22 +187,26 @@ mod tests {
     fn several_streams_padding_and_other_lengths_are_no_single_stream() {
         let plain = noise(1000);
         for encoding in BlockEncoding::ALL {
-            let one = encoding.encode_to_bytes(plain.clone().into(), 1).unwrap();
-            let two = [encoding.encode_to_bytes(plain[..500].to_vec().into(), 1).unwrap(), one.clone()].concat();
+            let single = encoding.encode_to_bytes(plain.clone().into(), 1).unwrap();
+            let two_streams =
+                [encoding.encode_to_bytes(plain[..500].to_vec().into(), 1).unwrap(), single.clone()].concat();
             // Raw elements have no end mark.
-            assert!(encoding == BlockEncoding::Raw || !encoding.is_one_stream(&two, 1500), "{encoding:?}");
-            let behind_nothing = [encoding.encode_to_bytes(Bytes::new(), 1).unwrap(), one.clone()].concat();
-            assert!(encoding == BlockEncoding::Raw || !encoding.is_one_stream(&behind_nothing, 1000), "{encoding:?}");
-            let padded = [&one[..], &[0; 7]].concat();
+            assert!(encoding == BlockEncoding::Raw || !encoding.is_one_stream(&two_streams, 1500), "{encoding:?}");
+            let after_empty_stream = [encoding.encode_to_bytes(Bytes::new(), 1).unwrap(), single.clone()].concat();
+            assert!(
+                encoding == BlockEncoding::Raw || !encoding.is_one_stream(&after_empty_stream, 1000),
+                "{encoding:?}"
+            );
+            let padded = [&single[..], &[0; 7]].concat();
             assert!(!encoding.is_one_stream(&padded, 1000), "{encoding:?}");
-            assert!(!encoding.is_one_stream(&one, 999), "{encoding:?}");
-            assert!(!encoding.is_one_stream(&one[..one.len() - 1], 1000), "{encoding:?}");
+            assert!(!encoding.is_one_stream(&single, 999), "{encoding:?}");
+            assert!(!encoding.is_one_stream(&single[..single.len() - 1], 1000), "{encoding:?}");
             assert!(!encoding.is_one_stream(b"", 1000), "{encoding:?}");
         }
     }
 
     #[test]
-    fn names_lead_back() {
+    fn names_parse_to_their_encoding() {
         for encoding in BlockEncoding::ALL {
             assert_eq!(BlockEncoding::from_name(encoding.name()), Some(encoding));
         }

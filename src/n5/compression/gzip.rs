@@ -32,18 +32,18 @@ impl Codec for GzipCodec {
         len: usize,
         output: &mut Vec<u8>,
         _: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
-        watch.check()?;
+        cancel_check.check()?;
         let wrapper = DeflateWrapper::detect(payload)
             .ok_or_else(|| damaged(NAME, "it begins with neither a gzip member nor a zlib stream"))?;
         if payload.len() <= MAX_ONE_SHOT_BYTES && decode_one_shot(payload, wrapper, len, output) {
             return Ok(());
         }
-        let begins = |rest: &[u8]| DeflateWrapper::detect(rest) == Some(wrapper);
+        let is_stream_start = |rest: &[u8]| DeflateWrapper::detect(rest) == Some(wrapper);
         stream::resize_for_overwrite(output, len);
-        let target = DecodeOutput::new(NAME, output, watch).with_cheap_members();
-        stream::decode_streams(payload, target, begins, |input, target| {
+        let target = DecodeOutput::new(NAME, output, cancel_check).with_cheap_members();
+        stream::decode_streams(payload, target, is_stream_start, |input, target| {
             let mut decoder = match wrapper {
                 DeflateWrapper::Gzip => Decompress::new_gzip(15),
                 DeflateWrapper::Zlib => Decompress::new(true),
@@ -63,18 +63,18 @@ impl Codec for GzipCodec {
     }
 }
 
-/// Decodes the zlib stream at the start of `part` to fill `room`, as zlib's `uncompress` does.
+/// Decodes the zlib stream at the start of `part` to fill `output`, as zlib's `uncompress` does.
 pub(super) fn decode_zlib_part(
     codec: &'static str,
     part: &[u8],
-    room: &mut [u8],
-    watch: CancelCheck<'_>,
+    output: &mut [u8],
+    cancel_check: CancelCheck<'_>,
 ) -> Result<(), CodecError> {
-    let len = room.len();
-    if part.len() <= MAX_ONE_SHOT_BYTES && Decompressor::new().zlib_decompress(part, room) == Ok(len) {
+    let len = output.len();
+    if part.len() <= MAX_ONE_SHOT_BYTES && Decompressor::new().zlib_decompress(part, output) == Ok(len) {
         return Ok(());
     }
-    let mut target = DecodeOutput::new(codec, room, watch);
+    let mut target = DecodeOutput::new(codec, output, cancel_check);
     stream::decode_stream(&mut Decompress::new(true), part, &mut target)?;
     let found = target.filled();
     if found == len { Ok(()) } else { Err(damaged(codec, format_args!("a part decodes to {found} bytes, not {len}"))) }
@@ -127,11 +127,11 @@ fn decode_one_shot(payload: &[u8], wrapper: DeflateWrapper, len: usize, output: 
 }
 
 impl StreamDecoder for Decompress {
-    fn step(&mut self, input: &[u8], room: &mut [u8]) -> Result<DecodeStep, CodecError> {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError> {
         let before = (self.total_in(), self.total_out());
-        let status = self.decompress(input, room, FlushDecompress::None).map_err(|error| damaged(NAME, error))?;
+        let status = self.decompress(input, output, FlushDecompress::None).map_err(|error| damaged(NAME, error))?;
         let consumed = stream::counter_delta(before.0, self.total_in());
         let produced = stream::counter_delta(before.1, self.total_out());
-        Ok(DecodeStep { consumed, produced, finished: status == Status::StreamEnd })
+        Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
     }
 }

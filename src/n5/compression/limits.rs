@@ -27,9 +27,10 @@ impl<'a> CancelCheck<'a> {
     /// A check that never cancels.
     pub const NEVER: CancelCheck<'static> = CancelCheck(&|| true);
 
-    /// Creates a check that cancels once `is_wanted` returns false. Decoding then ends with [`CodecError::Cancelled`].
-    pub fn new(is_wanted: &'a dyn Fn() -> bool) -> Self {
-        Self(is_wanted)
+    /// Creates a check that cancels once `should_continue` returns false. Decoding then ends with
+    /// [`CodecError::Cancelled`].
+    pub fn new(should_continue: &'a dyn Fn() -> bool) -> Self {
+        Self(should_continue)
     }
 
     pub(super) fn check(&self) -> Result<(), CodecError> {
@@ -45,13 +46,13 @@ impl fmt::Debug for CancelCheck<'_> {
 
 /// Polls a [`CancelCheck`] once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces.
 pub(super) struct PeriodicCancelCheck<'a> {
-    watch: CancelCheck<'a>,
+    cancel_check: CancelCheck<'a>,
     bytes: usize,
 }
 
 impl<'a> PeriodicCancelCheck<'a> {
-    pub(super) fn new(watch: CancelCheck<'a>) -> Self {
-        Self { watch, bytes: 0 }
+    pub(super) fn new(cancel_check: CancelCheck<'a>) -> Self {
+        Self { cancel_check, bytes: 0 }
     }
 
     /// Counts the next piece, which reads and writes `bytes` bytes in total, and polls the check if it is due.
@@ -61,7 +62,7 @@ impl<'a> PeriodicCancelCheck<'a> {
             return Ok(());
         }
         self.bytes = 0;
-        self.watch.check()
+        self.cancel_check.check()
     }
 }
 
@@ -73,16 +74,16 @@ pub(super) struct MemberLimit {
 }
 
 impl MemberLimit {
-    /// Creates a limit for which each member must yield `bytes_each` bytes on average.
-    pub(super) fn new(codec: &'static str, bytes_each: usize) -> Self {
-        Self { codec, min_bytes_each: bytes_each.max(1), started: 0 }
+    /// Creates a limit for which each member must yield `min_bytes_each` bytes on average.
+    pub(super) fn new(codec: &'static str, min_bytes_each: usize) -> Self {
+        Self { codec, min_bytes_each: min_bytes_each.max(1), started: 0 }
     }
 
     /// Counts the next member. `yielded` is the number of bytes that the members before it have decoded to.
     pub(super) fn begin_member(&mut self, yielded: usize) -> Result<(), CodecError> {
         if self.started >= FREE_MEMBERS.saturating_add(yielded / self.min_bytes_each) {
-            let begun = self.started;
-            return Err(damaged(self.codec, format_args!("its first {begun} members hold only {yielded} bytes")));
+            let started = self.started;
+            return Err(damaged(self.codec, format_args!("its first {started} members hold only {yielded} bytes")));
         }
         self.started += 1;
         Ok(())

@@ -40,17 +40,17 @@ impl Codec for Lz4Codec {
         len: usize,
         output: &mut Vec<u8>,
         _: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
-        watch.check()?;
+        cancel_check.check()?;
         if payload.starts_with(JAVA_MAGIC) {
-            return decode_java_frames(payload, len, output, watch);
+            return decode_java_frames(payload, len, output, cancel_check);
         }
         if payload.starts_with(FRAME_MAGIC) {
-            let begins = |rest: &[u8]| rest.starts_with(FRAME_MAGIC);
+            let is_stream_start = |rest: &[u8]| rest.starts_with(FRAME_MAGIC);
             stream::resize_for_overwrite(output, len);
-            let target = DecodeOutput::new(NAME, output, watch).with_read_ahead(FRAME_BLOCK_BYTES);
-            return stream::decode_streams(payload, target, begins, decode_frame);
+            let target = DecodeOutput::new(NAME, output, cancel_check).with_read_ahead(FRAME_BLOCK_BYTES);
+            return stream::decode_streams(payload, target, is_stream_start, decode_frame);
         }
         match payload.split_first_chunk() {
             Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
@@ -80,12 +80,13 @@ fn decode_java_frames(
     payload: &[u8],
     len: usize,
     output: &mut Vec<u8>,
-    watch: CancelCheck<'_>,
+    cancel_check: CancelCheck<'_>,
 ) -> Result<(), CodecError> {
     stream::resize_for_overwrite(output, len);
-    let mut room = output.as_mut_slice();
+    let mut unfilled = output.as_mut_slice();
     let mut rest = payload;
-    let (mut empty, mut pace) = (MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER), PeriodicCancelCheck::new(watch));
+    let (mut empty_frames, mut periodic_check) =
+        (MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER), PeriodicCancelCheck::new(cancel_check));
     while let Some(next) = skip_zero_padding(rest) {
         if !next.starts_with(JAVA_MAGIC) {
             return Err(CodecError::Trailing { codec: NAME, bytes: rest.len() });
@@ -93,57 +94,60 @@ fn decode_java_frames(
         let (header, body) =
             next.split_at_checked(JAVA_HEADER_BYTES).ok_or_else(|| damaged(NAME, "a frame's header ends early"))?;
         let header = JavaHeader::parse(header.get(JAVA_MAGIC.len()..).unwrap_or_default())?;
-        let (data, after) = body.split_at_checked(header.stored).ok_or_else(|| damaged(NAME, "a frame ends early"))?;
-        if header.decoded == 0 {
-            empty.begin_member(len.saturating_sub(room.len()))?;
+        let (data, after) =
+            body.split_at_checked(header.stored_bytes).ok_or_else(|| damaged(NAME, "a frame ends early"))?;
+        if header.decoded_bytes == 0 {
+            empty_frames.begin_member(len.saturating_sub(unfilled.len()))?;
         }
-        pace.advance(JAVA_HEADER_BYTES.saturating_add(header.stored).saturating_add(header.decoded))?;
-        let (target, behind) = room.split_at_mut_checked(header.decoded).ok_or_else(|| too_long(len))?;
+        periodic_check
+            .advance(JAVA_HEADER_BYTES.saturating_add(header.stored_bytes).saturating_add(header.decoded_bytes))?;
+        let (target, unfilled_after) =
+            unfilled.split_at_mut_checked(header.decoded_bytes).ok_or_else(|| too_long(len))?;
         header.decode(data, target)?;
-        (room, rest) = (behind, after);
+        (unfilled, rest) = (unfilled_after, after);
     }
-    let missing = room.len();
+    let missing = unfilled.len();
     if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(()) }
 }
 
 /// Header of a frame after its magic: token, two lengths and a checksum, all little-endian.
 struct JavaHeader {
-    compressed: bool,
-    stored: usize,
-    decoded: usize,
+    is_compressed: bool,
+    stored_bytes: usize,
+    decoded_bytes: usize,
     checksum: u32,
 }
 
 impl JavaHeader {
     fn parse(mut bytes: &[u8]) -> Result<Self, CodecError> {
-        let short = |_| damaged(NAME, "a frame's header ends early");
-        let token = bytes.try_get_u8().map_err(short)?;
+        let header_too_short = |_| damaged(NAME, "a frame's header ends early");
+        let token = bytes.try_get_u8().map_err(header_too_short)?;
         let [stored, decoded, checksum] = [
-            bytes.try_get_u32_le().map_err(short)?,
-            bytes.try_get_u32_le().map_err(short)?,
-            bytes.try_get_u32_le().map_err(short)?,
+            bytes.try_get_u32_le().map_err(header_too_short)?,
+            bytes.try_get_u32_le().map_err(header_too_short)?,
+            bytes.try_get_u32_le().map_err(header_too_short)?,
         ];
-        let compressed = match token & 0xf0 {
+        let is_compressed = match token & 0xf0 {
             0x10 => false,
             0x20 => true,
             _ => return Err(damaged(NAME, format_args!("a frame has the unknown token {token:#04x}"))),
         };
-        let sound = decoded <= 1 << (10 + (token & 0x0f))
+        let is_consistent = decoded <= 1 << (10 + (token & 0x0f))
             && (decoded == 0) == (stored == 0)
-            && (compressed || stored == decoded)
+            && (is_compressed || stored == decoded)
             && (decoded > 0 || checksum == 0);
-        if !sound {
+        if !is_consistent {
             return Err(damaged(NAME, format_args!("a frame of {stored} bytes claims to hold {decoded} bytes")));
         }
-        let length = |n: u32| usize::try_from(n).map_err(|error| damaged(NAME, error));
-        Ok(Self { compressed, stored: length(stored)?, decoded: length(decoded)?, checksum })
+        let to_usize = |n: u32| usize::try_from(n).map_err(|error| damaged(NAME, error));
+        Ok(Self { is_compressed, stored_bytes: to_usize(stored)?, decoded_bytes: to_usize(decoded)?, checksum })
     }
 
     fn decode(&self, data: &[u8], target: &mut [u8]) -> Result<(), CodecError> {
         if target.is_empty() {
             return Ok(());
         }
-        if self.compressed {
+        if self.is_compressed {
             let found = decompress_into(data, target).map_err(|error| damaged(NAME, error))?;
             if found != target.len() {
                 return Err(damaged(NAME, format_args!("a frame holds {found} bytes, not {}", target.len())));
@@ -162,30 +166,30 @@ impl JavaHeader {
 
 /// Decodes the LZ4 frame at the start of `input` and returns the bytes after it.
 fn decode_frame<'i>(input: &'i [u8], target: &mut DecodeOutput<'_>) -> Result<&'i [u8], CodecError> {
-    let failed = |error| damaged(NAME, error);
-    let whole = frame_len(input).and_then(|end| input.split_at_checked(end));
-    let mut decoder = FrameDecoder::new(whole.map_or(input, |(frame, _)| frame));
-    let mut empty = MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER);
+    let decode_error = |error| damaged(NAME, error);
+    let frame_and_rest = frame_len(input).and_then(|end| input.split_at_checked(end));
+    let mut decoder = FrameDecoder::new(frame_and_rest.map_or(input, |(frame, _)| frame));
+    let mut empty_blocks = MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER);
     loop {
         target.check_cancelled()?;
-        let left = decoder.get_ref().len();
+        let unread_before = decoder.get_ref().len();
         let mut surplus = [0];
-        let room = target.next_chunk();
-        let is_full = room.is_empty();
-        let read = decoder.read(if is_full { &mut surplus } else { room }).map_err(failed)?;
+        let output = target.next_chunk();
+        let is_full = output.is_empty();
+        let read = decoder.read(if is_full { &mut surplus } else { output }).map_err(decode_error)?;
         if is_full && read > 0 {
             return Err(too_long(target.len()));
         }
-        let now = decoder.get_ref().len();
-        target.advance(left.saturating_sub(now), read)?;
+        let unread_now = decoder.get_ref().len();
+        target.advance(unread_before.saturating_sub(unread_now), read)?;
         if read > 0 {
             continue;
         }
         // The decoder returns 0 bytes at every empty block, just as at the end.
-        match whole {
-            Some((_, rest)) if now == 0 => return Ok(rest),
-            _ if now == left => return Err(damaged(NAME, "the frame ends early")),
-            _ => empty.begin_member(target.filled())?,
+        match frame_and_rest {
+            Some((_, rest)) if unread_now == 0 => return Ok(rest),
+            _ if unread_now == unread_before => return Err(damaged(NAME, "the frame ends early")),
+            _ => empty_blocks.begin_member(target.filled())?,
         }
     }
 }
@@ -196,26 +200,26 @@ fn decode_frame<'i>(input: &'i [u8], target: &mut DecodeOutput<'_>) -> Result<&'
 fn frame_len(input: &[u8]) -> Option<usize> {
     let mut rest = input.get(FRAME_MAGIC.len()..)?;
     let flags = rest.try_get_u8().ok()?;
-    let present = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
+    let optional_bytes = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
     // Maximum block size, content size, dictionary ID, header checksum.
-    rest = rest.get(1 + present(0x08, 8) + present(0x01, 4) + 1..)?;
+    rest = rest.get(1 + optional_bytes(0x08, 8) + optional_bytes(0x01, 4) + 1..)?;
     loop {
         let size = rest.try_get_u32_le().ok()?;
         if size == 0 {
-            rest = rest.get(present(0x04, 4)..)?;
+            rest = rest.get(optional_bytes(0x04, 4)..)?;
             return Some(input.len() - rest.len());
         }
         // The highest bit marks an uncompressed block.
         let block = usize::try_from(size & 0x7fff_ffff).ok()?;
-        rest = rest.get(block..)?.get(present(0x10, 4)..)?;
+        rest = rest.get(block..)?.get(optional_bytes(0x10, 4)..)?;
     }
 }
 
 /// Decodes one block without any header.
 fn decode_bare_block(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
     stream::resize_for_overwrite(output, len);
-    let whole = decompress_into(block, output);
-    if whole.as_ref().is_ok_and(|found| *found == len) {
+    let result = decompress_into(block, output);
+    if result.as_ref().is_ok_and(|found| *found == len) {
         return Ok(());
     }
     // A block does not mark its end, so padding was decoded as part of it.
@@ -225,7 +229,7 @@ fn decode_bare_block(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(
             return Ok(());
         }
     }
-    match whole {
+    match result {
         Ok(found) => Err(wrong_length(len, found)),
         Err(DecompressError::OutputTooSmall { .. }) => Err(too_long(len)),
         Err(error) => Err(damaged(NAME, error)),

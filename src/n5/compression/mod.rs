@@ -33,25 +33,25 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// frames are decoded and appended; their number is limited by what they yield. Zero padding after the last one is
     /// ignored.
     ///
-    /// `watch` is polled between members, streams and frames, and within long ones of bzip2, xz, lzma, gzip and zlib.
-    /// It is not polled within a gzip member or zlib stream of up to 8 MiB, a zstd frame, a bare LZ4 block, or a blosc
-    /// buffer of large parts. The longest of these that was found takes 1.2 s: a zstd frame of 15 MB of empty blocks
-    /// with tables.
+    /// `cancel_check` is polled between members, streams and frames, and within long ones of bzip2, xz, lzma, gzip and
+    /// zlib. It is not polled within a gzip member or zlib stream of up to 8 MiB, a zstd frame, a bare LZ4 block, or a
+    /// blosc buffer of large parts. The longest of these that was found takes 1.2 s: a zstd frame of 15 MB of empty
+    /// blocks with tables.
     ///
     /// Never allocates more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
     ///
     /// # Errors
     /// [`CodecError`] if the payload is damaged, ends early, decodes to another length than `len`, is followed by
-    /// anything else, or needs more memory than decoding may use. [`CodecError::Cancelled`] if `watch` cancels.
+    /// anything else, or needs more memory than decoding may use. [`CodecError::Cancelled`] if `cancel_check` cancels.
     fn decode(
         &self,
         payload: Bytes,
         len: usize,
         scratch: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<Bytes, CodecError> {
         let mut output = Vec::new();
-        self.decode_into(&payload, len, &mut output, scratch, watch)?;
+        self.decode_into(&payload, len, &mut output, scratch, cancel_check)?;
         Ok(output.into())
     }
 
@@ -66,7 +66,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
         len: usize,
         output: &mut Vec<u8>,
         scratch: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError>;
 
     /// Returns true if elements are stored uncompressed.

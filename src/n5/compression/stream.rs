@@ -8,8 +8,8 @@ use super::{CancelCheck, CodecError};
 
 /// A decoder in the middle of one stream.
 pub(super) trait StreamDecoder {
-    /// Decodes part of `input` to the start of `room`.
-    fn step(&mut self, input: &[u8], room: &mut [u8]) -> Result<DecodeStep, CodecError>;
+    /// Decodes part of `input` to the start of `output`.
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError>;
 }
 
 /// Result of one [`StreamDecoder::step`].
@@ -19,7 +19,7 @@ pub(super) struct DecodeStep {
     /// Number of bytes decoded.
     pub(super) produced: usize,
     /// True if the stream is finished and its checksums are verified.
-    pub(super) finished: bool,
+    pub(super) is_finished: bool,
 }
 
 /// Maximum number of input bytes per decoder call, which cannot be interrupted.
@@ -38,12 +38,12 @@ pub(super) struct DecodeOutput<'a> {
     /// See [`DecodeOutput::with_read_ahead`].
     read_ahead_bytes: usize,
     min_member_bytes: usize,
-    watch: CancelCheck<'a>,
+    cancel_check: CancelCheck<'a>,
 }
 
 impl<'a> DecodeOutput<'a> {
     /// Creates an output that the streams must fill completely.
-    pub(super) fn new(codec: &'static str, buffer: &'a mut [u8], watch: CancelCheck<'a>) -> Self {
+    pub(super) fn new(codec: &'static str, buffer: &'a mut [u8], cancel_check: CancelCheck<'a>) -> Self {
         Self {
             codec,
             buffer,
@@ -51,13 +51,13 @@ impl<'a> DecodeOutput<'a> {
             consumed: 0,
             read_ahead_bytes: CANCEL_CHECK_BYTES,
             min_member_bytes: MIN_BYTES_PER_COSTLY_MEMBER,
-            watch,
+            cancel_check,
         }
     }
 
     /// Allows for a decoder that reads up to this many bytes before it yields any.
-    pub(super) fn with_read_ahead(self, slack: usize) -> Self {
-        Self { read_ahead_bytes: slack, ..self }
+    pub(super) fn with_read_ahead(self, read_ahead_bytes: usize) -> Self {
+        Self { read_ahead_bytes, ..self }
     }
 
     /// Allows for a decoder that needs little time to begin a stream.
@@ -88,17 +88,17 @@ impl<'a> DecodeOutput<'a> {
         self.filled = self.filled.saturating_add(produced).min(self.buffer.len());
         self.consumed = self.consumed.saturating_add(consumed);
         if self.consumed > self.read_ahead_bytes.saturating_add(self.filled.saturating_mul(2)) {
-            let (stored, held) = (self.consumed, self.filled);
+            let (stored, decoded) = (self.consumed, self.filled);
             return Err(damaged(
                 self.codec,
-                format_args!("its first {stored} bytes hold only {held} bytes of content"),
+                format_args!("its first {stored} bytes hold only {decoded} bytes of content"),
             ));
         }
         Ok(())
     }
 
     pub(super) fn check_cancelled(&self) -> Result<(), CodecError> {
-        self.watch.check()
+        self.cancel_check.check()
     }
 }
 
@@ -110,18 +110,18 @@ pub(super) fn decode_stream<'i>(
 ) -> Result<&'i [u8], CodecError> {
     loop {
         target.check_cancelled()?;
-        let piece = input.get(..INPUT_CHUNK_BYTES).unwrap_or(input);
+        let chunk = input.get(..INPUT_CHUNK_BYTES).unwrap_or(input);
         // Even if the output is full, the decoder must still reach the end of the stream.
         let mut surplus = [0];
-        let room = target.next_chunk();
-        let is_full = room.is_empty();
-        let step = decoder.step(piece, if is_full { &mut surplus } else { room })?;
+        let output = target.next_chunk();
+        let is_full = output.is_empty();
+        let step = decoder.step(chunk, if is_full { &mut surplus } else { output })?;
         if is_full && step.produced > 0 {
             return Err(too_long(target.len()));
         }
         input = input.get(step.consumed..).unwrap_or_default();
         target.advance(step.consumed, step.produced)?;
-        if step.finished {
+        if step.is_finished {
             return Ok(input);
         }
         if step.consumed == 0 && step.produced == 0 {
@@ -130,24 +130,24 @@ pub(super) fn decode_stream<'i>(
     }
 }
 
-/// Decodes all streams of `payload`. `one` decodes the first stream of its input and returns the rest. `begins`
-/// distinguishes a further stream from trailing bytes.
+/// Decodes all streams of `payload`. `decode_one` decodes the first stream of its input and returns the rest.
+/// `is_stream_start` distinguishes a further stream from trailing bytes.
 pub(super) fn decode_streams<'i>(
     payload: &'i [u8],
     mut target: DecodeOutput<'_>,
-    begins: impl Fn(&[u8]) -> bool,
-    mut one: impl FnMut(&'i [u8], &mut DecodeOutput<'_>) -> Result<&'i [u8], CodecError>,
+    is_stream_start: impl Fn(&[u8]) -> bool,
+    mut decode_one: impl FnMut(&'i [u8], &mut DecodeOutput<'_>) -> Result<&'i [u8], CodecError>,
 ) -> Result<(), CodecError> {
     let codec = target.codec;
     let mut members = MemberLimit::new(codec, target.min_member_bytes);
     members.begin_member(0)?;
-    let mut rest = one(payload, &mut target)?;
+    let mut rest = decode_one(payload, &mut target)?;
     while let Some(next) = skip_zero_padding(rest) {
-        if !begins(next) {
+        if !is_stream_start(next) {
             return Err(CodecError::Trailing { codec, bytes: rest.len() });
         }
         members.begin_member(target.filled)?;
-        rest = one(next, &mut target)?;
+        rest = decode_one(next, &mut target)?;
     }
     let (len, found) = (target.len(), target.filled);
     if found == len { Ok(()) } else { Err(wrong_length(len, found)) }

@@ -148,7 +148,7 @@ fn sample(len: usize) -> Vec<u8> {
 }
 
 #[test]
-fn every_encoding_decodes_to_what_was_encoded() {
+fn every_encoding_decodes_to_the_encoded_bytes() {
     for (name, encoding, encode) in ENCODINGS {
         for len in [0, 1, 12, 1000, 300_000] {
             let data = sample(len);
@@ -174,57 +174,62 @@ fn every_inner_codec_of_c_blosc_and_shuffle_decodes() {
 }
 
 #[test]
-fn what_was_decoded_before_changes_nothing() {
+fn reused_buffers_do_not_change_the_result() {
     for (name, encoding, encode) in ENCODINGS {
         let codec = codec(name);
-        let (mut room, mut scratch) = (Vec::new(), Scratch::default());
+        let (mut output, mut scratch) = (Vec::new(), Scratch::default());
         let (small, large) = (sample(3000), sample(40_000));
-        let (one, other) = (encode(&small), encode(&large));
+        let (small_payload, large_payload) = (encode(&small), encode(&large));
         let mut payloads: Vec<(Vec<u8>, usize)> = vec![
-            ([&one[..], &one].concat(), 6000),
-            ([&one[..], &one].concat(), 3000),
-            ([&one[..], b"more"].concat(), 3000),
-            (one.clone(), 2999),
-            (one.clone(), 3001),
+            ([&small_payload[..], &small_payload].concat(), 6000),
+            ([&small_payload[..], &small_payload].concat(), 3000),
+            ([&small_payload[..], b"more"].concat(), 3000),
+            (small_payload.clone(), 2999),
+            (small_payload.clone(), 3001),
             (encode(&[]), 0),
             (Vec::new(), 1),
             (xz_by(Stream::new_easy_encoder(9, Check::Sha256).unwrap(), &small), 3000),
         ];
-        payloads.extend((1..6).map(|zeros| ([&one[..], &vec![0; zeros]].concat(), 3000)));
-        payloads.extend((0..one.len()).step_by(1 + one.len() / 60).map(|end| (one[..end].to_vec(), 3000)));
-        payloads.extend((0..one.len()).step_by(1 + one.len() / 60).map(|at| {
-            let mut damaged = one.clone();
+        payloads.extend((1..6).map(|zeros| ([&small_payload[..], &vec![0; zeros]].concat(), 3000)));
+        payloads.extend(
+            (0..small_payload.len())
+                .step_by(1 + small_payload.len() / 60)
+                .map(|end| (small_payload[..end].to_vec(), 3000)),
+        );
+        payloads.extend((0..small_payload.len()).step_by(1 + small_payload.len() / 60).map(|at| {
+            let mut damaged = small_payload.clone();
             damaged[at] ^= 0x55;
             (damaged, 3000)
         }));
         for (payload, len) in payloads {
-            for (payload, len) in [(&payload, len), (&other, large.len()), (&one, small.len())] {
-                let mut fresh = Vec::new();
-                let expected = codec.decode_into(payload, len, &mut fresh, &mut Scratch::default(), CancelCheck::NEVER);
-                let found = codec.decode_into(payload, len, &mut room, &mut scratch, CancelCheck::NEVER);
+            for (payload, len) in [(&payload, len), (&large_payload, large.len()), (&small_payload, small.len())] {
+                let mut expected_output = Vec::new();
+                let expected =
+                    codec.decode_into(payload, len, &mut expected_output, &mut Scratch::default(), CancelCheck::NEVER);
+                let found = codec.decode_into(payload, len, &mut output, &mut scratch, CancelCheck::NEVER);
                 assert_eq!(found.is_ok(), expected.is_ok(), "{encoding}: {found:?} {expected:?}");
                 if found.is_ok() {
-                    assert_eq!(room, fresh, "{encoding}");
+                    assert_eq!(output, expected_output, "{encoding}");
                 }
             }
-            assert_eq!(room, small, "{encoding}");
+            assert_eq!(output, small, "{encoding}");
         }
     }
 }
 
 #[test]
-fn one_byte_more_or_less_than_promised_is_the_wrong_length() {
+fn one_byte_more_or_less_than_expected_is_the_wrong_length() {
     for (name, encoding, encode) in ENCODINGS {
         let payload = encode(&sample(1000));
         for len in [0, 1, 500, 999, 1001, 5000] {
             let result = decode(name, &payload, len);
             // Only the length distinguishes a bare block from one with a size prefix, and here the length is wrong.
-            let expected = match (*encoding, &result) {
+            let is_expected = match (*encoding, &result) {
                 ("numcodecs", Err(_)) | ("bare", Err(CodecError::Trailing { .. })) => true,
                 (_, Err(CodecError::WrongLength { expected, .. })) => *expected == len,
                 _ => false,
             };
-            assert!(expected, "{encoding} to {len} bytes: {result:?}");
+            assert!(is_expected, "{encoding} to {len} bytes: {result:?}");
         }
     }
 }
@@ -331,16 +336,16 @@ fn a_wrong_checksum_is_damage() {
 }
 
 #[test]
-fn a_bomb_is_refused_after_as_many_bytes_as_promised() {
+fn a_decompression_bomb_is_refused_at_the_expected_length() {
     let zeros = vec![0; 8 << 20];
     for (name, encoding, encode) in ENCODINGS {
         let result = decode(name, &encode(&zeros), 1000);
-        let refused = match &result {
+        let is_refused = match &result {
             Err(CodecError::WrongLength { .. }) => true,
             Err(CodecError::Trailing { .. } | CodecError::Damaged { .. }) => matches!(*encoding, "bare" | "numcodecs"),
             _ => false,
         };
-        assert!(refused, "{encoding}: {result:?}");
+        assert!(is_refused, "{encoding}: {result:?}");
     }
 }
 
@@ -361,10 +366,10 @@ fn a_bare_lz4_block_that_begins_with_its_own_length_is_found() {
 }
 
 #[test]
-fn lying_parts_of_a_blosc_buffer_are_found() {
+fn false_fields_of_a_blosc_buffer_are_detected() {
     let data: Vec<u8> = (0..20_000u32).flat_map(|i| (i / 9).to_be_bytes()).take(20_000).collect();
-    let sound = blosc_split(&data);
-    assert_eq!(sound[2] & 0x12, 0, "the buffer is compressed and split");
+    let valid_payload = blosc_split(&data);
+    assert_eq!(valid_payload[2] & 0x12, 0, "the buffer is compressed and split");
     let lies: &[(usize, &[u8])] = &[
         (0, &[3]),                     // format version
         (2, &[0x08]),                  // reserved flag
@@ -380,7 +385,7 @@ fn lying_parts_of_a_blosc_buffer_are_found() {
         (16, &i32::MAX.to_le_bytes()), // first start
     ];
     for (at, lie) in lies {
-        let mut payload = sound.clone();
+        let mut payload = valid_payload.clone();
         payload[*at..at + lie.len()].copy_from_slice(lie);
         assert!(decode("blosc", &payload, data.len()).is_err(), "{lie:?} at {at}");
     }
@@ -404,19 +409,22 @@ fn a_payload_without_a_stream_is_an_error() {
 
 /// At empty blocks the library's reader returns 0 bytes as at the end, which would leave the rest of the frame unread.
 #[test]
-fn blocks_that_hold_nothing_do_not_end_an_lz4_frame() {
-    let (data, nothing) = (sample(1000), [1, 0, 0, 0, 0]);
+fn empty_blocks_do_not_end_an_lz4_frame() {
+    let (data, empty_block) = (sample(1000), [1, 0, 0, 0, 0]);
     let frame = lz4_frame(&data);
     let (header, blocks) = frame.split_at(7);
     let (blocks, end) = blocks.split_at(blocks.len() - 8);
-    let with = |end: &[u8]| [header, &nothing, &nothing, blocks, &nothing, end].concat();
-    assert_eq!(decode("lz4", &with(end), data.len()).as_deref(), Ok(&data[..]));
-    assert_eq!(decode("lz4", &[with(end), vec![0; 9], frame.clone()].concat(), 2 * data.len()).unwrap().len(), 2000);
-    assert!(decode("lz4", &with(end), data.len() - 1).is_err());
-    assert!(decode("lz4", &with(end), data.len() + 1).is_err());
+    let frame_with_end = |end: &[u8]| [header, &empty_block, &empty_block, blocks, &empty_block, end].concat();
+    assert_eq!(decode("lz4", &frame_with_end(end), data.len()).as_deref(), Ok(&data[..]));
+    assert_eq!(
+        decode("lz4", &[frame_with_end(end), vec![0; 9], frame.clone()].concat(), 2 * data.len()).unwrap().len(),
+        2000
+    );
+    assert!(decode("lz4", &frame_with_end(end), data.len() - 1).is_err());
+    assert!(decode("lz4", &frame_with_end(end), data.len() + 1).is_err());
     // Padding does not end a frame, and neither does an end mark with a wrong checksum.
     for end in [&[][..], &[0; 3], &[0; 4], &[0; 7], &[0; 8], &[1, 0, 0, 0, 0, 0]] {
-        assert!(decode("lz4", &with(end), data.len()).is_err(), "{end:?}");
+        assert!(decode("lz4", &frame_with_end(end), data.len()).is_err(), "{end:?}");
     }
 }
 

@@ -30,24 +30,29 @@ impl Codec for XzCodec {
         len: usize,
         output: &mut Vec<u8>,
         scratch: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
         let limit_bytes = memory_limit(len);
         stream::resize_for_overwrite(output, len);
-        scratch.xz = decode_reusing(payload, DecodeOutput::new(NAME, output, watch), scratch.xz.take());
+        scratch.xz = decode_reusing(payload, DecodeOutput::new(NAME, output, cancel_check), scratch.xz.take());
         if scratch.xz.is_some() {
             return Ok(());
         }
-        let begins = |rest: &[u8]| rest.starts_with(MAGIC);
-        stream::decode_streams(payload, DecodeOutput::new(NAME, output, watch), begins, |input, target| {
-            let stream = if begins(input) {
-                Stream::new_stream_decoder(limit_bytes, 0)
-            } else {
-                Stream::new_lzma_decoder(limit_bytes)
-            };
-            let stream = stream.map_err(|error| damaged(NAME, error))?;
-            stream::decode_stream(&mut XzDecoder { stream, limit_bytes }, input, target)
-        })
+        let is_stream_start = |rest: &[u8]| rest.starts_with(MAGIC);
+        stream::decode_streams(
+            payload,
+            DecodeOutput::new(NAME, output, cancel_check),
+            is_stream_start,
+            |input, target| {
+                let stream = if is_stream_start(input) {
+                    Stream::new_stream_decoder(limit_bytes, 0)
+                } else {
+                    Stream::new_lzma_decoder(limit_bytes)
+                };
+                let stream = stream.map_err(|error| damaged(NAME, error))?;
+                stream::decode_stream(&mut XzDecoder { stream, limit_bytes }, input, target)
+            },
+        )
     }
 
     /// 64 MiB of zeros reach 6 781:1. A match of 273 bytes takes at least 0.3 bits.
@@ -69,16 +74,17 @@ const EMPTY_STREAM: &[u8] =
 const HEADER_BYTES: usize = 12;
 
 /// Decodes a payload that is exactly one intact stream that fills `target`, the common case, with the decoder of an
-/// earlier payload, `used`. Returns the decoder for the next call; `None` for everything else, and on cancellation.
+/// earlier payload, `reused_stream`. Returns the decoder for the next call; `None` for everything else, and on
+/// cancellation.
 ///
 /// A decoder for a single stream cannot be reused. A decoder for concatenated streams can, but does not report the end
 /// of a stream. After each payload it is therefore fed an empty stream. It reports that stream's header only if the
 /// stream before has ended.
-fn decode_reusing(payload: &[u8], mut target: DecodeOutput<'_>, used: Option<Stream>) -> Option<Stream> {
+fn decode_reusing(payload: &[u8], mut target: DecodeOutput<'_>, reused_stream: Option<Stream>) -> Option<Stream> {
     let limit_bytes = memory_limit(target.len());
-    let again = used.and_then(|mut used| used.set_memlimit(limit_bytes).ok().map(|()| used));
+    let reused = reused_stream.and_then(|mut stream| stream.set_memlimit(limit_bytes).ok().map(|()| stream));
     let new = || Stream::new_stream_decoder(limit_bytes, CONCATENATED | TELL_ANY_CHECK).ok();
-    let mut stream = again.or_else(new)?;
+    let mut stream = reused.or_else(new)?;
     let (header, rest) = payload.split_at_checked(HEADER_BYTES)?;
     feed_all(&mut stream, header, &mut target, Status::GetCheck)?;
     feed_all(&mut stream, rest, &mut target, Status::Ok)?;
@@ -86,9 +92,9 @@ fn decode_reusing(payload: &[u8], mut target: DecodeOutput<'_>, used: Option<Str
         return None;
     }
     let (header, rest) = EMPTY_STREAM.split_at_checked(HEADER_BYTES)?;
-    let mut nothing = DecodeOutput::new(NAME, &mut [], CancelCheck::NEVER);
-    feed_all(&mut stream, header, &mut nothing, Status::GetCheck)?;
-    feed_all(&mut stream, rest, &mut nothing, Status::Ok)?;
+    let mut empty_output = DecodeOutput::new(NAME, &mut [], CancelCheck::NEVER);
+    feed_all(&mut stream, header, &mut empty_output, Status::GetCheck)?;
+    feed_all(&mut stream, rest, &mut empty_output, Status::Ok)?;
     Some(stream)
 }
 
@@ -97,16 +103,16 @@ fn feed_all(stream: &mut Stream, mut input: &[u8], target: &mut DecodeOutput<'_>
     loop {
         target.check_cancelled().ok()?;
         let (before_in, before_out) = (stream.total_in(), stream.total_out());
-        let piece = input.get(..stream::INPUT_CHUNK_BYTES).unwrap_or(input);
-        let said = stream.process(piece, target.next_chunk(), Action::Run).ok()?;
+        let chunk = input.get(..stream::INPUT_CHUNK_BYTES).unwrap_or(input);
+        let step_status = stream.process(chunk, target.next_chunk(), Action::Run).ok()?;
         let consumed = stream::counter_delta(before_in, stream.total_in());
         let produced = stream::counter_delta(before_out, stream.total_out());
         input = input.get(consumed..)?;
         target.advance(consumed, produced).ok()?;
         if input.is_empty() {
-            return (said == status).then_some(());
+            return (step_status == status).then_some(());
         }
-        if said != Status::Ok || (consumed == 0 && produced == 0) {
+        if step_status != Status::Ok || (consumed == 0 && produced == 0) {
             return None;
         }
     }
@@ -123,16 +129,16 @@ struct XzDecoder {
 }
 
 impl StreamDecoder for XzDecoder {
-    fn step(&mut self, input: &[u8], room: &mut [u8]) -> Result<DecodeStep, CodecError> {
+    fn step(&mut self, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError> {
         let before = (self.stream.total_in(), self.stream.total_out());
-        let status = match self.stream.process(input, room, Action::Run) {
+        let status = match self.stream.process(input, output, Action::Run) {
             Ok(status) => status,
             Err(Error::MemLimit) => return Err(self.memory_limit_error()),
             Err(error) => return Err(damaged(NAME, error)),
         };
         let consumed = stream::counter_delta(before.0, self.stream.total_in());
         let produced = stream::counter_delta(before.1, self.stream.total_out());
-        Ok(DecodeStep { consumed, produced, finished: status == Status::StreamEnd })
+        Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
     }
 }
 
@@ -140,15 +146,15 @@ impl XzDecoder {
     /// Returns the error with the memory that the stream needs, found by bisection as the lowest limit that liblzma
     /// accepts.
     fn memory_limit_error(&mut self) -> CodecError {
-        let (mut refused, mut accepted) = (self.limit_bytes, u64::from(u32::MAX) * 2);
-        while accepted - refused > 1 {
-            let middle = refused + (accepted - refused) / 2;
+        let (mut too_low, mut needed_bytes) = (self.limit_bytes, u64::from(u32::MAX) * 2);
+        while needed_bytes - too_low > 1 {
+            let middle = too_low + (needed_bytes - too_low) / 2;
             if self.stream.set_memlimit(middle).is_ok() {
-                accepted = middle;
+                needed_bytes = middle;
             } else {
-                refused = middle;
+                too_low = middle;
             }
         }
-        CodecError::Memory { codec: NAME, needed_bytes: accepted, limit_bytes: self.limit_bytes }
+        CodecError::Memory { codec: NAME, needed_bytes, limit_bytes: self.limit_bytes }
     }
 }

@@ -28,14 +28,14 @@ impl Codec for ZstdCodec {
         len: usize,
         output: &mut Vec<u8>,
         _: &mut Scratch,
-        watch: CancelCheck<'_>,
+        cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
         let mut frames = frames_without_padding(payload, len)?;
         stream::clear_and_reserve(output, len);
         with_context(|context| {
             let mut members = MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER);
             while !frames.is_empty() {
-                watch.check()?;
+                cancel_check.check()?;
                 members.begin_member(output.len())?;
                 let size = zstd_safe::find_frame_compressed_size(frames).map_err(zstd_error)?;
                 let (frame, rest) = frames.split_at_checked(size).ok_or_else(|| damaged(NAME, "it ends early"))?;
@@ -61,10 +61,10 @@ impl Codec for ZstdCodec {
     }
 }
 
-/// Decodes the frames of `part` to fill `room`.
-pub(super) fn decode_part(codec: &'static str, part: &[u8], room: &mut [u8]) -> Result<(), CodecError> {
-    let len = room.len();
-    match with_context(|context| context.decompress(room, part)) {
+/// Decodes the frames of `part` to fill `output`.
+pub(super) fn decode_part(codec: &'static str, part: &[u8], output: &mut [u8]) -> Result<(), CodecError> {
+    let len = output.len();
+    match with_context(|context| context.decompress(output, part)) {
         Ok(found) if found == len => Ok(()),
         Ok(found) => Err(damaged(codec, format_args!("a part decodes to {found} bytes, not {len}"))),
         Err(code) => Err(damaged(codec, zstd_safe::get_error_name(code))),
@@ -75,32 +75,32 @@ pub(super) fn decode_part(codec: &'static str, part: &[u8], room: &mut [u8]) -> 
 /// decoding time of a 512 KiB block.
 static IDLE_CONTEXTS: Mutex<Vec<DCtx<'static>>> = Mutex::new(Vec::new());
 
-/// Runs `job` with a context. No state passes from one job to the next, because each begins with a new frame.
-fn with_context<T>(job: impl FnOnce(&mut DCtx<'static>) -> T) -> T {
+/// Runs `f` with a context. No state passes from one job to the next, because each begins with a new frame.
+fn with_context<T>(f: impl FnOnce(&mut DCtx<'static>) -> T) -> T {
     let idle = || IDLE_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = idle().pop().unwrap_or_else(DCtx::create);
-    let result = job(&mut context);
+    let result = f(&mut context);
     idle().push(context);
     result
 }
 
 /// Returns the frames at the start of `payload`, found without decoding. Only zeros may follow them.
 fn frames_without_padding(payload: &[u8], len: usize) -> Result<&[u8], CodecError> {
-    let mut promised = 0u64;
+    let mut content_bytes = 0u64;
     let mut rest = payload;
     loop {
-        if rest.len() < payload.len() && !begins_frame(rest) {
+        if rest.len() < payload.len() && !is_frame_start(rest) {
             stream::expect_zero_padding(NAME, rest)?;
             let end = payload.len().saturating_sub(rest.len());
             return Ok(payload.get(..end).unwrap_or_default());
         }
-        if !begins_frame(rest) {
+        if !is_frame_start(rest) {
             return Err(damaged(NAME, "it does not begin with a frame"));
         }
         let size = zstd_safe::find_frame_compressed_size(rest).map_err(zstd_error)?;
         if let Ok(Some(bytes)) = zstd_safe::get_frame_content_size(rest) {
-            promised = promised.saturating_add(bytes);
-            if promised > len as u64 {
+            content_bytes = content_bytes.saturating_add(bytes);
+            if content_bytes > len as u64 {
                 return Err(stream::too_long(len));
             }
         }
@@ -110,7 +110,7 @@ fn frames_without_padding(payload: &[u8], len: usize) -> Result<&[u8], CodecErro
 
 /// Returns true if `bytes` begin with a current frame or a skippable one. Frames of the releases before 0.8 were never
 /// written to N5, and their decoders must not be reachable from outside.
-fn begins_frame(bytes: &[u8]) -> bool {
+fn is_frame_start(bytes: &[u8]) -> bool {
     matches!(bytes, [0x28, 0xb5, 0x2f, 0xfd, ..] | [0x50..=0x5f, 0x2a, 0x4d, 0x18, ..])
 }
 

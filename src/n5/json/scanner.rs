@@ -35,9 +35,9 @@ impl<'a> JsonScanner<'a> {
     }
 
     pub(super) fn eat(&mut self, byte: u8) -> bool {
-        let is_there = self.peek() == Some(byte);
-        self.at += usize::from(is_there);
-        is_there
+        let is_match = self.peek() == Some(byte);
+        self.at += usize::from(is_match);
+        is_match
     }
 
     pub(super) fn skip_whitespace(&mut self) {
@@ -81,12 +81,12 @@ impl<'a> JsonScanner<'a> {
     /// Scans the next value and returns its text.
     pub(super) fn value(&mut self) -> Result<&'a str, JsonError> {
         self.skip_whitespace();
-        let (start, outside) = (self.at, self.depth);
+        let (start, outer_depth) = (self.at, self.depth);
         loop {
             if self.scan_value_start()? {
                 continue;
             }
-            if !self.scan_after_value(outside)? {
+            if !self.scan_after_value(outer_depth)? {
                 return Ok(self.text.get(start..self.at).unwrap_or_default());
             }
         }
@@ -137,9 +137,9 @@ impl<'a> JsonScanner<'a> {
     }
 
     /// Scans the text after a value. Returns true if another value follows, false once the arrays and objects deeper
-    /// than `outside` have ended.
-    fn scan_after_value(&mut self, outside: u32) -> Result<bool, JsonError> {
-        while self.depth > outside {
+    /// than `outer_depth` have ended.
+    fn scan_after_value(&mut self, outer_depth: u32) -> Result<bool, JsonError> {
+        while self.depth > outer_depth {
             self.skip_whitespace();
             let is_object = self.object_bits & (1_u64 << (self.depth - 1)) != 0;
             match (self.peek(), is_object) {

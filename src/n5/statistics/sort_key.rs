@@ -88,11 +88,11 @@ impl KeyEncoding {
                 // Negative zero becomes zero.
                 let bits = if bits == Self::sign_bit(width) { 0 } else { bits };
                 // All bits of negative numbers are inverted, so that the smallest number sorts first.
-                let all = u64::MAX >> (64 - 8 * width);
+                let width_mask = u64::MAX >> (64 - 8 * width);
                 SortKey::Finite(if bits & Self::sign_bit(width) == 0 {
                     bits | Self::sign_bit(width)
                 } else {
-                    !bits & all
+                    !bits & width_mask
                 })
             }
         }
@@ -104,13 +104,14 @@ impl KeyEncoding {
             Self::Unsigned(_) => ElementValue::Unsigned(key),
             // The key is the distance from the smallest value of the type.
             Self::Signed(width) => {
-                let least = -(1_i128 << (8 * width - 1));
-                ElementValue::Signed(i64::try_from(i128::from(key) + least).unwrap_or(i64::MAX))
+                let min = -(1_i128 << (8 * width - 1));
+                ElementValue::Signed(i64::try_from(i128::from(key) + min).unwrap_or(i64::MAX))
             }
             Self::Float32 | Self::Float64 => {
                 let width = self.width();
-                let all = u64::MAX >> (64 - 8 * width);
-                let bits = if key & Self::sign_bit(width) == 0 { !key & all } else { key ^ Self::sign_bit(width) };
+                let width_mask = u64::MAX >> (64 - 8 * width);
+                let bits =
+                    if key & Self::sign_bit(width) == 0 { !key & width_mask } else { key ^ Self::sign_bit(width) };
                 ElementValue::Float(match u32::try_from(bits) {
                     Ok(bits) if width == 4 => f64::from(f32::from_bits(bits)),
                     _ => f64::from_bits(bits),

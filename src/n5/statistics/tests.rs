@@ -47,15 +47,15 @@ fn every_type_keeps_its_order_and_its_values() {
 }
 
 #[test]
-fn what_is_not_finite_is_counted_apart() {
+fn non_finite_elements_are_counted_separately() {
     let data: Vec<u8> =
         [f32::NAN, f32::INFINITY, -f32::INFINITY, 2.0, -0.0, 0.0].iter().flat_map(|n| n.to_le_bytes()).collect();
     let summary = of("float32", &data);
     assert_eq!((summary.elements, summary.nan, summary.infinite, summary.zeros), (6, 1, 2, 2));
     assert_eq!((summary.min, summary.max), (Some(ElementValue::Float(0.0)), Some(ElementValue::Float(2.0))));
     assert_eq!((summary.distinct, summary.histogram.unwrap()), (2, vec![2, 0, 0, 1]));
-    let nothing = of("float64", &f64::NAN.to_le_bytes());
-    assert_eq!((nothing.nan, nothing.min, nothing.mean, nothing.histogram), (1, None, None, None));
+    let all_nan = of("float64", &f64::NAN.to_le_bytes());
+    assert_eq!((all_nan.nan, all_nan.min, all_nan.mean, all_nan.histogram), (1, None, None, None));
     assert_eq!(of("uint8", &[]).percentiles, None);
 }
 
@@ -82,9 +82,9 @@ fn padding_beyond_the_dataset_does_not_count() {
     let data = [1, 2, 99, 3, 4, 99, 99, 99, 99, 99, 99, 99];
     for (clip, expected) in [([2, 2, 1], 4), ([3, 1, 2], 6), ([3, 2, 2], 12), ([9, 9, 9], 12), ([0, 2, 2], 0)] {
         let mut accumulator = StatisticsAccumulator::new(&DataType::UInt8, 12, 100).unwrap();
-        let inside = accumulator.push_block(&data, &smallvec![3, 2, 2], &clip.into_iter().collect());
+        let pushed = accumulator.push_block(&data, &smallvec![3, 2, 2], &clip.into_iter().collect());
         let summary = accumulator.finish(1, &[]);
-        assert_eq!((inside, summary.elements), (expected, expected), "{clip:?}");
+        assert_eq!((pushed, summary.elements), (expected, expected), "{clip:?}");
         if clip == [2, 2, 1] {
             assert_eq!((summary.max, summary.mean), (Some(ElementValue::Unsigned(4)), Some(2.5)));
         }
@@ -95,7 +95,7 @@ fn padding_beyond_the_dataset_does_not_count() {
 }
 
 #[test]
-fn of_too_many_elements_evenly_spread_ones_are_kept() {
+fn too_many_elements_are_sampled_evenly() {
     let mut accumulator = StatisticsAccumulator::new(&DataType::UInt32, 1000, 100).unwrap();
     assert!(!accumulator.is_exhaustive());
     let data: Vec<u8> = (0_u32..1000).flat_map(u32::to_le_bytes).collect();
@@ -109,7 +109,7 @@ fn of_too_many_elements_evenly_spread_ones_are_kept() {
 }
 
 #[test]
-fn holes_alone_are_zeros() {
+fn missing_blocks_alone_are_zeros() {
     let summary = Statistics::of_zeros(&DataType::Int16, 12, 2, &[50.0]).unwrap();
     assert_eq!((summary.elements, summary.zeros, summary.min), (0, 12, Some(ElementValue::Signed(0))));
     assert_eq!(

@@ -35,36 +35,37 @@ const GROUPS_PER_RUN: usize = 64;
 #[derive(Debug, Default)]
 pub(super) struct DeflateEncoder {
     word: u64,
-    held_bits: u32,
+    bit_count: u32,
 }
 
 impl DeflateEncoder {
     /// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. After the last block and after an empty one, the stream
     /// ends at a byte boundary.
     pub(super) fn write_block(&mut self, out: &mut Vec<u8>, bytes: &[u8], is_last: bool) {
-        let text = BlockInput::new(bytes);
-        let plan = DynamicHuffman::new(&text.counts());
-        let is_coded = !bytes.is_empty() && plan.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
-        let room_bytes = if is_coded { usize::try_from(plan.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
+        let input = BlockInput::new(bytes);
+        let huffman = DynamicHuffman::new(&input.counts());
+        let is_coded =
+            !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
+        let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
         let start = out.len();
         // Words are written whole, and each one overwrites the unused bytes of the word before.
-        out.resize(start.saturating_add(room_bytes).saturating_add(24), 0);
+        out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
         let mut bits = BitWriter {
             buffer: out.get_mut(start..).unwrap_or_default(),
             position: 0,
             word: self.word,
-            held_bits: self.held_bits,
+            bit_count: self.bit_count,
         };
         bits.put(u64::from(is_last), 1);
         if is_coded {
-            plan.write(&mut bits, &text);
+            huffman.write(&mut bits, &input);
         } else {
             bits.put_stored(bytes);
         }
         if is_last {
             bits.align_to_byte();
         }
-        *self = Self { word: bits.word, held_bits: bits.held_bits };
+        *self = Self { word: bits.word, bit_count: bits.bit_count };
         let end = start.saturating_add(bits.position);
         out.truncate(end);
     }
@@ -75,14 +76,14 @@ struct BitWriter<'a> {
     buffer: &'a mut [u8],
     position: usize,
     word: u64,
-    held_bits: u32,
+    bit_count: u32,
 }
 
 impl BitWriter<'_> {
     /// Adds `count` bits. Together with the bits held they must not exceed 64.
     fn put(&mut self, bits: u64, count: u32) {
-        self.word |= bits.wrapping_shl(self.held_bits);
-        self.held_bits = self.held_bits.wrapping_add(count);
+        self.word |= bits.wrapping_shl(self.bit_count);
+        self.bit_count = self.bit_count.wrapping_add(count);
     }
 
     fn put_code(&mut self, code: HuffmanCode) {
@@ -91,19 +92,19 @@ impl BitWriter<'_> {
 
     /// Writes all whole bytes. At most 7 bits are held afterwards.
     fn flush(&mut self) {
-        if let Some(room) = self.buffer.get_mut(self.position..).and_then(<[u8]>::first_chunk_mut) {
-            *room = self.word.to_le_bytes();
+        if let Some(slot) = self.buffer.get_mut(self.position..).and_then(<[u8]>::first_chunk_mut) {
+            *slot = self.word.to_le_bytes();
         }
-        self.position = self.position.wrapping_add((self.held_bits >> 3) as usize);
-        self.word = self.word.wrapping_shr(self.held_bits & !7);
-        self.held_bits &= 7;
+        self.position = self.position.wrapping_add((self.bit_count >> 3) as usize);
+        self.word = self.word.wrapping_shr(self.bit_count & !7);
+        self.bit_count &= 7;
     }
 
     /// Adds zero bits up to the end of the current byte.
     fn align_to_byte(&mut self) {
         self.flush();
-        if self.held_bits > 0 {
-            self.held_bits = 8;
+        if self.bit_count > 0 {
+            self.bit_count = 8;
             self.flush();
         }
     }
@@ -116,21 +117,21 @@ impl BitWriter<'_> {
         self.put(length.into(), 16);
         self.put((!length).into(), 16);
         self.flush();
-        if let Some(room) = self.buffer.get_mut(self.position..).and_then(|room| room.get_mut(..bytes.len())) {
-            room.copy_from_slice(bytes);
+        if let Some(slot) = self.buffer.get_mut(self.position..).and_then(|rest| rest.get_mut(..bytes.len())) {
+            slot.copy_from_slice(bytes);
         }
         self.position = self.position.wrapping_add(bytes.len());
     }
 
     fn put_literals(&mut self, codes: &[HuffmanCode; SYMBOLS], bytes: &[u8]) {
-        let (groups, others) = bytes.as_chunks::<CODES_PER_FLUSH>();
+        let (groups, remainder) = bytes.as_chunks::<CODES_PER_FLUSH>();
         for group in groups {
             for byte in group {
                 self.put_code(code_of(codes, (*byte).into()));
             }
             self.flush();
         }
-        for byte in others {
+        for byte in remainder {
             self.put_code(code_of(codes, (*byte).into()));
         }
         self.flush();
@@ -157,70 +158,70 @@ struct BlockInput<'a> {
 impl<'a> BlockInput<'a> {
     fn new(bytes: &'a [u8]) -> Self {
         let groups = bytes.as_chunks::<8>().0;
-        let alike = |group: &[u8; 8]| {
+        let is_uniform = |group: &[u8; 8]| {
             let group = u64::from_le_bytes(*group);
             usize::from(group == group.rotate_left(8))
         };
-        let runs = groups.iter().map(alike).fold(0, usize::wrapping_add);
-        Self { bytes, has_runs: runs.saturating_mul(GROUPS_PER_RUN) > groups.len() }
+        let uniform_groups = groups.iter().map(is_uniform).fold(0, usize::wrapping_add);
+        Self { bytes, has_runs: uniform_groups.saturating_mul(GROUPS_PER_RUN) > groups.len() }
     }
 
-    /// Passes the tokens to `take` in order. Runs shorter than eight bytes remain literals.
+    /// Passes the tokens to `emit` in order. Runs shorter than eight bytes remain literals.
     #[inline]
-    fn tokens(&self, mut take: impl FnMut(DeflateToken<'a>)) {
+    fn tokens(&self, mut emit: impl FnMut(DeflateToken<'a>)) {
         if !self.has_runs {
-            return take(DeflateToken::Literals(self.bytes));
+            return emit(DeflateToken::Literals(self.bytes));
         }
-        let mut rest = self.bytes;
-        let mut before = None;
-        while let Some((group, after)) = rest.split_first_chunk::<8>() {
-            if before.is_some_and(|byte| [byte; 8] == *group) {
-                let groups = rest.as_chunks().0.iter().take_while(|other| *other == group).count();
-                let (_, after) = rest.split_at_checked(groups.wrapping_mul(8)).unwrap_or_default();
-                let more = after.iter().take_while(|byte| before == Some(**byte)).count();
-                emit_run(groups.wrapping_mul(8).wrapping_add(more), rest, &mut take);
-                rest = after.get(more..).unwrap_or_default();
+        let mut remaining = self.bytes;
+        let mut previous = None;
+        while let Some((group, after)) = remaining.split_first_chunk::<8>() {
+            if previous.is_some_and(|byte| [byte; 8] == *group) {
+                let groups = remaining.as_chunks().0.iter().take_while(|other| *other == group).count();
+                let (_, after) = remaining.split_at_checked(groups.wrapping_mul(8)).unwrap_or_default();
+                let extra_bytes = after.iter().take_while(|byte| previous == Some(**byte)).count();
+                emit_run(groups.wrapping_mul(8).wrapping_add(extra_bytes), remaining, &mut emit);
+                remaining = after.get(extra_bytes..).unwrap_or_default();
             } else {
                 // The literals end where a run begins, if one begins within these eight bytes.
                 let [.., last] = *group;
-                let others = u64::from_le_bytes(*group) ^ u64::from_le_bytes([last; 8]);
-                let kept = 9usize.wrapping_sub((others.leading_zeros() >> 3) as usize);
-                let is_begun = rest.get(kept..).and_then(<[u8]>::first_chunk) == Some(&[last; 8]);
-                let (bytes, after) = if is_begun {
-                    rest.split_at_checked(kept).unwrap_or((rest, &[]))
+                let difference = u64::from_le_bytes(*group) ^ u64::from_le_bytes([last; 8]);
+                let literal_count = 9usize.wrapping_sub((difference.leading_zeros() >> 3) as usize);
+                let starts_run = remaining.get(literal_count..).and_then(<[u8]>::first_chunk) == Some(&[last; 8]);
+                let (bytes, after) = if starts_run {
+                    remaining.split_at_checked(literal_count).unwrap_or((remaining, &[]))
                 } else {
                     (group.as_slice(), after)
                 };
-                take(DeflateToken::Literals(bytes));
-                before = Some(last);
-                rest = after;
+                emit(DeflateToken::Literals(bytes));
+                previous = Some(last);
+                remaining = after;
             }
         }
-        take(DeflateToken::Literals(rest));
+        emit(DeflateToken::Literals(remaining));
     }
 
     /// Returns how often each symbol occurs.
     fn counts(&self) -> [u32; SYMBOLS] {
         // Adjacent bytes are counted in different tables. Otherwise increments of the same counter would wait for each
         // other.
-        let mut bytes = [[0u32; 256]; 4];
+        let mut byte_counts = [[0u32; 256]; 4];
         let mut counts = [0; SYMBOLS];
         self.tokens(|token| match token {
-            DeflateToken::Literals(text) => {
-                let (fours, others) = text.as_chunks::<4>();
-                for four in fours {
-                    for (counts, byte) in bytes.iter_mut().zip(four) {
-                        increment(counts, (*byte).into());
+            DeflateToken::Literals(literals) => {
+                let (groups, remainder) = literals.as_chunks::<4>();
+                for group in groups {
+                    for (table, byte) in byte_counts.iter_mut().zip(group) {
+                        increment(table, (*byte).into());
                     }
                 }
-                for (counts, byte) in bytes.iter_mut().zip(others) {
-                    increment(counts, (*byte).into());
+                for (table, byte) in byte_counts.iter_mut().zip(remainder) {
+                    increment(table, (*byte).into());
                 }
             }
             DeflateToken::Run(length) => increment(&mut counts, LengthCode::of(length).symbol),
         });
-        for bytes in bytes {
-            counts.iter_mut().zip(bytes).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
+        for table in byte_counts {
+            counts.iter_mut().zip(table).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
         }
         increment(&mut counts, END_OF_BLOCK);
         counts
@@ -233,15 +234,15 @@ fn increment<const N: usize>(counts: &mut [u32; N], symbol: usize) {
     }
 }
 
-/// Passes a run of `length` bytes, with which `bytes` begin, to `take` as tokens of valid lengths.
-fn emit_run<'a>(length: usize, bytes: &'a [u8], take: &mut impl FnMut(DeflateToken<'a>)) {
-    let mut left = length;
-    while left >= *RUN_BYTES.start() {
-        let some = left.min(*RUN_BYTES.end());
-        take(DeflateToken::Run(some));
-        left = left.wrapping_sub(some);
+/// Passes a run of `length` bytes, with which `bytes` begin, to `emit` as tokens of valid lengths.
+fn emit_run<'a>(length: usize, bytes: &'a [u8], emit: &mut impl FnMut(DeflateToken<'a>)) {
+    let mut remaining = length;
+    while remaining >= *RUN_BYTES.start() {
+        let run_length = remaining.min(*RUN_BYTES.end());
+        emit(DeflateToken::Run(run_length));
+        remaining = remaining.wrapping_sub(run_length);
     }
-    take(DeflateToken::Literals(bytes.get(..left).unwrap_or_default()));
+    emit(DeflateToken::Literals(bytes.get(..remaining).unwrap_or_default()));
 }
 
 /// Code of a run's length: a symbol and the extra bits that follow it. Source: §3.2.5.
@@ -254,16 +255,16 @@ impl LengthCode {
     /// Returns the code of a length from 3 to 258 bytes.
     #[inline]
     fn of(length: usize) -> Self {
-        let above = length.wrapping_sub(*RUN_BYTES.start());
-        match above {
+        let offset = length.wrapping_sub(*RUN_BYTES.start());
+        match offset {
             255 => Self { symbol: 285, extra: 0 },
-            0..8 => Self { symbol: above.wrapping_add(257), extra: 0 },
+            0..8 => Self { symbol: offset.wrapping_add(257), extra: 0 },
             // Four symbols for each power of two.
             _ => {
-                let extra_bits = above.ilog2().wrapping_sub(2);
-                let quarter = above.wrapping_shr(extra_bits) & 3;
+                let extra_bits = offset.ilog2().wrapping_sub(2);
+                let quarter = offset.wrapping_shr(extra_bits) & 3;
                 let symbol = (extra_bits as usize).wrapping_mul(4).wrapping_add(261).wrapping_add(quarter);
-                let extra = above & !usize::MAX.wrapping_shl(extra_bits);
+                let extra = offset & !usize::MAX.wrapping_shl(extra_bits);
                 Self { symbol, extra: extra as u64 }
             }
         }
@@ -296,32 +297,32 @@ const CODE_LENGTH_ORDER: [u8; 19] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12
 impl DynamicHuffman {
     fn new(counts: &[u32; SYMBOLS]) -> Self {
         let lengths = huffman::code_lengths(counts, MAX_SYMBOL_BITS);
-        let used = lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
+        let last_symbol = lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
         let mut encoded_lengths = Vec::with_capacity(SYMBOLS);
         // One distance code follows, that of distance 1. It has one bit even if it is not used.
-        for equal in lengths.get(..=used).unwrap_or_default().chunk_by(|a, b| a == b).chain([&[1u8][..]]) {
-            encode_lengths(&mut encoded_lengths, equal);
+        for run in lengths.get(..=last_symbol).unwrap_or_default().chunk_by(|a, b| a == b).chain([&[1u8][..]]) {
+            encode_lengths(&mut encoded_lengths, run);
         }
-        let mut counts_of_written = [0; 19];
+        let mut code_length_counts = [0; 19];
         for (symbol, ..) in &encoded_lengths {
-            increment(&mut counts_of_written, usize::from(*symbol));
+            increment(&mut code_length_counts, usize::from(*symbol));
         }
-        let code_length_lengths = huffman::code_lengths(&counts_of_written, MAX_CODE_LENGTH_BITS);
+        let code_length_lengths = huffman::code_lengths(&code_length_counts, MAX_CODE_LENGTH_BITS);
         let length = |symbol: u8| code_length_lengths.get(usize::from(symbol)).copied().unwrap_or(0);
-        let header =
+        let header_bits =
             encoded_lengths.iter().map(|(symbol, _, bits)| u64::from(length(*symbol)).wrapping_add((*bits).into()));
-        let symbols = counts.iter().zip(lengths).enumerate().map(|(symbol, (count, length))| {
+        let symbol_bits = counts.iter().zip(lengths).enumerate().map(|(symbol, (count, length))| {
             u64::from(*count).wrapping_mul(u64::from(length).wrapping_add(extra_bit_count(symbol).into()))
         });
-        let total_bits = header.chain(symbols).fold(3 + 14 + 3 * 19, u64::wrapping_add);
+        let total_bits = header_bits.chain(symbol_bits).fold(3 + 14 + 3 * 19, u64::wrapping_add);
         Self { lengths, encoded_lengths, code_length_lengths, total_bits }
     }
 
-    /// Writes the rest of a block that contains `text`.
-    fn write(&self, bits: &mut BitWriter<'_>, text: &BlockInput<'_>) {
-        let used = self.lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
+    /// Writes the rest of a block that contains `input`.
+    fn write(&self, bits: &mut BitWriter<'_>, input: &BlockInput<'_>) {
+        let last_symbol = self.lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
         bits.put(2, 2);
-        bits.put(used.wrapping_sub(END_OF_BLOCK) as u64, 5);
+        bits.put(last_symbol.wrapping_sub(END_OF_BLOCK) as u64, 5);
         bits.put(0, 5);
         bits.put(19 - 4, 4);
         bits.flush();
@@ -336,7 +337,7 @@ impl DynamicHuffman {
             bits.flush();
         }
         let codes = huffman::canonical_codes(&self.lengths);
-        text.tokens(|token| match token {
+        input.tokens(|token| match token {
             DeflateToken::Literals(bytes) => bits.put_literals(&codes, bytes),
             DeflateToken::Run(length) => {
                 let run = LengthCode::of(length);
@@ -351,28 +352,28 @@ impl DynamicHuffman {
     }
 }
 
-/// Appends the run-length encoding of `equal`, whose code lengths are all the same. Source: §3.2.7.
-fn encode_lengths(written: &mut Vec<(u8, u8, u8)>, equal: &[u8]) {
-    let Some(length) = equal.first().copied() else { return };
-    let mut left = equal.len();
+/// Appends the run-length encoding of `run`, whose code lengths are all the same. Source: §3.2.7.
+fn encode_lengths(encoded: &mut Vec<(u8, u8, u8)>, run: &[u8]) {
+    let Some(length) = run.first().copied() else { return };
+    let mut remaining = run.len();
     if length > 0 {
-        written.push((length, 0, 0));
-        left = left.wrapping_sub(1);
+        encoded.push((length, 0, 0));
+        remaining = remaining.wrapping_sub(1);
     }
-    while left > 0 {
-        let (some, entry) = match (length, left) {
+    while remaining > 0 {
+        let (count, entry) = match (length, remaining) {
             (0, 11..) => {
-                let some = left.min(138);
-                (some, (18, some.wrapping_sub(11), 7))
+                let count = remaining.min(138);
+                (count, (18, count.wrapping_sub(11), 7))
             }
-            (0, 3..) => (left, (17, left.wrapping_sub(3), 3)),
+            (0, 3..) => (remaining, (17, remaining.wrapping_sub(3), 3)),
             (1.., 3..) => {
-                let some = left.min(6);
-                (some, (16, some.wrapping_sub(3), 2))
+                let count = remaining.min(6);
+                (count, (16, count.wrapping_sub(3), 2))
             }
             _ => (1, (length, 0, 0)),
         };
-        written.push((entry.0, u8::try_from(entry.1).unwrap_or(0), entry.2));
-        left = left.wrapping_sub(some);
+        encoded.push((entry.0, u8::try_from(entry.1).unwrap_or(0), entry.2));
+        remaining = remaining.wrapping_sub(count);
     }
 }

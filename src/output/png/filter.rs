@@ -43,8 +43,8 @@ impl<'a> PixelRows<'a> {
     pub(super) fn write_filtered(self, out: &mut Vec<u8>, filter: RowFilter) {
         for (row, above) in self.with_above() {
             let is_run = row.split_last().map(|(_, before)| before) == row.get(1..);
-            let repeats = above == Some(row) && !is_run;
-            match (if repeats { RowFilter::Up } else { filter }, above) {
+            let is_repeated = above == Some(row) && !is_run;
+            match (if is_repeated { RowFilter::Up } else { filter }, above) {
                 (RowFilter::None, _) => {
                     out.push(0);
                     out.extend_from_slice(row);
@@ -71,39 +71,40 @@ impl<'a> PixelRows<'a> {
     /// Returns the filter with which the rows take the fewest bits, estimated from samples. Samples equal to the row
     /// above are skipped.
     pub(super) fn best_filter(self) -> RowFilter {
-        let pieces = self.with_above().flat_map(|(row, above)| {
-            let piece = |row: &'a [u8], n| row.chunks(SAMPLE_BYTES).nth(n).unwrap_or_default();
+        let samples = self.with_above().flat_map(|(row, above)| {
+            let sample_of = |row: &'a [u8], n| row.chunks(SAMPLE_BYTES).nth(n).unwrap_or_default();
             let numbers = 0..row.len().div_ceil(SAMPLE_BYTES);
-            numbers.map(move |n| (piece(row, n), above.map(|above| piece(above, n))))
+            numbers.map(move |n| (sample_of(row, n), above.map(|above| sample_of(above, n))))
         });
-        let all = self.bytes.len().div_ceil(self.row_bytes.clamp(1, SAMPLE_BYTES));
+        let sample_count = self.bytes.len().div_ceil(self.row_bytes.clamp(1, SAMPLE_BYTES));
         let mut counts = [[0u32; 256]; 3];
         let [none, sub, up] = &mut counts;
         // The step is odd, so that samples do not come from the same columns of every row.
-        let some = pieces.filter(|(piece, above)| *above != Some(*piece)).step_by(all.div_ceil(MAX_SAMPLES) | 1);
-        for (piece, above) in some {
-            count_bytes(none, piece.iter().copied());
-            let (first, others) = piece.split_at_checked(self.pixel_bytes).unwrap_or((piece, &[]));
+        let chosen =
+            samples.filter(|(sample, above)| *above != Some(*sample)).step_by(sample_count.div_ceil(MAX_SAMPLES) | 1);
+        for (sample, above) in chosen {
+            count_bytes(none, sample.iter().copied());
+            let (first, others) = sample.split_at_checked(self.pixel_bytes).unwrap_or((sample, &[]));
             count_bytes(sub, first.iter().copied());
-            count_bytes(sub, differences(others, piece));
+            count_bytes(sub, differences(others, sample));
             match above {
-                Some(above) => count_bytes(up, differences(piece, above)),
-                None => count_bytes(up, piece.iter().copied()),
+                Some(above) => count_bytes(up, differences(sample, above)),
+                None => count_bytes(up, sample.iter().copied()),
             }
         }
         let [none, sub, up] = counts.map(|counts| entropy(&counts));
         // A filter that saves less than 1/64 is not worth its pass.
-        let as_it_is = none.saturating_sub(none >> 6);
+        let unfiltered = none.saturating_sub(none >> 6);
         match () {
-            () if sub < as_it_is && sub < up => RowFilter::Sub,
-            () if up < as_it_is => RowFilter::Up,
+            () if sub < unfiltered && sub < up => RowFilter::Sub,
+            () if up < unfiltered => RowFilter::Up,
             () => RowFilter::None,
         }
     }
 }
 
-fn differences(bytes: &[u8], before: &[u8]) -> impl Iterator<Item = u8> {
-    bytes.iter().zip(before).map(|(byte, before)| byte.wrapping_sub(*before))
+fn differences(bytes: &[u8], reference: &[u8]) -> impl Iterator<Item = u8> {
+    bytes.iter().zip(reference).map(|(byte, reference)| byte.wrapping_sub(*reference))
 }
 
 fn count_bytes(counts: &mut [u32; 256], bytes: impl Iterator<Item = u8>) {
@@ -117,9 +118,9 @@ fn count_bytes(counts: &mut [u32; 256], bytes: impl Iterator<Item = u8>) {
 /// Lower bound of the encoded size of bytes with these counts in any order, in 256ths of a bit.
 fn entropy(counts: &[u32; 256]) -> u64 {
     let total: u32 = counts.iter().fold(0, |sum, count| sum.wrapping_add(*count));
-    let rarity = |count: u32| u64::from(count).saturating_mul(log2_fixed(total).saturating_sub(log2_fixed(count)));
+    let cost = |count: u32| u64::from(count).saturating_mul(log2_fixed(total).saturating_sub(log2_fixed(count)));
     // Even a symbol that is the only one takes space: 1/256 bit each time.
-    counts.iter().fold(u64::from(total), |sum, count| sum.saturating_add(rarity(*count)))
+    counts.iter().fold(u64::from(total), |sum, count| sum.saturating_add(cost(*count)))
 }
 
 /// Binary logarithm in 256ths, linear between powers of 2; 0 for 0.
@@ -145,19 +146,19 @@ mod tests {
         (number ^ number >> 15).wrapping_mul(2_246_822_519).to_be_bytes()[0]
     }
 
-    fn low(n: usize) -> u8 {
+    fn low_byte(n: usize) -> u8 {
         n.to_le_bytes()[0]
     }
 
     #[test]
-    fn the_filter_is_the_one_that_fits() {
+    fn the_best_filter_is_chosen() {
         assert_eq!(best(1, |_, _| 7), RowFilter::None);
         assert_eq!(best(1, noise), RowFilter::None);
-        assert_eq!(best(1, |x, y| low(x * 3) ^ noise(0, y) & 1), RowFilter::Sub);
+        assert_eq!(best(1, |x, y| low_byte(x * 3) ^ noise(0, y) & 1), RowFilter::Sub);
         assert_eq!(best(1, |x, y| noise(x, 0).wrapping_add(noise(x, y) & 3)), RowFilter::Up);
         // With two bytes per pixel, the previous byte is the other half of the same pixel.
         assert_eq!(
-            best(2, |x, y| if x % 2 == 0 { low(x / 2) } else { 200u8.wrapping_sub(low(y * x)) }),
+            best(2, |x, y| if x % 2 == 0 { low_byte(x / 2) } else { 200u8.wrapping_sub(low_byte(y * x)) }),
             RowFilter::Sub
         );
     }

@@ -33,8 +33,8 @@ pub(super) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [
     let mut common_first = leaves.iter().rev();
     for (length, number) in (0..).zip(by_length) {
         for leaf in common_first.by_ref().take(number as usize) {
-            if let Some(of_symbol) = lengths.get_mut(usize::from(u16::try_from(leaf & 0xffff).unwrap_or(0))) {
-                *of_symbol = length;
+            if let Some(symbol_length) = lengths.get_mut(usize::from(u16::try_from(leaf & 0xffff).unwrap_or(0))) {
+                *symbol_length = length;
             }
         }
     }
@@ -45,54 +45,57 @@ pub(super) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [
 ///
 /// Nodes are made in order of weight, so the leaves and the inner nodes wait in two sorted queues.
 fn leaf_depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
-    let mut alone = leaves.iter().map(|leaf| leaf >> 16).peekable();
-    let inner = leaves.len().saturating_sub(1);
-    let mut weights: Vec<u64> = Vec::with_capacity(inner);
+    let mut leaf_weights = leaves.iter().map(|leaf| leaf >> 16).peekable();
+    let inner_count = leaves.len().saturating_sub(1);
+    let mut weights: Vec<u64> = Vec::with_capacity(inner_count);
     // Parent of every inner node except the last, which is the root.
-    let mut parents: Vec<usize> = Vec::with_capacity(inner);
-    for made in 0..inner {
+    let mut parents: Vec<usize> = Vec::with_capacity(inner_count);
+    for node in 0..inner_count {
         let mut weight = 0u64;
         for _ in 0..2 {
-            let of_node = weights.get(parents.len()).copied();
-            let lighter = alone.next_if(|of_leaf| of_node.is_none_or(|of_node| *of_leaf <= of_node));
+            let node_weight = weights.get(parents.len()).copied();
+            let lighter =
+                leaf_weights.next_if(|leaf_weight| node_weight.is_none_or(|inner_weight| *leaf_weight <= inner_weight));
             if lighter.is_none() {
-                parents.push(made);
+                parents.push(node);
             }
-            weight = weight.saturating_add(lighter.or(of_node).unwrap_or(0));
+            weight = weight.saturating_add(lighter.or(node_weight).unwrap_or(0));
         }
         weights.push(weight);
     }
-    let mut depth_of = vec![0usize; inner];
+    let mut depths = vec![0usize; inner_count];
     for (node, parent) in parents.iter().enumerate().rev() {
-        let depth = depth_of.get(*parent).map_or(0, |depth| depth.saturating_add(1));
-        if let Some(of_node) = depth_of.get_mut(node) {
-            *of_node = depth;
+        let depth = depths.get(*parent).map_or(0, |depth| depth.saturating_add(1));
+        if let Some(node_depth) = depths.get_mut(node) {
+            *node_depth = depth;
         }
     }
     // Number of inner nodes at each depth. The next depth has twice as many nodes and leaves.
     let mut nodes = [0usize; 64];
-    for depth in depth_of {
+    for depth in depths {
         if let Some(number) = nodes.get_mut(depth) {
             *number = number.saturating_add(1);
         }
     }
-    let below = nodes.into_iter().map(|number| number.saturating_mul(2));
+    let children = nodes.into_iter().map(|number| number.saturating_mul(2));
     let single = usize::from(leaves.len() == 1);
-    let levels = below.zip(nodes.into_iter().skip(1).chain([0])).enumerate();
+    let levels = children.zip(nodes.into_iter().skip(1).chain([0])).enumerate();
     levels
-        .flat_map(|(level, (below, nodes))| std::iter::repeat_n(level.saturating_add(1), below.saturating_sub(nodes)))
+        .flat_map(|(level, (children, nodes))| {
+            std::iter::repeat_n(level.saturating_add(1), children.saturating_sub(nodes))
+        })
         .chain(std::iter::repeat_n(1, single))
 }
 
 /// Turns `by_length`, the number of codes of each length, into a valid code. The codes counted at `limit` were longer.
 /// For each code for which there is no space, a shorter code is lengthened.
 fn limit_lengths(by_length: &mut [u32; MAX_CODE_BITS + 1], limit: usize) {
-    let room = 1u64.wrapping_shl(u32::try_from(limit).unwrap_or(0));
-    let taken = |by_length: &[u32]| -> u64 {
+    let capacity = 1u64.wrapping_shl(u32::try_from(limit).unwrap_or(0));
+    let used = |by_length: &[u32]| -> u64 {
         let lengths = by_length.iter().take(limit.saturating_add(1)).rev().zip(0u32..);
-        lengths.map(|(number, free)| u64::from(*number).wrapping_shl(free)).fold(0, u64::saturating_add)
+        lengths.map(|(number, shift)| u64::from(*number).wrapping_shl(shift)).fold(0, u64::saturating_add)
     };
-    for _ in room..taken(by_length) {
+    for _ in capacity..used(by_length) {
         // The longest of the shorter codes grows by one bit, and one of the codes at `limit` becomes its sibling.
         let (shorter, longest) = by_length.split_at_mut(limit);
         let split = shorter.iter().rposition(|number| *number > 0);
@@ -139,7 +142,7 @@ mod tests {
     use super::*;
 
     /// Returns the size in bits of a text with these counts, by merging the two lightest nodes of a tree repeatedly.
-    fn least_bits(counts: &[u32]) -> u64 {
+    fn minimal_bits(counts: &[u32]) -> u64 {
         let mut weights: Vec<u64> = counts.iter().filter(|n| **n > 0).map(|n| u64::from(*n)).collect();
         let mut bits = 0;
         while weights.len() > 1 {
@@ -156,7 +159,7 @@ mod tests {
     }
 
     /// Code space that codes of these lengths take, in units of a code of 15 bits.
-    fn taken(lengths: &[u8]) -> u64 {
+    fn used_code_space(lengths: &[u8]) -> u64 {
         lengths.iter().filter(|length| **length > 0).map(|length| 1 << (15 - length)).sum()
     }
 
@@ -169,13 +172,13 @@ mod tests {
     }
 
     #[test]
-    fn one_symbol_has_one_bit_and_none_has_none() {
+    fn a_single_symbol_has_a_code_of_one_bit() {
         assert_eq!(code_lengths(&[0, 0, 5, 0], 7), [0, 0, 1, 0]);
         assert_eq!(code_lengths(&[0, 0], 7), [0, 0]);
     }
 
     #[test]
-    fn long_codes_are_cut_off_and_room_is_made_for_them() {
+    fn long_codes_are_limited_and_the_code_stays_complete() {
         // Fibonacci numbers as weights make a tree of maximum depth.
         let mut counts = [0u32; 30];
         let (mut a, mut b) = (1, 1);
@@ -186,28 +189,28 @@ mod tests {
         for limit in [5, 7, 12, 15] {
             let lengths = code_lengths(&counts, limit);
             assert_eq!(usize::from(*lengths.iter().max().unwrap()), limit);
-            assert_eq!(taken(&lengths), 1 << 15, "{limit}: {lengths:?}");
+            assert_eq!(used_code_space(&lengths), 1 << 15, "{limit}: {lengths:?}");
         }
     }
 
     proptest! {
         #[test]
-        fn no_code_is_shorter_and_none_is_left_over(
+        fn codes_are_optimal_and_complete(
             counts in prop::collection::vec(prop_oneof![Just(0u32), 1u32..20, 1u32..60_000], 40),
         ) {
             let counts: [u32; 40] = counts.try_into().unwrap();
-            let free = code_lengths(&counts, 15);
-            let some = counts.iter().filter(|n| **n > 0).count();
-            prop_assume!(some > 1);
-            prop_assert_eq!(taken(&free), 1 << 15);
+            let unlimited = code_lengths(&counts, 15);
+            let used_symbols = counts.iter().filter(|n| **n > 0).count();
+            prop_assume!(used_symbols > 1);
+            prop_assert_eq!(used_code_space(&unlimited), 1 << 15);
             // 40 counts of at most 60,000 rarely lead to codes of 15 bits.
-            if free.iter().all(|length| *length < 15) {
-                prop_assert_eq!(bits(&counts, &free), least_bits(&counts));
+            if unlimited.iter().all(|length| *length < 15) {
+                prop_assert_eq!(bits(&counts, &unlimited), minimal_bits(&counts));
             }
-            let short = code_lengths(&counts, 7);
-            prop_assert_eq!(taken(&short), 1 << 15);
-            prop_assert!(short.iter().all(|length| *length <= 7));
-            for (n, length) in counts.iter().zip(short) {
+            let limited = code_lengths(&counts, 7);
+            prop_assert_eq!(used_code_space(&limited), 1 << 15);
+            prop_assert!(limited.iter().all(|length| *length <= 7));
+            for (n, length) in counts.iter().zip(limited) {
                 prop_assert_eq!(*n > 0, length > 0);
             }
         }

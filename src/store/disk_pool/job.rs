@@ -35,27 +35,27 @@ pub(super) trait ErasedDiskJob: Send {
     /// Returns a reference that cannot be upgraded once the job runs and its caller has gone.
     fn waiter(&self) -> Weak<AtomicBool>;
     /// Tells the caller that the job is not run.
-    fn reject(self: Box<Self>, why: DiskPoolError);
-    /// Runs the job. Calls `ended` before the caller gets the result.
-    fn run(self: Box<Self>, ended: &dyn Fn());
+    fn reject(self: Box<Self>, error: DiskPoolError);
+    /// Runs the job. Calls `on_end` before the caller gets the result.
+    fn run(self: Box<Self>, on_end: &dyn Fn());
 }
 
 pub(super) struct DiskJob<T, F> {
     operation: Option<DiskOperation>,
     job: F,
-    has_begun: Arc<AtomicBool>,
+    has_started: Arc<AtomicBool>,
     reply: oneshot::Sender<Result<T, DiskPoolError>>,
 }
 
 impl<T, F> DiskJob<T, F> {
-    /// Creates a job. `has_begun` becomes true when the job starts; the caller holds a clone while it waits.
+    /// Creates a job. `has_started` becomes true when the job starts; the caller holds a clone while it waits.
     pub(super) fn new(
         operation: Option<DiskOperation>,
         job: F,
-        has_begun: &Arc<AtomicBool>,
+        has_started: &Arc<AtomicBool>,
         reply: oneshot::Sender<Result<T, DiskPoolError>>,
     ) -> Self {
-        Self { operation, job, has_begun: Arc::clone(has_begun), reply }
+        Self { operation, job, has_started: Arc::clone(has_started), reply }
     }
 }
 
@@ -69,23 +69,23 @@ impl<T: Send, F: FnOnce() -> T + Send> ErasedDiskJob for DiskJob<T, F> {
     }
 
     fn waiter(&self) -> Weak<AtomicBool> {
-        Arc::downgrade(&self.has_begun)
+        Arc::downgrade(&self.has_started)
     }
 
-    fn reject(self: Box<Self>, why: DiskPoolError) {
-        let _ = self.reply.send(Err(why));
+    fn reject(self: Box<Self>, error: DiskPoolError) {
+        let _ = self.reply.send(Err(error));
     }
 
-    fn run(self: Box<Self>, ended: &dyn Fn()) {
-        let Self { operation: _, job, has_begun, reply: answer } = *self;
-        has_begun.store(true, Ordering::Relaxed);
+    fn run(self: Box<Self>, on_end: &dyn Fn()) {
+        let Self { operation: _, job, has_started, reply } = *self;
+        has_started.store(true, Ordering::Relaxed);
         // The caller holds the other clone.
-        drop(has_begun);
+        drop(has_started);
         let result = catch_unwind(AssertUnwindSafe(job));
-        ended();
+        on_end();
         // After a panic, the reply never comes, which tells the caller.
         if let Ok(value) = result {
-            let _ = answer.send(Ok(value));
+            let _ = reply.send(Ok(value));
         }
         allocator::collect_thread_heap();
     }

@@ -63,7 +63,7 @@ pub(super) struct DiskPoolState {
 pub(super) struct RunningCall {
     pub(super) id: u64,
     pub(super) operation: Option<DiskOperation>,
-    pub(super) since: Instant,
+    pub(super) started: Instant,
     /// Held by the caller while it waits.
     pub(super) waiter: Weak<AtomicBool>,
     /// Client that made the call.
@@ -86,11 +86,12 @@ impl DiskPoolState {
 
     /// Counts another thread if one may be started. Returns true if so.
     pub(super) fn add_thread(&mut self) -> bool {
-        let take =
+        let take_shared =
             || self.free_shared_threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1));
-        let may = self.threads < MAX_THREADS_PER_STORE && (self.threads < RESERVED_THREADS || take().is_ok());
-        self.threads += usize::from(may);
-        may
+        let may_add =
+            self.threads < MAX_THREADS_PER_STORE && (self.threads < RESERVED_THREADS || take_shared().is_ok());
+        self.threads += usize::from(may_add);
+        may_add
     }
 
     /// Counts one thread less.
@@ -101,22 +102,22 @@ impl DiskPoolState {
         self.threads -= 1;
     }
 
-    pub(super) fn is_stalled(&self, stall: Duration) -> bool {
-        !self.running.is_empty() && self.last_progress.elapsed() > stall
+    pub(super) fn is_stalled(&self, stall_after: Duration) -> bool {
+        !self.running.is_empty() && self.last_progress.elapsed() > stall_after
     }
 
     pub(super) fn has_surplus_thread(&mut self) -> bool {
-        let (fewest, since) = self.min_idle;
-        let is_long = since.elapsed() >= IDLE_TIMEOUT;
-        let next = if fewest == 0 { (self.idle, Instant::now()) } else { (fewest - 1, since) };
-        self.min_idle = if is_long { next } else { self.min_idle };
-        is_long && fewest > 0
+        let (min_idle, period_start) = self.min_idle;
+        let is_period_over = period_start.elapsed() >= IDLE_TIMEOUT;
+        let next = if min_idle == 0 { (self.idle, Instant::now()) } else { (min_idle - 1, period_start) };
+        self.min_idle = if is_period_over { next } else { self.min_idle };
+        is_period_over && min_idle > 0
     }
 
     /// Returns true if every thread that a call of `client` may use hangs.
-    pub(super) fn all_threads_stalled_for(&self, client: ClientId, stall: Duration) -> bool {
-        let is_full = self.running.len() >= self.max_threads() && self.is_stalled(stall);
-        is_full || (self.queue.is_stalled(client, stall) && !self.queue.may_run(client, self.max_threads()))
+    pub(super) fn all_threads_stalled_for(&self, client: ClientId, stall_after: Duration) -> bool {
+        let is_full = self.running.len() >= self.max_threads() && self.is_stalled(stall_after);
+        is_full || (self.queue.is_stalled(client, stall_after) && !self.queue.may_run(client, self.max_threads()))
     }
 
     /// Removes abandoned calls from the queue, whenever it has doubled in length or is full. Abandoned calls therefore
@@ -127,43 +128,48 @@ impl DiskPoolState {
         if self.queue.len() < self.purge_at_len && !(is_full && self.last_purge.elapsed() >= PURGE_INTERVAL) {
             return Vec::new();
         }
-        let unwanted = self.queue.take_abandoned();
+        let abandoned = self.queue.take_abandoned();
         self.last_purge = Instant::now();
         self.purge_at_len = self.queue.len().saturating_mul(2).max(MIN_PURGE_LEN);
-        unwanted
+        abandoned
     }
 
     /// Returns true if a call of `client` may probe a stalled store.
     pub(super) fn claim_stall_probe(&mut self, client: ClientId) -> bool {
-        let may = self.running.len() < self.max_threads()
+        let may_probe = self.running.len() < self.max_threads()
             && self.queue.may_run(client, self.max_threads())
-            && self.last_stall_probe.is_none_or(|tried| tried.elapsed() > STALL_PROBE_INTERVAL);
-        if may {
+            && self.last_stall_probe.is_none_or(|probed_at| probed_at.elapsed() > STALL_PROBE_INTERVAL);
+        if may_probe {
             self.last_stall_probe = Some(Instant::now());
         }
-        may
+        may_probe
     }
 
-    pub(super) fn calls_for(&self, what: &DiskOperation) -> impl Iterator<Item = &RunningCall> {
-        self.running.iter().filter(move |call| call.operation.as_ref() == Some(what))
+    pub(super) fn calls_for(&self, operation: &DiskOperation) -> impl Iterator<Item = &RunningCall> {
+        self.running.iter().filter(move |call| call.operation.as_ref() == Some(operation))
     }
 
     /// Returns true if enough threads run abandoned calls for the same operation. A caller that repeatedly gives up and
     /// retries would otherwise take one thread after another. For calls older than the deadline,
     /// [`Self::is_operation_stalled`] decides when to retry.
-    pub(super) fn has_many_abandoned(&self, what: &DiskOperation, deadline: Duration) -> bool {
-        let is_left = |call: &&RunningCall| call.waiter.strong_count() == 0 && call.since.elapsed() <= deadline;
-        self.calls_for(what).filter(is_left).count() >= MAX_STALLED_PER_OPERATION
+    pub(super) fn has_many_abandoned(&self, operation: &DiskOperation, deadline: Duration) -> bool {
+        let is_abandoned = |call: &&RunningCall| call.waiter.strong_count() == 0 && call.started.elapsed() <= deadline;
+        self.calls_for(operation).filter(is_abandoned).count() >= MAX_STALLED_PER_OPERATION
     }
 
     /// Returns true if calls for the same operation have waited in vain.
-    pub(super) fn is_operation_stalled(&self, what: &DiskOperation, stall: Duration, deadline: Duration) -> bool {
-        let ages = || self.calls_for(what).map(|call| call.since.elapsed());
-        let is_in_vain =
-            ages().any(|age| age > deadline) || ages().filter(|age| *age > stall).count() >= MAX_STALLED_PER_OPERATION;
+    pub(super) fn is_operation_stalled(
+        &self,
+        operation: &DiskOperation,
+        stall_after: Duration,
+        deadline: Duration,
+    ) -> bool {
+        let ages = || self.calls_for(operation).map(|call| call.started.elapsed());
+        let is_stalled = ages().any(|age| age > deadline)
+            || ages().filter(|age| *age > stall_after).count() >= MAX_STALLED_PER_OPERATION;
         // The operation is retried after exponentially growing intervals: the hanging call may have been lost while the
         // file is fine.
-        let doubled = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
-        is_in_vain && ages().min().is_some_and(|youngest| youngest <= deadline.saturating_mul(1 << doubled))
+        let attempts = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
+        is_stalled && ages().min().is_some_and(|youngest| youngest <= deadline.saturating_mul(1 << attempts))
     }
 }

@@ -31,8 +31,8 @@ impl LinkError {
 }
 
 impl From<&LinkError> for StoreError {
-    fn from(hidden: &LinkError) -> Self {
-        match hidden {
+    fn from(error: &LinkError) -> Self {
+        match error {
             LinkError::NotFollowed(key) => Self::LinkNotFollowed(key.clone()),
             LinkError::Dangling(key) => Self::DanglingLink(key.clone()),
         }
@@ -46,12 +46,12 @@ pub(super) fn not_followed_error(key: &Key) -> io::Error {
 
 /// Converts the error of a blocking call: of `action` on the object or directory at `key`.
 pub(super) fn store_error(action: &'static str, key: &Key, cause: io::Error) -> StoreError {
-    if let Some(hidden) = LinkError::from_io_error(&cause) {
-        return hidden.into();
+    if let Some(link_error) = LinkError::from_io_error(&cause) {
+        return link_error.into();
     }
-    let is =
+    let kind_of =
         |cause: &io::Error| cause.get_ref().map(|inner| (inner.is::<RootMissing>(), inner.is::<ConcurrentWrite>()));
-    match is(&cause) {
+    match kind_of(&cause) {
         Some((true, _)) => StoreError::RootMissing(cause.to_string()),
         Some((_, true)) => StoreError::Torn(key.clone()),
         Some(_) | None => StoreError::Io { action, key: key.clone(), cause: Arc::new(cause) },

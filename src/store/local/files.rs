@@ -79,7 +79,7 @@ impl LocalTree {
     pub(super) fn metadata(&self, key: &Key) -> io::Result<Option<Metadata>> {
         let root = self.root.open()?;
         match self.open_path(&root, key, OFlags::empty()) {
-            Ok(named) => Ok(Some(named.metadata()?)),
+            Ok(file) => Ok(Some(file.metadata()?)),
             Err(error) => self.none_if_missing(&root, error, key),
         }
     }
@@ -99,7 +99,7 @@ impl LocalTree {
             Err(error) if error.kind() == ErrorKind::PermissionDenied || LinkError::from_io_error(&error).is_some() => {
                 Ok(false)
             }
-            found => Ok(found?.is_some()),
+            result => Ok(result?.is_some()),
         }
     }
 
@@ -119,7 +119,7 @@ impl LocalTree {
         match self.open_path(&root, key, OFlags::empty()) {
             Ok(file) => Ok(file.metadata()?.is_dir()),
             Err(error) => {
-                self.none_if_missing_or_unfollowed(&root, error, key).map(|found: Option<()>| found.is_some())
+                self.none_if_missing_or_unfollowed(&root, error, key).map(|present: Option<()>| present.is_some())
             }
         }
     }
@@ -139,22 +139,22 @@ mod tests {
         let root = tempfile::tempdir().unwrap();
         let tree = LocalTree::for_tests(root.path());
         tree.probe().unwrap();
-        let allow = |mode| {
+        let set_mode = |mode| {
             std::fs::set_permissions(root.path(), std::fs::Permissions::from_mode(mode)).unwrap();
         };
-        allow(0o111);
-        let probed = std::thread::scope(|scope| {
+        set_mode(0o111);
+        let result = std::thread::scope(|scope| {
             // Root may read everything, but a thread can drop this capability for itself.
             let probe = || {
-                let without = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
+                let dropped = CapabilitySet::DAC_OVERRIDE | CapabilitySet::DAC_READ_SEARCH;
                 let mut sets = capabilities(None).unwrap();
-                sets.effective -= without;
+                sets.effective -= dropped;
                 set_capabilities(None, sets).unwrap();
                 tree.probe()
             };
             scope.spawn(probe).join().unwrap()
         });
-        allow(0o755);
-        assert_eq!(probed.unwrap_err().kind(), ErrorKind::PermissionDenied);
+        set_mode(0o755);
+        assert_eq!(result.unwrap_err().kind(), ErrorKind::PermissionDenied);
     }
 }

@@ -25,8 +25,8 @@ impl LocalTree {
         match Errno::from_io_error(&error) {
             Some(Errno::NOENT | Errno::NOTDIR) => {
                 let is_hidden = self.is_behind_dangling_link(root, key)?;
-                let nothing = self.root.none_if_present()?;
-                if is_hidden { Err(io::Error::other(LinkError::Dangling(key.clone()))) } else { Ok(nothing) }
+                let none = self.root.none_if_present()?;
+                if is_hidden { Err(io::Error::other(LinkError::Dangling(key.clone()))) } else { Ok(none) }
             }
             // A loop of links.
             Some(Errno::LOOP) => {
@@ -59,26 +59,26 @@ impl LocalTree {
     ) -> io::Result<Option<T>> {
         match self.none_if_missing(root, error, key) {
             Err(error) if matches!(LinkError::from_io_error(&error), Some(LinkError::NotFollowed(_))) => Ok(None),
-            known => known,
+            other => other,
         }
     }
 
     /// Returns true if `key`, which was not found, is a dangling link or lies behind one. Costs one system call if
     /// there is no link on the path.
     fn is_behind_dangling_link(&self, root: &OwnedFd, key: &Key) -> io::Result<bool> {
-        let path = OFlags::PATH | OFlags::CLOEXEC;
-        let mut at = key.clone();
-        while let (Some(parent), Some(name)) = (at.parent(), at.name()) {
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let mut prefix = key.clone();
+        while let (Some(parent), Some(name)) = (prefix.parent(), prefix.name()) {
             let resolve = ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS;
-            let direct = if self.has_openat2 {
-                openat2(root, at.as_str(), path, Mode::empty(), resolve)
+            let opened = if self.has_openat2 {
+                openat2(root, prefix.as_str(), flags, Mode::empty(), resolve)
             } else {
-                resolve_path(root, &at, false, path).map_err(|stop| match stop {
+                resolve_path(root, &prefix, false, flags).map_err(|error| match error {
                     ResolveError::LinkNotFollowed => Errno::LOOP,
                     ResolveError::Errno(errno) => errno,
                 })
             };
-            match direct {
+            match opened {
                 // The existing part of the path contains no link. Or the missing part has appeared by now.
                 Ok(_) | Err(Errno::NOENT | Errno::NOTDIR) => return Ok(false),
                 // The path contains a link, or the kernel or a sandbox does not tell.
@@ -87,7 +87,7 @@ impl LocalTree {
             }
             match self.open_path(root, &parent, OFlags::empty()) {
                 Ok(parent) => {
-                    return match openat(&parent, name, path | OFlags::NOFOLLOW, Mode::empty()) {
+                    return match openat(&parent, name, flags | OFlags::NOFOLLOW, Mode::empty()) {
                         Ok(entry) => Ok(File::from(entry).metadata()?.is_symlink()),
                         Err(Errno::NOENT | Errno::NOTDIR) => Ok(false),
                         Err(other) => Err(other.into()),
@@ -99,7 +99,7 @@ impl LocalTree {
                     Some(_) | None => return Err(error),
                 },
             }
-            at = parent;
+            prefix = parent;
         }
         Ok(false)
     }

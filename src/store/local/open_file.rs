@@ -34,20 +34,20 @@ impl ReadAt for OpenFile {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         let file = Arc::clone(&self.file);
         // The caller holds the permit for the memory of the bytes, so the bytes must not outlive the caller for long.
-        let waits = Arc::new(());
-        let is_wanted = Arc::downgrade(&waits);
+        let wait_token = Arc::new(());
+        let is_wanted = Arc::downgrade(&wait_token);
         let job = move || {
-            let (file, opened) = &*file;
+            let (file, metadata_at_open) = &*file;
             let bytes = read_range(file, range, || is_wanted.strong_count() > 0)?;
             // One answer never combines parts of two versions.
-            if has_same_content(&file.metadata()?, opened) {
+            if has_same_content(&file.metadata()?, metadata_at_open) {
                 Ok(Bytes::from(bytes))
             } else {
                 Err(io::Error::other(ConcurrentWrite))
             }
         };
         let result = run_blocking(&self.disk_pool, "read", &self.key, job).await;
-        drop(waits);
+        drop(wait_token);
         match result {
             Err(StoreError::Io { cause, .. }) if cause.kind() == ErrorKind::UnexpectedEof => {
                 Err(StoreError::Truncated(self.key.clone()))
@@ -66,12 +66,12 @@ pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() ->
         // The file may be larger than the memory.
         return Ok(None);
     }
-    let most = len.saturating_add(1);
-    let mut bytes = Vec::with_capacity(usize::try_from(most).unwrap_or(usize::MAX));
+    let max_bytes = len.saturating_add(1);
+    let mut bytes = Vec::with_capacity(usize::try_from(max_bytes).unwrap_or(usize::MAX));
     loop {
-        let step = (STEP_BYTES as u64).min(most.saturating_sub(bytes.len() as u64));
+        let step = (STEP_BYTES as u64).min(max_bytes.saturating_sub(bytes.len() as u64));
         let read = file.by_ref().take(step).read_to_end(&mut bytes)? as u64;
-        if read < step || bytes.len() as u64 == most {
+        if read < step || bytes.len() as u64 == max_bytes {
             return Ok(Some(bytes));
         }
         if !is_wanted() {
@@ -90,12 +90,12 @@ fn read_range(file: &impl FileExt, range: Range<u64>, is_wanted: impl Fn() -> bo
     // Zeroed memory from the system takes no space until it is written.
     let mut bytes = vec![0; len];
     let mut at = range.start;
-    for step in bytes.chunks_mut(STEP_BYTES) {
+    for chunk in bytes.chunks_mut(STEP_BYTES) {
         if !is_wanted() {
             return Err(ErrorKind::Interrupted.into());
         }
-        file.read_exact_at(step, at)?;
-        at = at.saturating_add(step.len() as u64);
+        file.read_exact_at(chunk, at)?;
+        at = at.saturating_add(chunk.len() as u64);
     }
     Ok(bytes)
 }
@@ -107,9 +107,9 @@ mod tests {
     use super::*;
 
     /// A file that counts its reads.
-    struct Counting(AtomicUsize);
+    struct CountingFile(AtomicUsize);
 
-    impl FileExt for Counting {
+    impl FileExt for CountingFile {
         fn read_at(&self, buf: &mut [u8], offset: u64) -> io::Result<usize> {
             self.0.fetch_add(1, Ordering::Relaxed);
             buf.fill(u8::try_from(offset >> 20).unwrap());
@@ -122,29 +122,29 @@ mod tests {
     }
 
     #[test]
-    fn what_is_wanted_no_more_is_not_read_to_its_end() {
-        let file = Counting(AtomicUsize::new(0));
+    fn an_abandoned_read_stops_early() {
+        let file = CountingFile(AtomicUsize::new(0));
         let bytes = read_range(&file, 1 << 20..(5 << 20) + 3, || true).unwrap();
         assert_eq!((bytes.len(), bytes[0], bytes[1 << 20], *bytes.last().unwrap()), ((4 << 20) + 3, 1, 2, 5));
-        let file = Counting(AtomicUsize::new(0));
+        let file = CountingFile(AtomicUsize::new(0));
         let error = read_range(&file, 0..16 << 20, || file.0.load(Ordering::Relaxed) < 2).unwrap_err();
         assert_eq!((error.kind(), file.0.into_inner()), (ErrorKind::Interrupted, 2));
     }
 
     #[test]
-    fn a_whole_file_is_read_as_long_as_it_is_wanted() {
+    fn a_whole_file_is_read_unless_the_read_is_abandoned() {
         for len in [0, 1, STEP_BYTES - 1, STEP_BYTES, 3 * STEP_BYTES + 5] {
             let content: Vec<u8> = (0..len).map(|n| u8::try_from(n % 251).unwrap()).collect();
-            let read = |of: &[u8]| read_whole(&mut &*of, len as u64, || true).unwrap().unwrap();
+            let read = |file: &[u8]| read_whole(&mut &*file, len as u64, || true).unwrap().unwrap();
             assert!(read(&content) == content, "{len}");
             // One extra byte shows that the file has grown.
             assert_eq!(read(&[&content[..], b"more"].concat()).len(), len + 1);
             assert_eq!(read(&content[..len / 2]).len(), len / 2);
         }
         assert_eq!(read_whole(&mut &[0; 10][..], 1 << 50, || false).unwrap(), None);
-        let (looks, mut left) = (AtomicUsize::new(0), &vec![7; 4 * STEP_BYTES][..]);
-        let twice = || looks.fetch_add(1, Ordering::Relaxed) < 2;
-        assert_eq!(read_whole(&mut left, 4 << 20, twice).unwrap(), None);
-        assert_eq!(left.len(), 2 * STEP_BYTES);
+        let (checks, mut remaining) = (AtomicUsize::new(0), &vec![7; 4 * STEP_BYTES][..]);
+        let is_wanted_twice = || checks.fetch_add(1, Ordering::Relaxed) < 2;
+        assert_eq!(read_whole(&mut remaining, 4 << 20, is_wanted_twice).unwrap(), None);
+        assert_eq!(remaining.len(), 2 * STEP_BYTES);
     }
 }

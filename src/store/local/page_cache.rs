@@ -69,7 +69,7 @@ impl PageCache for LocalPageCache {
         let file = match openat2(CWD, path.as_slice(), flags, Mode::empty(), ResolveFlags::CACHED | links) {
             Ok(file) => file,
             Err(Errno::NOENT | Errno::NOTDIR)
-                if (!follows_links || is_certainly_missing(CWD, path.as_slice())) && self.tree.root.is_there() =>
+                if (!follows_links || is_certainly_missing(CWD, path.as_slice())) && self.tree.root.is_present() =>
             {
                 return CachedStat::Missing;
             }

@@ -39,11 +39,11 @@ impl NonblockingReader for PageCacheReader {
         let len = usize::try_from(meta.len).ok()?;
         // The bytes of the previous block are overwritten. Only additional bytes must be filled first.
         buffer.resize(len, 0);
-        let mut done = 0;
-        while done < len {
-            let rest = buffer.get_mut(done..)?;
-            match preadv2(&file, &mut [IoSliceMut::new(rest)], done as u64, ReadWriteFlags::NOWAIT) {
-                Ok(read) if read > 0 => done += read,
+        let mut read_bytes = 0;
+        while read_bytes < len {
+            let rest = buffer.get_mut(read_bytes..)?;
+            match preadv2(&file, &mut [IoSliceMut::new(rest)], read_bytes as u64, ReadWriteFlags::NOWAIT) {
+                Ok(read) if read > 0 => read_bytes += read,
                 _ => return None,
             }
         }
@@ -63,10 +63,10 @@ impl PageCacheReader {
         if key.is_root() {
             return Err(Errno::ISDIR);
         }
-        let named = File::from(self.open_path(key)?);
-        let metadata = named.metadata().ok().filter(Metadata::is_file).ok_or(Errno::ISDIR)?;
+        let path_file = File::from(self.open_path(key)?);
+        let metadata = path_file.metadata().ok().filter(Metadata::is_file).ok_or(Errno::ISDIR)?;
         // Without /proc, a thread that may block opens the file.
-        Ok((reopen(&named).ok_or(Errno::AGAIN)??.into(), metadata))
+        Ok((reopen(&path_file).ok_or(Errno::AGAIN)??.into(), metadata))
     }
 
     /// Opens what `key` names as a path (`O_PATH`).
@@ -84,18 +84,18 @@ impl PageCacheReader {
                 match open(if is_inside { ResolveFlags::BENEATH } else { ResolveFlags::empty() }) {
                     // A dangling link may hide something.
                     Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::AGAIN),
-                    found => found,
+                    result => result,
                 }
             }
-            found => found,
+            result => result,
         }
     }
 }
 
 /// Returns true if nothing exists at `path` and no symbolic link on the way could hide it, as far as the kernel has
-/// that in memory. The path is absolute or relative to the directory `at`.
-pub(super) fn is_certainly_missing(at: impl AsFd, path: &[u8]) -> bool {
+/// that in memory. The path is absolute or relative to the directory `directory`.
+pub(super) fn is_certainly_missing(directory: impl AsFd, path: &[u8]) -> bool {
     let resolve = ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS;
-    let found = openat2(at, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
-    matches!(found, Err(Errno::NOENT | Errno::NOTDIR))
+    let result = openat2(directory, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+    matches!(result, Err(Errno::NOENT | Errno::NOTDIR))
 }

@@ -8,13 +8,13 @@ use rustix::fs::{CWD, Mode, OFlags, PROC_SUPER_MAGIC, fstatfs, openat};
 use rustix::io::Errno;
 use rustix::path::DecInt;
 
-/// Opens the regular file that the descriptor `named` refers to. Returns `None` without `/proc`; then it can only be
+/// Opens the regular file that the descriptor `path_fd` refers to. Returns `None` without `/proc`; then it can only be
 /// opened by name.
-pub(super) fn reopen(named: impl AsFd) -> Option<Result<OwnedFd, Errno>> {
+pub(super) fn reopen(path_fd: impl AsFd) -> Option<Result<OwnedFd, Errno>> {
     let descriptors = proc_self_fd()?;
     // NONBLOCK: fails instead of waiting if another process has a lease on the file.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
-    Some(openat(descriptors, DecInt::from_fd(named), flags, Mode::empty()).map_err(|errno| match errno {
+    Some(openat(descriptors, DecInt::from_fd(path_fd), flags, Mode::empty()).map_err(|errno| match errno {
         // The file existed, so none of these errors means that it is missing.
         Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Errno::AGAIN,
         other => other,
@@ -40,5 +40,5 @@ fn proc_self_fd() -> Option<&'static OwnedFd> {
 
 /// Returns true if the descriptor refers to a file on procfs.
 pub(super) fn is_procfs(opened: impl AsFd) -> bool {
-    fstatfs(opened).is_ok_and(|found| found.f_type == PROC_SUPER_MAGIC)
+    fstatfs(opened).is_ok_and(|stats| stats.f_type == PROC_SUPER_MAGIC)
 }

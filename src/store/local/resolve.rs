@@ -85,7 +85,7 @@ struct PathComponent {
 
 /// A directory outside the root.
 struct OutsideDirectory {
-    at: OwnedFd,
+    directory: OwnedFd,
     /// True if a name led there, not only `..` from the root or the start at `/`.
     was_entered: bool,
 }
@@ -116,12 +116,12 @@ enum OpenedComponent {
 impl PathResolver<'_> {
     fn run(mut self) -> Result<OwnedFd, ResolveError> {
         loop {
-            let Some(part) = self.remaining.pop() else {
+            let Some(component) = self.remaining.pop() else {
                 if self.outside.is_some() {
                     return Err(ResolveError::LinkNotFollowed);
                 }
                 match self.current.take() {
-                    Some(at) => return Ok(at),
+                    Some(directory) => return Ok(directory),
                     None if self.names.is_empty() => {
                         return Ok(openat(self.root, ".", PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?);
                     }
@@ -134,11 +134,11 @@ impl PathResolver<'_> {
                 }
             };
             self.steps_left = self.steps_left.checked_sub(1).ok_or(Errno::LOOP)?;
-            match (part.name.as_slice(), self.outside.take()) {
+            match (component.name.as_slice(), self.outside.take()) {
                 (b".", outside) => self.outside = outside,
                 (b"..", None) => self.ascend()?,
-                (_, None) => self.descend(part)?,
-                (_, Some(outside)) => self.step_outside(outside, &part).map_err(conceal_error)?,
+                (_, None) => self.descend(component)?,
+                (_, Some(outside)) => self.step_outside(outside, &component).map_err(conceal_error)?,
             }
         }
     }
@@ -154,23 +154,23 @@ impl PathResolver<'_> {
         if self.names.pop().is_some() { Ok(()) } else { self.leave_root(self.root, "..").map_err(conceal_error) }
     }
 
-    fn descend(&mut self, part: PathComponent) -> Result<(), ResolveError> {
+    fn descend(&mut self, component: PathComponent) -> Result<(), ResolveError> {
         if self.current.is_none() && !self.names.is_empty() {
-            self.remaining.push(part);
+            self.remaining.push(component);
             self.reopen_from_root();
             return Ok(());
         }
-        let (at, directory) =
+        let (parent, must_be_directory) =
             (self.current.as_ref().unwrap_or(self.root), self.must_be_directory || !self.remaining.is_empty());
-        match open_component(at, &part.name, directory)? {
+        match open_component(parent, &component.name, must_be_directory)? {
             OpenedComponent::Link(text) => self.follow_link(&text, ComponentOrigin::Inside),
             OpenedComponent::NotLink(mut entered) => {
-                if let Some(reading) = self.file_flags.filter(|_| self.remaining.is_empty())
+                if let Some(file_flags) = self.file_flags.filter(|_| self.remaining.is_empty())
                     && FileType::from_raw_mode(fstat(&entered)?.st_mode).is_file()
                 {
-                    entered = openat(at, part.name.as_slice(), reading, Mode::empty())?;
+                    entered = openat(parent, component.name.as_slice(), file_flags, Mode::empty())?;
                 }
-                self.names.push(part.name);
+                self.names.push(component.name);
                 self.current = Some(entered);
                 Ok(())
             }
@@ -178,36 +178,38 @@ impl PathResolver<'_> {
     }
 
     /// Continues outside the root, at `path`.
-    fn leave_root(&mut self, at: impl AsFd, path: &str) -> Result<(), ResolveError> {
-        let at = openat(at, path, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
-        self.enter_outside(OutsideDirectory { at, was_entered: false })
+    fn leave_root(&mut self, base: impl AsFd, path: &str) -> Result<(), ResolveError> {
+        let directory = openat(base, path, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
+        self.enter_outside(OutsideDirectory { directory, was_entered: false })
     }
 
     /// Resolves one component outside the root.
-    fn step_outside(&mut self, outside: OutsideDirectory, part: &PathComponent) -> Result<(), ResolveError> {
-        if part.name == b".." {
+    fn step_outside(&mut self, outside: OutsideDirectory, component: &PathComponent) -> Result<(), ResolveError> {
+        if component.name == b".." {
             // Entering a name and leaving it again would reveal whether it exists.
-            if outside.was_entered && part.origin == ComponentOrigin::Inside {
+            if outside.was_entered && component.origin == ComponentOrigin::Inside {
                 return Err(ResolveError::LinkNotFollowed);
             }
-            let at = openat(&outside.at, "..", PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
-            return self.enter_outside(OutsideDirectory { at, ..outside });
+            let directory = openat(&outside.directory, "..", PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
+            return self.enter_outside(OutsideDirectory { directory, ..outside });
         }
-        match open_component(&outside.at, &part.name, true)? {
+        match open_component(&outside.directory, &component.name, true)? {
             OpenedComponent::Link(text) => {
                 self.outside = Some(outside);
                 self.follow_link(&text, ComponentOrigin::Outside)
             }
-            OpenedComponent::NotLink(at) => self.enter_outside(OutsideDirectory { at, was_entered: true }),
+            OpenedComponent::NotLink(directory) => {
+                self.enter_outside(OutsideDirectory { directory, was_entered: true })
+            }
         }
     }
 
     /// Continues in the given directory, inside the root if it is the root.
     fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), ResolveError> {
-        let (there, root) = (fstat(&outside.at)?, fstat(self.root)?);
-        let is_root = (there.st_dev, there.st_ino) == (root.st_dev, root.st_ino);
+        let (stat, root_stat) = (fstat(&outside.directory)?, fstat(self.root)?);
+        let is_root = (stat.st_dev, stat.st_ino) == (root_stat.st_dev, root_stat.st_ino);
         // Links in procfs would reveal which processes exist.
-        if !is_root && is_procfs(&outside.at) {
+        if !is_root && is_procfs(&outside.directory) {
             return Err(ResolveError::LinkNotFollowed);
         }
         self.outside = (!is_root).then_some(outside);
@@ -237,10 +239,10 @@ impl PathResolver<'_> {
         // A path that ends with a slash names a directory.
         let end = path.ends_with(b"/").then_some(&b"."[..]);
         let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).chain(end);
-        let before = self.remaining.len();
+        let start = self.remaining.len();
         self.remaining.extend(names.map(|name| PathComponent { name: name.to_vec(), origin }));
-        if let Some(new) = self.remaining.get_mut(before..) {
-            new.reverse();
+        if let Some(added) = self.remaining.get_mut(start..) {
+            added.reverse();
         }
         if self.remaining.len().saturating_add(self.names.len()) > MAX_COMPONENTS {
             Err(Errno::LOOP.into())
@@ -250,23 +252,23 @@ impl PathResolver<'_> {
     }
 }
 
-/// Opens `name` in the directory `at` as a path, without following links. If `directory` is set, anything other than a
-/// link must be a directory.
-fn open_component(at: &OwnedFd, name: &[u8], directory: bool) -> Result<OpenedComponent, ResolveError> {
-    if directory {
+/// Opens `name` in the directory `parent` as a path, without following links. If `must_be_directory` is set, anything
+/// other than a link must be a directory.
+fn open_component(parent: &OwnedFd, name: &[u8], must_be_directory: bool) -> Result<OpenedComponent, ResolveError> {
+    if must_be_directory {
         // Triggers an automount.
-        match openat(at, name, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty()) {
+        match openat(parent, name, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty()) {
             Ok(entered) => return Ok(OpenedComponent::NotLink(entered)),
             // Not a directory, or a link.
             Err(Errno::NOTDIR | Errno::LOOP) => {}
             Err(other) => return Err(other.into()),
         }
     }
-    let entered = openat(at, name, PATH_FLAGS, Mode::empty())?;
+    let entered = openat(parent, name, PATH_FLAGS, Mode::empty())?;
     let kind = FileType::from_raw_mode(fstat(&entered)?.st_mode);
     if kind.is_symlink() {
         Ok(OpenedComponent::Link(readlinkat(&entered, "", Vec::new())?.into_bytes()))
-    } else if directory && !kind.is_dir() {
+    } else if must_be_directory && !kind.is_dir() {
         Err(Errno::NOTDIR.into())
     } else {
         Ok(OpenedComponent::NotLink(entered))
@@ -274,9 +276,9 @@ fn open_component(at: &OwnedFd, name: &[u8], directory: bool) -> Result<OpenedCo
 }
 
 /// Conceals an error outside the root, unless the process lacks a resource or was interrupted.
-fn conceal_error(stop: ResolveError) -> ResolveError {
-    match stop {
-        ResolveError::Errno(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => stop,
+fn conceal_error(error: ResolveError) -> ResolveError {
+    match error {
+        ResolveError::Errno(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => error,
         ResolveError::Errno(_) | ResolveError::LinkNotFollowed => ResolveError::LinkNotFollowed,
     }
 }
@@ -306,8 +308,8 @@ mod tests {
             assert_eq!(text, "inside");
         }
         for key in ["a/fifo", "a"] {
-            let named = File::from(open(key).unwrap());
-            assert_eq!(Errno::from_io_error(&(&named).read(&mut [0]).unwrap_err()), Some(Errno::BADF), "{key}");
+            let file = File::from(open(key).unwrap());
+            assert_eq!(Errno::from_io_error(&(&file).read(&mut [0]).unwrap_err()), Some(Errno::BADF), "{key}");
         }
         assert_eq!(open("a/1").unwrap_err(), ResolveError::Errno(Errno::NOENT));
         assert_eq!(open("a/0/1").unwrap_err(), ResolveError::Errno(Errno::NOTDIR));

@@ -27,7 +27,7 @@ pub(super) struct RootMissing(String);
 
 impl StoreRoot {
     pub(super) fn new(path: &Path) -> Self {
-        let is_mount = statx_at(CWD, path, AtFlags::empty()).is_ok_and(|found| is_mount_root(&found));
+        let is_mount = statx_at(CWD, path, AtFlags::empty()).is_ok_and(|stat| is_mount_root(&stat));
         Self { path: path.into(), is_mount }
     }
 
@@ -68,12 +68,12 @@ impl StoreRoot {
 
     /// Returns true if a root opened by [`Self::open_nonblocking`] is still a mount point, or was none at startup.
     pub(super) fn is_still_mounted(&self, root: &OwnedFd) -> bool {
-        !self.is_mount || statx_at(root, Path::new(""), AtFlags::NO_AUTOMOUNT).is_ok_and(|found| is_mount_root(&found))
+        !self.is_mount || statx_at(root, Path::new(""), AtFlags::NO_AUTOMOUNT).is_ok_and(|stat| is_mount_root(&stat))
     }
 
     /// Returns true if the root is present, as far as the kernel knows without reading a disk. Costs one system call.
-    pub(super) fn is_there(&self) -> bool {
-        statx_at(CWD, &self.path, AtFlags::NO_AUTOMOUNT).is_ok_and(|found| self.is_served_root(&found))
+    pub(super) fn is_present(&self) -> bool {
+        statx_at(CWD, &self.path, AtFlags::NO_AUTOMOUNT).is_ok_and(|stat| self.is_served_root(&stat))
     }
 
     /// Returns `None`, for an object that was not found, if the root is present.
@@ -83,15 +83,15 @@ impl StoreRoot {
     pub(super) fn none_if_present<T>(&self) -> io::Result<Option<T>> {
         // Without `NO_AUTOMOUNT`, as this may trigger an automount.
         match statx_at(CWD, &self.path, AtFlags::empty()) {
-            Ok(found) if self.is_served_root(&found) => Ok(None),
+            Ok(stat) if self.is_served_root(&stat) => Ok(None),
             Ok(_) => Err(self.missing_error("nothing is mounted there any more")),
             Err(errno) => Err(self.open_error(errno)),
         }
     }
 
-    fn is_served_root(&self, found: &Statx) -> bool {
-        let is_directory = rustix::fs::FileType::from_raw_mode(found.stx_mode.into()).is_dir();
-        is_directory && (!self.is_mount || is_mount_root(found))
+    fn is_served_root(&self, stat: &Statx) -> bool {
+        let is_directory = rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()).is_dir();
+        is_directory && (!self.is_mount || is_mount_root(stat))
     }
 
     fn open_error(&self, errno: Errno) -> io::Error {
@@ -101,16 +101,16 @@ impl StoreRoot {
         }
     }
 
-    fn missing_error(&self, why: &str) -> io::Error {
-        io::Error::other(RootMissing(format!("{}: {why}", self.path.display())))
+    fn missing_error(&self, reason: &str) -> io::Error {
+        io::Error::other(RootMissing(format!("{}: {reason}", self.path.display())))
     }
 }
 
-fn statx_at(at: impl AsFd, path: &Path, automount: AtFlags) -> Result<Statx, Errno> {
+fn statx_at(directory: impl AsFd, path: &Path, extra_flags: AtFlags) -> Result<Statx, Errno> {
     let flags = if path.as_os_str().is_empty() { AtFlags::EMPTY_PATH } else { AtFlags::empty() };
-    statx(at, path, flags | AtFlags::STATX_DONT_SYNC | automount, StatxFlags::TYPE)
+    statx(directory, path, flags | AtFlags::STATX_DONT_SYNC | extra_flags, StatxFlags::TYPE)
 }
 
-fn is_mount_root(found: &Statx) -> bool {
-    found.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
+fn is_mount_root(stat: &Statx) -> bool {
+    stat.stx_attributes.contains(StatxAttributes::MOUNT_ROOT)
 }

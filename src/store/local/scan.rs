@@ -62,37 +62,37 @@ impl LocalTree {
             Ok(directory) => directory,
             Err(error) => return self.none_if_missing_or_unfollowed(&root, error, key),
         };
-        let mut left_out = OmittedNames::default();
-        let found = Self::scan(&directory, page, &mut left_out)?;
-        if left_out.unaddressable > 0 {
-            let left_out = left_out.unaddressable;
+        let mut omitted = OmittedNames::default();
+        let scanned = Self::scan(&directory, page, &mut omitted)?;
+        if omitted.unaddressable > 0 {
+            let left_out = omitted.unaddressable;
             tracing::warn!(directory = %key, left_out, "names that are not UTF-8 or cannot be addressed are not listed");
         }
         let mut entries = Vec::new();
         // Candidates are resolved one by one until the page is full.
-        for (n, candidate) in found.candidates.iter().enumerate() {
+        for (n, candidate) in scanned.candidates.iter().enumerate() {
             if entries.len() > page.limit {
                 break;
             }
             check_cancelled(page, n)?;
-            entries.extend(self.resolve_candidate(&root, key, candidate, page, &mut left_out)?);
+            entries.extend(self.resolve_candidate(&root, key, candidate, page, &mut omitted)?);
         }
-        if let Some(last) = found.candidates.last().filter(|_| found.has_more && entries.len() <= page.limit) {
+        if let Some(last) = scanned.candidates.last().filter(|_| scanned.has_more && entries.len() <= page.limit) {
             // Many candidates were not listed. The directory is read a second time, and entries after the last
             // candidate are resolved as they are read. No number of unlisted entries causes further reads.
-            let rest = PageRequest { after: Some(&last.name), limit: page.limit - entries.len(), ..*page };
-            entries.extend(self.scan_and_resolve(&root, &directory, key, &rest, &mut left_out)?);
+            let remaining_page = PageRequest { after: Some(&last.name), limit: page.limit - entries.len(), ..*page };
+            entries.extend(self.scan_and_resolve(&root, &directory, key, &remaining_page, &mut omitted)?);
         }
-        let more = entries.len() > page.limit;
+        let has_more = entries.len() > page.limit;
         entries.truncate(page.limit);
-        Ok(Some(Listing { entries, has_more: more, omitted_names: left_out.names, omitted_count: left_out.count }))
+        Ok(Some(Listing { entries, has_more, omitted_names: omitted.names, omitted_count: omitted.count }))
     }
 
     /// Returns the first entries by name that may be listed, up to one more than the page holds. Does not resolve them.
-    fn scan(directory: &File, page: &PageRequest<'_>, left_out: &mut OmittedNames) -> io::Result<ScanResult> {
+    fn scan(directory: &File, page: &PageRequest<'_>, omitted: &mut OmittedNames) -> io::Result<ScanResult> {
         // Only the smallest `limit + 1` names are kept, so memory stays bounded for any directory.
         let mut smallest: BinaryHeap<EntryCandidate> = BinaryHeap::new();
-        let mut more = false;
+        let mut has_more = false;
         for (n, entry) in read_entries(directory)?.enumerate() {
             check_cancelled(page, n)?;
             let entry = entry?;
@@ -100,17 +100,17 @@ impl LocalTree {
                 Ok("." | "..") => continue,
                 Ok(name) if Key::is_segment(name) => name,
                 _ => {
-                    left_out.unaddressable += 1;
-                    left_out.add(&entry.file_name().to_string_lossy());
+                    omitted.unaddressable += 1;
+                    omitted.add(&entry.file_name().to_string_lossy());
                     continue;
                 }
             };
             if page.after.is_some_and(|after| name <= after) {
                 continue;
             }
-            let full = smallest.len() > page.limit;
-            if full && smallest.peek().is_some_and(|largest| largest.name.as_str() <= name) {
-                more = true;
+            let is_full = smallest.len() > page.limit;
+            if is_full && smallest.peek().is_some_and(|largest| largest.name.as_str() <= name) {
+                has_more = true;
                 continue;
             }
             let kind = kind_from_file_type(entry.file_type());
@@ -124,12 +124,12 @@ impl LocalTree {
                 continue;
             }
             smallest.push(EntryCandidate { name: entry.name, kind });
-            if full {
+            if is_full {
                 smallest.pop();
-                more = true;
+                has_more = true;
             }
         }
-        Ok(ScanResult { candidates: smallest.into_sorted_vec(), has_more: more })
+        Ok(ScanResult { candidates: smallest.into_sorted_vec(), has_more })
     }
 
     /// Returns the first entries by name that are listed, up to one more than the page holds. Resolves each entry that
@@ -140,7 +140,7 @@ impl LocalTree {
         directory: &File,
         key: &Key,
         page: &PageRequest<'_>,
-        left_out: &mut OmittedNames,
+        omitted: &mut OmittedNames,
     ) -> io::Result<Vec<DirEntry>> {
         let mut smallest: BinaryHeap<DirEntry> = BinaryHeap::new();
         for (n, entry) in read_entries(directory)?.enumerate() {
@@ -151,14 +151,14 @@ impl LocalTree {
             if name == "." || name == ".." || !is_after || !Key::is_segment(name) {
                 continue;
             }
-            let full = smallest.len() > page.limit;
-            if full && smallest.peek().is_some_and(|largest| largest.name.as_str() <= name) {
+            let is_full = smallest.len() > page.limit;
+            if is_full && smallest.peek().is_some_and(|largest| largest.name.as_str() <= name) {
                 continue;
             }
             let candidate = EntryCandidate { name: name.to_owned(), kind: kind_from_file_type(entry.file_type()) };
-            let Some(entry) = self.resolve_candidate(root, key, &candidate, page, left_out)? else { continue };
+            let Some(entry) = self.resolve_candidate(root, key, &candidate, page, omitted)? else { continue };
             smallest.push(entry);
-            if full {
+            if is_full {
                 smallest.pop();
             }
         }
@@ -172,21 +172,23 @@ impl LocalTree {
         key: &Key,
         candidate: &EntryCandidate,
         page: &PageRequest<'_>,
-        left_out: &mut OmittedNames,
+        omitted: &mut OmittedNames,
     ) -> io::Result<Option<DirEntry>> {
         let name = &candidate.name;
         let Some(is_directory) = self.classify_entry(root, key, name, candidate.kind)? else {
-            left_out.add(name);
+            omitted.add(name);
             return Ok(None);
         };
         let entry = DirEntry { name: name.clone(), is_directory };
         let is_kept = match (page.filter)(&entry) {
             FilterDecision::Keep => true,
             FilterDecision::Skip => false,
-            FilterDecision::KeepIfContains(object) => match key.child(name).and_then(|below| below.child(object)) {
-                Ok(object) => self.has_object(root, &object)?,
-                Err(_too_deep) => false,
-            },
+            FilterDecision::KeepIfContains(object) => {
+                match key.child(name).and_then(|entry_key| entry_key.child(object)) {
+                    Ok(object) => self.has_object(root, &object)?,
+                    Err(_too_deep) => false,
+                }
+            }
         };
         Ok(is_kept.then_some(entry))
     }
@@ -227,8 +229,8 @@ fn check_cancelled(page: &PageRequest<'_>, n: usize) -> io::Result<()> {
     }
 }
 
-fn kind_from_file_type(told: FileType) -> DirEntryKind {
-    match told {
+fn kind_from_file_type(file_type: FileType) -> DirEntryKind {
+    match file_type {
         FileType::Directory => DirEntryKind::Directory,
         FileType::RegularFile => DirEntryKind::File,
         FileType::Symlink | FileType::Unknown => DirEntryKind::Unknown,
@@ -274,10 +276,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn an_entry_is_left_out_only_if_it_leads_nowhere() {
+    fn an_entry_is_omitted_only_if_its_target_is_missing() {
         let kind = |errno: Errno| classify_opened(Err(errno.into()));
-        for nothing in [Errno::NOENT, Errno::NOTDIR, Errno::LOOP] {
-            assert_eq!(kind(nothing).unwrap(), None);
+        for errno in [Errno::NOENT, Errno::NOTDIR, Errno::LOOP] {
+            assert_eq!(kind(errno).unwrap(), None);
         }
         assert_eq!(classify_opened(Err(super::super::errors::not_followed_error(&Key::root()))).unwrap(), None);
         for fault in [Errno::IO, Errno::STALE, Errno::MFILE, Errno::NFILE, Errno::TIMEDOUT] {
@@ -287,7 +289,7 @@ mod tests {
     }
 
     /// Creates a tree with `count` links to a directory. They dangle until the directory is created.
-    fn linked(count: usize) -> (tempfile::TempDir, LocalTree) {
+    fn directory_of_links(count: usize) -> (tempfile::TempDir, LocalTree) {
         let root = tempfile::tempdir().unwrap();
         std::fs::create_dir_all(root.path().join("big")).unwrap();
         for n in 0..count {
@@ -298,31 +300,31 @@ mod tests {
     }
 
     #[test]
-    fn links_are_looked_at_as_far_as_the_page_needs_them() {
-        let (root, tree) = linked(600);
+    fn only_links_that_the_page_needs_are_resolved() {
+        let (root, tree) = directory_of_links(600);
         let list = |limit, is_wanted: &dyn Fn() -> bool| {
             let page = PageRequest { after: None, limit, filter: &FilterDecision::keep_all(), is_wanted };
             tree.list(&Key::parse("big").unwrap(), &page)
         };
         // All links dangle: each is reported once.
-        let none = list(10, &|| true).unwrap().unwrap();
-        assert_eq!((none.entries.len(), none.has_more, none.omitted_count), (0, false, 600));
+        let empty = list(10, &|| true).unwrap().unwrap();
+        assert_eq!((empty.entries.len(), empty.has_more, empty.omitted_count), (0, false, 600));
         assert_eq!(list(10, &|| false).unwrap_err().kind(), ErrorKind::Interrupted, "the caller has gone");
         std::fs::create_dir(root.path().join("target")).unwrap();
-        let lost = |name: &str| {
+        let break_link = |name: &str| {
             std::fs::remove_file(root.path().join("big").join(name)).unwrap();
             std::os::unix::fs::symlink("../nothing", root.path().join("big").join(name)).unwrap();
         };
         for name in ["00003", "00007", "00500"] {
-            lost(name);
+            break_link(name);
         }
         let names = |listing: &Listing| listing.entries.iter().map(|entry| entry.name.clone()).collect::<Vec<_>>();
-        let some = list(4, &|| true).unwrap().unwrap();
-        assert_eq!(names(&some), ["00000", "00001", "00002", "00004"]);
+        let first_page = list(4, &|| true).unwrap().unwrap();
+        assert_eq!(names(&first_page), ["00000", "00001", "00002", "00004"]);
         // Entries beyond the page were not resolved.
-        assert_eq!((some.has_more, some.omitted_names), (true, vec!["00003".to_owned()]));
-        let all = list(600, &|| true).unwrap().unwrap();
-        assert_eq!((all.entries.len(), all.has_more, all.omitted_count), (597, false, 3));
-        assert!(all.entries.iter().all(|entry| entry.is_directory));
+        assert_eq!((first_page.has_more, first_page.omitted_names), (true, vec!["00003".to_owned()]));
+        let full_listing = list(600, &|| true).unwrap().unwrap();
+        assert_eq!((full_listing.entries.len(), full_listing.has_more, full_listing.omitted_count), (597, false, 3));
+        assert!(full_listing.entries.iter().all(|entry| entry.is_directory));
     }
 }

@@ -45,21 +45,21 @@ impl LocalTree {
 
     pub(super) fn open_with_flags(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> io::Result<OwnedFd> {
         let flags = flags | OFlags::CLOEXEC;
-        let below = if key.is_root() { "." } else { key.as_str() };
+        let path = if key.is_root() { "." } else { key.as_str() };
         let resolve = match self.symlinks {
-            SymlinkPolicy::Follow => return Ok(openat(root, below, flags, Mode::empty())?),
+            SymlinkPolicy::Follow => return Ok(openat(root, path, flags, Mode::empty())?),
             SymlinkPolicy::Inside => ResolveFlags::BENEATH,
             SymlinkPolicy::Deny => ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS,
         };
         let opened =
-            if self.has_openat2 { openat2(root, below, flags, Mode::empty(), resolve) } else { Err(Errno::NOSYS) };
+            if self.has_openat2 { openat2(root, path, flags, Mode::empty(), resolve) } else { Err(Errno::NOSYS) };
         match opened {
             Ok(file) => Ok(file),
             Err(Errno::LOOP) if self.symlinks == SymlinkPolicy::Deny => Err(not_followed_error(key)),
             // The kernel or a sandbox lacks openat2. Or BENEATH failed: it refuses all absolute links, even those that
             // lead back inside, and gives up on a race.
             Err(Errno::NOSYS | Errno::PERM | Errno::XDEV | Errno::AGAIN) => {
-                resolve_path(root, key, self.symlinks == SymlinkPolicy::Inside, flags).map_err(|stop| match stop {
+                resolve_path(root, key, self.symlinks == SymlinkPolicy::Inside, flags).map_err(|error| match error {
                     ResolveError::LinkNotFollowed => not_followed_error(key),
                     ResolveError::Errno(errno) => errno.into(),
                 })
@@ -70,18 +70,18 @@ impl LocalTree {
 
     /// Opens the file at `key` for reading. Returns `None` if it is not a regular file, which is then not opened.
     pub(super) fn open_file(&self, root: &OwnedFd, key: &Key) -> io::Result<Option<(File, Metadata)>> {
-        let named = self.open_path(root, key, OFlags::empty())?;
-        let metadata = named.metadata()?;
+        let path_file = self.open_path(root, key, OFlags::empty())?;
+        let metadata = path_file.metadata()?;
         if !metadata.is_file() {
             return Ok(None);
         }
-        if let Some(opened) = reopen(&named) {
+        if let Some(opened) = reopen(&path_file) {
             return Ok(Some((opened?.into(), metadata)));
         }
         // The name may lead to another file by now.
         let opened = File::from(self.open_with_flags(root, key, OFlags::RDONLY | OFlags::NONBLOCK)?);
-        let now = opened.metadata()?;
-        if (now.dev(), now.ino()) == (metadata.dev(), metadata.ino()) {
+        let reopened_metadata = opened.metadata()?;
+        if (reopened_metadata.dev(), reopened_metadata.ino()) == (metadata.dev(), metadata.ino()) {
             Ok(Some((opened, metadata)))
         } else {
             Err(io::Error::other(ConcurrentWrite))

@@ -19,11 +19,15 @@ const MAX_TABLE_OFFSET: u32 = (1 << 24) - 1;
 pub(super) fn extra_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64 {
     let voxels = shape.iter().fold(channels, |n, size| n.saturating_mul(*size));
     let boxes = shape.iter().fold(channels, |n, size| n.saturating_mul(size.div_ceil(BLOCK_SIDE as u64)));
-    let distinct = shape.iter().fold(1, |n: u64, size| n.saturating_mul((*size).min(BLOCK_SIDE as u64)));
-    let bits = u64::from(index_bits(usize::try_from(distinct).unwrap_or(BLOCK_VOXELS)));
-    let per_box = bits.saturating_mul(BLOCK_VOXELS as u64 / 8).saturating_add(8);
-    let tables = voxels.saturating_mul(width as u64);
-    boxes.saturating_mul(per_box).saturating_add(tables).saturating_add(channels.saturating_mul(4)).saturating_add(64)
+    let max_values = shape.iter().fold(1, |n: u64, size| n.saturating_mul((*size).min(BLOCK_SIDE as u64)));
+    let bits = u64::from(index_bits(usize::try_from(max_values).unwrap_or(BLOCK_VOXELS)));
+    let bytes_per_box = bits.saturating_mul(BLOCK_VOXELS as u64 / 8).saturating_add(8);
+    let table_bytes = voxels.saturating_mul(width as u64);
+    boxes
+        .saturating_mul(bytes_per_box)
+        .saturating_add(table_bytes)
+        .saturating_add(channels.saturating_mul(4))
+        .saturating_add(64)
 }
 
 /// Encodes a chunk of this shape and number of channels. `data` is little-endian, with the first axis fastest and
@@ -66,7 +70,7 @@ fn encode_channel<const WIDTH: usize>(
     let boxes = shape.map(|size| size.div_ceil(BLOCK_SIDE));
     out.resize(start.saturating_add(boxes.iter().product::<usize>().saturating_mul(8)), 0);
     let (mut voxels, mut table) = (Vec::with_capacity(BLOCK_VOXELS), Vec::with_capacity(BLOCK_VOXELS));
-    let mut last: (Vec<u64>, u32) = (Vec::new(), 0);
+    let mut last_table: (Vec<u64>, u32) = (Vec::new(), 0);
     let mut header = start;
     let origins = |axis: usize| (0..shape.get(axis).copied().unwrap_or(0)).step_by(BLOCK_SIDE);
     for z in origins(2) {
@@ -79,20 +83,21 @@ fn encode_channel<const WIDTH: usize>(
                 table.sort_unstable();
                 table.dedup();
                 let bits = index_bits(table.len());
-                let values_at = offset_words(out, start, shape)?;
+                let values_offset = offset_words(out, start, shape)?;
                 pack_indices(&voxels, &table, bits, out);
                 // Reuse the previous table: neighbouring boxes often have the same values, most often a single one.
-                if last.0 != table || last.1 == 0 {
-                    last = (table.clone(), offset_words(out, start, shape)?);
+                if last_table.0 != table || last_table.1 == 0 {
+                    last_table = (table.clone(), offset_words(out, start, shape)?);
                     let entries = table.iter().flat_map(|value| value.to_le_bytes().into_iter().take(WIDTH));
                     out.extend(entries);
                 }
-                if last.1 > MAX_TABLE_OFFSET {
+                if last_table.1 > MAX_TABLE_OFFSET {
                     return Err(too_large(shape));
                 }
                 let end = header.saturating_add(8);
                 if let Some(slot) = out.get_mut(header..end).and_then(|slot| slot.first_chunk_mut::<8>()) {
-                    *slot = (u64::from(last.1) | u64::from(bits) << 24 | u64::from(values_at) << 32).to_le_bytes();
+                    *slot = (u64::from(last_table.1) | u64::from(bits) << 24 | u64::from(values_offset) << 32)
+                        .to_le_bytes();
                 }
                 header = end;
             }
@@ -109,13 +114,13 @@ fn gather<const WIDTH: usize>(
     voxels: &mut Vec<(u64, usize)>,
 ) {
     voxels.clear();
-    let across = width.saturating_sub(x).min(BLOCK_SIDE);
+    let run_length = width.saturating_sub(x).min(BLOCK_SIDE);
     for (slice, z) in (z..depth).take(BLOCK_SIDE).enumerate() {
         for (line, y) in (y..height).take(BLOCK_SIDE).enumerate() {
-            let from = z.saturating_mul(height).saturating_add(y).saturating_mul(width).saturating_add(x);
-            let run = data.get(from..from.saturating_add(across)).unwrap_or_default();
-            let place = slice.saturating_mul(BLOCK_SIDE).saturating_add(line).saturating_mul(BLOCK_SIDE);
-            voxels.extend(run.iter().zip(place..).map(|(element, place)| (value(element), place)));
+            let start = z.saturating_mul(height).saturating_add(y).saturating_mul(width).saturating_add(x);
+            let run = data.get(start..start.saturating_add(run_length)).unwrap_or_default();
+            let voxel_index = slice.saturating_mul(BLOCK_SIDE).saturating_add(line).saturating_mul(BLOCK_SIDE);
+            voxels.extend(run.iter().zip(voxel_index..).map(|(element, voxel_index)| (value(element), voxel_index)));
         }
     }
 }
@@ -131,20 +136,20 @@ fn pack_indices(voxels: &[(u64, usize)], table: &[u64], bits: u8, out: &mut Vec<
     }
     let bits = usize::from(bits);
     let mut packed = [0u32; BLOCK_VOXELS / 2];
-    let mut known: Option<(u64, u32)> = None;
-    for (value, place) in voxels {
-        let index = match known {
-            Some((known, index)) if known == *value => index,
+    let mut previous: Option<(u64, u32)> = None;
+    for (value, voxel_index) in voxels {
+        let index = match previous {
+            Some((previous_value, index)) if previous_value == *value => index,
             _ => u32::try_from(table.binary_search(value).unwrap_or(0)).unwrap_or(0),
         };
-        known = Some((*value, index));
-        let bit = place.saturating_mul(bits);
+        previous = Some((*value, index));
+        let bit = voxel_index.saturating_mul(bits);
         if let Some(word) = packed.get_mut(bit / 32) {
             *word |= index << (bit % 32);
         }
     }
-    let used = BLOCK_VOXELS.saturating_mul(bits) / 32;
-    out.extend(packed.iter().take(used).flat_map(|word| word.to_le_bytes()));
+    let word_count = BLOCK_VOXELS.saturating_mul(bits) / 32;
+    out.extend(packed.iter().take(word_count).flat_map(|word| word.to_le_bytes()));
 }
 
 /// Returns the number of bits of an index into a table of this many values. A box has at most 512.
@@ -192,12 +197,12 @@ mod tests {
                         let header = base + 2 * (x / 8 + grid[0] * (y / 8 + grid[1] * (z / 8)));
                         let (table, bits) = ((word(header) & 0xff_ffff) as usize, (word(header) >> 24) as usize);
                         assert!([0, 1, 2, 4, 8, 16].contains(&bits));
-                        let place = (x % 8 + 8 * (y % 8 + 8 * (z % 8))) * bits;
+                        let bit_offset = (x % 8 + 8 * (y % 8 + 8 * (z % 8))) * bits;
                         let index = if bits == 0 {
                             0
                         } else {
-                            let packed = word(base + word(header + 1) as usize + place / 32);
-                            (packed >> (place % 32)) as usize & ((1 << bits) - 1)
+                            let packed = word(base + word(header + 1) as usize + bit_offset / 32);
+                            (packed >> (bit_offset % 32)) as usize & ((1 << bits) - 1)
                         };
                         let entry = base + table + index * (width / 4);
                         let high = if width == 8 { u64::from(word(entry + 1)) << 32 } else { 0 };
@@ -213,7 +218,7 @@ mod tests {
         values.iter().flat_map(|value| value.to_le_bytes()[..width].to_vec()).collect()
     }
 
-    fn check(values: &[u64], shape: [usize; 3], channels: usize, width: usize) -> usize {
+    fn check_round_trip(values: &[u64], shape: [usize; 3], channels: usize, width: usize) -> usize {
         let file = encode(&bytes(values, width), shape, channels, width).unwrap();
         assert_eq!(decode(&file, shape, channels, width), values, "{shape:?} {channels} {width}");
         let bound = extra_bytes(shape.map(|size| size as u64), channels as u64, width);
@@ -223,8 +228,8 @@ mod tests {
 
     #[test]
     fn one_value_takes_a_header_for_each_box_and_one_table() {
-        assert_eq!(check(&vec![7; 4096], [16, 16, 16], 1, 8), 4 + 8 * 8 + 8);
-        assert_eq!(check(&[0; 24], [2, 3, 4], 1, 4), 4 + 8 + 4);
+        assert_eq!(check_round_trip(&vec![7; 4096], [16, 16, 16], 1, 8), 4 + 8 * 8 + 8);
+        assert_eq!(check_round_trip(&[0; 24], [2, 3, 4], 1, 4), 4 + 8 + 4);
     }
 
     #[test]
@@ -237,30 +242,30 @@ mod tests {
     }
 
     #[test]
-    fn every_number_of_bits_comes_back() {
+    fn every_number_of_bits_round_trips() {
         for distinct in [1, 2, 3, 4, 5, 16, 17, 256, 257, 512] {
             let values: Vec<u64> = (0..512).map(|n| (n % distinct) << 33 | 1).collect();
-            check(&values, [8, 8, 8], 1, 8);
+            check_round_trip(&values, [8, 8, 8], 1, 8);
         }
     }
 
     proptest! {
         #[test]
-        fn what_is_encoded_decodes_to_the_same(
+        fn chunks_round_trip(
             shape in [1usize..20, 1usize..20, 1usize..12],
             channels in 1usize..4,
-            wide: bool,
-            spread in prop::sample::select(vec![1u64, 2, 3, 7, 100, 1 << 20, u64::MAX]),
+            is_wide: bool,
+            value_count in prop::sample::select(vec![1u64, 2, 3, 7, 100, 1 << 20, u64::MAX]),
             seed: u64,
         ) {
-            let width = if wide { 8 } else { 4 };
+            let width = if is_wide { 8 } else { 4 };
             let mut state = seed;
             let values: Vec<u64> = (0..shape.iter().product::<usize>() * channels).map(|_| {
                 state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
-                let value = state.rotate_right(11) % spread;
-                if wide { value } else { value & 0xffff_ffff }
+                let value = state.rotate_right(11) % value_count;
+                if is_wide { value } else { value & 0xffff_ffff }
             }).collect();
-            check(&values, shape, channels, width);
+            check_round_trip(&values, shape, channels, width);
         }
     }
 }

@@ -16,10 +16,11 @@ const MAX_SIDE: u64 = 65_535;
 pub(super) fn image_size(shape: [u64; 3]) -> Option<(u16, u16)> {
     let [x, y, z] = shape;
     let lines = y.checked_mul(z)?;
-    let fewest = lines.div_ceil(MAX_SIDE).max(1);
-    let most = MAX_SIDE.checked_div(x)?;
-    let beside = (fewest..=most).find(|beside| lines.checked_rem(*beside) == Some(0))?;
-    let (width, height) = (x.checked_mul(beside)?, lines.checked_div(beside)?);
+    let min_lines_per_row = lines.div_ceil(MAX_SIDE).max(1);
+    let max_lines_per_row = MAX_SIDE.checked_div(x)?;
+    let lines_per_row =
+        (min_lines_per_row..=max_lines_per_row).find(|lines_per_row| lines.checked_rem(*lines_per_row) == Some(0))?;
+    let (width, height) = (x.checked_mul(lines_per_row)?, lines.checked_div(lines_per_row)?);
     Some((u16::try_from(width).ok()?, u16::try_from(height).ok()?))
 }
 
@@ -52,9 +53,9 @@ impl ChunkImage<'_> {
         let mut pixels = vec![0; self.data.len()];
         let channel_bytes = self.data.len().checked_div(self.channels).unwrap_or(0).max(1);
         for (number, channel) in self.data.chunks_exact(channel_bytes).enumerate() {
-            let to = pixels.chunks_exact_mut(self.element_bytes).skip(number).step_by(self.channels);
-            for (to, from) in to.zip(channel.chunks_exact(self.element_bytes)) {
-                to.iter_mut().zip(from.iter().rev()).for_each(|(to, from)| *to = *from);
+            let targets = pixels.chunks_exact_mut(self.element_bytes).skip(number).step_by(self.channels);
+            for (target, source) in targets.zip(channel.chunks_exact(self.element_bytes)) {
+                target.iter_mut().zip(source.iter().rev()).for_each(|(to, from)| *to = *from);
             }
         }
         pixels
@@ -124,7 +125,7 @@ mod tests {
     }
 
     #[test]
-    fn what_no_image_holds_has_no_sides() {
+    fn shapes_that_no_image_holds_have_no_size() {
         assert_eq!(image_size([65_536, 1, 1]), None);
         assert_eq!(image_size([1, 65_537, 1]), None, "a prime");
         assert_eq!(image_size([65_535, 65_535, 2]), None);
@@ -134,19 +135,19 @@ mod tests {
     #[test]
     fn png_holds_channels_as_components_and_the_high_byte_first() {
         let data: Vec<u8> = [0x0102u16, 0x0304, 0x0506, 0x0708].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let two = ChunkImage { data: &data, element_bytes: 2, channels: 2, size: (2, 1) }.png().unwrap();
-        let (info, pixels) = decoded(&two);
+        let two_channels = ChunkImage { data: &data, element_bytes: 2, channels: 2, size: (2, 1) }.png().unwrap();
+        let (info, pixels) = decoded(&two_channels);
         assert_eq!((info.color_type, info.bit_depth), (ColorType::GrayscaleAlpha, BitDepth::Sixteen));
         assert_eq!(pixels, [1, 2, 5, 6, 3, 4, 7, 8]);
-        let three =
+        let three_channels =
             ChunkImage { data: &[1, 2, 3, 4, 5, 6], element_bytes: 1, channels: 3, size: (1, 2) }.png().unwrap();
-        assert_eq!(decoded(&three).1, [1, 3, 5, 2, 4, 6]);
-        let one = ChunkImage { data: &data, element_bytes: 2, channels: 1, size: (2, 2) }.png().unwrap();
-        assert_eq!(decoded(&one).1, [1, 2, 3, 4, 5, 6, 7, 8]);
+        assert_eq!(decoded(&three_channels).1, [1, 3, 5, 2, 4, 6]);
+        let one_channel = ChunkImage { data: &data, element_bytes: 2, channels: 1, size: (2, 2) }.png().unwrap();
+        assert_eq!(decoded(&one_channel).1, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
-    fn jpeg_is_written_with_its_sides_and_components() {
+    fn a_jpeg_has_the_given_size_and_components() {
         for (channels, data) in [(1, vec![7; 12]), (3, vec![7; 36])] {
             let file = ChunkImage { data: &data, element_bytes: 1, channels, size: (3, 4) }.jpeg(90).unwrap();
             let frame = file.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();

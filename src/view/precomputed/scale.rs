@@ -50,7 +50,7 @@ impl Extent {
         let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
         let width = data_type.size_bytes().unwrap_or(1);
         if !DATA_TYPES.contains(data_type) {
-            let way_out = if *data_type == DataType::Float64 {
+            let remedy = if *data_type == DataType::Float64 {
                 "; /as/gzip,float32 converts it to float32"
             } else if *data_type == DataType::Int64 {
                 "; /as/gzip,int32 and similar paths convert it, /zarr2 and /zarr3 serve it unchanged"
@@ -58,7 +58,7 @@ impl Extent {
                 ""
             };
             let known = DATA_TYPES.map(|known| known.name().to_owned()).join(", ");
-            return Err(format!("precomputed volumes support {known}, but the data type is {data_type}{way_out}"));
+            return Err(format!("precomputed volumes support {known}, but the data type is {data_type}{remedy}"));
         }
         if dimensions.iter().skip(4).any(|size| *size > 1) {
             return Err(format!(
@@ -90,7 +90,7 @@ impl Extent {
             let (offset, size, chunk) = (*offset.get(axis)?, *self.size.get(axis)?, *self.chunk.get(axis)?);
             *begin = u64::try_from(low.checked_sub(offset)?).ok()?;
             let len = u64::try_from(high.checked_sub(low)?).ok()?;
-            let expected = size.checked_sub(*begin).filter(|left| *left > 0)?.min(chunk);
+            let expected = size.checked_sub(*begin).filter(|remaining| *remaining > 0)?.min(chunk);
             if begin.checked_rem(chunk) != Some(0) || len != expected {
                 return None;
             }
@@ -103,7 +103,8 @@ impl Extent {
         let (size, chunk) = (self.size, self.chunk);
         (0..8u8).map(move |edges| {
             [0, 1, 2].map(|axis: usize| {
-                let last = size[axis].checked_rem(chunk[axis]).filter(|rest| *rest > 0).unwrap_or(chunk[axis]);
+                let last =
+                    size[axis].checked_rem(chunk[axis]).filter(|remainder| *remainder > 0).unwrap_or(chunk[axis]);
                 if edges & (1 << axis) == 0 { chunk[axis] } else { last }
             })
         })
@@ -132,9 +133,9 @@ impl PrecomputedEncoding {
     /// # Errors
     /// [`ReadError::InvalidParameter`].
     pub(super) fn from_name(name: &str, quality: u8) -> Result<Self, ReadError> {
-        let all = [Self::Raw, Self::Jpeg { quality }, Self::Png, Self::CompressedSegmentation];
-        let found = all.into_iter().find(|encoding| encoding.name() == name);
-        found.ok_or_else(|| unknown_value("encoding", name, all.map(Self::name).to_vec()))
+        let encodings = [Self::Raw, Self::Jpeg { quality }, Self::Png, Self::CompressedSegmentation];
+        let matching = encodings.into_iter().find(|encoding| encoding.name() == name);
+        matching.ok_or_else(|| unknown_value("encoding", name, encodings.map(Self::name).to_vec()))
     }
 
     /// Returns the name in `info`.
@@ -233,8 +234,8 @@ impl ScaleKey {
         if let Some(x) = parts.next() {
             offset = [parse_number(x)?, parse_number(parts.next()?)?, parse_number(parts.next()?)?];
         }
-        let form = Self { encoding, offset };
-        (form.to_string() == text).then_some(form)
+        let key = Self { encoding, offset };
+        (key.to_string() == text).then_some(key)
     }
 }
 
@@ -330,19 +331,19 @@ impl ChunkEncoder for PrecomputedEncoding {
 impl PrecomputedEncoding {
     fn encode_array(self, array: Array) -> Result<Bytes, String> {
         let (size, channels, width) = volume_shape(&array.shape, array.data_type.size_bytes().unwrap_or(1));
-        let count = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
-        let channels = count(channels)?;
+        let to_usize = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
+        let channels = to_usize(channels)?;
         let image = || {
-            let sides =
+            let image_size =
                 image::image_size(size).ok_or_else(|| format!("a chunk of {size:?} voxels does not fit an image"))?;
-            Ok::<_, String>(ChunkImage { data: &array.data, element_bytes: width, channels, size: sides })
+            Ok::<_, String>(ChunkImage { data: &array.data, element_bytes: width, channels, size: image_size })
         };
         match self {
             Self::Raw => Ok(array.data),
             Self::Jpeg { quality } => image()?.jpeg(quality),
             Self::Png => image()?.png(),
             Self::CompressedSegmentation => {
-                let size = [count(size[0])?, count(size[1])?, count(size[2])?];
+                let size = [to_usize(size[0])?, to_usize(size[1])?, to_usize(size[2])?];
                 compressed_segmentation::encode(&array.data, size, channels, width)
             }
         }
@@ -366,14 +367,14 @@ mod tests {
         for (dimensions, size, channels) in
             [(&[][..], [1, 1, 1], 1), (&[5], [5, 1, 1], 1), (&[5, 6], [5, 6, 1], 1), (&[5, 6, 7, 2, 1], [5, 6, 7], 2)]
         {
-            let found = extent(dimensions, dimensions, "uint8").unwrap();
-            assert_eq!((found.size, found.chunk, found.channels), (size, size, channels));
+            let extent = extent(dimensions, dimensions, "uint8").unwrap();
+            assert_eq!((extent.size, extent.chunk, extent.channels), (size, size, channels));
         }
         assert_eq!(extent(&[5, 60, 7], &[64, 32, 7], "uint8").unwrap().chunk, [5, 32, 7]);
     }
 
     #[test]
-    fn what_the_format_does_not_hold_is_refused_with_the_way_out() {
+    fn unsupported_datasets_are_refused_with_a_remedy() {
         assert!(extent(&[5], &[5], "float64").unwrap_err().contains("/as/gzip,float32"));
         assert!(extent(&[5], &[5], "int64").unwrap_err().contains("/as/gzip,int32"));
         assert!(extent(&[5], &[5], "string").unwrap_err().contains("string"));
@@ -384,18 +385,18 @@ mod tests {
     #[test]
     fn chunks_are_cut_off_at_the_end_of_the_volume_and_begin_at_its_offset() {
         let extent = extent(&[100, 64, 3], &[64, 64, 64], "uint8").unwrap();
-        let at = |name, offset| extent.chunk_at(parse_box(name).unwrap(), offset);
-        assert_eq!(at("0-64_0-64_0-3", [0; 3]), Some([0, 0, 0]));
-        assert_eq!(at("64-100_0-64_0-3", [0; 3]), Some([64, 0, 0]));
-        assert_eq!(at("54-90_-70--6_7-10", [-10, -70, 7]), Some([64, 0, 0]));
+        let first_voxel = |name, offset| extent.chunk_at(parse_box(name).unwrap(), offset);
+        assert_eq!(first_voxel("0-64_0-64_0-3", [0; 3]), Some([0, 0, 0]));
+        assert_eq!(first_voxel("64-100_0-64_0-3", [0; 3]), Some([64, 0, 0]));
+        assert_eq!(first_voxel("54-90_-70--6_7-10", [-10, -70, 7]), Some([64, 0, 0]));
         for name in ["64-128_0-64_0-3", "0-64_0-64_0-64", "1-65_0-64_0-3", "128-192_0-64_0-3", "-64-0_0-64_0-3"] {
-            assert_eq!(at(name, [0; 3]), None, "{name}");
+            assert_eq!(first_voxel(name, [0; 3]), None, "{name}");
         }
-        assert_eq!(at("0-64_0-64_0-3", [i64::MIN; 3]), None);
+        assert_eq!(first_voxel("0-64_0-64_0-3", [i64::MIN; 3]), None);
     }
 
     #[test]
-    fn shapes_of_chunks_are_those_of_the_middle_and_of_the_ends() {
+    fn chunk_shapes_include_the_interior_and_the_edges() {
         let extent = extent(&[100, 64, 3], &[64, 64, 64], "uint8").unwrap();
         let mut shapes: Vec<_> = extent.chunk_shapes().collect();
         shapes.sort_unstable();
@@ -404,7 +405,7 @@ mod tests {
     }
 
     #[test]
-    fn names_of_boxes_have_one_spelling() {
+    fn box_names_have_one_spelling() {
         assert_eq!(parse_box("0-64_-64-0_-20--10"), Some([(0, 64), (-64, 0), (-20, -10)]));
         for bad in
             ["", "0-1_0-1", "0-1_0-1_0-1_0-1", "0-1_0-1_0-01", "0-1_0-1_+0-1", "0-1_0-1_0", "0-1_0-1_-", "é-1_0-1_0-1"]
@@ -414,7 +415,7 @@ mod tests {
     }
 
     #[test]
-    fn forms_have_one_spelling() {
+    fn scale_keys_have_one_spelling() {
         for text in ["raw", "png", "jpeg,75", "jpeg,1,-5,0,7", "compressed_segmentation,1,2,3", "raw,0,0,-1"] {
             assert_eq!(ScaleKey::parse(text).unwrap().to_string(), text);
         }
@@ -425,7 +426,7 @@ mod tests {
     }
 
     #[test]
-    fn encodings_hold_the_types_channels_and_sizes_of_the_format() {
+    fn encodings_accept_only_their_types_channels_and_sizes() {
         let check = |name: &str, dimensions: &[u64], data_type: &str| {
             let extent = extent(dimensions, dimensions, data_type).unwrap();
             PrecomputedEncoding::from_name(name, DEFAULT_QUALITY)

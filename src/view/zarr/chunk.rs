@@ -23,7 +23,7 @@ pub(in super::super) struct ZarrEncoding {
     /// The compression.
     pub(in super::super) compression: BlockEncoding,
     /// True if elements are big-endian. Never true for elements of one byte.
-    pub(in super::super) big_endian: bool,
+    pub(in super::super) is_big_endian: bool,
     /// Bytes of an element.
     pub(in super::super) width: usize,
     /// True if stored payloads can be chunks.
@@ -44,7 +44,7 @@ impl ZarrEncoding {
         });
         Some(Self {
             compression: stored.unwrap_or(BlockEncoding::Gzip),
-            big_endian: stored.is_some() && width > 1,
+            is_big_endian: stored.is_some() && width > 1,
             width,
             allows_passthrough: stored.is_some(),
         })
@@ -74,41 +74,48 @@ pub(in super::super) struct CompressorParameters {
 
 impl CompressorParameters {
     /// Returns the parameters in the attributes where they are valid, otherwise the usual ones.
-    pub(in super::super) fn of(dataset: &DatasetAttributes, scheme: ZarrEncoding) -> Self {
+    pub(in super::super) fn of(dataset: &DatasetAttributes, encoding: ZarrEncoding) -> Self {
         let parameters = dataset.compression().parameters();
-        let given = |key: &str| parameters.get(key).filter(|_| scheme.allows_passthrough).and_then(Value::as_i64);
-        let (key, low, high, usual) = match scheme.compression {
+        let stored_parameter =
+            |key: &str| parameters.get(key).filter(|_| encoding.allows_passthrough).and_then(Value::as_i64);
+        let (level_key, min_level, max_level, default_level) = match encoding.compression {
             BlockEncoding::Raw | BlockEncoding::Gzip => ("level", 0, 9, 6),
             BlockEncoding::Zstd => ("level", -131_072, 22, 3),
             BlockEncoding::Blosc => ("clevel", 0, 9, 5),
         };
         let cname = parameters.get("cname").and_then(Value::as_str);
         let cname = BLOSC_NAMES.into_iter().find(|name| Some(*name) == cname).unwrap_or("lz4");
-        let shuffle = match given("shuffle") {
+        let shuffle = match stored_parameter("shuffle") {
             Some(0) => 0,
             Some(2) => 2,
             // Automatic: bit shuffle for elements of one byte, byte shuffle for wider ones.
-            Some(-1) if scheme.width == 1 => 2,
+            Some(-1) if encoding.width == 1 => 2,
             _ => 1,
         };
-        Self { level: given(key).filter(|level| (low..=high).contains(level)).unwrap_or(usual), cname, shuffle }
+        Self {
+            level: stored_parameter(level_key)
+                .filter(|level| (min_level..=max_level).contains(level))
+                .unwrap_or(default_level),
+            cname,
+            shuffle,
+        }
     }
 }
 
 impl ChunkEncoder for ZarrEncoding {
     fn id(&self) -> String {
-        format!("zarr {} {}", self.compression.name(), if self.big_endian { "big" } else { "little" })
+        format!("zarr {} {}", self.compression.name(), if self.is_big_endian { "big" } else { "little" })
     }
 
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
         let elements = shape.iter().fold(1u64, |product, size| product.saturating_mul(*size));
-        let plain = elements.saturating_mul(width as u64);
+        let raw_bytes = elements.saturating_mul(width as u64);
         // Swapping bytes needs a copy if the buffer is shared.
-        plain.saturating_add(self.compression.max_encoded_bytes(plain))
+        raw_bytes.saturating_add(self.compression.max_encoded_bytes(raw_bytes))
     }
 
     fn encode(&self, array: Array) -> Result<Bytes, ReadError> {
-        let data = if self.big_endian { to_big_endian(array.data, self.width) } else { array.data };
+        let data = if self.is_big_endian { to_big_endian(array.data, self.width) } else { array.data };
         self.compression
             .encode_to_bytes(data, self.width)
             .map_err(|error| ReadError::NotRepresentable(error.to_string()))
@@ -131,7 +138,7 @@ impl ChunkEncoder for ZarrEncoding {
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
         (self.compression == BlockEncoding::Raw)
-            .then(|| StreamLayout { big_endian: self.big_endian, ..StreamLayout::default() })
+            .then(|| StreamLayout { is_big_endian: self.is_big_endian, ..StreamLayout::default() })
     }
 
     fn can_pass_through(&self, dataset: &Dataset) -> bool {
@@ -147,12 +154,12 @@ pub(in super::super) fn chunk_at(
     dataset: std::sync::Arc<Dataset>,
     position: GridPosition,
 ) -> Result<Option<Chunk>, ReadError> {
-    let (Some(scheme), Some(position)) = (ZarrEncoding::of(&dataset.attributes), dataset.position_in_grid(position))
+    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), dataset.position_in_grid(position))
     else {
         return Ok(None);
     };
     let shape = chunk_shape(&dataset.attributes);
-    Chunk::of_block(dataset, position, &shape, std::sync::Arc::new(scheme)).map(Some)
+    Chunk::of_block(dataset, position, &shape, std::sync::Arc::new(encoding)).map(Some)
 }
 
 #[cfg(test)]
@@ -169,7 +176,7 @@ mod tests {
     }
 
     #[test]
-    fn sources_that_zarr_decodes_keep_their_scheme_and_byte_order() {
+    fn datasets_in_zarr_encodings_keep_encoding_and_byte_order() {
         for (compression, data_type, expected) in [
             (json!({"type": "raw"}), "uint16", ("raw", true, true)),
             (json!({"type": "raw"}), "int8", ("raw", false, true)),
@@ -183,9 +190,9 @@ mod tests {
             (json!({"type": "xz"}), "uint16", ("gzip", false, false)),
             (json!({"type": "lz4"}), "uint16", ("gzip", false, false)),
         ] {
-            let scheme = ZarrEncoding::of(&dataset(&[4], &[4], data_type, &compression)).unwrap();
+            let encoding = ZarrEncoding::of(&dataset(&[4], &[4], data_type, &compression)).unwrap();
             assert_eq!(
-                (scheme.compression.name(), scheme.big_endian, scheme.allows_passthrough),
+                (encoding.compression.name(), encoding.is_big_endian, encoding.allows_passthrough),
                 expected,
                 "{compression}"
             );
@@ -195,21 +202,24 @@ mod tests {
     }
 
     #[test]
-    fn odd_parameters_become_usual_ones() {
-        let of = |compression: Value, data_type| {
+    fn invalid_parameters_get_default_values() {
+        let parameters_of = |compression: Value, data_type| {
             let dataset = dataset(&[4], &[4], data_type, &compression);
             let parameters = CompressorParameters::of(&dataset, ZarrEncoding::of(&dataset).unwrap());
             (parameters.level, parameters.cname, parameters.shuffle)
         };
-        assert_eq!(of(json!({"type": "gzip", "level": -1}), "uint8").0, 6);
-        assert_eq!(of(json!({"type": "gzip", "level": "4"}), "uint8").0, 6);
-        assert_eq!(of(json!({"type": "gzip", "level": 9}), "uint8").0, 9);
-        assert_eq!(of(json!({"type": "zstd", "level": -5}), "uint8").0, -5);
-        assert_eq!(of(json!({"type": "xz", "preset": 9, "level": 1}), "uint8").0, 6);
+        assert_eq!(parameters_of(json!({"type": "gzip", "level": -1}), "uint8").0, 6);
+        assert_eq!(parameters_of(json!({"type": "gzip", "level": "4"}), "uint8").0, 6);
+        assert_eq!(parameters_of(json!({"type": "gzip", "level": 9}), "uint8").0, 9);
+        assert_eq!(parameters_of(json!({"type": "zstd", "level": -5}), "uint8").0, -5);
+        assert_eq!(parameters_of(json!({"type": "xz", "preset": 9, "level": 1}), "uint8").0, 6);
         let blosc = json!({"type": "blosc", "cname": "zlib", "clevel": 9, "shuffle": 2});
-        assert_eq!(of(blosc, "uint16"), (9, "zlib", 2));
-        assert_eq!(of(json!({"type": "blosc", "cname": "x", "clevel": 99, "shuffle": -1}), "uint16"), (5, "lz4", 1));
-        assert_eq!(of(json!({"type": "blosc", "shuffle": -1}), "uint8").2, 2);
+        assert_eq!(parameters_of(blosc, "uint16"), (9, "zlib", 2));
+        assert_eq!(
+            parameters_of(json!({"type": "blosc", "cname": "x", "clevel": 99, "shuffle": -1}), "uint16"),
+            (5, "lz4", 1)
+        );
+        assert_eq!(parameters_of(json!({"type": "blosc", "shuffle": -1}), "uint8").2, 2);
     }
 
     #[test]
@@ -224,15 +234,15 @@ mod tests {
     }
 
     #[test]
-    fn elements_are_turned_round_where_the_scheme_says_so() {
+    fn elements_are_byte_swapped_if_the_encoding_is_big_endian() {
         let data = Bytes::from_static(&[1, 0, 2, 0]);
         let array =
             || Array { shape: [2].as_slice().into(), data_type: crate::n5::DataType::UInt16, data: data.clone() };
         let encode = |compression: Value| {
             let dataset = dataset(&[2], &[2], "uint16", &compression);
-            let scheme = ZarrEncoding::of(&dataset).unwrap();
-            assert!(scheme.extra_bytes(&[2].as_slice().into(), 2) >= 8);
-            scheme.encode(array()).unwrap()
+            let encoding = ZarrEncoding::of(&dataset).unwrap();
+            assert!(encoding.extra_bytes(&[2].as_slice().into(), 2) >= 8);
+            encoding.encode(array()).unwrap()
         };
         assert_eq!(encode(json!({"type": "raw"})).as_ref(), [0, 1, 0, 2]);
         assert!(encode(json!({"type": "xz"})).starts_with(&[0x1f, 0x8b]));

@@ -73,8 +73,8 @@ pub(in super::super) async fn read_subtree(
     let Some(survey) = survey else { return Ok(None) };
     // No attributes are held while this waits for memory.
     let memory = lookup.container.reserve_memory(survey.memory_bytes()).await?;
-    let items = lookup.container.yield_if_contended(key, Box::pin(read_items(lookup, key, &survey))).await?;
-    Ok(Some((items, memory)))
+    let nodes = lookup.container.yield_if_contended(key, Box::pin(read_items(lookup, key, &survey))).await?;
+    Ok(Some((nodes, memory)))
 }
 
 /// Reads and describes the surveyed directories from `key` on.
@@ -83,83 +83,84 @@ async fn read_items(
     key: &Key,
     survey: &TreeSurvey,
 ) -> Result<Vec<(String, ZarrNode)>, ReadError> {
-    let mut above = Vec::new();
+    let mut outer_ancestors = Vec::new();
     let mut ancestor = key.parent();
-    while let Some(at) = ancestor {
-        above.push(read_document(lookup, &at).await?.and_then(Result::ok).unwrap_or_default());
-        ancestor = at.parent();
+    while let Some(ancestor_key) = ancestor {
+        outer_ancestors.push(read_document(lookup, &ancestor_key).await?.and_then(Result::ok).unwrap_or_default());
+        ancestor = ancestor_key.parent();
     }
-    above.reverse();
+    outer_ancestors.reverse();
     let mut nodes: Vec<Node> = Vec::with_capacity(survey.directories.len());
-    for (number, spot) in survey.directories.iter().enumerate() {
-        let mut ancestors = above.clone();
-        if let Some(parent) = nodes.get(spot.parent_index).filter(|_| number > 0) {
+    for (index, directory) in survey.directories.iter().enumerate() {
+        let mut ancestors = outer_ancestors.clone();
+        if let Some(parent) = nodes.get(directory.parent_index).filter(|_| index > 0) {
             ancestors.clone_from(&parent.ancestors);
             ancestors.push(parent.document.clone().and_then(Result::ok).unwrap_or_default());
         }
-        nodes.push(Node { ancestors, document: read_document(lookup, &spot.key).await?, ..Node::default() });
-        let name = spot.key.name().map(str::to_owned);
-        if let (Some(parent), Some(name)) = (nodes.get_mut(spot.parent_index).filter(|_| number > 0), name) {
+        nodes.push(Node { ancestors, document: read_document(lookup, &directory.key).await?, ..Node::default() });
+        let name = directory.key.name().map(str::to_owned);
+        if let (Some(parent), Some(name)) = (nodes.get_mut(directory.parent_index).filter(|_| index > 0), name) {
             parent.children.push(name);
         }
     }
-    let paths: Vec<String> = survey.directories.iter().map(|spot| relative_path(key, &spot.key).to_owned()).collect();
-    let numbers: HashMap<&str, usize> =
-        paths.iter().enumerate().map(|(number, path)| (path.as_str(), number)).collect();
+    let paths: Vec<String> =
+        survey.directories.iter().map(|directory| relative_path(key, &directory.key).to_owned()).collect();
+    let indices: HashMap<&str, usize> = paths.iter().enumerate().map(|(index, path)| (path.as_str(), index)).collect();
     let mut levels: HashMap<usize, CoordinateSpace> = HashMap::new();
-    let mut items = Vec::new();
-    for (number, spot) in survey.directories.iter().enumerate() {
-        let path = paths.get(number).map_or("", String::as_str);
-        let at = |level: &str| {
+    let mut zarr_nodes = Vec::new();
+    for (index, directory) in survey.directories.iter().enumerate() {
+        let path = paths.get(index).map_or("", String::as_str);
+        let index_of = |level: &str| {
             let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
-            numbers.get(joined.as_str()).copied()
+            indices.get(joined.as_str()).copied()
         };
         let mut documents = Vec::new();
-        if let Some(node) = nodes.get(number) {
+        if let Some(node) = nodes.get(index) {
             for level in metadata::required_paths(node) {
-                if let Some(Ok(document)) = at(&level).and_then(|n| nodes.get(n)?.document.clone()) {
+                if let Some(Ok(document)) = index_of(&level).and_then(|n| nodes.get(n)?.document.clone()) {
                     documents.push((level, document));
                 }
             }
         }
-        let Some(node) = nodes.get_mut(number) else { continue };
+        let Some(node) = nodes.get_mut(index) else { continue };
         node.child_documents.extend(documents);
-        if !spot.is_dataset
+        if !directory.is_dataset
             && let Some(pyramid) = metadata::pyramid(node, &mut Vec::new())
         {
-            for (level, found) in pyramid.levels.iter().enumerate() {
-                let space = CoordinateSpace::of_level(&pyramid, level);
-                if let Some(number) = at(&found.path).filter(|_| space.is_calibrated) {
-                    levels.insert(number, space);
+            for (level_number, level) in pyramid.levels.iter().enumerate() {
+                let space = CoordinateSpace::of_level(&pyramid, level_number);
+                if let Some(level_index) = index_of(&level.path).filter(|_| space.is_calibrated) {
+                    levels.insert(level_index, space);
                 }
             }
         }
-        let copy = if is_dataset(node) { UserAttributes::of_array } else { UserAttributes::of_group };
-        let text = match spot.text_bytes {
+        let extract = if is_dataset(node) { UserAttributes::of_array } else { UserAttributes::of_group };
+        let text = match directory.text_bytes {
             0 => Bytes::new(),
-            bytes => lookup.container.attributes_bytes(lookup.freshness, &spot.key, bytes).await?,
+            bytes => lookup.container.attributes_bytes(lookup.freshness, &directory.key, bytes).await?,
         };
-        let repeated = lookup.container.run_document_job(text.len(), move || copy(&text)).await?;
-        if let Some(item) = ZarrNode::of(node, spot.key.name(), levels.get(&number), repeated) {
-            items.push((path.to_owned(), item));
+        let user_attributes = lookup.container.run_document_job(text.len(), move || extract(&text)).await?;
+        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), levels.get(&index), user_attributes) {
+            zarr_nodes.push((path.to_owned(), zarr_node));
         }
     }
-    Ok(items)
+    Ok(zarr_nodes)
 }
 
 /// Finds the directories from `key` on and measures their attributes, without holding what it reads.
 async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<TreeSurvey>, ReadError> {
-    let spot = |key, above| SurveyedDirectory { key, parent_index: above, is_dataset: false, text_bytes: 0 };
-    let mut survey = TreeSurvey { directories: vec![spot(key.clone(), 0)], text_bytes: 0, tree_bytes: 0 };
+    let new_directory = |key, parent_index| SurveyedDirectory { key, parent_index, is_dataset: false, text_bytes: 0 };
+    let mut survey = TreeSurvey { directories: vec![new_directory(key.clone(), 0)], text_bytes: 0, tree_bytes: 0 };
     let mut ancestor = key.parent();
-    while let Some(at) = ancestor {
-        let group = lookup.container.group_if_readable(lookup.freshness, &at).await?;
+    while let Some(ancestor_key) = ancestor {
+        let group = lookup.container.group_if_readable(lookup.freshness, &ancestor_key).await?;
         survey.tree_bytes += group.map_or(0, |group| group.tree_bytes());
-        ancestor = at.parent();
+        ancestor = ancestor_key.parent();
     }
-    let mut next = 0;
-    while let Some(at) = survey.directories.get(next).map(|spot| spot.key.clone()) {
-        let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.freshness, &at).await {
+    let mut next_index = 0;
+    while let Some(directory_key) = survey.directories.get(next_index).map(|directory| directory.key.clone()) {
+        let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.freshness, &directory_key).await
+        {
             Ok(group) => {
                 let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
                 (is_dataset, group.text_bytes(), group.tree_bytes())
@@ -173,18 +174,18 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<TreeSurvey>
         if survey.text_bytes > MAX_TEXT_BYTES || survey.tree_bytes > MAX_TREE_BYTES {
             return Ok(None);
         }
-        if let Some(spot) = survey.directories.get_mut(next) {
-            (spot.is_dataset, spot.text_bytes) = (is_dataset, text_bytes);
+        if let Some(directory) = survey.directories.get_mut(next_index) {
+            (directory.is_dataset, directory.text_bytes) = (is_dataset, text_bytes);
         }
         if !is_dataset {
-            let names = lookup.container.directories(&at, MAX_DIRECTORIES).await?.unwrap_or_default();
-            let keys = names.iter().filter_map(|name| at.child(name).ok());
-            survey.directories.extend(keys.map(|key| spot(key, next)));
+            let names = lookup.container.directories(&directory_key, MAX_DIRECTORIES).await?.unwrap_or_default();
+            let keys = names.iter().filter_map(|name| directory_key.child(name).ok());
+            survey.directories.extend(keys.map(|key| new_directory(key, next_index)));
         }
         if survey.directories.len() > MAX_DIRECTORIES {
             return Ok(None);
         }
-        next += 1;
+        next_index += 1;
     }
     Ok(Some(survey))
 }

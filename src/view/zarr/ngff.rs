@@ -24,15 +24,15 @@ pub(super) fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&st
         let document = node.child_documents.get(&level.path)?.clone();
         DatasetAttributes::parse(document).ok().filter(|dataset| ZarrEncoding::of(dataset).is_some())
     };
-    let mut found: Option<(CoordinateSpace, DatasetAttributes)> = None;
+    let mut finest_level: Option<(CoordinateSpace, DatasetAttributes)> = None;
     let mut datasets = Vec::new();
     for (number, level) in pyramid.levels.iter().enumerate() {
         let Some(attributes) = dataset(level) else { continue };
         let space = CoordinateSpace::of_level(pyramid, number);
-        let (first, _) = match &found {
+        let (first, _) = match &finest_level {
             Some((_, finest)) if finest.data_type() != attributes.data_type() => continue,
             Some(finest) => finest,
-            None => found.insert((space.clone(), attributes)),
+            None => finest_level.insert((space.clone(), attributes)),
         };
         if first.axes.len() != space.axes.len() {
             continue;
@@ -43,7 +43,7 @@ pub(super) fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&st
             {"type": "translation", "translation": reversed(&space.translation)},
         ]}));
     }
-    let (space, _) = found.filter(|(space, _)| RANKS.contains(&space.axes.len()))?;
+    let (space, _) = finest_level.filter(|(space, _)| RANKS.contains(&space.axes.len()))?;
     let mut image = Map::new();
     if let Some(name) = name {
         image.insert("name".to_owned(), Value::from(name));
@@ -54,7 +54,7 @@ pub(super) fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&st
 }
 
 fn axes(space: &CoordinateSpace) -> Value {
-    let of_axis = |axis: &crate::metadata::Axis| {
+    let axis_json = |axis: &crate::metadata::Axis| {
         let mut members = Map::new();
         members.insert("name".to_owned(), Value::from(axis.name.as_str()));
         let kind = match axis.kind {
@@ -71,7 +71,7 @@ fn axes(space: &CoordinateSpace) -> Value {
         }
         Value::Object(members)
     };
-    space.axes.iter().rev().map(of_axis).collect()
+    space.axes.iter().rev().map(axis_json).collect()
 }
 
 #[cfg(test)]
@@ -89,8 +89,8 @@ mod tests {
             "compression": {"type": "raw"}})
     }
 
-    fn of(own: &Value, levels: &[(&str, Value)]) -> Option<Value> {
-        let mut node = Node { document: Some(Ok(document(own))), ..Node::default() };
+    fn multiscales_of(attributes: &Value, levels: &[(&str, Value)]) -> Option<Value> {
+        let mut node = Node { document: Some(Ok(document(attributes))), ..Node::default() };
         for (path, value) in levels {
             node.children.push((*path).to_owned());
             node.child_documents.insert((*path).to_owned(), document(value));
@@ -100,7 +100,7 @@ mod tests {
     }
 
     #[test]
-    fn the_convention_of_n5_viewer_becomes_scales_and_centres() {
+    fn n5_viewer_pyramids_become_scales_and_translations() {
         let own = json!({"scales": [[1, 1, 1], [2, 2, 1]],
             "pixelResolution": {"unit": "um", "dimensions": [0.5, 0.5, 3]}});
         let levels = [("s0", array(&[8, 6, 4], "uint8")), ("s1", array(&[4, 3, 4], "uint8"))];
@@ -113,7 +113,7 @@ mod tests {
                 {"type": "translation", "translation": [0.0, 0.0, 0.0]}]},
             {"path": "s1", "coordinateTransformations": [{"type": "scale", "scale": [3.0, 1.0, 1.0]},
                 {"type": "translation", "translation": [0.0, 0.25, 0.25]}]}]});
-        assert_eq!(of(&own, &levels), Some(expected));
+        assert_eq!(multiscales_of(&own, &levels), Some(expected));
     }
 
     #[test]
@@ -121,7 +121,7 @@ mod tests {
         let own = json!({"scales": [[1, 1], [2, 2], [4, 4]]});
         let levels =
             [("s0", array(&[8, 6], "uint8")), ("s1", array(&[4, 3], "float32")), ("s2", array(&[2, 2], "uint8"))];
-        let image = of(&own, &levels).unwrap();
+        let image = multiscales_of(&own, &levels).unwrap();
         let paths: Vec<&str> =
             image["datasets"].as_array().unwrap().iter().map(|l| l["path"].as_str().unwrap()).collect();
         assert_eq!(paths, ["s0", "s2"]);
@@ -129,10 +129,10 @@ mod tests {
 
     #[test]
     fn images_have_two_to_five_axes() {
-        let one = json!({"scales": [[1], [2]]});
-        assert_eq!(of(&one, &[("s0", array(&[8], "uint8")), ("s1", array(&[4], "uint8"))]), None);
-        let six = json!({"scales": [[1, 1, 1, 1, 1, 1]]});
-        assert_eq!(of(&six, &[("s0", array(&[1; 6], "uint8"))]), None);
-        assert_eq!(of(&json!({"scales": [[1, 1]]}), &[("s0", array(&[2, 2], "string"))]), None);
+        let one_axis = json!({"scales": [[1], [2]]});
+        assert_eq!(multiscales_of(&one_axis, &[("s0", array(&[8], "uint8")), ("s1", array(&[4], "uint8"))]), None);
+        let six_axes = json!({"scales": [[1, 1, 1, 1, 1, 1]]});
+        assert_eq!(multiscales_of(&six_axes, &[("s0", array(&[1; 6], "uint8"))]), None);
+        assert_eq!(multiscales_of(&json!({"scales": [[1, 1]]}), &[("s0", array(&[2, 2], "string"))]), None);
     }
 }

@@ -184,7 +184,7 @@ impl Store for Faulty {
 
     fn current_load(&self) -> StoreLoad {
         let age = self.hangs.lock().unwrap().map_or(Duration::ZERO, |since| since.elapsed());
-        StoreLoad { silent_for: age, longest_running: age, ..self.inner.current_load() }
+        StoreLoad { no_progress_for: age, longest_running: age, ..self.inner.current_load() }
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

@@ -4,16 +4,21 @@ use std::cell::Cell;
 
 use super::*;
 
-/// Decodes until the cancellation check was polled `looks` times. Returns the number of polls and the result.
-fn decode_until_cancelled(looks: usize, name: &str, payload: &[u8], len: usize) -> (usize, Result<Bytes, CodecError>) {
-    let asked = Cell::new(0);
-    let goes_on = || {
-        asked.set(asked.get() + 1);
-        asked.get() <= looks
+/// Decodes until the cancellation check was polled `checks` times. Returns the number of polls and the result.
+fn decode_until_cancelled(
+    max_checks: usize,
+    name: &str,
+    payload: &[u8],
+    len: usize,
+) -> (usize, Result<Bytes, CodecError>) {
+    let checks = Cell::new(0);
+    let should_continue = || {
+        checks.set(checks.get() + 1);
+        checks.get() <= max_checks
     };
     let payload = Bytes::copy_from_slice(payload);
-    let done = codec(name).decode(payload, len, &mut Scratch::default(), CancelCheck::new(&goes_on));
-    (asked.get(), done)
+    let result = codec(name).decode(payload, len, &mut Scratch::default(), CancelCheck::new(&should_continue));
+    (checks.get(), result)
 }
 
 fn damage(result: Result<Vec<u8>, CodecError>) -> String {
@@ -40,22 +45,22 @@ fn lz4_frame_of(data: &[u8], size: lz4::frame::BlockSize) -> Vec<u8> {
 }
 
 #[test]
-fn decoding_ends_as_soon_as_nobody_waits() {
+fn decoding_stops_when_it_is_cancelled() {
     for (name, encoding, encode) in ENCODINGS.iter().filter(|row| row.0 != "raw") {
         let payload = encode(&sample(300_000));
-        let (looks, done) = decode_until_cancelled(0, name, &payload, 300_000);
+        let (checks, result) = decode_until_cancelled(0, name, &payload, 300_000);
         // The xz codec tries a second decoder after the first is cancelled; that one is cancelled, too.
-        let is_given_up = matches!(done, Err(CodecError::Cancelled));
-        assert!(looks <= 2 && is_given_up, "{encoding}: {looks} checks");
+        let is_cancelled = matches!(result, Err(CodecError::Cancelled));
+        assert!(checks <= 2 && is_cancelled, "{encoding}: {checks} checks");
     }
 }
 
 #[test]
-fn somebody_is_asked_for_between_members_and_within_long_ones() {
-    let (data, many) = (noise(8 << 20), sample(2000));
-    let each = |encode: Encode| (0..40).flat_map(|_| encode(&many)).collect::<Vec<u8>>();
+fn cancellation_is_checked_between_members_and_within_long_ones() {
+    let (data, member_data) = (noise(8 << 20), sample(2000));
+    let repeated = |encode: Encode| (0..40).flat_map(|_| encode(&member_data)).collect::<Vec<u8>>();
     let blosc = blosc_sys::compress(&sample(8 << 20), c"lz4", 1, 2, 1 << 20);
-    for (name, payload, len, most_bytes_a_look) in [
+    for (name, payload, len, max_bytes_per_check) in [
         ("bzip2", bzip2(&data), data.len(), 1 << 20),
         ("xz", xz(&data), data.len(), 1 << 20),
         ("xz", lzma(&data), data.len(), 1 << 20),
@@ -63,25 +68,25 @@ fn somebody_is_asked_for_between_members_and_within_long_ones() {
         ("lz4", lz4_frame(&data), data.len(), 1 << 20),
         ("lz4", lz4_java(&data, 32 << 10, true), data.len(), 1 << 20),
         ("blosc", blosc, data.len(), 2 << 20),
-        ("bzip2", each(bzip2), 80_000, 2000),
-        ("xz", each(xz), 80_000, 2000),
-        ("gzip", each(gzip), 80_000, 2000),
-        ("gzip", each(zlib), 80_000, 2000),
-        ("zstd", each(zstd), 80_000, 2000),
-        ("lz4", each(lz4_frame), 80_000, 2000),
+        ("bzip2", repeated(bzip2), 80_000, 2000),
+        ("xz", repeated(xz), 80_000, 2000),
+        ("gzip", repeated(gzip), 80_000, 2000),
+        ("gzip", repeated(zlib), 80_000, 2000),
+        ("zstd", repeated(zstd), 80_000, 2000),
+        ("lz4", repeated(lz4_frame), 80_000, 2000),
     ] {
-        let (looks, done) = decode_until_cancelled(usize::MAX, name, &payload, len);
-        assert!(done.is_ok(), "{name}: {:?}", done.err());
-        assert!(looks >= len / most_bytes_a_look, "{name} of {len} bytes: {looks} checks");
+        let (checks, result) = decode_until_cancelled(usize::MAX, name, &payload, len);
+        assert!(result.is_ok(), "{name}: {:?}", result.err());
+        assert!(checks >= len / max_bytes_per_check, "{name} of {len} bytes: {checks} checks");
         // Decoding ends at the next check, and a payload cancelled half-way is not decoded again.
-        let (asked, done) = decode_until_cancelled(looks / 2, name, &payload, len);
-        assert!(matches!(done, Err(CodecError::Cancelled)), "{name}");
-        assert!(asked <= looks / 2 + 2, "{name}: {asked} of {looks} checks");
+        let (checks_until_cancelled, result) = decode_until_cancelled(checks / 2, name, &payload, len);
+        assert!(matches!(result, Err(CodecError::Cancelled)), "{name}");
+        assert!(checks_until_cancelled <= checks / 2 + 2, "{name}: {checks_until_cancelled} of {checks} checks");
     }
 }
 
 #[test]
-fn members_that_hold_nothing_or_little_are_refused_after_a_few() {
+fn empty_and_tiny_members_are_refused_after_a_few() {
     let of_64_kib: Encode = |data| lz4_frame_of(data, lz4::frame::BlockSize::Max64KB);
     let of_4_mib: Encode = |data| lz4_frame_of(data, lz4::frame::BlockSize::Max4MB);
     let skippable: Encode = |_| vec![0x50, 0x2a, 0x4d, 0x18, 0, 0, 0, 0];
@@ -96,22 +101,22 @@ fn members_that_hold_nothing_or_little_are_refused_after_a_few() {
         ("lz4", of_4_mib),
     ];
     for (name, encode) in forms {
-        for held in [0, 1] {
-            let member = encode(&vec![7; held]);
-            let told = damage(decode(name, &member.repeat(900), 1000));
-            assert!(told.starts_with("its first 6") && told.contains("members hold only"), "{name}: {told}");
+        for content_bytes in [0, 1] {
+            let member = encode(&vec![7; content_bytes]);
+            let reason = damage(decode(name, &member.repeat(900), 1000));
+            assert!(reason.starts_with("its first 6") && reason.contains("members hold only"), "{name}: {reason}");
             // The limit also holds for empty members between others: 60 are accepted, 100 are not.
             let (before, after) = (encode(&sample(900)), encode(&sample(100)));
-            let few = [&before[..], &encode(&[]).repeat(60), &after].concat();
+            let few_members = [&before[..], &encode(&[]).repeat(60), &after].concat();
             if member != skippable(&[]) {
-                assert_eq!(decode(name, &few, 1000).map(|bytes| bytes.len()), Ok(1000), "{name}");
+                assert_eq!(decode(name, &few_members, 1000).map(|bytes| bytes.len()), Ok(1000), "{name}");
             }
-            let many = [&before[..], &encode(&[]).repeat(100), &after].concat();
-            assert!(decode(name, &many, 1000).is_err(), "{name}");
+            let many_members = [&before[..], &encode(&[]).repeat(100), &after].concat();
+            assert!(decode(name, &many_members, 1000).is_err(), "{name}");
         }
     }
-    let told = damage(decode("lz4", &lz4_java(&[], 1, true).repeat(3000), 1000));
-    assert!(told.contains("members hold only 0 bytes"), "{told}");
+    let reason = damage(decode("lz4", &lz4_java(&[], 1, true).repeat(3000), 1000));
+    assert!(reason.contains("members hold only 0 bytes"), "{reason}");
     // Empty blocks in one LZ4 frame.
     let frame = lz4_frame(&sample(1000));
     let blocks = [&frame[..7], &[1, 0, 0, 0, 0].repeat(3000), &frame[7..]].concat();
@@ -155,17 +160,17 @@ fn empty_deflate_blocks(bytes: usize) -> Vec<u8> {
 }
 
 #[test]
-fn a_stream_that_goes_on_without_holding_anything_is_refused_early() {
+fn a_long_stream_without_content_is_refused_early() {
     let payload = empty_deflate_blocks(20 << 20);
-    let told = damage(decode("gzip", &payload, 64 << 20));
-    assert!(told.starts_with("its first 327680 bytes hold only 0"), "{told}");
-    let (looks, _) = decode_until_cancelled(usize::MAX, "gzip", &payload, 64 << 20);
-    assert!(looks < 10, "{looks} checks");
+    let reason = damage(decode("gzip", &payload, 64 << 20));
+    assert!(reason.starts_with("its first 327680 bytes hold only 0"), "{reason}");
+    let (checks, _) = decode_until_cancelled(usize::MAX, "gzip", &payload, 64 << 20);
+    assert!(checks < 10, "{checks} checks");
 }
 
 /// bgzip writes members of up to 64 KiB with an extra field, and an empty one at the end.
 #[test]
-fn what_writers_make_of_several_members_decodes() {
+fn files_of_multi_member_writers_decode() {
     let same = |found: Result<Vec<u8>, CodecError>, data: &[u8]| found.is_ok_and(|found| found == data);
     let data = sample(3 << 20);
     let bgzip: Vec<u8> = data.chunks(0xff00).chain([&[][..]]).flat_map(gzip).collect();
@@ -205,18 +210,18 @@ fn blosc_of(inner: u8, size: usize, blocks: usize, part: &[u8], is_shared: bool)
 }
 
 #[test]
-fn parts_of_a_blosc_buffer_are_neither_shared_nor_tiny_nor_longer_than_what_they_hold() {
+fn shared_tiny_and_overlong_parts_of_a_blosc_buffer_are_refused() {
     let plain = [7; 256];
     let snappy = snap::raw::Encoder::new().compress_vec(&plain).unwrap();
     for (inner, part) in [(1, lz4_bare(&plain)), (2, snappy), (3, zlib(&plain)), (4, zstd(&plain))] {
         let own = blosc_of(inner, 256, 1000, &part, false);
         assert_eq!(decode("blosc", &own, 256_000).as_deref(), Ok(&vec![7; 256_000][..]), "{inner}");
-        let told = damage(decode("blosc", &blosc_of(inner, 256, 1000, &part, true), 256_000));
-        assert_eq!(told, "parts overlap", "{inner}");
+        let reason = damage(decode("blosc", &blosc_of(inner, 256, 1000, &part, true), 256_000));
+        assert_eq!(reason, "parts overlap", "{inner}");
     }
     assert!(decode("blosc", &blosc_of(1, 8, 100, &[7; 8], false), 800).is_err());
-    let told = damage(decode("blosc", &blosc_of(3, 4096, 1, &empty_deflate_blocks(40_000), false), 4096));
-    assert_eq!(told, "a part is longer than its content");
+    let reason = damage(decode("blosc", &blosc_of(3, 4096, 1, &empty_deflate_blocks(40_000), false), 4096));
+    assert_eq!(reason, "a part is longer than its content");
     // Bytes after the end of a part's stream are ignored, as in c-blosc.
     let trailing = [zlib(&plain), vec![9; 3]].concat();
     assert!(decode("blosc", &blosc_of(3, 256, 4, &trailing, false), 1024).is_ok());
