@@ -17,7 +17,7 @@ use tokio::sync::oneshot;
 
 pub use flow::ClientQuota;
 pub use permit::FairPermit;
-pub use single_flight::{DetachHandle, SingleFlight, Waiter, detach_handle, lead, retain_for_waiters};
+pub use single_flight::{FlightHandle, Leader, SingleFlight, Waiter};
 pub use state::max_overtaking_units;
 
 use flow::PendingAcquire;

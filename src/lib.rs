@@ -59,7 +59,7 @@
 //! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
 //!
 //! 1. [`http::router`] has one handler, inside layers that give every request an id and every response its headers. The
-//!    handler sets a deadline and creates a [`Freshness`](container::Freshness).
+//!    handler sets a deadline and creates a [`Freshness`](crate::cache::Freshness).
 //! 2. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw path, then decodes each segment once;
 //!    the first segment names the endpoint.
 //! 3. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
@@ -74,6 +74,7 @@
 pub mod access;
 pub mod allocator;
 pub mod app;
+pub mod cache;
 pub mod config;
 pub mod container;
 pub mod cpu_pool;
@@ -86,6 +87,7 @@ pub mod metadata;
 pub mod metrics;
 pub mod n5;
 pub mod output;
+pub mod read;
 pub mod store;
 pub mod telemetry;
 pub mod trace;

@@ -5,15 +5,15 @@ use std::sync::Arc;
 
 use crate::access::{AccessControl, JwksLocation, JwtValidation, Policy, RefreshPolicy};
 use crate::config::{Config, DefaultAccess, EvictionPolicy, ReadinessRequirement, RecheckPolicy};
-use crate::container::{self, Settings};
+use crate::container::Settings;
 use crate::http::{self, Viewer};
 
 /// Returns the settings of containers and their caches.
 pub(super) fn container_settings(config: &Config) -> Settings {
     let recheck = |recheck| match recheck {
-        RecheckPolicy::Always => container::RevalidationPolicy::Always,
-        RecheckPolicy::Never => container::RevalidationPolicy::Never,
-        RecheckPolicy::After(age) => container::RevalidationPolicy::After(age),
+        RecheckPolicy::Always => crate::cache::RevalidationPolicy::Always,
+        RecheckPolicy::Never => crate::cache::RevalidationPolicy::Never,
+        RecheckPolicy::After(age) => crate::cache::RevalidationPolicy::After(age),
     };
     Settings {
         decoded_cache: config.cache.decoded,

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::instrument::instrument;
-use super::{ATTRIBUTES, Container, Dataset, Freshness, GroupState, ReadError};
-use crate::metrics::StoreOperation;
+use super::handle::Container;
+use crate::cache::datasets::{Dataset, GroupState};
+use crate::cache::error::ReadError;
+use crate::cache::freshness::{ATTRIBUTES, Freshness};
 use crate::n5::{Coords, GridPosition, MAX_RANK};
 use crate::store::{DirEntry, FilterDecision, Key};
 
@@ -74,9 +75,7 @@ impl Container {
                 true => FilterDecision::Keep,
             }
         });
-        let page = self.store.list(key, after, limit, filter);
-        let page = instrument(StoreOperation::List, self.store.backend(), page).await?;
-        let Some(page) = page else { return Ok(None) };
+        let Some(page) = self.store.list(key, after, limit, filter).await? else { return Ok(None) };
         let mut result = DirectoryPage { entries: Vec::new(), has_more: page.has_more };
         let mut names_bytes = 0;
         for entry in page.entries {
@@ -213,8 +212,7 @@ impl Container {
                 FilterDecision::Skip
             }
         });
-        let listing = self.store.list(key, None, limit, filter);
-        let listing = instrument(StoreOperation::List, self.store.backend(), listing).await?;
+        let listing = self.store.list(key, None, limit, filter).await?;
         Ok(listing.map(|listing| listing.entries.into_iter().map(|entry| entry.name).collect()))
     }
 
@@ -224,11 +222,10 @@ impl Container {
     /// [`ReadError`] when the store fails.
     pub async fn is_directory(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
         freshness.ensure_may_block().await;
-        let lookup = self.store.is_directory(key);
         if !self.is_visible(key) {
             return Ok(false);
         }
-        let is_directory = instrument(StoreOperation::Head, self.store.backend(), lookup).await;
+        let is_directory = self.store.is_directory(key).await;
         Ok(ReadError::hidden_as_none(is_directory.map(Some).map_err(ReadError::from))?.unwrap_or(false))
     }
 

@@ -3,9 +3,11 @@
 
 use std::sync::Arc;
 
-use super::instrument::instrument;
-use super::{Container, Dataset, Freshness, ReadError};
-use crate::metrics::StoreOperation;
+use super::handle::Container;
+use crate::cache::datasets::Dataset;
+use crate::cache::error::ReadError;
+use crate::cache::freshness::Freshness;
+use crate::metrics::{self, StoreOperation};
 use crate::n5::GridPosition;
 use crate::store::{CachedStat, Key, StoreError};
 
@@ -20,11 +22,12 @@ impl Container {
             CachedStat::Object(_) => return Ok(()),
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => freshness.ensure_may_block().await,
         }
-        let missing_error =
-            || StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
-        let head = async { self.store.head(&key).await?.ok_or_else(missing_error) };
-        instrument(StoreOperation::Head, self.store.backend(), head).await?;
-        Ok(())
+        if self.store.head(&key).await?.is_some() {
+            return Ok(());
+        }
+        let error = StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
+        metrics::store_error(StoreOperation::Head, error.kind());
+        Err(error.into())
     }
 
     /// Confirms that the blocks missing at `positions` are holes, by checking afterwards that the dataset still exists.
@@ -38,6 +41,9 @@ impl Container {
         dataset: &Arc<Dataset>,
         positions: &[GridPosition],
     ) -> Result<(), ReadError> {
+        if self.store.reports_missing_root() {
+            return Ok(());
+        }
         let existence = self.ensure_dataset_exists(freshness, dataset).await;
         if existence.is_err() {
             self.resources.blocks.forget_missing_blocks(dataset, positions).await;
@@ -49,7 +55,7 @@ impl Container {
     }
 
     /// Calls [`Self::confirm_missing`] if `is_missing`.
-    pub(super) async fn confirm_missing_if(
+    pub(crate) async fn confirm_missing_if(
         &self,
         is_missing: bool,
         freshness: Freshness,

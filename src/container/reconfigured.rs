@@ -1,15 +1,10 @@
 //! Reconfiguration: new resources replace those in use and take over some of their parts.
 
-use std::hash::Hash;
 use std::sync::Arc;
 
-use moka::future::Cache;
-
-use super::{Container, Resources, Settings};
+use super::handle::Container;
+use super::resources::{Resources, Settings};
 use crate::cpu_pool::CpuPool;
-
-/// Maximum number of rounds in which a cache frees its entries.
-const MAX_DRAIN_ROUNDS: usize = 100;
 
 impl Resources {
     /// Returns resources for `settings`. They take over all budgets, and every cache whose own settings are unchanged.
@@ -21,9 +16,9 @@ impl Resources {
         let replacement = Self::with_cpu(cpu.clone(), settings.clone());
         let choose = |is_kept| if is_kept { self } else { &*replacement };
         let mut objects = choose(retained.objects).objects.with_max_wait(max_wait);
-        objects.budget = self.objects.budget.with_size_of(&replacement.objects.budget);
-        let mut blocks = choose(retained.blocks).blocks.with_max_wait(max_wait, &objects, &cpu);
-        blocks.budget = self.blocks.budget.with_size_of(&replacement.blocks.budget);
+        objects.memory = self.objects.memory.map(|budget| budget.with_size_of(&replacement.objects.memory.budget));
+        let mut blocks = choose(retained.blocks).blocks.with_max_wait(max_wait, &cpu);
+        blocks.memory = self.blocks.memory.map(|budget| budget.with_size_of(&replacement.blocks.memory.budget));
         Arc::new(Self {
             slice_budget: self.slice_budget.with_size_of(&replacement.slice_budget),
             datasets: self.datasets.with_max_wait(max_wait),
@@ -37,7 +32,7 @@ impl Resources {
 
     /// Applies the sizes of these budgets, which are shared with the replaced resources.
     pub fn apply_budgets(&self) {
-        for budget in [&self.slice_budget, &self.objects.budget, &self.blocks.budget] {
+        for budget in [&self.slice_budget, &self.objects.memory.budget, &self.blocks.memory.budget] {
             budget.apply_size();
         }
     }
@@ -47,28 +42,11 @@ impl Resources {
     pub async fn drain_caches(&self, settings: &Settings) {
         let retained = RetainedParts::compare(&self.settings, settings);
         if !retained.objects {
-            drain(&self.objects.cache).await;
+            self.objects.entries.drain().await;
         }
         if !retained.blocks {
-            drain(&self.blocks.cache).await;
+            self.blocks.entries.drain().await;
         }
-    }
-}
-
-/// Frees all entries. The cache itself only marks them and frees them at its next use, which may never come.
-async fn drain<K, V>(cache: &Cache<K, V>)
-where
-    K: Hash + Eq + Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-{
-    cache.invalidate_all();
-    // Each round frees as much as it can within 0.1 s.
-    for _ in 0..MAX_DRAIN_ROUNDS {
-        cache.run_pending_tasks().await;
-        if cache.entry_count() == 0 {
-            return;
-        }
-        tokio::task::yield_now().await;
     }
 }
 
@@ -104,7 +82,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::container::RevalidationPolicy;
+    use crate::cache::RevalidationPolicy;
 
     fn settings() -> Settings {
         Settings {
@@ -163,12 +141,12 @@ mod tests {
     #[tokio::test]
     async fn replaced_caches_free_memory_for_the_new_ones() {
         let old = Resources::new(settings());
-        let permit = old.blocks.budget.take(1 << 20).await.unwrap().into_cache_owned();
+        let permit = old.blocks.memory.budget.take(1 << 20).await.unwrap().into_cache_owned();
         let new = old.reconfigured(Settings { decoded_cache: 2 << 20, ..settings() });
         new.apply_budgets();
-        assert_eq!(new.blocks.budget.free_bytes() + (1 << 20), new.blocks.budget.capacity_bytes());
+        assert_eq!(new.blocks.memory.budget.free_bytes() + (1 << 20), new.blocks.memory.budget.capacity_bytes());
         drop(permit);
-        assert_eq!(new.blocks.budget.free_bytes(), new.blocks.budget.capacity_bytes());
+        assert_eq!(new.blocks.memory.budget.free_bytes(), new.blocks.memory.budget.capacity_bytes());
     }
 
     #[tokio::test]

@@ -2,7 +2,6 @@
 
 use std::fmt;
 
-use super::Container;
 use crate::store::Key;
 
 /// The part of a container that a caller may see. Hidden objects appear not to exist: in listings, as ancestors with
@@ -14,21 +13,4 @@ pub trait Visibility: fmt::Debug + Send + Sync {
     /// Returns true if everything at `key` and below is visible. A dataset that is partly hidden is treated as missing,
     /// since its blocks are read without a check for each.
     fn is_subtree_visible(&self, key: &Key) -> bool;
-}
-
-impl Container {
-    /// Returns the same container with restricted visibility. The caches are shared, but are asked for visible objects
-    /// only.
-    #[must_use]
-    pub fn with_visibility(&self, visibility: std::sync::Arc<dyn Visibility>) -> Self {
-        Self { visibility: Some(visibility), ..self.clone() }
-    }
-
-    pub(super) fn is_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|visibility| visibility.is_visible(key))
-    }
-
-    pub(super) fn is_subtree_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|visibility| visibility.is_subtree_visible(key))
-    }
 }

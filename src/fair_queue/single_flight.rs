@@ -1,136 +1,87 @@
-//! Single flight: work that several clients want is done once, in the turn of whichever client is first.
+//! Single flight: one run of work serves all clients that want the same key at the same time. It gets its permits in the
+//! turn of whichever of these clients is first.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::Hash;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::panic::AssertUnwindSafe;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
-use futures_util::{FutureExt, future};
+use futures_util::FutureExt;
 use tokio::sync::watch;
-use tokio::task::{AbortHandle, JoinError, JoinHandle};
+use tokio::task::AbortHandle;
 
 use super::ClientId;
 
 tokio::task_local! {
-    static FLIGHT: Flight;
-    static FLIGHT_TASK: Arc<FlightTaskState>;
+    static CURRENT_FLIGHT: FlightHandle;
 }
 
 /// Returns the clients for which the running task works, if more may join.
 pub(super) fn watch_flight_clients() -> Option<watch::Receiver<Vec<ClientId>>> {
-    FLIGHT.try_with(|flight| flight.clients.subscribe()).ok()
+    CURRENT_FLIGHT.try_with(|flight| flight.0.clients.subscribe()).ok()
 }
 
-/// Runs `work` as the leader, for all waiters of the running task's flight. It continues while any of them waits.
-///
-/// # Errors
-/// Errors of `work`. The task then no longer leads, and another one may.
-pub fn lead<T, E>(work: impl Future<Output = Result<T, E>>) -> impl Future<Output = Result<T, E>> {
-    fn with_task_state(set: impl FnOnce(&FlightTaskState)) {
-        // Outside such a task, no other client waits.
-        let _ = FLIGHT_TASK.try_with(|state| set(state));
-    }
-    // Boxed, because a cache that awaits this future reserves space for it several times.
-    let work = Box::pin(work);
-    let begin = future::lazy(|_| {
-        with_task_state(|state| state.is_leader.store(true, Ordering::Relaxed));
-        // The memory that this run waits for may be held by the result of an earlier run.
-        replace_retained(None);
-    });
-    begin.then(|()| work).inspect(|result| {
-        if result.is_err() {
-            with_task_state(|state| {
-                state.is_leader.store(false, Ordering::Relaxed);
-                state.is_detached.store(false, Ordering::Relaxed);
-            });
-        }
-    })
-}
-
-/// Retains `value` for the waiters of the running task's flight, until the last of them has gone or the work starts
-/// again.
-pub fn retain_for_waiters<T: Send + Sync + 'static>(value: &Arc<T>) {
-    replace_retained(Some(Arc::<T>::clone(value)));
-}
-
-fn replace_retained(value: Option<RetainedValue>) {
-    let replaced = FLIGHT.try_with(|flight| {
-        let mut retained = flight.retained.lock().unwrap_or_else(PoisonError::into_inner);
-        std::mem::replace(&mut *retained, value)
-    });
-    // Dropped outside the lock.
-    drop(replaced);
-}
-
-/// Returns a handle that can keep the running task going when no waiter is left.
-pub fn detach_handle() -> DetachHandle {
-    DetachHandle(FLIGHT_TASK.try_with(Arc::clone).ok())
-}
-
-/// Keeps a task of [`Waiter::spawn`] going once it does work that cannot be interrupted. The default handle has no
-/// task.
-#[derive(Debug, Clone, Default)]
-pub struct DetachHandle(Option<Arc<FlightTaskState>>);
-
-impl DetachHandle {
-    /// Lets the task run to its end from now on, even without waiters.
-    pub fn detach(&self) {
-        if let Some(state) = &self.0 {
-            state.is_detached.store(true, Ordering::Relaxed);
-        }
-    }
-}
-
-/// State of a task of [`Waiter::spawn`].
-#[derive(Debug, Default)]
-struct FlightTaskState {
-    /// True if the task does the work and the others wait for it.
-    is_leader: AtomicBool,
-    is_detached: AtomicBool,
-}
-
+/// The flights of work whose result has type `T`, by key. Cheap to clone; clones share the flights.
 #[derive(Debug)]
-struct FlightTask {
-    handle: AbortHandle,
-    state: Arc<FlightTaskState>,
+pub struct SingleFlight<K, T>(Arc<Mutex<HashMap<K, Arc<Flight<T>>>>>);
+
+/// One run of work and its result, which is kept until the last waiter is dropped.
+#[derive(Debug)]
+struct Flight<T> {
+    handle: FlightHandle,
+    /// The task that runs the work, unless the leader runs it itself.
+    task: OnceLock<AbortHandle>,
+    result: watch::Sender<Option<FlightResult<T>>>,
 }
 
-impl FlightTask {
-    /// Aborts the task, unless it cannot be interrupted.
-    fn abort_unless_detached(&self) {
-        if !self.state.is_detached.load(Ordering::Relaxed) {
-            self.handle.abort();
-        }
-    }
+/// How the work of a flight ended.
+#[derive(Debug, Clone)]
+enum FlightResult<T> {
+    Finished(T),
+    /// The leader gave up. A waiter may lead another flight.
+    Abandoned,
+    Panicked(String),
 }
 
-/// Clients for which one piece of work is done. Clients may join until it is done, so that a later client does not wait
-/// for the turn of the first one. Cheap to clone; clones share the clients.
+/// What the work of a flight knows of its waiters. Cheap to clone. The default handle belongs to no flight.
 #[derive(Debug, Clone, Default)]
-struct Flight(Arc<FlightInner>);
-
-type RetainedValue = Arc<dyn Any + Send + Sync>;
+pub struct FlightHandle(Arc<FlightState>);
 
 #[derive(Debug, Default)]
-struct FlightInner {
+struct FlightState {
+    /// Clients for which the work is done. More may join until it is done, so that a later client does not wait for the
+    /// turn of an earlier one.
     clients: watch::Sender<Vec<ClientId>>,
-    /// Value retained for the waiters.
-    retained: Mutex<Option<RetainedValue>>,
+    waiters: AtomicUsize,
+    is_detached: AtomicBool,
+    is_superseded: AtomicBool,
 }
 
-impl std::ops::Deref for Flight {
-    type Target = FlightInner;
-
-    fn deref(&self) -> &FlightInner {
-        &self.0
+impl FlightHandle {
+    /// Returns true if a request waits for the result.
+    pub fn has_waiters(&self) -> bool {
+        self.0.waiters.load(Ordering::Relaxed) > 0
     }
-}
 
-impl Flight {
+    /// Lets the work run to its end from now on, even without waiters. For work that cannot be interrupted.
+    pub fn detach(&self) {
+        self.0.is_detached.store(true, Ordering::Relaxed);
+    }
+
+    /// Ends [`detach`](Self::detach): the work is aborted again when the last waiter is dropped.
+    pub fn attach(&self) {
+        self.0.is_detached.store(false, Ordering::Relaxed);
+    }
+
+    /// Returns true if the result is out of date already: see [`SingleFlight::supersede`].
+    pub fn is_superseded(&self) -> bool {
+        self.0.is_superseded.load(Ordering::Acquire)
+    }
+
     fn add_clients(&self, new_clients: Vec<ClientId>) {
-        self.clients.send_if_modified(|clients| {
+        self.0.clients.send_if_modified(|clients| {
             let before = clients.len();
             let added: Vec<ClientId> = new_clients.into_iter().filter(|client| !clients.contains(client)).collect();
             clients.extend(added);
@@ -139,129 +90,207 @@ impl Flight {
     }
 }
 
-/// Work that several clients may want, by the key of its result. Cheap to clone; clones share the work.
-#[derive(Debug)]
-pub struct SingleFlight<K>(Arc<Mutex<HashMap<K, FlightEntry>>>);
-
-#[derive(Debug, Default)]
-struct FlightEntry {
-    flight: Flight,
-    /// Number of waiters.
-    waiters: usize,
-    /// Tasks of waiters that have gone: the one that does the work, and those that have just finished it.
-    orphaned_tasks: Vec<FlightTask>,
-}
-
-/// The current client as a waiter in a flight, until dropped. The work is aborted when the last waiter is dropped.
-#[derive(Debug)]
-pub struct Waiter<K: Eq + Hash> {
-    flights: SingleFlight<K>,
-    key: K,
-    flight: Flight,
-    is_first: bool,
-    task: Option<FlightTask>,
-    /// Clients of the flight for which the calling task works, if more may join.
-    parent_clients: Option<watch::Receiver<Vec<ClientId>>>,
-}
-
-impl<K> Clone for SingleFlight<K> {
+impl<K, T> Clone for SingleFlight<K, T> {
     fn clone(&self) -> Self {
         Self(Arc::clone(&self.0))
     }
 }
 
-impl<K> Default for SingleFlight<K> {
+impl<K, T> Default for SingleFlight<K, T> {
     fn default() -> Self {
         Self(Arc::default())
     }
 }
 
-impl<K> SingleFlight<K> {
-    fn lock(&self) -> MutexGuard<'_, HashMap<K, FlightEntry>> {
+impl<K: Eq + Hash, T> SingleFlight<K, T> {
+    fn lock(&self) -> MutexGuard<'_, HashMap<K, Arc<Flight<T>>>> {
         // No code that runs under the lock can leave the map inconsistent.
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    /// Removes `flight`, so that later requests start another one.
+    fn remove(&self, key: &K, flight: &Arc<Flight<T>>) {
+        let mut flights = self.lock();
+        if flights.get(key).is_some_and(|current| Arc::ptr_eq(current, flight)) {
+            flights.remove(key);
+        }
+    }
+
+    /// Keeps later requests from joining the flight of `key`, because its result will be out of date. Its waiters
+    /// still get the result.
+    pub fn supersede(&self, key: &K) {
+        if let Some(flight) = self.lock().remove(key) {
+            flight.handle.0.is_superseded.store(true, Ordering::Release);
+        }
+    }
 }
 
-impl<K: Clone + Eq + Hash> SingleFlight<K> {
+impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
     /// Joins the flight of `key` for the current client. If the calling task works for a flight itself, all clients of
-    /// that flight join.
-    pub fn join(&self, key: K) -> Waiter<K> {
+    /// that flight join. If there was no flight, the second value leads the new one.
+    pub fn join(&self, key: K) -> (Waiter<K, T>, Option<Leader<K, T>>) {
         let mut parent_clients = watch_flight_clients();
         let clients = parent_clients
             .as_mut()
-            .map_or_else(|| vec![ClientId::current()], |outer| outer.borrow_and_update().clone());
-        let mut entries = self.lock();
-        let entry = entries.entry(key.clone()).or_default();
-        let is_first = entry.waiters == 0;
-        entry.waiters += 1;
-        entry.flight.add_clients(clients);
-        Waiter { flights: self.clone(), key, flight: entry.flight.clone(), is_first, task: None, parent_clients }
+            .map_or_else(|| vec![ClientId::current()], |parent| parent.borrow_and_update().clone());
+        let mut flights = self.lock();
+        let is_first = !flights.contains_key(&key);
+        let flight = Arc::clone(flights.entry(key.clone()).or_default());
+        flight.handle.0.waiters.fetch_add(1, Ordering::Relaxed);
+        drop(flights);
+        flight.handle.add_clients(clients);
+        let leader = is_first.then(|| Leader { flights: self.clone(), key: key.clone(), flight: Arc::clone(&flight) });
+        (Waiter { flights: self.clone(), key, flight, parent_clients }, leader)
+    }
+
+    /// Starts a flight that no other request joins, and whose result is of no use to others: no call of
+    /// [`supersede`](Self::supersede) reaches it.
+    pub fn unshared(&self, key: K) -> (Waiter<K, T>, Leader<K, T>) {
+        let flight = Arc::<Flight<T>>::default();
+        flight.handle.0.waiters.store(1, Ordering::Relaxed);
+        flight.handle.0.is_superseded.store(true, Ordering::Release);
+        flight.handle.add_clients(vec![ClientId::current()]);
+        let waiter =
+            Waiter { flights: self.clone(), key: key.clone(), flight: Arc::clone(&flight), parent_clients: None };
+        (waiter, Leader { flights: self.clone(), key, flight })
+    }
+
+    /// Leads a new flight of `key` without waiting for it. Returns `None` if there is a flight already.
+    pub fn try_lead(&self, key: K) -> Option<Leader<K, T>> {
+        let mut flights = self.lock();
+        if flights.contains_key(&key) {
+            return None;
+        }
+        let flight = Arc::clone(flights.entry(key.clone()).or_default());
+        drop(flights);
+        Some(Leader { flights: self.clone(), key, flight })
     }
 }
 
-impl<K: Eq + Hash> SingleFlight<K> {
-    /// Returns true if the flight of `key` has a waiter.
-    pub fn is_in_flight(&self, key: &K) -> bool {
-        self.lock().contains_key(key)
+impl<T> Default for Flight<T> {
+    fn default() -> Self {
+        Self { handle: FlightHandle::default(), task: OnceLock::new(), result: watch::Sender::new(None) }
     }
 }
 
-impl<K: Eq + Hash> Waiter<K> {
-    /// Returns true if this waiter started the flight.
-    pub const fn is_first(&self) -> bool {
-        self.is_first
+/// The right to do the work of a flight. Dropping it abandons the flight, and a waiter may lead the next one.
+#[derive(Debug)]
+pub struct Leader<K: Eq + Hash, T> {
+    flights: SingleFlight<K, T>,
+    key: K,
+    flight: Arc<Flight<T>>,
+}
+
+impl<K: Eq + Hash, T> Leader<K, T> {
+    /// Returns the handle for the work of the flight.
+    pub fn handle(&self) -> &FlightHandle {
+        &self.flight.handle
     }
 
+    /// Ends the flight with its result.
+    pub fn finish(self, result: T) {
+        self.flight.result.send_replace(Some(FlightResult::Finished(result)));
+    }
+}
+
+impl<K, T> Leader<K, T>
+where
+    K: Eq + Hash + Send + 'static,
+    T: Send + Sync + 'static,
+{
     /// Runs `work` in a task of its own, which gets permits in the turn of whichever client of the flight is first. The
-    /// task is aborted when this waiter is dropped. If it works for others in [`lead`], it is aborted when the last
-    /// waiter is dropped.
-    pub fn spawn<F>(&mut self, work: F) -> JoinHandle<F::Output>
-    where
-        F: Future<Output: Send> + Send + 'static,
-    {
-        let state = Arc::<FlightTaskState>::default();
-        let task = tokio::spawn(FLIGHT_TASK.scope(Arc::clone(&state), FLIGHT.scope(self.flight.clone(), work)));
-        self.task = Some(FlightTask { handle: task.abort_handle(), state });
-        task
+    /// task is aborted when the last waiter is dropped, unless it is [detached](FlightHandle::detach).
+    pub fn spawn(self, work: impl Future<Output = T> + Send + 'static) {
+        let flight = Arc::clone(&self.flight);
+        let task = tokio::spawn(CURRENT_FLIGHT.scope(self.flight.handle.clone(), async move {
+            let result = AssertUnwindSafe(work).catch_unwind().await;
+            self.flight.result.send_replace(Some(match result {
+                Ok(result) => FlightResult::Finished(result),
+                Err(panic) => FlightResult::Panicked(panic_message(&*panic)),
+            }));
+        }));
+        // Set once only, here.
+        let _ = flight.task.set(task.abort_handle());
     }
+}
 
-    /// Waits for the result of `task`, which [`spawn`](Self::spawn) returned. Clients that join the flight for which
-    /// the calling task works join this flight, too.
+/// Returns the message of a panic.
+fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
+    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
+    format!("the work of a flight panicked: {}", text.unwrap_or("no message"))
+}
+
+impl<K: Eq + Hash, T> Drop for Leader<K, T> {
+    fn drop(&mut self) {
+        self.flights.remove(&self.key, &self.flight);
+        self.flight.result.send_if_modified(|result| {
+            let is_unfinished = result.is_none();
+            if is_unfinished {
+                *result = Some(FlightResult::Abandoned);
+            }
+            is_unfinished
+        });
+    }
+}
+
+/// A request that waits for the result of a flight. The work is aborted when the last waiter is dropped.
+#[derive(Debug)]
+pub struct Waiter<K: Eq + Hash, T> {
+    flights: SingleFlight<K, T>,
+    key: K,
+    flight: Arc<Flight<T>>,
+    /// Clients of the flight for which the calling task works, if more may join.
+    parent_clients: Option<watch::Receiver<Vec<ClientId>>>,
+}
+
+impl<K: Eq + Hash, T: Clone> Waiter<K, T> {
+    /// Waits for the result. Returns `None` if the leader gave up: the caller then joins again, and may lead. Clients
+    /// that join the flight for which the calling task works join this flight, too.
     ///
     /// # Errors
-    /// If the task panics or is aborted.
-    pub async fn wait_for<T>(&mut self, mut task: JoinHandle<T>) -> Result<T, JoinError> {
-        let Some(parent_clients) = &mut self.parent_clients else { return task.await };
+    /// The message if the work panicked.
+    pub async fn wait(mut self) -> Result<Option<T>, String> {
+        let mut results = self.flight.result.subscribe();
         loop {
+            if let Some(result) = &*results.borrow_and_update() {
+                return match result {
+                    FlightResult::Finished(result) => Ok(Some(result.clone())),
+                    FlightResult::Abandoned => Ok(None),
+                    FlightResult::Panicked(message) => Err(message.clone()),
+                };
+            }
+            // The sender of `results` lives as long as this waiter.
+            let Some(parent_clients) = &mut self.parent_clients else {
+                let _ = results.changed().await;
+                continue;
+            };
             tokio::select! {
-                result = &mut task => return result,
-                // The other flight does not end before this task does.
+                _ = results.changed() => {}
+                // The other flight does not end before this wait does.
                 Ok(()) = parent_clients.changed() => {
                     let clients = parent_clients.borrow_and_update().clone();
-                    self.flight.add_clients(clients);
+                    self.flight.handle.add_clients(clients);
                 }
             }
         }
     }
 }
 
-impl<K: Eq + Hash> Drop for Waiter<K> {
+impl<K: Eq + Hash, T> Drop for Waiter<K, T> {
     fn drop(&mut self) {
-        let mut entries = self.flights.lock();
-        let Some(entry) = entries.get_mut(&self.key) else { return };
-        entry.waiters -= 1;
-        let mut ended_tasks: Vec<FlightTask> = self.task.take().into_iter().collect();
-        if entry.waiters == 0 {
-            ended_tasks.append(&mut entry.orphaned_tasks);
-            entries.remove(&self.key);
-        } else if ended_tasks.iter().any(|task| task.state.is_leader.load(Ordering::Relaxed)) {
-            entry.orphaned_tasks.retain(|task| !task.handle.is_finished());
-            entry.orphaned_tasks.append(&mut ended_tasks);
+        let state = &self.flight.handle.0;
+        let mut flights = self.flights.lock();
+        let is_last = state.waiters.fetch_sub(1, Ordering::Relaxed) == 1;
+        // A flight without a task ends by itself, and soon.
+        let task = self.flight.task.get().filter(|_| is_last && !state.is_detached.load(Ordering::Relaxed));
+        if task.is_some() && flights.get(&self.key).is_some_and(|current| Arc::ptr_eq(current, &self.flight)) {
+            flights.remove(&self.key);
         }
-        drop(entries);
-        // Aborted outside the lock: the tasks may hold waiters of other flights.
-        ended_tasks.iter().for_each(FlightTask::abort_unless_detached);
+        drop(flights);
+        // Outside the lock: the task may hold waiters of other flights.
+        if let Some(task) = task {
+            task.abort();
+        }
     }
 }
 
@@ -269,29 +298,61 @@ impl<K: Eq + Hash> Drop for Waiter<K> {
 mod tests {
     use std::time::Duration;
 
-    use super::super::{ClientQuota, CostBasis, FairSemaphore};
+    use tokio::sync::oneshot;
+
+    use super::super::{ClientQuota, CostBasis, FairPermit, FairSemaphore};
     use super::*;
+
+    type Flights<T> = SingleFlight<&'static str, T>;
+
+    fn semaphore(units: usize) -> FairSemaphore {
+        FairSemaphore::new(units, ClientQuota::UNLIMITED, CostBasis::Units)
+    }
+
+    /// Starts a flight of `work` and returns its first waiter.
+    fn start<T>(flights: &Flights<T>, work: impl Future<Output = T> + Send + 'static) -> Waiter<&'static str, T>
+    where
+        T: Clone + Send + Sync + 'static,
+    {
+        let (waiter, leader) = flights.join("block");
+        leader.expect("there was no flight").spawn(work);
+        waiter
+    }
+
+    /// Joins a flight.
+    fn follow<T: Clone>(flights: &Flights<T>) -> Waiter<&'static str, T> {
+        let (waiter, leader) = flights.join("block");
+        assert!(leader.is_none(), "there was no flight");
+        waiter
+    }
+
+    async fn yield_several_times() {
+        for _ in 0..5 {
+            tokio::task::yield_now().await;
+        }
+    }
 
     #[tokio::test]
     async fn work_gets_its_permit_in_the_turn_of_the_first_client_and_others_lose_none() {
-        let (semaphore, flights) =
-            (FairSemaphore::new(1, ClientQuota::UNLIMITED, CostBasis::Units), SingleFlight::default());
+        let (semaphore, flights) = (semaphore(1), Flights::<Arc<FairPermit>>::default());
         let acquire = |client: u64| semaphore.acquire((ClientId::new(client), 0), 1).boxed();
         let permit = acquire(9).await;
         // One client has much to do, and lastly something that another client wants as well.
         let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
         assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
-        let mut first_waiter = ClientId::new(1).scope(async { flights.join("block") }).await;
         let task_semaphore = semaphore.clone();
-        let task = first_waiter.spawn(async move { task_semaphore.acquire((ClientId::new(1), 0), 1).await });
+        let work = async move { Arc::new(task_semaphore.acquire((ClientId::new(1), 0), 1).await) };
+        let first_waiter = ClientId::new(1).scope(async { start(&flights, work) }).await;
         tokio::task::yield_now().await;
-        let second_waiter = ClientId::new(2).scope(async { flights.join("block") }).await;
+        let second_waiter = ClientId::new(2).scope(async { follow(&flights) }).await;
         tokio::task::yield_now().await;
-        assert!(!task.is_finished());
+        let result = first_waiter.wait().shared();
+        assert!(result.clone().now_or_never().is_none());
         drop(permit);
         drop(first.remove(0).now_or_never().expect("it came first"));
-        drop(task.await.expect("it is the second client's turn"));
-        drop((first, second_waiter, first_waiter));
+        yield_several_times().await;
+        drop(result.now_or_never().expect("it is the second client's turn"));
+        drop((first, second_waiter));
         assert_eq!(semaphore.free(), 1);
         assert!(!semaphore.has_waiters() && flights.lock().is_empty());
     }
@@ -300,216 +361,216 @@ mod tests {
     async fn a_client_is_not_charged_for_work_that_is_done_in_the_turn_of_another() {
         // With this many units in use, there are enough for one of the client's requests, or for both.
         for in_use in [100, 0] {
-            let (semaphore, flights) =
-                (FairSemaphore::new(640, ClientQuota::UNLIMITED, CostBasis::Units), SingleFlight::default());
+            let (semaphore, flights) = (semaphore(640), Flights::<Arc<FairPermit>>::default());
             let acquire = |client: u64, units| semaphore.acquire((ClientId::new(client), 0), units).boxed();
             let (held_permit, _in_use) = (acquire(9, 400).await, acquire(8, in_use).await);
-            let mut first_waiter = ClientId::new(1).scope(async { flights.join("block") }).await;
             let task_semaphore = semaphore.clone();
-            let task = first_waiter.spawn(async move { task_semaphore.acquire((ClientId::new(1), 0), 300).await });
+            let work = async move { Arc::new(task_semaphore.acquire((ClientId::new(1), 0), 300).await) };
+            let first_waiter = ClientId::new(1).scope(async { start(&flights, work) }).await;
             tokio::task::yield_now().await;
             // The client has more to do, and stops another client.
             let (mut next_request, mut other) = (acquire(1, 600), acquire(3, 300));
             assert!((&mut next_request).now_or_never().is_none() && (&mut other).now_or_never().is_none());
-            let second_waiter = ClientId::new(2).scope(async { flights.join("block") }).await;
+            let second_waiter = ClientId::new(2).scope(async { follow(&flights) }).await;
             tokio::task::yield_now().await;
             // It is the second client's turn.
             semaphore.state().flow_mut((ClientId::new(1), 0)).start_tag = 100;
             drop((other, held_permit));
-            let permit = task.await.unwrap();
+            let permit = first_waiter.wait().await.unwrap().unwrap();
             assert_eq!(permit.flow.0, ClientId::new(2));
             assert_eq!(semaphore.state().flow_mut((ClientId::new(1), 0)).start_tag, 100, "{in_use}");
             assert_eq!(semaphore.free(), 340 - in_use);
-            drop((permit, next_request, second_waiter, first_waiter));
+            drop((permit, next_request, second_waiter));
         }
     }
 
     #[tokio::test]
     async fn a_later_client_also_joins_work_that_was_started_for_the_flight() {
-        let (semaphore, flights) =
-            (FairSemaphore::new(1, ClientQuota::UNLIMITED, CostBasis::Units), SingleFlight::default());
+        let (semaphore, chunks, blocks) = (semaphore(1), Flights::default(), Flights::<Arc<FairPermit>>::default());
         let acquire = |client: u64| semaphore.acquire((ClientId::new(client), 0), 1).boxed();
         let permit = acquire(9).await;
         let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
         assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
         // A chunk in another codec, which needs a block.
-        let mut chunk_waiter = ClientId::new(1).scope(async { flights.join("chunk") }).await;
-        let (task_semaphore, blocks) = (semaphore.clone(), flights.clone());
-        let chunk = chunk_waiter.spawn(async move {
-            let mut block_waiter = blocks.join("block");
-            let block = block_waiter.spawn(async move { task_semaphore.acquire((ClientId::new(1), 0), 1).await });
-            block_waiter.wait_for(block).await
-        });
-        for _ in 0..5 {
-            tokio::task::yield_now().await;
-        }
-        let second_waiter = ClientId::new(2).scope(async { flights.join("chunk") }).await;
-        for _ in 0..5 {
-            tokio::task::yield_now().await;
-        }
-        assert!(!chunk.is_finished());
+        let (task_semaphore, task_blocks) = (semaphore.clone(), blocks.clone());
+        let chunk = async move {
+            let work = async move { Arc::new(task_semaphore.acquire((ClientId::new(1), 0), 1).await) };
+            start(&task_blocks, work).wait().await
+        };
+        let first_waiter = ClientId::new(1).scope(async { start(&chunks, chunk) }).await;
+        yield_several_times().await;
+        let second_waiter = ClientId::new(2).scope(async { follow(&chunks) }).await;
+        yield_several_times().await;
+        let result = first_waiter.wait().shared();
+        assert!(result.clone().now_or_never().is_none());
         drop(permit);
         drop(first.remove(0).now_or_never().expect("it came first"));
-        let chunk = tokio::time::timeout(Duration::from_secs(20), chunk).await.expect("it is the second client's turn");
-        drop(chunk.unwrap().unwrap());
-        drop((first, second_waiter, chunk_waiter));
-        assert!(flights.lock().is_empty());
+        let chunk =
+            tokio::time::timeout(Duration::from_secs(20), result).await.expect("it is the second client's turn");
+        assert!(chunk.unwrap().unwrap().unwrap().is_some());
+        drop((first, second_waiter));
+        assert!(chunks.lock().is_empty() && blocks.lock().is_empty());
     }
 
     #[tokio::test]
     async fn work_ends_with_its_last_waiter_and_not_before() {
-        let (flights, token) = (SingleFlight::default(), Arc::new(()));
-        let work = || {
-            let token = Arc::clone(&token);
-            lead(async move {
-                std::future::pending::<()>().await;
-                drop(token);
-                Ok::<_, ()>(())
-            })
-        };
-        let (mut first, mut second, mut other) =
-            (flights.join("block"), flights.join("block"), flights.join("another"));
-        let (task, second_task) = (first.spawn(work()), second.spawn(async {}));
-        let other_task = other.spawn(work());
-        second_task.await.unwrap();
-        drop(first);
-        tokio::task::yield_now().await;
-        assert_eq!(Arc::strong_count(&token), 3);
-        drop(second);
-        assert!(task.await.unwrap_err().is_cancelled());
-        assert_eq!(Arc::strong_count(&token), 2);
-        assert!(!other_task.is_finished());
-        drop(other);
-        assert!(other_task.await.unwrap_err().is_cancelled());
-        assert!(flights.lock().is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_waiter_that_disconnects_leaves_nothing_behind() {
-        let (flights, token) = (SingleFlight::default(), Arc::new(()));
+        let (flights, token) = (Flights::<()>::default(), Arc::new(()));
         let work = || {
             let token = Arc::clone(&token);
             async move {
                 std::future::pending::<()>().await;
                 drop(token);
-                Ok::<_, ()>(())
             }
         };
-        let mut first = flights.join("block");
-        let task = first.spawn(lead(work()));
-        let waiting = flights.join("block");
-        tokio::task::yield_now().await;
-        for _ in 0..100 {
-            drop(flights.join("block").spawn(work()));
-        }
-        while Arc::strong_count(&token) > 2 {
-            tokio::task::yield_now().await;
-        }
+        let (first, second) = (start(&flights, work()), follow(&flights));
+        let (other, other_leader) = flights.join("another");
+        other_leader.unwrap().spawn(work());
         drop(first);
-        tokio::task::yield_now().await;
-        assert!(!task.is_finished());
-        drop(waiting);
-        assert!(task.await.unwrap_err().is_cancelled());
-    }
-
-    #[tokio::test]
-    async fn a_retained_value_is_available_to_all_waiters_and_no_longer() {
-        let flights = SingleFlight::default();
-        let run = |value: Arc<u8>| {
-            lead(async move {
-                retain_for_waiters(&value);
-                Err::<(), _>(Arc::downgrade(&value))
-            })
-        };
-        let (mut first, mut second) = (flights.join("chunk"), flights.join("chunk"));
-        let weak = first.spawn(run(Arc::new(1))).await.unwrap().unwrap_err();
-        drop(first);
-        assert_eq!(weak.upgrade().as_deref(), Some(&1));
-        // A new run does not wait for the memory of the earlier result.
-        let (sender, receiver) = tokio::sync::oneshot::channel();
-        let task = second.spawn(lead(async move {
-            receiver.await.unwrap();
-            run(Arc::new(2)).await
-        }));
-        tokio::task::yield_now().await;
-        assert!(weak.upgrade().is_none());
-        sender.send(()).unwrap();
-        let weak = task.await.unwrap().unwrap_err();
-        assert_eq!(weak.upgrade().as_deref(), Some(&2));
+        yield_several_times().await;
+        assert_eq!(Arc::strong_count(&token), 3);
+        assert!(second.flight.handle.has_waiters());
         drop(second);
-        assert!(weak.upgrade().is_none() && flights.lock().is_empty());
-    }
-
-    #[tokio::test]
-    async fn a_leader_works_for_all_waiters_even_if_it_joined_later() {
-        let (flights, (sender, receiver)) = (SingleFlight::default(), tokio::sync::oneshot::channel::<()>());
-        let (first, mut second) = (flights.join("block"), flights.join("block"));
-        let task = second.spawn(lead(receiver));
-        tokio::task::yield_now().await;
-        drop(second);
-        tokio::task::yield_now().await;
-        assert!(!task.is_finished());
-        // The next leader goes away, too.
-        drop(sender);
-        assert!(task.await.unwrap().is_err());
-        let mut third = flights.join("block");
-        let task = third.spawn(lead(std::future::pending::<Result<(), ()>>()));
-        tokio::task::yield_now().await;
-        drop(third);
-        tokio::task::yield_now().await;
-        assert!(!task.is_finished());
-        drop(first);
-        assert!(task.await.unwrap_err().is_cancelled());
+        yield_several_times().await;
+        assert_eq!(Arc::strong_count(&token), 2);
+        drop(other);
+        yield_several_times().await;
+        assert_eq!(Arc::strong_count(&token), 1);
         assert!(flights.lock().is_empty());
     }
 
     #[tokio::test]
-    async fn a_finished_leader_does_not_stop_the_next_leader() {
-        let flights = SingleFlight::default();
-        let (mut first, mut second, third) = (flights.join("block"), flights.join("block"), flights.join("block"));
-        assert!(first.spawn(lead(async { Ok::<_, ()>(()) })).await.unwrap().is_ok());
-        let task = second.spawn(lead(std::future::pending::<Result<(), ()>>()));
-        tokio::task::yield_now().await;
-        drop(second);
-        drop(first);
-        tokio::task::yield_now().await;
-        assert!(!task.is_finished());
-        drop(third);
-        assert!(task.await.unwrap_err().is_cancelled());
-    }
-
-    #[tokio::test]
-    async fn failed_work_no_longer_leads_and_is_not_detached() {
-        let flights = SingleFlight::default();
-        let (first, mut second) = (flights.join("block"), flights.join("block"));
-        let task = second.spawn(async {
-            let failed_work = lead(async {
-                detach_handle().detach();
-                Err::<(), ()>(())
-            });
-            assert!(failed_work.await.is_err());
+    async fn a_waiter_that_disconnects_leaves_nothing_behind() {
+        let (flights, token) = (Flights::<()>::default(), Arc::new(()));
+        let task_token = Arc::clone(&token);
+        let first = start(&flights, async move {
             std::future::pending::<()>().await;
+            drop(task_token);
         });
-        tokio::task::yield_now().await;
-        drop(second);
-        assert!(task.await.unwrap_err().is_cancelled());
+        let waiting = follow(&flights);
+        for _ in 0..100 {
+            assert!(follow(&flights).wait().now_or_never().is_none());
+        }
         drop(first);
+        yield_several_times().await;
+        assert_eq!((Arc::strong_count(&token), Arc::strong_count(&waiting.flight)), (2, 3));
+        drop(waiting);
+        yield_several_times().await;
+        assert_eq!(Arc::strong_count(&token), 1);
     }
 
     #[tokio::test]
-    async fn detached_work_runs_to_its_end() {
-        let (flights, (sender, receiver)) = (SingleFlight::default(), tokio::sync::oneshot::channel::<()>());
-        let mut only = flights.join("block");
-        let task = only.spawn(async {
-            detach_handle().detach();
+    async fn a_result_is_kept_until_the_last_waiter_has_it_and_no_longer() {
+        let (flights, (sender, receiver)) = (Flights::default(), oneshot::channel::<Arc<u8>>());
+        let (first, second) = (start(&flights, async { receiver.await.unwrap() }), follow(&flights));
+        let value = Arc::new(1);
+        let weak = Arc::downgrade(&value);
+        sender.send(value).unwrap();
+        assert_eq!(first.wait().await, Ok(Some(Arc::new(1))));
+        yield_several_times().await;
+        assert!(flights.lock().is_empty());
+        assert_eq!(weak.upgrade().as_deref(), Some(&1));
+        // A new run does not take over the earlier result.
+        let third = start(&flights, async { Arc::new(2) });
+        assert_eq!(second.wait().await, Ok(Some(Arc::new(1))));
+        assert!(weak.upgrade().is_none());
+        assert_eq!(third.wait().await, Ok(Some(Arc::new(2))));
+    }
+
+    #[tokio::test]
+    async fn a_leader_that_gives_up_leaves_the_work_to_a_waiter() {
+        let flights = Flights::<u8>::default();
+        let leader = flights.try_lead("block").unwrap();
+        assert!(flights.try_lead("block").is_none());
+        let (first, second) = (follow(&flights), follow(&flights));
+        // Its waiters go away and come back.
+        drop(first);
+        assert!(leader.handle().has_waiters());
+        drop(leader);
+        assert_eq!(second.wait().await, Ok(None));
+        let (third, leader) = flights.join("block");
+        leader.unwrap().finish(3);
+        assert_eq!(third.wait().await, Ok(Some(3)));
+        assert!(flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn an_unshared_flight_neither_joins_nor_ends_another() {
+        let (flights, (sender, receiver)) = (Flights::default(), oneshot::channel::<u8>());
+        let shared = start(&flights, async { receiver.await.unwrap() });
+        let (unshared, leader) = flights.unshared("block");
+        leader.spawn(async { 1 });
+        assert_eq!(unshared.wait().await, Ok(Some(1)));
+        drop(flights.unshared("block"));
+        let joined = follow(&flights);
+        sender.send(2).unwrap();
+        assert_eq!((shared.wait().await, joined.wait().await), (Ok(Some(2)), Ok(Some(2))));
+    }
+
+    #[tokio::test]
+    async fn a_finished_flight_does_not_end_the_next_one() {
+        let (flights, (sender, receiver)) = (Flights::default(), oneshot::channel::<u8>());
+        let (first, second) = (start(&flights, async { 1 }), follow(&flights));
+        assert_eq!(first.wait().await, Ok(Some(1)));
+        yield_several_times().await;
+        let next = start(&flights, async { receiver.await.unwrap() });
+        drop(second);
+        yield_several_times().await;
+        sender.send(2).unwrap();
+        assert_eq!(next.wait().await, Ok(Some(2)));
+    }
+
+    #[tokio::test]
+    async fn a_superseded_flight_serves_its_waiters_and_no_later_request() {
+        let (flights, (sender, receiver)) = (Flights::default(), oneshot::channel::<u8>());
+        let early = start(&flights, async { receiver.await.unwrap() });
+        let handle = early.flight.handle.clone();
+        assert!(!handle.is_superseded());
+        flights.supersede(&"block");
+        assert!(handle.is_superseded());
+        let late = start(&flights, async { 2 });
+        assert_eq!(late.wait().await, Ok(Some(2)));
+        sender.send(1).unwrap();
+        assert_eq!(early.wait().await, Ok(Some(1)));
+        assert!(flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn detached_work_runs_to_its_end_and_can_be_joined() {
+        let (flights, (sender, receiver)) = (Flights::default(), oneshot::channel::<()>());
+        let only = start(&flights, async {
             receiver.await.unwrap();
             5
         });
-        tokio::task::yield_now().await;
+        only.flight.handle.detach();
         drop(only);
-        tokio::task::yield_now().await;
+        yield_several_times().await;
+        drop(follow(&flights));
+        let later = follow(&flights);
         sender.send(()).unwrap();
-        assert_eq!(task.await.unwrap(), 5);
+        assert_eq!(later.wait().await, Ok(Some(5)));
+        yield_several_times().await;
+        assert!(flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn attached_work_ends_with_its_last_waiter() {
+        let flights = Flights::<()>::default();
+        let only = start(&flights, std::future::pending());
+        only.flight.handle.detach();
+        only.flight.handle.attach();
+        let flight = Arc::downgrade(&only.flight);
+        drop(only);
+        yield_several_times().await;
+        assert!(flight.upgrade().is_none() && flights.lock().is_empty());
+    }
+
+    #[tokio::test]
+    async fn a_panic_reaches_every_waiter() {
+        let flights = Flights::<()>::default();
+        let (first, second) = (start(&flights, async { panic!("no such codec") }), follow(&flights));
+        for waiter in [first, second] {
+            assert!(waiter.wait().await.unwrap_err().ends_with("no such codec"));
+        }
         assert!(flights.lock().is_empty());
     }
 }

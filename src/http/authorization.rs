@@ -20,7 +20,8 @@ use super::problem::{self, Problem};
 use super::route::{self, Endpoint, Operation, RequestTarget};
 use super::{App, Mount, fair_polling, forwarded};
 use crate::access::{AccessControl, Caller, Decision, TokenError};
-use crate::container::{ATTRIBUTES, Visibility};
+use crate::cache::ATTRIBUTES;
+use crate::container::Visibility;
 use crate::metrics;
 use crate::store::Key;
 

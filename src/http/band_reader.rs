@@ -8,8 +8,10 @@ use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
 use super::observe;
-use crate::container::{Container, Freshness, PieceTransform, PlannedSlice, ReadError};
+use crate::cache::{Freshness, ReadError};
+use crate::container::Container;
 use crate::fair_queue::ClientId;
+use crate::read::{PieceTransform, PlannedSlice};
 use crate::trace;
 use crate::view::StreamedChunk;
 

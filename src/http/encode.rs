@@ -8,7 +8,8 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::problem::{self, Problem};
-use crate::container::{Container, MemoryPermit, ReadError};
+use crate::cache::{MemoryPermit, ReadError};
+use crate::container::Container;
 use crate::cpu_pool::Priority;
 use crate::metrics;
 use crate::n5::Array;

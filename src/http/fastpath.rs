@@ -21,7 +21,7 @@ use super::route::RequestTarget;
 use super::templates::MountHeaders;
 use super::thread_cache::{self, ThreadCacheEntry};
 use super::{App, credentials, fastpath_chunk, forwarded, is_request_id, stored};
-use crate::container::{ATTRIBUTES, CachedAnswer, NonblockingLookup};
+use crate::cache::{ATTRIBUTES, CachedAnswer, NonblockingLookup};
 use crate::store::{Key, ObjectMeta, SendfileSource};
 use crate::trace;
 

@@ -7,7 +7,7 @@ use super::Mount;
 use super::fastpath::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
 use super::route::{Endpoint, RequestTarget};
 use super::thread_cache::{self, ThreadCacheEntry};
-use crate::container::Freshness;
+use crate::cache::Freshness;
 use crate::metrics::LookupResult;
 use crate::store::ObjectMeta;
 use crate::view::{self, ChunkBody, ResolvedKey};
@@ -35,9 +35,6 @@ pub(super) fn try_respond(
         return None;
     }
     let (mount, key) = app.locate(path).ok()??;
-    if !mount.container.supports_nonblocking() {
-        return None;
-    }
     let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
     let template = app.header_templates.mounts.get(mount_index).filter(|template| template.is_public)?;
     let lookup =

@@ -11,7 +11,8 @@ use super::compress::Compressible;
 use super::problem::{self, Problem};
 use super::strict_query::{invalid_parameter, unknown_value};
 use super::{HandlerResult, Mount, RequestContext, add_vary, lenient_query, page, respond, route};
-use crate::container::{DirectoryEntry, DirectoryPage, EntryKind, MemoryPermit, ReadError};
+use crate::cache::{MemoryPermit, ReadError};
+use crate::container::{DirectoryEntry, DirectoryPage, EntryKind};
 use crate::output;
 use crate::store::Key;
 

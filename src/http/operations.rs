@@ -10,7 +10,7 @@ use serde_json::json;
 
 use super::route::Operation;
 use super::{HandlerResult, RequestContext, readiness, respond};
-use crate::container::ReadError;
+use crate::cache::ReadError;
 use crate::cpu_pool::Priority;
 use crate::metrics;
 use crate::{n5, output};

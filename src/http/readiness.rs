@@ -10,7 +10,8 @@ use tokio::sync::watch;
 
 use super::problem::{self, Problem, ProblemType};
 use super::{App, Mount, RequiredContainers, authorization};
-use crate::container::{Container, ReadError};
+use crate::cache::ReadError;
+use crate::container::Container;
 use crate::metrics;
 use crate::store::StoreError;
 

@@ -12,7 +12,7 @@ use super::credentials::PresentedTokens;
 use super::problem::{self, Problem};
 use super::route::{self, RequestTarget};
 use super::{App, Mount};
-use crate::container::Freshness;
+use crate::cache::Freshness;
 use crate::store::Key;
 
 /// A request, with the application and everything that was parsed from it.

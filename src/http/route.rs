@@ -6,7 +6,7 @@ use std::borrow::Cow;
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
 use super::problem::{INVALID_PARAMETER, Problem};
-use crate::container::ATTRIBUTES;
+use crate::cache::ATTRIBUTES;
 use crate::store::{Key, KeyError};
 use crate::view;
 

@@ -21,11 +21,12 @@ use super::problem::{self, Problem};
 use super::slice_admission::{AdmittedSlice, SliceRequest};
 use super::slice_query::{Selection, SliceQuery};
 use super::{HandlerResult, Mount, RequestContext, add_vary, compress, encode};
-use crate::container::{Dataset, PieceTransform, PlannedSlice, ReadError, ReadStats};
+use crate::cache::{Dataset, ReadError};
 use crate::cpu_pool::Priority;
 use crate::metadata;
 use crate::n5::{Array, AttributesDocument, DataType, DescribedDataset};
 use crate::output::{self, EncodeOptions, Format, NegotiationError};
+use crate::read::{PieceTransform, PlannedSlice, ReadStats};
 
 /// Everything about a response that is known before a block is read.
 struct SlicePlan {

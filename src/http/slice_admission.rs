@@ -4,9 +4,11 @@ use std::sync::Arc;
 
 use super::compress::{self, ContentCoding};
 use super::problem::{self, Problem};
-use crate::container::{Container, Dataset, PlannedSlice, SliceDelivery};
+use crate::cache::Dataset;
+use crate::container::Container;
 use crate::n5::{Coords, DataType, Region};
 use crate::output::{self, EncodeOptions, Format};
+use crate::read::{PlannedSlice, SliceDelivery};
 
 /// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).
 const HEADER_SHARE_DIVISOR: u64 = 6;

@@ -13,9 +13,10 @@ use super::conditional::{self, ConditionalOutcome};
 use super::problem::{self, Problem};
 use super::strict_query::{QueryError, invalid_parameter, parse_decimal, parse_query};
 use super::{HandlerResult, Mount, RequestContext, respond};
-use crate::container::{Dataset, GroupState, ReadError, SamplePlan, SampleStatistics};
+use crate::cache::{Dataset, GroupState, ReadError};
 use crate::metadata;
 use crate::n5::{ElementValue, Statistics};
+use crate::read::{SamplePlan, SampleStatistics};
 use crate::store::Key;
 use crate::view;
 

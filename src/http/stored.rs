@@ -10,7 +10,8 @@ use futures_util::stream;
 use super::conditional::{self, ConditionalOutcome};
 use super::problem::{self, Problem};
 use super::{HandlerResult, Mount, RequestContext, lenient_query, listing, observe, route};
-use crate::container::{ATTRIBUTES, LargeObject, ReadError, SendPermit, StoredObject, grid_component};
+use crate::cache::{ATTRIBUTES, LargeObject, ReadError, SendPermit, StoredObject};
+use crate::container::grid_component;
 use crate::fair_queue::ClientId;
 use crate::store::{Key, ObjectMeta};
 

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::App;
 use super::fastpath::EntityHeaders;
-use crate::container::CachedAnswer;
+use crate::cache::CachedAnswer;
 
 /// Number of replies that a thread remembers, at about 400 to 700 bytes each.
 const SLOT_COUNT: usize = 1024;

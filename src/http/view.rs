@@ -14,7 +14,7 @@ use super::band_reader::BandReader;
 use super::conditional::{self, ConditionalOutcome};
 use super::problem::{self, Problem};
 use super::{HandlerResult, Mount, RequestContext, lenient_query, listing, stored};
-use crate::container::ReadError;
+use crate::cache::ReadError;
 use crate::fair_queue::ClientId;
 use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
 

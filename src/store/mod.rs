@@ -3,6 +3,7 @@
 mod disk_pool;
 mod error;
 mod file_meta;
+mod guarded;
 mod key;
 mod listing;
 mod listing_limiter;
@@ -21,12 +22,13 @@ use async_trait::async_trait;
 pub use disk_pool::max_disk_threads;
 pub use error::StoreError;
 pub use file_meta::EntityTagSource;
+pub use guarded::GuardedStore;
 pub use key::{Key, KeyError};
 pub use listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
 pub use load::StoreLoad;
 pub use local::{LocalStore, SymlinkPolicy};
 pub use memory::MemoryStore;
-pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt};
+pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt, Revalidation};
 pub use page_cache::{CachedStat, NonblockingReader, PageCache};
 pub use sendfile::SendfileSource;
 pub use unavailable::UnavailableStore;
@@ -77,6 +79,24 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// # Errors
     /// [`StoreError`] if the object cannot be read.
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError>;
+
+    /// Compares an object with `known`, the entity tag and version of a cached copy, or `None` if it was missing. A
+    /// store behind a network sends one conditional request, whose answer may be the changed object; its bytes are not
+    /// in memory yet.
+    ///
+    /// # Errors
+    /// As [`Self::head`].
+    async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
+        let current = self.head(key).await?;
+        let is_unchanged = current.map(|meta| meta.version) == known.map(|(_, version)| version);
+        Ok(if is_unchanged { Revalidation::Unchanged } else { Revalidation::Changed })
+    }
+
+    /// Returns true if the store itself tells a missing object from a missing root. Otherwise a missing block is a hole
+    /// only if its dataset is found afterwards.
+    fn reports_missing_root(&self) -> bool {
+        false
+    }
 
     /// Returns true if `key` is a directory. A directory behind a link that is not followed does not count.
     ///

@@ -77,6 +77,17 @@ pub enum ObjectData {
     Open(Arc<dyn ReadAt>),
 }
 
+/// Result of [`Store::revalidate`](super::Store::revalidate).
+#[derive(Debug)]
+pub enum Revalidation {
+    /// The object has not changed, or is still missing.
+    Unchanged,
+    /// The object has changed and must be requested.
+    Changed,
+    /// The object as it is now, from the same request; `None` if it is missing.
+    Current(Option<Object>),
+}
+
 /// An open object. Every call reads the same version, even if the key is replaced meanwhile.
 #[async_trait]
 pub trait ReadAt: fmt::Debug + Send + Sync {

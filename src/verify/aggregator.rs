@@ -8,7 +8,7 @@ use super::gaps::MissingRange;
 use super::tally::{DatasetTally, Totals};
 use super::walk::WalkItem;
 use super::{Checkpoint, EventSink, VerifyEvent};
-use crate::container::Dataset;
+use crate::cache::Dataset;
 use crate::n5::GridPosition;
 
 /// Maximum number of missing ranges that are reported for one dataset. Blocks of further ranges are only counted.

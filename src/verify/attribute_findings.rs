@@ -2,7 +2,8 @@
 
 use super::finding::{Finding, FindingKind};
 use super::retry::StorageRetry;
-use crate::container::{Container, GroupState, ReadError};
+use crate::cache::{GroupState, ReadError};
+use crate::container::Container;
 use crate::metadata::{self, Description, MetadataProblem, MetadataProblemKind, Node, Pyramid};
 use crate::n5::DocumentError;
 use crate::store::Key;

@@ -1,8 +1,9 @@
 //! Findings about one block, from its decode error or from the decoded block.
 
 use super::finding::{Finding, FindingKind};
-use crate::container::{Dataset, ReadError, ValidBlock};
+use crate::cache::{Dataset, ReadError};
 use crate::n5::{BlockError, BlockMode, CodecError, GridPosition};
+use crate::read::ValidBlock;
 
 /// Returns a finding if a block that decodes is unusual.
 pub(super) fn decoded_block_finding(dataset: &Dataset, position: &GridPosition, block: &ValidBlock) -> Option<Finding> {

@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::finding::{Finding, FindingKind};
-use crate::container::{ATTRIBUTES, Dataset, grid_component};
+use crate::cache::{ATTRIBUTES, Dataset};
+use crate::container::grid_component;
 use crate::n5::{Coords, GridPosition};
 use crate::store::Key;
 

@@ -30,7 +30,8 @@ pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severi
 pub use previous_run::{FindingCounts, PreviousRun};
 pub use tally::{DatasetTally, Totals};
 
-use crate::container::{Container, EntryKind, GroupState, ReadError};
+use crate::cache::{GroupState, ReadError};
+use crate::container::{Container, EntryKind};
 use crate::store::{Key, Store};
 use aggregator::{BlockVerdict, ResultAggregator, VerifiedItem};
 use prefetch::HeadOfLine;

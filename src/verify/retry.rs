@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::sync::watch;
 use tokio::time::Instant;
 
-use crate::container::ReadError;
+use crate::cache::ReadError;
 use crate::store::{Store, StoreError};
 
 /// Delay before the second attempt. It doubles with each further attempt.

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::finding::Severity;
-use crate::container::Dataset;
+use crate::cache::Dataset;
 
 /// Counts since the run began, including those from before it was resumed.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]

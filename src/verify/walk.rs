@@ -15,7 +15,8 @@ use super::finding::{Finding, FindingKind};
 use super::gaps::{IntervalSet, MissingRange};
 use super::prefetch::{HeadOfLine, WalkPrefetcher};
 use super::retry::StorageRetry;
-use crate::container::{ATTRIBUTES, Container, Dataset, Group, GroupState, ReadError, grid_component};
+use crate::cache::{ATTRIBUTES, Dataset, Group, GroupState, ReadError};
+use crate::container::{Container, grid_component};
 use crate::n5::{Coords, GridPosition};
 use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 

@@ -9,13 +9,12 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::streamed_chunk::{StreamSource, StreamedChunk};
-use crate::container::{
-    self, CachedAnswer, Container, Dataset, Derivation, Fingerprint, Freshness, PlannedSlice, ReadError, SliceDelivery,
-    StoredObject, grid_component,
-};
+use crate::cache::{CachedAnswer, Dataset, Freshness, ReadError, StoredObject};
+use crate::container::{Container, grid_component};
 use crate::n5::{
     Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, GridPosition, RawLayout, Region, SignedCoords,
 };
+use crate::read::{Derivation, Fingerprint, PlannedSlice, SliceDelivery};
 use crate::store::{Key, ObjectMeta};
 
 /// Part of every entity tag, because another release may encode to other bytes, which are another representation.
@@ -117,7 +116,7 @@ enum ChunkOrigin {
     /// A range of the stored block of this version.
     Stored(u64, Range<usize>),
     /// Derived from blocks with this hash of their versions. There is a dependency if the bytes are cached.
-    Derived(u64, Option<container::Dependency>),
+    Derived(u64, Option<crate::cache::Dependency>),
 }
 
 impl Chunk {

@@ -17,7 +17,8 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use crate::container::{Container, Freshness, MemoryPermit, ReadError};
+use crate::cache::{Freshness, MemoryPermit, ReadError};
+use crate::container::Container;
 use crate::metadata::{Description, Node, NodeKind};
 use crate::store::Key;
 
@@ -37,7 +38,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///
 /// ```
 /// # use std::sync::Arc;
-/// use n5_server::container::ReadError;
+/// use n5_server::cache::ReadError;
 /// use n5_server::n5::{Array, Coords};
 /// use n5_server::view::{Chunk, ChunkEncoder, ResolvedKey, View, ViewDocument, ViewLookup};
 ///

@@ -2,7 +2,8 @@
 
 use bytes::Bytes;
 
-use crate::container::{ATTRIBUTES, Container, Freshness, MemoryPermit, ReadError};
+use crate::cache::{ATTRIBUTES, Freshness, MemoryPermit, ReadError};
+use crate::container::Container;
 use crate::metadata::{self, Node};
 use crate::n5::{AttributesDocument, DocumentError, JsonObjectBuilder};
 use crate::store::Key;

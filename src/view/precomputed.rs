@@ -19,7 +19,7 @@ use serde_json::{Value, json};
 
 use self::scale::{DEFAULT_QUALITY, Extent, PrecomputedEncoding, ScaleKey, parse_box};
 use super::{Chunk, ResolvedKey, View, ViewDocument, ViewLookup, read_node};
-use crate::container::{GroupState, MemoryPermit, ReadError};
+use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::metadata::{self, AxisKind, CoordinateSpace, Description, Node, VolumeKind};
 use crate::n5::{self, DataType, DescribedDataset, GridPosition};
 use crate::store::Key;

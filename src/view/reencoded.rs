@@ -13,7 +13,7 @@ use super::streamed_chunk::raw_payload_range;
 use super::{
     Chunk, ChunkEncoder, ResolvedKey, StreamLayout, View, ViewDocument, ViewLookup, read_node, read_node_with_text,
 };
-use crate::container::{ATTRIBUTES, Dataset, ReadError};
+use crate::cache::{ATTRIBUTES, Dataset, ReadError};
 use crate::metadata::{self, CoordinateSpace, Description, Node, NodeKind};
 use crate::n5::{
     self, Array, BlockEncoding, Coords, DataType, DatasetAttributes, DescribedDataset, GridPosition, JsonObjectBuilder,

@@ -4,8 +4,10 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::chunk::{Chunk, StreamLayout};
-use crate::container::{Container, LargeObject, PieceTransform, PlannedSlice, ReadError};
+use crate::cache::{LargeObject, ReadError};
+use crate::container::Container;
 use crate::n5::{BlockHeader, BlockMode, to_big_endian};
+use crate::read::{PieceTransform, PlannedSlice};
 use crate::store::StoreError;
 
 /// A chunk that is too large to be held in memory, and is read while it is sent.

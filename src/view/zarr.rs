@@ -13,7 +13,7 @@ use serde_json::{Map, Value, json};
 
 use super::node::{read_node, read_node_with_text};
 use super::{Chunk, ResolvedKey, ViewDocument, ViewLookup};
-use crate::container::{Dataset, GroupState, MemoryPermit, ReadError};
+use crate::cache::{Dataset, GroupState, MemoryPermit, ReadError};
 use crate::metadata::{self, Axis, BaseUnit, CoordinateSpace, Node};
 use crate::n5::{self, DataType, DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
 use crate::store::Key;

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
 use super::{ResolvedKey, View, ViewLookup};
-use crate::container::ReadError;
+use crate::cache::ReadError;
 use crate::n5::{BlockEncoding, JsonObjectBuilder};
 use crate::store::Key;
 

@@ -8,7 +8,8 @@ use serde_json::{Value, json};
 
 use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
 use super::{ResolvedKey, View, ViewLookup};
-use crate::container::{ReadError, grid_component};
+use crate::cache::ReadError;
+use crate::container::grid_component;
 use crate::n5::{BlockEncoding, JsonObjectBuilder};
 use crate::store::Key;
 

@@ -11,16 +11,18 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("n5", &[]),
     ("metadata", &["n5"]),
     ("log_throttle", &[]),
-    ("store", &["allocator", "fair_queue", "log_throttle"]),
+    ("store", &["allocator", "fair_queue", "log_throttle", "metrics", "trace"]),
     ("demo", &["store"]),
     ("trace", &["metrics"]),
     ("fair_queue", &[]),
     ("cpu_pool", &["allocator", "fair_queue", "metrics", "trace"]),
     ("allocator", &[]),
     ("metrics", &[]),
-    ("container", &["allocator", "n5", "log_throttle", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
+    ("cache", &["allocator", "n5", "log_throttle", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
+    ("container", &["cache", "n5", "store", "fair_queue", "cpu_pool", "metrics"]),
+    ("read", &["cache", "container", "n5", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
     ("output", &["n5"]),
-    ("view", &["n5", "metadata", "store", "container", "output"]),
+    ("view", &["n5", "metadata", "store", "cache", "container", "read", "output"]),
     (
         "http",
         &[
@@ -33,12 +35,14 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "cpu_pool",
             "metrics",
             "trace",
+            "cache",
             "container",
+            "read",
             "output",
             "view",
         ],
     ),
-    ("verify", &["n5", "metadata", "store", "container", "view"]),
+    ("verify", &["n5", "metadata", "store", "cache", "container", "read", "view"]),
     ("config", &[]),
     ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics", "log_throttle"]),
@@ -52,6 +56,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
             "cpu_pool",
             "config",
             "telemetry",
+            "cache",
             "container",
             "http",
             "log_throttle",
@@ -151,7 +156,7 @@ fn imports_are_found_however_they_are_written() {
 
 #[test]
 fn data_is_never_copied_on_its_way_out() {
-    for module in ["container", "http"] {
+    for module in ["cache", "container", "read", "http"] {
         for path in sources(&source_of(module)) {
             let text = fs::read_to_string(&path).unwrap();
             let code = text.split("#[cfg(test)]").next().unwrap();

@@ -10,7 +10,8 @@ use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::Request;
 use http_body_util::BodyExt;
-use n5_server::container::{RevalidationPolicy, Settings};
+use n5_server::cache::RevalidationPolicy;
+use n5_server::container::Settings;
 use n5_server::cpu_pool::Priority;
 use n5_server::fair_queue;
 

@@ -4,7 +4,8 @@ use std::fs;
 use std::sync::Arc;
 use std::time::Duration;
 
-use n5_server::container::{RevalidationPolicy, Settings};
+use n5_server::cache::RevalidationPolicy;
+use n5_server::container::Settings;
 use n5_server::http::HttpOptions;
 use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 

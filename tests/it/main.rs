@@ -37,6 +37,7 @@ mod precomputed;
 mod readiness;
 mod reencoded;
 mod reload;
+mod seams;
 mod shares;
 mod slice;
 mod slice_formats;

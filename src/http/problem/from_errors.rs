@@ -6,8 +6,9 @@ use super::{
     CORRUPT_BLOCK, INTERNAL, INVALID_PARAMETER, NOT_A_DATASET, NOT_FOUND, NOT_REPRESENTABLE, OVERLOADED, Problem,
     STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
 };
-use crate::container::{BudgetError, ReadError, SliceRefusal};
+use crate::cache::{BudgetError, ReadError};
 use crate::n5::{BlockError, CodecError, ConvertError, Coords};
+use crate::read::SliceRefusal;
 use crate::store::StoreError;
 
 impl From<ReadError> for Problem {

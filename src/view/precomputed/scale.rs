@@ -9,7 +9,7 @@ use super::super::chunk::{ChunkEncoder, StreamLayout, payload_range, stored_enco
 use super::super::streamed_chunk::raw_payload_range;
 use super::compressed_segmentation;
 use super::image::{self, ChunkImage};
-use crate::container::{Dataset, ReadError};
+use crate::cache::{Dataset, ReadError};
 use crate::n5::{self, Array, Coords, DataType, DatasetAttributes, GridPosition};
 
 /// Data types of the format. Source: `volume.yml`.

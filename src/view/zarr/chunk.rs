@@ -8,7 +8,7 @@ use serde_json::Value;
 use super::super::chunk::{payload_range, stored_encoding};
 use super::super::streamed_chunk::raw_payload_range;
 use super::super::{Chunk, ChunkEncoder, StreamLayout};
-use crate::container::{Dataset, ReadError};
+use crate::cache::{Dataset, ReadError};
 use crate::n5::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
 
 /// Names of blosc's inner compressors that every reader has. Many builds leave out snappy.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::super::node::COPY_MEMORY_FACTOR;
 use super::{UserAttributes, ZarrNode, is_dataset};
-use crate::container::{GroupState, MemoryPermit, ReadError};
+use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::metadata::{self, CoordinateSpace, Node};
 use crate::n5::AttributesDocument;
 use crate::store::Key;

@@ -1,0 +1,201 @@
+//! Groups and datasets as described by their attributes, which are parsed once per version of the file.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use moka::future::Cache;
+use xxhash_rust::xxh3::xxh3_64;
+
+use super::budget::Budget;
+use super::freshness::ATTRIBUTES;
+use super::validated::{CacheSettings, weighted_cache};
+use crate::metrics;
+use crate::n5::{AttributesDocument, DatasetAttributes, DocumentError, GridPosition};
+use crate::store::Key;
+
+/// Memory for parsed attributes, both cached and being parsed, in bytes.
+pub(crate) const MEMORY_BYTES: u64 = 8 << 20;
+
+/// Part of [`MEMORY_BYTES`] for attributes that are being parsed and not cached yet.
+const PARSING_BYTES: u64 = 2 << 20;
+
+/// Memory for cached attributes, in bytes.
+pub(crate) const CACHE_BYTES: u64 = MEMORY_BYTES - PARSING_BYTES;
+
+/// Approximate memory of a group in bytes, besides its key and the interpreted members of its document.
+pub(crate) const GROUP_BYTES: u64 = 1536;
+
+/// Maximum memory of axis names that are kept, in bytes.
+pub(crate) const AXES_BYTES: usize = 4 << 10;
+
+/// A group with array attributes.
+#[derive(Debug)]
+pub struct Dataset {
+    /// Hash that differs between containers, keys and versions of the attributes, so that blocks cached under older
+    /// attributes are never found. It is the same when the same attributes are parsed again.
+    pub(crate) id: u64,
+    /// Key of the dataset.
+    pub key: Key,
+    /// Attributes of the dataset.
+    pub attributes: DatasetAttributes,
+    /// Entity tag of its `attributes.json`.
+    pub etag: Arc<str>,
+    /// [`ObjectMeta::version`](crate::store::ObjectMeta::version) of its `attributes.json`.
+    pub version: u64,
+}
+
+impl Dataset {
+    /// Returns the position with as many components as the dataset has axes, if the grid contains it. For a dataset
+    /// without axes, `position` is `0`.
+    pub fn position_in_grid(&self, position: GridPosition) -> Option<GridPosition> {
+        if self.attributes.rank() == 0 {
+            return (position.as_slice() == [0]).then(GridPosition::new);
+        }
+        self.attributes.grid().contains(&position).then_some(position)
+    }
+
+    /// Returns the key of its attributes.
+    pub fn attributes_key(&self) -> Option<Key> {
+        self.key.child(ATTRIBUTES).ok()
+    }
+
+    /// Returns the key of the block at `position`; for a dataset without axes, the last segment is `0`.
+    pub fn block_key(&self, position: &GridPosition) -> Key {
+        if position.is_empty() { self.key.join_numbers(&[0]) } else { self.key.join_numbers(position) }
+    }
+}
+
+/// A group as described by its attributes.
+#[derive(Debug)]
+pub struct Group {
+    /// Kind of the group.
+    pub state: GroupState,
+    /// Document of a dataset. The dataset itself does not hold it, because waiting requests that hold a dataset would
+    /// hold too much memory.
+    pub(crate) dataset_document: Option<AttributesDocument>,
+    /// Names of a dataset's axes, once they have been requested.
+    pub(crate) axes: OnceLock<Arc<[String]>>,
+    /// Length of `attributes.json` in bytes.
+    len: u64,
+}
+
+impl Group {
+    pub(crate) fn without_attributes() -> Arc<Self> {
+        Arc::new(Self { state: GroupState::NoAttributes, dataset_document: None, axes: OnceLock::new(), len: 0 })
+    }
+
+    pub(crate) fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
+        let with_state = |state| Self { state, dataset_document: None, axes: OnceLock::new(), len: bytes.len() as u64 };
+        let document = match AttributesDocument::parse(bytes) {
+            Ok(document) => document,
+            Err(error) => return with_state(GroupState::Broken(error)),
+        };
+        if !document.describes_dataset() {
+            return with_state(GroupState::Attributes(document));
+        }
+        match DatasetAttributes::parse(&document) {
+            Ok(attributes) => {
+                let dataset = Dataset { id, key, attributes, etag, version };
+                Self { dataset_document: Some(document), ..with_state(GroupState::Dataset(Arc::new(dataset))) }
+            }
+            Err(error) => with_state(GroupState::Unusable(document, error.to_string())),
+        }
+    }
+
+    /// Returns the length of `attributes.json` in bytes; 0 if the file does not exist or is not a document.
+    pub fn text_bytes(&self) -> u64 {
+        if self.document().is_some_and(|document| document.is_ok()) { self.len } else { 0 }
+    }
+
+    /// Returns the maximum memory of [`Self::document`] in bytes.
+    pub fn tree_bytes(&self) -> u64 {
+        self.document().and_then(Result::ok).map_or(0, |document| document.tree_bytes())
+    }
+
+    /// Returns the attributes as a document, whatever they describe, or the error if they are not a document. Returns
+    /// `None` if there is no file.
+    pub fn document(&self) -> Option<Result<AttributesDocument, DocumentError>> {
+        match &self.state {
+            GroupState::NoAttributes => None,
+            GroupState::Broken(error) => Some(Err(error.clone())),
+            GroupState::Attributes(document) | GroupState::Unusable(document, _) => Some(Ok(document.clone())),
+            GroupState::Dataset(_) => Some(Ok(self.dataset_document.clone().unwrap_or_default())),
+        }
+    }
+}
+
+/// Kind of a directory, according to its `attributes.json`.
+#[derive(Debug)]
+pub enum GroupState {
+    /// There is no such file: the directory is a group without attributes, or does not exist.
+    NoAttributes,
+    /// The file is not a JSON object, or has more values or levels than are read.
+    Broken(DocumentError),
+    /// Attributes of a group.
+    Attributes(AttributesDocument),
+    /// Attributes that are meant to describe a dataset, and the reason why they cannot be used.
+    Unusable(AttributesDocument, String),
+    /// A dataset.
+    Dataset(Arc<Dataset>),
+}
+
+/// Cache of parsed attributes by container, key and version of the file.
+///
+/// A permit of the budget is held from before attributes are parsed until they are in the cache. Attributes that were
+/// evicted while a waiting request still uses them are covered by a permit of the slice budget.
+#[derive(Debug, Clone)]
+pub(crate) struct AttributesCache {
+    pub(crate) cache: Cache<(u32, Key, u64), Arc<Group>>,
+    pub(crate) parsing_budget: Budget,
+}
+
+impl AttributesCache {
+    pub(crate) fn new(max_wait: Duration) -> Self {
+        let settings = CacheSettings { capacity_bytes: CACHE_BYTES, use_tiny_lfu: true };
+        let cache = weighted_cache(
+            metrics::CacheLabel::Attributes,
+            settings,
+            |(_, key, _): &(u32, Key, u64), group: &Arc<Group>| {
+                let tree_bytes = group.tree_bytes();
+                let bytes =
+                    GROUP_BYTES + 2 * key.as_str().len() as u64 + tree_bytes + tree_bytes.min(AXES_BYTES as u64);
+                u32::try_from(bytes).unwrap_or(u32::MAX)
+            },
+        );
+        Self { cache, parsing_budget: Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait) }
+    }
+
+    /// Returns a handle to the same cache and budget that waits for memory at most `max_wait`.
+    pub(crate) fn with_max_wait(&self, max_wait: Duration) -> Self {
+        Self { parsing_budget: self.parsing_budget.with_max_wait(max_wait), ..self.clone() }
+    }
+
+    /// Returns a handle to the same cache and budget for another container.
+    pub(crate) fn for_container(&self) -> Self {
+        Self { parsing_budget: self.parsing_budget.for_container(), ..self.clone() }
+    }
+
+    /// Returns the cached bytes, for the metrics page.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.cache.weighted_size()
+    }
+}
+
+/// Returns the [`Dataset::id`] of a dataset whose attributes have this version.
+pub(crate) fn dataset_id(container: u32, key: &Key, version: u64) -> u64 {
+    let input = [&container.to_le_bytes()[..], &version.to_le_bytes(), key.as_str().as_bytes()].concat();
+    xxh3_64(&input)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_id_depends_on_container_key_and_version_alone() {
+        let (a, b) = (Key::root(), Key::root().join_numbers(&[1]));
+        assert_eq!(dataset_id(1, &a, 7), dataset_id(1, &a, 7));
+        let ids = [dataset_id(1, &a, 7), dataset_id(2, &a, 7), dataset_id(1, &b, 7), dataset_id(1, &a, 8)];
+        assert!((0..ids.len()).all(|n| !ids[..n].contains(&ids[n])), "{ids:?}");
+    }
+}

@@ -1,0 +1,608 @@
+//! A cache whose entries are compared with their source before they are used, and loaded in single flights.
+
+use std::fmt;
+use std::future::Future;
+use std::hash::Hash;
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use futures_util::FutureExt;
+use moka::future::Cache;
+use moka::notification::RemovalCause;
+use moka::ops::compute::Op;
+use moka::policy::EvictionPolicy;
+
+use super::cache_memory::Evictable;
+use super::error::ReadError;
+use super::freshness::{Freshness, ValidatedAt};
+use crate::fair_queue::{ClientId, FlightHandle, Leader, SingleFlight, Waiter};
+use crate::metrics::{self, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
+use crate::trace;
+
+/// Maximum number of lookups by a request whose results keep changing.
+const ATTEMPTS: usize = 3;
+
+/// Maximum number of rounds in which a drained cache frees its entries.
+const MAX_DRAIN_ROUNDS: usize = 100;
+
+/// A value that [`Validated`] caches.
+pub(crate) trait CacheEntry: Send + Sync + 'static {
+    /// Returns the time at which the entry was last known to equal its source.
+    fn validated_at(&self) -> &ValidatedAt;
+
+    /// Returns true if the entry says that there is no such object.
+    fn is_missing(&self) -> bool;
+
+    /// Returns true if the entry may stay in the cache. Other entries are only handed to the requests that wait for
+    /// them.
+    fn is_cacheable(&self) -> bool {
+        true
+    }
+}
+
+/// The source of one entry: loads it, and compares it with what is stored now.
+pub(crate) trait EntrySource<V> {
+    /// Compares `entry` with the source without blocking. Returns `None` if that is not possible.
+    fn try_is_unchanged(&self, entry: &V) -> Option<bool>;
+
+    /// Loads the entry. `stale` is a cached entry, which is returned again if it still equals the source. `flight`
+    /// belongs to the requests that wait for the result.
+    fn load(
+        &self,
+        stale: Option<Arc<V>>,
+        flight: FlightHandle,
+    ) -> impl Future<Output = Result<Arc<V>, ReadError>> + Send + 'static;
+}
+
+/// Capacity and policy of a cache.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct CacheSettings {
+    pub(crate) capacity_bytes: u64,
+    pub(crate) use_tiny_lfu: bool,
+}
+
+impl CacheSettings {
+    /// Returns the maximum weight of the cache: its capacity and 1/64 more for the bookkeeping that weighers count, so
+    /// that data of exactly the configured size fits.
+    pub(crate) fn max_weight_bytes(self) -> u64 {
+        self.capacity_bytes.saturating_add(self.capacity_bytes / 64)
+    }
+}
+
+/// Creates a cache weighed in bytes.
+pub(crate) fn weighted_cache<K, V>(
+    label: metrics::CacheLabel,
+    settings: CacheSettings,
+    weigher: fn(&K, &V) -> u32,
+) -> Cache<K, V>
+where
+    K: Hash + Eq + Send + Sync + 'static,
+    V: Clone + Send + Sync + 'static,
+{
+    let policy = if settings.use_tiny_lfu { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
+    Cache::builder()
+        // A cache of capacity 0 never drops the entries that pass through it, even if its pending tasks are run. It
+        // would keep their permits forever. No entry fits into a cache of 1 byte either.
+        .max_capacity(settings.max_weight_bytes().max(1))
+        .eviction_policy(policy)
+        .weigher(weigher)
+        .eviction_listener(move |_, _, cause| {
+            if cause == RemovalCause::Size {
+                metrics::cache_eviction(label);
+            }
+        })
+        .build()
+}
+
+/// A cache of entries that may become out of date. Each is loaded once for all requests that want it at the same time.
+/// Errors are not cached. Clones share the entries.
+///
+/// The map only stores. A flight holds its result until the last waiter has it, so entries that the map does not keep
+/// are shared, too.
+pub(crate) struct Validated<K: Eq + Hash, V> {
+    map: Cache<K, Arc<V>>,
+    flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
+    lookups: LookupCounters,
+}
+
+impl<K: Eq + Hash, V> fmt::Debug for Validated<K, V> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Validated").finish_non_exhaustive()
+    }
+}
+
+impl<K: Eq + Hash, V> Clone for Validated<K, V> {
+    fn clone(&self) -> Self {
+        Self { map: self.map.clone(), flights: self.flights.clone(), lookups: self.lookups.clone() }
+    }
+}
+
+impl<K, V> Validated<K, V>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    V: CacheEntry,
+{
+    /// Creates an empty cache.
+    pub(crate) fn new(label: metrics::CacheLabel, settings: CacheSettings, weigher: fn(&K, &Arc<V>) -> u32) -> Self {
+        let map = weighted_cache(label, settings, weigher);
+        Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label) }
+    }
+
+    /// Returns the entry of `key`, compared with its source at `fresh_since` or later. Loads it if necessary.
+    pub(crate) async fn get(
+        &self,
+        key: &K,
+        freshness: Freshness,
+        fresh_since: u64,
+        source: &impl EntrySource<V>,
+    ) -> Result<Arc<V>, ReadError> {
+        let cached = self.map.get(key).await;
+        if let Some(entry) = &cached
+            && (entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(entry) == Some(true))
+        {
+            self.lookups.count(hit(&**entry), freshness.lookup_weight());
+            return Ok(Arc::clone(entry));
+        }
+        freshness.ensure_may_block().await;
+        let Some(stale) = cached else {
+            self.lookups.count(LookupResult::Miss, 1);
+            return self.load(key, fresh_since, source).await;
+        };
+        let loaded = self.load(key, fresh_since, source).await;
+        self.count_revalidation(&stale, loaded.as_ref().is_ok_and(|entry| Arc::ptr_eq(entry, &stale)));
+        loaded
+    }
+
+    /// Loads the entry of `key`, which a lookup has just missed or found stale, in a single flight. The result was
+    /// compared with its source at `fresh_since` or later.
+    pub(crate) async fn load(
+        &self,
+        key: &K,
+        fresh_since: u64,
+        source: &impl EntrySource<V>,
+    ) -> Result<Arc<V>, ReadError> {
+        // Another request may have started the load before this request began. Then the result is compared again.
+        for _ in 0..ATTEMPTS {
+            let (waiter, leader) = self.flights.join(key.clone());
+            let Some(entry) = self.fly(key, fresh_since, source, waiter, leader).await? else { continue };
+            if entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
+                return Ok(entry);
+            }
+        }
+        let (waiter, leader) = self.flights.unshared(key.clone());
+        let entry = self.fly(key, fresh_since, source, waiter, Some(leader)).await?;
+        entry.ok_or_else(|| ReadError::Internal("a load ended without a result".to_owned()))
+    }
+
+    /// Waits for a flight, and does its work first if this request leads it. The task of the flight gets its resources
+    /// as soon as it is the turn of any of the clients. It goes on when one of the requests is cancelled, and is aborted
+    /// with the last one. Returns `None` if another request led the flight and gave up.
+    async fn fly(
+        &self,
+        key: &K,
+        fresh_since: u64,
+        source: &impl EntrySource<V>,
+        waiter: Waiter<K, Result<Arc<V>, ReadError>>,
+        leader: Option<Leader<K, Result<Arc<V>, ReadError>>>,
+    ) -> Result<Option<Arc<V>>, ReadError> {
+        let wait_timer = leader.is_none().then(|| QueueWaitTimer::begin(QueueLabel::Load));
+        let started = Instant::now();
+        if let Some(leader) = leader {
+            // An earlier flight may have ended since the lookup.
+            let cached = self.map.get(key).await;
+            if let Some(entry) = cached.as_ref().filter(|entry| entry.validated_at().is_fresh(fresh_since)) {
+                leader.finish(Ok(Arc::clone(entry)));
+                return Ok(cached);
+            }
+            let flight = leader.handle().clone();
+            let stale = cached.clone().filter(|stale| source.try_is_unchanged(stale) != Some(false));
+            let load = source.load(stale, flight.clone());
+            let work = self.clone().load_into_map(key.clone(), cached, flight, load);
+            // Boxed, because the futures around it would otherwise reserve space for it twice.
+            leader.spawn(ClientId::current().scope(trace::in_current_scope(Box::pin(work))));
+        }
+        let result = waiter.wait().await.map_err(ReadError::Internal)?;
+        if wait_timer.is_some() {
+            trace::record("wait", QueueLabel::Load.name(), started.elapsed());
+        }
+        result.transpose()
+    }
+
+    /// Puts the result of `load` into the map in place of `cached`.
+    async fn load_into_map(
+        self,
+        key: K,
+        cached: Option<Arc<V>>,
+        flight: FlightHandle,
+        load: impl Future<Output = Result<Arc<V>, ReadError>>,
+    ) -> Result<Arc<V>, ReadError> {
+        let loaded = load.await;
+        match (&loaded, cached) {
+            (Ok(entry), Some(cached)) if Arc::ptr_eq(entry, &cached) => return loaded,
+            (Ok(entry), _) if entry.is_cacheable() => self.insert(key, entry, &flight).await,
+            (_, Some(cached)) => self.remove(key, &cached).await,
+            (_, None) => {}
+        }
+        // Evicts surplus entries now, not only when the map's own queue is full.
+        self.map.run_pending_tasks().await;
+        loaded
+    }
+
+    /// Puts `entry` into the map, unless the flight that loaded it began before an [invalidation](Self::invalidate).
+    async fn insert(&self, key: K, entry: &Arc<V>, flight: &FlightHandle) {
+        let insertion = self.map.entry(key).and_compute_with(|_| {
+            let op = if flight.is_superseded() { Op::Nop } else { Op::Put(Arc::clone(entry)) };
+            std::future::ready(op)
+        });
+        insertion.await;
+    }
+
+    /// Removes `stale` from the map, unless it has been replaced already.
+    pub(crate) async fn remove(&self, key: K, stale: &Arc<V>) {
+        let removal = self.map.entry(key).and_compute_with(|current| {
+            let is_same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
+            std::future::ready(if is_same { Op::Remove } else { Op::Nop })
+        });
+        removal.await;
+    }
+
+    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used, and a load that
+    /// has begun before serves the requests that wait for it already, but no other.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for writes, which come next"))]
+    pub(crate) async fn invalidate(&self, key: &K) {
+        self.flights.supersede(key);
+        let removal = self.map.entry(key.clone()).and_compute_with(|current| {
+            if let Some(current) = current {
+                current.value().validated_at().invalidate();
+            }
+            std::future::ready(Op::Remove)
+        });
+        removal.await;
+    }
+
+    /// Removes the entry of `key` if it says that there is no such object.
+    pub(crate) async fn forget_missing(&self, key: &K) {
+        if self.map.get(key).await.is_some_and(|entry| entry.is_missing()) {
+            self.map.invalidate(key).await;
+        }
+    }
+
+    /// Returns the cached entry of `key`, however old.
+    pub(crate) async fn cached(&self, key: &K) -> Option<Arc<V>> {
+        self.map.get(key).await
+    }
+
+    /// Returns the cached entry of `key`, however old, without waiting.
+    pub(crate) fn try_cached(&self, key: &K) -> Option<Arc<V>> {
+        self.map.get(key).now_or_never().flatten()
+    }
+
+    /// Loads the entry of `key` on the calling thread, which must not block. Returns `None` if another request loads it
+    /// already, or if `load` returns `None`; a request that waits for it meanwhile then loads it. An entry that is
+    /// cached by now is returned instead.
+    pub(crate) fn try_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
+        let leader = self.flights.try_lead(key.clone())?;
+        if let Some(entry) = self.try_cached(&key) {
+            return Some(entry);
+        }
+        let entry = Arc::new(load(leader.handle())?);
+        // Not cached if the map's own queue is full.
+        let _ = self.insert(key, &entry, leader.handle()).now_or_never();
+        leader.finish(Ok(Arc::clone(&entry)));
+        Some(entry)
+    }
+
+    /// Removes the entry of `key` without waiting.
+    pub(crate) fn try_remove(&self, key: &K) {
+        let _ = self.map.invalidate(key).now_or_never();
+    }
+
+    /// Caches `entry` without waiting, unless there is one.
+    pub(crate) fn try_insert_if_absent(&self, key: K, entry: V) {
+        let _ = self.map.entry(key).or_insert(Arc::new(entry)).now_or_never();
+        self.try_evict();
+    }
+
+    /// Counts lookups that were made by [`Self::cached`] or [`Self::try_cached`].
+    pub(crate) fn count(&self, result: LookupResult, count: u64) {
+        if count > 0 {
+            self.lookups.count(result, count);
+        }
+    }
+
+    /// Counts the lookup of an entry that had to be compared with its source.
+    pub(crate) fn count_revalidation(&self, stale: &V, is_unchanged: bool) {
+        self.lookups.count(if is_unchanged { hit(stale) } else { LookupResult::Stale }, 1);
+    }
+
+    /// Evicts surplus entries, unless another task is already doing so.
+    pub(crate) fn try_evict(&self) {
+        let _ = self.map.run_pending_tasks().now_or_never();
+    }
+
+    /// Returns the weight of the entries in bytes.
+    pub(crate) fn weight_bytes(&self) -> u64 {
+        self.map.weighted_size()
+    }
+
+    /// Frees all entries. The map itself only marks them and frees them at its next use, which may never come.
+    pub(crate) async fn drain(&self) {
+        self.map.invalidate_all();
+        // Each round frees as much as it can within 0.1 s.
+        for _ in 0..MAX_DRAIN_ROUNDS {
+            self.map.run_pending_tasks().await;
+            if self.map.entry_count() == 0 {
+                return;
+            }
+            tokio::task::yield_now().await;
+        }
+    }
+}
+
+#[async_trait]
+impl<K, V> Evictable for Validated<K, V>
+where
+    K: Clone + Eq + Hash + Send + Sync + 'static,
+    V: CacheEntry,
+{
+    fn capacity_bytes(&self) -> u64 {
+        self.map.policy().max_capacity().unwrap_or(0)
+    }
+
+    async fn evict_surplus(&self) {
+        self.map.run_pending_tasks().await;
+    }
+
+    async fn evict_part(&self, divisor: usize) {
+        let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / divisor;
+        let evicted: Vec<K> = self.map.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
+        for key in &evicted {
+            self.map.invalidate(key).await;
+        }
+        self.map.run_pending_tasks().await;
+    }
+}
+
+/// Returns the result of a lookup that found `entry`.
+fn hit(entry: &impl CacheEntry) -> LookupResult {
+    if entry.is_missing() { LookupResult::Absent } else { LookupResult::Hit }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+    use metrics_exporter_prometheus::PrometheusBuilder;
+    use tokio::sync::Semaphore;
+
+    use super::super::freshness;
+    use super::*;
+
+    #[derive(Debug)]
+    struct Entry {
+        version: u64,
+        is_cacheable: bool,
+        validated_at: ValidatedAt,
+    }
+
+    impl CacheEntry for Entry {
+        fn validated_at(&self) -> &ValidatedAt {
+            &self.validated_at
+        }
+
+        fn is_missing(&self) -> bool {
+            false
+        }
+
+        fn is_cacheable(&self) -> bool {
+            self.is_cacheable
+        }
+    }
+
+    /// A source that cannot answer without waiting.
+    #[derive(Debug, Clone)]
+    struct Remote(Arc<RemoteState>);
+
+    #[derive(Debug)]
+    struct RemoteState {
+        version: AtomicU64,
+        is_cacheable: bool,
+        loads: AtomicUsize,
+        revalidations: AtomicUsize,
+        /// Has a permit for each request that may be answered.
+        gate: Semaphore,
+    }
+
+    impl Remote {
+        fn new(is_cacheable: bool) -> Self {
+            let gate = Semaphore::new(Semaphore::MAX_PERMITS / 2);
+            let counts = (AtomicU64::new(1), AtomicUsize::new(0), AtomicUsize::new(0));
+            let (version, loads, revalidations) = counts;
+            Self(Arc::new(RemoteState { version, is_cacheable, loads, revalidations, gate }))
+        }
+
+        fn close(&self) {
+            self.0.gate.forget_permits(Semaphore::MAX_PERMITS);
+        }
+
+        fn open(&self) {
+            self.0.gate.add_permits(Semaphore::MAX_PERMITS / 2);
+        }
+
+        fn set_version(&self, version: u64) {
+            self.0.version.store(version, Ordering::Relaxed);
+        }
+
+        /// Returns the numbers of loads and of conditional requests.
+        fn requests(&self) -> (usize, usize) {
+            (self.0.loads.load(Ordering::Relaxed), self.0.revalidations.load(Ordering::Relaxed))
+        }
+
+        async fn started(&self, loads: usize) {
+            while self.requests().0 < loads {
+                tokio::task::yield_now().await;
+            }
+        }
+    }
+
+    impl EntrySource<Entry> for Remote {
+        fn try_is_unchanged(&self, _entry: &Entry) -> Option<bool> {
+            None
+        }
+
+        fn load(
+            &self,
+            stale: Option<Arc<Entry>>,
+            _flight: FlightHandle,
+        ) -> impl Future<Output = Result<Arc<Entry>, ReadError>> + Send + 'static {
+            let this = self.clone();
+            async move {
+                let (version, checked_at) = (this.0.version.load(Ordering::Relaxed), freshness::now());
+                let counter = if stale.is_some() { &this.0.revalidations } else { &this.0.loads };
+                counter.fetch_add(1, Ordering::Relaxed);
+                drop(this.0.gate.acquire().await);
+                if version == 0 {
+                    return Err(ReadError::Internal("gone".to_owned()));
+                }
+                if let Some(stale) = stale.filter(|stale| stale.version == version) {
+                    stale.validated_at.touch(checked_at);
+                    return Ok(stale);
+                }
+                let validated_at = ValidatedAt::at(checked_at);
+                Ok(Arc::new(Entry { version, is_cacheable: this.0.is_cacheable, validated_at }))
+            }
+        }
+    }
+
+    fn cache() -> Validated<u8, Entry> {
+        let settings = CacheSettings { capacity_bytes: 1 << 20, use_tiny_lfu: false };
+        Validated::new(metrics::CacheLabel::Stored, settings, |_, _| 1)
+    }
+
+    #[tokio::test]
+    async fn a_stale_entry_costs_one_conditional_request_however_many_want_it() {
+        let (cache, remote) = (cache(), Remote::new(true));
+        let first = cache.load(&1, 0, &remote).await.unwrap();
+        for (version, requests) in [(1, (1, 1)), (2, (1, 2))] {
+            remote.set_version(version);
+            let now = freshness::now();
+            let gets: Vec<_> = (0..9).map(|_| cache.load(&1, now, &remote)).collect();
+            for entry in futures_util::future::join_all(gets).await {
+                assert_eq!(entry.unwrap().version, version);
+            }
+            assert_eq!(remote.requests(), requests);
+        }
+        assert!(cache.load(&1, 0, &remote).await.unwrap().version == 2 && first.version == 1);
+        assert_eq!(remote.requests(), (1, 2), "a fresh entry costs no request");
+    }
+
+    #[tokio::test]
+    async fn a_load_begun_before_an_invalidation_never_enters_the_cache() {
+        let (cache, remote) = (cache(), Remote::new(true));
+        remote.close();
+        let mut early = cache.load(&1, 0, &remote).boxed();
+        assert!((&mut early).now_or_never().is_none());
+        remote.started(1).await;
+        // A write.
+        remote.set_version(2);
+        cache.invalidate(&1).await;
+        let mut late = cache.load(&1, 0, &remote).boxed();
+        assert!((&mut late).now_or_never().is_none());
+        remote.started(2).await;
+        remote.open();
+        // Whichever ends first, the earlier load leaves nothing behind.
+        assert_eq!(late.await.unwrap().version, 2);
+        assert_eq!(early.await.unwrap().version, 1);
+        assert_eq!(cache.cached(&1).await.unwrap().version, 2);
+        remote.close();
+        remote.set_version(3);
+        cache.invalidate(&1).await;
+        let mut early = cache.load(&1, 0, &remote).boxed();
+        assert!((&mut early).now_or_never().is_none());
+        remote.started(3).await;
+        cache.invalidate(&1).await;
+        remote.open();
+        assert_eq!(early.await.unwrap().version, 3);
+        assert!(cache.cached(&1).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_invalidated_entry_is_not_used_by_those_that_still_hold_it() {
+        let (cache, remote) = (cache(), Remote::new(true));
+        let held = cache.load(&1, 0, &remote).await.unwrap();
+        assert!(held.validated_at.is_fresh(0));
+        cache.invalidate(&1).await;
+        assert!(!held.validated_at.is_fresh(0) && cache.cached(&1).await.is_none());
+    }
+
+    #[tokio::test]
+    async fn an_entry_that_is_not_cached_is_shared_by_its_waiters_and_no_longer() {
+        let (cache, remote) = (cache(), Remote::new(false));
+        remote.close();
+        let loads: Vec<_> = (0..9).map(|_| cache.load(&1, 0, &remote)).collect();
+        let mut loads = futures_util::future::join_all(loads);
+        assert!((&mut loads).now_or_never().is_none());
+        remote.open();
+        let loads = loads.await;
+        assert_eq!(remote.requests(), (1, 0));
+        let entry = Arc::downgrade(loads[0].as_ref().unwrap());
+        drop(loads);
+        tokio::task::yield_now().await;
+        assert!(entry.upgrade().is_none());
+    }
+
+    #[tokio::test]
+    async fn an_error_is_not_cached_and_ends_a_stale_entry() {
+        let (cache, remote) = (cache(), Remote::new(true));
+        cache.load(&1, 0, &remote).await.unwrap();
+        remote.set_version(0);
+        assert!(cache.load(&1, freshness::now(), &remote).await.is_err());
+        assert!(cache.cached(&1).await.is_none());
+        assert!(cache.load(&1, 0, &remote).await.is_err());
+        remote.set_version(1);
+        assert_eq!(cache.load(&1, 0, &remote).await.unwrap().version, 1);
+    }
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_a_leader_that_gives_up_loads_the_entry_itself() {
+        let (cache, remote) = (cache(), Remote::new(true));
+        let mut waiting = cache.load(&1, 0, &remote).boxed();
+        let loaded = cache.try_load(1, |flight| {
+            assert!((&mut waiting).now_or_never().is_none() && flight.has_waiters());
+            assert!(cache.try_load(1, |_| None).is_none());
+            None
+        });
+        assert!(loaded.is_none());
+        assert_eq!(waiting.await.unwrap().version, 1);
+        assert_eq!(cache.try_load(1, |_| None).unwrap().version, 1);
+        assert_eq!(remote.requests(), (1, 0));
+    }
+
+    #[tokio::test]
+    async fn only_later_requests_count_as_waiting_and_only_while_they_wait() {
+        let recorder = PrometheusBuilder::new().build_recorder();
+        let _local = ::metrics::set_default_local_recorder(&recorder);
+        let assert_waiting = |count: u32| {
+            let text = recorder.handle().render();
+            let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
+            assert!(text.lines().any(|actual| actual == line) || count == 0 && !text.contains("load"), "{text}");
+        };
+        let (cache, remote) = (cache(), Remote::new(true));
+        remote.close();
+        let start = |key: &'static u8| {
+            let mut load = cache.load(key, 0, &remote).boxed();
+            assert!((&mut load).now_or_never().is_none());
+            load
+        };
+        let first = start(&1);
+        assert_waiting(0);
+        let (second, _unrelated) = (start(&1), start(&2));
+        assert_waiting(1);
+        drop(second);
+        assert_waiting(0);
+        assert!(recorder.handle().render().contains("n5_queue_wait_duration_seconds_count{queue=\"load\"} 1"));
+        remote.open();
+        assert_eq!(first.await.unwrap().version, 1);
+    }
+}

@@ -1,0 +1,622 @@
+//! Bands: the parts of a slice that is too large to be assembled as a whole. Arithmetic only.
+
+use std::cmp::Ordering;
+
+use crate::n5::{BlockGrid, Coords, Region};
+
+/// Largest band that is merged from thin layers, in bytes.
+const MERGED_LAYERS_BYTES: u64 = 16 << 20;
+
+/// Size of the first bands in bytes. It doubles while the client takes bands quickly; a slow client does not hold much
+/// memory.
+const INITIAL_BAND_BYTES: u64 = 1 << 20;
+
+/// Divisor of the free memory that limits the growth of bands. Three bands at once for each of 16 slow clients take
+/// less than all of it.
+const FREE_MEMORY_DIVISOR: u64 = 32;
+
+/// Bytes sent to a client after which that limit no longer applies. Earlier bytes fill the kernel's buffers and do not
+/// show how fast the client is, and two bands may not have been taken yet.
+const PROVEN_FAST_BYTES: u64 = 24 << 20;
+
+/// Bytes per element at the stages of a response.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct ElementWidths {
+    /// As decoded.
+    pub(crate) stored: u64,
+    /// As sent.
+    pub(crate) sent: u64,
+    /// While the response is built: as decoded plus, if converted, as sent.
+    pub(crate) in_memory: u64,
+}
+
+impl ElementWidths {
+    /// Widths of elements of `stored` bytes that are sent with the same width, or converted to `converted` bytes.
+    pub(crate) fn new(stored: usize, converted: Option<usize>) -> Self {
+        let stored = stored as u64;
+        let converted = converted.map(|width| width as u64);
+        Self { stored, sent: converted.unwrap_or(stored), in_memory: stored.saturating_add(converted.unwrap_or(0)) }
+    }
+}
+
+/// Iterator over the parts of a region in the order of its elements. Each part is assembled and sent as one.
+///
+/// A band is one whole layer of blocks, or several where layers are thin. Where a layer exceeds the size of a band, a
+/// band is as many of its planes as fit.
+#[derive(Debug, Clone)]
+pub struct Bands {
+    region: Region,
+    block_depth: u64,
+    /// Axis that is cut. Slower axes advance by one sample per band.
+    cut_axis: usize,
+    /// Bytes of one plane: one sample of the cut axis, all samples of the faster axes.
+    plane_bytes: u64,
+    budget_bytes: u64,
+    /// Maximum size of the next band in bytes; never less than one plane, nor than `min_depth` planes.
+    next_bytes: u64,
+    /// Bytes of all bands so far.
+    done_bytes: u64,
+    /// Minimum number of planes per band. With fewer, blocks would be decoded too often.
+    min_depth: u64,
+    /// Parts of the first plane, which come before the bands, in reverse order.
+    first_plane_parts: Vec<Region>,
+    /// Number of finished samples along the cut axis and each slower axis.
+    cursor: Coords,
+    is_done: bool,
+}
+
+impl Bands {
+    pub(crate) fn new(
+        region: &Region,
+        grid: &BlockGrid,
+        widths: ElementWidths,
+        budget_bytes: u64,
+        first_part_bytes: u64,
+    ) -> Option<Self> {
+        let mut plane_bytes = widths.in_memory;
+        let mut cut = None;
+        for axis in 0..region.rank() {
+            if plane_bytes > budget_bytes {
+                break;
+            }
+            cut = Some((axis, plane_bytes));
+            plane_bytes = plane_bytes.saturating_mul(region.shape()[axis]);
+        }
+        let (axis, plane_bytes) = cut.filter(|(_, bytes)| *bytes <= budget_bytes)?;
+        let mut bands = Self {
+            block_depth: grid.block_size()[axis],
+            cursor: region.shape()[axis..].iter().map(|_| 0).collect(),
+            region: region.clone(),
+            cut_axis: axis,
+            plane_bytes,
+            budget_bytes,
+            next_bytes: INITIAL_BAND_BYTES.min(budget_bytes),
+            done_bytes: 0,
+            min_depth: 1,
+            first_plane_parts: first_plane_parts(region, grid, widths.stored, axis, first_part_bytes),
+            is_done: false,
+        };
+        if !bands.first_plane_parts.is_empty() {
+            bands.advance(1);
+        }
+        Some(bands)
+    }
+
+    /// Returns how often a block is decoded at most if the cache keeps none and bands have their full size.
+    pub(crate) fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
+        let planes = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
+        self.decodes_by_slower_axes(grid).saturating_mul(self.samples_per_block(self.cut_axis, grid).div_ceil(planes))
+    }
+
+    /// Returns the maximum number of samples along `axis` that one band takes of the `samples` samples in a block.
+    pub(crate) fn samples_per_band(&self, axis: usize, samples: u64) -> u64 {
+        match axis.cmp(&self.cut_axis) {
+            Ordering::Less => samples,
+            Ordering::Equal => samples.min((self.budget_bytes / self.plane_bytes.max(1)).max(1)),
+            Ordering::Greater => 1,
+        }
+    }
+
+    fn decodes_by_slower_axes(&self, grid: &BlockGrid) -> u64 {
+        (self.cut_axis + 1..self.region.rank())
+            .map(|axis| self.samples_per_block(axis, grid))
+            .fold(1, u64::saturating_mul)
+    }
+
+    /// Returns the maximum number of samples along `axis` that are taken of a block.
+    fn samples_per_block(&self, axis: usize, grid: &BlockGrid) -> u64 {
+        let in_block = grid.block_size()[axis].div_ceil(self.region.step()[axis]);
+        in_block.min(self.region.shape()[axis]).max(1)
+    }
+
+    /// Sets the minimum depth of bands such that small ones decode no block more than `max_decodes` times.
+    pub(crate) fn with_max_decodes(self, max_decodes: u64, grid: &BlockGrid) -> Self {
+        let parts = max_decodes / self.decodes_by_slower_axes(grid);
+        let parts = parts.saturating_sub(self.first_plane_parts.len() as u64).max(1);
+        Self { min_depth: self.samples_per_block(self.cut_axis, grid).div_ceil(parts), ..self }
+    }
+
+    /// Returns true if the whole region has been taken.
+    pub(crate) fn is_done(&self) -> bool {
+        self.first_plane_parts.is_empty() && (self.is_done || self.region.elements() == Some(0))
+    }
+
+    /// Allows a larger next band, because the client takes bands quickly. `free_bytes` of the budget are free.
+    pub(crate) fn grow(&mut self, free_bytes: u64) {
+        if !self.first_plane_parts.is_empty() {
+            return;
+        }
+        let is_proven = self.done_bytes >= PROVEN_FAST_BYTES;
+        let max_bytes =
+            if is_proven { self.budget_bytes } else { (free_bytes / FREE_MEMORY_DIVISOR).max(INITIAL_BAND_BYTES) };
+        self.next_bytes = self.next_bytes.saturating_mul(2).min(max_bytes).min(self.budget_bytes);
+    }
+
+    /// Limits the next band to `bytes`, but to no less than the size of the first bands.
+    pub(crate) fn cap_next_bytes(&mut self, bytes: u64) {
+        self.next_bytes = self.next_bytes.min(bytes.max(INITIAL_BAND_BYTES)).min(self.budget_bytes);
+    }
+
+    /// Makes the next band smaller, because bands wait for the client.
+    pub(crate) fn shrink(&mut self) {
+        self.next_bytes = (self.next_bytes / 2).max(INITIAL_BAND_BYTES).min(self.budget_bytes);
+    }
+
+    /// Marks `depth` further samples of the cut axis as finished.
+    fn advance(&mut self, depth: u64) {
+        self.cursor[0] = self.cursor[0].saturating_add(depth);
+        let mut axis = 0;
+        while self.cursor[axis] >= self.region.shape()[self.cut_axis + axis] {
+            self.cursor[axis] = 0;
+            axis += 1;
+            if axis == self.cursor.len() {
+                self.is_done = true;
+                break;
+            }
+            self.cursor[axis] += 1;
+        }
+    }
+
+    /// Returns the number of samples along the cut axis in the band that begins at sample `from`.
+    fn next_depth(&self, from: u64) -> u64 {
+        let remaining = self.region.shape()[self.cut_axis].saturating_sub(from);
+        let planes = |bytes: u64| bytes / self.plane_bytes.max(1);
+        let fitting_planes = planes(self.next_bytes).max(self.min_depth).min(planes(self.budget_bytes)).max(1);
+        let merged_planes = planes(self.next_bytes.min(MERGED_LAYERS_BYTES));
+        let mut depth = self.remaining_in_layer(from).min(remaining);
+        if depth > fitting_planes {
+            // With equal parts, the last band of a layer is not a sliver.
+            return depth.div_ceil(depth.div_ceil(fitting_planes)).min(remaining);
+        }
+        // Adds as many further whole layers as fit.
+        let layer = self.block_depth.div_ceil(self.region.step()[self.cut_axis]).max(1);
+        depth = depth.saturating_add(merged_planes.saturating_sub(depth) / layer * layer);
+        depth.min(remaining)
+    }
+
+    /// Returns the number of samples from sample `from` to the end of the layer of blocks that holds it.
+    fn remaining_in_layer(&self, from: u64) -> u64 {
+        let (start, step) =
+            (i128::from(self.region.start()[self.cut_axis]), i128::from(self.region.step()[self.cut_axis]));
+        let block = i128::from(self.block_depth);
+        let at = start.saturating_add(i128::from(from).saturating_mul(step));
+        let end = at.div_euclid(block).saturating_add(1).saturating_mul(block);
+        u64::try_from(end.saturating_sub(at).saturating_add(step - 1) / step.max(1)).unwrap_or(u64::MAX).max(1)
+    }
+}
+
+impl Iterator for Bands {
+    type Item = Region;
+
+    fn next(&mut self) -> Option<Region> {
+        if let Some(part) = self.first_plane_parts.pop() {
+            return Some(part);
+        }
+        if self.is_done || self.region.elements() == Some(0) {
+            return None;
+        }
+        let from = self.cursor[0];
+        let depth = self.next_depth(from);
+        self.done_bytes = self.done_bytes.saturating_add(depth.saturating_mul(self.plane_bytes));
+        let mut band = self.region.narrow(self.cut_axis, from, depth);
+        for (n, k) in self.cursor.iter().enumerate().skip(1) {
+            band = band.narrow(self.cut_axis + n, *k, 1);
+        }
+        self.advance(depth);
+        Some(band)
+    }
+}
+
+/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts, in reverse order. The first
+/// part touches few blocks; each further part extends the parts before it along one more axis. Returns no parts if the
+/// whole plane touches few blocks.
+///
+/// The blocks of the first layer are touched by several parts, at most one more than there are axes.
+fn first_plane_parts(
+    region: &Region,
+    grid: &BlockGrid,
+    width: u64,
+    cut_axis: usize,
+    first_part_bytes: u64,
+) -> Vec<Region> {
+    let size = |axis: usize| grid.block_size()[axis].min(grid.dimensions()[axis]).max(1);
+    let block_bytes = (0..region.rank()).map(size).fold(width, u64::saturating_mul).max(1);
+    let in_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
+    let layers = |axis: usize| region.shape()[axis].div_ceil(in_block(axis));
+    let mut plane = region.clone();
+    for axis in cut_axis..region.rank() {
+        plane = plane.narrow(axis, 0, 1);
+    }
+    // Axes below `split_axis` are taken whole by the first part. `touched_bytes` is the size of its blocks with one
+    // layer along the other axes.
+    let (mut split_axis, mut touched_bytes) = (0, block_bytes);
+    // With one layer of blocks along an axis, further samples touch no further blocks.
+    while split_axis < cut_axis
+        && (layers(split_axis) == 1 || touched_bytes.saturating_mul(layers(split_axis)) <= first_part_bytes)
+    {
+        touched_bytes = touched_bytes.saturating_mul(layers(split_axis));
+        split_axis += 1;
+    }
+    if split_axis == cut_axis || region.elements() == Some(0) {
+        return Vec::new();
+    }
+    let first_samples =
+        in_block(split_axis).saturating_mul((first_part_bytes / touched_bytes).max(1)).min(region.shape()[split_axis]);
+    let mut parts = Vec::new();
+    // Number of samples that earlier parts take: `first_samples` along `split_axis`, one along each axis above it.
+    let mut covered_samples = first_samples;
+    for axis in split_axis..cut_axis {
+        let remaining = region.shape()[axis].saturating_sub(covered_samples);
+        let mut part = plane.narrow(axis, covered_samples, remaining);
+        for slower_axis in axis + 1..cut_axis {
+            part = part.narrow(slower_axis, 0, 1);
+        }
+        if remaining > 0 {
+            parts.push(part);
+        }
+        covered_samples = 1;
+    }
+    let mut part = plane.narrow(split_axis, 0, first_samples);
+    for slower_axis in split_axis + 1..cut_axis {
+        part = part.narrow(slower_axis, 0, 1);
+    }
+    parts.insert(0, part);
+    parts.reverse();
+    parts
+}
+
+/// Returns the shape, in samples, of a part of `region` that is `accepts`; `None` if no part is. Halves the region,
+/// slowest axis first, down to whole blocks and then below.
+pub(crate) fn shrink_until_accepted(
+    region: &Region,
+    grid: &BlockGrid,
+    accepts: impl Fn(&Region) -> bool,
+) -> Option<Coords> {
+    let mut piece_shape = region.shape().clone();
+    let is_accepted = |shape: &Coords| {
+        let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());
+        part.is_ok_and(|part| accepts(&part))
+    };
+    // First down to whole blocks along every axis, slowest axis first; then below one block.
+    for whole_blocks in [true, false] {
+        for axis in (0..region.rank()).rev() {
+            let granularity =
+                if whole_blocks { grid.block_size()[axis].div_ceil(region.step()[axis]).max(1) } else { 1 };
+            while piece_shape[axis] > granularity {
+                if is_accepted(&piece_shape) {
+                    return Some(piece_shape);
+                }
+                let half = (piece_shape[axis] / 2).div_ceil(granularity).saturating_mul(granularity);
+                piece_shape[axis] = half.clamp(granularity, piece_shape[axis] - 1);
+            }
+        }
+    }
+    is_accepted(&piece_shape).then_some(piece_shape)
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use smallvec::smallvec;
+
+    use super::super::slice_cost::{BLOCK_COST_BYTES, CostAssumptions, max_touched_blocks};
+    use super::super::slice_decision::{SliceLimits, SliceRefusal};
+    use super::*;
+
+    fn plan(
+        region: &Region,
+        grid: &BlockGrid,
+        widths: ElementWidths,
+        limits: SliceLimits,
+    ) -> Result<(u64, Option<Bands>), SliceRefusal> {
+        super::super::slice_decision::plan(region, grid, widths, limits, CostAssumptions::default())
+    }
+
+    /// Returns the shape of a part that is accepted wherever it lies.
+    fn accepted_part(region: &Region, grid: &BlockGrid, widths: ElementWidths, limits: SliceLimits) -> Coords {
+        let accepts = |part: &Region| {
+            let assumptions =
+                CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
+            super::super::slice_decision::plan(part, grid, widths, limits, assumptions).is_ok()
+        };
+        shrink_until_accepted(region, grid, accepts).unwrap()
+    }
+
+    fn limits_for_budget(budget_bytes: u64) -> SliceLimits {
+        SliceLimits {
+            max_slice_bytes: 1 << 40,
+            budget_bytes,
+            max_whole_bytes: budget_bytes,
+            extra_bytes: 0,
+            max_band_bytes: budget_bytes,
+            decode_factor: 16,
+            must_stream: false,
+        }
+    }
+
+    /// Returns the bands with the size that they reach for a client that takes them immediately.
+    fn fully_grown(bands: Bands) -> Bands {
+        Bands { next_bytes: bands.budget_bytes, ..bands }
+    }
+
+    fn grid(dimensions: &[u64], block: &[u64]) -> BlockGrid {
+        BlockGrid::new(dimensions.into(), block.into()).unwrap()
+    }
+
+    #[test]
+    fn an_answer_within_the_budget_is_not_split() {
+        let grid = grid(&[100, 100], &[50, 50]);
+        let (bytes, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(2, None), limits_for_budget(20_000))
+                .unwrap();
+        assert_eq!(bytes, 20_000);
+        assert!(bands.is_none());
+    }
+
+    #[test]
+    fn a_layer_that_fits_is_a_band() {
+        let grid = grid(&[1024, 1024, 200], &[64, 64, 64]);
+        let layer = 1024 * 1024 * 64;
+        let (_, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(layer))
+                .unwrap();
+        let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
+        // The stream begins with some blocks, the rest of their row, and the rest of the first plane.
+        assert_eq!(depths, [1, 1, 1, 63, 64, 64, 8]);
+    }
+
+    #[test]
+    fn a_stream_begins_with_a_part_that_touches_few_blocks() {
+        for shape in [[1 << 12, 1 << 12, 1 << 11], [1 << 14, 64, 1 << 14], [64, 1 << 14, 1 << 14]] {
+            let grid = grid(&shape, &[64, 64, 64]);
+            let region = Region::whole(grid.dimensions());
+            let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(96 << 20)).unwrap();
+            let bands: Vec<Region> = bands.unwrap().take(6).collect();
+            assert!(grid.covering(&bands[0]).total() <= 4, "{:?}", bands[0]);
+            assert!(bands[0].elements().unwrap() >= 256);
+        }
+    }
+
+    #[test]
+    fn a_layer_that_does_not_fit_is_cut_into_equal_parts() {
+        let grid = grid(&[1024, 1024, 64], &[64, 64, 64]);
+        let (_, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(20 << 20))
+                .unwrap();
+        let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
+        assert_eq!(depths, [1, 1, 1, 16, 16, 16, 15]);
+    }
+
+    #[test]
+    fn bands_grow_as_long_as_the_client_waits_for_them() {
+        let grid = grid(&[1024, 1024, 512], &[64, 64, 64]);
+        let region = Region::whole(grid.dimensions());
+        let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(32 << 20)).unwrap();
+        let mut bands = bands.unwrap();
+        let (mut depths, mut decodes) = (Vec::new(), [0; 8]);
+        while let Some(band) = bands.next() {
+            depths.push(band.shape()[2]);
+            let (from, depth) = (band.start()[2].unsigned_abs(), band.shape()[2]);
+            (from / 64..(from + depth).div_ceil(64)).for_each(|layer| decodes[usize::try_from(layer).unwrap()] += 1);
+            if bands.done_bytes < 192 << 20 { bands.grow(0) } else { bands.shrink() }
+        }
+        assert!(depths[..9].iter().all(|depth| *depth <= 5), "{depths:?}");
+        assert!(depths.iter().any(|depth| *depth > 16), "{depths:?}");
+        assert!(depths.iter().rev().take(40).all(|depth| *depth <= 5), "{depths:?}");
+        assert!(decodes.iter().all(|times| *times <= 16), "{decodes:?}");
+    }
+
+    #[test]
+    fn thin_layers_are_joined() {
+        let grid = grid(&[1024, 1024, 100], &[64, 64, 1]);
+        let (_, bands) =
+            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(64 << 20))
+                .unwrap();
+        assert_eq!(fully_grown(bands.unwrap()).next().unwrap().shape()[2], 16);
+    }
+
+    #[test]
+    fn a_slice_that_decodes_blocks_too_often_is_refused_with_an_acceptable_part() {
+        let grid = grid(&[1 << 14, 1 << 14, 64, 64], &[64, 64, 64, 64]);
+        let region = Region::whole(grid.dimensions());
+        let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20));
+        assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
+        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20));
+        let part = Region::new(smallvec![0, 0, 0, 0], piece, smallvec![1, 1, 1, 1]).unwrap();
+        assert!(plan(&part, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20)).is_ok());
+    }
+
+    #[test]
+    fn a_terabyte_is_refused_with_an_acceptable_part() {
+        let grid = grid(&[1 << 14, 1 << 14, 1 << 13], &[64, 64, 64]);
+        let limits = SliceLimits { max_slice_bytes: 1 << 36, ..limits_for_budget(128 << 20) };
+        let region = Region::whole(grid.dimensions());
+        let Err(SliceRefusal::TooLarge { bytes, .. }) = plan(&region, &grid, ElementWidths::new(1, None), limits)
+        else {
+            panic!("accepted");
+        };
+        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits);
+        assert_eq!(bytes, Some(1 << 41));
+        let part = Region::new(smallvec![0, 0, 0], piece.clone(), smallvec![1, 1, 1]).unwrap();
+        assert!(plan(&part, &grid, ElementWidths::new(1, None), limits).is_ok(), "{piece:?}");
+    }
+
+    #[test]
+    fn converted_elements_count_with_their_stored_and_their_sent_width() {
+        let grid = grid(&[100, 100, 100], &[50, 50, 50]);
+        let region = Region::whole(grid.dimensions());
+        let (bytes, bands) =
+            plan(&region, &grid, ElementWidths::new(1, Some(4)), limits_for_budget(5_000_000)).unwrap();
+        assert_eq!((bytes, bands.is_some()), (4_000_000, false));
+        let (_, bands) = plan(&region, &grid, ElementWidths::new(1, Some(4)), limits_for_budget(4_999_999)).unwrap();
+        let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
+        assert_eq!(depths, [50, 50]);
+        let (bytes, bands) =
+            plan(&region, &grid, ElementWidths::new(8, Some(1)), limits_for_budget(8_999_999)).unwrap();
+        assert_eq!((bytes, bands.is_some()), (1_000_000, true));
+        let limits = SliceLimits { extra_bytes: 1_000_000, ..limits_for_budget(1_999_999) };
+        assert!(plan(&region, &grid, ElementWidths::new(1, None), limits).unwrap().1.is_some());
+    }
+
+    #[test]
+    fn a_plane_across_too_many_blocks_is_refused_with_an_acceptable_part() {
+        let grid = grid(&[8192, 8192, 8192], &[64, 64, 64]);
+        for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
+            let (shape, step) = (Coords::from_slice(&shape), Coords::from_slice(&step));
+            let region = Region::new(smallvec![0, 0, 0], shape, step.clone()).unwrap();
+            let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
+            assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
+            let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
+            let part = Region::new(smallvec![0, 0, 0], piece.clone(), step).unwrap();
+            assert!(plan(&part, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20)).is_ok(), "{piece:?}");
+        }
+    }
+
+    #[test]
+    fn missing_blocks_are_not_counted_as_decoded() {
+        let grid = grid(&[4096, 4096, 1280], &[128, 128, 128]);
+        let region = Region::whole(grid.dimensions());
+        let plan = |existing_blocks| {
+            let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
+            super::super::slice_decision::plan(
+                &region,
+                &grid,
+                ElementWidths::new(1, None),
+                SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) },
+                assumptions,
+            )
+        };
+        let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
+        assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");
+        for existing in [0, 5, affordable_blocks] {
+            assert!(plan(Some(existing)).is_ok());
+        }
+        assert!(plan(Some(affordable_blocks + 1)).is_err());
+        // Bands of a slow client are small.
+        assert!(plan(Some(5)).unwrap().1.unwrap().nth(3).unwrap().elements().unwrap() <= 16 << 20);
+    }
+
+    #[test]
+    fn uncompressed_blocks_count_only_the_bytes_that_are_read() {
+        let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
+            let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
+            super::super::slice_decision::plan(
+                region,
+                grid,
+                ElementWidths::new(1, None),
+                limits_for_budget(16 << 20),
+                assumptions,
+            )
+        };
+        let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
+        assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());
+        let plane = Region::new(smallvec![0, 0, 9], smallvec![8192, 8192, 1], smallvec![1, 1, 1]).unwrap();
+        let grid = grid(&[8192, 8192, 8192], &[64, 64, 512]);
+        assert!(plan(&plane, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20)).is_err());
+        assert!(plan_partial_reads(&plane, &grid).is_ok());
+    }
+
+    #[test]
+    fn a_plane_of_a_usual_volume_is_not_too_costly() {
+        let grid = grid(&[2048, 2048, 2048], &[64, 64, 64]);
+        let plane = Region::new(smallvec![9, 0, 0], smallvec![1, 2048, 2048], smallvec![1, 1, 1]).unwrap();
+        assert!(plan(&plane, &grid, ElementWidths::new(2, None), limits_for_budget(128 << 20)).is_ok());
+    }
+
+    #[test]
+    fn one_element_is_never_too_costly() {
+        let grid = grid(&[4096, 4096, 4096], &[256, 256, 256]);
+        let element = Region::new(smallvec![7, 7, 7], smallvec![1, 1, 1], smallvec![1, 1, 1]).unwrap();
+        assert!(plan(&element, &grid, ElementWidths::new(8, None), limits_for_budget(128 << 20)).is_ok());
+    }
+
+    proptest! {
+        #[test]
+        fn the_part_that_a_refusal_proposes_is_accepted(
+            axes in prop::collection::vec((1u64..40, 1u64..9, 1u64..5), 1..4),
+            budget in 8u64..400,
+            factor in 1u64..5,
+        ) {
+            let grid = BlockGrid::new(
+                axes.iter().map(|a| a.0).collect(),
+                axes.iter().map(|a| a.1).collect(),
+            ).unwrap();
+            let region = Region::new(
+                axes.iter().map(|_| 0).collect(),
+                axes.iter().map(|a| a.0.div_ceil(a.2)).collect(),
+                axes.iter().map(|a| a.2).collect(),
+            ).unwrap();
+            // The budget always suffices to decode one block.
+            let budget = budget + 9 * 9 * 9 * 8 + u64::try_from(BLOCK_COST_BYTES).unwrap();
+            let tight = SliceLimits { max_slice_bytes: budget, decode_factor: factor, ..limits_for_budget(budget) };
+            if plan(&region, &grid, ElementWidths::new(8, None), tight).is_err() {
+                let piece = accepted_part(&region, &grid, ElementWidths::new(8, None), tight);
+                // The part is accepted at every position, because a client requests one part after another.
+                for at in 0..4 {
+                    let start = axes.iter().zip(&piece).map(|(a, n)| i64::try_from(at * n * a.2).unwrap()).collect();
+                    let part = Region::new(start, piece.clone(), region.step().clone()).unwrap();
+                    prop_assert!(plan(&part, &grid, ElementWidths::new(8, None), tight).is_ok(), "{:?}", piece);
+                }
+            }
+        }
+
+        #[test]
+        fn bands_are_the_region_in_order_and_fit_the_budget(
+            axes in prop::collection::vec((0u64..12, 1u64..6, -3i64..5, 1u64..9, 1u64..4), 1..4),
+            budget in 12u64..200,
+            opening in 1u64..200,
+            times in 1u64..9,
+            paces in prop::collection::vec(any::<bool>(), 32),
+        ) {
+            let grid = BlockGrid::new(
+                axes.iter().map(|a| a.0).collect(),
+                axes.iter().map(|a| a.1).collect(),
+            ).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            let strides: Vec<u64> = region.shape().iter().scan(1, |n, s| { let at = *n; *n *= s; Some(at) }).collect();
+            let mut next = 0;
+            if let Some(bands) = Bands::new(&region, &grid, ElementWidths::new(1, None), budget, opening) {
+                let mut bands = bands.with_max_decodes(times, &grid);
+                bands.next_bytes = 1;
+                let mut paces = paces.iter().cycle();
+                while let Some(band) = bands.next() {
+                    if paces.next() == Some(&true) { bands.grow(0) } else { bands.next_bytes /= 2 }
+                    prop_assert!(band.elements().unwrap() <= budget);
+                    let first: u64 = (0..region.rank())
+                        .map(|a| {
+                            let k = (band.start()[a] - region.start()[a]).unsigned_abs() / region.step()[a];
+                            k * strides[a]
+                        })
+                        .sum();
+                    prop_assert_eq!(first, next);
+                    next += band.elements().unwrap();
+                }
+                prop_assert_eq!(next, region.elements().unwrap());
+            }
+        }
+    }
+}

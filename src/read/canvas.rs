@@ -1,0 +1,366 @@
+//! A result under construction: slabs that several jobs fill concurrently.
+//!
+//! A slab's buffer may hold the contents of an older response. It is not zeroed first, because that takes up to an
+//! eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet, and finally writes zeros
+//! in their place. Only then does it give its bytes away, as a [`FinishedSlab`].
+
+use std::collections::HashSet;
+use std::sync::{Mutex, PoisonError};
+
+use bytes::Bytes;
+
+use crate::cache::budget::Budget;
+use crate::cache::error::ReadError;
+use crate::cache::permit::Permit;
+use crate::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
+
+/// Minimum average size of a block within a slab for which unwritten blocks are tracked, in bytes. Below it, zeroing
+/// the slab costs less. Debug builds always track them, so that tests exercise this.
+const MIN_TRACKED_CELL_BYTES: u64 = if cfg!(debug_assertions) { 0 } else { 1024 };
+
+/// A part of the result, complete along all axes but one.
+pub(crate) struct Slab {
+    region: Region,
+    len: usize,
+    content: Mutex<SlabContent>,
+    /// Goes with the data, even into a job that no request waits for any more.
+    permit: Option<Permit>,
+    /// Origin of the permit and the buffer.
+    budget: Budget,
+}
+
+/// Contents of a slab.
+#[derive(Default)]
+struct SlabContent {
+    /// Empty until something is pasted.
+    data: Vec<u8>,
+    /// Blocks in whose place `data` still has the contents of an older response. Elsewhere it has zeros or elements.
+    unwritten: HashSet<GridPosition>,
+}
+
+/// A finished slab: pasted elements, zeros elsewhere.
+pub(crate) struct FinishedSlab {
+    data: Vec<u8>,
+    permit: Option<Permit>,
+    budget: Budget,
+}
+
+impl Slab {
+    /// Creates a slab for the samples of `region`, which take `bytes` of memory covered by `permit`, a permit of
+    /// `budget`.
+    pub(crate) fn new(region: Region, bytes: u64, permit: Option<Permit>, budget: &Budget) -> Result<Self, ReadError> {
+        let len = usize::try_from(bytes).map_err(|error| ReadError::Internal(error.to_string()))?;
+        Ok(Self { region, len, content: Mutex::default(), permit, budget: budget.clone() })
+    }
+
+    /// Returns a buffer, for the first block that is pasted.
+    fn allocate_content(&self, grid: &BlockGrid) -> SlabContent {
+        let (mut data, is_zero) = self.budget.dirty_or_zeroed(self.len);
+        if is_zero {
+            return SlabContent { data, unwritten: HashSet::new() };
+        }
+        let is_within = (0..self.region.rank()).all(|axis| {
+            let samples = self.region.samples_within(axis, 0, grid.dimensions()[axis]);
+            samples == (0, self.region.shape()[axis])
+        });
+        let covering = grid.covering(&self.region);
+        if !is_within || covering.total().saturating_mul(MIN_TRACKED_CELL_BYTES.into()) > self.len as u128 {
+            data.fill(0);
+            return SlabContent { data, unwritten: HashSet::new() };
+        }
+        SlabContent { data, unwritten: covering.collect() }
+    }
+
+    fn finish(self, grid: &BlockGrid, width: usize) -> Result<FinishedSlab, ReadError> {
+        let SlabContent { mut data, unwritten } = self.content.into_inner().unwrap_or_else(PoisonError::into_inner);
+        if data.is_empty() {
+            data = self.budget.zeroed(self.len);
+        }
+        for position in unwritten {
+            if !clear_cell(&mut data, &self.region, grid, &position, width) {
+                return Err(ReadError::Internal(format!(
+                    "the place of block {position:?} in its slab cannot be cleared"
+                )));
+            }
+        }
+        Ok(FinishedSlab { data, permit: self.permit, budget: self.budget })
+    }
+}
+
+/// Writes zeros to all samples of `region` in the place of a block. Returns false if they do not fit.
+fn clear_cell(target: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
+    paste_zeros(target, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
+}
+
+impl FinishedSlab {
+    /// Returns the elements and their permit.
+    pub(crate) fn into_parts(self) -> (Vec<u8>, Option<Permit>) {
+        (self.data, self.permit)
+    }
+
+    /// Returns the elements, which own their permit.
+    pub(crate) fn into_bytes(self) -> Bytes {
+        match self.permit {
+            Some(permit) => self.budget.own(self.data, permit),
+            None => self.data.into(),
+        }
+    }
+}
+
+/// The slabs of a region of a dataset, cut along one axis at equal distances.
+pub(crate) struct Canvas {
+    grid: BlockGrid,
+    width: usize,
+    region: Region,
+    axis: usize,
+    slabs: Vec<Slab>,
+}
+
+/// Maximum size of samples that are gathered, in bytes. No budget accounts for them.
+const MAX_GATHER_BYTES: u64 = 32 << 10;
+
+/// Samples of one block that are scattered in it, each in a cache line of its own, as in a yz plane. Finding them takes
+/// much longer than writing them contiguously. Therefore they are gathered before the slab is locked; otherwise two
+/// jobs wait for each other.
+struct GatheredSamples {
+    part: Region,
+    /// Index of the part's first sample along each axis of the slab.
+    offset: Coords,
+    data: Vec<u8>,
+}
+
+impl GatheredSamples {
+    /// Returns space for the samples of `region` in a block, if gathering them is worthwhile.
+    fn new(region: &Region, origin: &Coords, size: &Coords, dimensions: &Coords, width: usize) -> Option<Self> {
+        let step = *region.step().first()?;
+        let (mut part, mut offset) = (region.clone(), Coords::new());
+        for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
+            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
+            part = part.narrow(axis, from, to.saturating_sub(from));
+            offset.push(from);
+        }
+        let elements = part.elements()?;
+        let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
+        let bytes = elements.saturating_mul(width as u64);
+        if !is_strided || bytes > MAX_GATHER_BYTES {
+            return None;
+        }
+        Some(Self { part, offset, data: vec![0; usize::try_from(bytes).ok()?] })
+    }
+}
+
+/// Byte order of a block's elements.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum ElementByteOrder {
+    /// Little-endian, as decoded.
+    LittleEndian,
+    /// Big-endian, as stored.
+    BigEndian,
+}
+
+impl Canvas {
+    /// Creates a canvas for `region` of the grid's dataset. `slabs` cover it in the order of `axis`; all but the last
+    /// have the same number of samples along it.
+    pub(crate) fn new(grid: BlockGrid, width: usize, region: Region, axis: usize, slabs: Vec<Slab>) -> Self {
+        Self { grid, width, region, axis, slabs }
+    }
+
+    /// Pastes the block at `position` into the slabs that it overlaps. Concurrent jobs lock one slab at a time.
+    pub(crate) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
+        let (grid, width) = (&self.grid, self.width);
+        let origin = grid.origin(position);
+        let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
+        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+        for slab in self.overlapping(&origin, size) {
+            let gathered =
+                GatheredSamples::new(&slab.region, &origin, size, grid.dimensions(), width).and_then(|mut gathered| {
+                    let GatheredSamples { part, data: target, .. } = &mut gathered;
+                    copy(target, part, data, &origin, size, grid.dimensions(), width).then_some(gathered)
+                });
+            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+            if content.data.is_empty() {
+                *content = slab.allocate_content(grid);
+            }
+            let SlabContent { data: target, unwritten } = &mut *content;
+            let must_clear = !is_whole && unwritten.contains(position);
+            if must_clear && !clear_cell(target, &slab.region, grid, position, width) {
+                continue;
+            }
+            let is_copied = match gathered {
+                Some(GatheredSamples { part, offset, data }) => {
+                    let whole_slab = Region::whole(slab.region.shape());
+                    paste(target, &whole_slab, &data, &offset, part.shape(), whole_slab.shape(), width)
+                }
+                None => copy(target, &slab.region, data, &origin, size, grid.dimensions(), width),
+            };
+            if is_copied || must_clear {
+                unwritten.remove(position);
+            }
+        }
+    }
+
+    /// Writes zeros in the place of the block at `position`, for [`Self::paste_part`].
+    pub(crate) fn clear(&self, position: &GridPosition) {
+        let (grid, width) = (&self.grid, self.width);
+        for slab in self.overlapping(&grid.origin(position), grid.block_size()) {
+            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+            if content.data.is_empty() {
+                *content = slab.allocate_content(grid);
+            }
+            let SlabContent { data: target, unwritten } = &mut *content;
+            // A place that cannot be cleared stays unwritten, so that [`Self::finish`] fails.
+            if clear_cell(target, &slab.region, grid, position, width) {
+                unwritten.remove(position);
+            }
+        }
+    }
+
+    /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements at `origin`, counted from the
+    /// dataset's first element.
+    pub(crate) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
+        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+        for slab in self.overlapping(origin, size) {
+            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+            copy(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
+        }
+    }
+
+    /// Returns the slabs that may hold samples of a block.
+    fn overlapping(&self, origin: &Coords, size: &Coords) -> &[Slab] {
+        let (Some(first), Some(low)) = (self.slabs.first(), origin.get(self.axis)) else { return &self.slabs };
+        let depth = first.region.shape()[self.axis].max(1);
+        let (from, to) = self.region.samples_within(self.axis, *low, low.saturating_add(size[self.axis]));
+        let slab_index = |samples: u64| usize::try_from(samples).unwrap_or(usize::MAX);
+        self.slabs.get(slab_index(from / depth)..slab_index(to.div_ceil(depth))).unwrap_or_default()
+    }
+
+    /// Returns true if every slab has a buffer and all its blocks, so that [`Self::finish`] takes no time.
+    pub(crate) fn is_complete(&self) -> bool {
+        self.slabs.iter().all(|slab| {
+            let content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+            !content.data.is_empty() && content.unwritten.is_empty()
+        })
+    }
+
+    /// Returns the slabs, with zeros where nothing was pasted.
+    pub(crate) fn finish(self) -> Result<Vec<FinishedSlab>, ReadError> {
+        self.slabs.into_iter().map(|slab| slab.finish(&self.grid, self.width)).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::cache::buffer_pool::POISON_BYTE;
+    use crate::metrics;
+
+    /// Dimension and block size of the grid; start, samples and step of the region.
+    type CanvasAxisCase = (u64, u64, i64, u64, u64);
+
+    fn axis() -> impl Strategy<Value = CanvasAxisCase> {
+        (0u64..12, 1u64..6, -3i64..10, 1u64..9, 1u64..5)
+    }
+
+    /// Stored form of a block.
+    #[derive(Debug, Clone, Copy, PartialEq, Eq)]
+    enum StoredCase {
+        Hole,
+        Cropped,
+        Full,
+        /// One element shorter than its place along every axis.
+        Shorter,
+    }
+
+    fn take_permit(budget: &Budget, bytes: u64) -> Permit {
+        budget.try_take(bytes).unwrap()
+    }
+
+    /// Returns a budget whose pool has `count` used buffers of `bytes`.
+    fn budget_with_used_buffers(bytes: u64, count: usize) -> Budget {
+        let budget = Budget::new(metrics::BudgetLabel::Slice, 1 << 30, Duration::ZERO);
+        let used: Vec<Bytes> = (0..count)
+            .map(|_| budget.own(vec![POISON_BYTE; usize::try_from(bytes).unwrap()], take_permit(&budget, bytes)))
+            .collect();
+        drop(used);
+        budget
+    }
+
+    proptest! {
+        #![proptest_config(ProptestConfig::with_cases(1000))]
+        #[test]
+        fn no_bytes_of_an_older_answer_remain(
+            axes in prop::collection::vec(axis(), 1..4),
+            stored in prop::collection::vec(
+                prop::sample::select(vec![StoredCase::Hole, StoredCase::Cropped, StoredCase::Full, StoredCase::Full, StoredCase::Shorter]),
+                1..40,
+            ),
+            cut in 0usize..3,
+            depth in 1u64..4,
+            width in prop::sample::select(vec![1usize, 2, 8]),
+            from_end in any::<bool>(),
+        ) {
+            let grid = BlockGrid::new(axes.iter().map(|a| a.0).collect(), axes.iter().map(|a| a.1).collect()).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            let cut = cut % region.rank();
+            let plane_bytes = region.elements().unwrap() / region.shape()[cut] * width as u64;
+            let budget = budget_with_used_buffers(plane_bytes * depth, 16);
+            let (mut slabs, mut expected) = (Vec::new(), Vec::new());
+            for from in (0..region.shape()[cut]).step_by(usize::try_from(depth).unwrap()) {
+                let part = region.narrow(cut, from, depth);
+                let bytes = part.shape()[cut] * plane_bytes;
+                expected.push((part.clone(), vec![0; usize::try_from(bytes).unwrap()]));
+                slabs.push(Slab::new(part, bytes, Some(take_permit(&budget, bytes)), &budget).unwrap());
+            }
+            let canvas = Canvas::new(grid.clone(), width, region.clone(), cut, slabs);
+            let mut positions: Vec<GridPosition> = grid.covering(&region).collect();
+            if from_end {
+                positions.reverse();
+            }
+            for (position, stored) in positions.iter().zip(stored.iter().cycle()) {
+                let size: Coords = match stored {
+                    StoredCase::Hole => continue,
+                    StoredCase::Full => grid.block_size().clone(),
+                    StoredCase::Cropped => grid.clipped_size(position),
+                    StoredCase::Shorter => grid.clipped_size(position).iter().map(|n| n - 1).collect(),
+                };
+                let elements = usize::try_from(size.iter().product::<u64>()).unwrap();
+                let block: Vec<u8> = vec![1; elements * width];
+                canvas.paste(position, &size, &block, ElementByteOrder::BigEndian);
+                for (part, expected) in &mut expected {
+                    paste(expected, part, &block, &grid.origin(position), &size, grid.dimensions(), width);
+                }
+            }
+            for (filled, (_, expected)) in canvas.finish().unwrap().into_iter().zip(expected) {
+                prop_assert_eq!(filled.into_bytes(), expected);
+            }
+        }
+    }
+
+    #[test]
+    fn used_buffers_are_reused_without_being_zeroed() {
+        let budget = budget_with_used_buffers(1 << 20, 1);
+        let grid = BlockGrid::new([1 << 19, 2].into_iter().collect(), [1 << 19, 1].into_iter().collect()).unwrap();
+        let region = Region::whole(grid.dimensions());
+        let slab = Slab::new(region.clone(), 1 << 20, Some(take_permit(&budget, 1 << 20)), &budget).unwrap();
+        let canvas = Canvas::new(grid, 1, region, 1, vec![slab]);
+        let position: GridPosition = [0, 1].into_iter().collect();
+        canvas.paste(&position, &[1 << 19, 1].into_iter().collect(), &vec![3; 1 << 19], ElementByteOrder::LittleEndian);
+        if cfg!(debug_assertions) {
+            let content = canvas.slabs[0].content.lock().unwrap();
+            assert!(content.data.starts_with(&[POISON_BYTE; 9]));
+            assert_eq!(content.unwritten.len(), 1);
+        }
+        assert!(!canvas.is_complete());
+        let bytes = canvas.finish().unwrap().pop().unwrap().into_bytes();
+        assert!(bytes[..1 << 19].iter().all(|byte| *byte == 0));
+        assert!(bytes[1 << 19..].iter().all(|byte| *byte == 3));
+    }
+}

@@ -1,0 +1,178 @@
+//! Results derived from a region's elements, such as a block in another encoding. They are cached with stored objects.
+
+use std::fmt;
+use std::future::Future;
+use std::sync::Arc;
+
+use bytes::Bytes;
+use futures_util::FutureExt;
+
+use super::read_stats::Fingerprint;
+use super::slice_plan::PlannedSlice;
+use crate::cache::dependency::Dependency;
+use crate::cache::error::ReadError;
+use crate::cache::footprint;
+use crate::cache::freshness::{self, Freshness};
+use crate::cache::object_cache::MAX_WHOLE_OBJECT_BYTES;
+use crate::cache::object_entry::{ObjectCacheKey, ObjectEntry, StoredObject};
+use crate::cache::validated::EntrySource;
+use crate::container::Container;
+use crate::cpu_pool::Priority;
+use crate::fair_queue::FlightHandle;
+use crate::store::ObjectMeta;
+
+/// Derives bytes from the elements of a region (little-endian, first axis fastest). Fails with
+/// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].
+pub type DeriveFn = Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>;
+
+/// Description of how bytes are derived from a region.
+#[derive(Clone)]
+pub struct Derivation {
+    /// Identifies everything that the bytes depend on besides the elements.
+    pub id: u128,
+    /// Memory that the derivation takes besides the elements, including the result.
+    pub extra_bytes: u64,
+    /// Derives the bytes, on the CPU pool.
+    pub apply: DeriveFn,
+}
+
+impl fmt::Debug for Derivation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Derivation").field("id", &self.id).finish_non_exhaustive()
+    }
+}
+
+/// A derived result.
+#[derive(Debug, Clone)]
+pub struct DerivedBytes {
+    /// The bytes.
+    pub bytes: Bytes,
+    /// Hash of the entity tags of the source blocks, as [`Fingerprint::etags_hash`](super::Fingerprint::etags_hash).
+    pub etags_hash: u128,
+    /// Hash of the versions of the source blocks, as [`Fingerprint::versions_hash`](super::Fingerprint::versions_hash).
+    pub versions_hash: u64,
+    /// Dependency that finds the result again while the blocks are unchanged, if the result is cached.
+    pub dependency: Option<Dependency>,
+}
+
+impl Container {
+    /// Returns the result of `derivation` for `slice`, from the cache if the blocks have not changed. Returns `None` if
+    /// none of the blocks exists. Concurrent requests share one derivation. Errors are not cached.
+    ///
+    /// # Errors
+    /// As [`Container::read_slice`]; [`ReadError::NotRepresentable`] when the derivation fails.
+    pub async fn derived(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        derivation: &Derivation,
+    ) -> Result<Option<DerivedBytes>, ReadError> {
+        let id = derivation.id ^ slice.region_hash();
+        let source = DerivedSource { container: self, freshness, slice, derivation };
+        let entries = &self.resources.objects.entries;
+        let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
+        Ok(DerivedBytes::from_entry(id, &entry, freshness))
+    }
+
+    /// Returns true if the blocks that `entry` was derived from are still those in the store.
+    async fn is_unchanged(
+        &self,
+        freshness: Freshness,
+        entry: &ObjectEntry,
+        slice: &PlannedSlice,
+    ) -> Result<bool, ReadError> {
+        let checked_at = freshness::now();
+        let current = self.fingerprint(freshness, slice).await?;
+        let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
+        if is_unchanged {
+            entry.validated_at.touch(checked_at);
+        }
+        Ok(is_unchanged)
+    }
+
+    async fn derive(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        derivation: &Derivation,
+        flight: FlightHandle,
+    ) -> Result<ObjectEntry, ReadError> {
+        let (data, mut memory, stats) = self.read_slice_for(freshness, slice, derivation.extra_bytes, false).await?;
+        let checked_at = stats.oldest_check.unwrap_or(0);
+        if stats.fingerprint.blocks == 0 {
+            return Ok(ObjectEntry::missing(false, checked_at));
+        }
+        let (apply, priority) = (Arc::clone(&derivation.apply), Priority::for_input_bytes(data.len()));
+        // The job owns its inputs. It runs to its end even without waiters, and its result should be cached then, too.
+        let job = move || {
+            flight.detach();
+            let input_range = data.as_ptr_range();
+            let bytes = apply(data)?;
+            memory.shrink(bytes.len() as u64);
+            let is_new_buffer = !input_range.contains(&bytes.as_ptr());
+            Ok::<_, ReadError>((bytes, memory, is_new_buffer))
+        };
+        // Elements that are sent unchanged take no time.
+        let result = match derivation.extra_bytes {
+            0 => job(),
+            _ => self.resources.cpu.run(priority, slice.dataset.id, job).await?,
+        };
+        let (bytes, memory, is_new_buffer) = result?;
+        let (Fingerprint { etags_hash, versions_hash, .. }, len) = (stats.fingerprint, bytes.len() as u64);
+        let meta =
+            ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
+        // Unchanged elements belong to another budget, whose permit must not live on in this cache.
+        if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
+            return Ok(ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at));
+        }
+        // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
+        // waits for the slice budget.
+        let permit = self.resources.objects.memory.take(len).await?;
+        let bytes = permit.into_cache_owned().own(footprint::compact_for_cache(bytes, false));
+        Ok(ObjectEntry::whole(meta, bytes, checked_at))
+    }
+}
+
+/// The blocks of a slice as the source of a derived result.
+struct DerivedSource<'a> {
+    container: &'a Container,
+    freshness: Freshness,
+    slice: &'a PlannedSlice,
+    derivation: &'a Derivation,
+}
+
+impl EntrySource<ObjectEntry> for DerivedSource<'_> {
+    fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
+        self.container.is_unchanged(self.freshness.nonblocking(), entry, self.slice).now_or_never()?.ok()
+    }
+
+    fn load(
+        &self,
+        stale: Option<Arc<ObjectEntry>>,
+        flight: FlightHandle,
+    ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
+        let (container, freshness) = (self.container.clone(), self.freshness);
+        let (slice, derivation) = (self.slice.clone(), self.derivation.clone());
+        async move {
+            if let Some(stale) = stale
+                && container.is_unchanged(freshness, &stale, &slice).await?
+            {
+                return Ok(stale);
+            }
+            Ok(Arc::new(container.derive(freshness, &slice, &derivation, flight).await?))
+        }
+    }
+}
+
+impl DerivedBytes {
+    fn from_entry(id: u128, entry: &Arc<ObjectEntry>, freshness: Freshness) -> Option<Self> {
+        let (meta, bytes) = entry.whole_object()?;
+        let etags_hash = u128::from_str_radix(&meta.etag, 16).unwrap_or(0);
+        Some(Self {
+            bytes: bytes.clone(),
+            etags_hash,
+            versions_hash: meta.version,
+            dependency: entry.is_cacheable.then(|| Dependency::derived(id, entry, freshness.request_start)),
+        })
+    }
+}

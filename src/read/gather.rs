@@ -1,0 +1,548 @@
+//! Reading a region: gathers cached blocks, loads the missing ones and pastes them as they become ready.
+
+use std::future::Future;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use super::canvas::{Canvas, FinishedSlab, Slab};
+use super::concurrent_loads::{MAX_CONCURRENT_LOADS, lookup_batch_size};
+use super::nonblocking_gather::{GatherContext, PasteItem};
+use super::read_stats::ReadStats;
+use super::slice_plan::PlannedSlice;
+use crate::cache::block_cache::BlockLocation;
+use crate::cache::datasets::Dataset;
+use crate::cache::error::ReadError;
+use crate::cache::freshness::Freshness;
+use crate::cache::memory_permit::MemoryPermit;
+use crate::cache::permit::Permit;
+use crate::container::Container;
+use crate::cpu_pool::Priority;
+use crate::n5::{ConvertError, GridPosition, Region};
+
+/// Size of a CPU cache line: bytes fetched for a sample that is not adjacent to others.
+const CACHE_LINE_BYTES: u64 = 64;
+
+/// Approximate size of the buffers in which slices that are sent in pieces are assembled. A buffer is reused as soon as
+/// it is sent.
+const SLAB_BYTES: u64 = 1 << 20;
+
+/// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
+pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
+
+impl Container {
+    /// Reads a slice that is not streamed. Reserves `extra_bytes` of memory for data that the caller produces from it,
+    /// in addition to the converted elements.
+    ///
+    /// The returned elements are those of the dataset, not converted yet: little-endian, first axis fastest. Holes and
+    /// elements outside the dataset are zero. A region that is exactly one stored block shares the cached block's
+    /// buffer.
+    ///
+    /// # Errors
+    /// [`ReadError`] of the first block that cannot be read, or when memory is short.
+    pub async fn read_slice(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        extra_bytes: u64,
+    ) -> Result<(Bytes, MemoryPermit, ReadStats), ReadError> {
+        self.read_slice_for(freshness, slice, extra_bytes, true).await
+    }
+
+    /// As [`Self::read_slice`]. If `is_sent` is true, a cached block is charged to the client. It is false for a
+    /// derivation, whose result may be sent to any number of clients.
+    pub(crate) async fn read_slice_for(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        extra_bytes: u64,
+        is_sent: bool,
+    ) -> Result<(Bytes, MemoryPermit, ReadStats), ReadError> {
+        let held_bytes = slice.memory_bytes();
+        if held_bytes == 0 {
+            let budget = &self.resources.slice_budget;
+            let extra_permit = if extra_bytes > 0 {
+                Some(self.slice_permit(extra_bytes, budget.take(extra_bytes)).await?)
+            } else {
+                None
+            };
+            return Ok((
+                Bytes::new(),
+                MemoryPermit::new(extra_permit, &self.resources.slice_budget),
+                ReadStats::default(),
+            ));
+        }
+        let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
+        let needed_bytes = held_bytes.saturating_add(extra_bytes);
+        let loading_bytes = self.loading_bytes(slice, &slice.region, needed_bytes);
+        let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
+        let mut permit = self.slice_permit(reserved_bytes, self.resources.slice_budget.take(reserved_bytes)).await?;
+        let _loading_permit = permit.split(loading_bytes);
+        let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
+        let mut stats = ReadStats::default();
+        let extra_permit = (extra_bytes > 0).then(|| permit.split(extra_bytes));
+        let memory = MemoryPermit::new(extra_permit, &self.resources.slice_budget);
+        let single_block = if is_sent {
+            self.single_block_to_send(freshness, slice, &mut stats).await?
+        } else {
+            self.single_block(freshness, slice, &mut stats).await?
+        };
+        if let Some(bytes) = single_block {
+            return Ok((bytes, memory, stats));
+        }
+        let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
+        stats = ReadStats::default();
+        let mut slabs = self.gather(freshness, slice, &slice.region, vec![slab], 0, &mut stats).await?;
+        let data = slabs.pop().map(FinishedSlab::into_bytes).unwrap_or_default();
+        Ok((data, memory, stats))
+    }
+
+    /// Reads a slice that is not streamed and is sent unchanged. Returns pieces in the order in which they must be
+    /// sent. Each piece gives its memory back as soon as it is sent. Otherwise as [`Self::read_slice`].
+    ///
+    /// # Errors
+    /// As [`Self::read_slice`].
+    pub async fn read_pieces(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+    ) -> Result<(Vec<Bytes>, MemoryPermit, ReadStats), ReadError> {
+        if slice.memory_bytes() == 0 {
+            return Ok((Vec::new(), MemoryPermit::new(None, &self.resources.slice_budget), ReadStats::default()));
+        }
+        let mut stats = ReadStats::default();
+        // First, since this may wait for the client. It needs no slice memory and must not hold any meanwhile.
+        if let Some(bytes) = self.single_block_to_send(freshness, slice, &mut stats).await? {
+            return Ok((vec![bytes], MemoryPermit::new(None, &self.resources.slice_budget), stats));
+        }
+        let region = &slice.region;
+        let loading_bytes = self.loading_bytes(slice, region, slice.memory_bytes());
+        let reserved_bytes = slice.memory_bytes().saturating_add(loading_bytes);
+        let mut permit = self
+            .slice_permit(reserved_bytes, self.resources.slice_budget.take_for_pooled_buffers(reserved_bytes))
+            .await?;
+        let _loading_permit = permit.split(loading_bytes);
+        stats = ReadStats::default();
+        let axis = slowest_cut_axis(region);
+        let slabs = match region.rank() {
+            0 => vec![Slab::new(region.clone(), slice.memory_bytes(), Some(permit), &self.resources.slice_budget)?],
+            _ => self.cut_slabs(slice, region, axis, permit, None)?,
+        };
+        let slabs = self.gather(freshness, slice, region, slabs, axis, &mut stats).await?;
+        Ok((
+            slabs.into_iter().map(FinishedSlab::into_bytes).collect(),
+            MemoryPermit::new(None, &self.resources.slice_budget),
+            stats,
+        ))
+    }
+
+    /// Cuts `region` along `axis`, its slowest axis with more than one sample, into slabs that share `permit`. The
+    /// first slab also gets the permit `prefix`.
+    fn cut_slabs(
+        &self,
+        slice: &PlannedSlice,
+        region: &Region,
+        axis: usize,
+        mut permit: Permit,
+        mut prefix_permit: Option<Permit>,
+    ) -> Result<Vec<Slab>, ReadError> {
+        let (planes, elements) = (region.shape()[axis], region.elements().unwrap_or(u64::MAX));
+        if elements == 0 {
+            // A region without elements could have up to 2^63 planes.
+            return Ok(Vec::new());
+        }
+        let plane_elements = elements / planes.max(1);
+        let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.in_memory).max(1)).max(1);
+        let mut slabs = Vec::new();
+        for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
+            let region = region.narrow(axis, from, depth);
+            let elements = region.shape()[axis].saturating_mul(plane_elements);
+            let mut share = permit.split(elements.saturating_mul(slice.widths.in_memory));
+            if let Some(prefix) = prefix_permit.take() {
+                share.merge(prefix);
+            }
+            let bytes = elements.saturating_mul(slice.widths.stored);
+            slabs.push(Slab::new(region, bytes, Some(share), &self.resources.slice_budget)?);
+        }
+        Ok(slabs)
+    }
+
+    /// Reads the next band of a streamed slice. Returns `None` after the last band. Pieces are returned in the order in
+    /// which they must be sent. Each piece gives its memory back as soon as it is sent.
+    ///
+    /// `waited` is how long the previous band waited until the client had read the band before it; `None` for the first
+    /// band.
+    ///
+    /// The elements are converted if the slice requires it. If given, `finish` then transforms each piece in place, on
+    /// the CPU pool.
+    ///
+    /// # Errors
+    /// As [`Self::read_slice`], and [`ReadError::Convert`] when an element cannot be converted.
+    pub async fn next_band(
+        &self,
+        freshness: Freshness,
+        slice: &mut PlannedSlice,
+        waited: Option<Duration>,
+        finish: Option<PieceTransform>,
+    ) -> Result<Option<(Vec<Bytes>, ReadStats)>, ReadError> {
+        let is_first = waited.is_none();
+        slice.has_started = !is_first;
+        if let Some(waited) = waited {
+            slice.adapt_band_size(waited, &self.resources.slice_budget);
+        }
+        let Some(band) = slice.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
+        let axis = slowest_cut_axis(&band);
+        let bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.in_memory);
+        let budget = &self.resources.slice_budget;
+        let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
+        let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
+        let loading_bytes = self.loading_bytes(slice, &band, bytes.saturating_add(prefix_bytes));
+        let reserved_bytes = bytes.saturating_add(prefix_bytes).saturating_add(loading_bytes);
+        let started = Instant::now();
+        let mut permit = budget.take_for_stream(reserved_bytes, &slice.stream_token, max_wait).await?;
+        let loading_permit = permit.split(loading_bytes);
+        slice.memory_waited = started.elapsed();
+        if slice.is_converted() || prefix_bytes > 0 {
+            budget.trim_pool();
+        }
+        // The prefix is sent before the first slab. Its memory is given back with that slab's.
+        let prefix_permit = permit.split(prefix_bytes);
+        let slabs = self.cut_slabs(slice, &band, axis, permit, Some(prefix_permit))?;
+        let mut stats = ReadStats::default();
+        let slabs = self.gather(freshness, slice, &band, slabs, axis, &mut stats).await?;
+        drop(loading_permit);
+        if finish.is_none() && !slice.is_converted() {
+            return Ok(Some((slabs.into_iter().map(FinishedSlab::into_bytes).collect(), stats)));
+        }
+        let (flow, slice) = (slice.dataset.id, slice.clone());
+        let finish_slab = Arc::new(move |slab: FinishedSlab| -> Result<Bytes, ConvertError> {
+            let (data, permit) = slab.into_parts();
+            let stored_bytes = data.len() as u64;
+            let mut bytes = slice.convert(data.into())?;
+            if let Some(finish) = &finish {
+                bytes = finish(bytes);
+            }
+            Ok(match permit {
+                Some(mut permit) => {
+                    // The unconverted elements have been dropped.
+                    if slice.is_converted() {
+                        drop(permit.split(stored_bytes));
+                    }
+                    permit.own(bytes)
+                }
+                None => bytes,
+            })
+        });
+        // One job per slab, so that other jobs can run in between.
+        let cpu = &self.resources.cpu;
+        let jobs = slabs.into_iter().map(|slab| {
+            let finish_slab = Arc::clone(&finish_slab);
+            async move { Ok::<_, ReadError>(cpu.run(Priority::High, flow, move || finish_slab(slab)).await??) }
+        });
+        let pieces: Vec<Bytes> = stream::iter(jobs).buffered(cpu.cores()).try_collect().await?;
+        Ok(Some((pieces, stats)))
+    }
+
+    /// Fills `slabs`, the parts of `region` along `axis`, from the blocks that hold its samples.
+    async fn gather(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        region: &Region,
+        slabs: Vec<Slab>,
+        axis: usize,
+        stats: &mut ReadStats,
+    ) -> Result<Vec<FinishedSlab>, ReadError> {
+        let (dataset, blocks) = (&slice.dataset, &self.resources.blocks);
+        let block_bytes = (0..region.rank())
+            .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
+            .fold(slice.width as u64, u64::saturating_mul);
+        let is_contiguous = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
+        let sample_bytes = if is_contiguous { slice.width as u64 } else { CACHE_LINE_BYTES };
+        let context = Arc::new(GatherContext {
+            blocks: blocks.clone(),
+            source: self.block_source(dataset),
+            store: Arc::clone(&self.store),
+            dataset: Arc::clone(dataset),
+            canvas: Canvas::new(dataset.attributes.grid().clone(), slice.width, region.clone(), axis, slabs),
+            fresh_since: freshness.data_since,
+            block_bytes,
+            sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
+        });
+        let bypasses_cache = self.bypasses_cache(slice, block_bytes);
+        let mut positions = dataset.attributes.grid().covering(region);
+        loop {
+            let batch: Vec<GridPosition> = positions.by_ref().take(lookup_batch_size(block_bytes)).collect();
+            if batch.is_empty() {
+                break;
+            }
+            let started = Instant::now();
+            let cached = blocks.cached(&*context.source, dataset, &batch, freshness.data_since);
+            let cached = self.wait_or_yield(dataset, Box::pin(cached)).await?;
+            stats.cache += started.elapsed();
+            let requested = batch.clone();
+            let (mut items, mut partial) = (Vec::with_capacity(batch.len()), Vec::new());
+            for (position, entry) in batch.into_iter().zip(cached) {
+                items.push(match entry {
+                    Some(entry) => {
+                        stats.hits += 1;
+                        stats.count_block(&position, &entry);
+                        PasteItem::Hit(position, entry)
+                    }
+                    None if self.is_read_in_parts(slice, region, &position) => {
+                        partial.push(position);
+                        continue;
+                    }
+                    None => PasteItem::Miss {
+                        should_cache: !(bypasses_cache && takes_all_samples(slice, region, &position)),
+                        position,
+                    },
+                });
+            }
+            // Hits are pasted and dropped before any load is awaited. A request that waits for memory thus holds no
+            // blocks that the cache has evicted.
+            let missing_before = stats.missing;
+            let remaining = context.paste(items, stats).await?;
+            let timeout = if slice.has_started { blocks.memory.budget.started_wait() } else { Duration::ZERO };
+            self.load_and_paste(&context, remaining, timeout, stats).await?;
+            self.paste_parts(&context, region, partial, stats).await?;
+            let confirmation = self.confirm_missing_if(stats.missing > missing_before, freshness, dataset, &requested);
+            self.wait_or_yield(dataset, Box::pin(confirmation)).await?;
+        }
+        let context =
+            Arc::into_inner(context).ok_or_else(|| ReadError::Internal("a job outlived its slice".to_owned()))?;
+        let canvas = context.canvas;
+        if canvas.is_complete() {
+            canvas.finish()
+        } else {
+            self.resources.cpu.run(Priority::High, dataset.id, || canvas.finish()).await?
+        }
+    }
+
+    /// Waits for blocks of `dataset` while holding a permit of the slice budget, as [`Self::yield_if_contended`].
+    pub(crate) async fn wait_or_yield<T>(
+        &self,
+        dataset: &Dataset,
+        future: impl Future<Output = Result<T, ReadError>> + Unpin,
+    ) -> Result<T, ReadError> {
+        self.yield_if_contended(&dataset.key, future).await
+    }
+
+    /// Returns true if the blocks of `slice` should bypass the cache. This is the case if together they exceed it: each
+    /// block would be evicted before a repeated request for the slice reached it, and so would all other cached blocks.
+    /// A few blocks are always cached, so that concurrent requests share one load.
+    fn bypasses_cache(&self, slice: &PlannedSlice, block_bytes: u64) -> bool {
+        let total = slice.dataset.attributes.grid().covering(&slice.region).total();
+        let bytes = total.saturating_mul(u128::from(block_bytes));
+        total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(self.resources.settings.decoded_cache)
+    }
+
+    pub(crate) fn block_location(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> BlockLocation {
+        let source = self.block_source(dataset);
+        BlockLocation { source, dataset: Arc::clone(dataset), position: position.clone() }
+    }
+}
+
+/// Returns the slowest axis that has more than one sample.
+fn slowest_cut_axis(region: &Region) -> usize {
+    region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0)
+}
+
+/// Returns true if `part` of `max_slice_bytes` takes all samples that the slice has in the block at `position`.
+fn takes_all_samples(slice: &PlannedSlice, part: &Region, position: &GridPosition) -> bool {
+    let grid = slice.dataset.attributes.grid();
+    grid.origin(position).iter().zip(grid.block_size()).enumerate().all(|(axis, (low, size))| {
+        let samples = |region: &Region| {
+            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size));
+            to.saturating_sub(from)
+        };
+        samples(part) == samples(&slice.region)
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::freshness::RevalidationPolicy;
+    use crate::container::{Resources, Settings};
+    use crate::store::{Key, MemoryStore};
+
+    fn settings(max_slice_bytes: u64, slice_budget: u64) -> Settings {
+        Settings {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            use_tiny_lfu: false,
+            recheck_metadata: RevalidationPolicy::Never,
+            recheck_data: RevalidationPolicy::Never,
+            max_slice_bytes,
+            slice_budget,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            decode_factor: 16,
+            max_attributes_bytes: 1 << 16,
+            budget_wait: Duration::from_millis(20),
+            cores: 1,
+        }
+    }
+
+    /// Creates a container of one dataset without blocks.
+    fn container(max_slice_bytes: u64, slice_budget: u64, attributes: &'static str) -> Container {
+        let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
+        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(max_slice_bytes, slice_budget)))
+    }
+
+    #[tokio::test]
+    async fn the_size_of_bands_follows_the_speed_of_the_client() {
+        let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let container = container(1 << 40, 64 << 20, attributes);
+        let freshness = container.resources.request_freshness();
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let mut slice = container.plan_slice(&dataset, Region::whole(dataset.attributes.dimensions())).unwrap();
+        let mut next = async |waited, memory_waited| {
+            slice.memory_waited = memory_waited;
+            let (pieces, _) = container.next_band(freshness, &mut slice, waited, None).await.unwrap().unwrap();
+            pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
+        };
+        let (fast_client, slow_client) = (Some(Duration::ZERO), Some(Duration::from_secs(2)));
+        next(None, Duration::ZERO).await;
+        let mut largest = 0;
+        for _ in 0..24 {
+            largest = largest.max(next(fast_client, Duration::ZERO).await);
+        }
+        assert!(largest > 16, "{largest} MiB");
+        // Slow clients get large bands, too, while there is plenty of memory.
+        assert!(next(slow_client, Duration::ZERO).await > 16);
+        let _held = container.resources.slice_budget.take(20 << 20).await.unwrap();
+        let _more = container.resources.slice_budget.take(13 << 20).await.unwrap();
+        // Limited by the memory that is left of the part for streams.
+        let first = next(fast_client, Duration::ZERO).await;
+        assert!(first > 8 && first <= 15, "{first} MiB");
+        assert!(next(slow_client, Duration::ZERO).await <= 8);
+        assert!(next(fast_client, slow_client.unwrap()).await <= 5);
+    }
+
+    #[tokio::test]
+    async fn permits_of_one_size_leave_memory_for_smaller_ones() {
+        let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let container = container(1 << 20, 64 << 20, attributes);
+        let budget = &container.resources.slice_budget;
+        for (size, min_free_bytes) in [(2 << 20, 4 << 20), (256 << 10, 1 << 20), (16 << 10, 64 << 10)] {
+            let permits: Vec<_> = std::iter::from_fn(|| budget.try_take(size)).collect();
+            let free_bytes = budget.free_bytes();
+            assert!(
+                free_bytes >= min_free_bytes && free_bytes < min_free_bytes + size,
+                "{free_bytes} bytes free beside permits of {size} bytes"
+            );
+            assert!(budget.try_take(size / 8).is_some(), "{free_bytes} bytes free beside permits of {size} bytes");
+            drop(permits);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_empty_slice_does_not_wait_for_memory() {
+        let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let container = container(1 << 20, 1 << 20, attributes);
+        let freshness = container.resources.request_freshness();
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let slice = |shape: [u64; 2]| {
+            let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
+            container.plan_slice(&dataset, region).unwrap()
+        };
+        // Another request waits for all of the memory, so that not even a permit for 0 bytes is granted.
+        let budget = &container.resources.slice_budget;
+        let _held = budget.take(1 << 19).await.unwrap();
+        let queue = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.take_within(1 << 20, Duration::from_secs(60)).await.map(drop) }
+        });
+        tokio::task::yield_now().await;
+        assert!(container.read_pieces(freshness, &slice([4, 1])).await.is_err(), "the request must wait in the queue");
+        for shape in [[0, 4], [4, 0], [0, 0]] {
+            let slice = slice(shape);
+            assert!(container.read_pieces(freshness, &slice).await.unwrap().0.is_empty());
+            assert!(container.read_slice(freshness, &slice, 0).await.unwrap().0.is_empty());
+        }
+        queue.abort();
+    }
+
+    /// Creates a container with 16 blocks of 64 KiB of zeros, none of them cached. All of them may be decoded at once.
+    fn container_with_blocks(budget_wait: Duration) -> Container {
+        let settings = Settings {
+            decoded_cache: 0,
+            stored_cache: 0,
+            decode_budget: 16 << 20,
+            budget_wait,
+            ..settings(1 << 30, 1 << 20)
+        };
+        let attributes =
+            r#"{"dimensions":[256,4096],"blockSize":[256,256],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
+        let mut block = vec![0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 1, 0];
+        let mut gzip = flate2::write::GzEncoder::new(&mut block, flate2::Compression::fast());
+        std::io::Write::write_all(&mut gzip, &vec![0; 1 << 16]).unwrap();
+        gzip.finish().unwrap();
+        let block = Bytes::from(block);
+        objects.extend((0..16).map(|n| (Key::parse(&format!("v/0/{n}")).unwrap(), block.clone())));
+        Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(settings))
+    }
+
+    #[tokio::test]
+    async fn loads_of_a_slice_count_toward_its_memory() {
+        let container = container_with_blocks(Duration::from_secs(60));
+        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let held_permit =
+            resources.blocks.memory.budget.take(resources.blocks.memory.budget.capacity_bytes()).await.unwrap();
+        let free = || resources.slice_budget.free_bytes();
+        let total_bytes = free();
+        for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
+            let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
+            let slice = container.plan_slice(&dataset, region).unwrap();
+            let mut reading = Box::pin(container.read_slice(freshness, &slice, 0));
+            assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
+            assert_eq!(total_bytes - free(), 256 * rows + loading_bytes, "{rows}");
+        }
+        drop(held_permit);
+        let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
+        let slice = container.plan_slice(&dataset, region).unwrap();
+        let (data, _memory, _) = container.read_slice(freshness, &slice, 0).await.unwrap();
+        assert_eq!(total_bytes - free(), data.len() as u64, "only the elements are held");
+    }
+
+    #[tokio::test]
+    async fn a_started_answer_waits_longer_for_memory() {
+        let budget_wait = Duration::from_millis(500);
+        let container = container_with_blocks(budget_wait);
+        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let delivery = super::super::slice_plan::SliceDelivery {
+            data_type: dataset.attributes.data_type(),
+            extra_bytes: 0,
+            prefix_bytes: 0,
+            is_rate_limited: false,
+            is_streamable: true,
+            must_stream: true,
+        };
+        let region = Region::whole(dataset.attributes.dimensions());
+        let plan = || container.plan_converted_slice(&dataset, region.clone(), &delivery).unwrap();
+        for budget in [&resources.slice_budget, &resources.blocks.memory.budget] {
+            let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
+            let held_permit = take_all().await;
+            assert!(container.next_band(freshness, &mut plan(), None, None).await.is_err());
+            drop(held_permit);
+            let mut slice = plan();
+            drop(container.next_band(freshness, &mut slice, None, None).await.unwrap());
+            // Longer than the wait of a response that has not started.
+            let held_permit = take_all().await;
+            let release_task = tokio::spawn(async move {
+                tokio::time::sleep(3 * budget_wait).await;
+                drop(held_permit);
+            });
+            let waited = Some(Duration::ZERO);
+            assert!(container.next_band(freshness, &mut slice, waited, None).await.unwrap().is_some());
+            release_task.await.unwrap();
+        }
+    }
+}

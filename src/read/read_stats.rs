@@ -1,0 +1,182 @@
+//! Counters and times of reading a slice, and the fingerprint of the blocks that were read.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
+
+use super::slice_plan::PlannedSlice;
+use crate::cache::block_cache::MAX_NONBLOCKING_CHECKS;
+use crate::cache::block_entry::BlockEntry;
+use crate::cache::datasets::Dataset;
+use crate::cache::error::ReadError;
+use crate::cache::freshness::Freshness;
+use crate::cache::load_times::LoadTimes;
+use crate::container::Container;
+use crate::cpu_pool::Priority;
+use crate::n5::GridPosition;
+use crate::store::{CachedStat, Key, ObjectMeta, Store};
+
+/// Number of blocks that are looked up in one job, which takes 1 to 2 ms.
+const BATCH: usize = 1024;
+
+/// Counters and times of a read.
+#[derive(Debug, Clone, Default)]
+pub struct ReadStats {
+    /// Number of missing blocks.
+    pub missing: u64,
+    /// Number of blocks found in the cache, including holes.
+    pub hits: u64,
+    /// Number of blocks loaded, including holes.
+    pub loaded: u64,
+    /// Time spent looking up and revalidating cached blocks.
+    pub cache: Duration,
+    /// Time spent reading, summed over concurrent loads.
+    pub store: Duration,
+    /// Time spent decoding, summed over concurrent loads.
+    pub decode: Duration,
+    /// Time spent pasting, summed over concurrent jobs.
+    pub assemble: Duration,
+    /// Fingerprint of the blocks that were read.
+    pub fingerprint: Fingerprint,
+    /// Moment of the oldest comparison with the store among the blocks.
+    pub(crate) oldest_check: Option<u64>,
+}
+
+impl ReadStats {
+    pub(crate) fn count_block(&mut self, position: &GridPosition, entry: &BlockEntry) {
+        self.count_stored(position, entry.known(), entry.checked_at());
+    }
+
+    /// Counts a block by its entity tag and version, or a hole, as compared with the store at `checked_at`.
+    pub(crate) fn count_stored(
+        &mut self,
+        position: &GridPosition,
+        etag_and_version: Option<(&str, u64)>,
+        checked_at: u64,
+    ) {
+        match etag_and_version {
+            Some((etag, version)) => self.fingerprint.add(position, etag, version),
+            None => self.missing += 1,
+        }
+        self.oldest_check = Some(self.oldest_check.map_or(checked_at, |earlier| earlier.min(checked_at)));
+    }
+
+    /// Adds the counters of other blocks.
+    pub(crate) fn merge(&mut self, other: &Self) {
+        self.missing += other.missing;
+        self.hits += other.hits;
+        self.loaded += other.loaded;
+        self.cache += other.cache;
+        self.store += other.store;
+        self.decode += other.decode;
+        self.assemble += other.assemble;
+        self.fingerprint.merge(&other.fingerprint);
+        self.oldest_check = match (self.oldest_check, other.oldest_check) {
+            (Some(a), Some(b)) => Some(a.min(b)),
+            (a, b) => a.or(b),
+        };
+    }
+
+    pub(crate) fn count_load(&mut self, times: &LoadTimes) {
+        let [store, decode] = times.totals();
+        *if times.is_unchanged() { &mut self.hits } else { &mut self.loaded } += 1;
+        self.store += store;
+        self.decode += decode;
+    }
+}
+
+/// Fingerprint of all existing blocks of a region. It depends on nothing else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Fingerprint {
+    /// Hash of positions and entity tags. It is the same on every replica and after every restart.
+    pub etags_hash: u128,
+    /// Hash of positions and versions. It changes with every write.
+    pub versions_hash: u64,
+    /// Number of existing blocks.
+    pub(crate) blocks: u64,
+}
+
+impl Fingerprint {
+    /// Returns true if no block exists.
+    pub fn is_empty(&self) -> bool {
+        self.blocks == 0
+    }
+
+    /// Adds an existing block.
+    pub fn add(&mut self, position: &GridPosition, etag: &str, version: u64) {
+        let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
+        // A sum does not depend on the order of reading.
+        self.etags_hash = self.etags_hash.wrapping_add(xxh3_128_with_seed(etag.as_bytes(), seed));
+        self.versions_hash = self.versions_hash.wrapping_add(xxh3_64_with_seed(&version.to_le_bytes(), seed));
+        self.blocks += 1;
+    }
+
+    fn merge(&mut self, other: &Self) {
+        self.etags_hash = self.etags_hash.wrapping_add(other.etags_hash);
+        self.versions_hash = self.versions_hash.wrapping_add(other.versions_hash);
+        self.blocks += other.blocks;
+    }
+}
+
+impl Container {
+    /// Returns the [`ReadStats::fingerprint`] of all blocks that `slice` touches, without reading them.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the store fails.
+    pub async fn fingerprint(&self, freshness: Freshness, slice: &PlannedSlice) -> Result<Fingerprint, ReadError> {
+        let mut sum = Fingerprint::default();
+        let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
+        loop {
+            let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
+            if batch.is_empty() {
+                return Ok(sum);
+            }
+            let (store, dataset, is_small) =
+                (Arc::clone(&self.store), Arc::clone(&slice.dataset), batch.len() <= MAX_NONBLOCKING_CHECKS);
+            let probe = move || FingerprintProbe::probe(&*store, &dataset, batch);
+            // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
+            let probed = if is_small {
+                probe()
+            } else {
+                self.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
+            };
+            sum.merge(&probed.known);
+            if probed.unknown.is_empty() {
+                continue;
+            }
+            freshness.ensure_may_block().await;
+            let (positions, keys): (Vec<_>, Vec<_>) = probed.unknown.into_iter().unzip();
+            let metas = self.store.head_many(keys).await?;
+            for (position, meta) in positions.iter().zip(metas) {
+                if let Some(meta) = meta {
+                    sum.add(position, &meta.etag, meta.version);
+                }
+            }
+        }
+    }
+}
+
+/// Result of checking which blocks exist, without waiting for the store.
+struct FingerprintProbe {
+    known: Fingerprint,
+    unknown: Vec<(GridPosition, Key)>,
+}
+
+impl FingerprintProbe {
+    fn probe(store: &dyn Store, dataset: &Dataset, positions: Vec<GridPosition>) -> Self {
+        let mut probe = Self { known: Fingerprint::default(), unknown: Vec::new() };
+        for position in positions {
+            let key = dataset.block_key(&position);
+            match store.cached_stat(&key) {
+                CachedStat::Object(raw_meta) => {
+                    let meta = ObjectMeta::from(raw_meta);
+                    probe.known.add(&position, &meta.etag, meta.version);
+                }
+                CachedStat::Missing | CachedStat::NotAnObject => {}
+                CachedStat::Unknown => probe.unknown.push((position, key)),
+            }
+        }
+        probe
+    }
+}

@@ -1,0 +1,148 @@
+//! A decorator that records the duration, the errors and the bytes of every call of a store, in metrics and traces.
+//!
+//! Deadlines and stall detection are not here: they belong to threads that block on a disk, which only a local store
+//! has. A store behind a network gets its deadlines from its client.
+
+use std::future::Future;
+use std::ops::Range;
+use std::sync::Arc;
+use std::time::Instant;
+
+use async_trait::async_trait;
+use bytes::Bytes;
+
+use super::Store;
+use super::error::StoreError;
+use super::key::Key;
+use super::listing::{EntryFilter, Listing};
+use super::load::StoreLoad;
+use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, ReadAt, Revalidation};
+use super::page_cache::{CachedStat, PageCache};
+use crate::metrics::{self, StoreOperation};
+use crate::trace;
+
+/// A store whose calls are recorded.
+#[derive(Debug)]
+pub struct GuardedStore(Arc<dyn Store>);
+
+impl GuardedStore {
+    /// Records the calls of `store`.
+    pub fn new(store: Arc<dyn Store>) -> Self {
+        Self(store)
+    }
+}
+
+/// Runs `call` and records its duration and error.
+async fn record<T>(
+    operation: StoreOperation,
+    backend: &'static str,
+    call: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    let started = Instant::now();
+    let result = call.await;
+    metrics::store_request(operation, backend, started.elapsed());
+    trace::record("storage", operation.name(), started.elapsed());
+    if let Err(error) = &result {
+        metrics::store_error(operation, error.kind());
+    }
+    result
+}
+
+#[async_trait]
+impl Store for GuardedStore {
+    fn backend(&self) -> &'static str {
+        self.0.backend()
+    }
+
+    async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
+        record(StoreOperation::Head, self.backend(), self.0.head(key)).await
+    }
+
+    async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<ObjectMeta>>, StoreError> {
+        record(StoreOperation::Head, self.backend(), self.0.head_many(keys)).await
+    }
+
+    fn page_cache(&self) -> Option<&dyn PageCache> {
+        self.0.page_cache()
+    }
+
+    fn cached_stat(&self, key: &Key) -> CachedStat {
+        self.0.cached_stat(key)
+    }
+
+    async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
+        let object = record(StoreOperation::Get, self.backend(), self.0.get(key, inline)).await?;
+        Ok(object.map(|object| self.guard(object)))
+    }
+
+    async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
+        Ok(match record(StoreOperation::Head, self.backend(), self.0.revalidate(key, known)).await? {
+            Revalidation::Current(object) => Revalidation::Current(object.map(|object| self.guard(object))),
+            result @ (Revalidation::Unchanged | Revalidation::Changed) => result,
+        })
+    }
+
+    fn reports_missing_root(&self) -> bool {
+        self.0.reports_missing_root()
+    }
+
+    async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
+        record(StoreOperation::Head, self.backend(), self.0.is_directory(key)).await
+    }
+
+    async fn list(
+        &self,
+        key: &Key,
+        after: Option<&str>,
+        limit: usize,
+        filter: EntryFilter,
+    ) -> Result<Option<Listing>, StoreError> {
+        record(StoreOperation::List, self.backend(), self.0.list(key, after, limit, filter)).await
+    }
+
+    fn lists_cheaply(&self) -> bool {
+        self.0.lists_cheaply()
+    }
+
+    async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {
+        self.0.identity(key).await
+    }
+
+    fn current_load(&self) -> StoreLoad {
+        self.0.current_load()
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        record(StoreOperation::Head, self.backend(), self.0.probe()).await
+    }
+}
+
+impl GuardedStore {
+    /// Counts the bytes of an object, and those that will be read from it.
+    fn guard(&self, Object { meta, data }: Object) -> Object {
+        let data = match data {
+            ObjectData::InMemory(bytes) => {
+                metrics::store_read_bytes(self.backend(), bytes.len() as u64);
+                ObjectData::InMemory(bytes)
+            }
+            ObjectData::Open(inner) => ObjectData::Open(Arc::new(GuardedReader { inner, backend: self.backend() })),
+        };
+        Object { meta, data }
+    }
+}
+
+/// An open object whose reads are recorded.
+#[derive(Debug)]
+struct GuardedReader {
+    inner: Arc<dyn ReadAt>,
+    backend: &'static str,
+}
+
+#[async_trait]
+impl ReadAt for GuardedReader {
+    async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+        let bytes = record(StoreOperation::GetRange, self.backend, self.inner.read_at(range)).await?;
+        metrics::store_read_bytes(self.backend, bytes.len() as u64);
+        Ok(bytes)
+    }
+}

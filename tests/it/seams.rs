@@ -1,0 +1,120 @@
+//! The seams for what comes next: a store that answers only after a while and has no page cache.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use n5_server::cache::RevalidationPolicy;
+use n5_server::container::Settings;
+use n5_server::http::fastpath::{FastOutcome, try_answer};
+use n5_server::store::Store;
+
+use crate::support::remote::Remote;
+use crate::support::{Client, options, settings};
+
+const FOREVER: RevalidationPolicy = RevalidationPolicy::After(Duration::from_secs(3600));
+
+/// Creates a dataset of three blocks, of which the last is missing.
+fn remote() -> Arc<Remote> {
+    let remote = Arc::new(Remote::default());
+    remote.put(
+        "v/attributes.json",
+        r#"{"dimensions":[4,6],"blockSize":[4,2],"dataType":"uint8","compression":{"type":"raw"}}"#,
+    );
+    for n in 0..2 {
+        remote.put(&format!("v/0/{n}"), block(n));
+    }
+    remote
+}
+
+/// Returns a block of 4 x 2 elements, all equal to `value`.
+fn block(value: u8) -> Vec<u8> {
+    [&[0, 0, 0, 2, 0, 0, 0, 4, 0, 0, 0, 2][..], &[value; 8]].concat()
+}
+
+fn client(remote: &Arc<Remote>, metadata: RevalidationPolicy, data: RevalidationPolicy) -> Client {
+    let settings = Settings { recheck_metadata: metadata, recheck_data: data, ..settings() };
+    Client::new(Arc::<Remote>::clone(remote) as Arc<dyn Store>, settings, options())
+}
+
+/// Returns the status line of the answer of the fast path, if it answers.
+fn fast(client: &Client, path: &str) -> Option<String> {
+    let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
+    match try_answer(&client.app, None, head.as_bytes()) {
+        FastOutcome::Request(_, reply) => {
+            let head = String::from_utf8(reply?.head).unwrap();
+            head.lines().next().map(str::to_owned)
+        }
+        FastOutcome::Incomplete | FastOutcome::HandOver => panic!("{path} is a whole request"),
+    }
+}
+
+#[tokio::test]
+async fn a_cold_object_costs_one_request_and_a_warm_one_none() {
+    let remote = remote();
+    let client = client(&remote, FOREVER, FOREVER);
+    for (path, status, requests) in [
+        ("/v/attributes.json", 200, vec!["GET v/attributes.json"]),
+        ("/v/0/0", 200, vec!["GET v/0/0"]),
+        ("/slice/v?start=0,2&stop=4,4", 200, vec!["GET v/0/1"]),
+        ("/zarr3/v/c/1/0", 200, vec!["GET v/0/1"]),
+        ("/zarr3/v/c/2/0", 404, vec!["GET v/0/2"]),
+        ("/slice/v", 200, vec![]),
+    ] {
+        let (first, second) = tokio::join!(client.get(path), client.get(path));
+        assert_eq!((first.status.as_u16(), second.status.as_u16()), (status, status), "{path}");
+        assert_eq!(remote.take_requests(), requests, "{path}");
+        assert_eq!(client.get(path).await.status, status, "{path}");
+        assert!(remote.take_requests().is_empty(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn cached_objects_and_chunks_take_the_fast_path() {
+    let remote = remote();
+    let client = client(&remote, FOREVER, FOREVER);
+    // The last chunk is the same stored block as the one before it.
+    for (path, is_cold) in
+        [("/v/attributes.json", true), ("/v/0/0", true), ("/zarr3/v/c/1/0", true), ("/zarr2/v/1/0", false)]
+    {
+        if is_cold {
+            assert_eq!(fast(&client, path), None, "{path}");
+            assert!(remote.take_requests().is_empty(), "{path}: the fast path does not wait for the store");
+            assert_eq!(client.get(path).await.status, 200, "{path}");
+            remote.take_requests();
+        }
+        for _ in 0..2 {
+            assert_eq!(fast(&client, path).as_deref(), Some("HTTP/1.1 200 OK"), "{path}");
+        }
+        assert!(remote.take_requests().is_empty(), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_stale_entry_costs_one_conditional_request() {
+    let remote = remote();
+    let client = client(&remote, FOREVER, RevalidationPolicy::Always);
+    for path in ["/v/0/0", "/slice/v?start=0,0&stop=4,2&format=raw"] {
+        remote.put("v/0/0", block(5));
+        assert_eq!(client.get(path).await.body.last(), Some(&5), "{path}");
+        remote.take_requests();
+        assert_eq!(client.get(path).await.body.last(), Some(&5), "{path}");
+        assert_eq!(remote.take_requests(), ["GET if changed v/0/0"], "{path}: unchanged");
+        remote.put("v/0/0", block(6));
+        assert_eq!(client.get(path).await.body.last(), Some(&6), "{path}");
+        assert_eq!(remote.take_requests(), ["GET if changed v/0/0"], "{path}: changed");
+    }
+}
+
+#[tokio::test]
+async fn a_hole_costs_no_request_beyond_its_own() {
+    let remote = remote();
+    let client = client(&remote, FOREVER, RevalidationPolicy::Always);
+    let path = "/slice/v?start=0,4&stop=4,6&format=raw";
+    assert_eq!(client.get(path).await.body, [0; 8][..]);
+    assert_eq!(remote.take_requests(), ["GET v/attributes.json", "GET v/0/2"]);
+    assert_eq!(client.get(path).await.body, [0; 8][..]);
+    assert_eq!(remote.take_requests(), ["GET if changed v/0/2"]);
+    remote.put("v/0/2", block(7));
+    assert_eq!(client.get(path).await.body, [7; 8][..]);
+    assert_eq!(remote.take_requests(), ["GET if changed v/0/2"]);
+}
