@@ -3,13 +3,13 @@
 //! This module holds plain data and reads neither files nor the environment. `main` passes their text to
 //! [`Config::load`], so tests need neither. `config/default.toml` ([`DEFAULTS`]) documents every key.
 
-mod cli;
 mod container;
 mod default;
 mod error;
 mod load;
-mod maintenance_cli;
+mod memory_bounds;
 mod source;
+mod summary;
 mod validate;
 mod values;
 
@@ -18,10 +18,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-pub use cli::{Cli, Command, TokenArgs};
 pub use container::{CacheControl, ContainerConfig, ContainerDefaults, EntityTagBasis, Symlinks};
 pub use error::{ConfigError, ConfigErrors, SettingOrigin};
-pub use maintenance_cli::{DenyLevel, InspectArgs, VerifyArgs};
 pub use source::{ConfigFile, ConfigSources, RootArgument};
 
 /// Text of `config/default.toml`: every key with its default, unit and purpose.

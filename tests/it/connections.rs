@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use n5_server::app::Server;
 use n5_server::config::{Config, ContainerConfig, EntityTagBasis};
+use n5_server::server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;

@@ -9,15 +9,17 @@ use anyhow::{Context, bail};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
+use super::allocator_trim::trim_periodically;
 use super::memory_limit;
 use super::mounts::{self, Mounts};
-use super::off_thread::off_thread;
-use super::serving_snapshot::{ServingSnapshot, SnapshotReceiver};
+use super::settings::{container_settings, http_options, refresh_access_control};
 use crate::access::AccessControl;
 use crate::config::Config;
+use crate::conn::{ServingSnapshot, SnapshotReceiver};
 use crate::container::{Resources, Settings};
 use crate::cpu_pool::CpuPool;
 use crate::http::{App, Viewer};
+use crate::off_thread::off_thread;
 use crate::{http, metrics, telemetry};
 
 /// Settings that take effect only after a restart.
@@ -130,7 +132,7 @@ impl Reloader {
             );
         }
         let control = reload_access_control(&config, &state).await?;
-        let resources = reuse_or_reconfigure(super::container_settings(&config), &state.resources);
+        let resources = reuse_or_reconfigure(container_settings(&config), &state.resources);
         let mounts = state.mounts.reconfigured(&config, &resources).await?;
         let viewer = find_viewer(&config, &state).await?;
         if self.snapshot().app.is_draining() {
@@ -150,12 +152,12 @@ impl Reloader {
         let app = self.snapshot().app.reconfigured(state.mounts.list(), Arc::clone(&state.resources), state.options());
         self.0.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
         metrics::memory_bound(state.config.memory_bound_bytes());
-        let needed_bytes = super::max_process_bytes(&state.config);
-        if needed_bytes != super::max_process_bytes(&previous.config) {
+        let needed_bytes = memory_limit::max_process_bytes(&state.config);
+        if needed_bytes != memory_limit::max_process_bytes(&previous.config) {
             memory_limit::warn_if_below(needed_bytes);
         }
         if !Arc::ptr_eq(&previous.resources, &state.resources) {
-            tokio::spawn(super::trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
+            tokio::spawn(trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
             tokio::spawn(drain_replaced(Arc::downgrade(&previous.resources), state.resources.settings().clone()));
         }
     }
@@ -181,7 +183,7 @@ impl Reloader {
 impl ServerState {
     pub(super) fn options(&self) -> http::HttpOptions {
         let (document_runtime, access_control) = (self.document_runtime.clone(), self.control.clone());
-        http::HttpOptions { access_control, document_runtime, ..super::http_options(&self.config, self.viewer.clone()) }
+        http::HttpOptions { access_control, document_runtime, ..http_options(&self.config, self.viewer.clone()) }
     }
 }
 
@@ -190,7 +192,7 @@ impl ServerState {
 async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
     let (new_config, current_control) = (config.clone(), state.control.clone());
     let control = off_thread(config.server.request_timeout, move || {
-        super::refresh_access_control(&new_config, current_control.as_deref())
+        refresh_access_control(&new_config, current_control.as_deref())
     });
     let control = control.await.context("access.tokens, jwt.keys, jwt.roots")?;
     if let Some(control) = &control {
@@ -276,8 +278,8 @@ mod tests {
     use tokio::sync::oneshot;
 
     use super::*;
-    use crate::app::Server;
     use crate::config::ListenAddress;
+    use crate::server::Server;
 
     fn config() -> Config {
         let mut config = Config::default();

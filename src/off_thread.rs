@@ -10,7 +10,7 @@ use tokio::sync::oneshot;
 ///
 /// # Errors
 /// If `job` fails or does not end in time, or if the system cannot start a thread.
-pub(super) async fn off_thread<T: Send + 'static>(
+pub async fn off_thread<T: Send + 'static>(
     timeout: Duration,
     job: impl FnOnce() -> anyhow::Result<T> + Send + 'static,
 ) -> anyhow::Result<T> {

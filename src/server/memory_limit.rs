@@ -2,8 +2,18 @@
 
 use std::path::Path;
 
+use crate::config::Config;
+
 /// Memory besides caches, budgets and connections: code, threads, and what the allocator retains.
-pub(super) const BASELINE_BYTES: u64 = 64 << 20;
+const BASELINE_BYTES: u64 = 64 << 20;
+
+/// Returns the most memory that the process may take, in bytes.
+pub(super) fn max_process_bytes(config: &Config) -> u64 {
+    let bound = config.memory_bound_bytes();
+    [config.max_connections_bytes(), config.sockets_bytes(), BASELINE_BYTES]
+        .into_iter()
+        .fold(bound, u64::saturating_add)
+}
 
 /// Logs a warning if the system allows this process less than `needed` bytes.
 pub(super) fn warn_if_below(needed: u64) {

@@ -9,7 +9,7 @@ use crate::container::{self, Settings};
 use crate::http::{self, Viewer};
 
 /// Returns the settings of containers and their caches.
-pub(super) fn container_settings(config: &Config) -> Settings {
+pub(crate) fn container_settings(config: &Config) -> Settings {
     let recheck = |recheck| match recheck {
         RecheckPolicy::Always => container::RevalidationPolicy::Always,
         RecheckPolicy::Never => container::RevalidationPolicy::Never,
@@ -93,7 +93,7 @@ pub(super) fn refresh_access_control(
 }
 
 /// Returns the options of the HTTP layer.
-pub(super) fn http_options(config: &Config, viewer: Option<Viewer>) -> http::HttpOptions {
+pub(crate) fn http_options(config: &Config, viewer: Option<Viewer>) -> http::HttpOptions {
     http::HttpOptions {
         base_path: config.server.base_path.clone(),
         trusted_proxies: config.server.trusted_proxies.clone(),

@@ -11,10 +11,11 @@ use anyhow::{Context, bail};
 
 use self::report::{OpenedReport, ReportHeader, ReportWriter};
 use self::terminal::Terminal;
-use super::mounts::open_store;
-use super::{container_settings, shutdown_signal};
-use crate::config::{Config, ContainerConfig, DenyLevel, EntityTagBasis, VerifyArgs};
+use super::arguments::{DenyLevel, VerifyArgs};
+use super::signals::shutdown_signal;
+use crate::config::{Config, ContainerConfig, EntityTagBasis};
 use crate::container::{Container, Resources, Settings};
+use crate::server::{container_settings, open_store};
 use crate::store::Key;
 use crate::verify::{EventSink, Severity, Verifier, VerifyEvent, VerifyOutcome, check_root};
 
@@ -38,7 +39,7 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 ///
 /// # Errors
 /// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
-pub fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
+pub(super) fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
     let result = runtime.block_on(run(config, args));

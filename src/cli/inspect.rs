@@ -15,11 +15,11 @@ use serde_json::{Map, Value};
 use tower::ServiceExt;
 
 use self::text::{LevelReport, TreeListing};
-use super::mounts::{mount, open_store};
-use super::{container_settings, http_options};
-use crate::config::{CacheControl, Config, InspectArgs, ListenAddress};
+use super::arguments::InspectArgs;
+use crate::config::{CacheControl, Config, ListenAddress};
 use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
+use crate::server::{container_settings, http_options, mount, open_store};
 use crate::store::Key;
 
 /// Maximum number of groups and datasets in a tree.
@@ -32,7 +32,7 @@ const MAX_ENTRIES: usize = 10_000;
 ///
 /// # Errors
 /// If it does not exist or cannot be read.
-pub fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
+pub(super) fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let runtime =
         tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
     let result = runtime.block_on(run(config, args));

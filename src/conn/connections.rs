@@ -48,7 +48,7 @@ const TLS_ALERT_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves accepted connections; holds all that they share. Cheap to clone; clones share it.
 #[derive(Clone)]
-pub(super) struct ConnectionServer {
+pub(crate) struct ConnectionServer {
     snapshots: SnapshotReceiver,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
@@ -68,7 +68,7 @@ pub(super) struct ConnectionServer {
 impl ConnectionServer {
     /// Serves with the latest snapshot, on `workers`. The maximum number of connections is that of `config`; TCP
     /// connections use `tls` if it is given.
-    pub(super) fn new(
+    pub(crate) fn new(
         config: &Config,
         snapshots: SnapshotReceiver,
         workers: WorkerPool,
@@ -96,28 +96,28 @@ impl ConnectionServer {
     }
 
     /// Returns the counter of connections with an answer of hyper that has not been sent completely.
-    pub(super) fn unflushed_connections(&self) -> Arc<AtomicUsize> {
+    pub(crate) fn unflushed_connections(&self) -> Arc<AtomicUsize> {
         Arc::clone(&self.unsent)
     }
 
     /// Returns a handle whose strong count, less one, is the number of connections whose first request may still
     /// arrive.
-    pub(super) fn awaiting_first_request(&self) -> Weak<()> {
+    pub(crate) fn awaiting_first_request(&self) -> Weak<()> {
         Arc::downgrade(&self.arriving)
     }
 
     /// Begins no further request, except the first request of a connection that has sent none.
-    pub(super) fn begin_shutdown(&self) {
+    pub(crate) fn begin_shutdown(&self) {
         self.closing.send_replace(true);
     }
 
     /// Waits until all connections have ended. Call it after [`Self::begin_shutdown`].
-    pub(super) async fn wait_drained(self) {
+    pub(crate) async fn wait_drained(self) {
         self.closing.closed().await;
     }
 
     /// Wakes all connections, so that idle ones release the replaced snapshot.
-    pub(super) fn wake_all(&self) {
+    pub(crate) fn wake_all(&self) {
         self.closing.send_modify(|_closing| ());
     }
 

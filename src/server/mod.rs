@@ -1,72 +1,35 @@
-//! Assembles the server from the configuration: opens the containers, binds the address, serves, and shuts down.
+//! The server: opens what the configuration names, binds the address, serves, reloads, and shuts down.
 
-mod connection_memory;
-mod connection_signals;
-mod connections;
-mod escape_control;
-mod fast_connection;
-mod goaway_reason;
-mod header_filter;
-mod hpack;
-mod http2_frames;
-mod http2_watchdog;
-mod hyper_connection;
-mod inspect;
-mod listener;
+mod allocator_trim;
 mod memory_limit;
-mod metered_socket;
 mod mounts;
-mod off_thread;
-mod peers;
 mod reload;
-mod reply_writer;
-mod sd_notify;
-mod send_queue;
-mod serving_snapshot;
 mod settings;
-mod so_meminfo;
-mod socket;
-mod threshold_pool;
-mod tls;
-mod tls_socket;
-mod verify;
-mod workers;
 
 use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
 
-use connections::ConnectionServer;
-pub use inspect::inspect;
-use listener::Listener;
+use crate::access::AccessControl;
+use crate::config::Config;
+use crate::conn::{ConnectionServer, DocumentRuntime, Listener, TlsTerminator, WorkerPool};
+use crate::container::Resources;
+use crate::cpu_pool::CpuPool;
+use crate::http::Viewer;
+use crate::off_thread::off_thread;
+use crate::{demo, metrics};
+use allocator_trim::trim_periodically;
 use mounts::Mounts;
-use off_thread::off_thread;
+pub(crate) use mounts::{mount, open_store};
 pub use reload::Reloader;
 use reload::ServerState;
-pub use sd_notify::SdNotifier;
 pub use settings::{check_rules, open_access_control};
-use settings::{container_settings, http_options, refresh_access_control};
-use tls::TlsTerminator;
-pub use verify::verify;
-use workers::{DocumentRuntime, WorkerPool};
-
-use crate::config::Config;
-use crate::container::Resources;
-use crate::cpu_pool::{CpuPool, Priority};
-use crate::http::{self, Viewer};
-use crate::store::StoreError;
-use crate::{allocator, demo, metrics, n5, telemetry, trace};
-
-/// Longest time to export the remaining traces at shutdown.
-const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
-
-/// Interval at which memory that the allocator retains is returned to the system.
-const TRIM_INTERVAL: Duration = Duration::from_millis(250);
+pub(crate) use settings::{container_settings, http_options};
 
 /// A server that is bound to its address and serves when it is run.
 #[derive(Debug)]
@@ -77,64 +40,6 @@ pub struct Server {
     tls: Option<TlsTerminator>,
     config: Config,
     reloader: Reloader,
-}
-
-/// Returns the reserved first path segments, which no container may have as its name.
-pub fn reserved_names() -> Vec<&'static str> {
-    http::route::endpoints().map(|(name, _)| name).collect()
-}
-
-/// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read_config` then returns. Reports the
-/// server's state to `supervisor`.
-///
-/// # Errors
-/// If no configured container can be opened or the address cannot be bound.
-pub async fn serve(
-    config: Config,
-    read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
-    supervisor: SdNotifier,
-) -> anyhow::Result<()> {
-    // Installed before anything slow. A signal that arrives during startup is then not lost, and does not end the
-    // process by its default action.
-    let mut stop = Box::pin(shutdown_signal()?);
-    let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
-    let metrics = telemetry::install_metrics()?;
-    metrics::describe();
-    metrics::describe_store_errors(StoreError::KINDS);
-    metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
-    tokio::spawn(metrics.clone().upkeep());
-    if !config.tracing.otlp_endpoint.is_empty() {
-        trace::start(&config.tracing.otlp_endpoint, config.tracing.one_in).context("traces cannot be sent")?;
-    }
-    let server = tokio::select! {
-        server = Server::bind(config, move || metrics.render()) => server?,
-        () = &mut stop => {
-            tracing::info!("told to stop before anything was served");
-            supervisor.stopping();
-            return Ok(());
-        }
-    };
-    let reloader = server.reloader();
-    let supervisor = Arc::new(supervisor);
-    let reload_notifier = Arc::clone(&supervisor);
-    let reload_task = tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            reload_notifier.reloading();
-            reloader.reload(read_config.clone()).await;
-            reload_notifier.ready();
-        }
-    });
-    server.announce();
-    supervisor.ready();
-    let stop = async move {
-        stop.await;
-        // The task may wait forever, and no reload is needed any more.
-        reload_task.abort();
-        supervisor.stopping();
-    };
-    server.run(stop).await;
-    trace::flush(TRACE_FLUSH_TIMEOUT);
-    Ok(())
 }
 
 impl Server {
@@ -159,11 +64,10 @@ impl Server {
             None
         });
         let documents = DocumentRuntime::start(config.threads()).context("the threads cannot be started")?;
-        let checked_config = config.clone();
-        let (control, tls) =
-            off_thread(timeout, move || Ok((open_access_control(&checked_config)?, open_tls(&checked_config)?)))
-                .await
-                .context("cannot load the files of [access], [jwt] and [tls]")?;
+        let file_config = config.clone();
+        let (control, tls) = off_thread(timeout, move || open_files(&file_config))
+            .await
+            .context("cannot load the files of [access], [jwt] and [tls]")?;
         let listener = Listener::bind(&config.server.listen).await?;
         let workers = WorkerPool::start(config.threads()).context("the threads cannot be started")?;
         let (document_runtime, initial_config) = (documents.handle(), config.clone());
@@ -195,7 +99,7 @@ impl Server {
     }
 
     /// Logs and prints the server's address, what it serves and how much memory it may take.
-    fn announce(&self) {
+    pub fn announce(&self) {
         let memory_bound_bytes = self.config.memory_bound_bytes();
         let url = self.url();
         let containers: Vec<String> = self
@@ -219,7 +123,7 @@ impl Server {
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
         tracing::info!(%url, containers = containers, viewer, memory_bound_bytes = memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
         metrics::memory_bound(memory_bound_bytes);
-        memory_limit::warn_if_below(max_process_bytes(&self.config));
+        memory_limit::warn_if_below(memory_limit::max_process_bytes(&self.config));
         let mut out = std::io::stdout().lock();
         // Write errors are ignored: standard output may be closed, and the log has the same information.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
@@ -279,27 +183,6 @@ impl Server {
     }
 }
 
-/// Returns the most memory that the process may take, in bytes.
-fn max_process_bytes(config: &Config) -> u64 {
-    let bound = config.memory_bound_bytes();
-    [config.max_connections_bytes(), config.sockets_bytes(), memory_limit::BASELINE_BYTES]
-        .into_iter()
-        .fold(bound, u64::saturating_add)
-}
-
-/// Periodically gives freed memory back to the system, on `cpu`, while `resources` exist.
-async fn trim_periodically(resources: Weak<Resources>, cpu: CpuPool) {
-    loop {
-        tokio::time::sleep(TRIM_INTERVAL).await;
-        let Some(resources) = resources.upgrade() else { return };
-        resources.release_unused();
-        drop(resources);
-        if cpu.run(Priority::High, 0, allocator::trim).await.is_err() {
-            return;
-        }
-    }
-}
-
 /// Returns true if no answer runs and none is being sent for 250 ms.
 async fn is_quiescent(reloader: &Reloader, unflushed: &AtomicUsize) -> bool {
     for _ in 0..5 {
@@ -311,27 +194,15 @@ async fn is_quiescent(reloader: &Reloader, unflushed: &AtomicUsize) -> bool {
     true
 }
 
-/// Returns a future that completes when the process is told to stop. The call installs the signal handlers, not the
-/// first poll.
-fn shutdown_signal() -> std::io::Result<impl Future<Output = ()>> {
-    use tokio::signal::unix::{SignalKind, signal};
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
-    Ok(async move {
-        tokio::select! {
-            _ = terminate.recv() => {}
-            _ = interrupt.recv() => {}
-        }
-    })
-}
-
-/// Checks that the TLS certificate and key can be used, if they are configured.
+/// Checks that the files of `[access]`, `[jwt]` and `[tls]` can be used.
 ///
 /// # Errors
-/// If they cannot be used.
-pub fn check_tls(config: &Config) -> anyhow::Result<()> {
-    open_tls(config).map(drop)
+/// If one of them cannot be used.
+pub fn check_files(config: &Config) -> anyhow::Result<()> {
+    open_files(config).map(drop)
 }
 
-fn open_tls(config: &Config) -> anyhow::Result<Option<TlsTerminator>> {
-    TlsTerminator::open(&config.tls).map_err(anyhow::Error::msg)
+fn open_files(config: &Config) -> anyhow::Result<(Option<Arc<AccessControl>>, Option<TlsTerminator>)> {
+    let control = open_access_control(config)?;
+    Ok((control, TlsTerminator::open(&config.tls).map_err(anyhow::Error::msg)?))
 }

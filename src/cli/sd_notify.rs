@@ -9,12 +9,12 @@ use rustix::time::{ClockId, clock_gettime};
 
 /// A notifier of the supervisor, if there is one.
 #[derive(Debug, Default)]
-pub struct SdNotifier(Option<(UnixDatagram, SocketAddr)>);
+pub(super) struct SdNotifier(Option<(UnixDatagram, SocketAddr)>);
 
 impl SdNotifier {
     /// Creates a notifier for the socket that `NOTIFY_SOCKET` names: a path, or `@` and an abstract name. With any
     /// other name it sends nothing.
-    pub fn from_socket_name(name: &str) -> Self {
+    pub(super) fn from_socket_name(name: &str) -> Self {
         let address = match name.strip_prefix('@') {
             Some(name) => SocketAddr::from_abstract_name(name),
             None if name.starts_with('/') => SocketAddr::from_pathname(name),

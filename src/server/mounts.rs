@@ -12,11 +12,11 @@ use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
 
-use super::off_thread::off_thread;
 use crate::config::{self, CacheControl, Config, ContainerConfig, Symlinks};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
+use crate::off_thread::off_thread;
 use crate::store::{EntityTagSource, LocalStore, Store, SymlinkPolicy, UnavailableStore};
 
 /// Longest time to open a directory while the server runs. Serving continues whatever the result is.
@@ -333,7 +333,7 @@ async fn open_with_timeout(
 ///
 /// # Errors
 /// If it cannot be opened.
-pub(super) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
+pub(crate) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     let store = open_local_store(container, storage_call_timeout(config));
     Ok(Arc::new(store.with_context(|| format!("cannot serve {}", describe(container)))?))
 }
@@ -375,7 +375,7 @@ fn describe(container: &ContainerConfig) -> String {
 }
 
 /// Returns a mount of `container` at `name`, with the `Cache-Control` values of its answers.
-pub(super) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
+pub(crate) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
     let (found, missing) = match policy {
         CacheControl::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
         // A missing object may be written later.

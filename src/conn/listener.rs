@@ -14,10 +14,10 @@ use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::Instant;
 
 use super::connections::ConnectionServer;
-use super::off_thread::off_thread;
 use crate::config::ListenAddress;
 use crate::log_throttle::LogThrottle;
 use crate::metrics;
+use crate::off_thread::off_thread;
 
 /// Maximum number of connections that wait to be accepted; the system has a limit of its own (`net.core.somaxconn`).
 /// Beyond it clients retry after a second. The runtime's default of 128 is too low: that many arrive within a moment
@@ -34,7 +34,7 @@ const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
 const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 #[derive(Debug)]
-pub(super) enum Listener {
+pub(crate) enum Listener {
     Tcp(TcpListener),
     Unix(UnixListener, PathBuf),
 }
@@ -44,7 +44,7 @@ impl Listener {
     ///
     /// # Errors
     /// If the address cannot be bound.
-    pub(super) async fn bind(listen: &ListenAddress) -> anyhow::Result<Self> {
+    pub(crate) async fn bind(listen: &ListenAddress) -> anyhow::Result<Self> {
         match listen {
             ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.and_then(|listener| {
@@ -72,7 +72,7 @@ impl Listener {
     }
 
     /// Returns the bound address, including the port that the system picked; `None` for a Unix socket.
-    pub(super) fn address(&self) -> Option<SocketAddr> {
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
         match self {
             Self::Tcp(listener) => listener.local_addr().ok(),
             Self::Unix(..) => None,
@@ -80,7 +80,7 @@ impl Listener {
     }
 
     /// Returns the path of a Unix socket; `None` for TCP.
-    pub(super) fn path(&self) -> Option<&Path> {
+    pub(crate) fn path(&self) -> Option<&Path> {
         match self {
             Self::Tcp(_) => None,
             Self::Unix(_, path) => Some(path),
@@ -88,7 +88,7 @@ impl Listener {
     }
 
     /// Accepts connections and has `connections` serve them. Never returns.
-    pub(super) async fn serve(&self, connections: &ConnectionServer) -> Infallible {
+    pub(crate) async fn serve(&self, connections: &ConnectionServer) -> Infallible {
         loop {
             let slot = connections.acquire_slot().await;
             match self {
@@ -108,7 +108,7 @@ impl Listener {
 
     /// Stops listening. Serves the connections that the system has accepted so far: their clients do not know of the
     /// shutdown.
-    pub(super) async fn close(self, connections: &ConnectionServer) {
+    pub(crate) async fn close(self, connections: &ConnectionServer) {
         // Asks the system itself, because the runtime knows only of the connections that it was notified of.
         match self {
             Self::Tcp(listener) => {

@@ -57,7 +57,7 @@ const HANDSHAKES_PER_CLIENT: ClientQuota =
     ClientQuota { alone: config::TlsConfig::MAX_HANDSHAKES / 2, among_others: config::TlsConfig::MAX_HANDSHAKES / 2 };
 
 /// Accepts TLS connections.
-pub(super) struct TlsTerminator {
+pub(crate) struct TlsTerminator {
     server_config: WatchedFiles<ServerConfig>,
     handshake_timeout: Duration,
     handshakes: HandshakeLimiter,
@@ -110,7 +110,7 @@ impl TlsTerminator {
     ///
     /// # Errors
     /// Returns a message if they cannot be used.
-    pub(super) fn open(config: &config::TlsConfig) -> Result<Option<Self>, String> {
+    pub(crate) fn open(config: &config::TlsConfig) -> Result<Option<Self>, String> {
         if !config.is_enabled() {
             return Ok(None);
         }

@@ -25,7 +25,7 @@ const EVENT_INTERVAL: u32 = 16;
 
 /// A pool of threads that serve connections. They end when this is dropped, even if they still serve some.
 #[derive(Debug)]
-pub(super) struct WorkerPool {
+pub(crate) struct WorkerPool {
     workers: Vec<Worker>,
     /// Worker to prefer among those with equally few connections.
     next_worker: AtomicUsize,
@@ -44,7 +44,7 @@ impl WorkerPool {
     ///
     /// # Errors
     /// If the system has no more threads or descriptors.
-    pub(super) fn start(count: usize) -> io::Result<Self> {
+    pub(crate) fn start(count: usize) -> io::Result<Self> {
         let count = count.max(1);
         let workers = (0..count).map(|_| Worker::start()).collect::<io::Result<_>>()?;
         Ok(Self { workers, next_worker: AtomicUsize::new(0) })
@@ -88,14 +88,14 @@ impl Worker {
 /// The threads that make documents and read the viewer's files. There are as many as serve connections, with which they
 /// share the cores, so that no client waits for another client's large document.
 #[derive(Debug)]
-pub(super) struct DocumentRuntime(Option<Runtime>);
+pub(crate) struct DocumentRuntime(Option<Runtime>);
 
 impl DocumentRuntime {
     /// Starts `count` threads, at least one.
     ///
     /// # Errors
     /// If the system has no more threads or descriptors.
-    pub(super) fn start(count: usize) -> io::Result<Self> {
+    pub(crate) fn start(count: usize) -> io::Result<Self> {
         let runtime = Builder::new_multi_thread()
             .worker_threads(count.max(1))
             .max_blocking_threads(MAX_BLOCKING_THREADS)
@@ -109,7 +109,7 @@ impl DocumentRuntime {
         Ok(Self(Some(runtime)))
     }
 
-    pub(super) fn handle(&self) -> Option<Handle> {
+    pub(crate) fn handle(&self) -> Option<Handle> {
         self.0.as_ref().map(|runtime| runtime.handle().clone())
     }
 }

@@ -19,7 +19,7 @@ use crate::config::{Config, ListenAddress};
 ///
 /// # Errors
 /// If no server answers with status 200 in time.
-pub fn healthcheck(config: &Config) -> anyhow::Result<()> {
+pub(super) fn healthcheck(config: &Config) -> anyhow::Result<()> {
     request_health(config).with_context(|| format!("no healthy server at {}", config.server.listen))
 }
 

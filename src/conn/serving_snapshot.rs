@@ -16,8 +16,8 @@ use crate::config::Config;
 use crate::http::{self, App};
 
 /// Immutable snapshot of the application and the settings of connections.
-pub(super) struct ServingSnapshot {
-    pub(super) app: Arc<App>,
+pub(crate) struct ServingSnapshot {
+    pub(crate) app: Arc<App>,
     pub(super) router: Router,
     /// Applies to connections accepted from now on, like the timeouts below.
     pub(super) hyper_builder: Builder<TokioExecutor>,
@@ -28,13 +28,13 @@ pub(super) struct ServingSnapshot {
     /// Networks of proxies, whose connections belong to other clients.
     trusted_proxies: Vec<IpNet>,
     /// At shutdown, how long the server continues to serve as usual.
-    pub(super) drain_delay: Duration,
+    pub(crate) drain_delay: Duration,
     /// At shutdown, how long answers that have begun may take after that.
-    pub(super) shutdown_timeout: Duration,
+    pub(crate) shutdown_timeout: Duration,
 }
 
 impl ServingSnapshot {
-    pub(super) fn new(config: &Config, app: Arc<App>) -> Arc<Self> {
+    pub(crate) fn new(config: &Config, app: Arc<App>) -> Arc<Self> {
         Arc::new(Self {
             router: http::router(Arc::clone(&app)),
             app,
@@ -56,10 +56,10 @@ impl ServingSnapshot {
 
 /// Receives the snapshot in use.
 #[derive(Clone)]
-pub(super) struct SnapshotReceiver(watch::Receiver<Arc<ServingSnapshot>>);
+pub(crate) struct SnapshotReceiver(watch::Receiver<Arc<ServingSnapshot>>);
 
 impl SnapshotReceiver {
-    pub(super) fn subscribe(sender: &watch::Sender<Arc<ServingSnapshot>>) -> Self {
+    pub(crate) fn subscribe(sender: &watch::Sender<Arc<ServingSnapshot>>) -> Self {
         Self(sender.subscribe())
     }
 
@@ -68,7 +68,7 @@ impl SnapshotReceiver {
     }
 
     /// Waits until another snapshot is in use.
-    pub(super) async fn changed(&mut self) {
+    pub(crate) async fn changed(&mut self) {
         if self.0.changed().await.is_err() {
             std::future::pending::<()>().await;
         }
