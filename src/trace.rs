@@ -5,6 +5,7 @@
 //! function needs a parameter for the trace. Traces contain neither tokens nor queries.
 
 mod export;
+mod spans;
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -12,11 +13,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use export::{Exporter, FinishedTrace};
 use futures_util::FutureExt as _;
 
-/// Maximum number of child spans of a trace. For a request with thousands of blocks, the first ones are enough.
-const MAX_CHILD_SPANS: usize = 256;
+use export::{Exporter, FinishedTrace};
+use spans::ChildSpan;
+pub use spans::{Trace, TracedResponse};
 
 /// Maximum number of traces per second that are sampled because a trusted caller sampled them, in addition to one
 /// request in `one_in`.
@@ -24,41 +25,6 @@ const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
 /// Maximum number of characters of a path.
 const MAX_PATH_CHARS: usize = 200;
-
-/// Properties of a response that its trace reports.
-#[derive(Debug, Clone, Copy)]
-pub struct TracedResponse {
-    /// Request method, as the metrics name it.
-    pub method: &'static str,
-    /// Route, as the metrics name it.
-    pub route: &'static str,
-    /// Status code.
-    pub status: u16,
-    /// Number of bytes of the body that were sent.
-    pub bytes: u64,
-}
-
-/// The trace of one request.
-#[derive(Debug)]
-#[expect(clippy::struct_field_names, reason = "trace_id is the term of the trace context")]
-pub struct Trace {
-    trace_id: [u8; 16],
-    span_id: [u8; 8],
-    parent_span_id: Option<[u8; 8]>,
-    path: String,
-    started: (Instant, SystemTime),
-    child_spans: Mutex<Vec<ChildSpan>>,
-}
-
-/// A step that was done for a request.
-#[derive(Debug)]
-struct ChildSpan {
-    span_id: [u8; 8],
-    name: &'static str,
-    detail: &'static str,
-    started: Instant,
-    elapsed: Duration,
-}
 
 struct Tracer {
     exporter: Exporter,
@@ -216,24 +182,8 @@ impl Trace {
         for span in &mut child_spans {
             span.span_id = tracer.ids.next();
         }
-        let TracedResponse { method, route, status, bytes } = response;
         let elapsed = self.started.0.elapsed();
-        tracer.exporter.send(FinishedTrace {
-            trace: self,
-            elapsed,
-            method,
-            route,
-            status,
-            sent_bytes: bytes,
-            child_spans,
-        });
-    }
-
-    fn record(&self, span: ChildSpan) {
-        let mut child_spans = self.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
-        if child_spans.len() < MAX_CHILD_SPANS {
-            child_spans.push(span);
-        }
+        tracer.exporter.send(FinishedTrace { trace: self, elapsed, response, child_spans });
     }
 }
 
@@ -281,6 +231,7 @@ pub fn job_in_current_scope<T>(job: impl FnOnce() -> T) -> impl FnOnce() -> T {
 
 #[cfg(test)]
 mod tests {
+    use super::spans::MAX_CHILD_SPANS;
     use super::*;
 
     const SPAN: &str = "00f067aa0ba902b7";
@@ -369,16 +320,8 @@ mod tests {
         for _ in 0..4096 {
             let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
             let child_spans = (0..MAX_CHILD_SPANS).map(|_| new_span()).collect();
-            let (method, route) = ("GET", "slice");
-            tracer.exporter.send(FinishedTrace {
-                trace,
-                elapsed: Duration::ZERO,
-                method,
-                route,
-                status: 200,
-                sent_bytes: 1,
-                child_spans,
-            });
+            let response = TracedResponse { method: "GET", route: "slice", status: 200, bytes: 1 };
+            tracer.exporter.send(FinishedTrace { trace, elapsed: Duration::ZERO, response, child_spans });
             assert!(tracer.exporter.queued_bytes() <= export::MAX_QUEUED_BYTES);
         }
         assert!(tracer.exporter.queued_bytes() > export::MAX_QUEUED_BYTES / 2, "the queue is actually used");

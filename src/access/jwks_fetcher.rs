@@ -11,8 +11,8 @@ use tokio::sync::{Semaphore, watch};
 use ureq::Agent;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
-use super::TokenError;
-use super::jwks::KeySet;
+use super::key_set::KeySet;
+use super::token_error::TokenError;
 use crate::metrics::{self, QueueLabel, QueueWaitTimer};
 use crate::watched_files;
 

@@ -6,10 +6,10 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
-use super::TokenError;
 use super::caller::Caller;
 use super::jwks::{IssuerKeys, JwksLocation};
 use super::signatures;
+use super::token_error::TokenError;
 
 /// Maximum length of a caller's name; names are written to logs.
 const MAX_NAME_BYTES: usize = 256;

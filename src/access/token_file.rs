@@ -10,9 +10,9 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 
-use super::TokenError;
 use super::caller::Caller;
 use super::policy::parse_path;
+use super::token_error::TokenError;
 
 /// Prefix of every token, by which people and scanners recognise a leaked one.
 pub(super) const PREFIX: &str = "n5t_";

@@ -2,6 +2,7 @@
 
 mod recovery;
 mod report;
+mod report_header;
 mod terminal;
 
 use std::sync::Arc;
@@ -9,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use self::report::{OpenedReport, ReportHeader, ReportWriter};
+use self::report::{OpenedReport, ReportWriter};
+use self::report_header::ReportHeader;
 use self::terminal::Terminal;
 use super::arguments::{DenyLevel, VerifyArgs};
 use super::signals::shutdown_signal;

@@ -1,9 +1,10 @@
 //! Settings of containers: `[[containers]]` and `[container_defaults]`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use super::values::CacheControl;
 
 /// A table of `[[containers]]`: a container to serve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,19 +42,6 @@ pub struct ContainerDefaults {
     pub must_be_mount: bool,
     /// Properties of a file that its entity tag is made of.
     pub entity_tag: EntityTagBasis,
-}
-
-/// Value of the `Cache-Control` header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum CacheControl {
-    /// `public, max-age=31536000, immutable`
-    Immutable,
-    /// `no-cache`
-    #[default]
-    Revalidate,
-    /// `max-age=N` in whole seconds.
-    MaxAge(Duration),
 }
 
 /// Symbolic links that are followed.

@@ -10,6 +10,9 @@ use super::{
     ServerConfig, TlsConfig, TracingConfig,
 };
 
+/// Text of `config/default.toml`: every key with its default, unit and purpose.
+pub const DEFAULTS: &str = include_str!("../../config/default.toml");
+
 const KIB: u64 = 1 << 10;
 const MIB: u64 = KIB << 10;
 const GIB: u64 = MIB << 10;
@@ -144,7 +147,7 @@ impl Default for LogConfig {
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{ContainerConfig, DEFAULTS, ServerConfig};
+    use super::super::{ContainerConfig, ServerConfig};
     use super::*;
 
     /// Returns default.toml with its commented-out keys (`#key`, not `# prose`) enabled.

@@ -15,6 +15,7 @@ use tokio::time::Instant;
 
 use super::goaway_reason::GoawayReason;
 use super::http2_frames::HeaderFrame;
+use super::limits::{HEAD_COPIES, MAX_HEAD_BYTES, MAX_STREAMS};
 use super::threshold_pool::DynamicThresholdPool;
 
 /// Memory of an open stream: its state in hyper, the task that answers it and a short answer. Measured for an answered
@@ -27,26 +28,17 @@ const RETAINED_BYTES: usize = 3 << 9;
 
 /// Maximum number of streams of one connection that hyper keeps although they became no request: malformed ones, too
 /// long ones, and those that were reset immediately. hyper allows no more than this at a time.
-const MAX_REFUSED_STREAMS: usize = super::hyper_connection::MAX_STREAMS as usize;
+const MAX_REFUSED_STREAMS: usize = MAX_STREAMS as usize;
 
 /// Memory of one field of a header list. On the wire a field may be one byte, an HPACK index (RFC 7541, section 6.1).
 const FIELD_BYTES: usize = 96;
 
 /// Maximum memory of the fields of one header list. hyper drops fields beyond `MAX_HEAD_BYTES`, of which each counts
 /// for at least 33 bytes (RFC 9113, section 6.5.2).
-const MAX_HEADER_LIST_BYTES: usize = super::connections::MAX_HEAD_BYTES / 33 * FIELD_BYTES;
+const MAX_HEADER_LIST_BYTES: usize = MAX_HEAD_BYTES / 33 * FIELD_BYTES;
 
 /// Length of a request head that is part of [`STREAM_BYTES`].
 const STREAM_HEAD_BYTES: usize = 2 << 10;
-
-/// Number of times that a head is held: as received, as parsed, and as repeated by a problem response.
-pub(super) const HEAD_COPIES: usize = 3;
-
-/// Maximum number of fields of a request, the same as hyper's for HTTP/1.
-pub(super) const MAX_FIELDS: usize = 100;
-
-/// Maximum number of cookie fields that do not count towards [`MAX_FIELDS`].
-pub(super) const MAX_UNCOUNTED_COOKIES: usize = 200;
 
 /// Maximum number of header list frames on one connection before others get their turn. It is more than the 20 requests
 /// that a client may reset before they are accepted, beyond which hyper closes the connection (CVE-2023-44487).

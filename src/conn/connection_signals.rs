@@ -4,6 +4,8 @@ use std::sync::Arc;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
+use tokio::sync::watch;
+
 /// Flags of one connection. Cheap to clone; clones share them.
 #[derive(Debug, Clone, Default)]
 pub(super) struct ConnectionSignals(Arc<ConnectionSignalFlags>);
@@ -96,4 +98,9 @@ impl Drop for UnflushedGuard {
     fn drop(&mut self) {
         self.mark_flushed();
     }
+}
+
+/// Waits until the flag is set or its sender is dropped.
+pub(super) async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
+    drop(flag.wait_for(|flag| *flag).await);
 }

@@ -8,8 +8,6 @@ use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
-use hyper_util::rt::TokioExecutor;
-use hyper_util::server::conn::auto::Builder;
 use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
@@ -17,10 +15,10 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 
 use super::connection_memory::{AddressMemory, ConnectionMemory, GUARANTEED_BYTES};
-use super::connection_signals::{ConnectionSignals, ServerCloseReason, UnflushedGuard};
-use super::fast_connection::FastConnection;
+use super::connection_signals::{ConnectionSignals, ServerCloseReason, UnflushedGuard, wait_until_set};
+use super::fast_connection::{ConnectionLimits, FastConnection};
 use super::http2_watchdog::WatchdogLimits;
-use super::hyper_connection::{ConnectionLimits, serve_with_hyper};
+use super::hyper_connection::serve_with_hyper;
 use super::metered_socket::{LingerSlot, MeteredSocket};
 use super::peers::{self, PeerAdmission, PeerLimits, PeerSlot, Peers};
 use super::send_queue::{self, SendQueue};
@@ -32,10 +30,6 @@ use super::workers::WorkerPool;
 use crate::config::Config;
 use crate::log_throttle::LogThrottle;
 use crate::metrics::{self, CloseReason, ConnectionPoolLabel};
-
-/// Maximum length of a request head, in bytes. The longest possible path (64 KiB) fits together with its headers, and
-/// connections that send no more than a head stay cheap.
-pub(super) const MAX_HEAD_BYTES: usize = 96 << 10;
 
 /// At shutdown, time to wait for the first request of a client that has sent none.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(100);
@@ -255,7 +249,6 @@ impl ConnectionServer {
     fn new_context(&self, peer: Option<IpAddr>, permits: ConnectionPermits) -> ConnectionContext {
         let snapshot = self.snapshots.current();
         ConnectionContext {
-            hyper_builder: snapshot.hyper_builder.clone(),
             snapshots: self.snapshots.clone(),
             unsent: UnflushedGuard::new(&self.unsent),
             header_timeout: snapshot.header_timeout,
@@ -290,7 +283,6 @@ fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
 
 /// Everything that one connection is served with, until it ends.
 struct ConnectionContext {
-    hyper_builder: Builder<TokioExecutor>,
     snapshots: SnapshotReceiver,
     unsent: UnflushedGuard,
     header_timeout: Duration,
@@ -306,7 +298,6 @@ impl ConnectionContext {
     /// Answers requests until the connection ends.
     async fn run<S: Socket + 'static>(self, stream: S, linger: LingerSlot, mut closing: watch::Receiver<bool>) {
         let Self {
-            hyper_builder,
             snapshots,
             unsent,
             header_timeout,
@@ -348,17 +339,7 @@ impl ConnectionContext {
             // Boxed, because most connections never need this memory.
             Ok(true) => {
                 let limits = WatchdogLimits { stall: send_timeout, idle: header_timeout };
-                Box::pin(serve_with_hyper(
-                    &hyper_builder,
-                    connection,
-                    snapshots,
-                    peer,
-                    signals,
-                    closing,
-                    limits,
-                    memory,
-                ))
-                .await
+                Box::pin(serve_with_hyper(connection, snapshots, peer, signals, closing, limits, memory)).await
             }
             Ok(false) => {
                 let result = connection.shutdown().await.map_err(Into::into);
@@ -401,9 +382,4 @@ fn is_timeout(error: &(dyn Error + 'static)) -> bool {
         cause = error.source();
     }
     false
-}
-
-/// Waits until the flag is set or its sender is dropped.
-pub(super) async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
-    drop(flag.wait_for(|flag| *flag).await);
 }

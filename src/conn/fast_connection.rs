@@ -8,32 +8,31 @@
 //! For small stored blocks, this serves 2 to 5 times the requests per second of hyper and the router alone
 //! (docs/PERFORMANCE.md).
 
-mod timers;
-mod writing;
-
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::ops::ControlFlow;
 use std::pin::Pin;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
+use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
-use tokio::io::{AsyncRead, ReadBuf};
+use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
-use super::connection_memory::{ConnectionMemory, HEAD_COPIES, MAX_FIELDS, MAX_UNCOUNTED_COOKIES};
+use super::connection_memory::ConnectionMemory;
 use super::connection_signals::{ConnectionSignals, ServerCloseReason, UnflushedGuard};
-use super::connections::MAX_HEAD_BYTES;
+use super::connection_timers::{HangUpTimer, HeaderTimer, MemoryWait, schedule_yield};
 use super::goaway_reason::GoawayReason;
 use super::http2_frames::FrameScanner;
-use super::hyper_connection::ConnectionLimits;
+use super::limits::{HEAD_COPIES, MAX_FIELDS, MAX_HEAD_BYTES, MAX_UNCOUNTED_COOKIES};
+use super::peers::IdleTracker;
 use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
 use crate::http::fastpath::{self, FastOutcome};
 use crate::log_throttle::LogThrottle;
-use timers::{HangUpTimer, HeaderTimer, MemoryWait, schedule_yield};
 
 /// Minimum capacity of the receive buffer, which a connection keeps. It fits a browser's request head, or dozens of
 /// curl's.
@@ -54,6 +53,16 @@ const MAX_BYTES_BEFORE_YIELD: u64 = 1 << 20;
 
 /// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
+
+/// Limits of one connection, besides those on how fast its client takes answers.
+pub(super) struct ConnectionLimits {
+    /// Memory taken from the pool that all connections share.
+    pub(super) memory: ConnectionMemory,
+    /// Idle tracker among the connections of the same address; `None` if these are not counted.
+    pub(super) activity: Option<Arc<IdleTracker>>,
+    /// Longest time to receive a request head.
+    pub(super) header_timeout: Duration,
+}
 
 /// Recipient of the next received byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -401,11 +410,119 @@ impl<S: Socket> FastConnection<S> {
             }
         }
     }
+
+    /// Ready when no bytes of an answer of the fast path are left to be sent.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(sending) = &mut self.sending {
+            if sending.is_done() {
+                ready!(sending.poll_flush(&mut self.stream, context))?;
+                if sending.has_blocked() {
+                    self.header_timer.restart(Instant::now());
+                }
+                self.sending = None;
+                break;
+            }
+            let sent = ready!(sending.poll_send(&mut self.stream, context))?;
+            ready!(self.poll_turn(sent, context));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Counts `sent` bytes. Pending if the connection must yield to other tasks.
+    fn poll_turn(&mut self, sent: u64, context: &mut Context<'_>) -> Poll<()> {
+        self.bytes_since_yield += sent;
+        if self.bytes_since_yield < MAX_BYTES_BEFORE_YIELD {
+            return Poll::Ready(());
+        }
+        self.bytes_since_yield = 0;
+        schedule_yield(context);
+        Poll::Pending
+    }
+
+    /// Fails if the client has hung up while hyper answers, where hyper cannot see that: the end of the stream lies
+    /// behind further requests, or behind the body of this one. hyper flushes at each of its polls, and thus calls this.
+    fn check_hang_up(&mut self, context: &mut Context<'_>) -> io::Result<()> {
+        let may_be_hidden = match self.state {
+            ReadState::HyperAnswering => !self.received.is_empty(),
+            ReadState::HandedOver { is_http2 } => !is_http2,
+            ReadState::BetweenRequests | ReadState::Ended => false,
+        };
+        if !may_be_hidden || !self.signals.is_busy() {
+            self.hang_up_timer = HangUpTimer::default();
+            return Ok(());
+        }
+        let stream = &self.stream;
+        match self.hang_up_timer.poll(context, || stream.has_hung_up()) {
+            Poll::Ready(()) => Err(io::ErrorKind::ConnectionReset.into()),
+            Poll::Pending => Ok(()),
+        }
+    }
 }
 
 impl<S: Socket> AsyncRead for FastConnection<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         self.poll_read_for_hyper(context, out)
+    }
+}
+
+impl<S: Socket> AsyncWrite for FastConnection<S> {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        self.unsent.mark_unflushed();
+        ready!(self.poll_turn(0, context));
+        let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
+        self.bytes_since_yield += written as u64;
+        Poll::Ready(Ok(written))
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        self.unsent.mark_unflushed();
+        ready!(self.poll_turn(0, context));
+        let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts))?;
+        self.bytes_since_yield += written as u64;
+        Poll::Ready(Ok(written))
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    /// hyper flushes when it has written everything it has. After the last byte of an answer the fast path continues.
+    ///
+    /// hyper also flushes when it has written nothing. While the fast path sends, such a flush must not reach the
+    /// stream, which would take it for progress of a client that takes nothing.
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        if self.sending.is_some() {
+            return Poll::Ready(Ok(()));
+        }
+        ready!(Pin::new(&mut self.stream).poll_flush(context))?;
+        self.check_hang_up(context)?;
+        match self.state {
+            ReadState::HyperAnswering if self.handoff_bytes == 0 && !self.signals.is_busy() => {
+                self.state = ReadState::BetweenRequests;
+                self.header_timer.restart(Instant::now());
+                context.waker().wake_by_ref();
+            }
+            ReadState::HandedOver { is_http2: false } if self.unsent.is_unflushed() => {
+                self.header_timer.restart(Instant::now());
+                context.waker().wake_by_ref();
+            }
+            ReadState::HandedOver { is_http2: true } => self.limits.memory.release_flushed(),
+            ReadState::BetweenRequests
+            | ReadState::HyperAnswering
+            | ReadState::HandedOver { is_http2: false }
+            | ReadState::Ended => {}
+        }
+        self.unsent.mark_flushed();
+        Poll::Ready(Ok(()))
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        ready!(self.poll_send(context))?;
+        Pin::new(&mut self.stream).poll_shutdown(context)
     }
 }
 

@@ -6,7 +6,6 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
-use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -24,21 +23,16 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::connection_memory::{ConnectionMemory, MAX_FIELDS, MAX_UNCOUNTED_COOKIES};
-use super::connection_signals::{ConnectionSignals, ServerCloseReason};
-use super::connections::{MAX_HEAD_BYTES, wait_until_set};
+use super::connection_memory::ConnectionMemory;
+use super::connection_signals::{ConnectionSignals, ServerCloseReason, wait_until_set};
 use super::fast_connection::FastConnection;
 use super::goaway_reason::GoawayReason;
 use super::header_filter::strip_unread_headers;
 use super::http2_watchdog::{Http2Watchdog, StreamTracker, TrackedBytes, WatchdogLimits, WatchdogTimeout};
-use super::peers::IdleTracker;
+use super::limits::{MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES};
 use super::serving_snapshot::SnapshotReceiver;
 use super::socket::Socket;
-use crate::config::Config;
 use crate::log_throttle::LogThrottle;
-
-/// Maximum number of concurrent HTTP/2 streams of one connection; viewers request 100 blocks at once.
-pub(super) const MAX_STREAMS: u32 = 128;
 
 /// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
 const MAX_MALFORMED_REQUESTS: usize = 16;
@@ -53,20 +47,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 /// Time to send GOAWAY before the connection is closed.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Limits of one connection, besides those on how fast its client takes answers.
-pub(super) struct ConnectionLimits {
-    /// Memory taken from the pool that all connections share.
-    pub(super) memory: ConnectionMemory,
-    /// Idle tracker among the connections of the same address; `None` if these are not counted.
-    pub(super) activity: Option<Arc<IdleTracker>>,
-    /// Longest time to receive a request head.
-    pub(super) header_timeout: Duration,
-}
-
 /// Serves the rest of a connection with hyper, from the first request that the fast path does not answer.
-#[expect(clippy::too_many_arguments, reason = "one connection's state, passed from a single call site")]
 pub(super) async fn serve_with_hyper<S: Socket + 'static>(
-    hyper_builder: &Builder<TokioExecutor>,
     fast_connection: FastConnection<S>,
     snapshots: SnapshotReceiver,
     peer: Option<IpAddr>,
@@ -95,6 +77,7 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
             Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: busy_guard }))
         }
     });
+    let hyper_builder = hyper_builder(limits.idle);
     let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
     let (mut is_closing, mut is_going_away, mut goaway_deadline) = (false, false, None);
     let reason = loop {
@@ -271,8 +254,8 @@ impl http_body::Body for TrackedBody {
     }
 }
 
-/// Returns the builder that sets how hyper serves connections.
-pub(super) fn hyper_builder(config: &Config) -> Builder<TokioExecutor> {
+/// Returns the builder that sets how hyper serves a connection. A client answers pings within `ping_timeout`.
+fn hyper_builder(ping_timeout: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     // The fast path enforces the time limit of request heads.
     builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
@@ -289,7 +272,7 @@ pub(super) fn hyper_builder(config: &Config) -> Builder<TokioExecutor> {
         // on it is a connection error for all other clients of a proxy (RFC 8441, section 3).
         .enable_connect_protocol()
         .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
-        .keep_alive_interval(Some(config.server.header_timeout))
-        .keep_alive_timeout(config.server.header_timeout);
+        .keep_alive_interval(Some(ping_timeout))
+        .keep_alive_timeout(ping_timeout);
     builder
 }

@@ -8,14 +8,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use rustix::net::{Shutdown, shutdown, sockopt};
+use rustix::net::{SendFlags, Shutdown, send, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
+use tokio_io_timeout::TimeoutStream;
 
 use super::send_queue::SendQueue;
 use super::so_meminfo::{segment_bytes, send_queue_bytes};
-use super::socket::{TokioSocket, has_hung_up};
+use super::socket::{Socket, TokioSocket, has_hung_up};
 use crate::log_throttle::LogThrottle;
+use crate::store::SendfileSource;
 
 /// Shortest and longest pause before a connection with a full send queue tries again.
 const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
@@ -314,6 +316,40 @@ impl<S: TokioSocket> Drop for MeteredSocket<S> {
 
 fn closed_error() -> io::Error {
     io::ErrorKind::NotConnected.into()
+}
+
+impl<S: TokioSocket> Socket for Pin<Box<TimeoutStream<MeteredSocket<S>>>> {
+    const IS_BUFFERED: bool = false;
+
+    fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize> {
+        self.get_ref().try_to_write(bytes.len(), |socket, allowed| {
+            let bytes = bytes.get(..allowed).unwrap_or(bytes);
+            Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?)
+        })
+    }
+
+    fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64> {
+        let wanted = usize::try_from(file.next_chunk_bytes(from)).unwrap_or(usize::MAX);
+        let sent = self.get_ref().try_to_write(wanted, |socket, allowed| file.send(socket.as_fd(), from, allowed))?;
+        Ok(sent as u64)
+    }
+
+    fn set_cork(&self, hold: bool) {
+        if let Ok(socket) = self.get_ref().socket()
+            && S::IS_TCP
+        {
+            // If this fails, the bytes are sent in more packets.
+            let _ = sockopt::set_tcp_cork(socket, hold);
+        }
+    }
+
+    fn poll_release(&mut self, context: &mut Context<'_>) {
+        self.as_mut().get_pin_mut().poll_release(context);
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.get_ref().socket().map_or(true, has_hung_up)
+    }
 }
 
 #[cfg(test)]

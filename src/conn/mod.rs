@@ -2,6 +2,7 @@
 
 mod connection_memory;
 mod connection_signals;
+mod connection_timers;
 mod connections;
 mod fast_connection;
 mod goaway_reason;
@@ -10,6 +11,7 @@ mod hpack;
 mod http2_frames;
 mod http2_watchdog;
 mod hyper_connection;
+mod limits;
 mod listener;
 mod metered_socket;
 mod peers;

@@ -6,12 +6,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::Router;
-use hyper_util::rt::TokioExecutor;
-use hyper_util::server::conn::auto::Builder;
 use ipnet::IpNet;
 use tokio::sync::watch;
 
-use super::hyper_connection;
 use crate::config::Config;
 use crate::http::{self, App};
 
@@ -20,7 +17,6 @@ pub(crate) struct ServingSnapshot {
     pub(crate) app: Arc<App>,
     pub(super) router: Router,
     /// Applies to connections accepted from now on, like the timeouts below.
-    pub(super) hyper_builder: Builder<TokioExecutor>,
     pub(super) header_timeout: Duration,
     pub(super) send_timeout: Duration,
     /// Maximum number of connections of one address; 0 for no limit.
@@ -38,7 +34,6 @@ impl ServingSnapshot {
         Arc::new(Self {
             router: http::router(Arc::clone(&app)),
             app,
-            hyper_builder: hyper_connection::hyper_builder(config),
             header_timeout: config.server.header_timeout,
             send_timeout: config.server.send_timeout,
             max_connections_per_address: config.clients.connections,

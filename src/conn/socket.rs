@@ -2,16 +2,12 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::pin::Pin;
 use std::task::Context;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use rustix::net::{SendFlags, send, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, Interest};
 use tokio::net::{TcpStream, UnixStream};
-use tokio_io_timeout::TimeoutStream;
 
-use super::metered_socket::MeteredSocket;
 use crate::store::SendfileSource;
 
 /// A connection to a client. The methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
@@ -59,40 +55,6 @@ impl TokioSocket for UnixStream {
 
     fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
-    }
-}
-
-impl<S: TokioSocket> Socket for Pin<Box<TimeoutStream<MeteredSocket<S>>>> {
-    const IS_BUFFERED: bool = false;
-
-    fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize> {
-        self.get_ref().try_to_write(bytes.len(), |socket, allowed| {
-            let bytes = bytes.get(..allowed).unwrap_or(bytes);
-            Ok(send(socket, bytes, SendFlags::MORE | SendFlags::NOSIGNAL)?)
-        })
-    }
-
-    fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64> {
-        let wanted = usize::try_from(file.next_chunk_bytes(from)).unwrap_or(usize::MAX);
-        let sent = self.get_ref().try_to_write(wanted, |socket, allowed| file.send(socket.as_fd(), from, allowed))?;
-        Ok(sent as u64)
-    }
-
-    fn set_cork(&self, hold: bool) {
-        if let Ok(socket) = self.get_ref().socket()
-            && S::IS_TCP
-        {
-            // If this fails, the bytes are sent in more packets.
-            let _ = sockopt::set_tcp_cork(socket, hold);
-        }
-    }
-
-    fn poll_release(&mut self, context: &mut Context<'_>) {
-        self.as_mut().get_pin_mut().poll_release(context);
-    }
-
-    fn has_hung_up(&self) -> bool {
-        self.get_ref().socket().map_or(true, has_hung_up)
     }
 }
 

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant, SystemTime};
 use serde_json::{Value, json};
 use ureq::Agent;
 
-use super::{ChildSpan, Trace};
+use super::spans::{ChildSpan, Trace, TracedResponse};
 use crate::metrics;
 
 /// Maximum memory of traces that wait to be sent; further traces are dropped.
@@ -36,10 +36,7 @@ const STATUS_CODE_ERROR: u8 = 2;
 pub(super) struct FinishedTrace {
     pub(super) trace: Arc<Trace>,
     pub(super) elapsed: Duration,
-    pub(super) method: &'static str,
-    pub(super) route: &'static str,
-    pub(super) status: u16,
-    pub(super) sent_bytes: u64,
+    pub(super) response: TracedResponse,
     pub(super) child_spans: Vec<ChildSpan>,
 }
 
@@ -186,7 +183,8 @@ impl ExportWorker {
 
 /// Appends the span of a request and its child spans, as JSON separated by commas.
 fn write_spans(finished: &FinishedTrace, out: &mut String) {
-    let FinishedTrace { trace, elapsed, method, route, status, sent_bytes, child_spans } = finished;
+    let FinishedTrace { trace, elapsed, response, child_spans } = finished;
+    let TracedResponse { method, route, status, bytes } = response;
     let (started, clock) = trace.started;
     let nanoseconds = |offset: Duration| {
         let unix_time = clock.checked_add(offset).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
@@ -225,7 +223,7 @@ fn write_spans(finished: &FinishedTrace, out: &mut String) {
             string_attribute("http.route", route),
             string_attribute("url.path", &trace.path),
             int_attribute("http.response.status_code", u64::from(*status)),
-            int_attribute("http.response.body.size", *sent_bytes),
+            int_attribute("http.response.body.size", *bytes),
         ];
         members.insert("attributes".to_owned(), json!(attributes));
         if *status >= 500 {

@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde_json::json;
 use xxhash_rust::xxh3::Xxh3;
 
-use super::report::ReportHeader;
+use super::report_header::ReportHeader;
 use crate::store::Key;
 use crate::verify::{Checkpoint, DatasetTally, FindingCounts, FindingKind, PreviousRun};
 

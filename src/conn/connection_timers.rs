@@ -1,4 +1,4 @@
-//! Timers of the fast path: the time limit of a request head, the wait for memory, and checks for hang-ups.
+//! Timers of a connection: the time limit of a request head, the wait for memory, and checks for hang-ups.
 
 use std::future::Future;
 use std::io;
@@ -9,7 +9,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, Sleep};
 
-use super::{ConnectionMemory, GoawayReason};
+use super::connection_memory::ConnectionMemory;
+use super::goaway_reason::GoawayReason;
 use crate::log_throttle::LogThrottle;
 use crate::metrics::{QueueLabel, QueueWaitTimer};
 
