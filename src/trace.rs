@@ -5,6 +5,7 @@
 //! function needs a parameter for the trace. Traces contain neither tokens nor queries.
 
 mod export;
+mod settings;
 mod spans;
 
 use std::future::Future;
@@ -16,11 +17,13 @@ use std::time::{Duration, Instant, SystemTime};
 use futures_util::FutureExt as _;
 
 use export::{Exporter, FinishedTrace};
+use settings::Sampling;
+pub use settings::TraceSettings;
 use spans::ChildSpan;
 pub use spans::{Trace, TracedResponse};
 
 /// Maximum number of traces per second that are sampled because a trusted caller sampled them, in addition to one
-/// request in `one_in`.
+/// request in [`Sampling::one_in`].
 const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
 /// Maximum number of characters of a path.
@@ -28,9 +31,9 @@ const MAX_PATH_CHARS: usize = 200;
 
 struct Tracer {
     exporter: Exporter,
-    one_in: u64,
+    sampling: Sampling,
     ids: IdGenerator,
-    /// Number of requests so far; one in `one_in` of them is sampled.
+    /// Number of requests so far, of which `sampling` takes some.
     requests: AtomicU64,
     /// The current second, and the number of its traces that callers sampled.
     caller_sampled: Mutex<(u64, u32)>,
@@ -58,13 +61,12 @@ tokio::task_local! {
     static CURRENT: Arc<Trace>;
 }
 
-/// Starts tracing one request in `one_in` and sending the traces to the collector at `endpoint` (OTLP over HTTP, as
-/// JSON; the URL without `/v1/traces`). Call it once per process.
+/// Starts tracing requests and sending the traces to a collector (OTLP over HTTP, as JSON). Call it once per process.
 ///
 /// # Errors
 /// If no thread can be started.
-pub fn start(endpoint: &str, one_in: u64) -> std::io::Result<()> {
-    drop(TRACER.set(Tracer::new(endpoint, one_in)?));
+pub fn start(settings: &TraceSettings) -> std::io::Result<()> {
+    drop(TRACER.set(Tracer::new(settings)?));
     Ok(())
 }
 
@@ -87,10 +89,10 @@ pub fn begin(
 }
 
 impl Tracer {
-    fn new(endpoint: &str, one_in: u64) -> std::io::Result<Self> {
-        let ids = IdGenerator::new();
-        let exporter = Exporter::start(endpoint, ids.next())?;
-        Ok(Self { exporter, one_in: one_in.max(1), ids, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
+    fn new(settings: &TraceSettings) -> std::io::Result<Self> {
+        let (ids, sampling) = (IdGenerator::new(), settings.sampling);
+        let exporter = Exporter::start(settings, ids.next())?;
+        Ok(Self { exporter, sampling, ids, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
     }
 
     /// Returns true if another trace may be sampled in this second because a caller sampled it.
@@ -109,7 +111,8 @@ impl Tracer {
         is_trusted: impl FnOnce() -> bool,
         path: impl FnOnce() -> String,
     ) -> Option<Arc<Trace>> {
-        let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.one_in);
+        let Sampling { one_in, follows_caller } = self.sampling;
+        let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in) && one_in > 0;
         #[expect(
             clippy::disallowed_methods,
             reason = "collectors order the traces of several programs by wall-clock time"
@@ -118,7 +121,9 @@ impl Tracer {
         let second = || clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let parent = parent.and_then(TraceParent::parse);
         let is_sampled = match &parent {
-            Some(parent) if is_trusted() => parent.is_sampled && (is_next || self.allow_caller_sampled(second())),
+            Some(parent) if follows_caller && is_trusted() => {
+                parent.is_sampled && (is_next || self.allow_caller_sampled(second()))
+            }
             Some(_) | None => is_next,
         };
         if !is_sampled {
@@ -237,6 +242,11 @@ mod tests {
     const SPAN: &str = "00f067aa0ba902b7";
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
 
+    /// A tracer whose collector does not exist.
+    fn new_tracer(one_in: u64) -> Tracer {
+        Tracer::new(&TraceSettings::new("http://127.0.0.1:9", one_in, |_| None).unwrap()).unwrap()
+    }
+
     #[test]
     fn a_traceparent_is_parsed_according_to_the_standard() {
         let parse = |text: &str| TraceParent::parse(text).map(|parent| parent.is_sampled);
@@ -260,7 +270,7 @@ mod tests {
 
     #[tokio::test]
     async fn steps_of_a_request_are_recorded_on_any_task_or_thread() {
-        let tracer = Tracer::new("http://127.0.0.1:9", 2).unwrap();
+        let tracer = new_tracer(2);
         let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
         assert!(tracer.begin(None, || true, String::new).is_none(), "one in two");
         record("read", "outside", Duration::ZERO);
@@ -281,25 +291,34 @@ mod tests {
 
     #[test]
     fn only_trusted_callers_can_request_sampling() {
-        let tracer = Tracer::new("http://127.0.0.1:9", 1000).unwrap();
+        let tracer = new_tracer(1000);
         assert!(tracer.begin(None, || true, String::new).is_some(), "the first of a thousand");
         let parent = format!("00-{TRACE}-{SPAN}-01");
         assert!(tracer.begin(Some(&parent), || false, String::new).is_none());
         let trace = tracer.begin(Some(&parent), || true, String::new).unwrap();
         assert_eq!((trace.trace_id, trace.parent_span_id), (parse_hex(TRACE).unwrap(), parse_hex(SPAN)));
-        let tracer = Tracer { one_in: 1, ..tracer };
-        assert!(tracer.begin(Some(&format!("00-{TRACE}-{SPAN}-00")), || true, String::new).is_none());
+        let tracer = Tracer { sampling: Sampling { one_in: 1, follows_caller: true }, ..tracer };
+        let unwanted = format!("00-{TRACE}-{SPAN}-00");
+        assert!(tracer.begin(Some(&unwanted), || true, String::new).is_none());
+        let tracer = Tracer { sampling: Sampling { one_in: 1, follows_caller: false }, ..tracer };
+        assert!(tracer.begin(Some(&unwanted), || true, String::new).is_some(), "the sampler ignores callers");
+        let tracer = Tracer { sampling: Sampling { one_in: 0, follows_caller: true }, ..tracer };
+        assert!(
+            tracer.begin(None, || true, String::new).is_none()
+                && tracer.begin(Some(&parent), || true, String::new).is_some()
+        );
     }
+
     #[test]
     fn one_request_in_n_is_sampled_and_callers_have_a_limit() {
-        let tracer = Tracer::new("http://127.0.0.1:9", 3).unwrap();
+        let tracer = new_tracer(3);
         let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
             // Takes as many ids as finishing a trace with this many child spans.
             trace.is_some() && (0..5).all(|_| tracer.ids.next() != [0; 8])
         });
         assert_eq!(sampled.count(), 100);
-        let tracer = Tracer::new("http://127.0.0.1:9", u64::MAX).unwrap();
+        let tracer = new_tracer(u64::MAX);
         assert_eq!((0..1000).filter(|_| tracer.allow_caller_sampled(7)).count(), 100);
         assert!(tracer.allow_caller_sampled(8));
     }
@@ -309,7 +328,7 @@ mod tests {
         // The system accepts connections, but no process answers them.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let tracer = Tracer::new(&endpoint, 1).unwrap();
+        let tracer = Tracer::new(&TraceSettings::new(&endpoint, 1, |_| None).unwrap()).unwrap();
         let new_span = || ChildSpan {
             span_id: [1; 8],
             name: "decode",

@@ -10,7 +10,8 @@ use super::signals::shutdown_signal;
 use crate::config::Config;
 use crate::server::Server;
 use crate::store::StoreError;
-use crate::{metrics, n5, telemetry, trace};
+use crate::trace::{self, TraceSettings};
+use crate::{metrics, n5, telemetry};
 
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -58,8 +59,10 @@ async fn run(
     metrics::describe_store_errors(StoreError::KINDS);
     metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
     tokio::spawn(metrics.clone().upkeep());
-    if !config.tracing.otlp_endpoint.is_empty() {
-        trace::start(&config.tracing.otlp_endpoint, config.tracing.one_in).context("traces cannot be sent")?;
+    #[expect(clippy::disallowed_methods, reason = "OpenTelemetry defines the names of these variables")]
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(settings) = TraceSettings::new(&config.tracing.otlp_endpoint, config.tracing.one_in, variable) {
+        trace::start(&settings).context("traces cannot be sent")?;
     }
     let server = tokio::select! {
         server = Server::bind(config, move || metrics.render()) => server?,
