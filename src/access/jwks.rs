@@ -1,35 +1,19 @@
 //! Keys of an issuer of JWTs, from a file or a URL, kept up to date.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::sync::Arc;
 
-use super::jwks_fetcher::{JwksFetcher, RefreshPolicy};
+use super::jwks_fetcher::JwksFetcher;
 use super::key_set::KeySet;
 use super::token_error::TokenError;
+use crate::config::JwtConfig;
 use crate::metrics;
 use crate::watched_files::WatchedFiles;
-
-/// Location of an issuer's keys.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum JwksLocation {
-    /// A file, which is reloaded when it changes.
-    File(PathBuf),
-    /// An `https` URL. Its certificate is verified with the root certificates of a file, or with those that browsers
-    /// trust.
-    Url {
-        /// URL of the JWK set.
-        url: String,
-        /// PEM file of root certificates.
-        root_certificates: Option<PathBuf>,
-        /// Intervals between fetches, and the maximum age of the keys.
-        refresh_policy: RefreshPolicy,
-    },
-}
 
 /// Keys of an issuer, kept up to date.
 #[derive(Debug)]
 pub(super) struct IssuerKeys {
-    location: JwksLocation,
+    config: JwtConfig,
     source: JwksSource,
 }
 
@@ -40,35 +24,28 @@ enum JwksSource {
 }
 
 impl IssuerKeys {
-    /// Opens the keys, or returns `known` if it has the same location. If only the refresh policy differs, the keys of
-    /// `known` stay in use until they are fetched again.
+    /// Opens the keys, or returns `known` if it has the same location and, for a URL, the same intervals between fetches.
+    /// If only the intervals differ, the keys of `known` stay in use until they are fetched again.
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or no thread can be started.
-    pub(super) fn open(location: JwksLocation, known: Option<&Arc<Self>>) -> Result<Arc<Self>, String> {
-        if let Some(known) = known.filter(|known| known.location == location) {
-            return Ok(Arc::clone(known));
-        }
-        let source = match &location {
-            JwksLocation::File(path) => {
+    pub(super) fn open(config: &JwtConfig, known: Option<&Arc<Self>>) -> Result<Arc<Self>, String> {
+        let known = known.filter(|known| known.config.keys == config.keys && known.config.roots == config.roots);
+        let intervals = |config: &JwtConfig| (config.refresh, config.refetch, config.stale);
+        let source = match known.map(|known| (known, &known.source)) {
+            Some((known, JwksSource::File(_))) => return Ok(Arc::clone(known)),
+            Some((known, JwksSource::Url(_))) if intervals(&known.config) == intervals(config) => {
+                return Ok(Arc::clone(known));
+            }
+            Some((_, JwksSource::Url(fetcher))) => JwksSource::Url(JwksFetcher::start(config, Some(fetcher))?),
+            None if config.keys.contains("://") => JwksSource::Url(JwksFetcher::start(config, None)?),
+            None => {
                 let failed = || metrics::access_reload_failed("keys");
+                let path = Path::new(&config.keys);
                 JwksSource::File(WatchedFiles::open([path], "keys", failed, |[text]| KeySet::parse(text))?)
             }
-            JwksLocation::Url { url, root_certificates, refresh_policy } => {
-                let known = known.and_then(|known| known.fetcher_for(url, root_certificates.as_ref()));
-                JwksSource::Url(JwksFetcher::start(url.clone(), root_certificates.as_deref(), *refresh_policy, known)?)
-            }
         };
-        Ok(Arc::new(Self { location, source }))
-    }
-
-    fn fetcher_for(&self, wanted_url: &str, wanted_roots: Option<&PathBuf>) -> Option<&JwksFetcher> {
-        match (&self.location, &self.source) {
-            (JwksLocation::Url { url, root_certificates, .. }, JwksSource::Url(fetcher)) => {
-                (url == wanted_url && root_certificates.as_ref() == wanted_roots).then_some(fetcher)
-            }
-            _ => None,
-        }
+        Ok(Arc::new(Self { config: config.clone(), source }))
     }
 
     /// Waits at most a few seconds for the first keys, if none have been available so far.

@@ -13,6 +13,7 @@ mod signatures;
 mod token_error;
 mod token_file;
 
+use crate::config::JwtConfig;
 use crate::metrics;
 use crate::watched_files::WatchedFiles;
 use std::path::{Path, PathBuf};
@@ -20,9 +21,6 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use caller::Caller;
-pub use jwks::JwksLocation;
-pub use jwks_fetcher::RefreshPolicy;
-pub use jwt::JwtValidation;
 pub use policy::{Decision, Policy, PolicyError};
 pub use token_error::TokenError;
 pub use token_file::{IssuedToken, issue};
@@ -48,11 +46,7 @@ impl AccessControl {
     ///
     /// # Errors
     /// Returns a message about a file that cannot be used.
-    pub fn open(
-        policy: Policy,
-        tokens: Option<&Path>,
-        jwt: Option<(JwksLocation, JwtValidation)>,
-    ) -> Result<Self, String> {
+    pub fn open(policy: Policy, tokens: Option<&Path>, jwt: Option<&JwtConfig>) -> Result<Self, String> {
         Self::open_reusing(None, policy, tokens, jwt)
     }
 
@@ -61,12 +55,7 @@ impl AccessControl {
     ///
     /// # Errors
     /// The errors of [`Self::open`].
-    pub fn reconfigured(
-        &self,
-        policy: Policy,
-        tokens: Option<&Path>,
-        jwt: Option<(JwksLocation, JwtValidation)>,
-    ) -> Result<Self, String> {
+    pub fn reconfigured(&self, policy: Policy, tokens: Option<&Path>, jwt: Option<&JwtConfig>) -> Result<Self, String> {
         Self::open_reusing(Some(self), policy, tokens, jwt)
     }
 
@@ -74,7 +63,7 @@ impl AccessControl {
         known: Option<&Self>,
         policy: Policy,
         tokens: Option<&Path>,
-        jwt: Option<(JwksLocation, JwtValidation)>,
+        jwt: Option<&JwtConfig>,
     ) -> Result<Self, String> {
         let known_tokens = known.and_then(|known| known.tokens.as_ref());
         let tokens = tokens.map(|path| {
@@ -86,7 +75,7 @@ impl AccessControl {
             Ok::<_, String>((path.to_owned(), Arc::new(watched)))
         });
         let known_jwt = known.and_then(|known| known.jwt.as_ref());
-        let jwt = jwt.map(|(keys, expected)| JwtAuthenticator::open(keys, expected, known_jwt));
+        let jwt = jwt.map(|config| JwtAuthenticator::open(config, known_jwt));
         Ok(Self { policy, tokens: tokens.transpose()?, jwt: jwt.transpose()? })
     }
 

@@ -3,9 +3,11 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use clap::{Args, Parser, Subcommand, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Args, Parser, Subcommand};
 
 use crate::config::{ConfigFile, ConfigSources, RootArgument};
+use crate::verify::Severity;
 
 const AFTER_HELP: &str = "\
 Routes (more in docs/API.md and openapi.yaml):
@@ -174,8 +176,8 @@ pub(super) struct VerifyArgs {
     pub(super) missing: bool,
 
     /// Lowest severity that makes the exit status 1
-    #[arg(long, value_name = "SEVERITY", default_value = "errors")]
-    pub(super) deny: DenyLevel,
+    #[arg(long, value_name = "SEVERITY", default_value = "errors", value_parser = severity_parser())]
+    pub(super) deny: Severity,
 
     /// Prints only findings that --deny covers, nothing if there are none, and no progress
     #[arg(short, long)]
@@ -192,17 +194,6 @@ pub(super) struct VerifyArgs {
     /// Overrides a setting, such as limits.decode_budget=1GiB or container_defaults.symlinks=follow; may be repeated
     #[arg(long, value_name = "SECTION.KEY=VALUE")]
     pub(super) set: Vec<String>,
-}
-
-/// Lowest severity that counts as a failure.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub(super) enum DenyLevel {
-    /// Lost, wrong or unverified data.
-    Errors,
-    /// Also data that some program cannot read.
-    Warnings,
-    /// Also other noteworthy findings.
-    Notes,
 }
 
 /// Arguments of `n5-server inspect`.
@@ -266,6 +257,20 @@ impl InspectArgs {
     pub(super) fn to_server_cli(&self) -> Cli {
         server_cli(&self.root, self.config.as_ref(), &self.set)
     }
+}
+
+/// Returns the parser of `--deny`.
+fn severity_parser() -> impl TypedValueParser<Value = Severity> {
+    let values = [
+        PossibleValue::new("errors").help("Lost, wrong or unverified data"),
+        PossibleValue::new("warnings").help("Also data that some program cannot read"),
+        PossibleValue::new("notes").help("Also other noteworthy findings"),
+    ];
+    PossibleValuesParser::new(values).map(|name| match name.as_str() {
+        "errors" => Severity::Error,
+        "warnings" => Severity::Warning,
+        _ => Severity::Note,
+    })
 }
 
 fn server_cli(root: &Path, config: Option<&PathBuf>, set: &[String]) -> Cli {

@@ -13,13 +13,13 @@ use anyhow::{Context, bail};
 use self::report::{OpenedReport, ReportWriter};
 use self::report_header::ReportHeader;
 use self::terminal::Terminal;
-use super::arguments::{DenyLevel, VerifyArgs};
+use super::arguments::VerifyArgs;
 use super::signals::shutdown_signal;
-use crate::config::{Config, ContainerConfig, EntityTagBasis};
+use crate::config::{Config, ContainerConfig, EntityTagSource};
 use crate::container::{Container, Resources, Settings};
 use crate::server::{container_settings, open_store};
 use crate::store::Key;
-use crate::verify::{EventSink, Severity, Verifier, VerifyEvent, VerifyOutcome, check_root};
+use crate::verify::{EventSink, Verifier, VerifyEvent, VerifyOutcome, check_root};
 
 /// Exit status if there are findings of the severity that `--deny` names, or worse.
 const EXIT_FINDINGS: u8 = 1;
@@ -53,7 +53,7 @@ pub(super) fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
 async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
-    let container_config = &ContainerConfig { entity_tag: EntityTagBasis::default(), ..container_config.clone() };
+    let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
     let store = open_store(container_config, config)?;
     let settings = container_settings(config);
     let cores = args.threads.map_or(settings.cores, usize::from);
@@ -68,12 +68,7 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
         None => OpenedReport::default(),
     };
     let verifier = Verifier { container, store, roots, report_missing: args.missing, stall_timeout: STORAGE_TIMEOUT };
-    let deny = match args.deny {
-        DenyLevel::Errors => Severity::Error,
-        DenyLevel::Warnings => Severity::Warning,
-        DenyLevel::Notes => Severity::Note,
-    };
-    let mut terminal = Terminal::new(args.quiet.then_some(deny));
+    let mut terminal = Terminal::new(args.quiet.then_some(args.deny));
     if terminal.shows_progress() {
         terminal.set_expected_blocks(verifier.estimate_blocks().await);
     }
@@ -98,7 +93,7 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     if let Some(mut report) = report {
         report.finish(&totals, complete).context("the report cannot be written")?;
     }
-    let has_findings = totals.worst_severity().is_some_and(|worst| worst >= deny);
+    let has_findings = totals.worst_severity().is_some_and(|worst| worst >= args.deny);
     terminal.end(&totals, complete, has_findings, args.report.as_deref());
     Ok(match (complete, has_findings) {
         (false, _) => EXIT_INTERRUPTED,

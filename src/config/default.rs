@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerDefaults, CorsConfig, DefaultAccess,
-    EvictionPolicy, JwtConfig, LimitsConfig, ListenAddress, LogConfig, LogFormat, ReadinessRequirement, RecheckPolicy,
-    ServerConfig, TlsConfig, TracingConfig,
+    EvictionPolicy, JwtConfig, LimitsConfig, ListenAddress, LogConfig, LogFormat, RequiredContainers,
+    RevalidationPolicy, ServerConfig, TlsConfig, TracingConfig,
 };
 
 /// Text of `config/default.toml`: every key with its default, unit and purpose.
@@ -47,7 +47,7 @@ impl Default for ServerConfig {
             request_timeout: Duration::from_secs(60),
             send_timeout: Duration::from_secs(30),
             drain_delay: Duration::from_secs(1),
-            ready: ReadinessRequirement::All,
+            ready: RequiredContainers::All,
             shutdown_timeout: Duration::from_secs(30),
             max_connections: 10_240,
             threads: 0,
@@ -101,8 +101,8 @@ impl Default for CacheConfig {
             decoded: 256 * MIB,
             stored: 64 * MIB,
             policy: EvictionPolicy::Lru,
-            recheck_cached_metadata: RecheckPolicy::Always,
-            recheck_cached_data: RecheckPolicy::Always,
+            recheck_cached_metadata: RevalidationPolicy::Always,
+            recheck_cached_data: RevalidationPolicy::Always,
         }
     }
 }

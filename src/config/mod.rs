@@ -8,18 +8,20 @@ mod default;
 mod error;
 mod load;
 mod memory_bounds;
+mod policies;
 mod sections;
 mod source;
 mod summary;
 mod validate;
 mod values;
 
-pub use container::{ContainerConfig, ContainerDefaults, EntityTagBasis, Symlinks};
+pub use container::{ContainerConfig, ContainerDefaults};
 pub use default::DEFAULTS;
 pub use error::{ConfigError, ConfigErrors, SettingOrigin};
+pub use policies::{EntityTagSource, RequiredContainers, SymlinkPolicy};
 pub use sections::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, CorsConfig, DefaultAccess, EvictionPolicy,
-    JwtConfig, LimitsConfig, LogConfig, LogFormat, ReadinessRequirement, ServerConfig, TlsConfig, TracingConfig,
+    JwtConfig, LimitsConfig, LogConfig, LogFormat, ServerConfig, TlsConfig, TracingConfig,
 };
 pub use source::{ConfigFile, ConfigSources, RootArgument};
-pub use values::{CacheControl, ListenAddress, RecheckPolicy};
+pub use values::{CacheControl, ListenAddress, RevalidationPolicy};

@@ -6,7 +6,8 @@ use std::time::Duration;
 use serde::{Deserialize, Serialize};
 
 use super::container::{ContainerConfig, ContainerDefaults};
-use super::values::{self, ListenAddress, RecheckPolicy};
+use super::policies::RequiredContainers;
+use super::values::{self, ListenAddress, RevalidationPolicy};
 
 /// The configuration of the server. `config/default.toml` documents every key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -65,7 +66,7 @@ pub struct ServerConfig {
     #[serde(with = "values::duration")]
     pub drain_delay: Duration,
     /// Containers that must be readable for the server to be ready.
-    pub ready: ReadinessRequirement,
+    pub ready: RequiredContainers,
     /// Time that requests in progress have to finish at shutdown.
     #[serde(with = "values::duration")]
     pub shutdown_timeout: Duration,
@@ -102,17 +103,6 @@ impl TlsConfig {
     pub fn is_enabled(&self) -> bool {
         !self.certificate.as_os_str().is_empty()
     }
-}
-
-/// Containers that must be readable for the server to be ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ReadinessRequirement {
-    /// Every container. Another replica may be able to read a container that this one cannot.
-    #[default]
-    All,
-    /// At least one container. For replicas that share their storage: the readable containers stay in service.
-    Any,
 }
 
 /// Section `[limits]`: bounds on requests and memory; sizes in bytes.
@@ -176,9 +166,9 @@ pub struct CacheConfig {
     /// Eviction policy.
     pub policy: EvictionPolicy,
     /// Policy for comparing cached attributes with their file.
-    pub recheck_cached_metadata: RecheckPolicy,
+    pub recheck_cached_metadata: RevalidationPolicy,
     /// Policy for comparing cached blocks with their file.
-    pub recheck_cached_data: RecheckPolicy,
+    pub recheck_cached_data: RevalidationPolicy,
 }
 
 /// Policy by which a full cache chooses the entry to drop.

@@ -34,13 +34,9 @@ impl Config {
                 container.name,
                 container.root.display(),
                 container.cache_control,
-                match container.symlinks {
-                    super::Symlinks::Inside => "inside",
-                    super::Symlinks::Deny => "deny",
-                    super::Symlinks::Follow => "follow",
-                },
+                container.symlinks.name(),
                 if container.must_be_mount { ", must be a mount" } else { "" },
-                if container.entity_tag == super::EntityTagBasis::Inode { ", entity tags by inode" } else { "" },
+                if container.entity_tag == super::EntityTagSource::Inode { ", entity tags by inode" } else { "" },
             );
         }
         if self.has_access_control() {

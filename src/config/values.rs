@@ -177,19 +177,19 @@ impl fmt::Display for CacheControl {
     }
 }
 
-/// Policy for comparing a cached entry with its file.
+/// Policy for comparing cached entries with the store.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(try_from = "String", into = "String")]
-pub enum RecheckPolicy {
-    /// On every request.
+pub enum RevalidationPolicy {
+    /// Once in every request.
     Always,
-    /// Never while it is cached.
+    /// Never while they are cached.
     Never,
-    /// When the last comparison is older than this.
+    /// When the last comparison is longer ago than this.
     After(Duration),
 }
 
-impl FromStr for RecheckPolicy {
+impl FromStr for RevalidationPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -203,7 +203,7 @@ impl FromStr for RecheckPolicy {
     }
 }
 
-impl fmt::Display for RecheckPolicy {
+impl fmt::Display for RevalidationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Always => f.write_str("always"),
@@ -232,7 +232,7 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(ListenAddress, CacheControl, RecheckPolicy);
+as_text!(ListenAddress, CacheControl, RevalidationPolicy);
 
 #[cfg(test)]
 mod tests {
@@ -291,7 +291,7 @@ mod tests {
             assert_eq!(text.parse::<CacheControl>().unwrap().to_string(), text);
         }
         for text in ["always", "never", "10s"] {
-            assert_eq!(text.parse::<RecheckPolicy>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<RevalidationPolicy>().unwrap().to_string(), text);
         }
     }
 

@@ -12,12 +12,12 @@ use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
 
-use crate::config::{self, CacheControl, Config, ContainerConfig, Symlinks};
+use crate::config::{CacheControl, Config, ContainerConfig, EntityTagSource, SymlinkPolicy};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
 use crate::off_thread::off_thread;
-use crate::store::{EntityTagSource, LocalStore, Store, SymlinkPolicy, UnavailableStore};
+use crate::store::{LocalStore, Store, UnavailableStore};
 
 /// Longest time to open a directory while the server runs. Serving continues whatever the result is.
 pub(super) const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
@@ -231,10 +231,10 @@ impl Mounts {
             ContainerLocation::Local(local) => ContainerLocation::Local(LocalDirectory {
                 store: local
                     .store
-                    .with_settings(symlink_policy(container), call_timeout)
-                    .with_entity_tag(entity_tag(container)),
-                symlinks: symlink_policy(container),
-                entity_tag: entity_tag(container),
+                    .with_settings(container.symlinks, call_timeout)
+                    .with_entity_tag(container.entity_tag),
+                symlinks: container.symlinks,
+                entity_tag: container.entity_tag,
                 call_timeout,
                 ..local.clone()
             }),
@@ -318,12 +318,11 @@ async fn open_with_timeout(
         off_thread(timeout, open).await
     };
     let store = store.await.with_context(|| format!("cannot serve {}", describe(container)))?;
-    let (symlinks, entity_tag) = (symlink_policy(container), entity_tag(container));
     Ok(ContainerLocation::Local(LocalDirectory {
         configured_path: container.root.clone(),
         store,
-        symlinks,
-        entity_tag,
+        symlinks: container.symlinks,
+        entity_tag: container.entity_tag,
         call_timeout,
         open_lock: open_lock.clone(),
     }))
@@ -345,28 +344,13 @@ fn storage_call_timeout(config: &Config) -> Duration {
 }
 
 fn open_local_store(container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<LocalStore> {
-    let store = LocalStore::open(&container.root, symlink_policy(container), call_timeout)
+    let store = LocalStore::open(&container.root, container.symlinks, call_timeout)
         .context("it must be a directory that this user can read")?
-        .with_entity_tag(entity_tag(container));
+        .with_entity_tag(container.entity_tag);
     if container.must_be_mount && !store.is_mount() {
         bail!("nothing is mounted there, but must_be_mount is set");
     }
     Ok(store)
-}
-
-fn symlink_policy(container: &ContainerConfig) -> SymlinkPolicy {
-    match container.symlinks {
-        Symlinks::Inside => SymlinkPolicy::Inside,
-        Symlinks::Deny => SymlinkPolicy::Deny,
-        Symlinks::Follow => SymlinkPolicy::Follow,
-    }
-}
-
-fn entity_tag(container: &ContainerConfig) -> EntityTagSource {
-    match container.entity_tag {
-        config::EntityTagBasis::Mtime => EntityTagSource::Mtime,
-        config::EntityTagBasis::Inode => EntityTagSource::Inode,
-    }
 }
 
 fn describe(container: &ContainerConfig) -> String {

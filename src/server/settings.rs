@@ -1,26 +1,20 @@
 //! Converts the configuration to the settings of each part.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
-use crate::access::{AccessControl, JwksLocation, JwtValidation, Policy, RefreshPolicy};
-use crate::config::{Config, DefaultAccess, EvictionPolicy, ReadinessRequirement, RecheckPolicy};
-use crate::container::{self, Settings};
+use crate::access::{AccessControl, Policy};
+use crate::config::{Config, DefaultAccess, EvictionPolicy};
+use crate::container::Settings;
 use crate::http::{self, Viewer};
 
 /// Returns the settings of containers and their caches.
 pub(crate) fn container_settings(config: &Config) -> Settings {
-    let recheck = |recheck| match recheck {
-        RecheckPolicy::Always => container::RevalidationPolicy::Always,
-        RecheckPolicy::Never => container::RevalidationPolicy::Never,
-        RecheckPolicy::After(age) => container::RevalidationPolicy::After(age),
-    };
     Settings {
         decoded_cache: config.cache.decoded,
         stored_cache: config.cache.stored,
         use_tiny_lfu: config.cache.policy == EvictionPolicy::TinyLfu,
-        recheck_metadata: recheck(config.cache.recheck_cached_metadata),
-        recheck_data: recheck(config.cache.recheck_cached_data),
+        recheck_metadata: config.cache.recheck_cached_metadata,
+        recheck_data: config.cache.recheck_cached_data,
         max_slice_bytes: config.limits.slice,
         slice_budget: config.limits.slice_budget,
         decode_budget: config.limits.decode_budget,
@@ -64,29 +58,12 @@ pub(super) fn refresh_access_control(
     if !config.has_access_control() {
         return Ok(None);
     }
-    let (access, jwt) = (&config.access, &config.jwt);
     let policy = policy(config)?;
-    let non_empty = |path: &PathBuf| Some(path.clone()).filter(|path| !path.as_os_str().is_empty());
-    let location = if jwt.keys.contains("://") {
-        let refresh_policy =
-            RefreshPolicy { refresh_interval: jwt.refresh, min_interval: jwt.refetch, max_stale: jwt.stale };
-        JwksLocation::Url { url: jwt.keys.clone(), root_certificates: non_empty(&jwt.roots), refresh_policy }
-    } else {
-        JwksLocation::File(jwt.keys.clone().into())
-    };
-    let expected = JwtValidation {
-        issuer: jwt.issuer.clone(),
-        audience: jwt.audience.clone(),
-        algorithms: jwt.algorithms.clone(),
-        name_claim: jwt.name_claim.clone(),
-        groups_claim: jwt.groups_claim.clone(),
-        leeway_seconds: jwt.leeway.as_secs(),
-    };
-    let jwt = (!jwt.keys.is_empty()).then_some((location, expected));
-    let tokens = non_empty(&access.tokens);
+    let tokens = Some(config.access.tokens.as_path()).filter(|path| !path.as_os_str().is_empty());
+    let jwt = Some(&config.jwt).filter(|jwt| !jwt.keys.is_empty());
     let control = match known {
-        Some(known) => known.reconfigured(policy, tokens.as_deref(), jwt),
-        None => AccessControl::open(policy, tokens.as_deref(), jwt),
+        Some(known) => known.reconfigured(policy, tokens, jwt),
+        None => AccessControl::open(policy, tokens, jwt),
     };
     let control = control.map_err(anyhow::Error::msg)?;
     Ok(Some(Arc::new(control)))
@@ -97,10 +74,7 @@ pub(crate) fn http_options(config: &Config, viewer: Option<Viewer>) -> http::Htt
     http::HttpOptions {
         base_path: config.server.base_path.clone(),
         trusted_proxies: config.server.trusted_proxies.clone(),
-        required_containers: match config.server.ready {
-            ReadinessRequirement::All => http::RequiredContainers::All,
-            ReadinessRequirement::Any => http::RequiredContainers::Any,
-        },
+        required_containers: config.server.ready,
         request_timeout: config.server.request_timeout,
         concurrent_requests: config.limits.concurrent_requests,
         cors_origins: config.cors.origins.clone(),

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use n5_server::access::issue;
-use n5_server::config::{Config, ContainerConfig, DefaultAccess, EntityTagBasis, Symlinks};
+use n5_server::config::{Config, ContainerConfig, DefaultAccess, EntityTagSource, SymlinkPolicy};
 use n5_server::http::HttpOptions;
 use serde_json::json;
 use tempfile::TempDir;
@@ -98,9 +98,9 @@ fn container(name: &str, n5: &N5) -> ContainerConfig {
         name: name.to_owned(),
         root: n5.root().to_owned(),
         cache_control: defaults.cache_control,
-        symlinks: Symlinks::Inside,
+        symlinks: SymlinkPolicy::Inside,
         must_be_mount: false,
-        entity_tag: EntityTagBasis::Mtime,
+        entity_tag: EntityTagSource::Mtime,
     }
 }
 

@@ -7,24 +7,28 @@ use std::path::{Path, PathBuf};
 /// Module, and the modules of this crate that it may name.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("watched_files", &[]),
-    ("access", &["metrics", "watched_files"]),
+    ("access", &["config", "metrics", "watched_files"]),
     ("n5", &[]),
     ("metadata", &["n5"]),
     ("log_throttle", &[]),
-    ("store", &["allocator", "fair_queue", "log_throttle"]),
+    ("store", &["allocator", "config", "fair_queue", "log_throttle"]),
     ("demo", &["store"]),
     ("trace", &["metrics"]),
     ("fair_queue", &[]),
     ("cpu_pool", &["allocator", "fair_queue", "metrics", "trace"]),
     ("allocator", &[]),
     ("metrics", &[]),
-    ("container", &["allocator", "n5", "log_throttle", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
+    (
+        "container",
+        &["allocator", "config", "n5", "log_throttle", "store", "fair_queue", "cpu_pool", "metrics", "trace"],
+    ),
     ("output", &["n5"]),
     ("view", &["n5", "metadata", "store", "container", "output"]),
     (
         "http",
         &[
             "access",
+            "config",
             "n5",
             "metadata",
             "log_throttle",

@@ -3,7 +3,7 @@
 use anyhow::Context as _;
 use serde::{Deserialize, Serialize};
 
-use crate::config::{ContainerConfig, Symlinks};
+use crate::config::ContainerConfig;
 use crate::store::Key;
 
 /// Version of the report format.
@@ -35,18 +35,13 @@ impl ReportHeader {
         let root = &container.root;
         let root = std::fs::canonicalize(root).with_context(|| format!("{}: cannot be read", root.display()))?;
         let roots = roots.iter().map(|key| key.as_str().to_owned()).collect();
-        let symlinks = match container.symlinks {
-            Symlinks::Inside => "inside",
-            Symlinks::Deny => "deny",
-            Symlinks::Follow => "follow",
-        };
         Ok(Self {
             version: REPORT_VERSION,
             root: root.to_string_lossy().into_owned(),
             roots,
             missing,
             server: env!("CARGO_PKG_VERSION").to_owned(),
-            symlinks: symlinks.to_owned(),
+            symlinks: container.symlinks.name().to_owned(),
             decode_budget,
         })
     }
