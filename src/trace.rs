@@ -11,7 +11,7 @@ mod spans;
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt as _;
@@ -32,27 +32,17 @@ const MAX_PATH_CHARS: usize = 200;
 struct Tracer {
     exporter: Exporter,
     sampling: Sampling,
-    ids: IdGenerator,
     /// Number of requests so far, of which `sampling` takes some.
     requests: AtomicU64,
     /// The current second, and the number of its traces that callers sampled.
     caller_sampled: Mutex<(u64, u32)>,
 }
 
-/// Generates ids that differ from those of other processes.
-struct IdGenerator {
-    secret: RandomState,
-    count: AtomicU64,
-}
-
-impl IdGenerator {
-    fn new() -> Self {
-        Self { secret: RandomState::new(), count: AtomicU64::new(0) }
-    }
-
-    fn next(&self) -> [u8; 8] {
-        self.secret.hash_one(self.count.fetch_add(1, Ordering::Relaxed)).max(1).to_be_bytes()
-    }
+/// Returns an id that differs from all others of this process and, most likely, of other processes.
+fn new_id() -> [u8; 8] {
+    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    SECRET.hash_one(COUNT.fetch_add(1, Ordering::Relaxed)).max(1).to_be_bytes()
 }
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
@@ -90,9 +80,8 @@ pub fn begin(
 
 impl Tracer {
     fn new(settings: &TraceSettings) -> std::io::Result<Self> {
-        let (ids, sampling) = (IdGenerator::new(), settings.sampling);
-        let exporter = Exporter::start(settings, ids.next())?;
-        Ok(Self { exporter, sampling, ids, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
+        let (exporter, sampling) = (Exporter::start(settings, new_id())?, settings.sampling);
+        Ok(Self { exporter, sampling, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
     }
 
     /// Returns true if another trace may be sampled in this second because a caller sampled it.
@@ -131,12 +120,12 @@ impl Tracer {
         }
         let new_trace_id = || {
             let mut id = [0; 16];
-            id.iter_mut().zip(self.ids.next().into_iter().chain(self.ids.next())).for_each(|(to, from)| *to = from);
+            id.iter_mut().zip(new_id().into_iter().chain(new_id())).for_each(|(to, from)| *to = from);
             id
         };
         Some(Arc::new(Trace {
             trace_id: parent.as_ref().map_or_else(new_trace_id, |parent| parent.trace_id),
-            span_id: self.ids.next(),
+            span_id: new_id(),
             parent_span_id: parent.map(|parent| parent.span_id),
             path: path().chars().take(MAX_PATH_CHARS).collect(),
             started: (Instant::now(), clock()),
@@ -185,7 +174,7 @@ impl Trace {
         let mut child_spans = std::mem::take(&mut *self.child_spans.lock().unwrap_or_else(PoisonError::into_inner));
         child_spans.shrink_to_fit();
         for span in &mut child_spans {
-            span.span_id = tracer.ids.next();
+            span.span_id = new_id();
         }
         let elapsed = self.started.0.elapsed();
         tracer.exporter.send(FinishedTrace { trace: self, elapsed, response, child_spans });
@@ -315,7 +304,7 @@ mod tests {
         let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
             // Takes as many ids as finishing a trace with this many child spans.
-            trace.is_some() && (0..5).all(|_| tracer.ids.next() != [0; 8])
+            trace.is_some() && (0..5).all(|_| new_id() != [0; 8])
         });
         assert_eq!(sampled.count(), 100);
         let tracer = new_tracer(u64::MAX);

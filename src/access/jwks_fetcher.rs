@@ -70,7 +70,7 @@ impl JwksFetcher {
         let (agent, url) = (build_agent(roots)?, config.keys.clone());
         let (refresh, refetch) = (config.refresh, config.refetch);
         let initial_keys = known.and_then(|known| known.keys.read().unwrap_or_else(PoisonError::into_inner).clone());
-        let keys: Arc<RwLock<FetchedKeys>> = Arc::new(RwLock::new(initial_keys));
+        let keys = Arc::new(RwLock::new(initial_keys));
         // A capacity of 1 is enough: one fetch serves all requests that arrive during the previous one.
         let (fetch_request, fetch_receiver) = sync_channel(1);
         let (finished_sender, finished_fetches) = watch::channel((0, None));

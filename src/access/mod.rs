@@ -21,7 +21,7 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use caller::Caller;
-pub use policy::{Decision, Policy, PolicyError};
+pub use policy::{Decision, Policy};
 pub use token_error::TokenError;
 pub use token_file::{IssuedToken, issue};
 

@@ -25,12 +25,6 @@ pub(super) fn healthcheck(config: &Config) -> anyhow::Result<()> {
 
 fn request_health(config: &Config) -> anyhow::Result<()> {
     let timeout = Some(Duration::from_secs(5));
-    let send_request = |stream: &mut dyn ReadWrite| -> std::io::Result<String> {
-        stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
-        let mut response = String::new();
-        stream.take(4096).read_to_string(&mut response)?;
-        Ok(response)
-    };
     let response = match &config.server.listen {
         ListenAddress::Tcp(address) => {
             let mut address = *address;
@@ -39,19 +33,27 @@ fn request_health(config: &Config) -> anyhow::Result<()> {
                     if address.is_ipv4() { Ipv4Addr::LOCALHOST.into() } else { Ipv6Addr::LOCALHOST.into() };
                 address.set_ip(local);
             }
-            let mut stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
+            let stream = TcpStream::connect_timeout(&address, Duration::from_secs(5))?;
             stream.set_read_timeout(timeout)?;
-            if config.tls.is_enabled() { send_request(&mut tls_connect(stream)?)? } else { send_request(&mut stream)? }
+            if config.tls.is_enabled() { send_request(tls_connect(stream)?)? } else { send_request(stream)? }
         }
         ListenAddress::Unix(path) => {
-            let mut stream = std::os::unix::net::UnixStream::connect(path)?;
+            let stream = std::os::unix::net::UnixStream::connect(path)?;
             stream.set_read_timeout(timeout)?;
-            send_request(&mut stream)?
+            send_request(stream)?
         }
     };
     let status = response.lines().next().unwrap_or("nothing");
     anyhow::ensure!(status.contains(" 200 "), "/healthz answered {status:?}");
     Ok(())
+}
+
+/// Returns the answer to a request of `/healthz`.
+fn send_request(mut stream: impl Read + Write) -> std::io::Result<String> {
+    stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
+    let mut response = String::new();
+    stream.take(4096).read_to_string(&mut response)?;
+    Ok(response)
 }
 
 fn tls_connect(stream: TcpStream) -> std::io::Result<StreamOwned<ClientConnection, TcpStream>> {
@@ -106,8 +108,3 @@ impl ServerCertVerifier for AcceptAnyCertificate {
         self.0.signature_verification_algorithms.supported_schemes()
     }
 }
-
-/// A stream of either kind, TCP or Unix, plain or TLS.
-trait ReadWrite: Read + Write {}
-
-impl<T: Read + Write> ReadWrite for T {}

@@ -2,7 +2,6 @@
 
 mod text;
 
-use std::io::Write;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
@@ -12,10 +11,13 @@ use http_body_util::BodyExt;
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
+use tokio::runtime::Builder;
 use tower::ServiceExt;
 
-use self::text::{LevelReport, TreeListing};
+use self::text::TreeListing;
 use super::arguments::InspectArgs;
+use super::block_on::block_on;
+use super::exit::write_stdout;
 use crate::config::{CacheControl, Config, ListenAddress};
 use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
@@ -33,17 +35,9 @@ const MAX_ENTRIES: usize = 10_000;
 /// # Errors
 /// If it does not exist or cannot be read.
 pub(super) fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
-    let result = runtime.block_on(run(config, args));
-    // A read that hangs in storage must not keep the process alive.
-    runtime.shutdown_background();
-    let text = result?;
-    // A closed pipe (`| head`) is not an error.
-    match writeln!(std::io::stdout(), "{}", text.trim_end()) {
-        Err(error) if error.kind() != std::io::ErrorKind::BrokenPipe => Err(error.into()),
-        _ => Ok(0),
-    }
+    let text = block_on(Builder::new_multi_thread(), run(config, args))?;
+    write_stdout(&format!("{}\n", text.trim_end()))?;
+    Ok(0)
 }
 
 async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
@@ -65,7 +59,7 @@ async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
         let path = path["path"].as_str().unwrap_or_default();
         let level_key = Key::from_segments(key.segments().chain(path.split('/')))?;
         let info = client.info(&level_key).await.unwrap_or_default();
-        levels.push(LevelReport { path: path.to_owned(), info: self::document(&info).unwrap_or_default() });
+        levels.push((path.to_owned(), self::document(&info).unwrap_or_default()));
     }
     let is_group = document["kind"] == "group";
     let tree = if is_group { Some(tree(&container, &client, &key).await?) } else { None };

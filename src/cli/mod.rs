@@ -1,6 +1,7 @@
 //! The command line: its arguments and commands.
 
 mod arguments;
+mod block_on;
 mod escape_control;
 mod exit;
 mod healthcheck;

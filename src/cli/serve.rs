@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use tokio::runtime::Builder;
 
+use super::block_on::block_on;
 use super::sd_notify::SdNotifier;
 use super::signals::shutdown_signal;
 use crate::config::Config;
@@ -32,12 +34,7 @@ pub(super) fn serve(
     let socket = std::env::var("NOTIFY_SOCKET");
     let supervisor = socket.map_or_else(|_none| SdNotifier::default(), |name| SdNotifier::from_socket_name(&name));
     // This runtime accepts connections and supervises the server. The threads that serve connections have their own.
-    let runtime =
-        tokio::runtime::Builder::new_current_thread().enable_all().build().context("the runtime cannot be started")?;
-    let result = runtime.block_on(run(config, read_config, supervisor));
-    // A read that hangs in storage must not keep the process alive.
-    runtime.shutdown_background();
-    result
+    block_on(Builder::new_current_thread(), run(config, read_config, supervisor))
 }
 
 /// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read_config` then returns. Reports the

@@ -9,11 +9,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
+use tokio::runtime::Builder;
 
 use self::report::{OpenedReport, ReportWriter};
 use self::report_header::ReportHeader;
 use self::terminal::Terminal;
 use super::arguments::VerifyArgs;
+use super::block_on::block_on;
 use super::signals::shutdown_signal;
 use crate::config::{Config, ContainerConfig, EntityTagSource};
 use crate::container::{Container, Resources, Settings};
@@ -42,12 +44,7 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// # Errors
 /// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
 pub(super) fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
-    let runtime =
-        tokio::runtime::Builder::new_multi_thread().enable_all().build().context("the runtime cannot be started")?;
-    let result = runtime.block_on(run(config, args));
-    // A read that hangs in storage must not keep the process alive.
-    runtime.shutdown_background();
-    result
+    block_on(Builder::new_multi_thread(), run(config, args))
 }
 
 async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {

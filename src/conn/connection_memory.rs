@@ -73,12 +73,9 @@ pub(super) struct AddressMemory {
     reclaim_requested: Notify,
 }
 
-/// Memory that one connection has taken from the pool; given back when dropped. Cheap to clone; clones share it.
-#[derive(Debug, Clone)]
-pub(super) struct ConnectionMemory(Arc<ConnectionMemoryInner>);
-
+/// Memory that one connection has taken from the pool; given back when dropped.
 #[derive(Debug)]
-struct ConnectionMemoryInner {
+pub(super) struct ConnectionMemory {
     pool: Arc<DynamicThresholdPool>,
     /// Memory of all connections of the client's address; `None` if the address stands for many clients.
     address_memory: Option<Arc<AddressMemory>>,
@@ -111,8 +108,8 @@ struct ConnectionMemoryInner {
 
 impl ConnectionMemory {
     /// Creates the account of a connection, which also counts in the memory of its address.
-    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Self {
-        Self(Arc::new(ConnectionMemoryInner {
+    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
+        Arc::new(Self {
             pool: Arc::clone(pool),
             address_memory,
             taken_bytes: AtomicUsize::new(0),
@@ -131,13 +128,13 @@ impl ConnectionMemory {
             refusal_notify: Notify::new(),
             refusal: OnceLock::new(),
             frames_this_poll: AtomicUsize::new(0),
-        }))
+        })
     }
 
     /// Takes `bytes` if the pool and the address's share of it allow that. Returns true if it took them. Threads that
     /// take memory for the same address at the same time may exceed its share slightly.
     pub(super) fn try_take(&self, bytes: usize) -> bool {
-        let ConnectionMemoryInner { pool, address_memory, taken_bytes, .. } = &*self.0;
+        let Self { pool, address_memory, taken_bytes, .. } = self;
         let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
         if !pool.try_take(address_bytes, bytes) {
             return false;
@@ -151,29 +148,29 @@ impl ConnectionMemory {
 
     /// Gives back bytes that were taken.
     pub(super) fn give_back(&self, bytes: usize) {
-        self.0.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.0.return_bytes(bytes);
+        self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.return_bytes(bytes);
     }
 
     /// Begins a poll of the connection by its thread, which resets the number of frames.
     pub(super) fn begin_poll(&self) {
-        self.0.frames_this_poll.store(0, Ordering::Relaxed);
+        self.frames_this_poll.store(0, Ordering::Relaxed);
     }
 
     /// Counts a read from the socket in this poll.
     pub(super) fn count_read(&self) {
-        self.0.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
+        self.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
     }
 
     /// Returns true if this poll has admitted as many frames as it may.
     pub(super) fn is_poll_budget_spent(&self) -> bool {
-        self.0.frames_this_poll.load(Ordering::Relaxed) >= MAX_FRAMES_PER_POLL
+        self.frames_this_poll.load(Ordering::Relaxed) >= MAX_FRAMES_PER_POLL
     }
 
     /// Admits no further frame, so that the connection ends. The first reason counts.
     pub(super) fn refuse(&self, reason: GoawayReason) {
-        self.0.refusal.get_or_init(|| reason);
-        self.0.refusal_notify.notify_one();
+        self.refusal.get_or_init(|| reason);
+        self.refusal_notify.notify_one();
     }
 
     /// Returns true if [`Self::refuse`] was called.
@@ -183,14 +180,14 @@ impl ConnectionMemory {
 
     /// Returns the reason given to [`Self::refuse`], if it was called.
     pub(super) fn refusal(&self) -> Option<GoawayReason> {
-        self.0.refusal.get().copied()
+        self.refusal.get().copied()
     }
 
     /// Waits for a call of [`Self::refuse`] and returns its reason.
     pub(super) async fn wait_for_refusal(&self) -> GoawayReason {
         loop {
-            self.0.refusal_notify.notified().await;
-            if let Some(reason) = self.0.refusal.get() {
+            self.refusal_notify.notified().await;
+            if let Some(reason) = self.refusal.get() {
                 return *reason;
             }
         }
@@ -200,28 +197,25 @@ impl ConnectionMemory {
     /// `None` if it has a stream, holds no memory, or is still sending its last answer.
     pub(super) fn blocked_since(&self) -> Option<Instant> {
         let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
-        let inner = &*self.0;
-        let is_blocked = inner.open_streams.load(Ordering::Relaxed) == 0
-            && holds(&inner.taken_bytes)
-            && !holds(&inner.unflushed_bytes);
-        is_blocked.then(|| *inner.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
+        let is_blocked =
+            self.open_streams.load(Ordering::Relaxed) == 0 && holds(&self.taken_bytes) && !holds(&self.unflushed_bytes);
+        is_blocked.then(|| *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
     /// Records whether the connection waits for memory.
     pub(super) fn set_waiting(&self, is_waiting: bool) {
-        self.0.is_waiting.store(is_waiting, Ordering::Relaxed);
+        self.is_waiting.store(is_waiting, Ordering::Relaxed);
     }
 
     /// Asks idle connections to give back the memory that hyper keeps for their past streams. Asks those of the same
     /// address if that holds a large share of the pool, else any.
     pub(super) fn request_reclaim(&self) {
-        let address_memory = self.0.address_memory.as_ref();
-        let address =
-            address_memory.filter(|held| self.0.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
+        let address_memory = self.address_memory.as_ref();
+        let address = address_memory.filter(|held| self.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
         for _ in 0..RECLAIM_BATCH {
             match address {
                 Some(address) => address.reclaim_requested.notify_one(),
-                None => self.0.pool.request_reclaim(),
+                None => self.pool.request_reclaim(),
             }
         }
     }
@@ -231,17 +225,17 @@ impl ConnectionMemory {
     pub(super) async fn wait_for_reclaim(&self) {
         loop {
             let by_address = async {
-                match &self.0.address_memory {
+                match &self.address_memory {
                     Some(address) => address.reclaim_requested.notified().await,
                     None => std::future::pending().await,
                 }
             };
             tokio::select! {
-                () = self.0.pool.wait_for_reclaim() => {}
+                () = self.pool.wait_for_reclaim() => {}
                 () = by_address => {}
             }
-            let idle_since = *self.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
-            let holds_memory = self.0.taken_bytes.load(Ordering::Relaxed) > 0;
+            let idle_since = *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let holds_memory = self.taken_bytes.load(Ordering::Relaxed) > 0;
             if holds_memory && self.is_idle() && idle_since.elapsed() >= MIN_STREAMLESS_IDLE {
                 return;
             }
@@ -250,9 +244,9 @@ impl ConnectionMemory {
 
     /// Returns true if no stream is open or about to be opened, and none waits for memory.
     pub(super) fn is_idle(&self) -> bool {
-        self.0.open_streams.load(Ordering::Relaxed) == 0
-            && self.0.pending_request_streams.load(Ordering::Relaxed) == 0
-            && !self.0.is_waiting.load(Ordering::Relaxed)
+        self.open_streams.load(Ordering::Relaxed) == 0
+            && self.pending_request_streams.load(Ordering::Relaxed) == 0
+            && !self.is_waiting.load(Ordering::Relaxed)
     }
 
     /// Takes memory for a frame of a header list before hyper sees it. Breaks if there is none, or if no further frame
@@ -264,35 +258,35 @@ impl ConnectionMemory {
         if self.is_refusing() {
             return ControlFlow::Break(());
         }
-        let list_bytes = if frame.begins_list { 0 } else { self.0.header_list_bytes.load(Ordering::Relaxed) };
+        let list_bytes = if frame.begins_list { 0 } else { self.header_list_bytes.load(Ordering::Relaxed) };
         let field_bytes =
             frame.payload_bytes.saturating_mul(FIELD_BYTES).min(MAX_HEADER_LIST_BYTES.saturating_sub(list_bytes));
         let stream_bytes = if frame.opens_stream { STREAM_BYTES + RETAINED_BYTES } else { 0 };
         if !self.try_take(field_bytes + stream_bytes) {
             return ControlFlow::Break(());
         }
-        self.0.header_list_bytes.store(list_bytes + field_bytes, Ordering::Relaxed);
-        self.0.pending_request_bytes.fetch_add(field_bytes + stream_bytes, Ordering::Relaxed);
-        self.0.pending_request_streams.fetch_add(usize::from(frame.opens_stream), Ordering::Relaxed);
-        self.0.frames_this_poll.fetch_add(1 + frame.payload_bytes / FRAME_UNIT_BYTES, Ordering::Relaxed);
+        self.header_list_bytes.store(list_bytes + field_bytes, Ordering::Relaxed);
+        self.pending_request_bytes.fetch_add(field_bytes + stream_bytes, Ordering::Relaxed);
+        self.pending_request_streams.fetch_add(usize::from(frame.opens_stream), Ordering::Relaxed);
+        self.frames_this_poll.fetch_add(1 + frame.payload_bytes / FRAME_UNIT_BYTES, Ordering::Relaxed);
         ControlFlow::Continue(())
     }
 
     /// Takes memory for what hyper's HPACK table retains: from what was taken for the header list that added to it, and
     /// beyond that from the pool. The connection ends if there is none. Gives memory back if the table has shrunk.
     pub(super) fn set_table_bytes(&self, bytes: usize) {
-        let current_bytes = self.0.table_bytes.load(Ordering::Relaxed);
+        let current_bytes = self.table_bytes.load(Ordering::Relaxed);
         if bytes <= current_bytes {
-            self.0.table_bytes.store(bytes, Ordering::Relaxed);
+            self.table_bytes.store(bytes, Ordering::Relaxed);
             self.give_back(current_bytes - bytes);
             return;
         }
-        let pending_bytes = self.0.pending_request_bytes.load(Ordering::Relaxed);
-        let stream_bytes = self.0.pending_request_streams.load(Ordering::Relaxed) * (STREAM_BYTES + RETAINED_BYTES);
+        let pending_bytes = self.pending_request_bytes.load(Ordering::Relaxed);
+        let stream_bytes = self.pending_request_streams.load(Ordering::Relaxed) * (STREAM_BYTES + RETAINED_BYTES);
         let transferred_bytes = (bytes - current_bytes).min(pending_bytes.saturating_sub(stream_bytes));
         if self.try_take(bytes - current_bytes - transferred_bytes) {
-            self.0.pending_request_bytes.fetch_sub(transferred_bytes, Ordering::Relaxed);
-            self.0.table_bytes.store(bytes, Ordering::Relaxed);
+            self.pending_request_bytes.fetch_sub(transferred_bytes, Ordering::Relaxed);
+            self.table_bytes.store(bytes, Ordering::Relaxed);
         } else {
             self.refuse(GoawayReason::NoTableMemory);
         }
@@ -300,35 +294,34 @@ impl ConnectionMemory {
 
     /// Records whether hyper has been given an incomplete header list.
     pub(super) fn set_in_header_list(&self, in_header_list: bool) {
-        self.0.in_header_list.store(in_header_list, Ordering::Relaxed);
+        self.in_header_list.store(in_header_list, Ordering::Relaxed);
     }
 
     /// Records whether hyper has read all bytes that it was given, and wants more.
     pub(super) fn set_input_drained(&self, is_drained: bool) {
-        self.0.is_input_drained.store(is_drained, Ordering::Relaxed);
+        self.is_input_drained.store(is_drained, Ordering::Relaxed);
     }
 
     /// Gives back the memory of header lists from which no requests came. Must be called after a poll of hyper. If
     /// hyper has read all bytes that it was given, it has made requests of all complete header lists or refused them.
     /// Refused streams stay charged, because hyper keeps them for a while.
     pub(super) fn release_pending(&self) {
-        let (is_drained, in_list) = (&self.0.is_input_drained, &self.0.in_header_list);
-        if self.0.pending_request_bytes.load(Ordering::Relaxed) > 0
+        let (is_drained, in_list) = (&self.is_input_drained, &self.in_header_list);
+        if self.pending_request_bytes.load(Ordering::Relaxed) > 0
             && is_drained.load(Ordering::Relaxed)
             && !in_list.load(Ordering::Relaxed)
         {
-            let refused_streams = self.0.pending_request_streams.swap(0, Ordering::Relaxed);
-            let already_refused = self.0.refused_streams.load(Ordering::Relaxed);
+            let refused_streams = self.pending_request_streams.swap(0, Ordering::Relaxed);
+            let already_refused = self.refused_streams.load(Ordering::Relaxed);
             let newly_refused = refused_streams.min(MAX_REFUSED_STREAMS.saturating_sub(already_refused));
-            self.0.refused_streams.store(already_refused + newly_refused, Ordering::Relaxed);
-            let pending_bytes = self.0.pending_request_bytes.swap(0, Ordering::Relaxed);
+            self.refused_streams.store(already_refused + newly_refused, Ordering::Relaxed);
+            let pending_bytes = self.pending_request_bytes.swap(0, Ordering::Relaxed);
             self.give_back(pending_bytes.saturating_sub(newly_refused * RETAINED_BYTES));
         }
     }
 
     /// Opens a stream for a request. Returns `None` if there is no memory for a head of its length.
-    pub(super) fn open_stream(&self, request: &Parts) -> Option<StreamMemory> {
-        let inner = &*self.0;
+    pub(super) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
         let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
         let head_bytes: usize = request
             .headers
@@ -336,34 +329,31 @@ impl ConnectionMemory {
             .map(|(name, value)| name.as_str().len() + value.len())
             .fold(path, usize::saturating_add);
         let stream_bytes = STREAM_BYTES + head_bytes.saturating_sub(STREAM_HEAD_BYTES).saturating_mul(HEAD_COPIES);
-        let streams = inner.open_streams.load(Ordering::Relaxed) + 1;
-        let is_new_peak = streams > inner.peak_streams.load(Ordering::Relaxed);
+        let streams = self.open_streams.load(Ordering::Relaxed) + 1;
+        let is_new_peak = streams > self.peak_streams.load(Ordering::Relaxed);
         let needed_bytes = if is_new_peak { stream_bytes + RETAINED_BYTES } else { stream_bytes };
-        let pending_bytes = inner.pending_request_bytes.load(Ordering::Relaxed);
+        let pending_bytes = self.pending_request_bytes.load(Ordering::Relaxed);
         let covered_bytes = pending_bytes.min(needed_bytes);
         if needed_bytes > covered_bytes && !self.try_take(needed_bytes - covered_bytes) {
             return None;
         }
-        inner.pending_request_bytes.fetch_sub(covered_bytes, Ordering::Relaxed);
-        inner
-            .pending_request_streams
-            .store(inner.pending_request_streams.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
-        inner.open_streams.store(streams, Ordering::Relaxed);
+        self.pending_request_bytes.fetch_sub(covered_bytes, Ordering::Relaxed);
+        self.pending_request_streams
+            .store(self.pending_request_streams.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        self.open_streams.store(streams, Ordering::Relaxed);
         if is_new_peak {
-            inner.peak_streams.store(streams, Ordering::Relaxed);
+            self.peak_streams.store(streams, Ordering::Relaxed);
         }
-        Some(StreamMemory { connection: self.clone(), bytes: stream_bytes })
+        Some(StreamMemory { connection: Arc::clone(self), bytes: stream_bytes })
     }
 
     /// Gives back the memory of streams that have ended. Must be called when hyper holds no frame that could be sent.
     pub(super) fn release_flushed(&self) {
-        if self.0.unflushed_bytes.load(Ordering::Relaxed) > 0 {
-            self.give_back(self.0.unflushed_bytes.swap(0, Ordering::Relaxed));
+        if self.unflushed_bytes.load(Ordering::Relaxed) > 0 {
+            self.give_back(self.unflushed_bytes.swap(0, Ordering::Relaxed));
         }
     }
-}
 
-impl ConnectionMemoryInner {
     fn return_bytes(&self, bytes: usize) {
         self.pool.give_back(bytes);
         if let Some(address) = &self.address_memory {
@@ -372,7 +362,7 @@ impl ConnectionMemoryInner {
     }
 }
 
-impl Drop for ConnectionMemoryInner {
+impl Drop for ConnectionMemory {
     fn drop(&mut self) {
         self.return_bytes(self.taken_bytes.load(Ordering::Relaxed));
     }
@@ -381,16 +371,16 @@ impl Drop for ConnectionMemoryInner {
 /// Memory of an open stream, until it is dropped and its last frame is sent.
 #[derive(Debug)]
 pub(super) struct StreamMemory {
-    connection: ConnectionMemory,
+    connection: Arc<ConnectionMemory>,
     bytes: usize,
 }
 
 impl Drop for StreamMemory {
     fn drop(&mut self) {
-        if self.connection.0.open_streams.fetch_sub(1, Ordering::Relaxed) == 1 {
-            *self.connection.0.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        if self.connection.open_streams.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *self.connection.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
-        self.connection.0.unflushed_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+        self.connection.unflushed_bytes.fetch_add(self.bytes, Ordering::Relaxed);
     }
 }
 
@@ -406,7 +396,7 @@ mod tests {
     }
 
     fn taken_bytes(memory: &ConnectionMemory) -> usize {
-        memory.0.taken_bytes.load(Ordering::Relaxed)
+        memory.taken_bytes.load(Ordering::Relaxed)
     }
 
     #[test]
@@ -510,7 +500,7 @@ mod tests {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 16, 0));
         let memory = ConnectionMemory::new(&pool, Some(Arc::default()));
         memory.set_table_bytes(100);
-        *memory.0.idle_since.lock().unwrap() -= MIN_STREAMLESS_IDLE;
+        *memory.idle_since.lock().unwrap() -= MIN_STREAMLESS_IDLE;
         let mut reclaim = Box::pin(memory.wait_for_reclaim());
         assert!(futures_util::poll!(&mut reclaim).is_pending());
         memory.set_waiting(true);

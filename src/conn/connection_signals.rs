@@ -6,62 +6,50 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use tokio::sync::watch;
 
-/// Flags of one connection. Cheap to clone; clones share them.
-#[derive(Debug, Clone, Default)]
-pub(super) struct ConnectionSignals(Arc<ConnectionSignalFlags>);
+use crate::metrics::CloseReason;
 
+/// Flags of one connection.
 #[derive(Debug, Default)]
-struct ConnectionSignalFlags {
+pub(super) struct ConnectionSignals {
     /// True while hyper has a request that it has not answered completely.
     busy: AtomicBool,
     /// True if no further request will be answered.
     closing: AtomicBool,
-    /// Why the server closes the connection.
-    close_reason: OnceLock<ServerCloseReason>,
-}
-
-/// Why the server closes a connection that its client keeps open.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ServerCloseReason {
-    /// The time for a request's head is over.
-    Idle,
-    /// Another connection of its address needs its slot, or others need its memory.
-    Evicted,
-    /// There is no memory for its request head or its streams.
-    Memory,
+    /// Why the server closes the connection, if its client keeps it open.
+    close_reason: OnceLock<CloseReason>,
 }
 
 impl ConnectionSignals {
     /// Records that hyper has a request to answer.
     pub(super) fn set_busy(&self) {
-        self.0.busy.store(true, Ordering::Release);
+        self.busy.store(true, Ordering::Release);
     }
 
     /// Records that hyper has the complete answer, or will never have it.
     pub(super) fn clear_busy(&self) {
-        self.0.busy.store(false, Ordering::Release);
+        self.busy.store(false, Ordering::Release);
     }
 
     /// Asks the fast connection to close after the current answer.
     pub(super) fn request_close(&self) {
-        self.0.closing.store(true, Ordering::Release);
+        self.closing.store(true, Ordering::Release);
     }
 
     /// Records why the server closes the connection; the first reason counts.
-    pub(super) fn set_close_reason(&self, reason: ServerCloseReason) {
-        self.0.close_reason.get_or_init(|| reason);
+    pub(super) fn set_close_reason(&self, reason: CloseReason) {
+        self.close_reason.get_or_init(|| reason);
     }
 
-    pub(super) fn close_reason(&self) -> Option<ServerCloseReason> {
-        self.0.close_reason.get().copied()
+    pub(super) fn close_reason(&self) -> Option<CloseReason> {
+        self.close_reason.get().copied()
     }
 
     pub(super) fn is_closing(&self) -> bool {
-        self.0.closing.load(Ordering::Relaxed)
+        self.closing.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_busy(&self) -> bool {
-        self.0.busy.load(Ordering::Acquire)
+        self.busy.load(Ordering::Acquire)
     }
 }
 

@@ -4,6 +4,7 @@ use std::future::Future;
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -29,12 +30,12 @@ pub(super) struct MemoryWait {
     started: Instant,
     pause: Duration,
     sleep: Pin<Box<Sleep>>,
-    memory: ConnectionMemory,
+    memory: Arc<ConnectionMemory>,
     _wait_timer: QueueWaitTimer,
 }
 
 impl MemoryWait {
-    pub(super) fn begin(peer: Option<IpAddr>, memory: &ConnectionMemory) -> Self {
+    pub(super) fn begin(peer: Option<IpAddr>, memory: &Arc<ConnectionMemory>) -> Self {
         static WAITS: LogThrottle = LogThrottle::new();
         if let Some(unsaid) = WAITS.allow() {
             tracing::warn!(
@@ -45,7 +46,7 @@ impl MemoryWait {
         }
         memory.set_waiting(true);
         memory.request_reclaim();
-        let ([pause, _], memory) = (MEMORY_BACKOFF, memory.clone());
+        let ([pause, _], memory) = (MEMORY_BACKOFF, Arc::clone(memory));
         let wait_timer = QueueWaitTimer::begin(QueueLabel::ConnectionMemory);
         Self {
             started: Instant::now(),

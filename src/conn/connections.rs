@@ -15,14 +15,14 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
 use tokio_io_timeout::TimeoutStream;
 
 use super::connection_memory::{AddressMemory, ConnectionMemory, GUARANTEED_BYTES};
-use super::connection_signals::{ConnectionSignals, ServerCloseReason, UnflushedGuard, wait_until_set};
-use super::fast_connection::{ConnectionLimits, FastConnection};
+use super::connection_signals::{UnflushedGuard, wait_until_set};
+use super::fast_connection::FastConnection;
 use super::http2_watchdog::WatchdogLimits;
 use super::hyper_connection::serve_with_hyper;
 use super::metered_socket::{LingerSlot, MeteredSocket};
 use super::peers::{self, PeerAdmission, PeerLimits, PeerSlot, Peers};
 use super::send_queue::{self, SendQueue};
-use super::serving_snapshot::{SnapshotCache, SnapshotReceiver};
+use super::serving_snapshot::{ServingSnapshot, SnapshotCache};
 use super::socket::{Socket, TokioSocket};
 use super::threshold_pool::DynamicThresholdPool;
 use super::tls::TlsTerminator;
@@ -43,10 +43,10 @@ const TLS_ALERT_TIMEOUT: Duration = Duration::from_secs(1);
 /// Serves accepted connections; holds all that they share. Cheap to clone; clones share it.
 #[derive(Clone)]
 pub(crate) struct ConnectionServer {
-    snapshots: SnapshotReceiver,
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
-    peers: Peers,
+    peers: Arc<Peers>,
     unsent: Arc<AtomicUsize>,
     /// Shared by the connections whose first request may still arrive.
     arriving: Arc<()>,
@@ -64,7 +64,7 @@ impl ConnectionServer {
     /// connections use `tls` if it is given.
     pub(crate) fn new(
         config: &Config,
-        snapshots: SnapshotReceiver,
+        snapshots: watch::Receiver<Arc<ServingSnapshot>>,
         workers: WorkerPool,
         tls: Option<TlsTerminator>,
     ) -> Self {
@@ -84,7 +84,7 @@ impl ConnectionServer {
             closing: watch::Sender::new(false),
             unsent: Arc::default(),
             arriving: Arc::default(),
-            peers: Peers::default(),
+            peers: Arc::default(),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
         }
     }
@@ -127,7 +127,7 @@ impl ConnectionServer {
         peer: Option<IpAddr>,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        self.serve_plain(open, self.new_context(peer, ConnectionPermits { peer_slot: None, _slot: slot }));
+        self.serve_plain(open, self.new_context(peer, None, slot));
     }
 
     fn serve_plain<S: TokioSocket>(
@@ -154,26 +154,20 @@ impl ConnectionServer {
         peer: IpAddr,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        let snapshot = self.snapshots.current();
+        let snapshot = self.snapshots.borrow().clone();
         if snapshot.is_proxy(peer) {
-            return self.serve_admitted(
-                open,
-                self.new_context(Some(peer), ConnectionPermits { peer_slot: None, _slot: slot }),
-            );
+            return self.serve_admitted(open, self.new_context(Some(peer), None, slot));
         }
         // The available permits do not include this connection's.
         let limits = PeerLimits::new(snapshot.max_connections_per_address, self.slots.available_permits());
         match self.peers.admit(peer, limits) {
             PeerAdmission::Admitted(peer_slot) => {
-                self.serve_admitted(
-                    open,
-                    self.new_context(Some(peer), ConnectionPermits { peer_slot: Some(peer_slot), _slot: slot }),
-                );
+                self.serve_admitted(open, self.new_context(Some(peer), Some(peer_slot), slot));
             }
             PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
             PeerAdmission::Queued(waiter, search) => {
                 if let Some(address) = search {
-                    tokio::spawn(self.peers.clone().evict_for_waiters(address));
+                    tokio::spawn(Arc::clone(&self.peers).evict_for_waiters(address));
                 }
                 let (this, timeout) = (self.clone(), snapshot.header_timeout);
                 let mut closing = self.closing.subscribe();
@@ -185,8 +179,7 @@ impl ConnectionServer {
                     };
                     match peer_slot {
                         Some(peer_slot) => {
-                            let permits = ConnectionPermits { peer_slot: Some(peer_slot), _slot: slot };
-                            this.serve_admitted(open, this.new_context(Some(peer), permits));
+                            this.serve_admitted(open, this.new_context(Some(peer), Some(peer_slot), slot));
                         }
                         None => this.refuse(open, peer, "clients.connections: no connection ended in time"),
                     }
@@ -215,11 +208,11 @@ impl ConnectionServer {
             };
             drop(accept);
             let Some(stream) = accepted else {
-                let ConnectionContext { arriving, permits, .. } = context;
+                let ConnectionContext { arriving, peer_slot, slot, .. } = context;
                 // Shutdown does not wait for this connection.
                 drop((arriving, closing));
                 linger.drain(false, TLS_ALERT_TIMEOUT).await;
-                drop(permits);
+                drop((peer_slot, slot));
                 return;
             };
             context.run(stream, linger, closing).await;
@@ -228,7 +221,7 @@ impl ConnectionServer {
 
     /// Returns an empty send queue for a connection.
     fn new_send_queue(&self, context: &ConnectionContext) -> SendQueue {
-        SendQueue::new(&self.send_queue_pool, context.permits.address_memory())
+        SendQueue::new(&self.send_queue_pool, address_memory(context.peer_slot.as_ref()))
     }
 
     /// Resets a connection because its address has too many, and counts and logs it.
@@ -241,13 +234,18 @@ impl ConnectionServer {
         }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
         if let Some(unsaid) = REFUSED.allow() {
-            let most = self.snapshots.current().max_connections_per_address;
+            let most = self.snapshots.borrow().clone().max_connections_per_address;
             tracing::warn!(%peer, reason, most, unsaid, "connection refused");
         }
     }
 
-    fn new_context(&self, peer: Option<IpAddr>, permits: ConnectionPermits) -> ConnectionContext {
-        let snapshot = self.snapshots.current();
+    fn new_context(
+        &self,
+        peer: Option<IpAddr>,
+        peer_slot: Option<PeerSlot>,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> ConnectionContext {
+        let snapshot = self.snapshots.borrow().clone();
         ConnectionContext {
             snapshots: self.snapshots.clone(),
             unsent: UnflushedGuard::new(&self.unsent),
@@ -256,25 +254,16 @@ impl ConnectionServer {
             peer,
             metrics: self.metrics.record_accepted(),
             arriving: Arc::clone(&self.arriving),
-            memory: ConnectionMemory::new(&self.memory_pool, permits.address_memory()),
-            permits,
+            memory: ConnectionMemory::new(&self.memory_pool, address_memory(peer_slot.as_ref())),
+            peer_slot,
+            slot,
         }
     }
 }
 
-/// Permits that a connection holds until it ends.
-struct ConnectionPermits {
-    /// Released first: the next connection that gets the slot must not find this one counted.
-    peer_slot: Option<PeerSlot>,
-    _slot: Option<OwnedSemaphorePermit>,
-}
-
-impl ConnectionPermits {
-    /// Returns the memory that all connections of the address have taken; `None` where the address stands for many
-    /// clients.
-    fn address_memory(&self) -> Option<Arc<AddressMemory>> {
-        self.peer_slot.as_ref().map(|slot| Arc::clone(slot.memory()))
-    }
+/// Returns the memory that all connections of the address have taken; `None` where the address stands for many clients.
+fn address_memory(peer_slot: Option<&PeerSlot>) -> Option<Arc<AddressMemory>> {
+    peer_slot.map(|slot| Arc::clone(slot.memory()))
 }
 
 fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
@@ -283,15 +272,17 @@ fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
 
 /// Everything that one connection is served with, until it ends.
 struct ConnectionContext {
-    snapshots: SnapshotReceiver,
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     unsent: UnflushedGuard,
     header_timeout: Duration,
     send_timeout: Duration,
     peer: Option<IpAddr>,
     metrics: metrics::OpenConnectionGuard,
     arriving: Arc<()>,
-    memory: ConnectionMemory,
-    permits: ConnectionPermits,
+    memory: Arc<ConnectionMemory>,
+    /// Released before `slot`: the next connection that gets the slot must not find this one counted.
+    peer_slot: Option<PeerSlot>,
+    slot: Option<OwnedSemaphorePermit>,
 }
 
 impl ConnectionContext {
@@ -306,15 +297,14 @@ impl ConnectionContext {
             metrics: mut open_guard,
             arriving,
             memory,
-            permits,
+            peer_slot,
+            slot,
         } = self;
-        let signals = ConnectionSignals::default();
-        let close_signals = signals.clone();
-        let activity = permits.peer_slot.as_ref().map(|place| Arc::clone(place.activity()));
+        let activity = peer_slot.as_ref().map(|slot| Arc::clone(slot.activity()));
         let snapshot_cache = SnapshotCache::new(snapshots.clone());
-        let connection_limits = ConnectionLimits { memory: memory.clone(), activity, header_timeout };
         let mut connection =
-            FastConnection::new(stream, snapshot_cache, peer, signals.clone(), unsent, connection_limits);
+            FastConnection::new(stream, snapshot_cache, peer, unsent, memory, activity, header_timeout);
+        let signals = Arc::clone(connection.signals());
         // hyper is used only from the first request that it has to answer. Its state is larger than the fast
         // connection's, and polling through it takes longer than the fast path needs to answer.
         let mut arriving = Some(arriving);
@@ -339,33 +329,30 @@ impl ConnectionContext {
             // Boxed, because most connections never need this memory.
             Ok(true) => {
                 let limits = WatchdogLimits { stall: send_timeout, idle: header_timeout };
-                Box::pin(serve_with_hyper(connection, snapshots, peer, signals, closing, limits, memory)).await
+                Box::pin(serve_with_hyper(connection, snapshots, closing, limits)).await
             }
             Ok(false) => {
                 let result = connection.shutdown().await.map_err(Into::into);
-                drop((connection, memory));
+                drop(connection);
                 result
             }
             Err(error) => {
-                drop((connection, memory));
+                drop(connection);
                 Err(error.into())
             }
         };
-        let reason = close_signals.close_reason();
+        let reason = signals.close_reason();
         let has_timed_out = result.as_ref().is_err_and(|error| is_timeout(&**error));
         open_guard.set_close_reason(match reason {
             _ if has_timed_out => CloseReason::SendTimeout,
-            Some(ServerCloseReason::Idle) => CloseReason::Idle,
-            Some(ServerCloseReason::Evicted) => CloseReason::Evicted,
-            Some(ServerCloseReason::Memory) => CloseReason::Memory,
+            Some(reason) => reason,
             None if result.is_ok() => CloseReason::Ended,
             None => CloseReason::Error,
         });
         // A connection that is closed to make room for others still sends its last answer.
-        let sends_last_answer =
-            !has_timed_out && matches!(reason, Some(ServerCloseReason::Evicted | ServerCloseReason::Memory));
+        let sends_last_answer = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
         linger.drain(result.is_err() && !sends_last_answer, send_timeout).await;
-        drop(permits);
+        drop((peer_slot, slot));
         if let Err(error) = result {
             tracing::debug!(error, "connection ended");
         }

@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::io::poll_read_buf;
 
 use super::connection_memory::ConnectionMemory;
-use super::connection_signals::{ConnectionSignals, ServerCloseReason, UnflushedGuard};
+use super::connection_signals::{ConnectionSignals, UnflushedGuard};
 use super::connection_timers::{HangUpTimer, HeaderTimer, MemoryWait, schedule_yield};
 use super::goaway_reason::GoawayReason;
 use super::http2_frames::FrameScanner;
@@ -33,6 +33,7 @@ use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
 use crate::http::fastpath::{self, FastOutcome};
 use crate::log_throttle::LogThrottle;
+use crate::metrics::CloseReason;
 
 /// Minimum capacity of the receive buffer, which a connection keeps. It fits a browser's request head, or dozens of
 /// curl's.
@@ -54,16 +55,6 @@ const MAX_BYTES_BEFORE_YIELD: u64 = 1 << 20;
 /// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Limits of one connection, besides those on how fast its client takes answers.
-pub(super) struct ConnectionLimits {
-    /// Memory taken from the pool that all connections share.
-    pub(super) memory: ConnectionMemory,
-    /// Idle tracker among the connections of the same address; `None` if these are not counted.
-    pub(super) activity: Option<Arc<IdleTracker>>,
-    /// Longest time to receive a request head.
-    pub(super) header_timeout: Duration,
-}
-
 /// Recipient of the next received byte.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum ReadState {
@@ -84,7 +75,7 @@ pub(super) struct FastConnection<S> {
     peer: Option<IpAddr>,
     state: ReadState,
     is_new: bool,
-    signals: ConnectionSignals,
+    signals: Arc<ConnectionSignals>,
     received: BytesMut,
     /// Number of received bytes that are known not to contain a complete head.
     scanned_bytes: usize,
@@ -95,7 +86,10 @@ pub(super) struct FastConnection<S> {
     /// Bytes sent since the connection last yielded to other tasks.
     bytes_since_yield: u64,
     header_timer: HeaderTimer,
-    limits: ConnectionLimits,
+    /// Memory taken from the pool that all connections share.
+    memory: Arc<ConnectionMemory>,
+    /// Idle tracker among the connections of the same address.
+    activity: Option<Arc<IdleTracker>>,
     /// Memory taken for the long head that is being received.
     head_bytes: usize,
     /// Memory taken for the longest head that hyper was given.
@@ -106,14 +100,16 @@ pub(super) struct FastConnection<S> {
 }
 
 impl<S: Socket> FastConnection<S> {
-    /// Creates a connection on `stream`. hyper's side shares `signals` and clears the busy flag when it has answered.
+    /// Creates a connection on `stream`. Its client must send each request head within `header_timeout`. `activity` is
+    /// `None` if the connections of its address are not counted.
     pub(super) fn new(
         stream: S,
         snapshot_cache: SnapshotCache,
         peer: Option<IpAddr>,
-        signals: ConnectionSignals,
         unsent: UnflushedGuard,
-        limits: ConnectionLimits,
+        memory: Arc<ConnectionMemory>,
+        activity: Option<Arc<IdleTracker>>,
+        header_timeout: Duration,
     ) -> Self {
         Self {
             stream,
@@ -121,15 +117,16 @@ impl<S: Socket> FastConnection<S> {
             peer,
             state: ReadState::BetweenRequests,
             is_new: true,
-            signals,
+            signals: Arc::default(),
             received: BytesMut::with_capacity(READ_BYTES),
             scanned_bytes: 0,
             handoff_bytes: 0,
             sending: None,
             unsent,
             bytes_since_yield: 0,
-            header_timer: HeaderTimer::new(limits.header_timeout),
-            limits,
+            header_timer: HeaderTimer::new(header_timeout),
+            memory,
+            activity,
             head_bytes: 0,
             hyper_head_bytes: 0,
             frames: FrameScanner::new(0),
@@ -173,7 +170,7 @@ impl<S: Socket> FastConnection<S> {
                 if self.received.is_empty() && is_long {
                     // Release the buffer of a long head.
                     self.received = BytesMut::new();
-                    self.limits.memory.give_back(std::mem::take(&mut self.head_bytes));
+                    self.memory.give_back(std::mem::take(&mut self.head_bytes));
                 }
                 self.header_timer.restart(Instant::from_std(reply.started()));
                 self.sending = Some(ReplyWriter::new(reply));
@@ -183,7 +180,7 @@ impl<S: Socket> FastConnection<S> {
                 self.handoff_bytes = length;
                 // hyper keeps a buffer for the longest head that it was given.
                 let head_bytes = std::mem::take(&mut self.head_bytes);
-                self.limits.memory.give_back(head_bytes.min(self.hyper_head_bytes));
+                self.memory.give_back(head_bytes.min(self.hyper_head_bytes));
                 self.hyper_head_bytes = self.hyper_head_bytes.max(head_bytes);
                 self.state = ReadState::HyperAnswering;
                 self.signals.set_busy();
@@ -195,6 +192,19 @@ impl<S: Socket> FastConnection<S> {
     /// Returns true if no request has been received yet.
     pub(super) fn is_new(&self) -> bool {
         self.is_new
+    }
+
+    pub(super) fn peer(&self) -> Option<IpAddr> {
+        self.peer
+    }
+
+    /// Returns the flags that hyper's side shares. It clears the busy flag when it has answered.
+    pub(super) fn signals(&self) -> &Arc<ConnectionSignals> {
+        &self.signals
+    }
+
+    pub(super) fn memory(&self) -> &Arc<ConnectionMemory> {
+        &self.memory
     }
 
     /// Returns true if hyper is given an HTTP/2 connection.
@@ -211,7 +221,7 @@ impl<S: Socket> FastConnection<S> {
     /// Receives into the buffer of the fast path; 0 bytes at the end of the stream.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if !self.try_reserve_head() {
-            self.signals.set_close_reason(ServerCloseReason::Memory);
+            self.signals.set_close_reason(CloseReason::Memory);
             self.state = ReadState::Ended;
             // The response is small. What a full send queue does not take is lost.
             let _ = Pin::new(&mut self.stream).poll_write(context, NO_MEMORY_RESPONSE)?;
@@ -227,7 +237,7 @@ impl<S: Socket> FastConnection<S> {
         if needed_bytes > self.received.capacity() && needed_bytes > UNCHARGED_HEAD_BYTES {
             let capacity = needed_bytes.max(2 * self.received.len());
             let extra_bytes = (capacity * HEAD_COPIES).saturating_sub(self.head_bytes);
-            if !self.limits.memory.try_take(extra_bytes) {
+            if !self.memory.try_take(extra_bytes) {
                 if let Some(unsaid) = REFUSED.allow() {
                     let (peer, received) = (self.peer, self.received.len());
                     tracing::warn!(?peer, received, unsaid, "no memory for a long request head; connection closed");
@@ -247,9 +257,9 @@ impl<S: Socket> FastConnection<S> {
     /// Marks the frames for which there is memory as hyper's. Returns false if hyper may get none of the received
     /// bytes.
     fn admit_frames(&mut self) -> bool {
-        let Self { frames, received, limits, handoff_bytes, .. } = self;
+        let Self { frames, received, memory, handoff_bytes, .. } = self;
         let mut is_refused = false;
-        if limits.memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
+        if memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
             frames.ignore_requests();
         }
         loop {
@@ -260,26 +270,26 @@ impl<S: Socket> FastConnection<S> {
             received.advance(discarded);
         }
         *handoff_bytes = frames.scan(received, |frame| {
-            if limits.memory.is_poll_budget_spent() {
+            if memory.is_poll_budget_spent() {
                 return ControlFlow::Break(());
             }
-            let admitted = limits.memory.admit(frame);
+            let admitted = memory.admit(frame);
             is_refused = admitted.is_break();
             admitted
         });
-        limits.memory.set_in_header_list(frames.is_in_header_list());
-        limits.memory.set_table_bytes(frames.table_bytes());
+        memory.set_in_header_list(frames.is_in_header_list());
+        memory.set_table_bytes(frames.table_bytes());
         if frames.max_list_fields() > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
             // hyper would take a thousand times as long to count them.
-            limits.memory.refuse(GoawayReason::TooManyFields);
+            memory.refuse(GoawayReason::TooManyFields);
             *handoff_bytes = 0;
         }
-        if !is_refused || *handoff_bytes > 0 || limits.memory.is_refusing() {
+        if !is_refused || *handoff_bytes > 0 || memory.is_refusing() {
             self.memory_wait = None;
-        } else if let Some(memory) = &self.memory_wait {
-            memory.refuse_if_blocked_too_long();
+        } else if let Some(wait) = &self.memory_wait {
+            wait.refuse_if_blocked_too_long();
         } else {
-            self.memory_wait = Some(MemoryWait::begin(self.peer, &limits.memory));
+            self.memory_wait = Some(MemoryWait::begin(self.peer, memory));
         }
         *handoff_bytes > 0
     }
@@ -287,18 +297,18 @@ impl<S: Socket> FastConnection<S> {
     fn poll_header_timeout(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let expired = self.header_timer.poll(context);
         if expired.is_ready() {
-            self.signals.set_close_reason(ServerCloseReason::Idle);
+            self.signals.set_close_reason(CloseReason::Idle);
         }
         expired
     }
 
     /// Returns true if this connection is idle and another one of its address needs its slot.
     fn check_evicted(&self, context: &Context<'_>) -> bool {
-        let activity = self.limits.activity.as_ref().filter(|_| self.received.is_empty());
+        let activity = self.activity.as_ref().filter(|_| self.received.is_empty());
         let is_evicted =
             activity.is_some_and(|activity| activity.poll_idle(self.header_timer.started_at(), self.is_new, context));
         if is_evicted {
-            self.signals.set_close_reason(ServerCloseReason::Evicted);
+            self.signals.set_close_reason(CloseReason::Evicted);
         }
         is_evicted
     }
@@ -316,7 +326,7 @@ impl<S: Socket> FastConnection<S> {
                         if received? == 0 {
                             return Poll::Ready(Ok(false));
                         }
-                        if let Some(activity) = &self.limits.activity {
+                        if let Some(activity) = &self.activity {
                             activity.set_busy();
                         }
                     }
@@ -368,15 +378,15 @@ impl<S: Socket> FastConnection<S> {
                     return Poll::Pending;
                 }
                 ReadState::HandedOver { is_http2: true } => {
-                    self.limits.memory.set_input_drained(true);
+                    self.memory.set_input_drained(true);
                     if self.admit_frames() {
-                        self.limits.memory.set_input_drained(false);
+                        self.memory.set_input_drained(false);
                         continue;
                     }
-                    if self.limits.memory.is_refusing() && !self.frames.ignores_requests() {
+                    if self.memory.is_refusing() && !self.frames.ignores_requests() {
                         return Poll::Pending;
                     }
-                    if self.limits.memory.is_poll_budget_spent() {
+                    if self.memory.is_poll_budget_spent() {
                         // hyper's answers and other connections come first.
                         schedule_yield(context);
                         return Poll::Pending;
@@ -397,7 +407,7 @@ impl<S: Socket> FastConnection<S> {
                     if ready!(received)? == 0 {
                         return Poll::Ready(Ok(()));
                     }
-                    self.limits.memory.count_read();
+                    self.memory.count_read();
                 }
                 ReadState::HandedOver { is_http2: false } => {
                     let read = Pin::new(&mut self.stream).poll_read(context, out);
@@ -510,7 +520,7 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
                 self.header_timer.restart(Instant::now());
                 context.waker().wake_by_ref();
             }
-            ReadState::HandedOver { is_http2: true } => self.limits.memory.release_flushed(),
+            ReadState::HandedOver { is_http2: true } => self.memory.release_flushed(),
             ReadState::BetweenRequests
             | ReadState::HyperAnswering
             | ReadState::HandedOver { is_http2: false }

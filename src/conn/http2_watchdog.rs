@@ -49,12 +49,9 @@ pub(super) enum WatchdogTimeout {
     Idle,
 }
 
-/// Watchdog of an HTTP/2 connection and its streams. Cheap to clone; clones share it.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Http2Watchdog(Arc<WatchdogInner>);
-
+/// Watchdog of an HTTP/2 connection and its streams.
 #[derive(Debug, Default)]
-struct WatchdogInner {
+pub(super) struct Http2Watchdog {
     state: Mutex<WatchdogState>,
     /// Number of streams opened so far.
     opened_streams: AtomicU64,
@@ -82,7 +79,7 @@ struct WatchdogState {
 /// State of a stream at the last check.
 #[derive(Debug)]
 struct WatchedStream {
-    counters: Weak<SendCounters>,
+    tracker: Weak<StreamTracker>,
     /// Bytes sent when the stream last advanced.
     last_sent_bytes: u64,
     /// Further bytes that it must send to count as advanced.
@@ -91,13 +88,14 @@ struct WatchedStream {
     takes_large_steps: bool,
 }
 
-/// Pending and sent body bytes of a stream.
-#[derive(Debug, Default)]
-struct SendCounters {
+/// Reports the body bytes of one stream to the watchdog.
+#[derive(Debug)]
+pub(super) struct StreamTracker {
     pending_bytes: AtomicU64,
     sent_bytes: AtomicU64,
     /// Memory of the stream, held until its last piece is sent.
     _memory: Option<StreamMemory>,
+    watchdog: Arc<Http2Watchdog>,
 }
 
 /// Result of checking a stream.
@@ -111,32 +109,34 @@ enum StreamProgress {
 
 impl Http2Watchdog {
     /// Tracks a stream, from its request until it and its pieces are dropped.
-    pub(super) fn track(&self, memory: StreamMemory) -> StreamTracker {
+    pub(super) fn track(self: &Arc<Self>, memory: StreamMemory) -> Arc<StreamTracker> {
         self.track_with(Some(memory))
     }
 
-    fn track_with(&self, memory: Option<StreamMemory>) -> StreamTracker {
-        let counters = Arc::new(SendCounters { _memory: memory, ..SendCounters::default() });
+    fn track_with(self: &Arc<Self>, memory: Option<StreamMemory>) -> Arc<StreamTracker> {
+        let (pending_bytes, sent_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
+        let tracker =
+            Arc::new(StreamTracker { pending_bytes, sent_bytes, _memory: memory, watchdog: Arc::clone(self) });
         let stream = WatchedStream {
-            counters: Arc::downgrade(&counters),
+            tracker: Arc::downgrade(&tracker),
             last_sent_bytes: 0,
             needed_bytes: 0,
             last_advanced_at: None,
             takes_large_steps: false,
         };
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.streams.len() == state.streams.capacity() {
             // Checks may be rare, and streams that have ended since must not pile up.
-            state.streams.retain(|stream| stream.counters.strong_count() > 0);
+            state.streams.retain(|stream| stream.tracker.strong_count() > 0);
         }
         state.streams.push(stream);
-        self.0.opened_streams.fetch_add(1, Ordering::Relaxed);
-        StreamTracker { counters, watchdog: self.clone() }
+        self.opened_streams.fetch_add(1, Ordering::Relaxed);
+        tracker
     }
 
     /// Reduces the limit to [`WatchdogLimits::stall`] from now on, because the server shuts down.
     pub(super) fn begin_shutdown(&self) {
-        self.0.is_shutting_down.store(true, Ordering::Relaxed);
+        self.is_shutting_down.store(true, Ordering::Relaxed);
     }
 
     /// Waits until the connection must end, and returns why. May be dropped and called again.
@@ -149,7 +149,7 @@ impl Http2Watchdog {
         loop {
             let pause = self.next_check_in(Instant::now(), limits);
             // It does not matter whether this wakes early or late: the check uses its own time.
-            let _ = tokio::time::timeout(pause, self.0.sending_started.notified()).await;
+            let _ = tokio::time::timeout(pause, self.sending_started.notified()).await;
             if let Some(timeout) = self.check(Instant::now(), limits) {
                 return timeout;
             }
@@ -159,10 +159,10 @@ impl Http2Watchdog {
     /// Returns how long to wait until the next check.
     fn next_check_in(&self, now: Instant, limits: WatchdogLimits) -> Duration {
         // Set before the streams are checked, so that bytes that become pending afterwards wake the watchdog.
-        self.0.is_parked.store(true, Ordering::SeqCst);
-        let state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        self.is_parked.store(true, Ordering::SeqCst);
+        let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.streams.iter().any(WatchedStream::has_pending) {
-            self.0.is_parked.store(false, Ordering::SeqCst);
+            self.is_parked.store(false, Ordering::SeqCst);
             return (limits.stall / CHECKS_PER_STALL).max(MIN_CHECK_INTERVAL);
         }
         let idle_deadline = state.last_busy_at.unwrap_or(now) + limits.idle;
@@ -170,10 +170,10 @@ impl Http2Watchdog {
     }
 
     fn check(&self, now: Instant, limits: WatchdogLimits) -> Option<WatchdogTimeout> {
-        let mut state = self.0.state.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let state = &mut *state;
-        let opened = self.0.opened_streams.load(Ordering::Relaxed);
-        let finished = self.0.finished_pieces.load(Ordering::Relaxed);
+        let opened = self.opened_streams.load(Ordering::Relaxed);
+        let finished = self.finished_pieces.load(Ordering::Relaxed);
         // Includes a request that began and ended between two checks, and a short answer that was taken.
         let was_busy = std::mem::replace(&mut state.last_opened, opened) != opened;
         let mut has_progress = std::mem::replace(&mut state.last_finished, finished) != finished;
@@ -200,7 +200,7 @@ impl Http2Watchdog {
             Some(since) if !has_progress => Some(since),
             _ => Some(now),
         };
-        let stall_factor = match (self.0.is_shutting_down.load(Ordering::Relaxed), has_large_steps) {
+        let stall_factor = match (self.is_shutting_down.load(Ordering::Relaxed), has_large_steps) {
             (true, _) => 1,
             (false, true) => LONG_STALL_FACTOR,
             (false, false) => STALL_FACTOR,
@@ -213,18 +213,18 @@ impl Http2Watchdog {
 
 impl WatchedStream {
     fn has_pending(&self) -> bool {
-        self.counters.upgrade().is_some_and(|counters| counters.pending_bytes.load(Ordering::SeqCst) > 0)
+        self.tracker.upgrade().is_some_and(|tracker| tracker.pending_bytes.load(Ordering::SeqCst) > 0)
     }
 
     /// Returns `None` if the stream has ended.
     fn check(&mut self, now: Instant) -> Option<StreamProgress> {
-        let counters = self.counters.upgrade()?;
-        let pending_bytes = counters.pending_bytes.load(Ordering::SeqCst);
+        let tracker = self.tracker.upgrade()?;
+        let pending_bytes = tracker.pending_bytes.load(Ordering::SeqCst);
         if pending_bytes == 0 {
             self.last_advanced_at = None;
             return Some(StreamProgress::Preparing);
         }
-        let sent_bytes = counters.sent_bytes.load(Ordering::Relaxed);
+        let sent_bytes = tracker.sent_bytes.load(Ordering::Relaxed);
         let advanced_bytes = sent_bytes - self.last_sent_bytes;
         let state = match self.last_advanced_at {
             Some(since) if advanced_bytes < self.needed_bytes => {
@@ -241,31 +241,24 @@ impl WatchedStream {
     }
 }
 
-/// Reports the bytes of one stream to the watchdog. Cheap to clone; clones share it.
-#[derive(Debug, Clone)]
-pub(super) struct StreamTracker {
-    counters: Arc<SendCounters>,
-    watchdog: Http2Watchdog,
-}
-
 impl StreamTracker {
     fn add_pending(&self, count: usize) {
-        self.counters.pending_bytes.fetch_add(count as u64, Ordering::SeqCst);
-        if self.watchdog.0.is_parked.swap(false, Ordering::SeqCst) {
-            self.watchdog.0.sending_started.notify_one();
+        self.pending_bytes.fetch_add(count as u64, Ordering::SeqCst);
+        if self.watchdog.is_parked.swap(false, Ordering::SeqCst) {
+            self.watchdog.sending_started.notify_one();
         }
     }
 
     fn record_sent(&self, count: usize) {
-        self.counters.sent_bytes.fetch_add(count as u64, Ordering::Relaxed);
-        self.counters.pending_bytes.fetch_sub(count as u64, Ordering::SeqCst);
+        self.sent_bytes.fetch_add(count as u64, Ordering::Relaxed);
+        self.pending_bytes.fetch_sub(count as u64, Ordering::SeqCst);
     }
 
     /// Records that a piece was sent whole, or dropped with `unsent_bytes` bytes unsent.
     fn finish_piece(&self, unsent_bytes: usize) {
-        self.counters.pending_bytes.fetch_sub(unsent_bytes as u64, Ordering::SeqCst);
+        self.pending_bytes.fetch_sub(unsent_bytes as u64, Ordering::SeqCst);
         if unsent_bytes == 0 {
-            self.watchdog.0.finished_pieces.fetch_add(1, Ordering::Relaxed);
+            self.watchdog.finished_pieces.fetch_add(1, Ordering::Relaxed);
         }
     }
 }
@@ -274,12 +267,12 @@ impl StreamTracker {
 #[derive(Debug)]
 pub(super) struct TrackedBytes {
     bytes: Bytes,
-    tracker: Option<StreamTracker>,
+    tracker: Option<Arc<StreamTracker>>,
 }
 
 impl TrackedBytes {
     /// A piece of the body of `stream`, for hyper to send. Without a stream its bytes are not counted.
-    pub(super) fn new(bytes: Bytes, stream: Option<&StreamTracker>) -> Self {
+    pub(super) fn new(bytes: Bytes, stream: Option<&Arc<StreamTracker>>) -> Self {
         // Empty bytes are never pending.
         let tracker = stream.filter(|_| !bytes.is_empty()).cloned();
         if let Some(stream) = &tracker {
@@ -332,13 +325,13 @@ mod tests {
 
     /// A connection that is checked every second.
     struct Clock {
-        watchdog: Http2Watchdog,
+        watchdog: Arc<Http2Watchdog>,
         now: Instant,
     }
 
     impl Clock {
         fn new() -> Self {
-            let clock = Self { watchdog: Http2Watchdog::default(), now: Instant::now() };
+            let clock = Self { watchdog: Arc::default(), now: Instant::now() };
             assert_eq!(clock.watchdog.check(clock.now, LIMITS), None);
             clock
         }
@@ -353,8 +346,8 @@ mod tests {
             })
         }
 
-        fn piece(&self, stream: &StreamTracker, len: usize) -> TrackedBytes {
-            assert!(Arc::ptr_eq(&stream.watchdog.0, &self.watchdog.0));
+        fn piece(&self, stream: &Arc<StreamTracker>, len: usize) -> TrackedBytes {
+            assert!(Arc::ptr_eq(&stream.watchdog, &self.watchdog));
             TrackedBytes::new(vec![0; len].into(), Some(stream))
         }
     }
@@ -380,17 +373,17 @@ mod tests {
         let mut clock = Clock::new();
         let stalled = clock.watchdog.track_with(None);
         let _stalled_piece = clock.piece(&stalled, 1 << 20);
-        let send_short = |clock: &Http2Watchdog| {
+        let send_short = |clock: &Arc<Http2Watchdog>| {
             TrackedBytes::new(Bytes::from_static(b"abc"), Some(&clock.track_with(None))).advance(3);
         };
-        let watchdog = clock.watchdog.clone();
+        let watchdog = Arc::clone(&clock.watchdog);
         assert_eq!(clock.pass(60, |_| send_short(&watchdog)), Some((41, WatchdogTimeout::Stalled)));
     }
 
     #[test]
     fn new_requests_are_no_progress() {
         let mut clock = Clock::new();
-        let (mut streams, watchdog) = (Vec::new(), clock.watchdog.clone());
+        let (mut streams, watchdog) = (Vec::new(), Arc::clone(&clock.watchdog));
         let timeout = clock.pass(60, |_| {
             let stream = watchdog.track_with(None);
             streams.push(TrackedBytes::new(Bytes::from_static(b"abc"), Some(&stream)));
@@ -451,7 +444,7 @@ mod tests {
     #[test]
     fn a_connection_without_streams_is_idle() {
         let mut clock = Clock::new();
-        let watchdog = clock.watchdog.clone();
+        let watchdog = Arc::clone(&clock.watchdog);
         // A stream that has ended by the next check counts.
         let timeout = clock.pass(300, |second| {
             if second == 50 {
@@ -464,23 +457,23 @@ mod tests {
 
     #[test]
     fn ended_streams_are_removed_without_a_check() {
-        let watchdog = Http2Watchdog::default();
+        let watchdog = Arc::<Http2Watchdog>::default();
         for _ in 0..10_000 {
             drop(watchdog.track_with(None));
         }
-        assert!(watchdog.0.state.lock().unwrap().streams.capacity() < 100);
+        assert!(watchdog.state.lock().unwrap().streams.capacity() < 100);
     }
 
     #[tokio::test]
     async fn the_watchdog_parks_while_nothing_is_pending_and_wakes_at_the_first_piece() {
         let limits = WatchdogLimits { stall: Duration::from_millis(40), idle: Duration::from_secs(3600) };
-        let watchdog = Http2Watchdog::default();
+        let watchdog = Arc::<Http2Watchdog>::default();
         let stream = watchdog.track_with(None);
         assert!(watchdog.next_check_in(Instant::now(), limits) > 1000 * limits.stall);
         let (timeout, _piece) = tokio::join!(watchdog.wait_for_timeout(limits), async {
             // Let the other future begin to wait.
             tokio::task::yield_now().await;
-            assert!(watchdog.0.is_parked.load(Ordering::SeqCst));
+            assert!(watchdog.is_parked.load(Ordering::SeqCst));
             TrackedBytes::new(Bytes::from_static(b"abc"), Some(&stream))
         });
         assert_eq!(timeout, WatchdogTimeout::Stalled);

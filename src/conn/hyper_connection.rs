@@ -6,6 +6,7 @@ use std::future::{Future, poll_fn};
 use std::io;
 use std::net::IpAddr;
 use std::pin::{Pin, pin};
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
@@ -24,15 +25,16 @@ use tokio::time::Instant;
 use tower::ServiceExt;
 
 use super::connection_memory::ConnectionMemory;
-use super::connection_signals::{ConnectionSignals, ServerCloseReason, wait_until_set};
+use super::connection_signals::{ConnectionSignals, wait_until_set};
 use super::fast_connection::FastConnection;
 use super::goaway_reason::GoawayReason;
 use super::header_filter::strip_unread_headers;
 use super::http2_watchdog::{Http2Watchdog, StreamTracker, TrackedBytes, WatchdogLimits, WatchdogTimeout};
 use super::limits::{MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES};
-use super::serving_snapshot::SnapshotReceiver;
+use super::serving_snapshot::ServingSnapshot;
 use super::socket::Socket;
 use crate::log_throttle::LogThrottle;
+use crate::metrics::CloseReason;
 
 /// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
 const MAX_MALFORMED_REQUESTS: usize = 16;
@@ -50,20 +52,20 @@ const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 /// Serves the rest of a connection with hyper, from the first request that the fast path does not answer.
 pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     fast_connection: FastConnection<S>,
-    snapshots: SnapshotReceiver,
-    peer: Option<IpAddr>,
-    signals: ConnectionSignals,
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     mut closing: watch::Receiver<bool>,
     limits: WatchdogLimits,
-    memory: ConnectionMemory,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let (close_signals, watchdog, is_http2) = (signals.clone(), Http2Watchdog::default(), fast_connection.is_http2());
-    let (request_watchdog, request_memory) = (watchdog.clone(), memory.clone());
+    let (peer, is_http2, watchdog) =
+        (fast_connection.peer(), fast_connection.is_http2(), Arc::<Http2Watchdog>::default());
+    let (signals, memory) = (Arc::clone(fast_connection.signals()), Arc::clone(fast_connection.memory()));
+    let (request_signals, request_watchdog, request_memory) =
+        (Arc::clone(&signals), Arc::clone(&watchdog), Arc::clone(&memory));
     let service = service_fn(move |request: Request<Incoming>| {
-        let busy_guard = BusyGuard::begin(&signals);
+        let busy_guard = BusyGuard::begin(&request_signals);
         let prepared = prepare_request(request, &request_watchdog, &request_memory).map(|(mut request, stream)| {
             request.extensions_mut().insert(ConnectInfo(peer));
-            (snapshots.current().router.clone().oneshot(request), stream)
+            (snapshots.borrow().router.clone().oneshot(request), stream)
         });
         if prepared.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
             // A field may cost the client a single byte, and many fields take as much time as many requests.
@@ -88,20 +90,20 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
             reason = memory.wait_for_refusal(), if is_http2 => {
                 if reason.is_memory_shortage() {
                     log_ended_for_memory(peer, reason);
-                    close_signals.set_close_reason(ServerCloseReason::Memory);
+                    signals.set_close_reason(CloseReason::Memory);
                 }
                 break io::Error::other(reason.text());
             }
             () = wait_until_set(&mut closing), if !is_closing => {
                 is_closing = true;
-                close_signals.request_close();
+                signals.request_close();
                 watchdog.begin_shutdown();
                 connection.as_mut().graceful_shutdown();
             }
             () = memory.wait_for_reclaim(), if is_http2 && !is_going_away && !is_closing => {
                 is_going_away = true;
                 goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
-                close_signals.set_close_reason(ServerCloseReason::Evicted);
+                signals.set_close_reason(CloseReason::Evicted);
                 connection.as_mut().graceful_shutdown();
             }
             // The client ignores GOAWAY. The connection ends unless a request has just arrived.
@@ -116,7 +118,7 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
                 // again.
                 WatchdogTimeout::Idle if !is_going_away => {
                     is_going_away = true;
-                    close_signals.set_close_reason(ServerCloseReason::Idle);
+                    signals.set_close_reason(CloseReason::Idle);
                     connection.as_mut().graceful_shutdown();
                 }
                 WatchdogTimeout::Idle => break io::Error::other("the client makes no requests"),
@@ -157,9 +159,9 @@ async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, m
 /// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too much.
 fn prepare_request(
     request: Request<Incoming>,
-    watchdog: &Http2Watchdog,
-    memory: &ConnectionMemory,
-) -> Result<(Request<Body>, Option<StreamTracker>), StatusCode> {
+    watchdog: &Arc<Http2Watchdog>,
+    memory: &Arc<ConnectionMemory>,
+) -> Result<(Request<Body>, Option<Arc<StreamTracker>>), StatusCode> {
     if request.version() != Version::HTTP_2 {
         let mut request = request.map(Body::new);
         if strip_unread_headers(request.headers_mut()) {
@@ -207,12 +209,12 @@ fn empty_response(status: StatusCode) -> Response<Body> {
 }
 
 /// Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
-struct BusyGuard(ConnectionSignals);
+struct BusyGuard(Arc<ConnectionSignals>);
 
 impl BusyGuard {
-    fn begin(signals: &ConnectionSignals) -> Self {
+    fn begin(signals: &Arc<ConnectionSignals>) -> Self {
         signals.set_busy();
-        Self(signals.clone())
+        Self(Arc::clone(signals))
     }
 }
 
@@ -226,7 +228,7 @@ impl Drop for BusyGuard {
 struct TrackedBody {
     body: Body,
     /// `Some` for HTTP/2; over HTTP/1 the socket has a time limit of its own.
-    stream: Option<StreamTracker>,
+    stream: Option<Arc<StreamTracker>>,
     _busy: BusyGuard,
 }
 

@@ -3,6 +3,7 @@
 
 use std::future::Future;
 use std::io::{self, IoSlice};
+use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
@@ -57,7 +58,8 @@ pub(super) struct LingerSlot(Arc<Mutex<Option<LingeringSocket>>>);
 /// A socket to which no more bytes are written.
 #[derive(Debug)]
 struct LingeringSocket {
-    socket: Box<dyn DrainableSocket>,
+    socket: OwnedFd,
+    is_tcp: bool,
     queue: SendQueue,
 }
 
@@ -65,38 +67,8 @@ impl LingeringSocket {
     /// Gives back the memory of bytes that the client has taken in the meantime. Returns how many are left in the
     /// queue, or `None` if it has [outgrown its grant](SendQueue::settle).
     fn release_drained(&self) -> Option<usize> {
-        let queued = self.socket.queue_bytes();
+        let queued = send_queue_bytes(self.socket.as_fd(), self.is_tcp).unwrap_or(0);
         self.queue.settle(queued).then_some(queued)
-    }
-}
-
-trait DrainableSocket: std::fmt::Debug + Send {
-    fn queue_bytes(&self) -> usize;
-    /// Sends the end of the stream, which counts in the queue until the client acknowledges it.
-    fn send_fin(&self);
-    /// Returns true if the client has closed the connection, or its half of it.
-    fn has_hung_up(&self) -> bool;
-    /// Makes the kernel discard the remaining bytes when the socket is closed.
-    fn set_reset_on_close(&self);
-}
-
-impl<S: TokioSocket> DrainableSocket for S {
-    fn queue_bytes(&self) -> usize {
-        send_queue_bytes(self.as_fd(), S::IS_TCP).unwrap_or(0)
-    }
-
-    fn send_fin(&self) {
-        // If this fails, the connection is gone.
-        let _ = shutdown(self, Shutdown::Write);
-    }
-
-    fn has_hung_up(&self) -> bool {
-        has_hung_up(self)
-    }
-
-    fn set_reset_on_close(&self) {
-        // If this fails, the connection is gone and has no bytes left.
-        let _ = sockopt::set_socket_linger(self, Some(Duration::ZERO));
     }
 }
 
@@ -108,10 +80,11 @@ impl LingerSlot {
     pub(super) async fn drain(&self, is_aborted: bool, timeout: Duration) {
         let Some(lingering) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
         let is_empty = lingering.release_drained() == Some(0);
-        if is_aborted && (!is_empty || lingering.socket.has_hung_up()) {
-            return lingering.socket.set_reset_on_close();
+        if is_aborted && (!is_empty || has_hung_up(&lingering.socket)) {
+            return set_reset_on_close(&lingering.socket);
         }
-        lingering.socket.send_fin();
+        // The end of the stream counts in the queue until the client acknowledges it. If this fails, the connection is gone.
+        let _ = shutdown(&lingering.socket, Shutdown::Write);
         let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
         let (deadline, [mut pause, max_pause]) = (Instant::now() + timeout, DRAIN_BACKOFF);
         let max_pause = if is_empty { FIN_TIMEOUT / 4 } else { max_pause };
@@ -119,7 +92,7 @@ impl LingerSlot {
             match lingering.release_drained() {
                 Some(0) => return,
                 Some(_) if Instant::now() < deadline => {}
-                _ => return lingering.socket.set_reset_on_close(),
+                _ => return set_reset_on_close(&lingering.socket),
             }
             tokio::time::sleep(pause).await;
             pause = (pause * 2).min(max_pause);
@@ -218,7 +191,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
                 tracing::warn!(unsaid, "connection reset: the kernel's send queue has outgrown its part of the pool");
             }
             // The kernel discards the queue when the socket is closed, and the end of the stream wakes the connection.
-            socket.set_reset_on_close();
+            set_reset_on_close(socket);
             let _ = shutdown(socket, Shutdown::Both);
             self.has_outgrown = true;
         }
@@ -309,9 +282,18 @@ impl<S: TokioSocket> Drop for MeteredSocket<S> {
             return;
         }
         let empty = self.queue.placeholder();
-        let lingering = LingeringSocket { socket: Box::new(socket), queue: std::mem::replace(&mut self.queue, empty) };
+        // If this fails, the connection is gone.
+        let Ok(socket) = socket.into_fd() else { return };
+        let queue = std::mem::replace(&mut self.queue, empty);
+        let lingering = LingeringSocket { socket, is_tcp: S::IS_TCP, queue };
         *self.linger.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(lingering);
     }
+}
+
+/// Makes the kernel discard the remaining bytes when the socket is closed.
+fn set_reset_on_close(socket: &impl AsFd) {
+    // If this fails, the connection is gone and has no bytes left.
+    let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
 fn closed_error() -> io::Error {
@@ -385,6 +367,10 @@ mod tests {
         (MeteredSocket::new(accepted.unwrap().0, queue, linger), reader.unwrap(), address_memory)
     }
 
+    fn queue_bytes(socket: &MeteredSocket<TcpStream>) -> usize {
+        send_queue_bytes(socket.socket().unwrap().as_fd(), true).unwrap()
+    }
+
     /// The queue is never drained.
     #[tokio::test]
     async fn an_empty_write_waits_as_long_as_a_large_write() {
@@ -416,7 +402,7 @@ mod tests {
             assert!(tokio::time::timeout(Duration::from_millis(20), writing).await.is_err());
             connections.push((socket, reader));
         }
-        let queued: usize = connections.iter().map(|(socket, _)| socket.socket().unwrap().queue_bytes()).sum();
+        let queued: usize = connections.iter().map(|(socket, _)| queue_bytes(socket)).sum();
         assert!(queued <= (1 << 20) + 40 * 2 * UNPOOLED_BYTES, "{queued}");
         assert!(queued > 1 << 18, "{queued}");
     }
@@ -503,7 +489,7 @@ mod tests {
         let (mut socket, _reader, address_memory) = pair_of_address(&pool, &LingerSlot::default()).await;
         let data = vec![0; 16 << 20];
         assert!(tokio::time::timeout(Duration::from_millis(50), socket.write_all(&data)).await.is_err());
-        let queued = socket.socket().unwrap().queue_bytes();
+        let queued = queue_bytes(&socket);
         let granted = address_memory.queued_bytes.load(Ordering::Relaxed);
         assert!(granted > 0 && granted <= queued, "{granted} for {queued}");
     }

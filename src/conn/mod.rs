@@ -27,6 +27,6 @@ mod workers;
 
 pub(crate) use connections::ConnectionServer;
 pub(crate) use listener::Listener;
-pub(crate) use serving_snapshot::{ServingSnapshot, SnapshotReceiver};
+pub(crate) use serving_snapshot::ServingSnapshot;
 pub(crate) use tls::TlsTerminator;
 pub(crate) use workers::{DocumentRuntime, WorkerPool};

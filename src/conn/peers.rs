@@ -35,13 +35,10 @@ const MIN_IDLE_BEFORE_FIRST_REQUEST: Duration = Duration::from_secs(5);
 /// Interval of searches for idle connections while others wait for a slot.
 const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Addresses that have connections. Cheap to clone; clones share the state.
-#[derive(Debug, Clone)]
-pub(super) struct Peers(Arc<PeersInner>);
-
+/// Addresses that have connections.
 #[derive(Debug)]
-struct PeersInner {
-    peers: Mutex<HashMap<IpAddr, PeerState>>,
+pub(super) struct Peers {
+    addresses: Mutex<HashMap<IpAddr, PeerState>>,
     /// Start of the time in [`IdleTracker::idle_since`].
     epoch: Instant,
     last_id: AtomicU64,
@@ -94,13 +91,13 @@ impl Default for Peers {
 
 impl Peers {
     fn with_epoch(epoch: Instant) -> Self {
-        Self(Arc::new(PeersInner { peers: Mutex::default(), epoch, last_id: AtomicU64::new(0) }))
+        Self { addresses: Mutex::default(), epoch, last_id: AtomicU64::new(0) }
     }
 
     /// Decides about a connection from `address`. An IPv6 network of 64 bits counts as one address.
-    pub(super) fn admit(&self, address: IpAddr, limits: PeerLimits) -> PeerAdmission {
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr, limits: PeerLimits) -> PeerAdmission {
         let address = http::network_of(address);
-        let mut peers = self.0.lock();
+        let mut peers = self.lock();
         let peer = peers.entry(address).or_default();
         let open = peer.connections.len();
         if open + peer.waiters.len() >= limits.served_or_queued {
@@ -108,7 +105,7 @@ impl Peers {
         }
         let is_within = open + peer.waiters.len() < limits.served_or_queued;
         // An address without connections is always admitted, so that no entry without connections is left behind.
-        if open == 0 || is_within && open < limits.served || peer.evict_idle(self.0.epoch, 1) == 1 {
+        if open == 0 || is_within && open < limits.served || peer.evict_idle(self.epoch, 1) == 1 {
             return PeerAdmission::Admitted(self.new_slot(address, peer));
         }
         if !is_within {
@@ -120,18 +117,18 @@ impl Peers {
         PeerAdmission::Queued(receiver, (!was_evicting).then_some(address))
     }
 
-    fn new_slot(&self, address: IpAddr, peer: &mut PeerState) -> PeerSlot {
-        let id = self.0.last_id.fetch_add(1, Ordering::Relaxed);
-        let activity = Arc::new(IdleTracker::new(self.0.epoch));
+    fn new_slot(self: &Arc<Self>, address: IpAddr, peer: &mut PeerState) -> PeerSlot {
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed);
+        let activity = Arc::new(IdleTracker::new(self.epoch));
         peer.connections.insert(id, Arc::clone(&activity));
-        PeerSlot { peers: self.clone(), address, id, activity, memory: Arc::clone(&peer.memory) }
+        PeerSlot { peers: Arc::clone(self), address, id, activity, memory: Arc::clone(&peer.memory) }
     }
 
     /// Evicts idle connections of `address` while other connections of it wait for a slot.
-    pub(super) async fn evict_for_waiters(self, address: IpAddr) {
+    pub(super) async fn evict_for_waiters(self: Arc<Self>, address: IpAddr) {
         loop {
             tokio::time::sleep(EVICTION_INTERVAL).await;
-            let mut peers = self.0.lock();
+            let mut peers = self.lock();
             let Some(peer) = peers.get_mut(&address) else { return };
             peer.waiters.retain(|waiter| !waiter.is_closed());
             if peer.waiters.is_empty() {
@@ -139,14 +136,14 @@ impl Peers {
                 return;
             }
             let evicted = peer.connections.values().filter(|activity| activity.is_evicted()).count();
-            peer.evict_idle(self.0.epoch, peer.waiters.len().saturating_sub(evicted));
+            peer.evict_idle(self.epoch, peer.waiters.len().saturating_sub(evicted));
         }
     }
 
     /// Removes a connection of `address` that has ended. The first waiter gets its slot.
-    fn release(&self, address: IpAddr, id: u64) {
+    fn release(self: &Arc<Self>, address: IpAddr, id: u64) {
         let mut next = {
-            let mut peers = self.0.lock();
+            let mut peers = self.lock();
             let Entry::Occupied(mut entry) = peers.entry(address) else { return };
             let peer = entry.get_mut();
             peer.connections.remove(&id);
@@ -162,11 +159,9 @@ impl Peers {
             drop(waiter.send(slot));
         }
     }
-}
 
-impl PeersInner {
     fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, PeerState>> {
-        self.peers.lock().unwrap_or_else(PoisonError::into_inner)
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -193,7 +188,7 @@ impl PeerState {
 /// Slot of one connection among those of its address, until dropped.
 #[derive(Debug)]
 pub(super) struct PeerSlot {
-    peers: Peers,
+    peers: Arc<Peers>,
     address: IpAddr,
     id: u64,
     activity: Arc<IdleTracker>,
@@ -275,7 +270,7 @@ mod tests {
 
     use super::*;
 
-    fn admit_slot(peers: &Peers, address: &str, served: usize, served_or_queued: usize) -> Option<PeerSlot> {
+    fn admit_slot(peers: &Arc<Peers>, address: &str, served: usize, served_or_queued: usize) -> Option<PeerSlot> {
         match peers.admit(address.parse().unwrap(), PeerLimits { served, served_or_queued }) {
             PeerAdmission::Admitted(slot) => Some(slot),
             PeerAdmission::Queued(..) | PeerAdmission::Refused => None,
@@ -289,7 +284,7 @@ mod tests {
 
     #[test]
     fn each_network_has_its_own_slots_and_leaves_no_entry_behind() {
-        let peers = Peers::default();
+        let peers = Arc::<Peers>::default();
         let admit = |address: &str| admit_slot(&peers, address, 2, 2);
         let slots = [admit("192.0.2.1"), admit("192.0.2.1"), admit("2001:db8::1"), admit("2001:db8::ffff:1")];
         assert!(slots.iter().all(Option::is_some));
@@ -299,12 +294,12 @@ mod tests {
         drop(first);
         assert!(admit("192.0.2.1").is_some());
         drop(others);
-        assert!(peers.0.lock().is_empty());
+        assert!(peers.lock().is_empty());
     }
 
     #[test]
     fn the_longest_idle_connection_is_evicted() {
-        let peers = Peers::with_epoch(Instant::now().checked_sub(Duration::from_secs(10)).unwrap());
+        let peers = Arc::new(Peers::with_epoch(Instant::now().checked_sub(Duration::from_secs(10)).unwrap()));
         let slots: Vec<_> = (0..3).map(|_| admit_slot(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
         assert!(!mark_idle(&slots[0], Duration::from_secs(1)) && !mark_idle(&slots[1], Duration::from_secs(2)));
         assert!(!mark_idle(&slots[2], Duration::from_millis(1)));
@@ -325,7 +320,7 @@ mod tests {
 
     #[tokio::test]
     async fn waiting_connections_get_slots_in_order_when_others_end_or_are_idle() {
-        let peers = Peers::default();
+        let peers = Arc::<Peers>::default();
         let address: IpAddr = "192.0.2.1".parse().unwrap();
         let limits = PeerLimits { served: 2, served_or_queued: 5 };
         let mut slots: Vec<_> = (0..2).map(|_| admit_slot(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
@@ -335,7 +330,7 @@ mod tests {
                 panic!("the connection is not queued")
             };
             assert_eq!(search.is_some(), n == 0);
-            search.map(|address| tokio::spawn(peers.clone().evict_for_waiters(address)));
+            search.map(|address| tokio::spawn(Arc::clone(&peers).evict_for_waiters(address)));
             waiting.push(receiver);
         }
         assert!(matches!(peers.admit(address, limits), PeerAdmission::Refused));
@@ -350,15 +345,15 @@ mod tests {
         slots.clear();
         let third = waiting.remove(0).await.unwrap();
         tokio::time::sleep(2 * EVICTION_INTERVAL).await;
-        assert!(!peers.0.lock()[&address].is_evicting);
+        assert!(!peers.lock()[&address].is_evicting);
         drop((second, third));
-        assert!(peers.0.lock().is_empty());
+        assert!(peers.lock().is_empty());
     }
 
     /// Returns how many of 100 connections each of `addresses` gets if they connect in turn and each may have
     /// `configured`.
     fn connection_counts(addresses: usize, configured: usize) -> Vec<usize> {
-        let (peers, mut free, mut slots) = (Peers::default(), 100, vec![Vec::new(); addresses]);
+        let (peers, mut free, mut slots) = (Arc::<Peers>::default(), 100, vec![Vec::new(); addresses]);
         for _ in 0..100 {
             for (n, address_slots) in slots.iter_mut().enumerate() {
                 let limits = PeerLimits::new(configured, free - 1);

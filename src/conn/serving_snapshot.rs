@@ -49,48 +49,27 @@ impl ServingSnapshot {
     }
 }
 
-/// Receives the snapshot in use.
-#[derive(Clone)]
-pub(crate) struct SnapshotReceiver(watch::Receiver<Arc<ServingSnapshot>>);
-
-impl SnapshotReceiver {
-    pub(crate) fn subscribe(sender: &watch::Sender<Arc<ServingSnapshot>>) -> Self {
-        Self(sender.subscribe())
-    }
-
-    pub(super) fn current(&self) -> Arc<ServingSnapshot> {
-        Arc::clone(&self.0.borrow())
-    }
-
-    /// Waits until another snapshot is in use.
-    pub(crate) async fn changed(&mut self) {
-        if self.0.changed().await.is_err() {
-            std::future::pending::<()>().await;
-        }
-    }
-}
-
 /// Cache of the snapshot in use, which costs one check of a counter for each request.
 pub(super) struct SnapshotCache {
-    receiver: SnapshotReceiver,
+    receiver: watch::Receiver<Arc<ServingSnapshot>>,
     cached: Option<Arc<ServingSnapshot>>,
 }
 
 impl SnapshotCache {
-    pub(super) fn new(receiver: SnapshotReceiver) -> Self {
+    pub(super) fn new(receiver: watch::Receiver<Arc<ServingSnapshot>>) -> Self {
         Self { receiver, cached: None }
     }
 
     /// Returns the application for a request that begins now.
     pub(super) fn app(&mut self) -> &Arc<App> {
         self.drop_if_stale();
-        let receiver = &mut self.receiver.0;
+        let receiver = &mut self.receiver;
         &self.cached.get_or_insert_with(|| Arc::clone(&receiver.borrow_and_update())).app
     }
 
     /// Drops the cached snapshot if it has been replaced. Otherwise it would live until the next request.
     pub(super) fn drop_if_stale(&mut self) {
-        if self.receiver.0.has_changed().unwrap_or(false) {
+        if self.receiver.has_changed().unwrap_or(false) {
             self.cached = None;
         }
     }

@@ -1,7 +1,7 @@
 //! Socket operations that the fast path needs besides reading and writing.
 
 use std::io;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::task::Context;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -40,6 +40,9 @@ pub(super) trait TokioSocket:
 
     /// Calls `write`, unless the socket is known to take nothing, and remembers if it would block.
     fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
+
+    /// Takes the socket from the runtime.
+    fn into_fd(self) -> io::Result<OwnedFd>;
 }
 
 impl TokioSocket for TcpStream {
@@ -48,6 +51,10 @@ impl TokioSocket for TcpStream {
     fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
     }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        self.into_std().map(Into::into)
+    }
 }
 
 impl TokioSocket for UnixStream {
@@ -55,6 +62,10 @@ impl TokioSocket for UnixStream {
 
     fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
         self.try_io(Interest::WRITABLE, write)
+    }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        self.into_std().map(Into::into)
     }
 }
 

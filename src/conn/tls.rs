@@ -60,34 +60,11 @@ const HANDSHAKES_PER_CLIENT: ClientQuota =
 pub(crate) struct TlsTerminator {
     server_config: WatchedFiles<ServerConfig>,
     handshake_timeout: Duration,
-    handshakes: HandshakeLimiter,
-}
-
-/// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`]. Clients take turns, and a client that begins
-/// many and finishes none leaves some to others.
-struct HandshakeLimiter {
-    slots: FairSemaphore,
+    /// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`]. Clients take turns, and a client that
+    /// begins many and finishes none leaves some to others.
+    handshakes: FairSemaphore,
     /// Randomly seeded, so that no client can choose an address that shares another's turns.
     hasher: RandomState,
-}
-
-impl HandshakeLimiter {
-    fn new() -> Self {
-        Self {
-            slots: FairSemaphore::new(config::TlsConfig::MAX_HANDSHAKES, HANDSHAKES_PER_CLIENT, CostBasis::Units),
-            hasher: RandomState::new(),
-        }
-    }
-
-    async fn acquire(&self, peer: IpAddr) -> FairPermit {
-        let client = ClientId::new(self.hasher.hash_one(http::network_of(peer)));
-        let flow = (client, 0);
-        if let Some(permit) = self.slots.try_acquire(flow, 1) {
-            return permit;
-        }
-        let _waiting = metrics::QueueWaitTimer::begin(metrics::QueueLabel::Handshake);
-        self.slots.acquire(flow, 1).await
-    }
 }
 
 /// Outcome of accepting a connection.
@@ -135,8 +112,18 @@ impl TlsTerminator {
         Ok(Some(Self {
             server_config: current,
             handshake_timeout: config.handshake_timeout,
-            handshakes: HandshakeLimiter::new(),
+            handshakes: FairSemaphore::new(config::TlsConfig::MAX_HANDSHAKES, HANDSHAKES_PER_CLIENT, CostBasis::Units),
+            hasher: RandomState::new(),
         }))
+    }
+
+    async fn acquire_handshake(&self, peer: IpAddr) -> FairPermit {
+        let flow = (ClientId::new(self.hasher.hash_one(http::network_of(peer))), 0);
+        if let Some(permit) = self.handshakes.try_acquire(flow, 1) {
+            return permit;
+        }
+        let _waiting = metrics::QueueWaitTimer::begin(metrics::QueueLabel::Handshake);
+        self.handshakes.acquire(flow, 1).await
     }
 
     /// Performs the handshake on a connection; `meter` limits its send queue. Returns `None` if no TLS connection
@@ -164,7 +151,7 @@ impl TlsTerminator {
                 }
             }
             // The wait for other clients' handshakes has a time limit of its own.
-            let _permit = timeout(step_timeout, self.handshakes.acquire(peer)).await?;
+            let _permit = timeout(step_timeout, self.acquire_handshake(peer)).await?;
             let acceptor = TlsAcceptor::from(self.server_config.current());
             set_socket_linger(&stream, None)?;
             let mut stream = TimeoutStream::new(meter(stream));

@@ -34,7 +34,8 @@ pub(crate) struct WorkerPool {
 #[derive(Debug)]
 struct Worker {
     handle: Handle,
-    connections: Arc<AtomicUsize>,
+    /// Shared by the connections of this worker.
+    load: Arc<()>,
     /// Dropped to end the thread.
     _stop: oneshot::Sender<()>,
 }
@@ -55,10 +56,10 @@ impl WorkerPool {
         let start = self.next_worker.fetch_add(1, Ordering::Relaxed);
         let count = self.workers.len();
         let candidates = (0..count).filter_map(|offset| self.workers.get(start.wrapping_add(offset) % count));
-        let Some(worker) = candidates.min_by_key(|worker| worker.connections.load(Ordering::Relaxed)) else { return };
-        let load_guard = WorkerLoadGuard::new(&worker.connections);
+        let Some(worker) = candidates.min_by_key(|worker| Arc::strong_count(&worker.load)) else { return };
+        let load = Arc::clone(&worker.load);
         // An async block would reserve space for the connection twice.
-        worker.handle.spawn(connection.map(move |()| drop(load_guard)));
+        worker.handle.spawn(connection.map(move |()| drop(load)));
     }
 }
 
@@ -81,7 +82,7 @@ impl Worker {
             // A read that hangs in storage must not keep the process alive.
             runtime.shutdown_background();
         })?;
-        Ok(Self { handle, connections: Arc::default(), _stop: stop_sender })
+        Ok(Self { handle, load: Arc::default(), _stop: stop_sender })
     }
 }
 
@@ -121,22 +122,6 @@ impl Drop for DocumentRuntime {
     }
 }
 
-/// Counts an open connection of a worker until dropped.
-struct WorkerLoadGuard(Arc<AtomicUsize>);
-
-impl WorkerLoadGuard {
-    fn new(count: &Arc<AtomicUsize>) -> Self {
-        count.fetch_add(1, Ordering::Relaxed);
-        Self(Arc::clone(count))
-    }
-}
-
-impl Drop for WorkerLoadGuard {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -144,8 +129,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_goes_to_the_worker_with_the_fewest_connections() {
         let workers = WorkerPool::start(3).unwrap();
-        let loads =
-            || workers.workers.iter().map(|worker| worker.connections.load(Ordering::Relaxed)).collect::<Vec<_>>();
+        let loads = || workers.workers.iter().map(|worker| Arc::strong_count(&worker.load) - 1).collect::<Vec<_>>();
         let mut ends = Vec::new();
         for _ in 0..6 {
             let (end_sender, end_receiver) = oneshot::channel::<()>();

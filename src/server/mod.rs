@@ -39,7 +39,7 @@ pub struct Server {
     documents: DocumentRuntime,
     tls: Option<TlsTerminator>,
     config: Config,
-    reloader: Reloader,
+    reloader: Arc<Reloader>,
 }
 
 impl Server {
@@ -73,13 +73,13 @@ impl Server {
         let (document_runtime, initial_config) = (documents.handle(), config.clone());
         let state =
             ServerState { config: initial_config, mounts, resources, trim_cpu, control, viewer, document_runtime };
-        let reloader = Reloader::new(state, render_metrics);
+        let reloader = Arc::new(Reloader::new(state, render_metrics));
         Ok(Self { listener, workers, documents, tls, config, reloader })
     }
 
     /// Returns a handle that applies other configurations to this server.
-    pub fn reloader(&self) -> Reloader {
-        self.reloader.clone()
+    pub fn reloader(&self) -> Arc<Reloader> {
+        Arc::clone(&self.reloader)
     }
 
     /// Returns the bound address, including the port that the system picked; `None` for a Unix socket.
@@ -151,10 +151,11 @@ impl Server {
         };
         let wake_on_reload = async {
             let mut snapshots = reloader.subscribe();
-            loop {
-                snapshots.changed().await;
+            // The reloader keeps the sender.
+            while snapshots.changed().await.is_ok() {
                 connections.wake_all();
             }
+            std::future::pending::<()>().await;
         };
         tokio::select! {
             never = listener.serve(&connections) => match never {},

@@ -5,7 +5,6 @@
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
@@ -25,13 +24,16 @@ pub(super) const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that the startup of all containers waits for one of them.
 const STARTUP_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
+/// Held while a directory is opened. One attempt at a time is allowed, because an attempt that hangs keeps a thread.
+type OpenLock = Arc<tokio::sync::Mutex<()>>;
+
 /// Location of a container.
 #[derive(Debug, Clone)]
 enum ContainerLocation {
     Demo,
     Local(LocalDirectory),
     /// A directory that has not been opened since the start, as configured.
-    Unopened(PathBuf, OpenAttemptLock),
+    Unopened(PathBuf, OpenLock),
 }
 
 #[derive(Debug, Clone)]
@@ -42,7 +44,7 @@ struct LocalDirectory {
     symlinks: SymlinkPolicy,
     entity_tag: EntityTagSource,
     call_timeout: Duration,
-    open_lock: OpenAttemptLock,
+    open_lock: OpenLock,
 }
 
 impl ContainerLocation {
@@ -60,7 +62,7 @@ impl ContainerLocation {
         }
     }
 
-    fn configured_path_and_lock(&self) -> Option<(&Path, &OpenAttemptLock)> {
+    fn configured_path_and_lock(&self) -> Option<(&Path, &OpenLock)> {
         match self {
             Self::Demo => None,
             Self::Local(local) => Some((&local.configured_path, &local.open_lock)),
@@ -80,31 +82,9 @@ impl ContainerLocation {
     fn is_responsive(&self) -> bool {
         match self {
             Self::Demo => true,
-            Self::Local(local) => !local.store.current_load().is_stalled && !local.open_lock.is_busy(),
-            Self::Unopened(_, open_lock) => !open_lock.is_busy(),
+            Self::Local(local) => !local.store.current_load().is_stalled && local.open_lock.try_lock().is_ok(),
+            Self::Unopened(_, open_lock) => open_lock.try_lock().is_ok(),
         }
-    }
-}
-
-/// Allows one attempt at a time to open a directory, because an attempt that hangs keeps a thread.
-#[derive(Debug, Clone, Default)]
-struct OpenAttemptLock(Arc<AtomicBool>);
-
-struct OpenAttempt(OpenAttemptLock);
-
-impl OpenAttemptLock {
-    fn try_acquire(&self) -> Option<OpenAttempt> {
-        (!self.0.swap(true, Ordering::AcqRel)).then(|| OpenAttempt(self.clone()))
-    }
-
-    fn is_busy(&self) -> bool {
-        self.0.load(Ordering::Acquire)
-    }
-}
-
-impl Drop for OpenAttempt {
-    fn drop(&mut self) {
-        self.0.0.store(false, Ordering::Release);
     }
 }
 
@@ -130,7 +110,7 @@ impl Mounts {
             if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(call_timeout) } else { call_timeout };
         let (previous, mut opened, mut errors) = (Self::default(), Self::default(), Vec::new());
         let attempts = join_all(config.containers.iter().map(|container| async move {
-            let open_lock = OpenAttemptLock::default();
+            let open_lock = OpenLock::default();
             (open_with_timeout(container, call_timeout, &open_lock, open_timeout).await, open_lock)
         }));
         for (container, (result, open_lock)) in config.containers.iter().zip(attempts.await) {
@@ -211,7 +191,7 @@ impl Mounts {
         else {
             return self.still_mounted(
                 container,
-                open_with_timeout(container, call_timeout, &OpenAttemptLock::default(), call_timeout).await?,
+                open_with_timeout(container, call_timeout, &OpenLock::default(), call_timeout).await?,
             );
         };
         let result = if current.is_responsive() {
@@ -226,7 +206,7 @@ impl Mounts {
         Ok(match current {
             // Nothing was mounted there, so by the new `must_be_mount` this is an empty directory.
             ContainerLocation::Local(local) if container.must_be_mount && !local.store.is_mount() => {
-                ContainerLocation::Unopened(container.root.clone(), open_lock.clone())
+                ContainerLocation::Unopened(container.root.clone(), Arc::clone(open_lock))
             }
             ContainerLocation::Local(local) => ContainerLocation::Local(LocalDirectory {
                 store: local
@@ -305,12 +285,13 @@ impl Mounts {
 async fn open_with_timeout(
     container: &ContainerConfig,
     call_timeout: Duration,
-    open_lock: &OpenAttemptLock,
+    open_lock: &OpenLock,
     timeout: Duration,
 ) -> anyhow::Result<ContainerLocation> {
     let config = container.clone();
     let store = async {
-        let attempt = open_lock.try_acquire().context("an earlier attempt to open its directory has not ended")?;
+        let attempt =
+            Arc::clone(open_lock).try_lock_owned().context("an earlier attempt to open its directory has not ended")?;
         let open = move || {
             let _attempt = attempt;
             open_local_store(&config, call_timeout)
@@ -324,7 +305,7 @@ async fn open_with_timeout(
         symlinks: container.symlinks,
         entity_tag: container.entity_tag,
         call_timeout,
-        open_lock: open_lock.clone(),
+        open_lock: Arc::clone(open_lock),
     }))
 }
 

@@ -1,7 +1,7 @@
 //! Reloads the configuration while serving. Everything that depends on it is built beside what is in use, then replaces
 //! it at once. A failure before that changes nothing.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, SystemTime};
 
@@ -15,26 +15,12 @@ use super::mounts::{self, Mounts};
 use super::settings::{container_settings, http_options, refresh_access_control};
 use crate::access::AccessControl;
 use crate::config::Config;
-use crate::conn::{ServingSnapshot, SnapshotReceiver};
+use crate::conn::ServingSnapshot;
 use crate::container::{Resources, Settings};
 use crate::cpu_pool::CpuPool;
 use crate::http::{App, Viewer};
 use crate::off_thread::off_thread;
 use crate::{http, metrics, telemetry};
-
-/// Settings that take effect only after a restart.
-const RESTART_ONLY_SETTINGS: [&str; 10] = [
-    "server.listen",
-    "server.threads",
-    "server.max_connections",
-    "tls.certificate",
-    "tls.key",
-    "tls.handshake_timeout",
-    "tls.hsts",
-    "log.format",
-    "tracing.otlp_endpoint",
-    "tracing.one_in",
-];
 
 /// Interval between attempts to open containers that could not be opened.
 const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
@@ -42,11 +28,8 @@ const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
 /// Interval at which the caches of replaced resources are drained.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// A handle that applies other configurations to a running server. Cheap to clone.
-#[derive(Clone)]
-pub struct Reloader(Arc<ReloaderInner>);
-
-struct ReloaderInner {
+/// Applies other configurations to a running server.
+pub struct Reloader {
     snapshot_tx: watch::Sender<Arc<ServingSnapshot>>,
     /// Locked while a configuration is applied, so that only one is applied at a time.
     state: Mutex<ServerState>,
@@ -77,22 +60,22 @@ impl Reloader {
         record_reload(true);
         let app = App::new(state.mounts.list(), Arc::clone(&state.resources), state.options(), render_metrics);
         let snapshot_tx = watch::Sender::new(ServingSnapshot::new(&state.config, app));
-        Self(Arc::new(ReloaderInner { snapshot_tx, state: Mutex::new(state) }))
+        Self { snapshot_tx, state: Mutex::new(state) }
     }
 
-    pub(super) fn subscribe(&self) -> SnapshotReceiver {
-        SnapshotReceiver::subscribe(&self.0.snapshot_tx)
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<ServingSnapshot>> {
+        self.snapshot_tx.subscribe()
     }
 
     /// Returns the snapshot that requests are served with now.
     pub(super) fn snapshot(&self) -> Arc<ServingSnapshot> {
-        self.0.snapshot_tx.borrow().clone()
+        self.snapshot_tx.borrow().clone()
     }
 
     /// Reads the configuration with `read_config`, which may block on a disk, and applies it to all later requests.
     /// Records the result in the log and the metrics.
     pub async fn reload(&self, read_config: impl FnOnce() -> anyhow::Result<Config> + Send + 'static) {
-        let timeout = self.0.state.lock().await.config.server.request_timeout;
+        let timeout = self.state.lock().await.config.server.request_timeout;
         let result = match off_thread(timeout, read_config).await.context("the configuration") {
             Ok(config) => self.apply(config).await,
             Err(error) => Err(error),
@@ -109,7 +92,7 @@ impl Reloader {
 
     /// Applies `config`. Returns the names of the settings that have changed.
     async fn apply(&self, mut config: Config) -> anyhow::Result<String> {
-        let mut state = self.0.state.lock().await;
+        let mut state = self.state.lock().await;
         let changed = revert_restart_only(&mut config, &state.config)?;
         // A file that is only partly written must not make public what is not.
         let opens_access = config.is_fully_public() && !state.config.is_fully_public();
@@ -139,8 +122,7 @@ impl Reloader {
             bail!("the server is shutting down");
         }
         telemetry::set_level(&config.log.level)?;
-        let (trim_cpu, document_runtime) = (state.trim_cpu.clone(), state.document_runtime.clone());
-        let next = ServerState { config, mounts, resources, trim_cpu, control, viewer, document_runtime };
+        let next = ServerState { config, mounts, resources, control, viewer, ..state.clone() };
         self.install(&mut state, next);
         Ok(changed)
     }
@@ -150,7 +132,7 @@ impl Reloader {
         let previous = std::mem::replace(state, next);
         state.resources.apply_budgets();
         let app = self.snapshot().app.reconfigured(state.mounts.list(), Arc::clone(&state.resources), state.options());
-        self.0.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
+        self.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
         metrics::memory_bound(state.config.memory_bound_bytes());
         let needed_bytes = memory_limit::max_process_bytes(&state.config);
         if needed_bytes != memory_limit::max_process_bytes(&previous.config) {
@@ -171,7 +153,7 @@ impl Reloader {
     pub(super) async fn retry_unopened_containers(&self) {
         loop {
             tokio::time::sleep(RETRY_UNOPENED_INTERVAL).await;
-            let mut state = self.0.state.lock().await;
+            let mut state = self.state.lock().await;
             if let Some(mounts) = state.mounts.retry_unopened(&state.config, &state.resources).await {
                 let next = ServerState { mounts, ..state.clone() };
                 self.install(&mut state, next);
@@ -218,23 +200,27 @@ async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Opt
 
 /// Restores the settings that cannot change and warns of them. Returns the names of all other settings that change.
 fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<String> {
-    let (new_settings, current_settings) = (flatten_settings(config)?, flatten_settings(current)?);
-    let keys = || new_settings.keys().chain(current_settings.keys().filter(|key| !new_settings.contains_key(*key)));
-    let (fixed, changed): (Vec<&str>, Vec<&str>) = keys()
-        .filter(|key| new_settings.get(*key) != current_settings.get(*key))
-        .map(String::as_str)
-        .partition(|key| RESTART_ONLY_SETTINGS.contains(key));
-    if !fixed.is_empty() {
-        tracing::warn!(settings = fixed.join(", "), "changed, but only a restart applies these");
-    }
-    let changed = changed.join(", ");
+    let requested_settings = flatten_settings(config)?;
     config.server.listen = current.server.listen.clone();
     config.server.threads = current.server.threads;
     config.server.max_connections = current.server.max_connections;
     config.tls = current.tls.clone();
     config.log.format = current.log.format;
     config.tracing = current.tracing.clone();
+    let settings = flatten_settings(config)?;
+    let fixed = differing_keys(&requested_settings, &settings);
+    if !fixed.is_empty() {
+        tracing::warn!(settings = fixed, "changed, but only a restart applies these");
+    }
+    let changed = differing_keys(&flatten_settings(current)?, &settings);
     Ok(if changed.is_empty() { "nothing".to_owned() } else { changed })
+}
+
+/// Returns the keys whose values differ, as text.
+fn differing_keys(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> String {
+    let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let differing: Vec<&str> = keys.into_iter().filter(|key| a.get(*key) != b.get(*key)).map(String::as_str).collect();
+    differing.join(", ")
 }
 
 /// Returns the settings as text, by `section.key`.

@@ -36,7 +36,8 @@ pub fn check_rules(config: &Config) -> anyhow::Result<()> {
 
 fn policy(config: &Config) -> anyhow::Result<Policy> {
     let access = &config.access;
-    Ok(Policy::parse(access.default == DefaultAccess::Public, &access.rules, &access.metrics)?)
+    let policy = Policy::parse(access.default == DefaultAccess::Public, &access.rules, &access.metrics);
+    policy.map_err(anyhow::Error::msg)
 }
 
 /// Opens the access control; `None` if every client may read everything.

@@ -16,14 +16,6 @@ const READERS: [(&str, &str); 5] = [
     ("z5", "z5"),
 ];
 
-/// A level of a pyramid.
-pub(super) struct LevelReport {
-    /// Path relative to the pyramid.
-    pub(super) path: String,
-    /// The level's own document.
-    pub(super) info: Value,
-}
-
 /// Groups and datasets below a group.
 #[derive(Default)]
 pub(super) struct TreeListing {
@@ -53,8 +45,8 @@ pub(super) fn tree_line(name: &str, depth: usize, info: &Value) -> (String, Stri
     )
 }
 
-/// Renders everything about a group or dataset.
-pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Option<&TreeListing>) -> String {
+/// Renders everything about a group or dataset. `levels` has the path of each level of a pyramid and its document.
+pub(super) fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: Option<&TreeListing>) -> String {
     let mut out = format!("{}: {}\n", escape_control_chars(path), text(&info["kind"]));
     let mut rows: Vec<(&str, String)> = Vec::new();
     if info["kind"] == "dataset" {
@@ -110,16 +102,16 @@ pub(super) fn render(path: &str, info: &Value, levels: &[LevelReport], tree: Opt
     if !levels.is_empty() {
         out.push_str("\nlevels\n");
         let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
-        let lines = levels.iter().enumerate().map(|(n, level)| {
+        let lines = levels.iter().enumerate().map(|(n, (path, info))| {
             let level_info = pyramid.get(n).unwrap_or(&Value::Null);
             let description = format!(
                 "{}  {}  factors {}  voxel {}",
-                elements(&level.info),
-                compression(&level.info),
+                elements(info),
+                compression(info),
                 join_by_x(&level_info["factors"]),
                 join_by_x(&level_info["resolution"])
             );
-            (escape_control_chars(&level.path).into_owned(), escape_control_chars(&description).into_owned())
+            (escape_control_chars(path).into_owned(), escape_control_chars(&description).into_owned())
         });
         columns(&mut out, &lines.collect::<Vec<_>>());
     }

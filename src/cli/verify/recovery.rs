@@ -48,13 +48,9 @@ struct ReportLine<'a> {
     key: Option<String>,
     #[serde(default)]
     complete: Option<bool>,
-}
-
-/// The checksum of a checkpoint.
-#[derive(Deserialize)]
-struct CheckpointChecksum<'a> {
-    #[serde(borrow)]
-    sum: Cow<'a, str>,
+    /// The checksum of a checkpoint.
+    #[serde(borrow, default)]
+    sum: Option<Cow<'a, str>>,
 }
 
 /// Kind of a line.
@@ -104,9 +100,8 @@ impl ReportReplay {
                 }
             }
             "checkpoint" => {
-                let CheckpointChecksum { sum } = serde_json::from_slice(text).map_err(|error| error.to_string())?;
                 let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-                if sum != self.checksum.with_checkpoint(&checkpoint) {
+                if line.sum.as_deref() != Some(self.checksum.with_checkpoint(&checkpoint).as_str()) {
                     return Err("a checkpoint whose checksum does not match the lines before it".to_owned());
                 }
                 line_kind = ReportLineKind::Checkpoint(checkpoint);
