@@ -245,20 +245,6 @@ impl Cli {
     }
 }
 
-impl VerifyArgs {
-    /// Returns the command line of a server with the same container and settings.
-    pub(super) fn to_server_cli(&self) -> Cli {
-        server_cli(&self.root, self.config.as_ref(), &self.set)
-    }
-}
-
-impl InspectArgs {
-    /// Returns the command line of a server with the same container and settings.
-    pub(super) fn to_server_cli(&self) -> Cli {
-        server_cli(&self.root, self.config.as_ref(), &self.set)
-    }
-}
-
 /// Returns the parser of `--deny`.
 fn severity_parser() -> impl TypedValueParser<Value = Severity> {
     let values = [
@@ -273,7 +259,8 @@ fn severity_parser() -> impl TypedValueParser<Value = Severity> {
     })
 }
 
-fn server_cli(root: &Path, config: Option<&PathBuf>, set: &[String]) -> Cli {
+/// Returns the command line of a server with this container and these settings.
+pub(super) fn server_cli(root: &Path, config: Option<&PathBuf>, set: &[String]) -> Cli {
     // An absolute path is never parsed as NAME=DIRECTORY.
     let root = std::path::absolute(root).unwrap_or_else(|_| root.to_owned());
     Cli { roots: vec![root.into()], config: config.cloned(), set: set.to_vec(), ..Cli::default() }

@@ -10,7 +10,7 @@ use std::process::ExitCode;
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
 
-use super::arguments::{Cli, Command};
+use super::arguments::{Cli, Command, server_cli};
 use super::exit::{EXIT_USAGE, fail, print};
 use super::healthcheck::healthcheck;
 use super::inspect::inspect;
@@ -30,10 +30,12 @@ pub fn run() -> ExitCode {
     match &cli.command {
         Some(Command::Token(args)) => return issue_token(args),
         Some(Command::Verify(args)) => {
-            return run_maintenance(&args.to_server_cli(), |config| verify(config, args));
+            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
+            return run_maintenance(&server, |config| verify(config, args));
         }
         Some(Command::Inspect(args)) => {
-            return run_maintenance(&args.to_server_cli(), |config| inspect(config, args));
+            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
+            return run_maintenance(&server, |config| inspect(config, args));
         }
         None => {}
     }

@@ -32,7 +32,7 @@ pub struct ContainerConfig {
 }
 
 /// Section `[container_defaults]`: settings of containers that do not override them.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerDefaults {
     /// Cache policy for browsers and proxies.

@@ -99,6 +99,10 @@ pub struct TlsConfig {
 }
 
 impl TlsConfig {
+    /// Maximum number of concurrent handshakes. Two cores complete a few thousand per second; most of a handshake's
+    /// time is network latency.
+    pub const MAX_HANDSHAKES: usize = 256;
+
     /// Returns true if this server encrypts connections.
     pub fn is_enabled(&self) -> bool {
         !self.certificate.as_os_str().is_empty()

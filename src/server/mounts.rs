@@ -11,7 +11,7 @@ use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
 
-use crate::config::{CacheControl, Config, ContainerConfig, EntityTagSource, SymlinkPolicy};
+use crate::config::{CacheControl, Config, ContainerConfig};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
@@ -38,11 +38,8 @@ enum ContainerLocation {
 
 #[derive(Debug, Clone)]
 struct LocalDirectory {
-    /// Path as configured.
-    configured_path: PathBuf,
+    config: ContainerConfig,
     store: LocalStore,
-    symlinks: SymlinkPolicy,
-    entity_tag: EntityTagSource,
     call_timeout: Duration,
     open_lock: OpenLock,
 }
@@ -54,7 +51,8 @@ impl ContainerLocation {
         match (self, other) {
             (Self::Demo, Self::Demo) => true,
             (Self::Local(a), Self::Local(b)) => {
-                let settings = |local: &LocalDirectory| (local.symlinks, local.entity_tag, local.call_timeout);
+                let settings =
+                    |local: &LocalDirectory| (local.config.symlinks, local.config.entity_tag, local.call_timeout);
                 a.store.root() == b.store.root() && settings(a) == settings(b)
             }
             (Self::Unopened(a, _), Self::Unopened(b, _)) => a == b,
@@ -65,7 +63,7 @@ impl ContainerLocation {
     fn configured_path_and_lock(&self) -> Option<(&Path, &OpenLock)> {
         match self {
             Self::Demo => None,
-            Self::Local(local) => Some((&local.configured_path, &local.open_lock)),
+            Self::Local(local) => Some((&local.config.root, &local.open_lock)),
             Self::Unopened(path, open_lock) => Some((path, open_lock)),
         }
     }
@@ -118,10 +116,10 @@ impl Mounts {
                 errors.push(format!("{why:#}"));
                 ContainerLocation::Unopened(container.root.clone(), open_lock)
             });
-            opened.add(location, container, resources, &previous);
+            opened.add(location, &container.name, container.cache_control, resources, &previous);
         }
         if config.containers.is_empty() {
-            opened.add_demo(resources, &previous);
+            opened.add(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, &previous);
         } else if errors.len() == config.containers.len() {
             bail!(errors.join("; "));
         }
@@ -141,10 +139,10 @@ impl Mounts {
         let results = join_all(config.containers.iter().map(|container| self.reopen(container, call_timeout))).await;
         let mut opened = Self::default();
         for (container, result) in config.containers.iter().zip(results) {
-            opened.add(result?, container, resources, self);
+            opened.add(result?, &container.name, container.cache_control, resources, self);
         }
         if config.containers.is_empty() {
-            opened.add_demo(resources, self);
+            opened.add(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, self);
         }
         Ok(opened)
     }
@@ -170,7 +168,8 @@ impl Mounts {
             if location.is_some() {
                 tracing::info!(container = describe(container), "can be opened now");
             }
-            opened.add(location.unwrap_or_else(|| mounted.location.clone()), container, resources, self);
+            let location = location.unwrap_or_else(|| mounted.location.clone());
+            opened.add(location, &container.name, container.cache_control, resources, self);
         }
         Some(opened)
     }
@@ -182,17 +181,13 @@ impl Mounts {
     /// Opens `container` again. If that fails, a container that is already served keeps its store, with the new
     /// settings.
     async fn reopen(&self, container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<ContainerLocation> {
-        let locations = || self.0.iter().map(|mounted| &mounted.location);
-        let has_root = |location: &&ContainerLocation| {
-            location.configured_path_and_lock().is_some_and(|(path, _)| path == container.root)
-        };
-        let Some((current, (_, open_lock))) =
-            locations().find(has_root).and_then(|known| Some((known, known.configured_path_and_lock()?)))
-        else {
-            return self.still_mounted(
-                container,
-                open_with_timeout(container, call_timeout, &OpenLock::default(), call_timeout).await?,
-            );
+        let known = self.0.iter().find_map(|mounted| {
+            let (path, open_lock) = mounted.location.configured_path_and_lock()?;
+            (path == container.root).then_some((&mounted.location, open_lock))
+        });
+        let Some((current, open_lock)) = known else {
+            let opened = open_with_timeout(container, call_timeout, &OpenLock::default(), call_timeout).await?;
+            return self.still_mounted(container, opened);
         };
         let result = if current.is_responsive() {
             let result = open_with_timeout(container, call_timeout, open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
@@ -213,10 +208,9 @@ impl Mounts {
                     .store
                     .with_settings(container.symlinks, call_timeout)
                     .with_entity_tag(container.entity_tag),
-                symlinks: container.symlinks,
-                entity_tag: container.entity_tag,
+                config: container.clone(),
                 call_timeout,
-                ..local.clone()
+                open_lock: Arc::clone(open_lock),
             }),
             ContainerLocation::Demo | ContainerLocation::Unopened(..) => current.clone(),
         })
@@ -240,21 +234,8 @@ impl Mounts {
         Ok(location)
     }
 
-    fn add_demo(&mut self, resources: &Arc<Resources>, previous: &Self) {
-        self.add_as(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, previous);
-    }
-
+    /// Adds `location` at `name`. A container that is among `previous` keeps its cached data.
     fn add(
-        &mut self,
-        location: ContainerLocation,
-        container: &ContainerConfig,
-        resources: &Arc<Resources>,
-        previous: &Self,
-    ) {
-        self.add_as(location, &container.name, container.cache_control, resources, previous);
-    }
-
-    fn add_as(
         &mut self,
         location: ContainerLocation,
         name: &str,
@@ -300,10 +281,8 @@ async fn open_with_timeout(
     };
     let store = store.await.with_context(|| format!("cannot serve {}", describe(container)))?;
     Ok(ContainerLocation::Local(LocalDirectory {
-        configured_path: container.root.clone(),
+        config: container.clone(),
         store,
-        symlinks: container.symlinks,
-        entity_tag: container.entity_tag,
         call_timeout,
         open_lock: Arc::clone(open_lock),
     }))
