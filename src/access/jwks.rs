@@ -12,63 +12,58 @@ use crate::watched_files::WatchedFiles;
 
 /// Keys of an issuer, kept up to date.
 #[derive(Debug)]
-pub(super) struct IssuerKeys {
-    config: JwtConfig,
-    source: JwksSource,
-}
-
-#[derive(Debug)]
-enum JwksSource {
+pub(super) enum IssuerKeys {
     File(WatchedFiles<KeySet>),
     Url(JwksFetcher),
 }
 
 impl IssuerKeys {
-    /// Opens the keys, or returns `known` if it has the same location and, for a URL, the same intervals between fetches.
-    /// If only the intervals differ, the keys of `known` stay in use until they are fetched again.
+    /// Opens the keys, or returns the `known` ones if they were opened with the same location and, for a URL, the same
+    /// intervals between fetches. If only the intervals differ, the known keys stay in use until they are fetched again.
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or no thread can be started.
-    pub(super) fn open(config: &JwtConfig, known: Option<&Arc<Self>>) -> Result<Arc<Self>, String> {
-        let known = known.filter(|known| known.config.keys == config.keys && known.config.roots == config.roots);
+    pub(super) fn open(config: &JwtConfig, known: Option<(&JwtConfig, &Arc<Self>)>) -> Result<Arc<Self>, String> {
+        let location = |config: &JwtConfig| (config.keys.clone(), config.roots.clone());
         let intervals = |config: &JwtConfig| (config.refresh, config.refetch, config.stale);
-        let source = match known.map(|known| (known, &known.source)) {
-            Some((known, JwksSource::File(_))) => return Ok(Arc::clone(known)),
-            Some((known, JwksSource::Url(_))) if intervals(&known.config) == intervals(config) => {
-                return Ok(Arc::clone(known));
+        let known = known.filter(|(known_config, _)| location(known_config) == location(config));
+        let keys = match known.map(|(known_config, keys)| (known_config, keys, &**keys)) {
+            Some((_, keys, Self::File(_))) => return Ok(Arc::clone(keys)),
+            Some((known_config, keys, Self::Url(_))) if intervals(known_config) == intervals(config) => {
+                return Ok(Arc::clone(keys));
             }
-            Some((_, JwksSource::Url(fetcher))) => JwksSource::Url(JwksFetcher::start(config, Some(fetcher))?),
-            None if config.keys.contains("://") => JwksSource::Url(JwksFetcher::start(config, None)?),
+            Some((_, _, Self::Url(fetcher))) => Self::Url(JwksFetcher::start(config, Some(fetcher))?),
+            None if config.keys.contains("://") => Self::Url(JwksFetcher::start(config, None)?),
             None => {
                 let failed = || metrics::access_reload_failed("keys");
                 let path = Path::new(&config.keys);
-                JwksSource::File(WatchedFiles::open([path], "keys", failed, |[text]| KeySet::parse(text))?)
+                Self::File(WatchedFiles::open([path], "keys", failed, |[text]| KeySet::parse(text))?)
             }
         };
-        Ok(Arc::new(Self { config: config.clone(), source }))
+        Ok(Arc::new(keys))
     }
 
     /// Waits at most a few seconds for the first keys, if none have been available so far.
     pub(super) async fn wait_for_first_fetch(&self) {
-        if let JwksSource::Url(fetcher) = &self.source {
+        if let Self::Url(fetcher) = self {
             fetcher.wait_for_first_fetch().await;
         }
     }
 
     /// Returns true if keys have been available at some time.
     pub(super) fn has_keys(&self) -> bool {
-        match &self.source {
-            JwksSource::File(_) => true,
-            JwksSource::Url(fetcher) => fetcher.has_keys(),
+        match self {
+            Self::File(_) => true,
+            Self::Url(fetcher) => fetcher.has_keys(),
         }
     }
 
     /// Returns the keys, which include the key `id` if the issuer has it. An unknown id triggers a fetch, for which
     /// this waits a bounded time.
     pub(super) async fn keys_for(&self, id: Option<&str>) -> Result<Arc<KeySet>, TokenError> {
-        match &self.source {
-            JwksSource::File(file) => Ok(file.current()),
-            JwksSource::Url(fetcher) => fetcher.keys_for(id).await,
+        match self {
+            Self::File(file) => Ok(file.current()),
+            Self::Url(fetcher) => fetcher.keys_for(id).await,
         }
     }
 }

@@ -57,7 +57,8 @@ impl JwtAuthenticator {
             })
         };
         let algorithms = config.algorithms.iter().map(algorithm).collect::<Result<_, _>>()?;
-        Ok(Self { keys: IssuerKeys::open(config, known.map(|known| &known.keys))?, config: config.clone(), algorithms })
+        let keys = IssuerKeys::open(config, known.map(|known| (&known.config, &known.keys)))?;
+        Ok(Self { keys, config: config.clone(), algorithms })
     }
 
     /// Verifies a JWT and returns its caller.
