@@ -1,4 +1,4 @@
-//! Installs the log subscriber and the metrics recorder. Only `main` and `app` call this module; all others use the
+//! Installs the log subscriber and the metrics recorder. Only `cli` and `server` call this module; all others use the
 //! facades of `tracing` and `metrics`.
 
 mod panics;

@@ -1,6 +1,6 @@
 //! Configuration: defaults < file < environment < flags, merged as tables and deserialized once.
 //!
-//! This module holds plain data and reads neither files nor the environment. `main` passes their text to
+//! This module holds plain data and reads neither files nor the environment. `cli` passes their text to
 //! [`Config::load`], so tests need neither. `config/default.toml` ([`DEFAULTS`]) documents every key.
 
 mod container;
