@@ -41,7 +41,11 @@
 //! # Layers
 //!
 //! ```text
-//! main ──► app ──► config, telemetry, demo           the edge of the process (also allocator, healthcheck)
+//! main ──► cli                                       arguments and commands
+//!           │
+//!         server ──► config, telemetry, demo         start-up, reload, shutdown
+//!           │
+//!          conn                                      connections, TLS, limits of clients
 //!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
@@ -73,21 +77,23 @@
 
 pub mod access;
 pub mod allocator;
-pub mod app;
 pub mod cache;
+pub mod cli;
 pub mod config;
+pub mod conn;
 pub mod container;
 pub mod cpu_pool;
 pub mod demo;
 pub mod fair_queue;
-pub mod healthcheck;
 pub mod http;
 pub mod log_throttle;
 pub mod metadata;
 pub mod metrics;
 pub mod n5;
+pub mod off_thread;
 pub mod output;
 pub mod read;
+pub mod server;
 pub mod store;
 pub mod telemetry;
 pub mod trace;

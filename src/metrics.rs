@@ -4,18 +4,18 @@
 //! seconds). Names of counters end in `_total`. No label contains the name of a dataset.
 
 mod connections;
-mod faults;
+mod float;
 mod handles;
 mod labels;
 mod names;
 
 use std::time::{Duration, Instant};
 
-use metrics::{Histogram, SharedString, counter, gauge, histogram};
+use metrics::{counter, gauge, histogram};
 
 pub use connections::{ConnectionMetrics, OpenConnectionGuard, PoolGauge};
-pub use faults::{accept_error, describe_store_errors, log_lines_dropped, store_calls, store_error};
-pub use handles::{LookupCounters, RouteMetrics};
+use float::as_f64;
+pub use handles::{LookupCounters, RouteMetrics, http_request};
 pub use labels::{
     BudgetLabel, CacheLabel, CancelStage, CloseReason, ConnectionPoolLabel, HandshakeResult, LookupResult, QueueLabel,
     ShedReason, StoreOperation,
@@ -24,9 +24,9 @@ use names::{
     ACCEPT_ERRORS, ACCESS_REFUSALS, ACCESS_RELOAD_FAILURES, BLOCKS_DECODED, BROKEN_ANSWERS, BUDGET_BYTES,
     BUDGET_CAPACITY, BUILD_INFO, CACHE_BYTES, CACHE_CAPACITY, CACHE_EVICTIONS, CACHE_REQUESTS, CANCELLED,
     CONFIG_SUCCESSFUL, CONFIG_TIMESTAMP, CONNECTIONS_CLOSED, CONTAINERS_UNREADY, CPU_RUNNING, DECODE_DURATION,
-    DECODE_ERRORS, ENCODE_DURATION, HTTP_DURATION, HTTP_IN_FLIGHT, HTTP_RESPONSE_BYTES, LOG_DROPPED, MEMORY_BOUND,
-    QUEUE_DURATION, QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION, STORE_ERRORS, STORE_READ_BYTES,
-    STORES_STALLED, TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED, TRACES_EXPORTED,
+    DECODE_ERRORS, ENCODE_DURATION, HTTP_IN_FLIGHT, HTTP_RESPONSE_BYTES, LOG_DROPPED, MEMORY_BOUND, QUEUE_DURATION,
+    QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION, STORE_ERRORS, STORE_READ_BYTES, STORES_STALLED,
+    TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED, TRACES_EXPORTED,
 };
 pub use names::{METRICS, MetricDescription, MetricKind};
 
@@ -79,17 +79,6 @@ pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
         counter!(BLOCKS_DECODED, "codec" => name).increment(0);
         counter!(DECODE_ERRORS, "codec" => name).increment(0);
     }
-}
-
-/// Records a completed request. `method` and `route` come from small fixed sets. The route is a template, or
-/// `unmatched` if there is none; an unusual method is `other`.
-pub fn http_request(method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
-    request_duration(method, route, status).record(elapsed);
-}
-
-fn request_duration(method: &'static str, route: &'static str, status: u16) -> Histogram {
-    let status = SharedString::from_owned(status.to_string());
-    histogram!(HTTP_DURATION, "method" => method, "route" => route, "status" => status)
 }
 
 /// Counts bytes of a response body that were sent.
@@ -171,6 +160,37 @@ pub fn cache_eviction(cache: CacheLabel) {
 /// Records the duration of a request to storage, successful or not.
 pub fn store_request(operation: StoreOperation, backend: &'static str, elapsed: Duration) {
     histogram!(STORE_DURATION, "op" => operation.name(), "backend" => backend).record(elapsed);
+}
+
+/// Initializes the counters of storage errors of these kinds to 0, like [`describe`].
+pub fn describe_store_errors(kinds: &[&'static str]) {
+    for operation in StoreOperation::ALL {
+        for kind in kinds {
+            counter!(STORE_ERRORS, "op" => operation.name(), "kind" => *kind).increment(0);
+        }
+    }
+}
+
+/// Counts a failed request to storage. The kinds are a small fixed set.
+pub fn store_error(operation: StoreOperation, kind: &'static str) {
+    counter!(STORE_ERRORS, "op" => operation.name(), "kind" => kind).increment(1);
+}
+
+/// Sets the numbers of running and queued requests to storage, and the number of stores that do not respond.
+pub fn store_calls(running: usize, queued: usize, stalled: usize) {
+    gauge!(STORE_CALLS, "state" => "running").set(as_f64(running as u64));
+    gauge!(STORE_CALLS, "state" => "queued").set(as_f64(queued as u64));
+    gauge!(STORES_STALLED).set(as_f64(stalled as u64));
+}
+
+/// Sets the number of log lines that were dropped or could not be written since the start.
+pub fn log_lines_dropped(count: u64) {
+    counter!(LOG_DROPPED).absolute(count);
+}
+
+/// Counts a connection that could not be accepted.
+pub fn accept_error() {
+    counter!(ACCEPT_ERRORS).increment(1);
 }
 
 /// Counts bytes read from storage.
@@ -263,11 +283,6 @@ pub fn config_loaded(is_valid: bool, now: Duration) {
     if is_valid {
         gauge!(CONFIG_TIMESTAMP).set(now.as_secs_f64());
     }
-}
-
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; exact below 2^53 bytes")]
-fn as_f64(bytes: u64) -> f64 {
-    bytes as f64
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! Installs the log subscriber and the metrics recorder. Only `main` and `app` call this module; all others use the
+//! Installs the log subscriber and the metrics recorder. Only `cli` and `server` call this module; all others use the
 //! facades of `tracing` and `metrics`.
 
 mod panics;
@@ -63,10 +63,6 @@ impl<W: Write> Write for FailureCountingWriter<W> {
     }
 }
 
-/// Guard of the log. Dropping it writes the lines that still wait, within a short time.
-#[derive(Debug)]
-pub struct LogGuard(#[expect(dead_code, reason = "held for its Drop implementation")] WorkerGuard);
-
 /// Error while installing logs or metrics.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
@@ -82,11 +78,11 @@ pub enum TelemetryError {
 }
 
 /// Installs a log subscriber that writes lines and panics to standard error from a dedicated thread, as configured in
-/// `[log]`.
+/// `[log]`. Dropping the returned guard writes the lines that still wait, within a short time.
 ///
 /// # Errors
 /// [`TelemetryError`] if the filter is invalid or logging is already installed.
-pub fn install_log(log: &LogConfig) -> Result<LogGuard, TelemetryError> {
+pub fn install_log(log: &LogConfig) -> Result<WorkerGuard, TelemetryError> {
     let (filter, handle) = reload::Layer::new(parse_level(&log.level)?);
     let _ = LEVEL_HANDLE.set(handle);
     let (writer, guard) = NonBlockingBuilder::default()
@@ -110,7 +106,7 @@ pub fn install_log(log: &LogConfig) -> Result<LogGuard, TelemetryError> {
         }
     }
     panics::log_panics();
-    Ok(LogGuard(guard))
+    Ok(guard)
 }
 
 /// Returns a writer to standard error that does the escaping which lines of this format still need.

@@ -5,85 +5,44 @@
 //! function needs a parameter for the trace. Traces contain neither tokens nor queries.
 
 mod export;
+mod settings;
+mod spans;
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, LazyLock, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
-use export::{Exporter, FinishedTrace};
 use futures_util::FutureExt as _;
 
-/// Maximum number of child spans of a trace. For a request with thousands of blocks, the first ones are enough.
-const MAX_CHILD_SPANS: usize = 256;
+use export::{Exporter, FinishedTrace};
+use settings::Sampling;
+pub use settings::TraceSettings;
+use spans::ChildSpan;
+pub use spans::{Trace, TracedResponse};
 
 /// Maximum number of traces per second that are sampled because a trusted caller sampled them, in addition to one
-/// request in `one_in`.
+/// request in [`Sampling::one_in`].
 const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
 /// Maximum number of characters of a path.
 const MAX_PATH_CHARS: usize = 200;
 
-/// Properties of a response that its trace reports.
-#[derive(Debug, Clone, Copy)]
-pub struct TracedResponse {
-    /// Request method, as the metrics name it.
-    pub method: &'static str,
-    /// Route, as the metrics name it.
-    pub route: &'static str,
-    /// Status code.
-    pub status: u16,
-    /// Number of bytes of the body that were sent.
-    pub bytes: u64,
-}
-
-/// The trace of one request.
-#[derive(Debug)]
-#[expect(clippy::struct_field_names, reason = "trace_id is the term of the trace context")]
-pub struct Trace {
-    trace_id: [u8; 16],
-    span_id: [u8; 8],
-    parent_span_id: Option<[u8; 8]>,
-    path: String,
-    started: (Instant, SystemTime),
-    child_spans: Mutex<Vec<ChildSpan>>,
-}
-
-/// A step that was done for a request.
-#[derive(Debug)]
-struct ChildSpan {
-    span_id: [u8; 8],
-    name: &'static str,
-    detail: &'static str,
-    started: Instant,
-    elapsed: Duration,
-}
-
 struct Tracer {
     exporter: Exporter,
-    one_in: u64,
-    ids: IdGenerator,
-    /// Number of requests so far; one in `one_in` of them is sampled.
+    sampling: Sampling,
+    /// Number of requests so far, of which `sampling` takes some.
     requests: AtomicU64,
     /// The current second, and the number of its traces that callers sampled.
     caller_sampled: Mutex<(u64, u32)>,
 }
 
-/// Generates ids that differ from those of other processes.
-struct IdGenerator {
-    secret: RandomState,
-    count: AtomicU64,
-}
-
-impl IdGenerator {
-    fn new() -> Self {
-        Self { secret: RandomState::new(), count: AtomicU64::new(0) }
-    }
-
-    fn next(&self) -> [u8; 8] {
-        self.secret.hash_one(self.count.fetch_add(1, Ordering::Relaxed)).max(1).to_be_bytes()
-    }
+/// Returns an id that differs from all others of this process and, most likely, of other processes.
+fn new_id() -> [u8; 8] {
+    static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
+    static COUNT: AtomicU64 = AtomicU64::new(0);
+    SECRET.hash_one(COUNT.fetch_add(1, Ordering::Relaxed)).max(1).to_be_bytes()
 }
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
@@ -92,13 +51,12 @@ tokio::task_local! {
     static CURRENT: Arc<Trace>;
 }
 
-/// Starts tracing one request in `one_in` and sending the traces to the collector at `endpoint` (OTLP over HTTP, as
-/// JSON; the URL without `/v1/traces`). Call it once per process.
+/// Starts tracing requests and sending the traces to a collector (OTLP over HTTP, as JSON). Call it once per process.
 ///
 /// # Errors
 /// If no thread can be started.
-pub fn start(endpoint: &str, one_in: u64) -> std::io::Result<()> {
-    drop(TRACER.set(Tracer::new(endpoint, one_in)?));
+pub fn start(settings: &TraceSettings) -> std::io::Result<()> {
+    drop(TRACER.set(Tracer::new(settings)?));
     Ok(())
 }
 
@@ -121,10 +79,9 @@ pub fn begin(
 }
 
 impl Tracer {
-    fn new(endpoint: &str, one_in: u64) -> std::io::Result<Self> {
-        let ids = IdGenerator::new();
-        let exporter = Exporter::start(endpoint, ids.next())?;
-        Ok(Self { exporter, one_in: one_in.max(1), ids, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
+    fn new(settings: &TraceSettings) -> std::io::Result<Self> {
+        let (exporter, sampling) = (Exporter::start(settings, new_id())?, settings.sampling);
+        Ok(Self { exporter, sampling, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
     }
 
     /// Returns true if another trace may be sampled in this second because a caller sampled it.
@@ -143,7 +100,8 @@ impl Tracer {
         is_trusted: impl FnOnce() -> bool,
         path: impl FnOnce() -> String,
     ) -> Option<Arc<Trace>> {
-        let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.one_in);
+        let Sampling { one_in, follows_caller } = self.sampling;
+        let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in) && one_in > 0;
         #[expect(
             clippy::disallowed_methods,
             reason = "collectors order the traces of several programs by wall-clock time"
@@ -152,7 +110,9 @@ impl Tracer {
         let second = || clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let parent = parent.and_then(TraceParent::parse);
         let is_sampled = match &parent {
-            Some(parent) if is_trusted() => parent.is_sampled && (is_next || self.allow_caller_sampled(second())),
+            Some(parent) if follows_caller && is_trusted() => {
+                parent.is_sampled && (is_next || self.allow_caller_sampled(second()))
+            }
             Some(_) | None => is_next,
         };
         if !is_sampled {
@@ -160,12 +120,12 @@ impl Tracer {
         }
         let new_trace_id = || {
             let mut id = [0; 16];
-            id.iter_mut().zip(self.ids.next().into_iter().chain(self.ids.next())).for_each(|(to, from)| *to = from);
+            id.iter_mut().zip(new_id().into_iter().chain(new_id())).for_each(|(to, from)| *to = from);
             id
         };
         Some(Arc::new(Trace {
             trace_id: parent.as_ref().map_or_else(new_trace_id, |parent| parent.trace_id),
-            span_id: self.ids.next(),
+            span_id: new_id(),
             parent_span_id: parent.map(|parent| parent.span_id),
             path: path().chars().take(MAX_PATH_CHARS).collect(),
             started: (Instant::now(), clock()),
@@ -214,26 +174,10 @@ impl Trace {
         let mut child_spans = std::mem::take(&mut *self.child_spans.lock().unwrap_or_else(PoisonError::into_inner));
         child_spans.shrink_to_fit();
         for span in &mut child_spans {
-            span.span_id = tracer.ids.next();
+            span.span_id = new_id();
         }
-        let TracedResponse { method, route, status, bytes } = response;
         let elapsed = self.started.0.elapsed();
-        tracer.exporter.send(FinishedTrace {
-            trace: self,
-            elapsed,
-            method,
-            route,
-            status,
-            sent_bytes: bytes,
-            child_spans,
-        });
-    }
-
-    fn record(&self, span: ChildSpan) {
-        let mut child_spans = self.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
-        if child_spans.len() < MAX_CHILD_SPANS {
-            child_spans.push(span);
-        }
+        tracer.exporter.send(FinishedTrace { trace: self, elapsed, response, child_spans });
     }
 }
 
@@ -281,10 +225,16 @@ pub fn job_in_current_scope<T>(job: impl FnOnce() -> T) -> impl FnOnce() -> T {
 
 #[cfg(test)]
 mod tests {
+    use super::spans::MAX_CHILD_SPANS;
     use super::*;
 
     const SPAN: &str = "00f067aa0ba902b7";
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
+
+    /// A tracer whose collector does not exist.
+    fn new_tracer(one_in: u64) -> Tracer {
+        Tracer::new(&TraceSettings::new("http://127.0.0.1:9", one_in, |_| None).unwrap()).unwrap()
+    }
 
     #[test]
     fn a_traceparent_is_parsed_according_to_the_standard() {
@@ -309,7 +259,7 @@ mod tests {
 
     #[tokio::test]
     async fn steps_of_a_request_are_recorded_on_any_task_or_thread() {
-        let tracer = Tracer::new("http://127.0.0.1:9", 2).unwrap();
+        let tracer = new_tracer(2);
         let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
         assert!(tracer.begin(None, || true, String::new).is_none(), "one in two");
         record("read", "outside", Duration::ZERO);
@@ -330,25 +280,34 @@ mod tests {
 
     #[test]
     fn only_trusted_callers_can_request_sampling() {
-        let tracer = Tracer::new("http://127.0.0.1:9", 1000).unwrap();
+        let tracer = new_tracer(1000);
         assert!(tracer.begin(None, || true, String::new).is_some(), "the first of a thousand");
         let parent = format!("00-{TRACE}-{SPAN}-01");
         assert!(tracer.begin(Some(&parent), || false, String::new).is_none());
         let trace = tracer.begin(Some(&parent), || true, String::new).unwrap();
         assert_eq!((trace.trace_id, trace.parent_span_id), (parse_hex(TRACE).unwrap(), parse_hex(SPAN)));
-        let tracer = Tracer { one_in: 1, ..tracer };
-        assert!(tracer.begin(Some(&format!("00-{TRACE}-{SPAN}-00")), || true, String::new).is_none());
+        let tracer = Tracer { sampling: Sampling { one_in: 1, follows_caller: true }, ..tracer };
+        let unwanted = format!("00-{TRACE}-{SPAN}-00");
+        assert!(tracer.begin(Some(&unwanted), || true, String::new).is_none());
+        let tracer = Tracer { sampling: Sampling { one_in: 1, follows_caller: false }, ..tracer };
+        assert!(tracer.begin(Some(&unwanted), || true, String::new).is_some(), "the sampler ignores callers");
+        let tracer = Tracer { sampling: Sampling { one_in: 0, follows_caller: true }, ..tracer };
+        assert!(
+            tracer.begin(None, || true, String::new).is_none()
+                && tracer.begin(Some(&parent), || true, String::new).is_some()
+        );
     }
+
     #[test]
     fn one_request_in_n_is_sampled_and_callers_have_a_limit() {
-        let tracer = Tracer::new("http://127.0.0.1:9", 3).unwrap();
+        let tracer = new_tracer(3);
         let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
             // Takes as many ids as finishing a trace with this many child spans.
-            trace.is_some() && (0..5).all(|_| tracer.ids.next() != [0; 8])
+            trace.is_some() && (0..5).all(|_| new_id() != [0; 8])
         });
         assert_eq!(sampled.count(), 100);
-        let tracer = Tracer::new("http://127.0.0.1:9", u64::MAX).unwrap();
+        let tracer = new_tracer(u64::MAX);
         assert_eq!((0..1000).filter(|_| tracer.allow_caller_sampled(7)).count(), 100);
         assert!(tracer.allow_caller_sampled(8));
     }
@@ -358,7 +317,7 @@ mod tests {
         // The system accepts connections, but no process answers them.
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
-        let tracer = Tracer::new(&endpoint, 1).unwrap();
+        let tracer = Tracer::new(&TraceSettings::new(&endpoint, 1, |_| None).unwrap()).unwrap();
         let new_span = || ChildSpan {
             span_id: [1; 8],
             name: "decode",
@@ -369,16 +328,8 @@ mod tests {
         for _ in 0..4096 {
             let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
             let child_spans = (0..MAX_CHILD_SPANS).map(|_| new_span()).collect();
-            let (method, route) = ("GET", "slice");
-            tracer.exporter.send(FinishedTrace {
-                trace,
-                elapsed: Duration::ZERO,
-                method,
-                route,
-                status: 200,
-                sent_bytes: 1,
-                child_spans,
-            });
+            let response = TracedResponse { method: "GET", route: "slice", status: 200, bytes: 1 };
+            tracer.exporter.send(FinishedTrace { trace, elapsed: Duration::ZERO, response, child_spans });
             assert!(tracer.exporter.queued_bytes() <= export::MAX_QUEUED_BYTES);
         }
         assert!(tracer.exporter.queued_bytes() > export::MAX_QUEUED_BYTES / 2, "the queue is actually used");

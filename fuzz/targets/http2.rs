@@ -11,8 +11,8 @@ use std::sync::LazyLock;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use n5_server::app::Server;
 use n5_server::config::{Config, ContainerConfig, ListenAddress};
+use n5_server::server::Server;
 use n5_server::telemetry::install_metrics;
 
 use super::Numbers;

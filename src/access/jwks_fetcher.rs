@@ -11,8 +11,9 @@ use tokio::sync::{Semaphore, watch};
 use ureq::Agent;
 use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
-use super::TokenError;
-use super::jwks::KeySet;
+use super::key_set::KeySet;
+use super::token_error::TokenError;
+use crate::config::JwtConfig;
 use crate::metrics::{self, QueueLabel, QueueWaitTimer};
 use crate::watched_files;
 
@@ -32,17 +33,6 @@ const MAX_WAITERS: usize = 32;
 /// Interval between a failed fetch and the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Intervals between fetches, and the maximum age of the keys.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct RefreshPolicy {
-    /// Interval between regular fetches.
-    pub refresh_interval: Duration,
-    /// Minimum interval between fetches, even if JWTs name unknown keys.
-    pub min_interval: Duration,
-    /// Maximum age of keys that stay valid while the issuer is unreachable.
-    pub max_stale: Duration,
-}
-
 /// Keys, and the time of their fetch.
 type FetchedKeys = Option<(Arc<KeySet>, Instant)>;
 
@@ -54,12 +44,18 @@ pub(super) struct JwksFetcher {
     /// Number of finished fetches, successful or not, and the start of the last one.
     finished_fetches: watch::Receiver<(u64, Option<Instant>)>,
     waiters: Semaphore,
-    refresh_policy: RefreshPolicy,
+    /// Minimum interval between fetches, even if JWTs name unknown keys.
+    refetch: Duration,
+    /// Maximum age of keys that stay valid while the issuer is unreachable.
+    stale: Duration,
 }
 
 impl fmt::Debug for JwksFetcher {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("JwksFetcher").field("patience", &self.refresh_policy).finish_non_exhaustive()
+        f.debug_struct("JwksFetcher")
+            .field("refetch", &self.refetch)
+            .field("stale", &self.stale)
+            .finish_non_exhaustive()
     }
 }
 
@@ -69,15 +65,12 @@ impl JwksFetcher {
     ///
     /// # Errors
     /// Returns a message if certificates cannot be read or no thread can be started.
-    pub(super) fn start(
-        url: String,
-        roots: Option<&Path>,
-        refresh_policy: RefreshPolicy,
-        known: Option<&Self>,
-    ) -> Result<Self, String> {
-        let agent = build_agent(roots)?;
+    pub(super) fn start(config: &JwtConfig, known: Option<&Self>) -> Result<Self, String> {
+        let roots = Some(config.roots.as_path()).filter(|path| !path.as_os_str().is_empty());
+        let (agent, url) = (build_agent(roots)?, config.keys.clone());
+        let (refresh, refetch) = (config.refresh, config.refetch);
         let initial_keys = known.and_then(|known| known.keys.read().unwrap_or_else(PoisonError::into_inner).clone());
-        let keys: Arc<RwLock<FetchedKeys>> = Arc::new(RwLock::new(initial_keys));
+        let keys = Arc::new(RwLock::new(initial_keys));
         // A capacity of 1 is enough: one fetch serves all requests that arrive during the previous one.
         let (fetch_request, fetch_receiver) = sync_channel(1);
         let (finished_sender, finished_fetches) = watch::channel((0, None));
@@ -101,16 +94,12 @@ impl JwksFetcher {
                     }
                 }
                 finished_sender.send_modify(|(rounds, last)| (*rounds, *last) = (*rounds + 1, Some(started)));
-                let pause = if failed > 0 {
-                    RETRY_INTERVAL.min(refresh_policy.refresh_interval)
-                } else {
-                    refresh_policy.refresh_interval
-                };
+                let pause = if failed > 0 { RETRY_INTERVAL.min(refresh) } else { refresh };
                 let next_fetch = Instant::now() + pause;
                 loop {
                     match fetch_receiver.recv_timeout(next_fetch.saturating_duration_since(Instant::now())) {
-                        // Requested within `min_interval` after this fetch began: its keys serve this request.
-                        Ok(()) if started.elapsed() < refresh_policy.min_interval => {}
+                        // Requested within `jwt.refetch` after this fetch began: its keys serve this request.
+                        Ok(()) if started.elapsed() < refetch => {}
                         Ok(()) | Err(RecvTimeoutError::Timeout) => break,
                         Err(RecvTimeoutError::Disconnected) => return,
                     }
@@ -119,7 +108,14 @@ impl JwksFetcher {
         };
         let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch);
         started.map_err(|error| format!("cannot start a thread: {error}"))?;
-        Ok(Self { keys, fetch_request, finished_fetches, waiters: Semaphore::new(MAX_WAITERS), refresh_policy })
+        Ok(Self {
+            keys,
+            fetch_request,
+            finished_fetches,
+            waiters: Semaphore::new(MAX_WAITERS),
+            refetch,
+            stale: config.stale,
+        })
     }
 
     /// Returns true if keys have been fetched, valid or too old.
@@ -138,7 +134,7 @@ impl JwksFetcher {
     /// Returns the keys unless they are too old.
     fn valid_keys(&self) -> Option<Arc<KeySet>> {
         let fetched = self.keys.read().unwrap_or_else(PoisonError::into_inner);
-        let valid = fetched.as_ref().filter(|(_, fetched_at)| fetched_at.elapsed() <= self.refresh_policy.max_stale);
+        let valid = fetched.as_ref().filter(|(_, fetched_at)| fetched_at.elapsed() <= self.stale);
         valid.map(|(keys, _)| Arc::clone(keys))
     }
 
@@ -155,7 +151,7 @@ impl JwksFetcher {
         let last_started = finished_fetches.borrow_and_update().1;
         // The first fetch has already begun. Later ones are rate-limited: otherwise JWTs with invented key ids would
         // make this server overload the issuer.
-        let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refresh_policy.min_interval);
+        let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refetch);
         if is_allowed {
             if last_started.is_some() {
                 match self.fetch_request.try_send(()) {
@@ -210,13 +206,15 @@ mod tests {
     use super::*;
 
     fn start(known: Option<&JwksFetcher>) -> JwksFetcher {
-        let refresh_policy = RefreshPolicy {
-            refresh_interval: WAIT_TIMEOUT,
-            min_interval: WAIT_TIMEOUT,
-            max_stale: Duration::from_secs(3600),
+        let config = JwtConfig {
+            // No server listens on this port.
+            keys: "https://127.0.0.1:1/keys".to_owned(),
+            refresh: WAIT_TIMEOUT,
+            refetch: WAIT_TIMEOUT,
+            stale: Duration::from_secs(3600),
+            ..JwtConfig::default()
         };
-        // No server listens on this port.
-        JwksFetcher::start("https://127.0.0.1:1/keys".to_owned(), None, refresh_policy, known).unwrap()
+        JwksFetcher::start(&config, known).unwrap()
     }
 
     #[tokio::test]

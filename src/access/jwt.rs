@@ -6,10 +6,11 @@ use jsonwebtoken::errors::ErrorKind;
 use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
 use serde_json::{Map, Value};
 
-use super::TokenError;
 use super::caller::Caller;
-use super::jwks::{IssuerKeys, JwksLocation};
+use super::jwks::IssuerKeys;
 use super::signatures;
+use super::token_error::TokenError;
+use crate::config::JwtConfig;
 
 /// Maximum length of a caller's name; names are written to logs.
 const MAX_NAME_BYTES: usize = 256;
@@ -17,28 +18,11 @@ const MAX_NAME_BYTES: usize = 256;
 /// Maximum number of a caller's groups; further ones are ignored.
 const MAX_GROUPS: usize = 1000;
 
-/// Requirements that a JWT must satisfy.
-#[derive(Debug, Clone)]
-pub struct JwtValidation {
-    /// Required value of `iss`.
-    pub issuer: String,
-    /// Accepted values of `aud`; a JWT must have one of them.
-    pub audience: Vec<String>,
-    /// Names of the accepted algorithms, all asymmetric.
-    pub algorithms: Vec<String>,
-    /// Claim with the caller's name.
-    pub name_claim: String,
-    /// Claim with the caller's groups, a list or one string.
-    pub groups_claim: String,
-    /// Allowed difference between clocks, in seconds.
-    pub leeway_seconds: u64,
-}
-
 /// Authenticates callers by the JWTs of one issuer.
 #[derive(Debug)]
 pub(super) struct JwtAuthenticator {
     keys: Arc<IssuerKeys>,
-    validation: JwtValidation,
+    config: JwtConfig,
     algorithms: Vec<Algorithm>,
 }
 
@@ -62,7 +46,7 @@ impl JwtAuthenticator {
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or an algorithm is not accepted.
-    pub(super) fn open(keys: JwksLocation, expected: JwtValidation, known: Option<&Self>) -> Result<Self, String> {
+    pub(super) fn open(config: &JwtConfig, known: Option<&Self>) -> Result<Self, String> {
         signatures::install_provider();
         let algorithm = |name: &String| {
             signatures::algorithm(name).ok_or_else(|| {
@@ -72,8 +56,9 @@ impl JwtAuthenticator {
                 )
             })
         };
-        let algorithms = expected.algorithms.iter().map(algorithm).collect::<Result<_, _>>()?;
-        Ok(Self { keys: IssuerKeys::open(keys, known.map(|known| &known.keys))?, validation: expected, algorithms })
+        let algorithms = config.algorithms.iter().map(algorithm).collect::<Result<_, _>>()?;
+        let keys = IssuerKeys::open(config, known.map(|known| (&known.config, &known.keys)))?;
+        Ok(Self { keys, config: config.clone(), algorithms })
     }
 
     /// Verifies a JWT and returns its caller.
@@ -90,10 +75,10 @@ impl JwtAuthenticator {
         let keys = self.keys.keys_for(id).await?;
         let key = keys.find(id, header.alg).ok_or(TokenError::BadSignature)?;
         let mut validation = Validation::new(header.alg);
-        validation.leeway = self.validation.leeway_seconds;
+        validation.leeway = self.config.leeway.as_secs();
         validation.validate_nbf = true;
-        validation.set_issuer(&[&self.validation.issuer]);
-        validation.set_audience(&self.validation.audience);
+        validation.set_issuer(&[&self.config.issuer]);
+        validation.set_audience(&self.config.audience);
         validation.set_required_spec_claims(&["exp", "iss", "aud"]);
         let claims =
             decode::<Map<String, Value>>(token, key, &validation).map_err(|error| token_error(error.kind()))?;
@@ -104,8 +89,8 @@ impl JwtAuthenticator {
         // The library also accepts a list that contains the issuer.
         claims.get("iss")?.as_str()?;
         let is_name = |name: &&str| (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(char::is_control);
-        let name = claims.get(&self.validation.name_claim)?.as_str().filter(is_name)?;
-        let groups = match claims.get(&self.validation.groups_claim) {
+        let name = claims.get(&self.config.name_claim)?.as_str().filter(is_name)?;
+        let groups = match claims.get(&self.config.groups_claim) {
             Some(Value::String(group)) => vec![group.clone()],
             Some(Value::Array(groups)) => {
                 groups.iter().filter_map(Value::as_str).take(MAX_GROUPS).map(str::to_owned).collect()

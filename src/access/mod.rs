@@ -7,10 +7,13 @@ mod caller;
 mod jwks;
 mod jwks_fetcher;
 mod jwt;
+mod key_set;
 mod policy;
 mod signatures;
+mod token_error;
 mod token_file;
 
+use crate::config::JwtConfig;
 use crate::metrics;
 use crate::watched_files::WatchedFiles;
 use std::path::{Path, PathBuf};
@@ -18,10 +21,8 @@ use std::sync::Arc;
 use std::time::SystemTime;
 
 pub use caller::Caller;
-pub use jwks::JwksLocation;
-pub use jwks_fetcher::RefreshPolicy;
-pub use jwt::JwtValidation;
-pub use policy::{Decision, Policy, PolicyError};
+pub use policy::{Decision, Policy};
+pub use token_error::TokenError;
 pub use token_file::{IssuedToken, issue};
 
 use jwt::JwtAuthenticator;
@@ -39,58 +40,13 @@ pub struct AccessControl {
     jwt: Option<JwtAuthenticator>,
 }
 
-/// Reason why a token does not authenticate a caller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-pub enum TokenError {
-    /// The token was never issued, or it was revoked.
-    #[error("the token is unknown")]
-    Unknown,
-    /// The token has expired.
-    #[error("the token has expired")]
-    Expired,
-    /// The JWT is not valid yet.
-    #[error("the token is not valid yet")]
-    NotYetValid,
-    /// The JWT is not well formed, or lacks a required claim.
-    #[error("the token is malformed or lacks a required claim")]
-    Malformed,
-    /// The JWT is signed by none of the issuer's keys, or with an algorithm that is not accepted.
-    #[error("the token is not signed with an accepted key and algorithm")]
-    BadSignature,
-    /// The JWT is from another issuer or for another audience.
-    #[error("the token is from another issuer or for another audience")]
-    WrongAudience,
-    /// The issuer's keys are not available, so the token cannot be verified.
-    #[error("the issuer's keys are not available")]
-    KeysUnavailable,
-}
-
-impl TokenError {
-    /// Returns the name that metrics and logs use.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Unknown => "unknown_token",
-            Self::Expired => "expired_token",
-            Self::NotYetValid => "early_token",
-            Self::Malformed => "malformed_token",
-            Self::BadSignature => "bad_signature",
-            Self::WrongAudience => "wrong_audience",
-            Self::KeysUnavailable => "no_keys",
-        }
-    }
-}
-
 impl AccessControl {
     /// Loads the token file and the keys, if they are given. Both are reloaded when they change, until this is dropped.
     /// Keys from a URL may arrive later.
     ///
     /// # Errors
     /// Returns a message about a file that cannot be used.
-    pub fn open(
-        policy: Policy,
-        tokens: Option<&Path>,
-        jwt: Option<(JwksLocation, JwtValidation)>,
-    ) -> Result<Self, String> {
+    pub fn open(policy: Policy, tokens: Option<&Path>, jwt: Option<&JwtConfig>) -> Result<Self, String> {
         Self::open_reusing(None, policy, tokens, jwt)
     }
 
@@ -99,12 +55,7 @@ impl AccessControl {
     ///
     /// # Errors
     /// The errors of [`Self::open`].
-    pub fn reconfigured(
-        &self,
-        policy: Policy,
-        tokens: Option<&Path>,
-        jwt: Option<(JwksLocation, JwtValidation)>,
-    ) -> Result<Self, String> {
+    pub fn reconfigured(&self, policy: Policy, tokens: Option<&Path>, jwt: Option<&JwtConfig>) -> Result<Self, String> {
         Self::open_reusing(Some(self), policy, tokens, jwt)
     }
 
@@ -112,7 +63,7 @@ impl AccessControl {
         known: Option<&Self>,
         policy: Policy,
         tokens: Option<&Path>,
-        jwt: Option<(JwksLocation, JwtValidation)>,
+        jwt: Option<&JwtConfig>,
     ) -> Result<Self, String> {
         let known_tokens = known.and_then(|known| known.tokens.as_ref());
         let tokens = tokens.map(|path| {
@@ -124,7 +75,7 @@ impl AccessControl {
             Ok::<_, String>((path.to_owned(), Arc::new(watched)))
         });
         let known_jwt = known.and_then(|known| known.jwt.as_ref());
-        let jwt = jwt.map(|(keys, expected)| JwtAuthenticator::open(keys, expected, known_jwt));
+        let jwt = jwt.map(|config| JwtAuthenticator::open(config, known_jwt));
         Ok(Self { policy, tokens: tokens.transpose()?, jwt: jwt.transpose()? })
     }
 

@@ -56,21 +56,16 @@ pub enum Decision {
     Refused,
 }
 
-/// Error in a rule.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct PolicyError(String);
-
 impl Policy {
     /// Parses rules such as `/em/secret = alice @lab`. `is_public` decides about paths that no rule covers. `metrics`
     /// names those who may read the server's metrics, like the right side of a rule.
     ///
     /// # Errors
-    /// [`PolicyError`] with the rule and the reason.
-    pub fn parse<T: AsRef<str>>(is_public: bool, rules: &[T], metrics: &str) -> Result<Self, PolicyError> {
+    /// Returns a message with the rule and the reason.
+    pub fn parse<T: AsRef<str>>(is_public: bool, rules: &[T], metrics: &str) -> Result<Self, String> {
         let mut parsed = BTreeMap::new();
         for text in rules.iter().map(AsRef::as_ref) {
-            let rule_error = |why: String| PolicyError(format!("access.rules: {text:?}: {why}"));
+            let rule_error = |why: String| format!("access.rules: {text:?}: {why}");
             let (path, names) = text.split_once(" = ").ok_or_else(|| {
                 rule_error("write \"/path = NAME @GROUP ...\", \"/path = public\" or ... nobody".into())
             })?;
@@ -82,7 +77,7 @@ impl Policy {
         }
         let default = if is_public { ReadGrant::Public } else { ReadGrant::Principals(Vec::new()) };
         parsed.entry(String::new()).or_insert(default);
-        let metrics = parse_grant(metrics).map_err(|why| PolicyError(format!("access.metrics: {why}")))?;
+        let metrics = parse_grant(metrics).map_err(|why| format!("access.metrics: {why}"))?;
         Ok(Self { rules: parsed, metrics })
     }
 
@@ -334,7 +329,7 @@ mod tests {
             "/a = bob, alice",
             "/a = @lab,",
         ] {
-            let error = Policy::parse(true, &[bad], "public").unwrap_err().to_string();
+            let error = Policy::parse(true, &[bad], "public").unwrap_err();
             assert!(error.contains(&format!("{bad:?}")), "{error}");
         }
         assert!(Policy::parse(true, &["/a = x", "/a/ = y"], "public").is_err());

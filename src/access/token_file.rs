@@ -10,9 +10,9 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 
-use super::TokenError;
 use super::caller::Caller;
 use super::policy::parse_path;
+use super::token_error::TokenError;
 
 /// Prefix of every token, by which people and scanners recognise a leaked one.
 pub(super) const PREFIX: &str = "n5t_";
@@ -59,13 +59,6 @@ impl std::fmt::Display for TokenDigest {
     }
 }
 
-/// A token of the file. A file of 4 MiB can have 50,000 tokens or two million groups. To take no more memory than its
-/// text, the line is parsed again when the token is used.
-struct TokenEntry {
-    digest: TokenDigest,
-    line: Box<str>,
-}
-
 /// A parsed line of the token file.
 struct TokenRecord {
     digest: TokenDigest,
@@ -75,8 +68,10 @@ struct TokenRecord {
 
 /// The tokens of a token file.
 pub(super) struct TokenFile {
-    /// Sorted by digest, and thus by [`TokenDigest::lookup_prefix`].
-    entries: Vec<TokenEntry>,
+    /// Digest and line of each token, sorted by digest, and thus by [`TokenDigest::lookup_prefix`]. A file of 4 MiB can
+    /// have 50,000 tokens or two million groups. To take no more memory than its text, the line is parsed again when the
+    /// token is used.
+    entries: Vec<(TokenDigest, Box<str>)>,
     /// Digest that is compared if no entry is found, so that a miss takes the same time.
     dummy: TokenDigest,
 }
@@ -104,12 +99,12 @@ impl TokenFile {
                 continue;
             }
             let record = TokenRecord::parse(line).map_err(|why| format!("line {number}: {why}"))?;
-            numbered.push((number, TokenEntry { digest: record.digest, line: line.into() }));
+            numbered.push((number, (record.digest, Box::from(line))));
         }
-        numbered.sort_by_key(|(_, entry)| entry.digest.0);
+        numbered.sort_by_key(|(_, (digest, _))| digest.0);
         for pair in numbered.windows(2) {
-            if let [(_, first), (number, second)] = pair
-                && first.digest.ct_eq(&second.digest)
+            if let [(_, (first, _)), (number, (second, _))] = pair
+                && first.ct_eq(second)
             {
                 return Err(format!("line {number}: the same token is listed twice"));
             }
@@ -122,14 +117,14 @@ impl TokenFile {
     pub(super) fn authenticate(&self, token: &str, now: SystemTime) -> Result<Caller, TokenError> {
         let presented = TokenDigest::of(token);
         let bucket = presented.lookup_prefix();
-        let first = self.entries.partition_point(|entry| entry.digest.lookup_prefix() < bucket);
+        let first = self.entries.partition_point(|(digest, _)| digest.lookup_prefix() < bucket);
         let mut candidates =
-            self.entries[first..].iter().take_while(|entry| entry.digest.lookup_prefix() == bucket).peekable();
+            self.entries[first..].iter().take_while(|(digest, _)| digest.lookup_prefix() == bucket).peekable();
         if candidates.peek().is_none() {
             let _ = self.dummy.ct_eq(&presented);
         }
-        let entry = candidates.find(|entry| entry.digest.ct_eq(&presented));
-        let record = entry.and_then(|entry| TokenRecord::parse(&entry.line).ok()).ok_or(TokenError::Unknown)?;
+        let entry = candidates.find(|(digest, _)| digest.ct_eq(&presented));
+        let record = entry.and_then(|(_, line)| TokenRecord::parse(line).ok()).ok_or(TokenError::Unknown)?;
         if record.expires.is_some_and(|end| end <= now) {
             return Err(TokenError::Expired);
         }

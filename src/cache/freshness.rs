@@ -2,23 +2,13 @@
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+pub use crate::config::RevalidationPolicy;
 use crate::store::{CachedStat, Key, Store};
 
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
-
-/// Policy for comparing cached entries with the store.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RevalidationPolicy {
-    /// Once in every request.
-    Always,
-    /// Never while they are cached.
-    Never,
-    /// When the last comparison is longer ago than this.
-    After(Duration),
-}
 
 /// Time after a check of an entry's whole path during which checks of the file alone suffice.
 const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;

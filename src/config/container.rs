@@ -1,9 +1,11 @@
 //! Settings of containers: `[[containers]]` and `[container_defaults]`.
 
 use std::path::PathBuf;
-use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+
+use super::policies::{EntityTagSource, SymlinkPolicy};
+use super::values::CacheControl;
 
 /// A table of `[[containers]]`: a container to serve.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -20,62 +22,25 @@ pub struct ContainerConfig {
     pub cache_control: CacheControl,
     /// Symbolic links that are followed.
     #[serde(default)]
-    pub symlinks: Symlinks,
+    pub symlinks: SymlinkPolicy,
     /// True if the container is served only while a file system is mounted at its directory.
     #[serde(default)]
     pub must_be_mount: bool,
     /// Properties of a file that its entity tag is made of.
     #[serde(default)]
-    pub entity_tag: EntityTagBasis,
+    pub entity_tag: EntityTagSource,
 }
 
 /// Section `[container_defaults]`: settings of containers that do not override them.
-#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct ContainerDefaults {
     /// Cache policy for browsers and proxies.
     pub cache_control: CacheControl,
     /// Symbolic links that are followed.
-    pub symlinks: Symlinks,
+    pub symlinks: SymlinkPolicy,
     /// True if the container is served only while a file system is mounted at its directory.
     pub must_be_mount: bool,
     /// Properties of a file that its entity tag is made of.
-    pub entity_tag: EntityTagBasis,
-}
-
-/// Value of the `Cache-Control` header.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(try_from = "String", into = "String")]
-pub enum CacheControl {
-    /// `public, max-age=31536000, immutable`
-    Immutable,
-    /// `no-cache`
-    #[default]
-    Revalidate,
-    /// `max-age=N` in whole seconds.
-    MaxAge(Duration),
-}
-
-/// Symbolic links that are followed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum Symlinks {
-    /// Links whose target lies inside the container.
-    #[default]
-    Inside,
-    /// No links.
-    Deny,
-    /// All links.
-    Follow,
-}
-
-/// Properties of a file that its entity tag is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum EntityTagBasis {
-    /// Length and modification time.
-    #[default]
-    Mtime,
-    /// Length, modification time, change time and inode.
-    Inode,
+    pub entity_tag: EntityTagSource,
 }

@@ -1,151 +1,45 @@
-//! The defaults as values; a test checks that they equal `config/default.toml`.
-
-use std::net::{Ipv4Addr, SocketAddr};
-use std::path::PathBuf;
-use std::time::Duration;
+//! The defaults, which are those of `config/default.toml`.
 
 use super::{
-    AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerDefaults, CorsConfig, DefaultAccess,
-    EvictionPolicy, JwtConfig, LimitsConfig, ListenAddress, LogConfig, LogFormat, ReadinessRequirement, RecheckPolicy,
-    ServerConfig, TlsConfig, TracingConfig,
+    AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerDefaults, CorsConfig, JwtConfig,
+    LimitsConfig, LogConfig, ServerConfig, TlsConfig, TracingConfig,
 };
 
-const KIB: u64 = 1 << 10;
-const MIB: u64 = KIB << 10;
-const GIB: u64 = MIB << 10;
+/// Text of `config/default.toml`: every key with its default, unit and purpose.
+pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 
 impl Default for Config {
+    #[expect(clippy::expect_used, reason = "the text is a part of the program, and every test reads it")]
     fn default() -> Self {
-        Self {
-            server: ServerConfig::default(),
-            tls: TlsConfig::default(),
-            containers: Vec::new(),
-            container_defaults: ContainerDefaults::default(),
-            limits: LimitsConfig::default(),
-            clients: ClientsConfig::default(),
-            cache: CacheConfig::default(),
-            access: AccessConfig::default(),
-            jwt: JwtConfig::default(),
-            cors: CorsConfig::default(),
-            compression: CompressionConfig { slices: false },
-            log: LogConfig::default(),
-            tracing: TracingConfig { otlp_endpoint: String::new(), one_in: 100 },
+        toml::from_str(DEFAULTS).expect("default.toml is a complete configuration")
+    }
+}
+
+/// Makes the default of a section that of [`Config::default`].
+macro_rules! section_defaults {
+    ($($section:ident: $type:ty),*) => {$(
+        impl Default for $type {
+            fn default() -> Self {
+                Config::default().$section
+            }
         }
-    }
+    )*};
 }
 
-impl Default for ServerConfig {
-    fn default() -> Self {
-        Self {
-            listen: ListenAddress::Tcp(SocketAddr::from((Ipv4Addr::LOCALHOST, 8080))),
-            base_path: String::new(),
-            trusted_proxies: Vec::new(),
-            header_timeout: Duration::from_secs(75),
-            request_timeout: Duration::from_secs(60),
-            send_timeout: Duration::from_secs(30),
-            drain_delay: Duration::from_secs(1),
-            ready: ReadinessRequirement::All,
-            shutdown_timeout: Duration::from_secs(30),
-            max_connections: 10_240,
-            threads: 0,
-            frame_ancestors: Vec::new(),
-            viewer: "viewer/dist".into(),
-        }
-    }
-}
-
-impl TlsConfig {
-    /// Maximum number of concurrent handshakes. Two cores complete a few thousand per second; most of a handshake's
-    /// time is network latency.
-    pub const MAX_HANDSHAKES: usize = 256;
-}
-
-impl Default for TlsConfig {
-    fn default() -> Self {
-        Self {
-            certificate: PathBuf::new(),
-            key: PathBuf::new(),
-            handshake_timeout: Duration::from_secs(10),
-            hsts: Duration::ZERO,
-        }
-    }
-}
-
-impl Default for LimitsConfig {
-    fn default() -> Self {
-        Self {
-            slice: 64 * GIB,
-            slice_budget: 128 * MIB,
-            decode_budget: 80 * MIB,
-            transfer_budget: 16 * MIB,
-            decode_factor: 16,
-            attributes: 16 * MIB,
-            budget_wait: Duration::from_secs(10),
-            concurrent_requests: 1024,
-        }
-    }
-}
-
-impl Default for ClientsConfig {
-    fn default() -> Self {
-        Self { connections: 2048, concurrent_requests: 0, bytes_per_second: 0, burst: 64 * MIB }
-    }
-}
-
-impl Default for CacheConfig {
-    fn default() -> Self {
-        Self {
-            decoded: 256 * MIB,
-            stored: 64 * MIB,
-            policy: EvictionPolicy::Lru,
-            recheck_cached_metadata: RecheckPolicy::Always,
-            recheck_cached_data: RecheckPolicy::Always,
-        }
-    }
-}
-
-impl Default for AccessConfig {
-    fn default() -> Self {
-        Self { default: DefaultAccess::Public, rules: Vec::new(), metrics: "public".to_owned(), tokens: PathBuf::new() }
-    }
-}
-
-impl Default for JwtConfig {
-    fn default() -> Self {
-        Self {
-            keys: String::new(),
-            roots: PathBuf::new(),
-            issuer: String::new(),
-            audience: Vec::new(),
-            algorithms: ["RS256", "PS256", "ES256", "ES384", "EdDSA"].map(str::to_owned).to_vec(),
-            name_claim: "sub".to_owned(),
-            groups_claim: "groups".to_owned(),
-            leeway: Duration::from_secs(30),
-            refresh: Duration::from_secs(10 * 60),
-            refetch: Duration::from_secs(30),
-            stale: Duration::from_secs(24 * 60 * 60),
-        }
-    }
-}
-
-impl Default for CorsConfig {
-    fn default() -> Self {
-        Self { origins: vec!["*".to_owned()], credentials: false, private_network: true }
-    }
-}
-
-impl Default for LogConfig {
-    fn default() -> Self {
-        Self { format: LogFormat::Text, level: "info".to_owned() }
-    }
-}
+section_defaults!(
+    server: ServerConfig, tls: TlsConfig, container_defaults: ContainerDefaults, limits: LimitsConfig,
+    clients: ClientsConfig, cache: CacheConfig, access: AccessConfig, jwt: JwtConfig, cors: CorsConfig,
+    compression: CompressionConfig, log: LogConfig, tracing: TracingConfig
+);
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use super::super::{ContainerConfig, DEFAULTS, ServerConfig};
+    use super::super::{ContainerConfig, ServerConfig};
     use super::*;
+
+    const MIB: u64 = 1 << 20;
 
     /// Returns default.toml with its commented-out keys (`#key`, not `# prose`) enabled.
     fn uncommented() -> String {
@@ -165,11 +59,6 @@ mod tests {
                 None => vec![section.clone()],
             })
             .collect()
-    }
-
-    #[test]
-    fn default_toml_is_the_default() {
-        assert_eq!(toml::from_str::<Config>(DEFAULTS).unwrap(), Config::default());
     }
 
     #[test]

@@ -6,10 +6,10 @@ use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
 use super::source::{self, Setting};
-use super::{Config, ConfigError, ConfigErrors, ConfigFile, ConfigSources, ContainerConfig, DEFAULTS, SettingOrigin};
-
-/// Keys of a table in `[[containers]]`.
-const CONTAINER_KEYS: [&str; 6] = ["name", "root", "cache_control", "symlinks", "must_be_mount", "entity_tag"];
+use super::{
+    Config, ConfigError, ConfigErrors, ConfigFile, ConfigSources, ContainerConfig, DEFAULTS, RootArgument,
+    SettingOrigin,
+};
 
 impl Config {
     /// Builds the configuration from the defaults and `sources`. The fields of [`ConfigSources`] are ordered from the
@@ -25,19 +25,16 @@ impl Config {
         merger.add_sources(sources);
         let mut config = merger.deserialize()?;
         if !sources.roots.is_empty() {
-            let defaults = &config.container_defaults;
-            config.containers = sources
-                .roots
-                .iter()
-                .map(|root| ContainerConfig {
-                    name: root.name.clone(),
-                    root: root.path.clone(),
-                    cache_control: defaults.cache_control,
-                    symlinks: defaults.symlinks,
-                    must_be_mount: defaults.must_be_mount,
-                    entity_tag: defaults.entity_tag,
-                })
-                .collect();
+            let inherited: ContainerConfig = merger
+                .container_defaults()
+                .try_into()
+                .map_err(|error| ConfigErrors(vec![syntax_error("container_defaults", &error)]))?;
+            let container = |root: &RootArgument| ContainerConfig {
+                name: root.name.clone(),
+                root: root.path.clone(),
+                ..inherited.clone()
+            };
+            config.containers = sources.roots.iter().map(container).collect();
             merger.clear_container_origins();
         }
         let faults = config.validate(&sources.reserved).err().map(|faults| faults.0).unwrap_or_default();
@@ -137,14 +134,16 @@ impl ConfigMerger {
             self.errors.push(self.origins.locate(fault));
             return Value::Array(Vec::new());
         };
+        let inherited = self.container_defaults();
+        let known_keys = || inherited.keys().map(String::as_str).chain(["name", "root"]);
         let mut tables = Vec::new();
         for (index, item) in items.into_iter().enumerate() {
             let mut filtered = Table::new();
             for (key, value) in item.as_table().cloned().unwrap_or_default() {
-                if CONTAINER_KEYS.contains(&key.as_str()) {
+                if known_keys().any(|known| known == key) {
                     filtered.insert(key, value);
                 } else {
-                    let message = suggest("unknown key", nearest_key(&key, CONTAINER_KEYS.into_iter()));
+                    let message = suggest("unknown key", nearest_key(&key, known_keys()));
                     self.errors
                         .push(self.origins.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
                 }
@@ -168,9 +167,10 @@ impl ConfigMerger {
     /// deserialization is repeated, so all such errors show at once.
     fn deserialize(&mut self) -> Result<Config, ConfigErrors> {
         loop {
-            let error = match serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) {
-                Ok(config) => return Ok(self.apply_container_defaults(config)),
-                Err(error) => error,
+            let Err(error) = serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) else {
+                self.inherit_container_defaults();
+                let config = Value::Table(self.to_table()).try_into();
+                return config.map_err(|error| ConfigErrors(vec![syntax_error("containers", &error)]));
             };
             let path = error.path().to_string();
             let fault = ConfigError::new(&path, error.inner().message().trim());
@@ -209,24 +209,23 @@ impl ConfigMerger {
         table
     }
 
-    /// Applies `container_defaults` to settings that a container does not have.
-    fn apply_container_defaults(&self, mut config: Config) -> Config {
-        let tables = self.settings.get("containers").and_then(Value::as_array);
-        for (container, table) in config.containers.iter_mut().zip(tables.into_iter().flatten()) {
-            if table.get("cache_control").is_none() {
-                container.cache_control = config.container_defaults.cache_control;
-            }
-            if table.get("symlinks").is_none() {
-                container.symlinks = config.container_defaults.symlinks;
-            }
-            if table.get("must_be_mount").is_none() {
-                container.must_be_mount = config.container_defaults.must_be_mount;
-            }
-            if table.get("entity_tag").is_none() {
-                container.entity_tag = config.container_defaults.entity_tag;
+    /// Returns the settings of `container_defaults`.
+    fn container_defaults(&self) -> Table {
+        let inherited = |(key, value): (&String, &Value)| {
+            Some((key.strip_prefix("container_defaults.")?.to_owned(), value.clone()))
+        };
+        self.settings.iter().filter_map(inherited).collect()
+    }
+
+    /// Gives each container the settings of `container_defaults` that it does not have.
+    fn inherit_container_defaults(&mut self) {
+        let inherited = self.container_defaults();
+        let containers = self.settings.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
+        for container in containers.filter_map(Value::as_table_mut) {
+            for (key, value) in &inherited {
+                container.entry(key.clone()).or_insert_with(|| value.clone());
             }
         }
-        config
     }
 }
 

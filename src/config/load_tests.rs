@@ -1,5 +1,5 @@
 use super::*;
-use crate::config::{CacheControl, EntityTagBasis, ListenAddress, LogFormat, RootArgument, Symlinks};
+use crate::config::{CacheControl, EntityTagSource, ListenAddress, LogFormat, RootArgument, SymlinkPolicy};
 
 fn from_file(text: &str) -> ConfigSources {
     ConfigSources { file: Some(ConfigFile { name: "lab.toml".into(), text: text.into() }), ..ConfigSources::default() }
@@ -110,18 +110,18 @@ fn containers_inherit_unset_settings() {
                 [[containers]]\nname = 'b'\nroot = '/b'\nsymlinks = 'inside'\n";
     let config = Config::load(&from_file(text)).unwrap();
     let settings_of = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
-    assert_eq!(settings_of(0), (CacheControl::Revalidate, Symlinks::Deny));
-    assert_eq!(settings_of(1), (CacheControl::Immutable, Symlinks::Inside));
+    assert_eq!(settings_of(0), (CacheControl::Revalidate, SymlinkPolicy::Deny));
+    assert_eq!(settings_of(1), (CacheControl::Immutable, SymlinkPolicy::Inside));
     assert_eq!(config.containers.iter().map(|container| container.must_be_mount).collect::<Vec<_>>(), [false, true]);
     let mut sources = from_file(text);
     sources.roots = vec![RootArgument { name: String::new(), path: "/c".into() }];
     let container = &Config::load(&sources).unwrap().containers[0];
     assert_eq!(
         (container.symlinks, container.must_be_mount, container.entity_tag),
-        (Symlinks::Deny, true, EntityTagBasis::Inode)
+        (SymlinkPolicy::Deny, true, EntityTagSource::Inode)
     );
     let tags: Vec<_> = config.containers.iter().map(|container| container.entity_tag).collect();
-    assert_eq!(tags, [EntityTagBasis::Mtime, EntityTagBasis::Inode]);
+    assert_eq!(tags, [EntityTagSource::Mtime, EntityTagSource::Inode]);
 }
 
 #[test]

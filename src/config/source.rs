@@ -7,7 +7,7 @@ use toml::{Table, Value};
 
 use super::{ConfigError, SettingOrigin};
 
-/// All sources of a configuration except the defaults. `main` fills it in.
+/// All sources of a configuration except the defaults. `cli` fills it in.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigSources {
     /// File given with `--config`.

@@ -5,7 +5,9 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{CacheControl, Config, ConfigError, ConfigErrors, ContainerConfig, ListenAddress, RecheckPolicy, values};
+use super::{
+    CacheControl, Config, ConfigError, ConfigErrors, ContainerConfig, ListenAddress, RevalidationPolicy, values,
+};
 
 /// Name of the file in a container's root; no container may have this name.
 const ATTRIBUTES_FILE: &str = "attributes.json";
@@ -177,12 +179,12 @@ fn validate_cache_control(policy: CacheControl) -> Result<(), String> {
     }
 }
 
-fn validate_recheck(recheck: RecheckPolicy) -> Result<(), String> {
+fn validate_recheck(recheck: RevalidationPolicy) -> Result<(), String> {
     match recheck {
-        RecheckPolicy::After(age) => {
+        RevalidationPolicy::After(age) => {
             check_range(&age, &Duration::ZERO, &YEAR, |age| humantime::format_duration(*age).to_string())
         }
-        RecheckPolicy::Always | RecheckPolicy::Never => Ok(()),
+        RevalidationPolicy::Always | RevalidationPolicy::Never => Ok(()),
     }
 }
 
@@ -340,9 +342,9 @@ mod tests {
             name: (*name).to_owned(),
             root: "/data".into(),
             cache_control: CacheControl::Revalidate,
-            symlinks: super::super::Symlinks::Inside,
+            symlinks: super::super::SymlinkPolicy::Inside,
             must_be_mount: false,
-            entity_tag: super::super::EntityTagBasis::Mtime,
+            entity_tag: super::super::EntityTagSource::Mtime,
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }

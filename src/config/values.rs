@@ -4,11 +4,10 @@ use std::fmt;
 use std::net::IpAddr;
 use std::path::PathBuf;
 use std::str::FromStr;
+use std::time::Duration;
 
 use serde::de::Error as _;
-use serde::{Deserialize, Deserializer};
-
-use super::{CacheControl, ListenAddress, RecheckPolicy};
+use serde::{Deserialize, Deserializer, Serialize};
 
 /// Sizes in bytes, written as a number or as text such as `512MiB`.
 pub(super) mod size {
@@ -42,7 +41,7 @@ pub(super) mod size {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-        parse(&super::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
+        parse(&crate::config::values::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
     }
 }
 
@@ -67,7 +66,7 @@ pub(super) mod duration {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        parse(&super::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
+        parse(&crate::config::values::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
     }
 }
 
@@ -88,7 +87,7 @@ pub(super) mod networks {
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<IpNet>, D::Error> {
         let texts = Vec::<String>::deserialize(deserializer)?;
-        texts.iter().map(|text| super::network(text).map_err(D::Error::custom)).collect()
+        texts.iter().map(|text| crate::config::values::network(text).map_err(D::Error::custom)).collect()
     }
 }
 
@@ -103,6 +102,16 @@ pub(super) fn count<'de, D: Deserializer<'de>, T: TryFrom<i64>>(deserializer: D)
     let value = toml::Value::deserialize(deserializer)?;
     let number = value.as_integer().and_then(|number| T::try_from(number).ok());
     number.ok_or_else(|| D::Error::custom(format!("{value} is not a whole number of 0 or more")))
+}
+
+/// A listening address.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum ListenAddress {
+    /// A TCP address and port.
+    Tcp(std::net::SocketAddr),
+    /// The path of a Unix domain socket.
+    Unix(PathBuf),
 }
 
 impl FromStr for ListenAddress {
@@ -131,6 +140,19 @@ impl fmt::Display for ListenAddress {
     }
 }
 
+/// Value of the `Cache-Control` header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum CacheControl {
+    /// `public, max-age=31536000, immutable`
+    Immutable,
+    /// `no-cache`
+    #[default]
+    Revalidate,
+    /// `max-age=N` in whole seconds.
+    MaxAge(Duration),
+}
+
 impl FromStr for CacheControl {
     type Err = String;
 
@@ -155,7 +177,19 @@ impl fmt::Display for CacheControl {
     }
 }
 
-impl FromStr for RecheckPolicy {
+/// Policy for comparing cached entries with the store.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(try_from = "String", into = "String")]
+pub enum RevalidationPolicy {
+    /// Once in every request.
+    Always,
+    /// Never while they are cached.
+    Never,
+    /// When the last comparison is longer ago than this.
+    After(Duration),
+}
+
+impl FromStr for RevalidationPolicy {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
@@ -169,7 +203,7 @@ impl FromStr for RecheckPolicy {
     }
 }
 
-impl fmt::Display for RecheckPolicy {
+impl fmt::Display for RevalidationPolicy {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Always => f.write_str("always"),
@@ -198,12 +232,10 @@ macro_rules! as_text {
     )*};
 }
 
-as_text!(ListenAddress, CacheControl, RecheckPolicy);
+as_text!(ListenAddress, CacheControl, RevalidationPolicy);
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use super::*;
 
     #[test]
@@ -259,7 +291,7 @@ mod tests {
             assert_eq!(text.parse::<CacheControl>().unwrap().to_string(), text);
         }
         for text in ["always", "never", "10s"] {
-            assert_eq!(text.parse::<RecheckPolicy>().unwrap().to_string(), text);
+            assert_eq!(text.parse::<RevalidationPolicy>().unwrap().to_string(), text);
         }
     }
 

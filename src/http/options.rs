@@ -7,6 +7,7 @@ use tokio::runtime::Handle;
 
 use super::{ClientLimits, Viewer};
 use crate::access::AccessControl;
+pub use crate::config::RequiredContainers;
 
 /// Options of the HTTP layer itself. Everything else comes from the containers.
 #[derive(Debug, Clone)]
@@ -45,13 +46,4 @@ pub struct HttpOptions {
     /// Runtime on which documents are made, which can take a quarter of a second. Without it, they are made on the
     /// runtime that received the request.
     pub document_runtime: Option<Handle>,
-}
-
-/// Containers that must be readable for the server to be ready.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum RequiredContainers {
-    /// All containers.
-    All,
-    /// At least one container.
-    Any,
 }

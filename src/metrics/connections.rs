@@ -2,11 +2,12 @@
 
 use metrics::{Counter, Gauge, counter, gauge};
 
+use super::float::as_f64;
+use super::labels::{CloseReason, ConnectionPoolLabel};
 use super::names::{
     CONNECTION_POOL_BYTES, CONNECTION_POOL_CAPACITY, CONNECTIONS_ACCEPTED, CONNECTIONS_CLOSED, CONNECTIONS_MAX,
     CONNECTIONS_OPEN,
 };
-use super::{CloseReason, ConnectionPoolLabel, as_f64};
 
 /// Handles to the metrics of connections.
 #[derive(Clone)]

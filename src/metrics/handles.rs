@@ -3,13 +3,25 @@
 
 use std::time::Duration;
 
-use metrics::{Counter, Histogram, counter};
+use metrics::{Counter, Histogram, SharedString, counter, histogram};
 
-use super::{CACHE_REQUESTS, CacheLabel, HTTP_RESPONSE_BYTES, LookupResult, http_request, request_duration};
+use super::labels::{CacheLabel, LookupResult};
+use super::names::{CACHE_REQUESTS, HTTP_DURATION, HTTP_RESPONSE_BYTES};
 
 /// Methods and statuses of the responses that [`RouteMetrics`] records without a search.
 const FREQUENT: [(&str, u16); 6] =
     [("GET", 200), ("GET", 304), ("GET", 404), ("HEAD", 200), ("HEAD", 304), ("HEAD", 404)];
+
+/// Records a completed request. `method` and `route` come from small fixed sets. The route is a template, or
+/// `unmatched` if there is none; an unusual method is `other`.
+pub fn http_request(method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
+    request_duration(method, route, status).record(elapsed);
+}
+
+fn request_duration(method: &'static str, route: &'static str, status: u16) -> Histogram {
+    let status = SharedString::from_owned(status.to_string());
+    histogram!(HTTP_DURATION, "method" => method, "route" => route, "status" => status)
+}
 
 /// Handles to the metrics of the responses of one route. A search of the recorder by name and labels for each response
 /// would take as long as one of the smallest responses.

@@ -7,22 +7,11 @@ use rustix::fs::{Statx, makedev};
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::object::{ObjectMeta, RawObjectMeta};
+pub use crate::config::EntityTagSource;
 
 /// Age up to which a file may be written again within the same tick of the file system's clock. Until then, its time
 /// and length do not tell its versions apart.
 pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
-
-/// Facts that a file's entity tag is made of.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum EntityTagSource {
-    /// Length and modification time. Equal for equal copies on other machines, but also for a file and its replacement
-    /// if both have the same length and time.
-    #[default]
-    Mtime,
-    /// Also change time and inode, which differ for every other file. The change time is reported as the last
-    /// modification.
-    Inode,
-}
 
 /// Returns the metadata that a store reports for a file.
 pub(super) fn meta_of(metadata: &std::fs::Metadata, tag: EntityTagSource) -> ObjectMeta {

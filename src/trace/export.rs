@@ -9,8 +9,10 @@ use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 use ureq::Agent;
+use ureq::http::{HeaderName, HeaderValue};
 
-use super::{ChildSpan, Trace};
+use super::settings::TraceSettings;
+use super::spans::{ChildSpan, Trace, TracedResponse};
 use crate::metrics;
 
 /// Maximum memory of traces that wait to be sent; further traces are dropped.
@@ -21,9 +23,6 @@ const BATCH_BYTES: usize = 1 << 20;
 
 /// Maximum time that a trace waits for others in its batch.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
-
-/// Time limit for sending a batch.
-const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// OTLP's values of `SpanKind`.
 const SPAN_KIND_INTERNAL: u8 = 1;
@@ -36,10 +35,7 @@ const STATUS_CODE_ERROR: u8 = 2;
 pub(super) struct FinishedTrace {
     pub(super) trace: Arc<Trace>,
     pub(super) elapsed: Duration,
-    pub(super) method: &'static str,
-    pub(super) route: &'static str,
-    pub(super) status: u16,
-    pub(super) sent_bytes: u64,
+    pub(super) response: TracedResponse,
     pub(super) child_spans: Vec<ChildSpan>,
 }
 
@@ -69,8 +65,9 @@ pub(super) struct Exporter {
 struct ExportWorker {
     agent: Agent,
     url: String,
-    /// Id of this process.
-    instance: String,
+    headers: Vec<(HeaderName, HeaderValue)>,
+    /// Attributes that describe this process, as JSON.
+    resource_attributes: Value,
     queued_bytes: Arc<AtomicUsize>,
     is_unreachable: bool,
 }
@@ -80,15 +77,19 @@ impl Exporter {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub(super) fn start(endpoint: &str, instance: [u8; 8]) -> std::io::Result<Self> {
-        let url = format!("{}/v1/traces", endpoint.trim_end_matches('/'));
+    pub(super) fn start(settings: &TraceSettings, instance: [u8; 8]) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
-        let config = Agent::config_builder().timeout_global(Some(SEND_TIMEOUT)).max_redirects(0).proxy(None);
+        let config = Agent::config_builder().timeout_global(Some(settings.timeout)).max_redirects(0).proxy(None);
         let agent: Agent = config.user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION"))).build().into();
         let queued_bytes = Arc::new(AtomicUsize::new(0));
-        let instance = to_hex(&instance);
-        let worker =
-            ExportWorker { agent, url, instance, queued_bytes: Arc::clone(&queued_bytes), is_unreachable: false };
+        let worker = ExportWorker {
+            agent,
+            url: settings.url.clone(),
+            headers: settings.headers.clone(),
+            resource_attributes: resource_attributes(&settings.resource_attributes, &to_hex(&instance)),
+            queued_bytes: Arc::clone(&queued_bytes),
+            is_unreachable: false,
+        };
         std::thread::Builder::new().name("export-traces".to_owned()).spawn(move || worker.run(&receiver))?;
         Ok(Self { sender, queued_bytes })
     }
@@ -154,8 +155,11 @@ impl ExportWorker {
         if count == 0 {
             return;
         }
-        let sent = self.agent.post(&self.url).content_type("application/json").send(self.message(spans));
-        match sent {
+        let mut request = self.agent.post(&self.url).content_type("application/json");
+        for (name, value) in &self.headers {
+            request = request.header(name, value);
+        }
+        match request.send(self.message(spans)) {
             Ok(_) => {
                 metrics::traces_exported(count);
                 if std::mem::take(&mut self.is_unreachable) {
@@ -173,20 +177,33 @@ impl ExportWorker {
 
     fn message(&self, spans: &str) -> String {
         let (name, version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-        let attributes = json!([
-            string_attribute("service.name", name),
-            string_attribute("service.version", version),
-            string_attribute("service.instance.id", &self.instance)
-        ]);
         let scope = json!({ "name": name, "version": version });
-        let resource = format!(r#"{{"resource":{{"attributes":{attributes}}}"#);
+        let resource = format!(r#"{{"resource":{{"attributes":{}}}"#, self.resource_attributes);
         format!(r#"{{"resourceSpans":[{resource},"scopeSpans":[{{"scope":{scope},"spans":[{spans}]}}]}}]}}"#)
     }
 }
 
+/// Returns the attributes of this process. Those that are `configured` replace others of the same key.
+fn resource_attributes(configured: &[(String, String)], instance: &str) -> Value {
+    let own = [
+        ("service.name", env!("CARGO_PKG_NAME")),
+        ("service.version", env!("CARGO_PKG_VERSION")),
+        ("service.instance.id", instance),
+    ];
+    let mut attributes: Vec<(&str, &str)> = own.to_vec();
+    for (key, value) in configured {
+        match attributes.iter_mut().find(|(known, _)| known == key) {
+            Some((_, known)) => *known = value,
+            None => attributes.push((key, value)),
+        }
+    }
+    attributes.into_iter().map(|(key, value)| string_attribute(key, value)).collect()
+}
+
 /// Appends the span of a request and its child spans, as JSON separated by commas.
 fn write_spans(finished: &FinishedTrace, out: &mut String) {
-    let FinishedTrace { trace, elapsed, method, route, status, sent_bytes, child_spans } = finished;
+    let FinishedTrace { trace, elapsed, response, child_spans } = finished;
+    let TracedResponse { method, route, status, bytes } = response;
     let (started, clock) = trace.started;
     let nanoseconds = |offset: Duration| {
         let unix_time = clock.checked_add(offset).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
@@ -225,7 +242,7 @@ fn write_spans(finished: &FinishedTrace, out: &mut String) {
             string_attribute("http.route", route),
             string_attribute("url.path", &trace.path),
             int_attribute("http.response.status_code", u64::from(*status)),
-            int_attribute("http.response.body.size", *sent_bytes),
+            int_attribute("http.response.body.size", *bytes),
         ];
         members.insert("attributes".to_owned(), json!(attributes));
         if *status >= 500 {

@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 
 use axum::http::StatusCode;
 use n5_server::access::issue;
-use n5_server::config::{Config, ContainerConfig, DefaultAccess, EntityTagBasis, Symlinks};
+use n5_server::config::{Config, ContainerConfig, DefaultAccess, EntityTagSource, SymlinkPolicy};
 use n5_server::http::HttpOptions;
 use serde_json::json;
 use tempfile::TempDir;
@@ -98,9 +98,9 @@ fn container(name: &str, n5: &N5) -> ContainerConfig {
         name: name.to_owned(),
         root: n5.root().to_owned(),
         cache_control: defaults.cache_control,
-        symlinks: Symlinks::Inside,
+        symlinks: SymlinkPolicy::Inside,
         must_be_mount: false,
-        entity_tag: EntityTagBasis::Mtime,
+        entity_tag: EntityTagSource::Mtime,
     }
 }
 
@@ -281,7 +281,7 @@ async fn a_refusal_asks_the_storage_nothing() {
     let n5 = volume();
     let mut config = Config::default();
     config.access.rules = vec!["/v = nobody".into()];
-    let control = n5_server::app::open_access_control(&config).unwrap();
+    let control = n5_server::server::open_access_control(&config).unwrap();
     let store = Faulty::new(local(n5.root()));
     store.begin(|_| true, Fault::Errno(5));
     let client = support::Client::new(

@@ -3,7 +3,8 @@
 
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use n5_server::access::{AccessControl, Caller, JwksLocation, JwtValidation, Policy, TokenError};
+use n5_server::access::{AccessControl, Caller, Policy, TokenError};
+use n5_server::config::JwtConfig;
 use ring::rand::SystemRandom;
 use ring::signature::{ECDSA_P256_SHA256_FIXED_SIGNING, EcdsaKeyPair, Ed25519KeyPair, KeyPair};
 use serde_json::{Value, json};
@@ -49,16 +50,18 @@ impl Issuer {
         let directory = TempDir::new().unwrap();
         let path = directory.path().join("keys.json");
         std::fs::write(&path, keys(&ed, &ec).to_string()).unwrap();
-        let expected = JwtValidation {
+        let jwt = JwtConfig {
+            keys: path.to_str().unwrap().into(),
             issuer: "https://issuer".into(),
             audience: vec!["n5".into()],
             algorithms: vec!["ES256".into(), "EdDSA".into(), "RS256".into()],
             name_claim: "sub".into(),
             groups_claim: "groups".into(),
-            leeway_seconds: 5,
+            leeway: Duration::from_secs(5),
+            ..JwtConfig::default()
         };
         let policy = Policy::parse(false, &["/a = jwt:ann", "/b = jwt:@staff", "/c = ann @staff"], "public").unwrap();
-        let control = AccessControl::open(policy, None, Some((JwksLocation::File(path), expected))).unwrap();
+        let control = AccessControl::open(policy, None, Some(&jwt)).unwrap();
         Self { ed, ec, directory, control }
     }
 
@@ -196,23 +199,24 @@ async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
     let issuer = Issuer::new();
     let path = issuer.directory.path().join("keys.json");
     std::fs::remove_file(&path).unwrap();
-    let expected = JwtValidation {
+    let jwt = |path: &std::path::Path| JwtConfig {
+        keys: path.to_str().unwrap().into(),
         issuer: "https://issuer".into(),
         audience: vec!["other".into()],
         algorithms: vec!["EdDSA".into()],
         name_claim: "sub".into(),
         groups_claim: "groups".into(),
-        leeway_seconds: 0,
+        leeway: Duration::ZERO,
+        ..JwtConfig::default()
     };
     let policy = || Policy::parse::<&str>(true, &[], "public").unwrap();
-    let jwt = |path: &std::path::Path| Some((JwksLocation::File(path.to_owned()), expected.clone()));
-    let next = issuer.control.reconfigured(policy(), None, jwt(&path)).unwrap();
+    let next = issuer.control.reconfigured(policy(), None, Some(&jwt(&path))).unwrap();
     let (now, token) = (SystemTime::now(), issuer.with(|_| {}));
     assert!(next.authenticate(&token, now).await.is_ok());
     // The new settings are in force.
     let only_n5 = issuer.with(|claims| claims["aud"] = "n5".into());
     assert_eq!(next.authenticate(&only_n5, now).await, Err(TokenError::WrongAudience));
-    assert!(issuer.control.reconfigured(policy(), None, jwt(&path.with_extension("other"))).is_err());
+    assert!(issuer.control.reconfigured(policy(), None, Some(&jwt(&path.with_extension("other")))).is_err());
     assert_eq!(
         issuer.control.reconfigured(policy(), None, None).unwrap().authenticate(&token, now).await,
         Err(TokenError::Unknown)
@@ -223,20 +227,18 @@ async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
 fn algorithms_with_a_shared_secret_cannot_be_allowed() {
     let issuer = Issuer::new();
     for name in ["HS256", "none", "", "RS1"] {
-        let expected = JwtValidation {
+        let jwt = JwtConfig {
+            keys: issuer.directory.path().join("keys.json").to_str().unwrap().into(),
             issuer: "i".into(),
             audience: vec!["a".into()],
             algorithms: vec!["ES256".into(), name.into()],
             name_claim: "sub".into(),
             groups_claim: "groups".into(),
-            leeway_seconds: 0,
+            leeway: Duration::ZERO,
+            ..JwtConfig::default()
         };
         let policy = Policy::parse::<&str>(true, &[], "public").unwrap();
-        let keys = JwksLocation::File(issuer.directory.path().join("keys.json"));
-        assert!(
-            AccessControl::open(policy, None, Some((keys, expected))).unwrap_err().contains("jwt.algorithms"),
-            "{name}"
-        );
+        assert!(AccessControl::open(policy, None, Some(&jwt)).unwrap_err().contains("jwt.algorithms"), "{name}");
     }
 }
 

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 /// Module, and the modules of this crate that it may name.
 const IMPORTS: &[(&str, &[&str])] = &[
     ("watched_files", &[]),
-    ("access", &["metrics", "watched_files"]),
+    ("access", &["config", "metrics", "watched_files"]),
     ("n5", &[]),
     ("metadata", &["n5"]),
     ("log_throttle", &[]),
@@ -27,6 +27,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         "http",
         &[
             "access",
+            "config",
             "n5",
             "metadata",
             "log_throttle",
@@ -44,29 +45,43 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
     ("verify", &["n5", "metadata", "store", "cache", "container", "read", "view"]),
     ("config", &[]),
-    ("healthcheck", &["config"]),
     ("telemetry", &["config", "metrics", "log_throttle"]),
+    ("off_thread", &[]),
     (
-        "app",
+        "conn",
         &[
             "watched_files",
-            "access",
             "allocator",
             "fair_queue",
+            "config",
+            "http",
+            "log_throttle",
+            "off_thread",
+            "store",
+            "metrics",
+        ],
+    ),
+    (
+        "server",
+        &[
+            "access",
+            "allocator",
             "cpu_pool",
             "config",
+            "conn",
             "telemetry",
             "cache",
             "container",
             "http",
-            "log_throttle",
+            "off_thread",
             "store",
             "demo",
             "metrics",
-            "n5",
-            "trace",
-            "verify",
         ],
+    ),
+    (
+        "cli",
+        &["access", "config", "telemetry", "container", "http", "store", "metrics", "n5", "trace", "verify", "server"],
     ),
 ];
 

@@ -3,8 +3,8 @@
 use std::net::SocketAddr;
 use std::time::Duration;
 
-use n5_server::app::Server;
-use n5_server::config::{Config, ContainerConfig, EntityTagBasis};
+use n5_server::config::{Config, ContainerConfig, EntityTagSource};
+use n5_server::server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 use tokio::sync::oneshot;
@@ -116,7 +116,7 @@ async fn the_deadline_of_the_end_holds_although_a_client_waits_to_be_accepted() 
         cache_control: defaults.cache_control,
         symlinks: defaults.symlinks,
         must_be_mount: false,
-        entity_tag: EntityTagBasis::Mtime,
+        entity_tag: EntityTagSource::Mtime,
     };
     let mut config = Config { containers: vec![container], ..Config::default() };
     config.server.max_connections = 1;

@@ -5,11 +5,11 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use n5_server::app::Server;
 use n5_server::config::{Config, ConfigSources, DEFAULTS};
 use n5_server::http::problem::PROBLEM_TYPES;
 use n5_server::http::route::endpoints;
 use n5_server::n5::{CODECS, DataType};
+use n5_server::server::Server;
 use n5_server::verify::FINDING_KINDS as KINDS_FOUND;
 use n5_server::{demo, metrics, output};
 use tokio::sync::oneshot;

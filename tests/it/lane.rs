@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io;
 use std::time::Duration;
 
-use n5_server::config::{Config, ContainerConfig, EntityTagBasis, RecheckPolicy, Symlinks};
+use n5_server::config::{Config, ContainerConfig, EntityTagSource, RevalidationPolicy, SymlinkPolicy};
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
@@ -22,9 +22,9 @@ async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mu
         name: String::new(),
         root: n5.root().to_owned(),
         cache_control: config.container_defaults.cache_control,
-        symlinks: Symlinks::Inside,
+        symlinks: SymlinkPolicy::Inside,
         must_be_mount: false,
-        entity_tag: EntityTagBasis::Mtime,
+        entity_tag: EntityTagSource::Mtime,
     }];
     change(&mut config);
     start_with(header_timeout, config).await
@@ -373,7 +373,7 @@ async fn a_copy_is_good_until_the_file_changes() {
 async fn what_is_missing_may_be_a_directory_later() {
     let n5 = container();
     let server = serve(&n5, |config| {
-        config.cache.recheck_cached_data = RecheckPolicy::After(Duration::from_millis(300));
+        config.cache.recheck_cached_data = RevalidationPolicy::After(Duration::from_millis(300));
     })
     .await;
     let mut client = Client::connect(&server).await;
@@ -637,7 +637,7 @@ async fn a_client_slower_than_the_limit_for_heads_can_ask_again() {
 #[tokio::test]
 async fn a_hole_that_is_believed_is_one_for_every_method() {
     let n5 = container();
-    let server = serve(&n5, |config| config.cache.recheck_cached_data = RecheckPolicy::Never).await;
+    let server = serve(&n5, |config| config.cache.recheck_cached_data = RevalidationPolicy::Never).await;
     let mut client = Client::connect(&server).await;
     for headers in [&[][..], &[UNUSUAL]] {
         assert!(client.ask("GET", "/v/0/1", headers).await.status.contains(" 404 "));

@@ -359,7 +359,7 @@ fn the_log_says_more_or_less_from_then_on() {
     let program = Program::start(&served(&n5, ""));
     program.get("/em/v/0/0?first");
     program.logged("first");
-    program.reload(&served(&n5, "log.level = \"warn,n5_server::app=info\""));
+    program.reload(&served(&n5, "log.level = \"warn,n5_server::server=info\""));
     program.get("/em/v/0/0?second");
     program.configure(&served(&n5, "log.level = \"info\"\nserver.threads = 5"));
     program.signal(rustix::process::Signal::HUP);

@@ -11,7 +11,7 @@ use bytes::Bytes;
 use http_body_util::{BodyExt, Empty};
 use hyper::Request;
 use hyper_util::rt::{TokioExecutor, TokioIo};
-use n5_server::config::{CacheControl, Config, ContainerConfig, EntityTagBasis, Symlinks};
+use n5_server::config::{CacheControl, Config, ContainerConfig, EntityTagSource, SymlinkPolicy};
 use rcgen::{CertifiedKey, KeyPair, date_time_ymd, generate_simple_self_signed};
 use rustix::process::Signal;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -87,9 +87,9 @@ impl Secure {
             name: String::new(),
             root: n5.root().to_owned(),
             cache_control: CacheControl::default(),
-            symlinks: Symlinks::default(),
+            symlinks: SymlinkPolicy::default(),
             must_be_mount: false,
-            entity_tag: EntityTagBasis::Mtime,
+            entity_tag: EntityTagSource::Mtime,
         };
         let mut config = Config { containers: vec![container], ..Config::default() };
         config.tls.certificate = directory.path().join("tls.crt");

@@ -19,16 +19,18 @@ struct Collector {
     address: String,
     /// Spans of one message each.
     spans: Receiver<Vec<Value>>,
+    /// Head of each request, in lower case, and the attributes of its resource.
+    requests: Receiver<(String, Vec<Value>)>,
 }
 
 impl Collector {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (tell, spans) = channel();
+        let ((tell, spans), (tell_request, requests)) = (channel(), channel());
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                let tell = tell.clone();
+                let (tell, tell_request) = (tell.clone(), tell_request.clone());
                 std::thread::spawn(move || {
                     let mut stream = BufReader::new(stream.unwrap());
                     loop {
@@ -47,7 +49,8 @@ impl Collector {
                         stream.read_exact(&mut body).unwrap();
                         let message: Value = serde_json::from_slice(&body).unwrap();
                         let resource = &message["resourceSpans"][0];
-                        assert_eq!(resource["resource"]["attributes"][0]["value"]["stringValue"], "n5-server");
+                        let attributes = resource["resource"]["attributes"].as_array().unwrap().clone();
+                        let _ = tell_request.send((head, attributes));
                         let _ = tell.send(resource["scopeSpans"][0]["spans"].as_array().unwrap().clone());
                         let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
                         stream.get_mut().write_all(answer.as_bytes()).unwrap();
@@ -55,7 +58,7 @@ impl Collector {
                 });
             }
         });
-        Self { address, spans }
+        Self { address, spans, requests }
     }
 
     /// Returns the next trace of a path: the span of the request, and its child spans.
@@ -110,6 +113,8 @@ fn a_collector_gets_a_request_with_its_steps_and_no_token() {
     let mut connection = program.connect();
     assert_eq!(connection.get("/slice/v?format=png&start=1,1", &parent).unwrap().status, 200);
     let (request, steps) = collector.trace_of("/slice/v");
+    let (_, resource) = collector.requests.recv().unwrap();
+    assert_eq!(resource[0]["value"]["stringValue"], "n5-server");
     assert_eq!((request["traceId"].as_str(), request["parentSpanId"].as_str()), (Some(TRACE), Some(SPAN)));
     assert_eq!((request["name"].as_str(), request["kind"].as_u64()), (Some("GET slice"), Some(2)));
     assert_eq!(attribute(&request, "http.response.status_code").as_deref(), Some("200"));
@@ -156,4 +161,38 @@ fn a_collector_that_is_away_costs_only_its_traces() {
     assert!(program.metric("n5_traces_dropped_total{reason=\"collector\"}").unwrap() >= 1.0);
     program.signal(rustix::process::Signal::TERM);
     assert!(program.child.wait().unwrap().success());
+}
+
+#[test]
+fn the_variables_of_opentelemetry_apply() {
+    let (n5, collector) = (volume(), Collector::start());
+    let endpoint = format!("http://{}/", collector.address);
+    let environment = [
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str()),
+        ("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20Secret,x-tenant=em"),
+        ("OTEL_EXPORTER_OTLP_TIMEOUT", "soon"),
+        ("OTEL_SERVICE_NAME", "volumes"),
+        ("OTEL_RESOURCE_ATTRIBUTES", "service.name=other,deployment.environment=test"),
+        ("OTEL_TRACES_SAMPLER", "always_on"),
+    ];
+    let config = format!("[[containers]]\nroot = \"{}\"\n", n5.root().display());
+    let program = Program::start_in(&config, &environment);
+    assert!(program.logged("environment variable ignored").contains("OTEL_EXPORTER_OTLP_TIMEOUT"));
+    for block in ["/v/0/0", "/v/0/1"] {
+        assert_eq!(program.get(block).status, 200);
+        collector.trace_of(block);
+    }
+    let (head, resource) = collector.requests.recv().unwrap();
+    assert!(head.contains("authorization: bearer secret\r\n") && head.contains("x-tenant: em\r\n"), "{head}");
+    let value =
+        |key: &str| resource.iter().find(|attribute| attribute["key"] == key).unwrap()["value"]["stringValue"].clone();
+    assert_eq!((value("service.name"), value("deployment.environment")), ("volumes".into(), "test".into()));
+    assert_eq!(value("service.version"), env!("CARGO_PKG_VERSION"));
+    // A sampler that is off, and a configuration that says otherwise.
+    let off = [("OTEL_TRACES_SAMPLER", "always_off")];
+    let program = Program::start_in(&configured(&n5, &endpoint, ""), &off);
+    assert_eq!(program.get("/v/1/0").status, 200);
+    program.signal(rustix::process::Signal::TERM);
+    assert!(program.rest_of_log().iter().any(|line| line.contains("all answers finished")));
+    assert!(collector.spans.try_recv().is_err());
 }

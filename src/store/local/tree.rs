@@ -12,19 +12,9 @@ use super::errors::{ConcurrentWrite, not_followed_error};
 use super::reopen::reopen;
 use super::resolve::{ResolveError, resolve_path};
 use super::root::StoreRoot;
+pub use crate::config::SymlinkPolicy;
 use crate::store::file_meta::EntityTagSource;
 use crate::store::key::Key;
-
-/// Policy for symbolic links below the root.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum SymlinkPolicy {
-    /// Follow links whose target lies below the root, however the link spells it.
-    Inside,
-    /// Follow no link.
-    Deny,
-    /// Follow all links.
-    Follow,
-}
 
 /// The files below a root. Every call looks up the root again, so a remounted or replaced root is found.
 #[derive(Debug, Clone)]

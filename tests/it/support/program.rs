@@ -46,8 +46,10 @@ impl Program {
         let file = directory.path().join("n5.toml");
         fs::write(&file, config).unwrap();
         let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
-        for (name, _) in std::env::vars_os().filter(|(name, _)| name.to_string_lossy().starts_with("N5_")) {
-            command.env_remove(name);
+        for (name, _) in std::env::vars_os() {
+            if ["N5_", "OTEL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
+                command.env_remove(name);
+            }
         }
         command.arg("--config").arg(&file).args(["--set", "server.listen=127.0.0.1:0"]).envs(environment.to_vec());
         command.stdout(Stdio::piped()).stderr(file_of_log.map_or_else(Stdio::piped, Stdio::from));

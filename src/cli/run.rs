@@ -1,0 +1,115 @@
+//! Chooses the command, builds the configuration from arguments, file and environment, and returns the exit status.
+//!
+//! The status is 0 after a shutdown by signal, 1 if serving failed, and 2 if the command line or configuration is
+//! wrong. The help of `verify` and `inspect` lists their statuses.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use clap::{CommandFactory as _, FromArgMatches as _};
+
+use super::arguments::{Cli, Command, server_cli};
+use super::exit::{EXIT_USAGE, fail, print};
+use super::healthcheck::healthcheck;
+use super::inspect::inspect;
+use super::serve::serve;
+use super::token::issue_token;
+use super::verify::verify;
+use crate::config::{Config, ConfigFile, DEFAULTS};
+use crate::{http, n5, server};
+
+/// Runs the program with the arguments of its command line and returns its exit status.
+pub fn run() -> ExitCode {
+    let command = Cli::command().long_version(long_version());
+    let cli = match Cli::from_arg_matches(&command.get_matches()) {
+        Ok(cli) => cli,
+        Err(error) => error.exit(),
+    };
+    match &cli.command {
+        Some(Command::Token(args)) => return issue_token(args),
+        Some(Command::Verify(args)) => {
+            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
+            return run_maintenance(&server, |config| verify(config, args));
+        }
+        Some(Command::Inspect(args)) => {
+            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
+            return run_maintenance(&server, |config| inspect(config, args));
+        }
+        None => {}
+    }
+    if cli.print_default_config {
+        return print(DEFAULTS);
+    }
+    let config = match load_config(&cli).and_then(|config| server::check_rules(&config).map(|()| config)) {
+        Ok(config) => config,
+        Err(error) => return fail(&error, EXIT_USAGE),
+    };
+    if cli.check_config {
+        if let Err(error) = server::check_files(&config) {
+            return fail(&error, EXIT_USAGE);
+        }
+        return print(&format!("configuration is valid\n{}\n", config.summary()));
+    }
+    if cli.print_config {
+        return match config.to_toml() {
+            Ok(text) => print(&text),
+            Err(error) => fail(&error.into(), EXIT_USAGE),
+        };
+    }
+    let result = if cli.healthcheck { healthcheck(&config) } else { serve(config, move || load_config(&cli)) };
+    match result {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error, 1),
+    }
+}
+
+/// Runs a maintenance command with the configuration that a server with this command line would have. The status is 2
+/// if the command cannot be run.
+fn run_maintenance(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
+    match load_config(server).and_then(|config| job(&config)) {
+        Ok(status) => ExitCode::from(status),
+        Err(error) => fail(&error, EXIT_USAGE),
+    }
+}
+
+fn load_config(cli: &Cli) -> anyhow::Result<Config> {
+    let file = cli.config.as_deref().map(read_config_file).transpose()?;
+    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, reserved_names()))?)
+}
+
+#[expect(clippy::disallowed_methods, reason = "the configuration file is not part of a container")]
+fn read_config_file(path: &Path) -> anyhow::Result<ConfigFile> {
+    let name = path.display().to_string();
+    let text = std::fs::read_to_string(path).with_context(|| format!("{name}: cannot be read"))?;
+    Ok(ConfigFile { name, text })
+}
+
+/// Returns the environment variables that can be settings.
+fn environment() -> anyhow::Result<Vec<(String, String)>> {
+    let mut variables = Vec::new();
+    for (name, value) in std::env::vars_os() {
+        let Some(name) = name.to_str().filter(|name| name.starts_with("N5_")) else { continue };
+        match value.into_string() {
+            Ok(value) => variables.push((name.to_owned(), value)),
+            Err(value) => anyhow::bail!("environment variable {name}: {} is not UTF-8", value.display()),
+        }
+    }
+    Ok(variables)
+}
+
+/// Returns the text of `--version`, which lists the codecs below the version that `-V` prints.
+fn long_version() -> String {
+    let mut text = env!("CARGO_PKG_VERSION").to_owned();
+    let _ = write!(text, "\ncodecs:");
+    for (name, _) in n5::CODECS {
+        let _ = write!(text, " {name}");
+    }
+    text
+}
+
+/// Returns the reserved first path segments, which no container may have as its name.
+fn reserved_names() -> Vec<&'static str> {
+    http::route::endpoints().map(|(name, _)| name).collect()
+}

@@ -1,0 +1,123 @@
+//! The server's process: its log, limits, signals and supervisor.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::Context;
+use tokio::runtime::Builder;
+
+use super::block_on::block_on;
+use super::sd_notify::SdNotifier;
+use super::signals::shutdown_signal;
+use crate::config::Config;
+use crate::server::Server;
+use crate::store::StoreError;
+use crate::trace::{self, TraceSettings};
+use crate::{metrics, n5, telemetry};
+
+/// Longest time to export the remaining traces at shutdown.
+const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Installs the log, prepares the process, and serves until it is told to stop. `read_config` reads the configuration
+/// again at a reload.
+///
+/// # Errors
+/// If the server cannot start.
+pub(super) fn serve(
+    config: Config,
+    read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
+) -> anyhow::Result<()> {
+    let _log = telemetry::install_log(&config.log)?;
+    raise_descriptor_limit(&config);
+    warn_of_address_space();
+    #[expect(clippy::disallowed_methods, reason = "systemd passes its socket's name in this variable")]
+    let socket = std::env::var("NOTIFY_SOCKET");
+    let supervisor = socket.map_or_else(|_none| SdNotifier::default(), |name| SdNotifier::from_socket_name(&name));
+    // This runtime accepts connections and supervises the server. The threads that serve connections have their own.
+    block_on(Builder::new_current_thread(), run(config, read_config, supervisor))
+}
+
+/// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read_config` then returns. Reports the
+/// server's state to `supervisor`.
+///
+/// # Errors
+/// If no configured container can be opened or the address cannot be bound.
+async fn run(
+    config: Config,
+    read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
+    supervisor: SdNotifier,
+) -> anyhow::Result<()> {
+    // Installed before anything slow. A signal that arrives during startup is then not lost, and does not end the
+    // process by its default action.
+    let mut stop = Box::pin(shutdown_signal()?);
+    let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+    let metrics = telemetry::install_metrics()?;
+    metrics::describe();
+    metrics::describe_store_errors(StoreError::KINDS);
+    metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
+    tokio::spawn(metrics.clone().upkeep());
+    #[expect(clippy::disallowed_methods, reason = "OpenTelemetry defines the names of these variables")]
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(settings) = TraceSettings::new(&config.tracing.otlp_endpoint, config.tracing.one_in, variable) {
+        trace::start(&settings).context("traces cannot be sent")?;
+    }
+    let server = tokio::select! {
+        server = Server::bind(config, move || metrics.render()) => server?,
+        () = &mut stop => {
+            tracing::info!("told to stop before anything was served");
+            supervisor.stopping();
+            return Ok(());
+        }
+    };
+    let reloader = server.reloader();
+    let supervisor = Arc::new(supervisor);
+    let reload_notifier = Arc::clone(&supervisor);
+    let reload_task = tokio::spawn(async move {
+        while hangup.recv().await.is_some() {
+            reload_notifier.reloading();
+            reloader.reload(read_config.clone()).await;
+            reload_notifier.ready();
+        }
+    });
+    server.announce();
+    supervisor.ready();
+    let stop = async move {
+        stop.await;
+        // The task may wait forever, and no reload is needed any more.
+        reload_task.abort();
+        supervisor.stopping();
+    };
+    server.run(stop).await;
+    trace::flush(TRACE_FLUSH_TIMEOUT);
+    Ok(())
+}
+
+/// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and another one
+/// while a file is sent on it.
+fn raise_descriptor_limit(config: &Config) {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let limit = getrlimit(Resource::Nofile);
+    // If the limit cannot be raised, the current one stays.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let needed = config.min_file_descriptors() as u64;
+    if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < needed) {
+        tracing::warn!(
+            limit,
+            needed,
+            "the limit of open files is below what connections and reads may need, so that a few clients can keep all others \
+             waiting; raise it (ulimit -n, LimitNOFILE), or lower server.max_connections"
+        );
+    }
+}
+
+/// Warns if the address space is limited. The server reserves much more address space than it takes memory, and is
+/// aborted if address space is not available.
+fn warn_of_address_space() {
+    if let Some(limit_bytes) = rustix::process::getrlimit(rustix::process::Resource::As).current {
+        tracing::warn!(
+            limit_bytes,
+            "the address space is limited (ulimit -v): the server is aborted when it reaches the limit, however little memory it \
+             uses; limit the memory of its control group instead"
+        );
+    }
+}

@@ -1,0 +1,143 @@
+//! `n5-server verify`: opens the container, follows the run, writes the report, and returns the exit status.
+
+mod recovery;
+mod report;
+mod report_header;
+mod terminal;
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use tokio::runtime::Builder;
+
+use self::report::{OpenedReport, ReportWriter};
+use self::report_header::ReportHeader;
+use self::terminal::Terminal;
+use super::arguments::VerifyArgs;
+use super::block_on::block_on;
+use super::signals::shutdown_signal;
+use crate::config::{Config, ContainerConfig, EntityTagSource};
+use crate::container::{Container, Resources, Settings};
+use crate::server::{container_settings, open_store};
+use crate::store::Key;
+use crate::verify::{EventSink, Verifier, VerifyEvent, VerifyOutcome, check_root};
+
+/// Exit status if there are findings of the severity that `--deny` names, or worse.
+const EXIT_FINDINGS: u8 = 1;
+/// Exit status if the run was stopped before its end or the storage did not answer.
+const EXIT_INTERRUPTED: u8 = 3;
+
+/// Size of the cache of attributes, in bytes; blocks are not cached.
+const STORED_CACHE_BYTES: u64 = 8 << 20;
+
+/// Longest wait for a share of a budget. No client waits for an answer, and a share is free when earlier ones are
+/// returned.
+const BUDGET_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
+
+/// Longest time without an answer from the storage. A file server restarts in less; after that, an operator has to look
+/// at it.
+const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
+
+/// Verifies a container and returns the exit status.
+///
+/// # Errors
+/// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
+pub(super) fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
+    block_on(Builder::new_multi_thread(), run(config, args))
+}
+
+async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
+    let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
+    // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
+    let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
+    let store = open_store(container_config, config)?;
+    let settings = container_settings(config);
+    let cores = args.threads.map_or(settings.cores, usize::from);
+    let settings =
+        Settings { decoded_cache: 0, stored_cache: STORED_CACHE_BYTES, budget_wait: BUDGET_WAIT, cores, ..settings };
+    let container = Container::new(Arc::clone(&store), Resources::new(settings));
+    let roots = parse_roots(&container, &args.datasets).await?;
+    let header =
+        ReportHeader::new(container_config, &roots, args.missing, container.resources().settings().decode_budget)?;
+    let OpenedReport { report, previous, fault } = match &args.report {
+        Some(path) => ReportWriter::open(path, &header, args.resume).map_err(anyhow::Error::msg)?,
+        None => OpenedReport::default(),
+    };
+    let verifier = Verifier { container, store, roots, report_missing: args.missing, stall_timeout: STORAGE_TIMEOUT };
+    let mut terminal = Terminal::new(args.quiet.then_some(args.deny));
+    if terminal.shows_progress() {
+        terminal.set_expected_blocks(verifier.estimate_blocks().await);
+    }
+    if let Some(fault) = &fault {
+        terminal.warn_report_fault(fault);
+    }
+    if let Some(previous) = &previous {
+        terminal.resumed(&previous.checkpoint);
+    }
+    let mut outputs = VerifyOutputs { report, terminal };
+    let outcome =
+        verifier.run(previous, &mut outputs, shutdown_signal()?).await.context("the findings cannot be recorded")?;
+    let VerifyOutputs { report, mut terminal } = outputs;
+    let (totals, complete) = match outcome {
+        VerifyOutcome::Complete(totals) => (totals, true),
+        VerifyOutcome::Stopped(totals) => (totals, false),
+        VerifyOutcome::StorageStalled(totals, why) => {
+            terminal.report_stalled_storage(STORAGE_TIMEOUT, &why);
+            (totals, false)
+        }
+    };
+    if let Some(mut report) = report {
+        report.finish(&totals, complete).context("the report cannot be written")?;
+    }
+    let has_findings = totals.worst_severity().is_some_and(|worst| worst >= args.deny);
+    terminal.end(&totals, complete, has_findings, args.report.as_deref());
+    Ok(match (complete, has_findings) {
+        (false, _) => EXIT_INTERRUPTED,
+        (true, true) => EXIT_FINDINGS,
+        (true, false) => 0,
+    })
+}
+
+/// Returns the groups and datasets in `names`, without duplicates and without those inside others; the root if `names`
+/// is empty.
+async fn parse_roots(container: &Container, names: &[String]) -> anyhow::Result<Vec<Key>> {
+    let mut keys = Vec::new();
+    for name in names {
+        let name = name.trim_matches('/');
+        let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
+        check_root(container, &key).await.map_err(anyhow::Error::msg)?;
+        keys.push(key);
+    }
+    if keys.is_empty() {
+        return Ok(vec![Key::root()]);
+    }
+    keys.sort();
+    keys.dedup();
+    let all_keys = keys.clone();
+    keys.retain(|key| {
+        let mut ancestors = std::iter::successors(key.parent(), Key::parent);
+        !ancestors.any(|above| all_keys.contains(&above))
+    });
+    Ok(keys)
+}
+
+/// The receivers of a run's events.
+struct VerifyOutputs {
+    report: Option<ReportWriter>,
+    terminal: Terminal,
+}
+
+impl EventSink for VerifyOutputs {
+    fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
+        if let Some(report) = &mut self.report {
+            report.record(&event)?;
+        }
+        self.terminal.show(&event);
+        Ok(())
+    }
+
+    fn wants_checkpoint(&self) -> bool {
+        self.report.as_ref().is_some_and(ReportWriter::wants_checkpoint)
+    }
+}

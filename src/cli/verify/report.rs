@@ -1,0 +1,215 @@
+//! The report: one JSON object per line, appended as findings are made. It contains checkpoints, so that everything
+//! after the last one can be cut off and verified again.
+
+use std::fs::{File, OpenOptions};
+use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
+use std::os::fd::AsRawFd;
+use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
+use std::path::Path;
+use std::time::{Duration, Instant};
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use super::recovery::{MAX_LINE_BYTES, RecoveredReport, ReportChecksum, is_header, recover};
+use super::report_header::ReportHeader;
+use crate::verify::{PreviousRun, Totals, VerifyEvent};
+
+/// Interval of checkpoints, and thus the most work that is repeated after an interruption. It is not shorter because
+/// the run waits until each checkpoint is on the disk.
+const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
+
+/// Writes a report.
+#[derive(Debug)]
+pub(super) struct ReportWriter {
+    file: File,
+    /// Time of the last checkpoint. `None` at the start, so that the first file causes one.
+    last_checkpoint: Option<Instant>,
+    /// Covers all lines.
+    checksum: ReportChecksum,
+}
+
+/// A report opened for writing, and the run recovered from it.
+#[derive(Debug, Default)]
+pub(super) struct OpenedReport {
+    pub(super) report: Option<ReportWriter>,
+    pub(super) previous: Option<PreviousRun>,
+    /// Why the report is resumed only in part, or not at all.
+    pub(super) fault: Option<String>,
+}
+
+impl ReportWriter {
+    /// Opens the report at `path`. With `resume`, continues where its run stopped, if that was the same job and was not
+    /// completed.
+    ///
+    /// # Errors
+    /// Describes why not: it cannot be opened, is inside the container, is being written, or is the report of another
+    /// job.
+    pub(super) fn open(path: &Path, header: &ReportHeader, resume: bool) -> Result<OpenedReport, String> {
+        let display_path = path.display();
+        let to_message = |error: io::Error| format!("the report {display_path}: {error}");
+        let mut file = open_file(path, header)?;
+        file.try_lock()
+            .map_err(|error| format!("the report {display_path} is being written by another run: {error}"))?;
+        let recovered = if resume {
+            recover(&file, header).map_err(|why| format!("the report {display_path} {why}"))?
+        } else {
+            let is_report = first_line(&file).map_err(to_message)?.is_none_or(|line| is_header(&line));
+            if !is_report {
+                return Err(format!(
+                    "{display_path} is not a report of verify and is not overwritten: choose another name"
+                ));
+            }
+            RecoveredReport::default()
+        };
+        let RecoveredReport { previous, fault } = recovered;
+        let fault = fault.map(|why| {
+            let consequence = if previous.is_some() {
+                "everything after the last checkpoint before it is verified again"
+            } else {
+                "the run begins anew"
+            };
+            format!("the report {display_path} {why}: {consequence}")
+        });
+        let (previous, len, sum) =
+            previous.map_or((None, 0, ReportChecksum::default()), |(earlier, len, sum)| (Some(earlier), len, sum));
+        file.set_len(len).and_then(|()| file.seek(SeekFrom::End(0))).map_err(to_message)?;
+        let mut report = Self { file, last_checkpoint: None, checksum: sum };
+        if previous.is_none() {
+            #[expect(clippy::disallowed_methods, reason = "the report states when its run was started")]
+            let started = humantime::format_rfc3339_seconds(std::time::SystemTime::now()).to_string();
+            let mut line = json!({ "started": started });
+            extend_object(&mut line, header);
+            report.write_line("run", &line).map_err(to_message)?;
+            // Without this line, a later run would not recognize the file as a report.
+            report.file.sync_data().map_err(to_message)?;
+        }
+        Ok(OpenedReport { report: Some(report), previous, fault })
+    }
+
+    pub(super) fn wants_checkpoint(&self) -> bool {
+        self.last_checkpoint.is_none_or(|last| last.elapsed() >= CHECKPOINT_INTERVAL)
+    }
+
+    pub(super) fn record(&mut self, event: &VerifyEvent<'_>) -> io::Result<()> {
+        match event {
+            VerifyEvent::Finding(finding) => self.write_line("finding", &json!(finding)),
+            VerifyEvent::DatasetDone(tally) => self.write_line("dataset", &json!(tally)),
+            VerifyEvent::Checkpoint(checkpoint) => {
+                // Findings must be on the disk before a checkpoint lets a later run skip them.
+                let mut line = json!({ "sum": self.checksum.with_checkpoint(checkpoint) });
+                extend_object(&mut line, checkpoint);
+                self.write_line("checkpoint", &line)?;
+                self.file.sync_data()?;
+                self.last_checkpoint = Some(Instant::now());
+                Ok(())
+            }
+            VerifyEvent::Progress(_) => Ok(()),
+        }
+    }
+
+    /// Writes the last line.
+    pub(super) fn finish(&mut self, totals: &Totals, complete: bool) -> io::Result<()> {
+        let mut line = json!({ "complete": complete });
+        extend_object(&mut line, totals);
+        self.write_line("summary", &line)?;
+        self.file.sync_data()
+    }
+
+    /// Writes a line in one call, so that a program that follows the file sees only complete lines.
+    fn write_line(&mut self, record: &str, members: &Value) -> io::Result<()> {
+        let mut line = json!({ "record": record });
+        extend_object(&mut line, members);
+        let mut text = line.to_string();
+        text.push('\n');
+        self.checksum.update(text.as_bytes());
+        self.file.write_all(text.as_bytes())
+    }
+}
+
+fn extend_object(line: &mut Value, extra: &impl Serialize) {
+    if let (Some(line), Ok(Value::Object(extra))) = (line.as_object_mut(), serde_json::to_value(extra)) {
+        line.extend(extra);
+    }
+}
+
+/// Opens the file for a report at `path`, creating it if it does not exist. Changes nothing in an existing file.
+///
+/// # Errors
+/// Describes why not: it cannot be opened, is no regular file of a single name, or is inside the container.
+fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
+    let display_path = path.display();
+    let to_message = |error: io::Error| format!("the report {display_path}: {error}");
+    let inside_error =
+        || format!("the report {display_path} would be inside the container, to which nothing is written");
+    let parent = path.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
+    #[expect(clippy::disallowed_methods, reason = "a report must not be inside the container")]
+    let parent = std::fs::canonicalize(parent).map_err(|error| format!("the directory of {display_path}: {error}"))?;
+    if parent.starts_with(&header.root) {
+        return Err(inside_error());
+    }
+    let name = path.file_name().ok_or_else(|| format!("the report {display_path} has no name"))?;
+    // A symbolic link could lead anywhere, including into the container.
+    let flags = rustix::fs::OFlags::NOFOLLOW | rustix::fs::OFlags::NONBLOCK;
+    let flags = i32::try_from(flags.bits()).unwrap_or(0);
+    let opened = OpenOptions::new()
+        .read(true)
+        .write(true)
+        .create(true)
+        .truncate(false)
+        .custom_flags(flags)
+        .open(parent.join(name));
+    let file = match opened {
+        Ok(file) => file,
+        Err(error) if error.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error()) => {
+            return Err(format!(
+                "the report {display_path} is a symbolic link, which is not followed: name the file itself"
+            ));
+        }
+        Err(error) => return Err(to_message(error)),
+    };
+    let metadata = file.metadata().map_err(to_message)?;
+    if !metadata.is_file() || metadata.nlink() > 1 {
+        return Err(format!(
+            "the report {display_path} is not a regular file, or has several names (hard links): choose another name"
+        ));
+    }
+    // The directory may have been replaced since it was checked.
+    let target = std::fs::read_link(format!("/proc/self/fd/{}", file.as_raw_fd()));
+    if target.is_ok_and(|at| at.starts_with(&header.root)) {
+        return Err(inside_error());
+    }
+    Ok(file)
+}
+
+/// Returns the first line of a file; `None` if the file is empty.
+fn first_line(file: &File) -> io::Result<Option<Vec<u8>>> {
+    let (mut reader, mut text) = (BufReader::new(file), Vec::new());
+    let len = io::Read::take(&mut reader, MAX_LINE_BYTES).read_until(b'\n', &mut text)?;
+    Ok((len > 0).then_some(text))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::verify::Checkpoint;
+
+    #[test]
+    fn progress_alone_requires_no_checkpoint() {
+        let mut report = ReportWriter {
+            file: tempfile::tempfile().unwrap(),
+            last_checkpoint: None,
+            checksum: ReportChecksum::default(),
+        };
+        assert!(report.wants_checkpoint());
+        report.record(&VerifyEvent::Checkpoint(&Checkpoint::default())).unwrap();
+        for _ in 0..10_000 {
+            report.record(&VerifyEvent::Progress(&Totals::default())).unwrap();
+        }
+        // Unless the machine was so slow that the interval has passed.
+        assert!(
+            !report.wants_checkpoint()
+                || report.last_checkpoint.is_some_and(|last| last.elapsed() >= CHECKPOINT_INTERVAL)
+        );
+    }
+}

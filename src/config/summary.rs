@@ -1,0 +1,97 @@
+//! The configuration as text: as TOML, and as the summary that `--check-config` prints.
+
+use std::fmt::Write as _;
+
+use super::{Config, values};
+
+impl Config {
+    /// Returns the configuration as TOML that [`Config::load`] reads back.
+    ///
+    /// # Errors
+    /// If a path is not UTF-8, which TOML cannot represent.
+    pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
+        toml::to_string(self)
+    }
+
+    /// Returns a summary of the configuration in a few lines for people.
+    pub fn summary(&self) -> String {
+        let mut text = format!("listens on  {}", self.server.listen);
+        if !self.server.base_path.is_empty() {
+            let _ = write!(text, ", under {}", self.server.base_path);
+        }
+        if self.tls.is_enabled() {
+            let _ = write!(text, ", with TLS by {}", self.tls.certificate.display());
+        }
+        if self.containers.is_empty() {
+            text.push_str("\nserves      the embedded demo container");
+        }
+        for container in &self.containers {
+            let slash = if container.name.is_empty() { "" } else { "/" };
+            let _ = write!(
+                text,
+                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{}{})",
+                self.server.base_path,
+                container.name,
+                container.root.display(),
+                container.cache_control,
+                container.symlinks.name(),
+                if container.must_be_mount { ", must be a mount" } else { "" },
+                if container.entity_tag == super::EntityTagSource::Inode { ", entity tags by inode" } else { "" },
+            );
+        }
+        if self.has_access_control() {
+            let default = if self.access.default == super::DefaultAccess::Public { "public" } else { "private" };
+            let _ = write!(
+                text,
+                "\naccess      {default} except for {} rules; metrics: {}",
+                self.access.rules.len(),
+                self.access.metrics
+            );
+            if !self.access.tokens.as_os_str().is_empty() {
+                let _ = write!(text, "; tokens of {}", self.access.tokens.display());
+            }
+            if !self.jwt.keys.is_empty() {
+                let _ = write!(text, "; JWTs of {}", self.jwt.issuer);
+            }
+        }
+        let size = values::size::format;
+        let _ = write!(
+            text,
+            "\nmemory      {} at most: caches {} decoded, {} stored; budgets {} slices, {} decoding, {} transfer; {} threads",
+            size(self.memory_bound_bytes()),
+            size(self.cache.decoded),
+            size(self.cache.stored),
+            size(self.limits.slice_budget),
+            size(self.limits.decode_budget),
+            size(self.limits.transfer_budget),
+            self.threads(),
+        );
+        let (max_connections, bytes) = (self.server.max_connections, self.max_connections_bytes());
+        let _ = write!(
+            text,
+            "\nconnections {max_connections} at most, which take up to {} MiB more",
+            bytes.div_ceil(1 << 20)
+        );
+        let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes().div_ceil(1 << 20));
+        text
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::config::{ConfigSources, RootArgument};
+
+    #[test]
+    fn the_summary_shows_addresses_containers_and_memory() {
+        let mut config = Config::default();
+        assert!(config.summary().contains("embedded demo"));
+        let sources = ConfigSources {
+            roots: vec![RootArgument { name: "em".into(), path: "/data/em.n5".into() }],
+            set: vec!["server.base_path=/n5data".into(), "server.threads=2".into()],
+            ..ConfigSources::default()
+        };
+        config = Config::load(&sources).unwrap();
+        insta::assert_snapshot!(config.summary());
+    }
+}

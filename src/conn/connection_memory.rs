@@ -1,0 +1,556 @@
+//! Accounts for the memory of connections: beyond its fixed share, each takes memory from a pool shared by all.
+//!
+//! The fixed share ([`crate::config::Config::max_connections_bytes`]) covers a connection with hyper, without streams
+//! and with a head of ordinary length. HTTP/2 streams and long heads are charged to the pool before hyper sees them. A
+//! connection for which no memory is left is not read further.
+
+use std::ops::ControlFlow;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Duration;
+
+use axum::http::request::Parts;
+use tokio::sync::Notify;
+use tokio::time::Instant;
+
+use super::goaway_reason::GoawayReason;
+use super::http2_frames::HeaderFrame;
+use super::limits::{HEAD_COPIES, MAX_HEAD_BYTES, MAX_STREAMS};
+use super::threshold_pool::DynamicThresholdPool;
+
+/// Memory of an open stream: its state in hyper, the task that answers it and a short answer. Measured for an answered
+/// 404 that the client does not take: 2.9 KiB, and 5.3 KiB at the peak.
+const STREAM_BYTES: usize = 13 << 9;
+
+/// Memory that hyper keeps for each stream of the largest number that a connection had open at once (1.45 KiB
+/// measured).
+const RETAINED_BYTES: usize = 3 << 9;
+
+/// Maximum number of streams of one connection that hyper keeps although they became no request: malformed ones, too
+/// long ones, and those that were reset immediately. hyper allows no more than this at a time.
+const MAX_REFUSED_STREAMS: usize = MAX_STREAMS as usize;
+
+/// Memory of one field of a header list. On the wire a field may be one byte, an HPACK index (RFC 7541, section 6.1).
+const FIELD_BYTES: usize = 96;
+
+/// Maximum memory of the fields of one header list. hyper drops fields beyond `MAX_HEAD_BYTES`, of which each counts
+/// for at least 33 bytes (RFC 9113, section 6.5.2).
+const MAX_HEADER_LIST_BYTES: usize = MAX_HEAD_BYTES / 33 * FIELD_BYTES;
+
+/// Length of a request head that is part of [`STREAM_BYTES`].
+const STREAM_HEAD_BYTES: usize = 2 << 10;
+
+/// Maximum number of header list frames on one connection before others get their turn. It is more than the 20 requests
+/// that a client may reset before they are accepted, beyond which hyper closes the connection (CVE-2023-44487).
+const MAX_FRAMES_PER_POLL: usize = 64;
+/// Payload bytes that count as another frame, because each of them may be a field.
+const FRAME_UNIT_BYTES: usize = 128;
+
+/// Number of frames that one read from the socket counts as. With it, thousands of connections that send all they can
+/// take turns after about ten microseconds each.
+const FRAMES_PER_READ: usize = 16;
+
+/// Number of idle connections that are asked for memory at once.
+const RECLAIM_BATCH: usize = 4;
+
+/// Time without a stream after which a connection counts as idle. A client that sends requests one after the other
+/// pauses for less.
+const MIN_STREAMLESS_IDLE: Duration = Duration::from_millis(500);
+
+/// Memory for streams below which an address can use the reserve of the pool. It is enough for a head of up to 597
+/// bytes on the wire, each of which may be a field: a browser's first head, unless it has long cookies.
+pub(super) const GUARANTEED_BYTES: usize = 64 << 10;
+const _: () = assert!(597 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= GUARANTEED_BYTES);
+
+/// Bytes that all connections of one address have taken from the pools.
+#[derive(Debug, Default)]
+pub(super) struct AddressMemory {
+    /// From the pool for streams and long heads.
+    memory_bytes: AtomicUsize,
+    /// From the pool for send queues.
+    pub(super) queued_bytes: AtomicUsize,
+    /// Notified if one of the address's idle connections must give back the memory that it does not need.
+    reclaim_requested: Notify,
+}
+
+/// Memory that one connection has taken from the pool; given back when dropped.
+#[derive(Debug)]
+pub(super) struct ConnectionMemory {
+    pool: Arc<DynamicThresholdPool>,
+    /// Memory of all connections of the client's address; `None` if the address stands for many clients.
+    address_memory: Option<Arc<AddressMemory>>,
+    taken_bytes: AtomicUsize,
+    /// Taken for header lists that hyper has been given but has not made into requests yet.
+    pending_request_bytes: AtomicUsize,
+    in_header_list: AtomicBool,
+    /// Taken for the fields of the header list that began last.
+    header_list_bytes: AtomicUsize,
+    is_input_drained: AtomicBool,
+    /// Taken for streams that have ended here but whose last frames hyper may still hold.
+    unflushed_bytes: AtomicUsize,
+    /// Taken for what hyper's HPACK table retains.
+    table_bytes: AtomicUsize,
+    /// Streams that hyper has been given but has not made into requests yet.
+    pending_request_streams: AtomicUsize,
+    /// Streams that hyper keeps although they became no request.
+    refused_streams: AtomicUsize,
+    open_streams: AtomicUsize,
+    peak_streams: AtomicUsize,
+    /// True if a frame was received for which there is no memory.
+    is_waiting: AtomicBool,
+    /// When the last stream ended.
+    idle_since: Mutex<Instant>,
+    refusal_notify: Notify,
+    /// Why the connection must end.
+    refusal: OnceLock<GoawayReason>,
+    frames_this_poll: AtomicUsize,
+}
+
+impl ConnectionMemory {
+    /// Creates the account of a connection, which also counts in the memory of its address.
+    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
+        Arc::new(Self {
+            pool: Arc::clone(pool),
+            address_memory,
+            taken_bytes: AtomicUsize::new(0),
+            pending_request_bytes: AtomicUsize::new(0),
+            in_header_list: AtomicBool::new(false),
+            header_list_bytes: AtomicUsize::new(0),
+            is_input_drained: AtomicBool::new(false),
+            unflushed_bytes: AtomicUsize::new(0),
+            table_bytes: AtomicUsize::new(0),
+            pending_request_streams: AtomicUsize::new(0),
+            refused_streams: AtomicUsize::new(0),
+            open_streams: AtomicUsize::new(0),
+            peak_streams: AtomicUsize::new(0),
+            is_waiting: AtomicBool::new(false),
+            idle_since: Mutex::new(Instant::now()),
+            refusal_notify: Notify::new(),
+            refusal: OnceLock::new(),
+            frames_this_poll: AtomicUsize::new(0),
+        })
+    }
+
+    /// Takes `bytes` if the pool and the address's share of it allow that. Returns true if it took them. Threads that
+    /// take memory for the same address at the same time may exceed its share slightly.
+    pub(super) fn try_take(&self, bytes: usize) -> bool {
+        let Self { pool, address_memory, taken_bytes, .. } = self;
+        let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
+        if !pool.try_take(address_bytes, bytes) {
+            return false;
+        }
+        taken_bytes.fetch_add(bytes, Ordering::Relaxed);
+        if let Some(address) = address_memory {
+            address.memory_bytes.fetch_add(bytes, Ordering::Relaxed);
+        }
+        true
+    }
+
+    /// Gives back bytes that were taken.
+    pub(super) fn give_back(&self, bytes: usize) {
+        self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        self.return_bytes(bytes);
+    }
+
+    /// Begins a poll of the connection by its thread, which resets the number of frames.
+    pub(super) fn begin_poll(&self) {
+        self.frames_this_poll.store(0, Ordering::Relaxed);
+    }
+
+    /// Counts a read from the socket in this poll.
+    pub(super) fn count_read(&self) {
+        self.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
+    }
+
+    /// Returns true if this poll has admitted as many frames as it may.
+    pub(super) fn is_poll_budget_spent(&self) -> bool {
+        self.frames_this_poll.load(Ordering::Relaxed) >= MAX_FRAMES_PER_POLL
+    }
+
+    /// Admits no further frame, so that the connection ends. The first reason counts.
+    pub(super) fn refuse(&self, reason: GoawayReason) {
+        self.refusal.get_or_init(|| reason);
+        self.refusal_notify.notify_one();
+    }
+
+    /// Returns true if [`Self::refuse`] was called.
+    pub(super) fn is_refusing(&self) -> bool {
+        self.refusal().is_some()
+    }
+
+    /// Returns the reason given to [`Self::refuse`], if it was called.
+    pub(super) fn refusal(&self) -> Option<GoawayReason> {
+        self.refusal.get().copied()
+    }
+
+    /// Waits for a call of [`Self::refuse`] and returns its reason.
+    pub(super) async fn wait_for_refusal(&self) -> GoawayReason {
+        loop {
+            self.refusal_notify.notified().await;
+            if let Some(reason) = self.refusal.get() {
+                return *reason;
+            }
+        }
+    }
+
+    /// Returns the time since which the connection has had no stream that could end and give back memory. Returns
+    /// `None` if it has a stream, holds no memory, or is still sending its last answer.
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
+        let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
+        let is_blocked =
+            self.open_streams.load(Ordering::Relaxed) == 0 && holds(&self.taken_bytes) && !holds(&self.unflushed_bytes);
+        is_blocked.then(|| *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Records whether the connection waits for memory.
+    pub(super) fn set_waiting(&self, is_waiting: bool) {
+        self.is_waiting.store(is_waiting, Ordering::Relaxed);
+    }
+
+    /// Asks idle connections to give back the memory that hyper keeps for their past streams. Asks those of the same
+    /// address if that holds a large share of the pool, else any.
+    pub(super) fn request_reclaim(&self) {
+        let address_memory = self.address_memory.as_ref();
+        let address = address_memory.filter(|held| self.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
+        for _ in 0..RECLAIM_BATCH {
+            match address {
+                Some(address) => address.reclaim_requested.notify_one(),
+                None => self.pool.request_reclaim(),
+            }
+        }
+    }
+
+    /// Waits until others need the memory that hyper keeps for this connection, and the connection has been idle for a
+    /// while.
+    pub(super) async fn wait_for_reclaim(&self) {
+        loop {
+            let by_address = async {
+                match &self.address_memory {
+                    Some(address) => address.reclaim_requested.notified().await,
+                    None => std::future::pending().await,
+                }
+            };
+            tokio::select! {
+                () = self.pool.wait_for_reclaim() => {}
+                () = by_address => {}
+            }
+            let idle_since = *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
+            let holds_memory = self.taken_bytes.load(Ordering::Relaxed) > 0;
+            if holds_memory && self.is_idle() && idle_since.elapsed() >= MIN_STREAMLESS_IDLE {
+                return;
+            }
+        }
+    }
+
+    /// Returns true if no stream is open or about to be opened, and none waits for memory.
+    pub(super) fn is_idle(&self) -> bool {
+        self.open_streams.load(Ordering::Relaxed) == 0
+            && self.pending_request_streams.load(Ordering::Relaxed) == 0
+            && !self.is_waiting.load(Ordering::Relaxed)
+    }
+
+    /// Takes memory for a frame of a header list before hyper sees it. Breaks if there is none, or if no further frame
+    /// is admitted.
+    pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
+        if frame.is_forbidden {
+            self.refuse(GoawayReason::ForbiddenFrame);
+        }
+        if self.is_refusing() {
+            return ControlFlow::Break(());
+        }
+        let list_bytes = if frame.begins_list { 0 } else { self.header_list_bytes.load(Ordering::Relaxed) };
+        let field_bytes =
+            frame.payload_bytes.saturating_mul(FIELD_BYTES).min(MAX_HEADER_LIST_BYTES.saturating_sub(list_bytes));
+        let stream_bytes = if frame.opens_stream { STREAM_BYTES + RETAINED_BYTES } else { 0 };
+        if !self.try_take(field_bytes + stream_bytes) {
+            return ControlFlow::Break(());
+        }
+        self.header_list_bytes.store(list_bytes + field_bytes, Ordering::Relaxed);
+        self.pending_request_bytes.fetch_add(field_bytes + stream_bytes, Ordering::Relaxed);
+        self.pending_request_streams.fetch_add(usize::from(frame.opens_stream), Ordering::Relaxed);
+        self.frames_this_poll.fetch_add(1 + frame.payload_bytes / FRAME_UNIT_BYTES, Ordering::Relaxed);
+        ControlFlow::Continue(())
+    }
+
+    /// Takes memory for what hyper's HPACK table retains: from what was taken for the header list that added to it, and
+    /// beyond that from the pool. The connection ends if there is none. Gives memory back if the table has shrunk.
+    pub(super) fn set_table_bytes(&self, bytes: usize) {
+        let current_bytes = self.table_bytes.load(Ordering::Relaxed);
+        if bytes <= current_bytes {
+            self.table_bytes.store(bytes, Ordering::Relaxed);
+            self.give_back(current_bytes - bytes);
+            return;
+        }
+        let pending_bytes = self.pending_request_bytes.load(Ordering::Relaxed);
+        let stream_bytes = self.pending_request_streams.load(Ordering::Relaxed) * (STREAM_BYTES + RETAINED_BYTES);
+        let transferred_bytes = (bytes - current_bytes).min(pending_bytes.saturating_sub(stream_bytes));
+        if self.try_take(bytes - current_bytes - transferred_bytes) {
+            self.pending_request_bytes.fetch_sub(transferred_bytes, Ordering::Relaxed);
+            self.table_bytes.store(bytes, Ordering::Relaxed);
+        } else {
+            self.refuse(GoawayReason::NoTableMemory);
+        }
+    }
+
+    /// Records whether hyper has been given an incomplete header list.
+    pub(super) fn set_in_header_list(&self, in_header_list: bool) {
+        self.in_header_list.store(in_header_list, Ordering::Relaxed);
+    }
+
+    /// Records whether hyper has read all bytes that it was given, and wants more.
+    pub(super) fn set_input_drained(&self, is_drained: bool) {
+        self.is_input_drained.store(is_drained, Ordering::Relaxed);
+    }
+
+    /// Gives back the memory of header lists from which no requests came. Must be called after a poll of hyper. If
+    /// hyper has read all bytes that it was given, it has made requests of all complete header lists or refused them.
+    /// Refused streams stay charged, because hyper keeps them for a while.
+    pub(super) fn release_pending(&self) {
+        let (is_drained, in_list) = (&self.is_input_drained, &self.in_header_list);
+        if self.pending_request_bytes.load(Ordering::Relaxed) > 0
+            && is_drained.load(Ordering::Relaxed)
+            && !in_list.load(Ordering::Relaxed)
+        {
+            let refused_streams = self.pending_request_streams.swap(0, Ordering::Relaxed);
+            let already_refused = self.refused_streams.load(Ordering::Relaxed);
+            let newly_refused = refused_streams.min(MAX_REFUSED_STREAMS.saturating_sub(already_refused));
+            self.refused_streams.store(already_refused + newly_refused, Ordering::Relaxed);
+            let pending_bytes = self.pending_request_bytes.swap(0, Ordering::Relaxed);
+            self.give_back(pending_bytes.saturating_sub(newly_refused * RETAINED_BYTES));
+        }
+    }
+
+    /// Opens a stream for a request. Returns `None` if there is no memory for a head of its length.
+    pub(super) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
+        let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
+        let head_bytes: usize = request
+            .headers
+            .iter()
+            .map(|(name, value)| name.as_str().len() + value.len())
+            .fold(path, usize::saturating_add);
+        let stream_bytes = STREAM_BYTES + head_bytes.saturating_sub(STREAM_HEAD_BYTES).saturating_mul(HEAD_COPIES);
+        let streams = self.open_streams.load(Ordering::Relaxed) + 1;
+        let is_new_peak = streams > self.peak_streams.load(Ordering::Relaxed);
+        let needed_bytes = if is_new_peak { stream_bytes + RETAINED_BYTES } else { stream_bytes };
+        let pending_bytes = self.pending_request_bytes.load(Ordering::Relaxed);
+        let covered_bytes = pending_bytes.min(needed_bytes);
+        if needed_bytes > covered_bytes && !self.try_take(needed_bytes - covered_bytes) {
+            return None;
+        }
+        self.pending_request_bytes.fetch_sub(covered_bytes, Ordering::Relaxed);
+        self.pending_request_streams
+            .store(self.pending_request_streams.load(Ordering::Relaxed).saturating_sub(1), Ordering::Relaxed);
+        self.open_streams.store(streams, Ordering::Relaxed);
+        if is_new_peak {
+            self.peak_streams.store(streams, Ordering::Relaxed);
+        }
+        Some(StreamMemory { connection: Arc::clone(self), bytes: stream_bytes })
+    }
+
+    /// Gives back the memory of streams that have ended. Must be called when hyper holds no frame that could be sent.
+    pub(super) fn release_flushed(&self) {
+        if self.unflushed_bytes.load(Ordering::Relaxed) > 0 {
+            self.give_back(self.unflushed_bytes.swap(0, Ordering::Relaxed));
+        }
+    }
+
+    fn return_bytes(&self, bytes: usize) {
+        self.pool.give_back(bytes);
+        if let Some(address) = &self.address_memory {
+            address.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
+    }
+}
+
+impl Drop for ConnectionMemory {
+    fn drop(&mut self) {
+        self.return_bytes(self.taken_bytes.load(Ordering::Relaxed));
+    }
+}
+
+/// Memory of an open stream, until it is dropped and its last frame is sent.
+#[derive(Debug)]
+pub(super) struct StreamMemory {
+    connection: Arc<ConnectionMemory>,
+    bytes: usize,
+}
+
+impl Drop for StreamMemory {
+    fn drop(&mut self) {
+        if self.connection.open_streams.fetch_sub(1, Ordering::Relaxed) == 1 {
+            *self.connection.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
+        }
+        self.connection.unflushed_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::Request;
+
+    use super::*;
+    use crate::metrics::ConnectionPoolLabel;
+
+    fn request(path: &str) -> Parts {
+        Request::get(path).body(()).unwrap().into_parts().0
+    }
+
+    fn taken_bytes(memory: &ConnectionMemory) -> usize {
+        memory.taken_bytes.load(Ordering::Relaxed)
+    }
+
+    #[test]
+    fn a_stream_is_charged_from_its_first_frame_to_its_last_byte() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        assert!(
+            memory
+                .admit(HeaderFrame { payload_bytes: 50, begins_list: true, opens_stream: true, is_forbidden: false })
+                .is_continue()
+        );
+        let stream = memory.open_stream(&request("/a")).unwrap();
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), STREAM_BYTES + RETAINED_BYTES);
+        drop(stream);
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), STREAM_BYTES + RETAINED_BYTES, "its last frame may not be sent yet");
+        memory.release_flushed();
+        assert_eq!(taken_bytes(&memory), RETAINED_BYTES);
+        // The next stream uses what hyper has kept.
+        let stream = memory.open_stream(&request("/a")).unwrap();
+        assert_eq!(taken_bytes(&memory), STREAM_BYTES + RETAINED_BYTES);
+        drop((stream, memory));
+        assert!(pool.try_take(Some(0), 1 << 19), "all memory is given back");
+    }
+
+    #[test]
+    fn an_unfinished_header_list_stays_charged() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        assert!(
+            memory
+                .admit(HeaderFrame { payload_bytes: 100, begins_list: true, opens_stream: true, is_forbidden: false })
+                .is_continue()
+        );
+        memory.set_in_header_list(true);
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), 100 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES);
+        memory.set_in_header_list(false);
+        memory.set_input_drained(true);
+        memory.release_pending();
+        assert_eq!(taken_bytes(&memory), RETAINED_BYTES, "hyper keeps the stream that became no request");
+    }
+
+    #[test]
+    fn refused_streams_stay_charged_while_hyper_keeps_them() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        for _ in 0..3 * MAX_REFUSED_STREAMS {
+            let frame = HeaderFrame { payload_bytes: 1, begins_list: true, opens_stream: true, is_forbidden: false };
+            assert!(memory.admit(frame).is_continue());
+            memory.set_input_drained(true);
+            memory.release_pending();
+        }
+        assert_eq!(taken_bytes(&memory), MAX_REFUSED_STREAMS * RETAINED_BYTES);
+    }
+
+    #[test]
+    fn an_hpack_table_is_charged_or_the_connection_ends() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 16, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        memory.set_table_bytes(1000);
+        memory.set_table_bytes(300);
+        assert_eq!((taken_bytes(&memory), memory.is_refusing()), (300, false));
+        // The memory taken for a header list covers what the list adds to the table.
+        assert!(
+            memory
+                .admit(HeaderFrame { payload_bytes: 100, begins_list: true, opens_stream: true, is_forbidden: false })
+                .is_continue()
+        );
+        let before = taken_bytes(&memory);
+        memory.set_table_bytes(300 + 100 * FIELD_BYTES);
+        assert_eq!((taken_bytes(&memory), memory.is_refusing()), (before, false));
+        memory.set_table_bytes(1 << 17);
+        assert_eq!((taken_bytes(&memory), memory.is_refusing()), (before, true));
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_holds_memory_without_a_stream_is_blocked() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        assert_eq!(memory.blocked_since(), None);
+        memory.set_table_bytes(100);
+        let first_blocked = memory.blocked_since().unwrap();
+        let stream = memory.open_stream(&request("/a")).unwrap();
+        assert_eq!(memory.blocked_since(), None);
+        drop(stream);
+        assert_eq!(memory.blocked_since(), None, "its last frame is not sent yet");
+        memory.release_flushed();
+        assert!(memory.blocked_since().unwrap() > first_blocked);
+        memory.refuse(GoawayReason::BlockedTooLong);
+        memory.refuse(GoawayReason::NoTableMemory);
+        assert_eq!(memory.wait_for_refusal().await, GoawayReason::BlockedTooLong);
+    }
+
+    #[tokio::test]
+    async fn a_connection_that_waits_for_memory_is_not_idle() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 16, 0));
+        let memory = ConnectionMemory::new(&pool, Some(Arc::default()));
+        memory.set_table_bytes(100);
+        *memory.idle_since.lock().unwrap() -= MIN_STREAMLESS_IDLE;
+        let mut reclaim = Box::pin(memory.wait_for_reclaim());
+        assert!(futures_util::poll!(&mut reclaim).is_pending());
+        memory.set_waiting(true);
+        memory.request_reclaim();
+        assert!(futures_util::poll!(&mut reclaim).is_pending());
+        memory.set_waiting(false);
+        memory.request_reclaim();
+        assert!(futures_util::poll!(&mut reclaim).is_ready());
+    }
+
+    #[test]
+    fn one_address_gets_half_of_the_pool_for_any_number_of_connections() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 20, 0));
+        let address = Arc::<AddressMemory>::default();
+        let memories: Vec<_> = (0..100).map(|_| ConnectionMemory::new(&pool, Some(Arc::clone(&address)))).collect();
+        assert_eq!(memories.iter().filter(|memory| memory.try_take(1 << 14)).count(), 32);
+        let other = ConnectionMemory::new(&pool, Some(Arc::default()));
+        assert!(other.try_take(1 << 14) && !other.try_take(1 << 18));
+        drop(memories);
+        assert_eq!(address.memory_bytes.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn frames_of_a_header_list_are_charged_for_at_most_its_maximum_fields() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 2 << 20, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        let header_frame = |begins_list| HeaderFrame {
+            payload_bytes: 16 << 10,
+            begins_list,
+            opens_stream: begins_list,
+            is_forbidden: false,
+        };
+        for number in 1..=2 {
+            for begins_list in [true, false, false, false, false, false] {
+                assert!(memory.admit(header_frame(begins_list)).is_continue());
+            }
+            assert_eq!(taken_bytes(&memory), number * (MAX_HEADER_LIST_BYTES + STREAM_BYTES + RETAINED_BYTES));
+        }
+    }
+
+    #[test]
+    fn a_long_head_is_charged_or_refused() {
+        let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Memory, 1 << 18, 0));
+        let memory = ConnectionMemory::new(&pool, None);
+        let long = request(&format!("/{}", "a".repeat(40_000)));
+        let stream = memory.open_stream(&long).unwrap();
+        assert!(taken_bytes(&memory) > HEAD_COPIES * 37_000);
+        assert!(memory.open_stream(&long).is_none());
+        drop(stream);
+        memory.release_flushed();
+        assert!(memory.open_stream(&long).is_some());
+    }
+}

@@ -1,0 +1,372 @@
+//! Serves one connection, HTTP/1.1 or HTTP/2, with limits on its cost.
+
+use std::error::Error;
+use std::future::poll_fn;
+use std::io;
+use std::net::IpAddr;
+use std::sync::atomic::AtomicUsize;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use rustix::net::sockopt;
+use tokio::io::AsyncWriteExt;
+use tokio::net::TcpStream;
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
+use tokio_io_timeout::TimeoutStream;
+
+use super::connection_memory::{AddressMemory, ConnectionMemory, GUARANTEED_BYTES};
+use super::connection_signals::{UnflushedGuard, wait_until_set};
+use super::fast_connection::FastConnection;
+use super::http2_watchdog::WatchdogLimits;
+use super::hyper_connection::serve_with_hyper;
+use super::metered_socket::{LingerSlot, MeteredSocket};
+use super::peers::{self, PeerAdmission, PeerLimits, PeerSlot, Peers};
+use super::send_queue::{self, SendQueue};
+use super::serving_snapshot::{ServingSnapshot, SnapshotCache};
+use super::socket::{Socket, TokioSocket};
+use super::threshold_pool::DynamicThresholdPool;
+use super::tls::TlsTerminator;
+use super::workers::WorkerPool;
+use crate::config::Config;
+use crate::log_throttle::LogThrottle;
+use crate::metrics::{self, CloseReason, ConnectionPoolLabel};
+
+/// At shutdown, time to wait for the first request of a client that has sent none.
+const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(100);
+
+/// At shutdown, time to finish a handshake that has begun.
+const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
+
+/// Time for a client to receive the last message of a failed handshake.
+const TLS_ALERT_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Serves accepted connections; holds all that they share. Cheap to clone; clones share it.
+#[derive(Clone)]
+pub(crate) struct ConnectionServer {
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
+    closing: watch::Sender<bool>,
+    slots: Arc<Semaphore>,
+    peers: Arc<Peers>,
+    unsent: Arc<AtomicUsize>,
+    /// Shared by the connections whose first request may still arrive.
+    arriving: Arc<()>,
+    workers: Arc<WorkerPool>,
+    tls: Option<Arc<TlsTerminator>>,
+    metrics: metrics::ConnectionMetrics,
+    /// For streams and long heads.
+    memory_pool: Arc<DynamicThresholdPool>,
+    /// For send queues.
+    send_queue_pool: Arc<DynamicThresholdPool>,
+}
+
+impl ConnectionServer {
+    /// Serves with the latest snapshot, on `workers`. The maximum number of connections is that of `config`; TCP
+    /// connections use `tls` if it is given.
+    pub(crate) fn new(
+        config: &Config,
+        snapshots: watch::Receiver<Arc<ServingSnapshot>>,
+        workers: WorkerPool,
+        tls: Option<TlsTerminator>,
+    ) -> Self {
+        let new_pool = |pool, bytes: u64, divisor| {
+            DynamicThresholdPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor)
+        };
+        let memory_pool = new_pool(ConnectionPoolLabel::Memory, config.connection_pool_bytes(), 0);
+        let send_queue_pool =
+            new_pool(ConnectionPoolLabel::Sockets, config.send_queues_bytes(), send_queue::CONNECTION_DIVISOR);
+        Self {
+            memory_pool: Arc::new(memory_pool.with_guarantee(GUARANTEED_BYTES)),
+            send_queue_pool: Arc::new(send_queue_pool),
+            workers: Arc::new(workers),
+            tls: tls.map(Arc::new),
+            metrics: metrics::ConnectionMetrics::new(config.server.max_connections),
+            snapshots,
+            closing: watch::Sender::new(false),
+            unsent: Arc::default(),
+            arriving: Arc::default(),
+            peers: Arc::default(),
+            slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
+        }
+    }
+
+    /// Returns the counter of connections with an answer of hyper that has not been sent completely.
+    pub(crate) fn unflushed_connections(&self) -> Arc<AtomicUsize> {
+        Arc::clone(&self.unsent)
+    }
+
+    /// Returns a handle whose strong count, less one, is the number of connections whose first request may still
+    /// arrive.
+    pub(crate) fn awaiting_first_request(&self) -> Weak<()> {
+        Arc::downgrade(&self.arriving)
+    }
+
+    /// Begins no further request, except the first request of a connection that has sent none.
+    pub(crate) fn begin_shutdown(&self) {
+        self.closing.send_replace(true);
+    }
+
+    /// Waits until all connections have ended. Call it after [`Self::begin_shutdown`].
+    pub(crate) async fn wait_drained(self) {
+        self.closing.closed().await;
+    }
+
+    /// Wakes all connections, so that idle ones release the replaced snapshot.
+    pub(crate) fn wake_all(&self) {
+        self.closing.send_modify(|_closing| ());
+    }
+
+    pub(super) async fn acquire_slot(&self) -> Option<OwnedSemaphorePermit> {
+        // The semaphore is never closed.
+        Arc::clone(&self.slots).acquire_owned().await.ok()
+    }
+
+    /// Serves one connection. The thread that serves it calls `open` to create it.
+    pub(super) fn serve<S: TokioSocket>(
+        &self,
+        open: impl FnOnce() -> io::Result<S> + Send + 'static,
+        peer: Option<IpAddr>,
+        slot: Option<OwnedSemaphorePermit>,
+    ) {
+        self.serve_plain(open, self.new_context(peer, None, slot));
+    }
+
+    fn serve_plain<S: TokioSocket>(
+        &self,
+        open: impl FnOnce() -> io::Result<S> + Send + 'static,
+        context: ConnectionContext,
+    ) {
+        let closing = self.closing.subscribe();
+        let queue = self.new_send_queue(&context);
+        self.workers.spawn(async move {
+            let Some(stream) = log_open_error(open()) else { return };
+            let linger = LingerSlot::default();
+            let mut stream = TimeoutStream::new(MeteredSocket::new(stream, queue, &linger));
+            stream.set_write_timeout(Some(context.send_timeout));
+            context.run(Box::pin(stream), linger, closing).await;
+        });
+    }
+
+    /// Like [`Self::serve`], with TLS if it is configured. If `peer` has too many connections, the connection waits for
+    /// a slot; if too many wait already, it is closed at once.
+    pub(super) fn serve_tcp(
+        &self,
+        open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
+        peer: IpAddr,
+        slot: Option<OwnedSemaphorePermit>,
+    ) {
+        let snapshot = self.snapshots.borrow().clone();
+        if snapshot.is_proxy(peer) {
+            return self.serve_admitted(open, self.new_context(Some(peer), None, slot));
+        }
+        // The available permits do not include this connection's.
+        let limits = PeerLimits::new(snapshot.max_connections_per_address, self.slots.available_permits());
+        match self.peers.admit(peer, limits) {
+            PeerAdmission::Admitted(peer_slot) => {
+                self.serve_admitted(open, self.new_context(Some(peer), Some(peer_slot), slot));
+            }
+            PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
+            PeerAdmission::Queued(waiter, search) => {
+                if let Some(address) = search {
+                    tokio::spawn(Arc::clone(&self.peers).evict_for_waiters(address));
+                }
+                let (this, timeout) = (self.clone(), snapshot.header_timeout);
+                let mut closing = self.closing.subscribe();
+                tokio::spawn(async move {
+                    // Meanwhile the first request waits in the kernel.
+                    let peer_slot = tokio::select! {
+                        place = peers::wait_for_slot(waiter, timeout) => place,
+                        () = wait_until_set(&mut closing) => None,
+                    };
+                    match peer_slot {
+                        Some(peer_slot) => {
+                            this.serve_admitted(open, this.new_context(Some(peer), Some(peer_slot), slot));
+                        }
+                        None => this.refuse(open, peer, "clients.connections: no connection ended in time"),
+                    }
+                });
+            }
+        }
+    }
+
+    fn serve_admitted(
+        &self,
+        open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
+        context: ConnectionContext,
+    ) {
+        let (Some(tls), Some(peer)) = (self.tls.clone(), context.peer) else { return self.serve_plain(open, context) };
+        let mut closing = self.closing.subscribe();
+        let queue = self.new_send_queue(&context);
+        self.workers.spawn(async move {
+            let Some(stream) = log_open_error(open()) else { return };
+            let linger = LingerSlot::default();
+            let meter = |stream| MeteredSocket::new(stream, queue, &linger);
+            // Boxed, so that the memory of the handshake is freed when it is done.
+            let mut accept = Box::pin(tls.accept(stream, meter, context.send_timeout, peer));
+            let accepted = tokio::select! {
+                accepted = accept.as_mut() => accepted,
+                () = wait_until_set(&mut closing) => tokio::time::timeout(HANDSHAKE_GRACE, accept.as_mut()).await.ok().flatten(),
+            };
+            drop(accept);
+            let Some(stream) = accepted else {
+                let ConnectionContext { arriving, peer_slot, slot, .. } = context;
+                // Shutdown does not wait for this connection.
+                drop((arriving, closing));
+                linger.drain(false, TLS_ALERT_TIMEOUT).await;
+                drop((peer_slot, slot));
+                return;
+            };
+            context.run(stream, linger, closing).await;
+        });
+    }
+
+    /// Returns an empty send queue for a connection.
+    fn new_send_queue(&self, context: &ConnectionContext) -> SendQueue {
+        SendQueue::new(&self.send_queue_pool, address_memory(context.peer_slot.as_ref()))
+    }
+
+    /// Resets a connection because its address has too many, and counts and logs it.
+    fn refuse(&self, open: impl FnOnce() -> io::Result<TcpStream>, peer: IpAddr, reason: &'static str) {
+        static REFUSED: LogThrottle = LogThrottle::new();
+        if let Ok(stream) = open() {
+            // After an orderly close, the kernel would keep the connection until its client acknowledges the end, or
+            // for minutes. If this fails, the connection is gone.
+            let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
+        }
+        self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
+        if let Some(unsaid) = REFUSED.allow() {
+            let most = self.snapshots.borrow().clone().max_connections_per_address;
+            tracing::warn!(%peer, reason, most, unsaid, "connection refused");
+        }
+    }
+
+    fn new_context(
+        &self,
+        peer: Option<IpAddr>,
+        peer_slot: Option<PeerSlot>,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> ConnectionContext {
+        let snapshot = self.snapshots.borrow().clone();
+        ConnectionContext {
+            snapshots: self.snapshots.clone(),
+            unsent: UnflushedGuard::new(&self.unsent),
+            header_timeout: snapshot.header_timeout,
+            send_timeout: snapshot.send_timeout,
+            peer,
+            metrics: self.metrics.record_accepted(),
+            arriving: Arc::clone(&self.arriving),
+            memory: ConnectionMemory::new(&self.memory_pool, address_memory(peer_slot.as_ref())),
+            peer_slot,
+            slot,
+        }
+    }
+}
+
+/// Returns the memory that all connections of the address have taken; `None` where the address stands for many clients.
+fn address_memory(peer_slot: Option<&PeerSlot>) -> Option<Arc<AddressMemory>> {
+    peer_slot.map(|slot| Arc::clone(slot.memory()))
+}
+
+fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
+    stream.inspect_err(|error| tracing::warn!(%error, "connection not served")).ok()
+}
+
+/// Everything that one connection is served with, until it ends.
+struct ConnectionContext {
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
+    unsent: UnflushedGuard,
+    header_timeout: Duration,
+    send_timeout: Duration,
+    peer: Option<IpAddr>,
+    metrics: metrics::OpenConnectionGuard,
+    arriving: Arc<()>,
+    memory: Arc<ConnectionMemory>,
+    /// Released before `slot`: the next connection that gets the slot must not find this one counted.
+    peer_slot: Option<PeerSlot>,
+    slot: Option<OwnedSemaphorePermit>,
+}
+
+impl ConnectionContext {
+    /// Answers requests until the connection ends.
+    async fn run<S: Socket + 'static>(self, stream: S, linger: LingerSlot, mut closing: watch::Receiver<bool>) {
+        let Self {
+            snapshots,
+            unsent,
+            header_timeout,
+            send_timeout,
+            peer,
+            metrics: mut open_guard,
+            arriving,
+            memory,
+            peer_slot,
+            slot,
+        } = self;
+        let activity = peer_slot.as_ref().map(|slot| Arc::clone(slot.activity()));
+        let snapshot_cache = SnapshotCache::new(snapshots.clone());
+        let mut connection =
+            FastConnection::new(stream, snapshot_cache, peer, unsent, memory, activity, header_timeout);
+        let signals = Arc::clone(connection.signals());
+        // hyper is used only from the first request that it has to answer. Its state is larger than the fast
+        // connection's, and polling through it takes longer than the fast path needs to answer.
+        let mut arriving = Some(arriving);
+        let outcome = tokio::select! {
+            biased;
+            outcome = poll_fn(|context| connection.poll_fast_path(context)) => outcome,
+            () = wait_until_set(&mut closing) => {
+                // A client that was accepted just now may have sent a request that is not read yet.
+                let grace = if connection.is_new() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
+                match tokio::time::timeout(grace, poll_fn(|context| connection.poll_fast_path(context))).await {
+                    Ok(outcome) => outcome,
+                    Err(_elapsed) => {
+                        arriving = None;
+                        signals.request_close();
+                        poll_fn(|context| connection.poll_fast_path(context)).await
+                    }
+                }
+            }
+        };
+        drop(arriving);
+        let result = match outcome {
+            // Boxed, because most connections never need this memory.
+            Ok(true) => {
+                let limits = WatchdogLimits { stall: send_timeout, idle: header_timeout };
+                Box::pin(serve_with_hyper(connection, snapshots, closing, limits)).await
+            }
+            Ok(false) => {
+                let result = connection.shutdown().await.map_err(Into::into);
+                drop(connection);
+                result
+            }
+            Err(error) => {
+                drop(connection);
+                Err(error.into())
+            }
+        };
+        let reason = signals.close_reason();
+        let has_timed_out = result.as_ref().is_err_and(|error| is_timeout(&**error));
+        open_guard.set_close_reason(match reason {
+            _ if has_timed_out => CloseReason::SendTimeout,
+            Some(reason) => reason,
+            None if result.is_ok() => CloseReason::Ended,
+            None => CloseReason::Error,
+        });
+        // A connection that is closed to make room for others still sends its last answer.
+        let sends_last_answer = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
+        linger.drain(result.is_err() && !sends_last_answer, send_timeout).await;
+        drop((peer_slot, slot));
+        if let Err(error) = result {
+            tracing::debug!(error, "connection ended");
+        }
+    }
+}
+
+/// Returns true if the client received nothing for too long.
+fn is_timeout(error: &(dyn Error + 'static)) -> bool {
+    let mut cause = Some(error);
+    while let Some(error) = cause {
+        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
+            return true;
+        }
+        cause = error.source();
+    }
+    false
+}

@@ -1,0 +1,280 @@
+//! Runs hyper behind the fast path: its settings, what each request costs, and when the connection ends.
+
+use std::convert::Infallible;
+use std::error::Error;
+use std::future::{Future, poll_fn};
+use std::io;
+use std::net::IpAddr;
+use std::pin::{Pin, pin};
+use std::sync::Arc;
+use std::task::{Context, Poll, ready};
+use std::time::Duration;
+
+use axum::body::Body;
+use axum::extract::ConnectInfo;
+use axum::http::header::COOKIE;
+use axum::http::{Request, Response, StatusCode, Uri, Version, uri};
+use bytes::Bytes;
+use http_body::{Frame, SizeHint};
+use hyper::body::Incoming;
+use hyper::service::service_fn;
+use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
+use hyper_util::server::conn::auto::Builder;
+use tokio::sync::watch;
+use tokio::time::Instant;
+use tower::ServiceExt;
+
+use super::connection_memory::ConnectionMemory;
+use super::connection_signals::{ConnectionSignals, wait_until_set};
+use super::fast_connection::FastConnection;
+use super::goaway_reason::GoawayReason;
+use super::header_filter::strip_unread_headers;
+use super::http2_watchdog::{Http2Watchdog, StreamTracker, TrackedBytes, WatchdogLimits, WatchdogTimeout};
+use super::limits::{MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES};
+use super::serving_snapshot::ServingSnapshot;
+use super::socket::Socket;
+use crate::log_throttle::LogThrottle;
+use crate::metrics::CloseReason;
+
+/// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
+const MAX_MALFORMED_REQUESTS: usize = 16;
+
+/// Initial flow control window of a stream: bytes of a request body that the client may send at once. Requests have no
+/// body here; received bytes are dropped.
+const STREAM_WINDOW_BYTES: u32 = 8 << 10;
+
+/// Flow control window of an HTTP/2 connection for all request bodies together.
+const CONNECTION_WINDOW_BYTES: u32 = 65_535;
+
+/// Time to send GOAWAY before the connection is closed.
+const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Serves the rest of a connection with hyper, from the first request that the fast path does not answer.
+pub(super) async fn serve_with_hyper<S: Socket + 'static>(
+    fast_connection: FastConnection<S>,
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
+    mut closing: watch::Receiver<bool>,
+    limits: WatchdogLimits,
+) -> Result<(), Box<dyn Error + Send + Sync>> {
+    let (peer, is_http2, watchdog) =
+        (fast_connection.peer(), fast_connection.is_http2(), Arc::<Http2Watchdog>::default());
+    let (signals, memory) = (Arc::clone(fast_connection.signals()), Arc::clone(fast_connection.memory()));
+    let (request_signals, request_watchdog, request_memory) =
+        (Arc::clone(&signals), Arc::clone(&watchdog), Arc::clone(&memory));
+    let service = service_fn(move |request: Request<Incoming>| {
+        let busy_guard = BusyGuard::begin(&request_signals);
+        let prepared = prepare_request(request, &request_watchdog, &request_memory).map(|(mut request, stream)| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            (snapshots.borrow().router.clone().oneshot(request), stream)
+        });
+        if prepared.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
+            // A field may cost the client a single byte, and many fields take as much time as many requests.
+            request_memory.refuse(GoawayReason::TooManyFields);
+        }
+        async move {
+            let (response, stream) = match prepared {
+                Ok((response_future, stream)) => (response_future.await?, stream),
+                Err(status) => (empty_response(status), None),
+            };
+            Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: busy_guard }))
+        }
+    });
+    let hyper_builder = hyper_builder(limits.idle);
+    let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
+    let (mut is_closing, mut is_going_away, mut goaway_deadline) = (false, false, None);
+    let reason = loop {
+        tokio::select! {
+            // hyper must come first: if it is shut down before it has seen a request, it never sees it.
+            biased;
+            result = with_accounting(connection.as_mut(), &memory) => return result,
+            reason = memory.wait_for_refusal(), if is_http2 => {
+                if reason.is_memory_shortage() {
+                    log_ended_for_memory(peer, reason);
+                    signals.set_close_reason(CloseReason::Memory);
+                }
+                break io::Error::other(reason.text());
+            }
+            () = wait_until_set(&mut closing), if !is_closing => {
+                is_closing = true;
+                signals.request_close();
+                watchdog.begin_shutdown();
+                connection.as_mut().graceful_shutdown();
+            }
+            () = memory.wait_for_reclaim(), if is_http2 && !is_going_away && !is_closing => {
+                is_going_away = true;
+                goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
+                signals.set_close_reason(CloseReason::Evicted);
+                connection.as_mut().graceful_shutdown();
+            }
+            // The client ignores GOAWAY. The connection ends unless a request has just arrived.
+            () = tokio::time::sleep_until(goaway_deadline.unwrap_or_else(Instant::now)), if goaway_deadline.is_some() => {
+                if memory.is_idle() {
+                    break io::Error::other("others need the memory of this idle connection");
+                }
+                goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
+            }
+            timeout = watchdog.wait_for_timeout(limits), if is_http2 => match timeout {
+                // A request may have been sent just now. If the client ignores GOAWAY, the connection becomes idle
+                // again.
+                WatchdogTimeout::Idle if !is_going_away => {
+                    is_going_away = true;
+                    signals.set_close_reason(CloseReason::Idle);
+                    connection.as_mut().graceful_shutdown();
+                }
+                WatchdogTimeout::Idle => break io::Error::other("the client makes no requests"),
+                WatchdogTimeout::Stalled => {
+                    let text = "the client does not read the answers it requested";
+                    break io::Error::new(io::ErrorKind::TimedOut, text);
+                }
+            },
+        }
+    };
+    if !is_closing {
+        // This sends two GOAWAY frames. The second, after a PING, tells an honest client which requests it can repeat.
+        connection.as_mut().graceful_shutdown();
+        let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &memory)).await;
+    }
+    Err(reason.into())
+}
+
+/// Logs that a connection is ended because others need its memory.
+fn log_ended_for_memory(peer: Option<IpAddr>, reason: GoawayReason) {
+    static ENDED: LogThrottle = LogThrottle::new();
+    if let Some(unsaid) = ENDED.allow() {
+        tracing::warn!(?peer, reason = reason.text(), unsaid, "connection ended: the memory for streams is used up");
+    }
+}
+
+/// Drives hyper's connection and does the memory accounting of each poll.
+async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, memory: &ConnectionMemory) -> T {
+    poll_fn(|context| {
+        memory.begin_poll();
+        let result = connection.as_mut().poll(context);
+        memory.release_pending();
+        result
+    })
+    .await
+}
+
+/// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too much.
+fn prepare_request(
+    request: Request<Incoming>,
+    watchdog: &Arc<Http2Watchdog>,
+    memory: &Arc<ConnectionMemory>,
+) -> Result<(Request<Body>, Option<Arc<StreamTracker>>), StatusCode> {
+    if request.version() != Version::HTTP_2 {
+        let mut request = request.map(Body::new);
+        if strip_unread_headers(request.headers_mut()) {
+            // The copy frees the buffer of the head, of which only the URI is left.
+            if let Some(uri) = copy_uri(request.uri()) {
+                *request.uri_mut() = uri;
+            }
+        }
+        return Ok((request, None));
+    }
+    // Drop the body, if there is one: otherwise hyper keeps what has been received of it.
+    let (mut parts, _body) = request.into_parts();
+    // hyper's URI is a slice of the receive buffer and would keep all of it.
+    if let Some(uri) = copy_uri(&parts.uri) {
+        parts.uri = uri;
+    }
+    // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
+    let cookies = parts.headers.get_all(COOKIE).iter().count();
+    if parts.headers.len() - cookies.min(MAX_UNCOUNTED_COOKIES) > MAX_FIELDS {
+        return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+    }
+    let stream_memory = memory.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+    let stream = watchdog.track(stream_memory);
+    strip_unread_headers(&mut parts.headers);
+    Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
+}
+
+/// Copies a URI into memory of its own.
+fn copy_uri(uri: &Uri) -> Option<Uri> {
+    let mut parts = uri::Parts::default();
+    let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
+    parts.path_and_query =
+        uri.path_and_query().map(|path| uri::PathAndQuery::from_maybe_shared(bytes(path.as_str()))).transpose().ok()?;
+    parts.authority =
+        uri.authority().map(|text| uri::Authority::from_maybe_shared(bytes(text.as_str()))).transpose().ok()?;
+    parts.scheme = uri.scheme().cloned();
+    Uri::from_parts(parts).ok()
+}
+
+/// Returns an empty response, for a request that does not reach the router.
+fn empty_response(status: StatusCode) -> Response<Body> {
+    let mut response = Response::new(Body::empty());
+    *response.status_mut() = status;
+    response
+}
+
+/// Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
+struct BusyGuard(Arc<ConnectionSignals>);
+
+impl BusyGuard {
+    fn begin(signals: &Arc<ConnectionSignals>) -> Self {
+        signals.set_busy();
+        Self(Arc::clone(signals))
+    }
+}
+
+impl Drop for BusyGuard {
+    fn drop(&mut self) {
+        self.0.clear_busy();
+    }
+}
+
+/// A response body that lives until hyper has taken all of it.
+struct TrackedBody {
+    body: Body,
+    /// `Some` for HTTP/2; over HTTP/1 the socket has a time limit of its own.
+    stream: Option<Arc<StreamTracker>>,
+    _busy: BusyGuard,
+}
+
+impl http_body::Body for TrackedBody {
+    type Data = TrackedBytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<TrackedBytes>, axum::Error>>> {
+        let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
+        Poll::Ready(
+            frame
+                .map(|frame| frame.map(|frame| frame.map_data(|bytes| TrackedBytes::new(bytes, self.stream.as_ref())))),
+        )
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        self.body.size_hint()
+    }
+}
+
+/// Returns the builder that sets how hyper serves a connection. A client answers pings within `ping_timeout`.
+fn hyper_builder(ping_timeout: Duration) -> Builder<TokioExecutor> {
+    let mut builder = Builder::new(TokioExecutor::new());
+    // The fast path enforces the time limit of request heads.
+    builder.http1().header_read_timeout(None).max_buf_size(MAX_HEAD_BYTES);
+    builder
+        .http2()
+        .timer(TokioTimer::new())
+        .max_concurrent_streams(MAX_STREAMS)
+        // hyper keeps a stream in memory for each malformed request.
+        .max_local_error_reset_streams(Some(MAX_MALFORMED_REQUESTS))
+        .initial_stream_window_size(STREAM_WINDOW_BYTES)
+        // The minimum (RFC 9113, section 6.9.2).
+        .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
+        // Makes a WebSocket handshake a request that gets an answer. Without it the stream is refused, and what follows
+        // on it is a connection error for all other clients of a proxy (RFC 8441, section 3).
+        .enable_connect_protocol()
+        .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
+        .keep_alive_interval(Some(ping_timeout))
+        .keep_alive_timeout(ping_timeout);
+    builder
+}

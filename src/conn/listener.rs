@@ -1,0 +1,186 @@
+//! The listening socket, from which connections are accepted.
+
+use std::convert::Infallible;
+use std::io;
+use std::net::SocketAddr;
+use std::os::unix::fs::FileTypeExt;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use anyhow::Context;
+use rustix::net::sockopt;
+use tokio::net::{TcpListener, TcpStream, UnixListener, UnixStream};
+use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::Instant;
+
+use super::connections::ConnectionServer;
+use crate::config::ListenAddress;
+use crate::log_throttle::LogThrottle;
+use crate::metrics;
+use crate::off_thread::off_thread;
+
+/// Maximum number of connections that wait to be accepted; the system has a limit of its own (`net.core.somaxconn`).
+/// Beyond it clients retry after a second. The runtime's default of 128 is too low: that many arrive within a moment
+/// when a viewer's proxy restarts.
+const ACCEPT_BACKLOG: i32 = 2048;
+
+/// Size of a receive buffer in bytes. The kernel doubles it for the overhead of its packets (socket(7), `SO_RCVBUF`).
+const RECEIVE_BUFFER_BYTES: usize = 4 << 10;
+
+/// Longest time to check or remove the socket's file.
+const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
+
+/// Longest time at shutdown to accept the waiting connections if slots or descriptors are short.
+const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
+
+#[derive(Debug)]
+pub(crate) enum Listener {
+    Tcp(TcpListener),
+    Unix(UnixListener, PathBuf),
+}
+
+impl Listener {
+    /// Binds the address.
+    ///
+    /// # Errors
+    /// If the address cannot be bound.
+    pub(crate) async fn bind(listen: &ListenAddress) -> anyhow::Result<Self> {
+        match listen {
+            ListenAddress::Tcp(address) => {
+                let listener = TcpListener::bind(address).await.and_then(|listener| {
+                    // Accepted sockets inherit it. Requests are short, and unread data takes kernel memory.
+                    sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BUFFER_BYTES)?;
+                    rustix::net::listen(&listener, ACCEPT_BACKLOG)?;
+                    Ok(Self::Tcp(listener))
+                });
+                listener.with_context(|| format!("cannot listen on {address}"))
+            }
+            ListenAddress::Unix(path) => {
+                let stale_path = path.clone();
+                off_thread(SOCKET_FILE_TIMEOUT, move || {
+                    remove_stale(&stale_path);
+                    Ok(())
+                })
+                .await?;
+                let listener = UnixListener::bind(path).and_then(|listener| {
+                    rustix::net::listen(&listener, ACCEPT_BACKLOG)?;
+                    Ok(Self::Unix(listener, path.clone()))
+                });
+                listener.with_context(|| format!("cannot listen on unix:{}", path.display()))
+            }
+        }
+    }
+
+    /// Returns the bound address, including the port that the system picked; `None` for a Unix socket.
+    pub(crate) fn address(&self) -> Option<SocketAddr> {
+        match self {
+            Self::Tcp(listener) => listener.local_addr().ok(),
+            Self::Unix(..) => None,
+        }
+    }
+
+    /// Returns the path of a Unix socket; `None` for TCP.
+    pub(crate) fn path(&self) -> Option<&Path> {
+        match self {
+            Self::Tcp(_) => None,
+            Self::Unix(_, path) => Some(path),
+        }
+    }
+
+    /// Accepts connections and has `connections` serve them. Never returns.
+    pub(crate) async fn serve(&self, connections: &ConnectionServer) -> Infallible {
+        loop {
+            let slot = connections.acquire_slot().await;
+            match self {
+                Self::Tcp(listener) => {
+                    match listener.accept().await.and_then(|(tcp, peer)| Ok((tcp.into_std()?, peer))) {
+                        Ok((stream, peer)) => serve_tcp(connections, stream, peer, slot),
+                        Err(error) => accept_failed(&error).await,
+                    }
+                }
+                Self::Unix(listener, _) => match listener.accept().await.and_then(|(unix, _)| unix.into_std()) {
+                    Ok(stream) => connections.serve(|| UnixStream::from_std(stream), None, slot),
+                    Err(error) => accept_failed(&error).await,
+                },
+            }
+        }
+    }
+
+    /// Stops listening. Serves the connections that the system has accepted so far: their clients do not know of the
+    /// shutdown.
+    pub(crate) async fn close(self, connections: &ConnectionServer) {
+        // Asks the system itself, because the runtime knows only of the connections that it was notified of.
+        match self {
+            Self::Tcp(listener) => {
+                let Ok(listener) = listener.into_std() else { return };
+                let accept = || {
+                    let (stream, peer) = listener.accept()?;
+                    stream.set_nonblocking(true).map(|()| (stream, peer))
+                };
+                drain_backlog(connections, accept, |(stream, peer), slot| serve_tcp(connections, stream, peer, slot))
+                    .await;
+            }
+            Self::Unix(listener, path) => {
+                let result = off_thread(SOCKET_FILE_TIMEOUT, move || Ok(std::fs::remove_file(path)?)).await;
+                drop(result.inspect_err(|error| tracing::debug!(%error, "the socket's file could not be removed")));
+                let Ok(listener) = listener.into_std() else { return };
+                let accept = || {
+                    let (stream, _) = listener.accept()?;
+                    stream.set_nonblocking(true).map(|()| stream)
+                };
+                let serve = |stream, slot| connections.serve(|| UnixStream::from_std(stream), None, slot);
+                drain_backlog(connections, accept, serve).await;
+            }
+        }
+    }
+}
+
+/// Serves all connections that `accept` returns before it would block, for [`BACKLOG_DRAIN_TIMEOUT`] at most.
+async fn drain_backlog<S>(
+    connections: &ConnectionServer,
+    accept: impl Fn() -> io::Result<S>,
+    serve: impl Fn(S, Option<OwnedSemaphorePermit>),
+) {
+    let deadline = Instant::now() + BACKLOG_DRAIN_TIMEOUT;
+    while Instant::now() < deadline {
+        match accept() {
+            Ok(stream) => {
+                let Ok(slot) = tokio::time::timeout_at(deadline, connections.acquire_slot()).await else { return };
+                serve(stream, slot);
+            }
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => return,
+            Err(error) => accept_failed(&error).await,
+        }
+    }
+}
+
+fn serve_tcp(
+    connections: &ConnectionServer,
+    stream: std::net::TcpStream,
+    peer: SocketAddr,
+    slot: Option<OwnedSemaphorePermit>,
+) {
+    // Small answers must not wait for the acknowledgement of the previous one.
+    let _ = stream.set_nodelay(true);
+    connections.serve_tcp(|| TcpStream::from_std(stream), peer.ip().to_canonical(), slot);
+}
+
+/// Counts and logs a connection that could not be accepted: descriptors are short, or the client is gone. Accepting
+/// continues after a pause.
+async fn accept_failed(error: &io::Error) {
+    static REFUSED: LogThrottle = LogThrottle::new();
+    metrics::accept_error();
+    if let Some(unsaid) = REFUSED.allow() {
+        tracing::warn!(%error, unsaid, "connection not accepted");
+    }
+    tokio::time::sleep(Duration::from_millis(50)).await;
+}
+
+/// Removes a socket on which no process listens, such as that of a killed server.
+fn remove_stale(path: &Path) {
+    #[expect(clippy::disallowed_methods, reason = "not a file of a container")]
+    let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());
+    if is_socket && std::os::unix::net::UnixStream::connect(path).is_err() {
+        let _ = std::fs::remove_file(path);
+    }
+}

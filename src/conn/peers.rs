@@ -1,0 +1,381 @@
+//! Limits the connections and the memory of each address, so that no address takes them all.
+//!
+//! If an address exceeds its number of connections, its connection that has been idle longest is evicted for the new
+//! one: clients such as the JDK's forget connections and open others. If none is idle, the new one waits until one
+//! ends.
+
+use std::collections::hash_map::Entry;
+use std::collections::{HashMap, VecDeque};
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::task::Context;
+use std::time::Duration;
+
+use futures_util::task::AtomicWaker;
+use tokio::sync::oneshot;
+use tokio::time::Instant;
+
+use super::connection_memory::AddressMemory;
+use crate::http;
+use crate::metrics::{QueueLabel, QueueWaitTimer};
+
+/// An address has at most this many times the connections that are still free. A single address gets three quarters of
+/// all. Many addresses get equal parts, with some left for the next (a dynamic threshold, as in
+/// [`super::threshold_pool`]).
+const FREE_MULTIPLE: usize = 3;
+
+/// Shortest time without a request after which a connection may be evicted for another. A client that sends one request
+/// after another sends the next one sooner.
+const MIN_IDLE: Duration = Duration::from_millis(100);
+
+/// The same for a connection that has had no request: a client may open hundreds before it uses the first.
+const MIN_IDLE_BEFORE_FIRST_REQUEST: Duration = Duration::from_secs(5);
+
+/// Interval of searches for idle connections while others wait for a slot.
+const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Addresses that have connections.
+#[derive(Debug)]
+pub(super) struct Peers {
+    addresses: Mutex<HashMap<IpAddr, PeerState>>,
+    /// Start of the time in [`IdleTracker::idle_since`].
+    epoch: Instant,
+    last_id: AtomicU64,
+}
+
+/// State of one address.
+#[derive(Debug, Default)]
+struct PeerState {
+    connections: HashMap<u64, Arc<IdleTracker>>,
+    waiters: VecDeque<oneshot::Sender<PeerSlot>>,
+    /// True while a task evicts idle connections for the waiters.
+    is_evicting: bool,
+    memory: Arc<AddressMemory>,
+}
+
+/// Limits on the connections of one address.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct PeerLimits {
+    /// Maximum number that are served.
+    pub(super) served: usize,
+    /// Maximum number that are served or wait, including the next one.
+    pub(super) served_or_queued: usize,
+}
+
+impl PeerLimits {
+    /// Returns the limits while `free` connections of all addresses, not counting the next one, are left. An address
+    /// may have `configured` connections, but never so many that other addresses have none. 0 means no limit.
+    pub(super) fn new(configured: usize, free: usize) -> Self {
+        if configured == 0 {
+            return Self { served: usize::MAX, served_or_queued: usize::MAX };
+        }
+        Self { served: configured, served_or_queued: free.saturating_add(1).saturating_mul(FREE_MULTIPLE) }
+    }
+}
+
+/// Decision about a new connection.
+#[derive(Debug)]
+pub(super) enum PeerAdmission {
+    Admitted(PeerSlot),
+    /// It waits for a slot. If it holds an address, the caller must run [`Peers::evict_for_waiters`] for it.
+    Queued(oneshot::Receiver<PeerSlot>, Option<IpAddr>),
+    Refused,
+}
+
+impl Default for Peers {
+    fn default() -> Self {
+        Self::with_epoch(Instant::now())
+    }
+}
+
+impl Peers {
+    fn with_epoch(epoch: Instant) -> Self {
+        Self { addresses: Mutex::default(), epoch, last_id: AtomicU64::new(0) }
+    }
+
+    /// Decides about a connection from `address`. An IPv6 network of 64 bits counts as one address.
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr, limits: PeerLimits) -> PeerAdmission {
+        let address = http::network_of(address);
+        let mut peers = self.lock();
+        let peer = peers.entry(address).or_default();
+        let open = peer.connections.len();
+        if open + peer.waiters.len() >= limits.served_or_queued {
+            peer.waiters.retain(|waiter| !waiter.is_closed());
+        }
+        let is_within = open + peer.waiters.len() < limits.served_or_queued;
+        // An address without connections is always admitted, so that no entry without connections is left behind.
+        if open == 0 || is_within && open < limits.served || peer.evict_idle(self.epoch, 1) == 1 {
+            return PeerAdmission::Admitted(self.new_slot(address, peer));
+        }
+        if !is_within {
+            return PeerAdmission::Refused;
+        }
+        let (sender, receiver) = oneshot::channel();
+        peer.waiters.push_back(sender);
+        let was_evicting = std::mem::replace(&mut peer.is_evicting, true);
+        PeerAdmission::Queued(receiver, (!was_evicting).then_some(address))
+    }
+
+    fn new_slot(self: &Arc<Self>, address: IpAddr, peer: &mut PeerState) -> PeerSlot {
+        let id = self.last_id.fetch_add(1, Ordering::Relaxed);
+        let activity = Arc::new(IdleTracker::new(self.epoch));
+        peer.connections.insert(id, Arc::clone(&activity));
+        PeerSlot { peers: Arc::clone(self), address, id, activity, memory: Arc::clone(&peer.memory) }
+    }
+
+    /// Evicts idle connections of `address` while other connections of it wait for a slot.
+    pub(super) async fn evict_for_waiters(self: Arc<Self>, address: IpAddr) {
+        loop {
+            tokio::time::sleep(EVICTION_INTERVAL).await;
+            let mut peers = self.lock();
+            let Some(peer) = peers.get_mut(&address) else { return };
+            peer.waiters.retain(|waiter| !waiter.is_closed());
+            if peer.waiters.is_empty() {
+                peer.is_evicting = false;
+                return;
+            }
+            let evicted = peer.connections.values().filter(|activity| activity.is_evicted()).count();
+            peer.evict_idle(self.epoch, peer.waiters.len().saturating_sub(evicted));
+        }
+    }
+
+    /// Removes a connection of `address` that has ended. The first waiter gets its slot.
+    fn release(self: &Arc<Self>, address: IpAddr, id: u64) {
+        let mut next = {
+            let mut peers = self.lock();
+            let Entry::Occupied(mut entry) = peers.entry(address) else { return };
+            let peer = entry.get_mut();
+            peer.connections.remove(&id);
+            let waiter = std::iter::from_fn(|| peer.waiters.pop_front()).find(|waiting| !waiting.is_closed());
+            let next = waiter.map(|waiting| (waiting, self.new_slot(address, peer)));
+            if peer.connections.is_empty() {
+                entry.remove();
+            }
+            next
+        };
+        // A waiter may give up at this moment. Then its slot is dropped here and passed on, which takes the lock.
+        if let Some((waiter, slot)) = next.take() {
+            drop(waiter.send(slot));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, HashMap<IpAddr, PeerState>> {
+        self.addresses.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl PeerState {
+    /// Evicts the `count` connections that have been idle longest. Returns the number of evicted connections.
+    fn evict_idle(&self, epoch: Instant, count: usize) -> usize {
+        let min_idle_millis = MIN_IDLE.as_millis();
+        let now = epoch.elapsed().as_millis();
+        let idle = self.connections.values().filter_map(|activity| {
+            let since = activity.idle_since()?;
+            (!activity.is_evicted() && now.saturating_sub(u128::from(since)) >= min_idle_millis)
+                .then_some((since, activity))
+        });
+        if count == 1 {
+            let oldest = idle.min_by_key(|(since, _)| *since);
+            return usize::from(oldest.inspect(|(_, activity)| activity.evict()).is_some());
+        }
+        let mut idle: Vec<_> = idle.collect();
+        idle.sort_unstable_by_key(|(since, _)| *since);
+        idle.iter().take(count).inspect(|(_, activity)| activity.evict()).count()
+    }
+}
+
+/// Slot of one connection among those of its address, until dropped.
+#[derive(Debug)]
+pub(super) struct PeerSlot {
+    peers: Arc<Peers>,
+    address: IpAddr,
+    id: u64,
+    activity: Arc<IdleTracker>,
+    memory: Arc<AddressMemory>,
+}
+
+impl PeerSlot {
+    /// Returns the connection's idle tracker.
+    pub(super) fn activity(&self) -> &Arc<IdleTracker> {
+        &self.activity
+    }
+
+    /// Returns the memory that all connections of the address have taken from the pools.
+    pub(super) fn memory(&self) -> &Arc<AddressMemory> {
+        &self.memory
+    }
+}
+
+impl Drop for PeerSlot {
+    fn drop(&mut self) {
+        self.peers.release(self.address, self.id);
+    }
+}
+
+/// Waits for a slot, for `timeout` at most.
+pub(super) async fn wait_for_slot(receiver: oneshot::Receiver<PeerSlot>, timeout: Duration) -> Option<PeerSlot> {
+    let _waiting = QueueWaitTimer::begin(QueueLabel::Connection);
+    tokio::time::timeout(timeout, receiver).await.ok()?.ok()
+}
+
+/// Tracks whether a connection is idle, and whether it is evicted for another one.
+#[derive(Debug)]
+pub(super) struct IdleTracker {
+    epoch: Instant,
+    /// Milliseconds since `epoch`, plus one; 0 while a request is read or answered.
+    idle_since: AtomicU64,
+    is_evicted: AtomicBool,
+    waker: AtomicWaker,
+}
+
+impl IdleTracker {
+    pub(super) fn new(epoch: Instant) -> Self {
+        Self { epoch, idle_since: AtomicU64::new(0), is_evicted: AtomicBool::new(false), waker: AtomicWaker::new() }
+    }
+
+    /// Records that nothing was received after `since`, or ever if the connection `is_new`. Returns true if the
+    /// connection is evicted; otherwise the task is woken when it is.
+    pub(super) fn poll_idle(&self, since: Instant, is_new: bool, context: &Context<'_>) -> bool {
+        self.waker.register(context.waker());
+        let since = if is_new { since + MIN_IDLE_BEFORE_FIRST_REQUEST.saturating_sub(MIN_IDLE) } else { since };
+        let since = since.saturating_duration_since(self.epoch).as_millis();
+        self.idle_since.store(u64::try_from(since).unwrap_or(u64::MAX).saturating_add(1), Ordering::Release);
+        self.is_evicted()
+    }
+
+    /// Records that something was received.
+    pub(super) fn set_busy(&self) {
+        self.idle_since.store(0, Ordering::Release);
+    }
+
+    /// Returns true if the connection must close to make room for another one.
+    pub(super) fn is_evicted(&self) -> bool {
+        self.is_evicted.load(Ordering::Acquire)
+    }
+
+    fn idle_since(&self) -> Option<u64> {
+        self.idle_since.load(Ordering::Acquire).checked_sub(1)
+    }
+
+    fn evict(&self) {
+        self.is_evicted.store(true, Ordering::Release);
+        self.waker.wake();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::task::Waker;
+
+    use super::*;
+
+    fn admit_slot(peers: &Arc<Peers>, address: &str, served: usize, served_or_queued: usize) -> Option<PeerSlot> {
+        match peers.admit(address.parse().unwrap(), PeerLimits { served, served_or_queued }) {
+            PeerAdmission::Admitted(slot) => Some(slot),
+            PeerAdmission::Queued(..) | PeerAdmission::Refused => None,
+        }
+    }
+
+    fn mark_idle(slot: &PeerSlot, age: Duration) -> bool {
+        let since = Instant::now().checked_sub(age).unwrap();
+        slot.activity.poll_idle(since, false, &Context::from_waker(Waker::noop()))
+    }
+
+    #[test]
+    fn each_network_has_its_own_slots_and_leaves_no_entry_behind() {
+        let peers = Arc::<Peers>::default();
+        let admit = |address: &str| admit_slot(&peers, address, 2, 2);
+        let slots = [admit("192.0.2.1"), admit("192.0.2.1"), admit("2001:db8::1"), admit("2001:db8::ffff:1")];
+        assert!(slots.iter().all(Option::is_some));
+        assert!(admit("192.0.2.1").is_none() && admit("2001:db8::2").is_none());
+        assert!(admit("192.0.2.2").is_some() && admit("2001:db8:0:1::1").is_some());
+        let [first, others @ ..] = slots;
+        drop(first);
+        assert!(admit("192.0.2.1").is_some());
+        drop(others);
+        assert!(peers.lock().is_empty());
+    }
+
+    #[test]
+    fn the_longest_idle_connection_is_evicted() {
+        let peers = Arc::new(Peers::with_epoch(Instant::now().checked_sub(Duration::from_secs(10)).unwrap()));
+        let slots: Vec<_> = (0..3).map(|_| admit_slot(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
+        assert!(!mark_idle(&slots[0], Duration::from_secs(1)) && !mark_idle(&slots[1], Duration::from_secs(2)));
+        assert!(!mark_idle(&slots[2], Duration::from_millis(1)));
+        let fourth = admit_slot(&peers, "192.0.2.1", 3, 3);
+        assert!(fourth.is_some() && slots[1].activity.is_evicted() && !slots[0].activity.is_evicted());
+        slots[0].activity.set_busy();
+        let is_evicted = slots[0].activity.poll_idle(
+            Instant::now().checked_sub(Duration::from_secs(1)).unwrap(),
+            true,
+            &Context::from_waker(Waker::noop()),
+        );
+        assert!(!is_evicted, "a client may still send its first request on it");
+        assert!(
+            admit_slot(&peers, "192.0.2.1", 3, 3).is_none(),
+            "one is busy, one is evicted already, one was busy just now"
+        );
+    }
+
+    #[tokio::test]
+    async fn waiting_connections_get_slots_in_order_when_others_end_or_are_idle() {
+        let peers = Arc::<Peers>::default();
+        let address: IpAddr = "192.0.2.1".parse().unwrap();
+        let limits = PeerLimits { served: 2, served_or_queued: 5 };
+        let mut slots: Vec<_> = (0..2).map(|_| admit_slot(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
+        let mut waiting = Vec::new();
+        for n in 0..3 {
+            let PeerAdmission::Queued(receiver, search) = peers.admit(address, limits) else {
+                panic!("the connection is not queued")
+            };
+            assert_eq!(search.is_some(), n == 0);
+            search.map(|address| tokio::spawn(Arc::clone(&peers).evict_for_waiters(address)));
+            waiting.push(receiver);
+        }
+        assert!(matches!(peers.admit(address, limits), PeerAdmission::Refused));
+        drop(slots.pop());
+        let second = waiting.remove(0).await.unwrap();
+        assert!(waiting[0].try_recv().is_err());
+        // The next one gives up.
+        drop(waiting.remove(0));
+        assert!(!mark_idle(&slots[0], Duration::ZERO));
+        tokio::time::sleep(MIN_IDLE + 2 * EVICTION_INTERVAL).await;
+        assert!(slots[0].activity.is_evicted());
+        slots.clear();
+        let third = waiting.remove(0).await.unwrap();
+        tokio::time::sleep(2 * EVICTION_INTERVAL).await;
+        assert!(!peers.lock()[&address].is_evicting);
+        drop((second, third));
+        assert!(peers.lock().is_empty());
+    }
+
+    /// Returns how many of 100 connections each of `addresses` gets if they connect in turn and each may have
+    /// `configured`.
+    fn connection_counts(addresses: usize, configured: usize) -> Vec<usize> {
+        let (peers, mut free, mut slots) = (Arc::<Peers>::default(), 100, vec![Vec::new(); addresses]);
+        for _ in 0..100 {
+            for (n, address_slots) in slots.iter_mut().enumerate() {
+                let limits = PeerLimits::new(configured, free - 1);
+                let address = IpAddr::from([192, 0, 2, u8::try_from(n).unwrap()]);
+                if let PeerAdmission::Admitted(slot) = peers.admit(address, limits) {
+                    address_slots.push(Arc::new(slot));
+                    free -= 1;
+                }
+            }
+        }
+        slots.iter().map(Vec::len).collect()
+    }
+
+    #[test]
+    fn some_connections_remain_for_the_next_address_under_any_configuration() {
+        assert_eq!(connection_counts(1, 1000), [75]);
+        assert_eq!(connection_counts(1, 20), [20]);
+        for addresses in [2, 5, 10] {
+            let counts = connection_counts(addresses, 1000);
+            let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
+            assert!(max - min <= 1 && counts.iter().sum::<usize>() < 100, "{counts:?}");
+        }
+        assert_eq!(PeerLimits::new(0, 1).served, usize::MAX);
+    }
+}

@@ -1,0 +1,77 @@
+//! Socket operations that the fast path needs besides reading and writing.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::task::Context;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tokio::io::{AsyncRead, AsyncWrite, Interest};
+use tokio::net::{TcpStream, UnixStream};
+
+use crate::store::SendfileSource;
+
+/// A connection to a client. The methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
+pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
+    /// True if written bytes may stay in a buffer until the underlying socket takes them or a flush.
+    const IS_BUFFERED: bool;
+
+    /// Sends bytes that are followed by others at once, so that both may share a packet. Returns how many were taken.
+    fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize>;
+
+    /// Sends bytes of a file, starting at offset `from`. Returns how many were taken.
+    fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64>;
+
+    /// Starts or stops holding back a partial packet until more bytes follow.
+    fn set_cork(&self, hold: bool);
+
+    /// Gives back the send queue memory of bytes that the client has taken, on a connection that is not being read.
+    fn poll_release(&mut self, context: &mut Context<'_>);
+
+    /// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
+    fn has_hung_up(&self) -> bool;
+}
+
+/// A socket of the tokio runtime.
+pub(super) trait TokioSocket:
+    AsFd + AsyncRead + AsyncWrite + std::fmt::Debug + Unpin + Send + Sync + 'static
+{
+    /// True if the socket sends packets.
+    const IS_TCP: bool;
+
+    /// Calls `write`, unless the socket is known to take nothing, and remembers if it would block.
+    fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
+
+    /// Takes the socket from the runtime.
+    fn into_fd(self) -> io::Result<OwnedFd>;
+}
+
+impl TokioSocket for TcpStream {
+    const IS_TCP: bool = true;
+
+    fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.try_io(Interest::WRITABLE, write)
+    }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        self.into_std().map(Into::into)
+    }
+}
+
+impl TokioSocket for UnixStream {
+    const IS_TCP: bool = false;
+
+    fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
+        self.try_io(Interest::WRITABLE, write)
+    }
+
+    fn into_fd(self) -> io::Result<OwnedFd> {
+        self.into_std().map(Into::into)
+    }
+}
+
+/// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
+pub(super) fn has_hung_up(socket: &impl AsFd) -> bool {
+    let mut poll_fds = [PollFd::new(socket, PollFlags::RDHUP)];
+    // Errors and hang-ups are reported unasked. If the call fails, the client counts as connected.
+    poll(&mut poll_fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+}

@@ -1,0 +1,161 @@
+//! The threads that serve connections: one for each core, each with its own event queue.
+//!
+//! A connection stays on its thread. There is no work stealing, so no thread is woken to look for work: small answers
+//! gain 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). Slow work runs elsewhere: on the CPU pool,
+//! on threads that may block, or, for documents, on a runtime of their own. Threads cannot share the work of sending:
+//! two clients on one thread have one core between them while they receive large answers, as with nginx.
+
+use std::future::Future;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use futures_util::FutureExt as _;
+use tokio::runtime::{Builder, Handle, Runtime};
+use tokio::sync::oneshot;
+
+use crate::allocator;
+
+/// Maximum number of threads that wait for the disk to read the viewer's files; further reads queue up.
+const MAX_BLOCKING_THREADS: usize = 64;
+
+/// Number of tasks that a thread polls before it checks its sockets again. One poll may take a millisecond.
+const EVENT_INTERVAL: u32 = 16;
+
+/// A pool of threads that serve connections. They end when this is dropped, even if they still serve some.
+#[derive(Debug)]
+pub(crate) struct WorkerPool {
+    workers: Vec<Worker>,
+    /// Worker to prefer among those with equally few connections.
+    next_worker: AtomicUsize,
+}
+
+#[derive(Debug)]
+struct Worker {
+    handle: Handle,
+    /// Shared by the connections of this worker.
+    load: Arc<()>,
+    /// Dropped to end the thread.
+    _stop: oneshot::Sender<()>,
+}
+
+impl WorkerPool {
+    /// Starts `count` threads, at least one.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub(crate) fn start(count: usize) -> io::Result<Self> {
+        let count = count.max(1);
+        let workers = (0..count).map(|_| Worker::start()).collect::<io::Result<_>>()?;
+        Ok(Self { workers, next_worker: AtomicUsize::new(0) })
+    }
+
+    /// Runs the future that serves one connection on the thread with the fewest connections.
+    pub(super) fn spawn(&self, connection: impl Future<Output = ()> + Send + 'static) {
+        let start = self.next_worker.fetch_add(1, Ordering::Relaxed);
+        let count = self.workers.len();
+        let candidates = (0..count).filter_map(|offset| self.workers.get(start.wrapping_add(offset) % count));
+        let Some(worker) = candidates.min_by_key(|worker| Arc::strong_count(&worker.load)) else { return };
+        let load = Arc::clone(&worker.load);
+        // An async block would reserve space for the connection twice.
+        worker.handle.spawn(connection.map(move |()| drop(load)));
+    }
+}
+
+impl Worker {
+    fn start() -> io::Result<Self> {
+        let runtime = Builder::new_current_thread()
+            // Blocking jobs do not belong on these runtimes.
+            .max_blocking_threads(1)
+            .event_interval(EVENT_INTERVAL)
+            // New connections and wake-ups from other threads are in the global queue.
+            .global_queue_interval(2)
+            .thread_name("n5-server")
+            .on_thread_park(allocator::collect_thread_heap)
+            .enable_all()
+            .build()?;
+        let handle = runtime.handle().clone();
+        let (stop_sender, stop_receiver) = oneshot::channel();
+        std::thread::Builder::new().name("n5-server".to_owned()).spawn(move || {
+            let _ended = runtime.block_on(stop_receiver);
+            // A read that hangs in storage must not keep the process alive.
+            runtime.shutdown_background();
+        })?;
+        Ok(Self { handle, load: Arc::default(), _stop: stop_sender })
+    }
+}
+
+/// The threads that make documents and read the viewer's files. There are as many as serve connections, with which they
+/// share the cores, so that no client waits for another client's large document.
+#[derive(Debug)]
+pub(crate) struct DocumentRuntime(Option<Runtime>);
+
+impl DocumentRuntime {
+    /// Starts `count` threads, at least one.
+    ///
+    /// # Errors
+    /// If the system has no more threads or descriptors.
+    pub(crate) fn start(count: usize) -> io::Result<Self> {
+        let runtime = Builder::new_multi_thread()
+            .worker_threads(count.max(1))
+            .max_blocking_threads(MAX_BLOCKING_THREADS)
+            .thread_keep_alive(Duration::MAX)
+            .thread_name("n5-documents")
+            .on_thread_park(allocator::collect_thread_heap)
+            .enable_all()
+            .build()?;
+        // Starts the first blocking thread, which is kept: later the system may have none left.
+        drop(runtime.spawn_blocking(|| ()));
+        Ok(Self(Some(runtime)))
+    }
+
+    pub(crate) fn handle(&self) -> Option<Handle> {
+        self.0.as_ref().map(|runtime| runtime.handle().clone())
+    }
+}
+
+impl Drop for DocumentRuntime {
+    fn drop(&mut self) {
+        // A read that hangs in storage must not keep the process alive.
+        self.0.take().into_iter().for_each(Runtime::shutdown_background);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_connection_goes_to_the_worker_with_the_fewest_connections() {
+        let workers = WorkerPool::start(3).unwrap();
+        let loads = || workers.workers.iter().map(|worker| Arc::strong_count(&worker.load) - 1).collect::<Vec<_>>();
+        let mut ends = Vec::new();
+        for _ in 0..6 {
+            let (end_sender, end_receiver) = oneshot::channel::<()>();
+            workers.spawn(async { drop(end_receiver.await) });
+            ends.push(end_sender);
+        }
+        assert_eq!(loads(), [2, 2, 2]);
+        drop(ends.drain(..1));
+        while loads().iter().sum::<usize>() > 5 {
+            tokio::task::yield_now().await;
+        }
+        let (end_sender, end_receiver) = oneshot::channel::<()>();
+        workers.spawn(async { drop(end_receiver.await) });
+        assert_eq!(loads(), [2, 2, 2]);
+        drop(end_sender);
+    }
+
+    #[tokio::test]
+    async fn connections_end_with_the_worker_threads() {
+        let workers = WorkerPool::start(2).unwrap();
+        let (alive_sender, closed) = oneshot::channel::<()>();
+        workers.spawn(async move {
+            let _alive = alive_sender;
+            std::future::pending::<()>().await;
+        });
+        drop(workers);
+        assert!(closed.await.is_err());
+    }
+}

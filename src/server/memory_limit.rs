@@ -1,0 +1,90 @@
+//! The memory limit that the system sets for this process.
+
+use std::path::Path;
+
+use crate::config::Config;
+
+/// Memory besides caches, budgets and connections: code, threads, and what the allocator retains.
+const BASELINE_BYTES: u64 = 64 << 20;
+
+/// Returns the most memory that the process may take, in bytes.
+pub(super) fn max_process_bytes(config: &Config) -> u64 {
+    let bound = config.memory_bound_bytes();
+    [config.max_connections_bytes(), config.sockets_bytes(), BASELINE_BYTES]
+        .into_iter()
+        .fold(bound, u64::saturating_add)
+}
+
+/// Logs a warning if the system allows this process less than `needed` bytes.
+pub(super) fn warn_if_below(needed: u64) {
+    if let Some(limit) = cgroup_memory_limit().filter(|limit| *limit < needed) {
+        tracing::warn!(
+            limit_bytes = limit,
+            needed_bytes = needed,
+            "the system ends this process under load: its memory limit is below what caches, budgets, threads and \
+             connections may take; raise it, or lower [cache], the budgets of [limits], server.threads or \
+             server.max_connections"
+        );
+    }
+}
+
+/// Returns the lowest limit of this process's control groups, in bytes; `None` if there is none or it cannot be read.
+fn cgroup_memory_limit() -> Option<u64> {
+    let groups = read(Path::new("/proc/self/cgroup"))?;
+    lowest_cgroup_limit(Path::new("/sys/fs/cgroup"), &groups)
+}
+
+/// Returns the lowest limit of `groups`, the text of `/proc/self/cgroup` for either version of cgroups (cgroups(7)).
+fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
+    let mut limits = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let (root, file) = match controllers {
+            "" => (root.to_owned(), "memory.max"),
+            "memory" => (root.join("memory"), "memory.limit_in_bytes"),
+            _ => continue,
+        };
+        // A limit holds for all groups below it. Groups above a container's own root are not visible inside the
+        // container.
+        let group_path = Path::new(path.trim_start_matches('/'));
+        let texts = group_path.ancestors().filter_map(|group| read(&root.join(group).join(file)));
+        limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));
+    }
+    // Version 1 has a number near 2^63 for no limit.
+    limits.into_iter().min().filter(|limit| *limit < 1 << 60)
+}
+
+#[expect(clippy::disallowed_methods, reason = "a pseudo-file of the kernel: reading it does not wait for a disk")]
+fn read(path: &Path) -> Option<String> {
+    std::fs::read_to_string(path).ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_lowest_limit_of_all_ancestor_groups_counts() {
+        let root = tempfile::tempdir().unwrap();
+        let write_limit = |group: &str, file: &str, text: &str| {
+            std::fs::create_dir_all(root.path().join(group)).unwrap();
+            #[expect(clippy::disallowed_methods, reason = "as the kernel would")]
+            std::fs::write(root.path().join(group).join(file), text).unwrap();
+        };
+        let lowest = |groups: &str| lowest_cgroup_limit(root.path(), groups);
+        assert_eq!(lowest("0::/a/b\n"), None);
+        write_limit("a/b", "memory.max", "max\n");
+        assert_eq!(lowest("0::/a/b\n"), None);
+        write_limit("a", "memory.max", "1073741824\n");
+        assert_eq!(lowest("0::/a/b\n"), Some(1 << 30));
+        write_limit("", "memory.max", "536870912\n");
+        assert_eq!(lowest("0::/a/b\n"), Some(1 << 29));
+        assert_eq!(lowest("0::/\n"), Some(1 << 29), "inside a container, its own group is the root");
+        write_limit("memory/c", "memory.limit_in_bytes", "9223372036854771712\n");
+        assert_eq!(lowest("3:cpu:/c\n2:memory:/c\n"), None);
+        write_limit("memory", "memory.limit_in_bytes", "1000000\n");
+        assert_eq!(lowest("3:cpu:/c\n2:memory:/c\n"), Some(1_000_000));
+        assert_eq!(lowest("nonsense"), None);
+    }
+}

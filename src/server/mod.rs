@@ -1,0 +1,209 @@
+//! The server: opens what the configuration names, binds the address, serves, reloads, and shuts down.
+
+mod allocator_trim;
+mod memory_limit;
+mod mounts;
+mod reload;
+mod settings;
+
+use std::future::Future;
+use std::io::Write;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use anyhow::Context;
+
+use crate::access::AccessControl;
+use crate::config::Config;
+use crate::conn::{ConnectionServer, DocumentRuntime, Listener, TlsTerminator, WorkerPool};
+use crate::container::Resources;
+use crate::cpu_pool::CpuPool;
+use crate::http::Viewer;
+use crate::off_thread::off_thread;
+use crate::{demo, metrics};
+use allocator_trim::trim_periodically;
+use mounts::Mounts;
+pub(crate) use mounts::{mount, open_store};
+pub use reload::Reloader;
+use reload::ServerState;
+pub use settings::{check_rules, open_access_control};
+pub(crate) use settings::{container_settings, http_options};
+
+/// A server that is bound to its address and serves when it is run.
+#[derive(Debug)]
+pub struct Server {
+    listener: Listener,
+    workers: WorkerPool,
+    documents: DocumentRuntime,
+    tls: Option<TlsTerminator>,
+    config: Config,
+    reloader: Arc<Reloader>,
+}
+
+impl Server {
+    /// Opens the containers and binds the address. `render_metrics` returns the text of `/metrics`.
+    ///
+    /// # Errors
+    /// If no configured container can be opened or the address cannot be bound.
+    pub async fn bind(
+        config: Config,
+        render_metrics: impl Fn() -> String + Send + Sync + 'static,
+    ) -> anyhow::Result<Self> {
+        let resources = Resources::new(container_settings(&config));
+        let trim_cpu = CpuPool::new(1);
+        tokio::spawn(trim_periodically(Arc::downgrade(&resources), trim_cpu.clone()));
+        let mounts = Mounts::start(&config, &resources).await?;
+        let timeout = config.server.request_timeout;
+        let directory = config.server.viewer.clone();
+        let opened_viewer = off_thread(timeout, move || Ok(Viewer::open(&directory)?)).await;
+        let viewer = opened_viewer.unwrap_or_else(|error| {
+            let (directory, why) = (config.server.viewer.display(), format!("{error:#}"));
+            tracing::warn!(%directory, why, "no viewer is served: its directory cannot be read");
+            None
+        });
+        let documents = DocumentRuntime::start(config.threads()).context("the threads cannot be started")?;
+        let file_config = config.clone();
+        let (control, tls) = off_thread(timeout, move || open_files(&file_config))
+            .await
+            .context("cannot load the files of [access], [jwt] and [tls]")?;
+        let listener = Listener::bind(&config.server.listen).await?;
+        let workers = WorkerPool::start(config.threads()).context("the threads cannot be started")?;
+        let (document_runtime, initial_config) = (documents.handle(), config.clone());
+        let state =
+            ServerState { config: initial_config, mounts, resources, trim_cpu, control, viewer, document_runtime };
+        let reloader = Arc::new(Reloader::new(state, render_metrics));
+        Ok(Self { listener, workers, documents, tls, config, reloader })
+    }
+
+    /// Returns a handle that applies other configurations to this server.
+    pub fn reloader(&self) -> Arc<Reloader> {
+        Arc::clone(&self.reloader)
+    }
+
+    /// Returns the bound address, including the port that the system picked; `None` for a Unix socket.
+    pub fn address(&self) -> Option<SocketAddr> {
+        self.listener.address()
+    }
+
+    /// Returns the URL at which clients reach the server.
+    fn url(&self) -> String {
+        let base = &self.config.server.base_path;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        match (self.listener.path(), self.address()) {
+            (Some(path), _) => format!("unix:{}", path.display()),
+            (None, Some(address)) => format!("{scheme}://{address}{base}/"),
+            (None, None) => "an unknown address".to_owned(),
+        }
+    }
+
+    /// Logs and prints the server's address, what it serves and how much memory it may take.
+    pub fn announce(&self) {
+        let memory_bound_bytes = self.config.memory_bound_bytes();
+        let url = self.url();
+        let containers: Vec<String> = self
+            .config
+            .containers
+            .iter()
+            .map(|container| {
+                let name = if container.name.is_empty() { "/" } else { &container.name };
+                format!("{name} = {}", container.root.display())
+            })
+            .collect();
+        let containers =
+            if containers.is_empty() { "the embedded demo container".to_owned() } else { containers.join(", ") };
+        let snapshot = self.reloader.snapshot();
+        let (connections, connections_bytes) =
+            (self.config.server.max_connections, self.config.max_connections_bytes());
+        let sockets_bytes = self.config.sockets_bytes();
+        let [bound_mib, connections_mib, sockets_mib] =
+            [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
+        let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
+        let viewer = viewer.unwrap_or_else(|| "none".to_owned());
+        tracing::info!(%url, containers = containers, viewer, memory_bound_bytes = memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
+        metrics::memory_bound(memory_bound_bytes);
+        memory_limit::warn_if_below(memory_limit::max_process_bytes(&self.config));
+        let mut out = std::io::stdout().lock();
+        // Write errors are ignored: standard output may be closed, and the log has the same information.
+        let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
+        let _ = writeln!(
+            out,
+            "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
+             sockets {sockets_mib} MiB in the kernel"
+        );
+        if self.config.containers.is_empty() {
+            let _ = writeln!(out, "{}", demo::tour(&url));
+        }
+        let _ = out.flush();
+    }
+
+    /// Serves until `stop` completes, then finishes the answers that have begun.
+    pub async fn run(self, stop: impl Future<Output = ()>) {
+        // No snapshot is kept here, because a reload replaces it.
+        let Self { listener, workers, documents: _documents, tls, config, reloader } = self;
+        let connections = ConnectionServer::new(&config, reloader.subscribe(), workers, tls);
+        let drain_on_stop = async {
+            stop.await;
+            tracing::info!("shutting down: not ready any more");
+            reloader.drain();
+            tokio::time::sleep(reloader.snapshot().drain_delay).await;
+        };
+        let wake_on_reload = async {
+            let mut snapshots = reloader.subscribe();
+            // The reloader keeps the sender.
+            while snapshots.changed().await.is_ok() {
+                connections.wake_all();
+            }
+            std::future::pending::<()>().await;
+        };
+        tokio::select! {
+            never = listener.serve(&connections) => match never {},
+            () = drain_on_stop => {}
+            () = wake_on_reload => {}
+            () = reloader.retry_unopened_containers() => {}
+        }
+        let deadline = reloader.snapshot().shutdown_timeout;
+        let shutdown_deadline = tokio::time::Instant::now() + deadline;
+        connections.begin_shutdown();
+        let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
+        // `wait_drained` also waits for connections on which only part of a request has arrived. No answer is due
+        // there.
+        let (unflushed, awaiting_request) = (connections.unflushed_connections(), connections.awaiting_first_request());
+        let all_answered = async {
+            // Checked in this order: otherwise a first request that arrives during the quiet period would be missed.
+            while awaiting_request.strong_count() > 1 || !is_quiescent(&reloader, &unflushed).await {
+                tokio::time::sleep(Duration::from_millis(10)).await;
+            }
+        };
+        tokio::select! {
+            () = connections.wait_drained() => tracing::info!("all answers finished"),
+            () = all_answered => tracing::info!("all answers finished"),
+            () = tokio::time::sleep_until(shutdown_deadline) => tracing::warn!(?deadline, "answers cut off at the deadline"),
+        }
+    }
+}
+
+/// Returns true if no answer runs and none is being sent for 250 ms.
+async fn is_quiescent(reloader: &Reloader, unflushed: &AtomicUsize) -> bool {
+    for _ in 0..5 {
+        tokio::time::sleep(Duration::from_millis(50)).await;
+        if reloader.snapshot().app.requests_in_flight() > 0 || unflushed.load(Ordering::Acquire) > 0 {
+            return false;
+        }
+    }
+    true
+}
+
+/// Checks that the files of `[access]`, `[jwt]` and `[tls]` can be used.
+///
+/// # Errors
+/// If one of them cannot be used.
+pub fn check_files(config: &Config) -> anyhow::Result<()> {
+    open_files(config).map(drop)
+}
+
+fn open_files(config: &Config) -> anyhow::Result<(Option<Arc<AccessControl>>, Option<TlsTerminator>)> {
+    let control = open_access_control(config)?;
+    Ok((control, TlsTerminator::open(&config.tls).map_err(anyhow::Error::msg)?))
+}

@@ -1,0 +1,304 @@
+//! Reloads the configuration while serving. Everything that depends on it is built beside what is in use, then replaces
+//! it at once. A failure before that changes nothing.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, SystemTime};
+
+use anyhow::{Context, bail};
+use tokio::runtime::Handle;
+use tokio::sync::{Mutex, watch};
+
+use super::allocator_trim::trim_periodically;
+use super::memory_limit;
+use super::mounts::{self, Mounts};
+use super::settings::{container_settings, http_options, refresh_access_control};
+use crate::access::AccessControl;
+use crate::config::Config;
+use crate::conn::ServingSnapshot;
+use crate::container::{Resources, Settings};
+use crate::cpu_pool::CpuPool;
+use crate::http::{App, Viewer};
+use crate::off_thread::off_thread;
+use crate::{http, metrics, telemetry};
+
+/// Interval between attempts to open containers that could not be opened.
+const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
+
+/// Interval at which the caches of replaced resources are drained.
+const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
+
+/// Applies other configurations to a running server.
+pub struct Reloader {
+    snapshot_tx: watch::Sender<Arc<ServingSnapshot>>,
+    /// Locked while a configuration is applied, so that only one is applied at a time.
+    state: Mutex<ServerState>,
+}
+
+/// The state in force, of which the next configuration may keep parts.
+#[derive(Clone)]
+pub(super) struct ServerState {
+    pub(super) config: Config,
+    pub(super) mounts: Mounts,
+    pub(super) resources: Arc<Resources>,
+    /// Pool on which freed memory is returned to the system, for any resources.
+    pub(super) trim_cpu: CpuPool,
+    pub(super) control: Option<Arc<AccessControl>>,
+    pub(super) viewer: Option<Viewer>,
+    pub(super) document_runtime: Option<Handle>,
+}
+
+impl std::fmt::Debug for Reloader {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str("Reloader")
+    }
+}
+
+impl Reloader {
+    /// Creates a reloader for a server that first serves `state`; `render_metrics` returns the text of `/metrics`.
+    pub(super) fn new(state: ServerState, render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Self {
+        record_reload(true);
+        let app = App::new(state.mounts.list(), Arc::clone(&state.resources), state.options(), render_metrics);
+        let snapshot_tx = watch::Sender::new(ServingSnapshot::new(&state.config, app));
+        Self { snapshot_tx, state: Mutex::new(state) }
+    }
+
+    pub(super) fn subscribe(&self) -> watch::Receiver<Arc<ServingSnapshot>> {
+        self.snapshot_tx.subscribe()
+    }
+
+    /// Returns the snapshot that requests are served with now.
+    pub(super) fn snapshot(&self) -> Arc<ServingSnapshot> {
+        self.snapshot_tx.borrow().clone()
+    }
+
+    /// Reads the configuration with `read_config`, which may block on a disk, and applies it to all later requests.
+    /// Records the result in the log and the metrics.
+    pub async fn reload(&self, read_config: impl FnOnce() -> anyhow::Result<Config> + Send + 'static) {
+        let timeout = self.state.lock().await.config.server.request_timeout;
+        let result = match off_thread(timeout, read_config).await.context("the configuration") {
+            Ok(config) => self.apply(config).await,
+            Err(error) => Err(error),
+        };
+        record_reload(result.is_ok());
+        match result {
+            Ok(changed) => tracing::info!(changed, "configuration read again"),
+            Err(error) => {
+                let why = format!("{error:#}");
+                tracing::error!(why, "configuration not applied: the previous one stays in force");
+            }
+        }
+    }
+
+    /// Applies `config`. Returns the names of the settings that have changed.
+    async fn apply(&self, mut config: Config) -> anyhow::Result<String> {
+        let mut state = self.state.lock().await;
+        let changed = revert_restart_only(&mut config, &state.config)?;
+        // A file that is only partly written must not make public what is not.
+        let opens_access = config.is_fully_public() && !state.config.is_fully_public();
+        if opens_access {
+            bail!(
+                "it has no rule and would make public what is closed now: is the file whole? If this is intended, set \
+                 access.rules = [\"/ = public\"]"
+            );
+        }
+        let metrics = [&state.config, &config].map(|config| config.access.metrics == "public");
+        if config.access.rules.is_empty() && metrics == [false, true] {
+            bail!(
+                "it has no rule and would make the metrics public: is the file whole? If this is intended, restart the server"
+            );
+        }
+        if config.containers.is_empty() && !state.config.containers.is_empty() {
+            bail!(
+                "it has no container, so the demo would replace the present containers: is the file whole? If this is intended, \
+                 restart the server"
+            );
+        }
+        let control = reload_access_control(&config, &state).await?;
+        let resources = reuse_or_reconfigure(container_settings(&config), &state.resources);
+        let mounts = state.mounts.reconfigured(&config, &resources).await?;
+        let viewer = find_viewer(&config, &state).await?;
+        if self.snapshot().app.is_draining() {
+            bail!("the server is shutting down");
+        }
+        telemetry::set_level(&config.log.level)?;
+        let next = ServerState { config, mounts, resources, control, viewer, ..state.clone() };
+        self.install(&mut state, next);
+        Ok(changed)
+    }
+
+    /// Serves with `next` from now on.
+    fn install(&self, state: &mut ServerState, next: ServerState) {
+        let previous = std::mem::replace(state, next);
+        state.resources.apply_budgets();
+        let app = self.snapshot().app.reconfigured(state.mounts.list(), Arc::clone(&state.resources), state.options());
+        self.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
+        metrics::memory_bound(state.config.memory_bound_bytes());
+        let needed_bytes = memory_limit::max_process_bytes(&state.config);
+        if needed_bytes != memory_limit::max_process_bytes(&previous.config) {
+            memory_limit::warn_if_below(needed_bytes);
+        }
+        if !Arc::ptr_eq(&previous.resources, &state.resources) {
+            tokio::spawn(trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
+            tokio::spawn(drain_replaced(Arc::downgrade(&previous.resources), state.resources.settings().clone()));
+        }
+    }
+
+    /// Makes `/readyz` tell load balancers to send no more requests. No later configuration is applied.
+    pub(super) fn drain(&self) {
+        self.snapshot().app.drain();
+    }
+
+    /// Retries at an interval to open containers that could not be opened at startup. Never returns.
+    pub(super) async fn retry_unopened_containers(&self) {
+        loop {
+            tokio::time::sleep(RETRY_UNOPENED_INTERVAL).await;
+            let mut state = self.state.lock().await;
+            if let Some(mounts) = state.mounts.retry_unopened(&state.config, &state.resources).await {
+                let next = ServerState { mounts, ..state.clone() };
+                self.install(&mut state, next);
+            }
+        }
+    }
+}
+
+impl ServerState {
+    pub(super) fn options(&self) -> http::HttpOptions {
+        let (document_runtime, access_control) = (self.document_runtime.clone(), self.control.clone());
+        http::HttpOptions { access_control, document_runtime, ..http_options(&self.config, self.viewer.clone()) }
+    }
+}
+
+/// Opens the access control within the time that a request may take. Waits for the first keys of a new issuer as long
+/// as a request would wait for them, so that no request is refused for lack of keys.
+async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
+    let (new_config, current_control) = (config.clone(), state.control.clone());
+    let control = off_thread(config.server.request_timeout, move || {
+        refresh_access_control(&new_config, current_control.as_deref())
+    });
+    let control = control.await.context("access.tokens, jwt.keys, jwt.roots")?;
+    if let Some(control) = &control {
+        control.wait_for_first_keys().await;
+    }
+    Ok(control)
+}
+
+/// Returns the viewer. If its directory is unchanged but cannot be read now, returns the present viewer.
+async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Option<Viewer>> {
+    let (directory, is_unchanged) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
+    let timeout = if is_unchanged { mounts::REOPEN_TIMEOUT } else { config.server.request_timeout };
+    let path = directory.clone();
+    match off_thread(timeout, move || Ok(Viewer::open(&path)?)).await.context("server.viewer") {
+        Err(error) if is_unchanged => {
+            let why = format!("{error:#}");
+            tracing::warn!(directory = %directory.display(), why, "the viewer's directory cannot be read: served as before");
+            Ok(state.viewer.clone())
+        }
+        result => result,
+    }
+}
+
+/// Restores the settings that cannot change and warns of them. Returns the names of all other settings that change.
+fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<String> {
+    let requested_settings = flatten_settings(config)?;
+    config.server.listen = current.server.listen.clone();
+    config.server.threads = current.server.threads;
+    config.server.max_connections = current.server.max_connections;
+    config.tls = current.tls.clone();
+    config.log.format = current.log.format;
+    config.tracing = current.tracing.clone();
+    let settings = flatten_settings(config)?;
+    let fixed = differing_keys(&requested_settings, &settings);
+    if !fixed.is_empty() {
+        tracing::warn!(settings = fixed, "changed, but only a restart applies these");
+    }
+    let changed = differing_keys(&flatten_settings(current)?, &settings);
+    Ok(if changed.is_empty() { "nothing".to_owned() } else { changed })
+}
+
+/// Returns the keys whose values differ, as text.
+fn differing_keys(a: &BTreeMap<String, String>, b: &BTreeMap<String, String>) -> String {
+    let keys: BTreeSet<&String> = a.keys().chain(b.keys()).collect();
+    let differing: Vec<&str> = keys.into_iter().filter(|key| a.get(*key) != b.get(*key)).map(String::as_str).collect();
+    differing.join(", ")
+}
+
+/// Returns the settings as text, by `section.key`.
+fn flatten_settings(config: &Config) -> anyhow::Result<BTreeMap<String, String>> {
+    let mut flat = BTreeMap::new();
+    for (section, values) in config.to_toml()?.parse::<toml::Table>()? {
+        match values.as_table() {
+            Some(values) => {
+                flat.extend(values.iter().map(|(key, value)| (format!("{section}.{key}"), value.to_string())));
+            }
+            None => drop(flat.insert(section, values.to_string())),
+        }
+    }
+    Ok(flat)
+}
+
+fn reuse_or_reconfigure(settings: Settings, current: &Arc<Resources>) -> Arc<Resources> {
+    if *current.settings() == settings { Arc::clone(current) } else { current.reconfigured(settings) }
+}
+
+/// Drains the caches of replaced resources while earlier requests hold them.
+async fn drain_replaced(resources: Weak<Resources>, settings: Settings) {
+    while let Some(resources) = resources.upgrade() {
+        resources.drain_caches(&settings).await;
+        drop(resources);
+        tokio::time::sleep(DRAIN_INTERVAL).await;
+    }
+}
+
+/// Records in the metrics whether the configuration could be applied.
+fn record_reload(is_applied: bool) {
+    #[expect(clippy::disallowed_methods, reason = "operators compare it with their clocks")]
+    let now = SystemTime::now();
+    metrics::config_loaded(is_applied, now.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default());
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt, AsyncWriteExt};
+    use tokio::net::TcpStream;
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::config::ListenAddress;
+    use crate::server::Server;
+
+    fn config() -> Config {
+        let mut config = Config::default();
+        config.server.listen = ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
+        config
+    }
+
+    #[tokio::test]
+    async fn a_replaced_snapshot_is_freed_although_its_connections_are_idle() {
+        let server = Server::bind(config(), String::new).await.unwrap();
+        let (address, reloader) = (server.address().unwrap(), server.reloader());
+        let (stop, stopped) = oneshot::channel::<()>();
+        let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
+        let mut idle = Vec::new();
+        // One connection answered by the fast path, and one answered by hyper.
+        for path in ["/attributes.json", "/healthz"] {
+            let mut connection = TcpStream::connect(address).await.unwrap();
+            connection.write_all(format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
+            connection.read_u8().await.unwrap();
+            idle.push(connection);
+        }
+        let replaced = (Arc::downgrade(&reloader.snapshot()), Arc::downgrade(&reloader.snapshot().app));
+        let mut next = config();
+        next.cache.decoded = 1 << 20;
+        reloader.reload(move || Ok(next)).await;
+        let freed = async {
+            while replaced.0.strong_count() + replaced.1.strong_count() > 0 {
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        };
+        tokio::time::timeout(Duration::from_secs(30), freed).await.expect("still held");
+        drop(stop);
+        serving.await.unwrap();
+        drop(idle);
+    }
+}
