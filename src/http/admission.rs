@@ -36,11 +36,11 @@ fn light_client_limit(limit: usize, in_flight: usize) -> usize {
 }
 
 /// Number of one client's requests in flight. Cheap to clone; clones share it.
-pub(super) type InFlightCounter = Arc<AtomicUsize>;
+pub(crate) type InFlightCounter = Arc<AtomicUsize>;
 
 /// Limits the requests in flight and queues the others fairly. Cheap to clone; clones share the state.
 #[derive(Debug, Clone, Default)]
-pub(super) struct AdmissionController(Arc<AdmissionState>);
+pub(crate) struct AdmissionController(Arc<AdmissionState>);
 
 #[derive(Debug, Default)]
 struct AdmissionState {
@@ -64,7 +64,7 @@ impl AdmissionController {
     /// Admits a request without waiting; `None` if it has to wait. It is admitted if fewer than `limit` requests are in
     /// flight and none waits, or if its client may take a spare slot. `client_in_flight` counts the client's requests
     /// in flight.
-    pub(super) fn try_admit(&self, limit: usize, client_in_flight: &InFlightCounter) -> Option<InFlightGuard> {
+    pub(crate) fn try_admit(&self, limit: usize, client_in_flight: &InFlightCounter) -> Option<InFlightGuard> {
         let state = &*self.0;
         let is_first = state.waiting.load(Ordering::SeqCst) == 0;
         let next_count = |count: usize| {
@@ -84,7 +84,7 @@ impl AdmissionController {
 
     /// Waits until it is the turn of a request of `client` and fewer than `limit` are in flight, or until a spare slot
     /// is free for it. Returns `None` after `timeout`.
-    pub(super) async fn wait(
+    pub(crate) async fn wait(
         &self,
         client: ClientId,
         client_in_flight: &InFlightCounter,
@@ -122,7 +122,7 @@ impl AdmissionController {
     }
 
     #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
+    pub(crate) fn count(&self) -> usize {
         self.0.in_flight.load(Ordering::Relaxed)
     }
 
@@ -174,7 +174,7 @@ impl Drop for AdmissionWaitGuard<'_> {
 /// Guard of one request in flight that frees the slot on drop. Problems, responses of operations and small in-memory
 /// responses are sent without it: a client that does not read them occupies no slot.
 #[derive(Debug)]
-pub(super) struct InFlightGuard {
+pub(crate) struct InFlightGuard {
     controller: AdmissionController,
     client_in_flight: InFlightCounter,
 }

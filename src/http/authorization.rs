@@ -7,118 +7,28 @@
 
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, HeaderMap, LOCATION, VARY};
 use axum::http::request::Parts;
-use axum::http::{HeaderValue, Response, StatusCode};
 
-use super::credentials::PresentedTokens;
-use super::observe::redacted_excerpt;
-use super::problem::{self, Problem};
-use super::route::{self, Endpoint, Operation, RequestTarget};
-use super::{App, Mount, fair_polling, forwarded};
 use crate::access::{AccessControl, Caller, Decision, TokenError};
-use crate::container::{ATTRIBUTES, Visibility};
+use crate::container::ATTRIBUTES;
+use crate::http::app::App;
+use crate::http::caller_view::CallerView;
+use crate::http::credentials::PresentedTokens;
+use crate::http::problem::{self, Problem};
+use crate::http::redact::redacted_excerpt;
+use crate::http::route::{Endpoint, Operation, RequestTarget};
+use crate::http::{fair_polling, forwarded};
 use crate::metrics;
-use crate::store::Key;
-
-/// View of a mount that is restricted to what the caller may read.
-#[derive(Debug)]
-pub(super) struct CallerView {
-    control: Arc<AccessControl>,
-    /// Name of the mount; empty for the root.
-    mount: String,
-    caller: Option<Caller>,
-    /// True if the response may differ for other callers.
-    varies_by_caller: AtomicBool,
-}
-
-impl CallerView {
-    fn record_decision(&self, decision: Decision) -> bool {
-        if decision != Decision::Public {
-            self.varies_by_caller.store(true, Ordering::Relaxed);
-        }
-        decision != Decision::Refused
-    }
-
-    /// Returns the caller's name for the log.
-    pub(super) fn caller_name(&self) -> Option<String> {
-        self.caller.as_ref().map(ToString::to_string)
-    }
-
-    fn policy_path(&self, key: &Key) -> String {
-        let parts = [self.mount.as_str(), key.as_str()].into_iter().filter(|part| !part.is_empty());
-        parts.collect::<Vec<_>>().join("/")
-    }
-
-    fn may_read(&self, path: &str) -> bool {
-        self.record_decision(self.control.policy().decide(path, self.caller.as_ref()))
-    }
-
-    /// Returns true if the mount of that name is listed for the caller.
-    pub(super) fn can_see_mount(&self, mount: &str) -> bool {
-        self.may_read(mount)
-    }
-
-    /// Adds `Vary` and makes `Cache-Control` private if the response depends on the caller.
-    pub(super) fn restrict_caching(&self, headers: &mut HeaderMap) {
-        if self.varies_by_caller.load(Ordering::Relaxed) {
-            headers.append(VARY, HeaderValue::from_static("authorization"));
-            make_cache_private(headers);
-        }
-    }
-}
-
-impl Visibility for CallerView {
-    fn is_visible(&self, key: &Key) -> bool {
-        self.may_read(&self.policy_path(key))
-    }
-
-    fn is_subtree_visible(&self, key: &Key) -> bool {
-        self.record_decision(self.control.policy().decide_below(&self.policy_path(key), self.caller.as_ref()))
-    }
-}
-
-/// Makes `Cache-Control` private: no shared cache may store the response, and the client's own may for the same time as
-/// before.
-pub(super) fn make_cache_private(headers: &mut HeaderMap) {
-    let policy = headers.get(CACHE_CONTROL).and_then(|policy| policy.to_str().ok()).unwrap_or("no-cache");
-    if policy.split(',').any(|directive| directive.trim() == "no-store") {
-        return;
-    }
-    let directives =
-        policy.split(',').map(str::trim).filter(|directive| !["public", "private", ""].contains(directive));
-    let text = std::iter::once("private").chain(directives).collect::<Vec<_>>().join(", ");
-    headers
-        .insert(CACHE_CONTROL, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("private, no-store")));
-}
-
-/// Returns true if everyone may read the whole mount. Then its keys are not checked, and the fast path may answer.
-pub(super) fn is_public_mount(control: Option<&AccessControl>, mount: &str) -> bool {
-    control.is_none_or(|control| control.policy().decide_below(mount, None) == Decision::Public)
-}
-
-/// Returns a redirect to the root below a token's path, whose relative links need the trailing slash.
-pub(super) fn redirect_to_token_root(presented: &PresentedTokens) -> Option<Response<Body>> {
-    let token = presented.url_token()?;
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
-    let headers = response.headers_mut();
-    headers.insert(LOCATION, HeaderValue::from_str(&format!("{}/", route::encode_segment(token))).ok()?);
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Some(response)
-}
 
 /// A request for which access is decided.
-pub(super) struct AuthorizationRequest<'a> {
-    pub(super) app: &'a App,
-    pub(super) parts: &'a Parts,
-    pub(super) target: &'a RequestTarget,
-    pub(super) presented: &'a PresentedTokens,
-    pub(super) peer: Option<IpAddr>,
-    pub(super) id: &'a str,
+pub(crate) struct AuthorizationRequest<'a> {
+    pub(crate) app: &'a App,
+    pub(crate) parts: &'a Parts,
+    pub(crate) target: &'a RequestTarget,
+    pub(crate) presented: &'a PresentedTokens,
+    pub(crate) peer: Option<IpAddr>,
+    pub(crate) id: &'a str,
 }
 
 impl AuthorizationRequest<'_> {
@@ -127,7 +37,7 @@ impl AuthorizationRequest<'_> {
     /// # Errors
     /// 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404 if the caller may not read
     /// the target, 503 if that cannot be decided now.
-    pub(super) async fn authorize(&self, control: &Arc<AccessControl>) -> Result<Option<Arc<CallerView>>, Problem> {
+    pub(crate) async fn authorize(&self, control: &Arc<AccessControl>) -> Result<Option<Arc<CallerView>>, Problem> {
         let path = match self.target.endpoint {
             Endpoint::Operation(Operation::Metrics) if self.target.segments.is_empty() => None,
             // Operations are for load balancers, and the viewer holds no data.
@@ -143,12 +53,7 @@ impl AuthorizationRequest<'_> {
             return Err(Problem::not_found().no_store());
         }
         let caller = self.authenticate(control).await?;
-        let view_of_mount = |mount: &str| CallerView {
-            control: Arc::clone(control),
-            mount: mount.to_owned(),
-            caller: caller.clone(),
-            varies_by_caller: AtomicBool::new(false),
-        };
+        let view_of_mount = |mount: &str| CallerView::new(control, mount, caller.clone());
         let Some(path) = path else {
             return match control.policy().decide_metrics(caller.as_ref()) {
                 Decision::Public => Ok(None),
@@ -156,8 +61,8 @@ impl AuthorizationRequest<'_> {
                 Decision::Refused => Err(self.refuse(caller.as_ref())),
             };
         };
-        let mounts = self.app.mounts();
-        let is_single_mount = matches!(mounts, [only] if only.name.is_empty());
+        let mounts = &self.app.mounts;
+        let is_single_mount = matches!(mounts.as_slice(), [only] if only.name.is_empty());
         let mount = if is_single_mount { "" } else { path.first().map_or("", String::as_str) };
         let caller_view = view_of_mount(mount);
         let is_allowed = if is_single_mount || !path.is_empty() {
@@ -167,13 +72,12 @@ impl AuthorizationRequest<'_> {
             mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
         };
         if !is_allowed {
-            return Err(self.refuse(caller_view.caller.as_ref()));
+            return Err(self.refuse(caller_view.caller()));
         }
         // A response about a directory depends on the caller if a rule covers something below it, even something that
         // does not exist. Otherwise the headers would reveal whether it exists.
         if let Some(directory) = self.revealed_directory(path) {
-            caller_view
-                .record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
+            caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller()));
         }
         Ok(Some(Arc::new(caller_view)))
     }
@@ -257,34 +161,5 @@ impl AuthorizationRequest<'_> {
             path = redacted_excerpt(self.parts.uri.path()),
             "access refused"
         );
-    }
-}
-
-/// Returns the mount restricted to what the caller sees.
-pub(super) fn mount_for_caller(mount: &Mount, caller_view: &Arc<CallerView>) -> Mount {
-    let visibility: Arc<dyn Visibility> = Arc::<CallerView>::clone(caller_view);
-    Mount { container: mount.container.with_visibility(visibility), ..mount.clone() }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_clients_own_cache_stores_private_responses() {
-        for (before, after) in [
-            ("public, max-age=31536000, immutable", "private, max-age=31536000, immutable"),
-            ("no-cache", "private, no-cache"),
-            ("no-store", "no-store"),
-            ("private, no-cache", "private, no-cache"),
-        ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(CACHE_CONTROL, HeaderValue::from_static(before));
-            make_cache_private(&mut headers);
-            assert_eq!(headers[CACHE_CONTROL], after);
-        }
-        let mut headers = HeaderMap::new();
-        make_cache_private(&mut headers);
-        assert_eq!(headers[CACHE_CONTROL], "private, no-cache");
     }
 }

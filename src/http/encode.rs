@@ -1,15 +1,14 @@
 //! Encodings whose pieces are encoded in parallel, on all available cores.
 
-use std::fmt::Display;
 use std::sync::Arc;
 use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
-use super::problem::{self, Problem};
 use crate::container::{Container, MemoryPermit, ReadError};
 use crate::cpu_pool::Priority;
+use crate::http::problem::Problem;
 use crate::metrics;
 use crate::n5::Array;
 use crate::output::{EncodeOptions, EncodedPiece, Format};
@@ -17,7 +16,7 @@ use crate::trace;
 
 /// Encodes the pieces of a response in parallel and returns its parts in the order in which they are sent. `memory` is
 /// released when the last part has been sent. `dataset_id` identifies the dataset in the CPU pool's queue.
-pub(super) async fn encode_in_parallel(
+pub(crate) async fn encode_in_parallel(
     container: &Container,
     dataset_id: u64,
     format: &'static dyn Format,
@@ -36,14 +35,14 @@ pub(super) async fn encode_in_parallel(
     });
     let pieces = try_join_all(jobs).await.map_err(ReadError::from)?;
     let pieces: Vec<EncodedPiece> =
-        pieces.into_iter().collect::<Result<_, _>>().map_err(|error| internal_problem(&error))?;
+        pieces.into_iter().collect::<Result<_, _>>().map_err(|error| Problem::internal(error.to_string()))?;
     let trailer = format.trailer(&pieces);
     let pieces = pieces.into_iter().map(|piece| MemoryPermit::own_part(&memory, piece.bytes));
     Ok(pieces.chain([trailer]).collect())
 }
 
 /// Wraps the job of encoding a response, or a piece of one, so that its duration is recorded.
-pub(super) fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl FnOnce() -> T {
+pub(crate) fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl FnOnce() -> T {
     move || {
         let started = Instant::now();
         let result = job();
@@ -51,9 +50,4 @@ pub(super) fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl Fn
         trace::record("encode", format, started.elapsed());
         result
     }
-}
-
-/// Returns the problem of an encoder that fails on input that was accepted.
-pub(super) fn internal_problem(error: &dyn Display) -> Problem {
-    Problem::with_cause(problem::INTERNAL, "internal server error", error.to_string())
 }

@@ -1,13 +1,11 @@
-//! Chunks of views on the fast path, answered as in [`super::fastpath`] if they are available without waiting.
+//! Chunks of views on the fast path, answered if they are available without waiting.
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 
-use super::Mount;
-use super::fastpath::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
-use super::route::{Endpoint, RequestTarget};
-use super::thread_cache::{self, ThreadCacheEntry};
 use crate::container::Freshness;
+use crate::http::fast_reply::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
+use crate::http::route::{Endpoint, RequestTarget};
+use crate::http::thread_cache::{self, ThreadCacheEntry};
 use crate::metrics::LookupResult;
 use crate::store::ObjectMeta;
 use crate::view::{self, ChunkBody, ResolvedKey};
@@ -17,7 +15,7 @@ const OCTET_STREAM: &str = "application/octet-stream";
 
 /// Replies with a chunk of a view if resolving and reading it need no waiting. Returns `None` if the HTTP library must
 /// answer. No work has been started then that the library would repeat.
-pub(super) fn try_respond(
+pub(crate) fn try_respond(
     responder: &FastResponder<'_>,
     request: &FastRequest<'_>,
     freshness: Freshness,
@@ -65,29 +63,10 @@ pub(super) fn try_respond(
         && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)
     {
         thread_cache::insert(
-            app,
+            app.id,
             request.path,
             ThreadCacheEntry { mount: mount_index, headers: Some(headers), cached_answer },
         );
     }
     Some(reply)
-}
-
-/// Smallest body whose memory is charged to the client.
-const MIN_CHARGED_BYTES: usize = 64 << 10;
-
-impl FastResponder<'_> {
-    /// Charges `bytes` of a container to the client while they are sent. Returns `None` if that would have to wait, or
-    /// if the peer's address does not identify the client; the HTTP library then answers.
-    pub(super) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
-        if request.is_head {
-            return Some(Bytes::new());
-        }
-        // The kernel accepts a smaller body at once.
-        if bytes.len() < MIN_CHARGED_BYTES {
-            return Some(bytes);
-        }
-        let client = self.app.client_limiter.identify_direct_peer(self.peer)?;
-        mount.container.charge_to_client(client, &bytes)
-    }
 }

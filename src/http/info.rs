@@ -4,9 +4,11 @@ use axum::http::header::CACHE_CONTROL;
 use axum::http::{HeaderValue, StatusCode};
 use serde_json::{Value, json};
 
-use super::compress::Compressible;
-use super::problem::Problem;
-use super::{HandlerResult, RequestContext, forwarded, respond, route};
+use crate::http::compress::Compressible;
+use crate::http::problem::Problem;
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{HandlerResult, respond};
+use crate::http::{forwarded, route};
 use crate::metadata::{self, Description, NeuroglancerSource, Node, NodeKind};
 use crate::n5::JsonObjectBuilder;
 use crate::view::{self, LoadedNode};
@@ -15,7 +17,7 @@ use crate::view::{self, LoadedNode};
 /// only those that TensorStore interprets, so that the response contains them once.
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
-pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
@@ -53,7 +55,7 @@ fn document(
     let LoadedNode { node, problems, memory, .. } = loaded;
     let mut description = metadata::describe(&node);
     description.problems.extend(problems.into_iter().map(metadata::MetadataProblem::from));
-    let base = forwarded::public_base_url(context);
+    let base = forwarded::public_base_url(context.parts, context.peer, context.presented, &context.app.options);
     let encoded_path =
         path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
     let urls = urls(&base, &encoded_path, &node, &description);

@@ -3,15 +3,18 @@
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, LINK, LOCATION};
+use axum::http::header::{CACHE_CONTROL, LINK};
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-use super::compress::Compressible;
-use super::problem::{self, Problem};
-use super::strict_query::{invalid_parameter, unknown_value};
-use super::{HandlerResult, Mount, RequestContext, add_vary, lenient_query, page, respond, route};
 use crate::container::{DirectoryEntry, DirectoryPage, EntryKind, MemoryPermit, ReadError};
+use crate::http::compress::Compressible;
+use crate::http::mount::Mount;
+use crate::http::problem::{self, Problem};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{self, HandlerResult, add_vary, respond};
+use crate::http::strict_query::{invalid_parameter, unknown_value};
+use crate::http::{lenient_query, page, route};
 use crate::output;
 use crate::store::Key;
 
@@ -75,7 +78,7 @@ async fn read_page(
 const MOUNT_BYTES: usize = 1 << 10;
 
 /// Returns the list of containers of a server with several.
-pub(super) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     let mut entries: Vec<DirectoryEntry> = context
         .app
         .mounts
@@ -96,7 +99,7 @@ pub(super) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
 }
 
 /// Returns the listing of a group or dataset.
-pub(super) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
+pub(crate) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
     let ListingQuery { is_html, after, with_blocks } = ListingQuery::parse(context)?;
     if let Some(redirect) = redirect_to_token_path(context, is_html) {
         return Ok(redirect);
@@ -110,7 +113,7 @@ pub(super) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, ke
 }
 
 /// Returns the listing of a directory as a view shows it, with `documents` instead of `attributes.json`.
-pub(super) async fn of_view(
+pub(crate) async fn of_view(
     context: &RequestContext<'_>,
     mount: &Mount,
     key: &Key,
@@ -200,11 +203,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
     // If the path has a token already, the relative root is the root below that token.
     let token = format!("token/{}/", route::encode_segment(token));
     let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(context))).ok()?;
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::SEE_OTHER;
-    response.headers_mut().insert(LOCATION, location);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Some(response)
+    Some(respond::redirect(StatusCode::SEE_OTHER, Some(location), "no-store"))
 }
 
 /// Renders the response. `memory` is reduced to its size and held until it is sent.

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::{ClientLimits, Viewer};
 use crate::access::AccessControl;
+use crate::http::viewer_files::Viewer;
 
 /// Options of the HTTP layer itself. Everything else comes from the containers.
 #[derive(Debug, Clone)]
@@ -54,4 +54,24 @@ pub enum RequiredContainers {
     All,
     /// At least one container.
     Any,
+}
+
+/// Limits of each client; 0 for no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientLimits {
+    /// Maximum number of concurrent requests; a request counts until the last byte of its response is sent.
+    pub requests: usize,
+    /// Maximum bytes of response bodies per second.
+    pub bytes_per_second: u64,
+    /// Bytes that may be sent at once after a pause.
+    pub burst_bytes: u64,
+    /// Longest wait for another request of the client to end, and for admission.
+    pub max_wait: Duration,
+}
+
+impl ClientLimits {
+    /// Returns true if neither requests nor bytes are limited.
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.requests == 0 && self.bytes_per_second == 0
+    }
 }

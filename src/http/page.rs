@@ -4,24 +4,25 @@ use axum::body::Body;
 use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderMap, REFERRER_POLICY};
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 
-use super::compress::Compressible;
-use super::conditional::{self, ConditionalOutcome};
-use super::problem::{self, Problem};
-use super::{HandlerResult, RequestContext, respond};
+use crate::http::compress::Compressible;
+use crate::http::conditional::{self, ConditionalOutcome};
+use crate::http::problem::{self, Problem};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{HandlerResult, respond};
 
 /// Content Security Policy of the page that `listing` renders: it loads from its own origin only.
-pub(super) const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
+pub(crate) const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
                                  connect-src 'self'; form-action 'self'; base-uri 'none'";
 
 /// Content Security Policy of the built Neuroglancer: it loads itself, and data from any host that a link names. Its
 /// decoders are WebAssembly, its workers start from blobs, and it sets styles on elements.
-pub(super) const VIEWER_CSP: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
+pub(crate) const VIEWER_CSP: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
                                         style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; \
                                         connect-src * data: blob:; form-action 'none'; base-uri 'none'; object-src 'none'";
 
 /// Adds the security headers of a document that a browser shows. They say what the document may load and which pages
 /// may embed it. They also keep its address, which may hold a token, from being sent as a referrer.
-pub(super) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
+pub(crate) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
     let ancestors = if frame_ancestors.is_empty() { "'none'".to_owned() } else { frame_ancestors.join(" ") };
     if let Ok(policy) = HeaderValue::from_str(&format!("{policy}; frame-ancestors {ancestors}")) {
         headers.insert(CONTENT_SECURITY_POLICY, policy);
@@ -31,7 +32,7 @@ pub(super) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_
 
 /// A file of the listing page.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PageAsset {
+pub(crate) struct PageAsset {
     /// Last segment of its path.
     name: &'static str,
     text: &'static str,
@@ -64,7 +65,7 @@ const ASSETS: &[PageAsset] = assets![
 ];
 
 /// Returns the asset of this name.
-pub(super) fn find_asset(name: &str) -> Option<PageAsset> {
+pub(crate) fn find_asset(name: &str) -> Option<PageAsset> {
     ASSETS.iter().find(|asset| asset.name == name).copied()
 }
 
@@ -84,7 +85,7 @@ impl PageAsset {
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
-pub(super) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
     let asset = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
     asset_response(context.method(), context.headers(), asset)

@@ -9,10 +9,10 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
 /// The parts that have not been sent yet. The body's size is exact.
-pub(super) struct PartsBody(VecDeque<Bytes>);
+pub(crate) struct PartsBody(VecDeque<Bytes>);
 
 impl PartsBody {
-    pub(super) fn new(parts: Vec<Bytes>) -> Self {
+    pub(crate) fn new(parts: Vec<Bytes>) -> Self {
         Self(parts.into())
     }
 }

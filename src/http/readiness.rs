@@ -8,9 +8,11 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::problem::{self, Problem, ProblemType};
-use super::{App, Mount, RequiredContainers, authorization};
 use crate::container::{Container, ReadError};
+use crate::http::caller_view;
+use crate::http::mount::Mount;
+use crate::http::options::{HttpOptions, RequiredContainers};
+use crate::http::problem::{self, Problem, ProblemType};
 use crate::metrics;
 use crate::store::StoreError;
 
@@ -22,7 +24,7 @@ const RESULT_TTL: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// One storage probe for each container.
-pub(super) struct Readiness(Vec<Arc<StorageProbe>>);
+pub(crate) struct Readiness(Vec<Arc<StorageProbe>>);
 
 struct StorageProbe {
     last_result: watch::Sender<Option<ProbeResult>>,
@@ -84,7 +86,7 @@ impl From<Result<(), ReadError>> for StorageHealth {
 }
 
 impl Readiness {
-    pub(super) fn of(mounts: &[Mount]) -> Self {
+    pub(crate) fn of(mounts: &[Mount]) -> Self {
         let probe = |_: &Mount| {
             let last_logged = AtomicU8::new(StorageHealth::Readable.code());
             Arc::new(StorageProbe {
@@ -94,6 +96,51 @@ impl Readiness {
             })
         };
         Self(mounts.iter().map(probe).collect())
+    }
+
+    /// Returns the readiness document.
+    ///
+    /// # Errors
+    /// A 503 problem if the server is not ready.
+    pub(crate) async fn check(
+        &self,
+        mounts: &[Mount],
+        options: &HttpOptions,
+        is_draining: bool,
+    ) -> Result<String, Problem> {
+        if is_draining {
+            metrics::set_readiness(false, 0);
+            return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
+        }
+        let states = mounts.iter().zip(&self.0).map(|(mount, probe)| probe.health(&mount.container));
+        let states = join_all(states).await;
+        let control = options.access_control.as_deref();
+        let mut checks = Vec::new();
+        for (index, ((mount, probe), state)) in mounts.iter().zip(&self.0).zip(&states).enumerate() {
+            // Every client may request readiness, but not every client may know the names of restricted containers.
+            let name =
+                if caller_view::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
+            probe.log_change(&mount.name, state);
+            checks.push(check_json("container", name, state.reason()));
+        }
+        let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
+        if control.is_some() {
+            checks.push(check_json(
+                "access",
+                Value::Null,
+                (!has_keys).then_some("the issuer's keys have not been fetched yet"),
+            ));
+        }
+        let unready = states.iter().filter(|state| state.reason().is_some()).count();
+        let has_required_containers =
+            unready == 0 || options.required_containers == RequiredContainers::Any && unready < states.len();
+        metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
+        let kind = match has_required_containers {
+            false => problem::STORAGE_UNAVAILABLE,
+            true if !has_keys => problem::ISSUER_UNAVAILABLE,
+            true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
+        };
+        Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
     }
 }
 
@@ -141,45 +188,6 @@ impl StorageProbe {
             StorageHealth::Unresponsive => tracing::error!(container = name, "not ready: its storage does not answer"),
         }
     }
-}
-
-/// Returns the readiness document.
-///
-/// # Errors
-/// A 503 problem if the server is not ready.
-pub(super) async fn answer(app: &App) -> Result<String, Problem> {
-    if app.is_draining() {
-        metrics::set_readiness(false, 0);
-        return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
-    }
-    let states = app.mounts.iter().zip(&app.readiness.0).map(|(mount, probe)| probe.health(&mount.container));
-    let states = join_all(states).await;
-    let control = app.options.access_control.as_deref();
-    let mut checks = Vec::new();
-    for (index, ((mount, probe), state)) in app.mounts.iter().zip(&app.readiness.0).zip(&states).enumerate() {
-        // Every client may request readiness, but not every client may know the names of restricted containers.
-        let name = if authorization::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
-        probe.log_change(&mount.name, state);
-        checks.push(check_json("container", name, state.reason()));
-    }
-    let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
-    if control.is_some() {
-        checks.push(check_json(
-            "access",
-            Value::Null,
-            (!has_keys).then_some("the issuer's keys have not been fetched yet"),
-        ));
-    }
-    let unready = states.iter().filter(|state| state.reason().is_some()).count();
-    let has_required_containers =
-        unready == 0 || app.options.required_containers == RequiredContainers::Any && unready < states.len();
-    metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
-    let kind = match has_required_containers {
-        false => problem::STORAGE_UNAVAILABLE,
-        true if !has_keys => problem::ISSUER_UNAVAILABLE,
-        true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
-    };
-    Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
 }
 
 fn check_json(kind: &str, name: Value, reason: Option<&str>) -> Value {

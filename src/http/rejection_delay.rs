@@ -25,7 +25,7 @@ const MAX_DELAY: Duration = Duration::from_secs(4);
 
 /// Delays rejections, depending on how many are pending.
 #[derive(Debug)]
-pub(super) struct RejectionDelay {
+pub(crate) struct RejectionDelay {
     pending: AtomicUsize,
     /// Rejections are sent a whole number of [`BATCH_INTERVAL`]s after this.
     epoch: Instant,
@@ -39,7 +39,7 @@ impl Default for RejectionDelay {
 
 impl RejectionDelay {
     /// Waits until a rejected request may be answered.
-    pub(super) async fn wait(&self) {
+    pub(crate) async fn wait(&self) {
         let pending_before = self.pending.fetch_add(1, Ordering::Relaxed);
         let _guards = (PendingRejectionGuard(&self.pending), QueueWaitTimer::begin(QueueLabel::Refused));
         let now = Instant::now();

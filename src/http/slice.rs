@@ -6,26 +6,29 @@ use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use axum::http::header::{
-    ACCEPT, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG, HeaderMap, HeaderName,
-    IF_MATCH, IF_NONE_MATCH,
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, ETAG,
+    HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH,
 };
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::band_reader::BandReader;
-use super::compress::ContentCoding;
-use super::conditional::{self, ConditionalOutcome};
-use super::parts_body::PartsBody;
-use super::problem::{self, Problem};
-use super::slice_admission::{AdmittedSlice, SliceRequest};
-use super::slice_query::{Selection, SliceQuery};
-use super::{HandlerResult, Mount, RequestContext, add_vary, compress, encode};
 use crate::container::{Dataset, PieceTransform, PlannedSlice, ReadError, ReadStats};
 use crate::cpu_pool::Priority;
+use crate::http::band_reader::BandReader;
+use crate::http::compress::ContentCoding;
+use crate::http::conditional::{self, ConditionalOutcome};
+use crate::http::mount::Mount;
+use crate::http::parts_body::PartsBody;
+use crate::http::problem::{self, Problem};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{HandlerResult, add_vary};
+use crate::http::slice_admission::{AdmittedSlice, SliceRequest};
+use crate::http::slice_query::{Selection, SliceQuery};
+use crate::http::{compress, encode, route};
 use crate::metadata;
 use crate::n5::{Array, AttributesDocument, DataType, DescribedDataset};
-use crate::output::{self, EncodeOptions, Format, NegotiationError};
+use crate::output::{self, EncodeOptions, Format};
 
 /// Everything about a response that is known before a block is read.
 struct SlicePlan {
@@ -44,7 +47,7 @@ struct SlicePlan {
     encoding: Option<ContentCoding>,
 }
 
-pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let query = SliceQuery::parse(context.query())?;
     let accept = context.list_header(&ACCEPT);
     let negotiated = output::negotiate(query.format.as_deref(), accept.as_deref()).map_err(Problem::from);
@@ -94,7 +97,7 @@ async fn plan_slice(
     let data_type = query.data_type.as_ref().unwrap_or(attributes.data_type()).clone();
     let options = query.options(&selection);
     let content_coding = if context.app.options.compress_slices && compress::is_worthwhile(format) {
-        compress::negotiate(context)
+        context.list_header(&ACCEPT_ENCODING).as_deref().and_then(compress::best_coding)
     } else {
         None
     };
@@ -109,7 +112,7 @@ async fn plan_slice(
     let planned = container.plan_sparse_slice(context.freshness, &dataset, region.clone(), &delivery).await?;
     let admitted = planned.map_err(Problem::from).and_then(|slice| request.admit(slice, &memory, limit_bytes));
     let mut admitted = admitted
-        .map_err(|problem| problem.with_piece_hint(request.largest_admitted_piece(container, region).as_ref()))?;
+        .map_err(|problem| problem.with_piece_hint(request.largest_admitted_piece(container, region).as_deref()))?;
     // If slow clients hold the memory for a whole response, a streamed one need not wait for them. It has no entity
     // tag, so a request with a precondition waits.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.headers().contains_key(name));
@@ -155,7 +158,7 @@ fn slice_headers(plan: &SlicePlan, mount: &Mount, axes: &[String]) -> HeaderMap 
     put("n5-step", comma_separated(&plan.options.step));
     if !axes.is_empty() {
         let kept_names = plan.selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
-        let mut names: Vec<String> = kept_names.map(|name| super::route::encode_segment(name).to_string()).collect();
+        let mut names: Vec<String> = kept_names.map(|name| route::encode_segment(name).to_string()).collect();
         if order == output::AxisOrder::C {
             names.reverse();
         }
@@ -244,9 +247,9 @@ async fn respond_whole(
         let encode = encode::timed(format.name(), move || -> Result<Vec<Bytes>, Problem> {
             let data = slice.convert(pieces.into_iter().next().unwrap_or_default()).map_err(ReadError::from)?;
             let array = Array { shape, data_type, data };
-            let mut parts = format.encode(&array, &options).map_err(|error| encode::internal_problem(&error))?;
+            let mut parts = format.encode(&array, &options).map_err(|error| Problem::internal(error.to_string()))?;
             if let Some(encoding) = encoding {
-                parts = vec![encoding.compress(&parts).map_err(|error| encode::internal_problem(&error))?];
+                parts = vec![encoding.compress(&parts).map_err(|error| Problem::internal(error.to_string()))?];
             }
             if is_encoded && let Some(last) = parts.pop() {
                 parts.push(memory.own(last));
@@ -359,15 +362,5 @@ fn comma_separated<T: ToString>(numbers: &[T]) -> String {
 fn insert_header(headers: &mut HeaderMap, name: HeaderName, value: &str) {
     if let Ok(value) = HeaderValue::from_str(value) {
         headers.insert(name, value);
-    }
-}
-
-impl From<NegotiationError> for Problem {
-    fn from(error: NegotiationError) -> Self {
-        let (kind, known) = match &error {
-            NegotiationError::UnknownFormat { known, .. } => (problem::INVALID_PARAMETER, known.clone()),
-            NegotiationError::NotAcceptable { known } => (problem::NOT_ACCEPTABLE, known.clone()),
-        };
-        Self::new(kind, error.to_string()).with_member("known", known)
     }
 }

@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::compress::{self, ContentCoding};
-use super::problem::{self, Problem};
 use crate::container::{Container, Dataset, PlannedSlice, SliceDelivery};
+use crate::http::compress::{self, ContentCoding};
+use crate::http::problem::{self, Problem};
 use crate::n5::{Coords, DataType, Region};
 use crate::output::{self, EncodeOptions, Format};
 
@@ -15,34 +15,34 @@ const HEADER_SHARE_DIVISOR: u64 = 6;
 const MAX_UNCOUNTED_HEADER_BYTES: u64 = 64 << 10;
 
 /// A slice request without its region.
-pub(super) struct SliceRequest<'a> {
-    pub(super) dataset: &'a Arc<Dataset>,
+pub(crate) struct SliceRequest<'a> {
+    pub(crate) dataset: &'a Arc<Dataset>,
     /// Axes of the region that the response's shape has.
-    pub(super) kept_axes: &'a [usize],
+    pub(crate) kept_axes: &'a [usize],
     /// Type of the elements as they are sent.
-    pub(super) data_type: &'a DataType,
-    pub(super) format: &'static dyn Format,
-    pub(super) options: &'a EncodeOptions,
+    pub(crate) data_type: &'a DataType,
+    pub(crate) format: &'static dyn Format,
+    pub(crate) options: &'a EncodeOptions,
     /// Content coding of the response, if it is not streamed.
-    pub(super) content_coding: Option<ContentCoding>,
+    pub(crate) content_coding: Option<ContentCoding>,
 }
 
 /// Memory that a response takes besides its elements, in bytes.
 #[expect(clippy::struct_field_names, reason = "the unit is part of the name")]
-pub(super) struct EncodingMemory {
+pub(crate) struct EncodingMemory {
     /// Memory that encoding takes.
-    pub(super) extra_bytes: u64,
+    pub(crate) extra_bytes: u64,
     /// Length of the format's header, if the elements follow it as they are in memory.
-    pub(super) header_bytes: Option<u64>,
+    pub(crate) header_bytes: Option<u64>,
     /// The same length, if it counts as memory; otherwise 0.
     counted_header_bytes: u64,
 }
 
 /// A slice that may be read, and the encoding of its response.
-pub(super) struct AdmittedSlice {
-    pub(super) slice: PlannedSlice,
-    pub(super) extra_bytes: u64,
-    pub(super) encoding: Option<ContentCoding>,
+pub(crate) struct AdmittedSlice {
+    pub(crate) slice: PlannedSlice,
+    pub(crate) extra_bytes: u64,
+    pub(crate) encoding: Option<ContentCoding>,
 }
 
 impl SliceRequest<'_> {
@@ -54,7 +54,7 @@ impl SliceRequest<'_> {
     ///
     /// # Errors
     /// A message to the client if the format cannot represent these samples.
-    pub(super) fn encoding_memory(&self, region: &Region) -> Result<EncodingMemory, String> {
+    pub(crate) fn encoding_memory(&self, region: &Region) -> Result<EncodingMemory, String> {
         let shape = self.shape(region);
         self.format.accepts(&shape, self.data_type, self.options)?;
         let header_bytes = self.format.header(&shape, self.data_type, self.options).map(|header| header.len() as u64);
@@ -63,7 +63,7 @@ impl SliceRequest<'_> {
         Ok(EncodingMemory { extra_bytes, header_bytes, counted_header_bytes })
     }
 
-    pub(super) fn delivery(
+    pub(crate) fn delivery(
         &self,
         memory: &EncodingMemory,
         is_rate_limited: bool,
@@ -84,7 +84,7 @@ impl SliceRequest<'_> {
     }
 
     /// Admits the response of a planned slice if it can be made within `limit_bytes` bytes.
-    pub(super) fn admit(
+    pub(crate) fn admit(
         &self,
         slice: PlannedSlice,
         memory: &EncodingMemory,
@@ -120,7 +120,7 @@ impl SliceRequest<'_> {
     }
 
     /// Returns the shape of a piece of `region` that is admitted in this format, wherever in the dataset it lies.
-    pub(super) fn largest_admitted_piece(&self, container: &Container, region: &Region) -> Option<Coords> {
+    pub(crate) fn largest_admitted_piece(&self, container: &Container, region: &Region) -> Option<Coords> {
         let limit_bytes = container.max_buffered_bytes();
         container.acceptable_part_shape(self.dataset, region, |part| {
             let memory = self.encoding_memory(part).ok();

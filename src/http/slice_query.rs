@@ -5,9 +5,10 @@
 
 use smallvec::SmallVec;
 
-use super::numpy_index::{self, IndexError, IndexItem};
-use super::strict_query::{
-    QueryError, QueryParameters, excerpt, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
+use crate::http::numpy_index::{self, IndexError, IndexItem};
+use crate::http::redact::excerpt;
+use crate::http::strict_query::{
+    QueryError, QueryParameters, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
 };
 use crate::n5::{Coords, DataType, Region, SignedCoords};
 use crate::output::{AxisOrder, EncodeOptions, Endian};
@@ -20,7 +21,7 @@ const PARAMETERS: [&str; 13] = [
 
 /// A slice's parameters, parsed as far as possible without the dataset.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct SliceQuery {
+pub(crate) struct SliceQuery {
     /// The samples that the query selects.
     selector: SampleSelector,
     /// Value of `order`.
@@ -62,7 +63,7 @@ enum OutsidePolicy {
 
 /// The samples that a query selects in a known dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Selection {
+pub(crate) struct Selection {
     /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
     pub region: Region,
     /// Axes of the result in ascending order: those that no integer of `select` drops.
@@ -71,7 +72,7 @@ pub(super) struct Selection {
 
 impl Selection {
     /// Returns the shape of the result in elements, without dropped axes.
-    pub(super) fn shape(&self) -> Coords {
+    pub(crate) fn shape(&self) -> Coords {
         self.kept_axes.iter().filter_map(|axis| self.region.shape().get(*axis).copied()).collect()
     }
 }
@@ -82,7 +83,7 @@ impl SliceQuery {
     /// # Errors
     /// [`QueryError::Invalid`] for parameters that are unknown, repeated or exclude each other, and for values that
     /// cannot be parsed.
-    pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
+    pub(crate) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
         let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| parameters.get(name).map(String::as_str);
         let selector = SampleSelector::parse(&parameters)?;
@@ -107,7 +108,7 @@ impl SliceQuery {
     /// # Errors
     /// [`QueryError::OutOfBounds`] if the rank differs, or if samples lie outside and that is not allowed;
     /// [`QueryError::Invalid`] if a region ends before it starts.
-    pub(super) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
+    pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
         match &self.selector {
             SampleSelector::Index(items) => select_by_index(items, dimensions),
             SampleSelector::Box { start, end, step, outside } => {
@@ -117,7 +118,7 @@ impl SliceQuery {
     }
 
     /// Returns the output format's options for this query and the samples that it selected.
-    pub(super) fn options(&self, selection: &Selection) -> EncodeOptions {
+    pub(crate) fn options(&self, selection: &Selection) -> EncodeOptions {
         EncodeOptions {
             order: self.order,
             endian: self.endian,

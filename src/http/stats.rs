@@ -8,12 +8,15 @@ use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::compress::Compressible;
-use super::conditional::{self, ConditionalOutcome};
-use super::problem::{self, Problem};
-use super::strict_query::{QueryError, invalid_parameter, parse_decimal, parse_query};
-use super::{HandlerResult, Mount, RequestContext, respond};
 use crate::container::{Dataset, GroupState, ReadError, SamplePlan, SampleStatistics};
+use crate::http::compress::Compressible;
+use crate::http::conditional::{self, ConditionalOutcome};
+use crate::http::mount::Mount;
+use crate::http::problem::{self, Problem};
+use crate::http::redact::excerpt;
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{HandlerResult, respond};
+use crate::http::strict_query::{QueryError, invalid_parameter, parse_decimal, parse_query};
 use crate::metadata;
 use crate::n5::{ElementValue, Statistics};
 use crate::store::Key;
@@ -72,10 +75,6 @@ impl StatsQuery {
     }
 }
 
-fn excerpt(text: &str) -> String {
-    text.chars().take(40).collect()
-}
-
 /// The dataset or pyramid level that is sampled.
 struct SampledLevel {
     dataset: Arc<Dataset>,
@@ -87,7 +86,7 @@ struct SampledLevel {
     reason: String,
 }
 
-pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let query = StatsQuery::parse(context.query())?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let to_problem =

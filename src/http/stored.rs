@@ -1,21 +1,22 @@
 //! The container as stored: attributes and blocks byte for byte, and listings of directories.
 
 use axum::body::Body;
-use axum::http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, LAST_MODIFIED, LOCATION,
-};
+use axum::http::header::{CONTENT_LENGTH, CONTENT_RANGE};
 use axum::http::{HeaderValue, Method, Response, StatusCode};
 use futures_util::stream;
 
-use super::conditional::{self, ConditionalOutcome};
-use super::problem::{self, Problem};
-use super::{HandlerResult, Mount, RequestContext, lenient_query, listing, observe, route};
-use crate::container::{ATTRIBUTES, LargeObject, ReadError, SendPermit, StoredObject, grid_component};
+use crate::container::{ATTRIBUTES, LargeObject, ReadError, SendPermit, StoredObject};
 use crate::fair_queue::ClientId;
-use crate::store::{Key, ObjectMeta};
+use crate::http::conditional::{self, ConditionalOutcome};
+use crate::http::mount::Mount;
+use crate::http::problem::{self, Problem};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{self, HandlerResult};
+use crate::http::{lenient_query, listing, observe, route};
+use crate::store::Key;
 
 /// Handles `GET /`, `/n5/` and every path below: returns an object, a listing, or a redirect to one.
-pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let target = context.target;
     let Some((mount, key)) = context.locate(&target.segments)? else {
         return if target.is_bare { Ok(redirect_to_slash(context)) } else { listing::of_mounts(context).await };
@@ -28,7 +29,7 @@ pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return listing::of_directory(context, mount, &key).await;
     }
     let not_found = || Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone());
-    if is_n5_key(&key)
+    if route::is_n5_key(&key)
         && let Some(response) = object_response(context, mount, &key).await?
     {
         return Ok(response);
@@ -43,24 +44,15 @@ pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     Ok(redirect_to_slash(context))
 }
 
-/// Returns true if files of this name are served: attributes, and names that are part of a grid position.
-pub(super) fn is_n5_key(key: &Key) -> bool {
-    key.name().is_some_and(|name| name == ATTRIBUTES || grid_component(name).is_some())
-}
-
 /// Returns a 301 to the same path with a slash. It is relative, so that it is valid behind any prefix.
-pub(super) fn redirect_to_slash(context: &RequestContext<'_>) -> Response<Body> {
+pub(crate) fn redirect_to_slash(context: &RequestContext<'_>) -> Response<Body> {
     let last_segment = context.path().rsplit('/').next().unwrap_or_default();
     // Decoded and encoded again, because a colon would make the relative reference an absolute one.
     let name = percent_encoding::percent_decode_str(last_segment).decode_utf8_lossy();
     let query = context.query_with_token().map(|query| format!("?{query}")).unwrap_or_default();
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::MOVED_PERMANENTLY;
-    if let Ok(location) = HeaderValue::from_str(&format!("{}/{query}", route::encode_segment(&name))) {
-        response.headers_mut().insert(LOCATION, location);
-    }
+    let location = HeaderValue::from_str(&format!("{}/{query}", route::encode_segment(&name))).ok();
+    let mut response = respond::redirect(StatusCode::MOVED_PERMANENTLY, location, "no-cache");
     response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     response
 }
 
@@ -124,7 +116,7 @@ async fn try_object(
     if status != StatusCode::NOT_MODIFIED {
         headers.insert(CONTENT_LENGTH, HeaderValue::from(to - from));
     }
-    add_entity_headers(headers, status, &meta, mount, key.name() == Some(ATTRIBUTES));
+    respond::add_entity_headers(headers, status, &meta, mount, key.name() == Some(ATTRIBUTES));
     if status == StatusCode::NOT_MODIFIED {
         return Ok(ObjectAttempt::Found(response));
     }
@@ -148,38 +140,9 @@ async fn try_object(
     Ok(ObjectAttempt::Found(response))
 }
 
-/// Adds the headers that describe the object, except for its length.
-pub(super) fn add_entity_headers(
-    headers: &mut HeaderMap,
-    status: StatusCode,
-    meta: &ObjectMeta,
-    mount: &Mount,
-    is_json: bool,
-) {
-    add_validators(headers, meta);
-    headers.insert(CACHE_CONTROL, mount.found_cache_control.clone());
-    if status == StatusCode::NOT_MODIFIED {
-        return;
-    }
-    let media_type = if is_json { "application/json" } else { "application/octet-stream" };
-    headers.insert(CONTENT_TYPE, HeaderValue::from_static(media_type));
-    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
-    // Java N5 looks for a header of this name before it reads ranges (`n5:HttpKeyValueAccess.java`).
-    headers.insert("accept-range", HeaderValue::from_static("bytes"));
-}
-
-fn add_validators(headers: &mut HeaderMap, meta: &ObjectMeta) {
-    if let Ok(etag) = HeaderValue::from_str(&meta.etag) {
-        headers.insert(ETAG, etag);
-    }
-    if let Some(date) = meta.modified.and_then(conditional::last_modified) {
-        headers.insert(LAST_MODIFIED, date);
-    }
-}
-
 /// Returns a body that is read piece by piece. An error aborts the body and the connection, because the length has
 /// already been sent.
-pub(super) fn stream_range(large: LargeObject, from: u64, to: u64, id: String) -> Body {
+pub(crate) fn stream_range(large: LargeObject, from: u64, to: u64, id: String) -> Body {
     // Captured here, because the connection polls the body without a current client.
     let client = ClientId::current();
     Body::from_stream(stream::try_unfold(from, move |offset| {

@@ -8,9 +8,8 @@ use std::cell::RefCell;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::App;
-use super::fastpath::EntityHeaders;
 use crate::container::CachedAnswer;
+use crate::http::fast_reply::EntityHeaders;
 
 /// Number of replies that a thread remembers, at about 400 to 700 bytes each.
 const SLOT_COUNT: usize = 1024;
@@ -19,16 +18,16 @@ const SLOT_COUNT: usize = 1024;
 const MAX_PATH_BYTES: usize = 256;
 
 /// A reply that can be sent again.
-pub(super) struct ThreadCacheEntry {
+pub(crate) struct ThreadCacheEntry {
     /// Index of its mount.
-    pub(super) mount: usize,
+    pub(crate) mount: usize,
     /// Headers of the object or chunk; `None` if neither exists.
-    pub(super) headers: Option<EntityHeaders>,
-    pub(super) cached_answer: CachedAnswer,
+    pub(crate) headers: Option<EntityHeaders>,
+    pub(crate) cached_answer: CachedAnswer,
 }
 
 struct ThreadCacheSlot {
-    /// [`App::id`] of the app that replied.
+    /// Id of the app that replied.
     app: u64,
     path: Box<str>,
     entry: ThreadCacheEntry,
@@ -39,10 +38,10 @@ thread_local! {
 }
 
 /// Returns the result of `job` on the entry of a path; `None` if there is no entry.
-pub(super) fn with_entry<T>(app: &App, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
+pub(crate) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
     THREAD_SLOTS.with_borrow_mut(|slots| {
         let slot = slots.get_mut(slot_index(path))?;
-        let occupied = slot.as_mut().filter(|slot| slot.app == app.id && *slot.path == *path)?;
+        let occupied = slot.as_mut().filter(|slot| slot.app == app && *slot.path == *path)?;
         let result = job(&mut occupied.entry);
         if result.is_none() && occupied.entry.headers.is_none() {
             // The entry says that the key is missing, which may no longer be true.
@@ -54,7 +53,7 @@ pub(super) fn with_entry<T>(app: &App, path: &str, job: impl FnOnce(&mut ThreadC
 
 /// Stores an entry for a path in place of the one in its slot. An entry for a missing key never replaces one for
 /// another path whose key exists, because clients can invent any number of names.
-pub(super) fn insert(app: &App, path: &str, entry: ThreadCacheEntry) {
+pub(crate) fn insert(app: u64, path: &str, entry: ThreadCacheEntry) {
     if path.len() > MAX_PATH_BYTES {
         return;
     }
@@ -63,10 +62,10 @@ pub(super) fn insert(app: &App, path: &str, entry: ThreadCacheEntry) {
             slots.resize_with(SLOT_COUNT, || None);
         }
         let Some(slot) = slots.get_mut(slot_index(path)) else { return };
-        let is_occupied = slot.as_ref().is_some_and(|slot| slot.app == app.id && slot.entry.headers.is_some());
+        let is_occupied = slot.as_ref().is_some_and(|slot| slot.app == app && slot.entry.headers.is_some());
         let is_same = slot.as_ref().is_some_and(|slot| *slot.path == *path);
         if entry.headers.is_some() || !is_occupied || is_same {
-            *slot = Some(ThreadCacheSlot { app: app.id, path: path.into(), entry });
+            *slot = Some(ThreadCacheSlot { app, path: path.into(), entry });
         }
     });
 }

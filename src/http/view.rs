@@ -10,16 +10,19 @@ use axum::http::{HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::band_reader::BandReader;
-use super::conditional::{self, ConditionalOutcome};
-use super::problem::{self, Problem};
-use super::{HandlerResult, Mount, RequestContext, lenient_query, listing, stored};
 use crate::container::ReadError;
 use crate::fair_queue::ClientId;
+use crate::http::band_reader::BandReader;
+use crate::http::conditional::{self, ConditionalOutcome};
+use crate::http::mount::Mount;
+use crate::http::problem::{self, Problem};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::HandlerResult;
+use crate::http::{lenient_query, listing, stored};
 use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
 
 /// Handles `GET /{view}/…`.
-pub(super) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
     let Some((parameters, path)) = context.target.segments.split_at_checked(view.path_parameter_count()) else {
         return Err(Problem::not_found());
     };
