@@ -5,15 +5,15 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
 use crate::container::Resources;
+use crate::http::admission::client_limits::ClientLimiter;
+use crate::http::admission::stalled_store_limit::StalledStoreLimit;
 use crate::http::caller_view::{self, CallerView};
-use crate::http::client_limits::ClientLimiter;
 use crate::http::mount::Mount;
 use crate::http::options::HttpOptions;
 use crate::http::problem::Problem;
 use crate::http::process_state::ProcessState;
 use crate::http::readiness::Readiness;
 use crate::http::route::{self, RequestTarget};
-use crate::http::stalled_store_limit::StalledStoreLimit;
 use crate::http::templates::HeaderTemplates;
 use crate::http::viewer_files::Viewer;
 use crate::metrics;

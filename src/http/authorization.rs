@@ -12,13 +12,14 @@ use axum::http::request::Parts;
 
 use crate::access::{AccessControl, Caller, Decision, TokenError};
 use crate::container::ATTRIBUTES;
+use crate::http::admission::fair_polling;
 use crate::http::app::App;
 use crate::http::caller_view::CallerView;
 use crate::http::credentials::PresentedTokens;
+use crate::http::forwarded;
 use crate::http::problem::{self, Problem};
 use crate::http::redact::redacted_excerpt;
 use crate::http::route::{Endpoint, Operation, RequestTarget};
-use crate::http::{fair_polling, forwarded};
 use crate::metrics;
 
 /// A request for which access is decided.

@@ -7,7 +7,7 @@ use crate::http::problem::{
     CORRUPT_BLOCK, INVALID_PARAMETER, NOT_A_DATASET, NOT_ACCEPTABLE, NOT_FOUND, NOT_REPRESENTABLE, OUT_OF_BOUNDS,
     OVERLOADED, Problem, STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
 };
-use crate::http::strict_query::QueryError;
+use crate::http::query::strict::QueryError;
 use crate::n5::{BlockError, CodecError, ConvertError};
 use crate::output::NegotiationError;
 use crate::store::StoreError;

@@ -4,10 +4,10 @@ use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
-use crate::http::admission::AdmissionController;
-use crate::http::client_limits::ClientRegistry;
+use crate::http::admission::client_limits::ClientRegistry;
+use crate::http::admission::in_flight::AdmissionController;
+use crate::http::admission::rejection_delay::RejectionDelay;
 use crate::http::exposition::ExpositionCache;
-use crate::http::rejection_delay::RejectionDelay;
 
 /// State that all successive apps of the process share.
 pub(crate) struct ProcessState {

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 
 use percent_encoding::percent_decode_str;
 
-use crate::http::numpy_index;
+use crate::http::query::numpy_index;
 use crate::http::redact::excerpt;
 use crate::n5::Coords;
 

@@ -16,9 +16,11 @@ use crate::http::band_reader::BandReader;
 use crate::http::conditional::{self, ConditionalOutcome};
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
+use crate::http::query::lenient;
 use crate::http::request_context::RequestContext;
 use crate::http::respond::HandlerResult;
-use crate::http::{lenient_query, listing, stored};
+use crate::http::routes::listing;
+use crate::http::routes::stored;
 use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
 
 /// Handles `GET /{view}/…`.
@@ -31,7 +33,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
     }
     // A value that is not UTF-8 is replaced by one that no view knows.
     let query: Vec<_> =
-        lenient_query::pairs(context.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
+        lenient::pairs(context.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
     view.check_query(&query)?;
     let Some((mount, key)) = context.locate(path)? else {
         return if context.target.has_trailing_slash {

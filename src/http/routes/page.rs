@@ -44,7 +44,7 @@ macro_rules! assets {
     };
 }
 
-/// Every file of `src/http/page/`.
+/// Every file of `src/http/routes/page/`.
 const ASSETS: &[PageAsset] = assets![
     "colours.js",
     "contrast.js",
@@ -125,7 +125,7 @@ mod tests {
 
     #[test]
     fn every_file_of_the_folder_is_an_asset() {
-        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http/page");
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http/routes/page");
         let mut names: Vec<String> =
             folder.read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();

@@ -17,7 +17,7 @@ use crate::metrics;
 use crate::{n5, output};
 
 /// OpenAPI description of this server.
-pub(crate) const OPENAPI: &str = include_str!("../../openapi.yaml");
+pub(crate) const OPENAPI: &str = include_str!("../../../openapi.yaml");
 
 pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
     let (media_type, body): (_, Bytes) = match operation {

@@ -10,9 +10,11 @@ use crate::fair_queue::ClientId;
 use crate::http::conditional::{self, ConditionalOutcome};
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
+use crate::http::query::lenient;
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, HandlerResult};
-use crate::http::{lenient_query, listing, observe, route};
+use crate::http::routes::listing;
+use crate::http::{observe, route};
 use crate::store::Key;
 
 /// Handles `GET /`, `/n5/` and every path below: returns an object, a listing, or a redirect to one.
@@ -22,7 +24,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return if target.is_bare { Ok(redirect_to_slash(context)) } else { listing::of_mounts(context).await };
     };
     // Neuroglancer probes for S3. A listing in another format would confuse it.
-    if target.has_trailing_slash && lenient_query::first_value(context.query(), "list-type").is_some() {
+    if target.has_trailing_slash && lenient::first_value(context.query(), "list-type").is_some() {
         return Err(Problem::not_found());
     }
     if target.has_trailing_slash {

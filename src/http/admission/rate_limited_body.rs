@@ -13,7 +13,7 @@ use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use crate::http::client_limits::RequestPermit;
+use crate::http::admission::client_limits::RequestPermit;
 use crate::metrics::{QueueLabel, QueueWaitTimer};
 
 /// Maximum number of bytes that are sent at once under a rate limit.

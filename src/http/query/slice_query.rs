@@ -5,11 +5,11 @@
 
 use smallvec::SmallVec;
 
-use crate::http::numpy_index::{self, IndexError, IndexItem};
-use crate::http::redact::excerpt;
-use crate::http::strict_query::{
+use crate::http::query::numpy_index::{self, IndexError, IndexItem};
+use crate::http::query::strict::{
     QueryError, QueryParameters, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
 };
+use crate::http::redact::excerpt;
 use crate::n5::{Coords, DataType, Region, SignedCoords};
 use crate::output::{AxisOrder, EncodeOptions, Endian};
 

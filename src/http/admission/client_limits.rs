@@ -18,7 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::fair_queue::ClientId;
-use crate::http::admission::{AdmissionController, InFlightCounter, InFlightGuard};
+use crate::http::admission::in_flight::{AdmissionController, InFlightCounter, InFlightGuard};
 use crate::http::caller_view::CallerView;
 use crate::http::forwarded;
 use crate::http::options::{ClientLimits, HttpOptions};
@@ -384,7 +384,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::http::rate_limited_body::hold_until_sent;
+    use crate::http::admission::rate_limited_body::hold_until_sent;
 
     fn new_limiter(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> ClientLimiter {
         ClientLimiter {

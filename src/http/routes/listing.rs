@@ -11,10 +11,12 @@ use crate::container::{DirectoryEntry, DirectoryPage, EntryKind, MemoryPermit, R
 use crate::http::compress::Compressible;
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
+use crate::http::query::lenient;
+use crate::http::query::strict::{invalid_parameter, unknown_value};
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, HandlerResult, add_vary, respond};
-use crate::http::strict_query::{invalid_parameter, unknown_value};
-use crate::http::{lenient_query, page, route};
+use crate::http::route;
+use crate::http::routes::page;
 use crate::output;
 use crate::store::Key;
 
@@ -153,7 +155,7 @@ impl ListingQuery {
     /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
     fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
         let (mut format, mut after, mut blocks) = (None, None, None);
-        for (name, value) in lenient_query::pairs(context.query()) {
+        for (name, value) in lenient::pairs(context.query()) {
             let (slot, known): (_, &[&'static str]) = match name.as_str() {
                 "format" => (&mut format, &["html", "json"]),
                 "blocks" => (&mut blocks, &["0", "1"]),
@@ -236,7 +238,7 @@ fn render(
             .presented
             .query_token()
             .map(str::to_owned)
-            .or_else(|| lenient_query::first_value(context.query(), "token"));
+            .or_else(|| lenient::first_value(context.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
         let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, with_blocks));
         if let Ok(link) = HeaderValue::from_str(&link) {

@@ -15,16 +15,16 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::container::{Dataset, PieceTransform, PlannedSlice, ReadError, ReadStats};
 use crate::cpu_pool::Priority;
+use crate::http::admission::slice_admission::{AdmittedSlice, SliceRequest};
 use crate::http::band_reader::BandReader;
 use crate::http::compress::ContentCoding;
 use crate::http::conditional::{self, ConditionalOutcome};
 use crate::http::mount::Mount;
 use crate::http::parts_body::PartsBody;
 use crate::http::problem::{self, Problem};
+use crate::http::query::slice_query::{Selection, SliceQuery};
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{HandlerResult, add_vary};
-use crate::http::slice_admission::{AdmittedSlice, SliceRequest};
-use crate::http::slice_query::{Selection, SliceQuery};
 use crate::http::{compress, encode, route};
 use crate::metadata;
 use crate::n5::{Array, AttributesDocument, DataType, DescribedDataset};

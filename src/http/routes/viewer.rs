@@ -15,8 +15,10 @@ use tokio::sync::mpsc;
 use crate::http::problem::{self, Problem};
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{HandlerResult, add_vary};
+use crate::http::route;
+use crate::http::routes::page;
+use crate::http::routes::stored;
 use crate::http::viewer_files::{INDEX, Viewer};
-use crate::http::{page, route, stored};
 
 /// Longest path of a file, in bytes.
 const MAX_PATH_BYTES: usize = 4096;
