@@ -19,11 +19,6 @@ use crate::output::{Format, accept_weight};
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Marks a response as a document that may be compressed. Blocks and attributes are never compressed: they are sent
-/// byte for byte, with their length.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Compressible;
-
 /// Compresses a document if the client accepts it and memory for it is free. It must not wait for memory, because the
 /// request already holds the memory of the document.
 pub(crate) async fn compress_document(

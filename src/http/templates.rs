@@ -1,17 +1,12 @@
 //! Header lines of the fast path, prepared at startup by the functions that make the headers of the slow path.
 
-use std::sync::Arc;
-
-use axum::http::header::ETAG;
 use axum::http::{HeaderMap, Request, Response, StatusCode};
 use futures_util::FutureExt;
 use tower::{Layer, ServiceExt, service_fn};
 
 use crate::http::mount::Mount;
 use crate::http::options::HttpOptions;
-use crate::http::problem::Problem;
 use crate::http::{caller_view, cors, respond};
-use crate::store::ObjectMeta;
 
 /// Header lines of each mount's responses, as `name: value`.
 pub(crate) struct HeaderTemplates {
@@ -35,16 +30,12 @@ impl HeaderTemplates {
     pub(crate) fn new(mounts: &[Mount], options: &HttpOptions) -> Self {
         let cors = cors_headers(options);
         let template = |mount: &Mount| {
-            let object_headers = |status, is_json| {
+            let object_headers = |status, is_attributes| {
                 let mut headers = HeaderMap::new();
-                let meta = ObjectMeta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
-                respond::add_entity_headers(&mut headers, status, &meta, mount, is_json);
-                headers.remove(ETAG);
+                mount.stored_entity(is_attributes).add_headers(&mut headers, status);
                 header_lines(headers, status, options, &cors)
             };
-            let missing = Problem::not_found()
-                .with_cache_control_if_missing(mount.missing_cache_control.clone())
-                .into_bodyless_response();
+            let missing = mount.not_found().into_bodyless_response();
             MountHeaders {
                 is_public: caller_view::is_public_mount(options.access_control.as_deref(), &mount.name),
                 attributes: object_headers(StatusCode::OK, true),

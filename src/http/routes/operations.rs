@@ -3,15 +3,14 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::http::header::CACHE_CONTROL;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::HeaderValue;
 use bytes::Bytes;
 use serde_json::json;
 
 use crate::container::ReadError;
 use crate::cpu_pool::Priority;
 use crate::http::request_context::RequestContext;
-use crate::http::respond::{HandlerResult, respond};
+use crate::http::respond::{Entity, HandlerResult};
 use crate::http::route::Operation;
 use crate::metrics;
 use crate::{n5, output};
@@ -63,7 +62,5 @@ pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -
         }
         Operation::OpenApi => ("application/yaml", Bytes::from_static(OPENAPI.as_bytes())),
     };
-    let mut response = respond(StatusCode::OK, media_type, body);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    Entity::new(media_type, HeaderValue::from_static("no-store")).respond(context.parts, body)
 }

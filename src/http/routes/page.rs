@@ -1,14 +1,12 @@
 //! Assets of the listing page: scripts, styles and icon, embedded in the binary and served at `/viewer/page/{file}`.
 
-use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, ETAG, HeaderMap, REFERRER_POLICY};
-use axum::http::{HeaderValue, Method, Response, StatusCode};
+use axum::http::HeaderValue;
+use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderMap, REFERRER_POLICY};
+use axum::http::request::Parts;
 
-use crate::http::compress::Compressible;
-use crate::http::conditional::{self, ConditionalOutcome};
-use crate::http::problem::{self, Problem};
+use crate::http::problem::Problem;
 use crate::http::request_context::RequestContext;
-use crate::http::respond::{HandlerResult, respond};
+use crate::http::respond::{Entity, HandlerResult};
 
 /// Content Security Policy of the page that `listing` renders: it loads from its own origin only.
 pub(crate) const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
@@ -88,39 +86,22 @@ impl PageAsset {
 pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
     let asset = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
-    asset_response(context.method(), context.headers(), asset)
+    asset_response(context.parts, asset)
 }
 
 /// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
 /// releases are never mixed.
-fn asset_response(method: &Method, headers: &HeaderMap, asset: PageAsset) -> HandlerResult {
-    let etag = asset.etag();
-    let mut response = match conditional::evaluate(method, headers, Some(&etag), None, None) {
-        ConditionalOutcome::NotModified => {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            response
-        }
-        ConditionalOutcome::PreconditionFailed => {
-            let detail = format!("the entity tag of the file is now {etag}");
-            return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
-        }
-        // Assets are served without ranges.
-        ConditionalOutcome::Full | ConditionalOutcome::Partial(..) | ConditionalOutcome::Unsatisfiable => {
-            let mut response = respond(StatusCode::OK, asset.media_type(), asset.text);
-            response.extensions_mut().insert(Compressible);
-            response
-        }
-    };
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    if let Ok(etag) = HeaderValue::from_str(&etag) {
-        response.headers_mut().insert(ETAG, etag);
-    }
-    Ok(response)
+fn asset_response(request: &Parts, asset: PageAsset) -> HandlerResult {
+    let entity = Entity::new(asset.media_type(), HeaderValue::from_static("no-cache"));
+    let etag = Some(asset.etag().into());
+    Entity { etag, is_compressible: true, subject: &"the file", ..entity }.respond(request, asset.text)
 }
 
 #[cfg(test)]
 mod tests {
+    use axum::http::header::ETAG;
+    use axum::http::{Request, StatusCode};
+
     use super::*;
 
     #[test]
@@ -149,21 +130,21 @@ mod tests {
     #[test]
     fn an_unchanged_file_is_not_sent_again() {
         let asset = find_asset("page.js").unwrap();
-        let mut headers = HeaderMap::new();
-        let first = asset_response(&Method::GET, &headers, asset).unwrap();
+        let mut request = Request::new(()).into_parts().0;
+        let first = asset_response(&request, asset).unwrap();
         assert_eq!(first.status(), StatusCode::OK);
-        headers.insert("if-none-match", first.headers()[ETAG].clone());
-        assert_eq!(asset_response(&Method::GET, &headers, asset).unwrap().status(), StatusCode::NOT_MODIFIED);
-        headers.insert("if-none-match", HeaderValue::from_static("W/\"0\""));
-        assert_eq!(asset_response(&Method::GET, &headers, asset).unwrap().status(), StatusCode::OK);
+        request.headers.insert("if-none-match", first.headers()[ETAG].clone());
+        assert_eq!(asset_response(&request, asset).unwrap().status(), StatusCode::NOT_MODIFIED);
+        request.headers.insert("if-none-match", HeaderValue::from_static("W/\"0\""));
+        assert_eq!(asset_response(&request, asset).unwrap().status(), StatusCode::OK);
     }
 
     #[test]
     fn a_file_that_fails_if_match_is_not_sent() {
         let asset = find_asset("page.js").unwrap();
         let get_if_match = |value: &str| {
-            let headers = [(axum::http::header::IF_MATCH, HeaderValue::from_str(value).unwrap())].into_iter().collect();
-            asset_response(&Method::GET, &headers, asset)
+            let request = Request::builder().header("if-match", value).body(()).unwrap().into_parts().0;
+            asset_response(&request, asset)
         };
         // The entity tag is weak and If-Match compares strongly, so no list of tags matches it (RFC 9110, section
         // 13.1.1).
