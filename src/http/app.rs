@@ -14,7 +14,7 @@ use crate::http::problem::Problem;
 use crate::http::process_state::ProcessState;
 use crate::http::readiness::Readiness;
 use crate::http::route::{self, RequestTarget};
-use crate::http::templates::HeaderTemplates;
+use crate::http::templates::MountHeaders;
 use crate::http::viewer_files::Viewer;
 use crate::metrics;
 use crate::store::Key;
@@ -31,7 +31,8 @@ pub struct App {
     /// Metric handles of the frequent routes. Each is created at its route's first request, once a recorder is
     /// installed.
     route_metrics: Vec<(&'static str, OnceLock<metrics::RouteMetrics>)>,
-    pub(crate) header_templates: HeaderTemplates,
+    /// Prepared headers of each mount's responses.
+    pub(crate) header_templates: Vec<MountHeaders>,
     pub(crate) client_limiter: ClientLimiter,
     pub(crate) stalled_store_limit: StalledStoreLimit,
 }
@@ -70,7 +71,7 @@ impl App {
         let frequent_routes = std::iter::once(route::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
         Arc::new(Self {
             id: NEXT_APP_ID.fetch_add(1, Ordering::Relaxed),
-            header_templates: HeaderTemplates::new(&mounts, &options),
+            header_templates: mounts.iter().map(|mount| MountHeaders::new(mount, &options)).collect(),
             route_metrics: frequent_routes.map(|route| (route, OnceLock::new())).collect(),
             readiness: Readiness::of(&mounts),
             stalled_store_limit: StalledStoreLimit::new(mounts.len(), options.concurrent_requests),

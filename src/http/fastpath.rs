@@ -16,8 +16,7 @@ use crate::http::fast_reply::{EntityHeaders, FastRequest, FastResponder};
 pub use crate::http::fast_reply::{Reply, ReplyBody};
 use crate::http::problem::Problem;
 use crate::http::route::{self, RequestTarget};
-use crate::http::thread_cache::{self, ThreadCacheEntry};
-use crate::http::{fastpath_chunk, forwarded, redact};
+use crate::http::{fastpath_chunk, forwarded, redact, thread_cache};
 use crate::store::Key;
 
 /// Maximum number of headers of a request on the fast path.
@@ -47,9 +46,9 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
         Err(_) => return FastOutcome::HandOver,
     };
     match classify(&request) {
-        FastEligibility::HandOver => FastOutcome::HandOver,
-        FastEligibility::SlowPath => FastOutcome::Request(length, None),
-        FastEligibility::FastPath(fast_request) => {
+        None => FastOutcome::HandOver,
+        Some((_, false)) => FastOutcome::Request(length, None),
+        Some((fast_request, true)) => {
             // After a panic, the HTTP library handles the request again, and its response reports the fault.
             let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, peer, &fast_request)));
             FastOutcome::Request(length, reply.unwrap_or_default())
@@ -57,17 +56,10 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
     }
 }
 
-enum FastEligibility<'a> {
-    /// The request has a body or asks for another protocol, or might.
-    HandOver,
-    /// A request without a body that the slow path answers.
-    SlowPath,
-    /// A request that is simple enough for the fast path.
-    FastPath(FastRequest<'a>),
-}
-
-fn classify<'a>(request: &httparse::Request<'_, 'a>) -> FastEligibility<'a> {
-    let (Some(method), Some(path)) = (request.method, request.path) else { return FastEligibility::HandOver };
+/// Returns the request, and whether it is simple enough for the fast path. Returns `None` if it has a body or asks for
+/// another protocol, or might.
+fn classify<'a>(request: &httparse::Request<'_, 'a>) -> Option<(FastRequest<'a>, bool)> {
+    let (method, path) = (request.method?, request.path?);
     let mut fast_request = FastRequest { is_head: method == "HEAD", path, ..FastRequest::default() };
     let mut is_eligible =
         matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
@@ -83,8 +75,8 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>) -> FastEligibility<'a> {
             5 if is_named("range") => is_eligible = false,
             6 if is_named("origin") => fast_request.has_origin = true,
             6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
-            6 if is_named("expect") => return FastEligibility::HandOver,
-            7 if is_named("upgrade") => return FastEligibility::HandOver,
+            6 if is_named("expect") => return None,
+            7 if is_named("upgrade") => return None,
             8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
             10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
             11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
@@ -97,9 +89,9 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>) -> FastEligibility<'a> {
                 is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
                 fast_request.if_none_match = Some(header.value);
             }
-            14 if is_named("content-length") => return FastEligibility::HandOver,
-            14 if is_named("http2-settings") => return FastEligibility::HandOver,
-            17 if is_named("transfer-encoding") => return FastEligibility::HandOver,
+            14 if is_named("content-length") => return None,
+            14 if is_named("http2-settings") => return None,
+            17 if is_named("transfer-encoding") => return None,
             17 if is_named("if-modified-since") => has_modified_since = true,
             19 if is_named("if-unmodified-since") => is_eligible = false,
             38 if is_named("access-control-request-private-network") => is_eligible = false,
@@ -108,12 +100,13 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>) -> FastEligibility<'a> {
     }
     // `If-None-Match` takes precedence over `If-Modified-Since`.
     is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
-    if is_eligible { FastEligibility::FastPath(fast_request) } else { FastEligibility::SlowPath }
+    Some((fast_request, is_eligible))
 }
 
 fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) -> Option<Reply> {
     let (templates, started) = (&app.header_templates, Instant::now());
-    if (templates.varies_by_origin && request.has_origin) || app.client_limiter.limits_bandwidth() {
+    let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
+    if (request.has_origin && varies_by_origin()) || app.client_limiter.limits_bandwidth() {
         return None;
     }
     // A token must not be logged, wherever it stands in the path. The slow path redacts it.
@@ -123,7 +116,7 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
     let freshness = app.resources.request_freshness();
     let responder = FastResponder { app, peer, started };
     let cached_reply = thread_cache::with_entry(app.id, request.path, |entry| {
-        let (mount, template) = (app.mounts.get(entry.mount)?, templates.mounts.get(entry.mount)?);
+        let (mount, template) = (app.mounts.get(entry.mount)?, templates.get(entry.mount)?);
         let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
         let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
         Some(match &entry.headers {
@@ -151,7 +144,7 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
     };
     let key = Key::parse(path).ok().filter(route::is_n5_key)?;
     let (mount, template) =
-        (app.mounts.get(mount_index)?, templates.mounts.get(mount_index).filter(|template| template.is_public)?);
+        (app.mounts.get(mount_index)?, templates.get(mount_index).filter(|template| template.is_public)?);
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
@@ -168,11 +161,7 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
         NonblockingLookup::WouldBlock => None,
         NonblockingLookup::Missing(dependency) => {
             let cached_answer = CachedAnswer { dependencies: vec![dependency], range: 0..0 };
-            thread_cache::insert(
-                app.id,
-                request.path,
-                ThreadCacheEntry { mount: mount_index, headers: None, cached_answer },
-            );
+            thread_cache::insert(app.id, request.path, mount_index, None, cached_answer);
             Some(responder.not_found_reply(request, template, route::STORED))
         }
         // The kernel cannot encrypt the file that it sends.
@@ -191,15 +180,8 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
                 ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
             );
             if let Some(dependency) = dependency {
-                thread_cache::insert(
-                    app.id,
-                    request.path,
-                    ThreadCacheEntry {
-                        mount: mount_index,
-                        headers: Some(headers),
-                        cached_answer: CachedAnswer { dependencies: vec![dependency], range },
-                    },
-                );
+                let cached_answer = CachedAnswer { dependencies: vec![dependency], range };
+                thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
             }
             Some(reply)
         }
@@ -223,9 +205,9 @@ mod tests {
             let text = text.replace('\n', "\r\n");
             assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
             match classify(&request) {
-                FastEligibility::HandOver => "other",
-                FastEligibility::SlowPath => "plain",
-                FastEligibility::FastPath(_) => "quick",
+                None => "other",
+                Some((_, false)) => "plain",
+                Some((_, true)) => "quick",
             }
         };
         assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");

@@ -5,7 +5,7 @@ use futures_util::FutureExt;
 use crate::container::Freshness;
 use crate::http::fast_reply::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
 use crate::http::route::{Endpoint, RequestTarget};
-use crate::http::thread_cache::{self, ThreadCacheEntry};
+use crate::http::thread_cache;
 use crate::metrics::LookupResult;
 use crate::store::ObjectMeta;
 use crate::view::{self, ChunkBody, ResolvedKey};
@@ -37,7 +37,7 @@ pub(crate) fn try_respond(
         return None;
     }
     let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
-    let template = app.header_templates.mounts.get(mount_index).filter(|template| template.is_public)?;
+    let template = app.header_templates.get(mount_index).filter(|template| template.is_public)?;
     let lookup =
         view::ViewLookup { container: &mount.container, freshness, path_parameters: parameters, key: &key, query: &[] };
     let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
@@ -62,11 +62,7 @@ pub(crate) fn try_respond(
     if view.has_self_contained_chunks()
         && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)
     {
-        thread_cache::insert(
-            app.id,
-            request.path,
-            ThreadCacheEntry { mount: mount_index, headers: Some(headers), cached_answer },
-        );
+        thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
     }
     Some(reply)
 }

@@ -50,7 +50,6 @@ use tokio_util::task::AbortOnDropHandle;
 use crate::trace::{self, Trace};
 use admission::{fair_polling, rate_limited_body};
 pub use app::App;
-use authorization::AuthorizationRequest;
 use credentials::PresentedTokens;
 pub use forwarded::network_of;
 pub use mount::Mount;
@@ -118,11 +117,22 @@ async fn handle_request(
         is_key = target.addresses_key();
         // Operations bypass admission control, so that they are answered at once even under overload.
         needs_admission = !matches!(target.endpoint, Endpoint::Operation(_));
+        let (parts, target, presented) = (&parts, &target, &presented);
+        let freshness = app.resources.request_freshness();
+        let mut context = RequestContext {
+            app: &app,
+            parts,
+            id,
+            peer,
+            freshness,
+            target,
+            presented,
+            caller_view: None,
+            visible_mount: None,
+        };
         if let Some(control) = &app.options.access_control {
-            let (parts, target, presented) = (&parts, &target, &presented);
-            let authorization_request = AuthorizationRequest { app: &app, parts, target, presented, peer, id };
             // Boxed, because this future is moved at every request and most servers have no access control.
-            caller_view = Box::pin(authorization_request.authorize(control)).await?;
+            caller_view = Box::pin(authorization::authorize(&context, control)).await?;
             if presented.path_ends_in_token
                 && let Some(token) = presented.url_token()
             {
@@ -134,13 +144,11 @@ async fn handle_request(
         let client = app.client_limiter.identify(&parts.headers, peer, caller_view.as_deref());
         let permit =
             if needs_admission { Some(app.client_limiter.admit(client, &app.process.admission).await?) } else { None };
-        let freshness = app.resources.request_freshness();
-        let caller_view = caller_view.as_ref();
-        let visible_mount = caller_view.and_then(|view| app.visible_mount(&target, view));
-        let (parts, target, presented) = (&parts, &target, &presented);
-        let caller_view = caller_view.map(AsRef::as_ref);
-        let context =
-            RequestContext { app: &app, parts, id, peer, freshness, target, presented, caller_view, visible_mount };
+        // The wait for admission does not count.
+        context.freshness = app.resources.request_freshness();
+        context.caller_view = caller_view.as_deref();
+        context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
+        let context = context;
         let limited_container =
             app.named_mount_index(target).and_then(|index| Some((index, &app.mounts.get(index)?.container)));
         let work = Box::pin(async {

@@ -16,7 +16,7 @@ pub(crate) struct ProcessState {
     /// Number of requests whose responses have not been sent completely.
     pub(crate) requests_in_flight: AtomicUsize,
     /// Admission of requests, which limits how many are in flight.
-    pub(crate) admission: AdmissionController,
+    pub(crate) admission: Arc<AdmissionController>,
     /// Rejected requests that have not been answered yet.
     pub(crate) rejection_delay: RejectionDelay,
     /// Recent clients and what each has used. A new configuration does not reset it.
@@ -34,7 +34,7 @@ impl ProcessState {
         Arc::new(Self {
             is_draining: AtomicBool::new(false),
             requests_in_flight: AtomicUsize::new(0),
-            admission: AdmissionController::default(),
+            admission: Arc::default(),
             rejection_delay: RejectionDelay::default(),
             client_registry: Arc::default(),
             render_metrics: Box::new(render_metrics),

@@ -27,23 +27,12 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 pub(crate) struct Readiness(Vec<Arc<StorageProbe>>);
 
 struct StorageProbe {
-    last_result: watch::Sender<Option<ProbeResult>>,
+    /// The health that the last probe found, and when.
+    last_result: watch::Sender<Option<(Instant, StorageHealth)>>,
     /// True while a probe runs. Another one is not started meanwhile, because threads would pile up at the storage.
     is_in_flight: AtomicBool,
     /// State that was logged last.
     last_logged: AtomicU8,
-}
-
-#[derive(Clone)]
-struct ProbeResult {
-    probed_at: Instant,
-    state: StorageHealth,
-}
-
-impl ProbeResult {
-    fn is_fresh(&self) -> bool {
-        self.probed_at.elapsed() < RESULT_TTL
-    }
 }
 
 /// Health of a container's storage.
@@ -144,16 +133,20 @@ impl Readiness {
     }
 }
 
+fn is_fresh((probed_at, _): &(Instant, StorageHealth)) -> bool {
+    probed_at.elapsed() < RESULT_TTL
+}
+
 impl StorageProbe {
     async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
         // The probe may succeed from cached data about the directory although its files can no longer be read.
         let is_stalled = container.store_load().is_stalled;
-        let cached = self.last_result.borrow().clone().filter(ProbeResult::is_fresh);
+        let cached = self.last_result.borrow().clone().filter(is_fresh);
         let result = match cached {
             Some(_) => cached,
             None => self.probe_or_join(container).await,
         };
-        match result.map(|result| result.state) {
+        match result.map(|(_, state)| state) {
             Some(StorageHealth::Readable) if is_stalled => StorageHealth::Unresponsive,
             Some(state) => state,
             None => StorageHealth::Unresponsive,
@@ -161,18 +154,18 @@ impl StorageProbe {
     }
 
     /// Probes the storage, or waits for the result of the running probe.
-    async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<ProbeResult> {
+    async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<(Instant, StorageHealth)> {
         let mut results = self.last_result.subscribe();
         if !self.is_in_flight.swap(true, Ordering::AcqRel) {
             let (probe, container) = (Arc::clone(self), container.clone());
             // Continues even if no request waits any more: the next request finds the result.
             tokio::spawn(async move {
                 let state = container.probe().await.into();
-                probe.last_result.send_replace(Some(ProbeResult { probed_at: Instant::now(), state }));
+                probe.last_result.send_replace(Some((Instant::now(), state)));
                 probe.is_in_flight.store(false, Ordering::Release);
             });
         }
-        let fresh_result = results.wait_for(|result| result.as_ref().is_some_and(ProbeResult::is_fresh));
+        let fresh_result = results.wait_for(|result| result.as_ref().is_some_and(is_fresh));
         let result = tokio::time::timeout(PROBE_TIMEOUT, fresh_result).await.ok()?.ok()?;
         result.clone()
     }

@@ -8,14 +8,7 @@ use crate::http::mount::Mount;
 use crate::http::options::HttpOptions;
 use crate::http::{caller_view, cors, respond};
 
-/// Header lines of each mount's responses, as `name: value`.
-pub(crate) struct HeaderTemplates {
-    pub(crate) mounts: Vec<MountHeaders>,
-    /// True if the headers depend on the request's origin.
-    pub(crate) varies_by_origin: bool,
-}
-
-/// Header lines of one mount, by kind of response.
+/// Header lines of one mount's responses, as `name: value`, by kind of response.
 pub(crate) struct MountHeaders {
     /// True if the whole mount is public. The fast path answers for no other mount.
     pub(crate) is_public: bool,
@@ -26,26 +19,22 @@ pub(crate) struct MountHeaders {
     pub(crate) missing: Vec<u8>,
 }
 
-impl HeaderTemplates {
-    pub(crate) fn new(mounts: &[Mount], options: &HttpOptions) -> Self {
+impl MountHeaders {
+    pub(crate) fn new(mount: &Mount, options: &HttpOptions) -> Self {
         let cors = cors_headers(options);
-        let template = |mount: &Mount| {
-            let object_headers = |status, is_attributes| {
-                let mut headers = HeaderMap::new();
-                mount.stored_entity(is_attributes).add_headers(&mut headers, status);
-                header_lines(headers, status, options, &cors)
-            };
-            let missing = mount.not_found().into_bodyless_response();
-            MountHeaders {
-                is_public: caller_view::is_public_mount(options.access_control.as_deref(), &mount.name),
-                attributes: object_headers(StatusCode::OK, true),
-                block: object_headers(StatusCode::OK, false),
-                not_modified: object_headers(StatusCode::NOT_MODIFIED, false),
-                missing: header_lines(missing.headers().clone(), missing.status(), options, &cors),
-            }
+        let object_headers = |status, is_attributes| {
+            let mut headers = HeaderMap::new();
+            mount.stored_entity(is_attributes).add_headers(&mut headers, status);
+            header_lines(headers, status, options, &cors)
         };
-        let varies_by_origin = !options.cors_origins.iter().any(|origin| origin == "*");
-        Self { mounts: mounts.iter().map(template).collect(), varies_by_origin }
+        let missing = mount.not_found().into_bodyless_response();
+        Self {
+            is_public: caller_view::is_public_mount(options.access_control.as_deref(), &mount.name),
+            attributes: object_headers(StatusCode::OK, true),
+            block: object_headers(StatusCode::OK, false),
+            not_modified: object_headers(StatusCode::NOT_MODIFIED, false),
+            missing: header_lines(missing.headers().clone(), missing.status(), options, &cors),
+        }
     }
 }
 

@@ -7,7 +7,7 @@ use std::fmt;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
@@ -18,6 +18,7 @@ use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
 use crate::fair_queue::ClientId;
+use crate::http::admission::count_guard::CountGuard;
 use crate::http::admission::in_flight::{AdmissionController, InFlightCounter, InFlightGuard};
 use crate::http::caller_view::CallerView;
 use crate::http::forwarded;
@@ -170,7 +171,7 @@ impl ClientLimiter {
     pub(crate) async fn admit(
         &self,
         client: ClientId,
-        admission: &AdmissionController,
+        admission: &Arc<AdmissionController>,
     ) -> Result<RequestPermit, Problem> {
         let limits = self.limits;
         // Acquired first: a request that waits here occupies no in-flight slot.
@@ -207,17 +208,20 @@ impl ClientLimiter {
             self.registry.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, max_requests);
         let permit = {
             let mut acquiring = pin!(account.acquire_permit(max_requests));
-            match acquiring.as_mut().now_or_never() {
-                Some(permit) => permit,
-                None => match ClientWaitGuard::try_begin(&self.registry, &account, self.concurrent_requests) {
-                    Some(_wait_guard) => {
-                        let (_timer, started) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
-                        let permit = tokio::time::timeout(limits.max_wait, acquiring).await.ok().flatten();
-                        trace::record("wait", QueueLabel::Client.name(), started.elapsed());
-                        permit
-                    }
-                    None => None,
-                },
+            if let Some(permit) = acquiring.as_mut().now_or_never() {
+                permit
+            } else {
+                let waiting = (CountGuard::new(&self.registry.waiting), CountGuard::new(&account.waiting));
+                // Of all clients together, as many may wait as may be in flight at once.
+                let max_waiting = self.concurrent_requests;
+                if waiting.0.others < max_waiting && waiting.1.others < (max_waiting / MAX_WAITING_DIVISOR).max(1) {
+                    let (_timer, started) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
+                    let permit = tokio::time::timeout(limits.max_wait, acquiring).await.ok().flatten();
+                    trace::record("wait", QueueLabel::Client.name(), started.elapsed());
+                    permit
+                } else {
+                    None
+                }
             }
         };
         let Some(permit) = permit else {
@@ -229,27 +233,6 @@ impl ClientLimiter {
             return Err(Problem::new(problem::TOO_MANY, detail).with_retry_after());
         };
         Ok(Some((account, permit)))
-    }
-}
-
-/// Guard of a request that waits for another request of the same client.
-struct ClientWaitGuard<'a>([&'a AtomicUsize; 2]);
-
-impl<'a> ClientWaitGuard<'a> {
-    /// Counts a waiting request. Returns `None` if too many wait: of all clients together, as many as may be in flight
-    /// at once; of one client, a fraction of that.
-    fn try_begin(registry: &'a ClientRegistry, account: &'a ClientAccount, max_waiting: usize) -> Option<Self> {
-        let guard = Self([&registry.waiting, &account.waiting]);
-        let counts = guard.0.map(|count| count.fetch_add(1, Ordering::Relaxed));
-        (counts[0] < max_waiting && counts[1] < (max_waiting / MAX_WAITING_DIVISOR).max(1)).then_some(guard)
-    }
-}
-
-impl Drop for ClientWaitGuard<'_> {
-    fn drop(&mut self) {
-        for count in self.0 {
-            count.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -415,7 +398,7 @@ mod tests {
         let sent = Bytes::from((0..(4_usize << 20) + 5).map(|n| u8::try_from(n % 251).unwrap()).collect::<Vec<_>>());
         let mut received = Vec::new();
         for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
-            let permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+            let permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
             let response = hold_until_sent(permit, Response::new(Body::from(part.clone())));
             assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(part.len() as u64));
             received.extend(response.into_body().collect().await.unwrap().to_bytes());
@@ -423,7 +406,7 @@ mod tests {
         assert!(received == sent);
         // The first MiB is sent at once; each of the other three takes at least an eighth of a second.
         assert!(started.elapsed() >= Duration::from_millis(370), "{:?}", started.elapsed());
-        let other_permit = limiter.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        let other_permit = limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.unwrap();
         assert!(other_permit.charge_bytes(1 << 20, Instant::now()).is_none(), "another client has no debt");
     }
 
@@ -431,20 +414,20 @@ mod tests {
     async fn clients_with_requests_or_debt_are_kept_and_others_are_evicted() {
         let mut limiter = new_limiter(1, 1000, 1000);
         limiter.limits.max_wait = Duration::from_millis(20);
-        let _permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+        let _permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
         let _due = limiter
-            .admit(ClientId::new(2), &AdmissionController::default())
+            .admit(ClientId::new(2), &Arc::<AdmissionController>::default())
             .await
             .unwrap()
             .charge_bytes(1_000_000, Instant::now());
         for number in 0..4 * ACCOUNTS_PER_CLEANUP as u64 {
-            assert!(limiter.admit(ClientId::new(100 + number), &AdmissionController::default()).await.is_ok());
+            assert!(limiter.admit(ClientId::new(100 + number), &Arc::<AdmissionController>::default()).await.is_ok());
         }
         assert!(
-            limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_err(),
+            limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_err(),
             "its only permit is taken"
         );
-        let debtor_permit = limiter.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        let debtor_permit = limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.unwrap();
         assert!(
             debtor_permit
                 .charge_bytes(1, Instant::now())
@@ -470,23 +453,23 @@ mod tests {
     #[tokio::test]
     async fn a_permit_is_held_until_the_body_is_dropped_and_requests_wait_for_it() {
         let mut limiter = new_limiter(1, 0, 0);
-        let permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+        let permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
         let response = hold_until_sent(permit, Response::new(Body::from("x")));
-        assert!(limiter.admit(ClientId::new(2), &AdmissionController::default()).await.is_ok());
-        let admission = AdmissionController::default();
+        assert!(limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.is_ok());
+        let admission = Arc::<AdmissionController>::default();
         let (second_permit, ()) = tokio::join!(limiter.admit(ClientId::new(1), &admission), async {
             tokio::task::yield_now().await;
             drop(response);
         });
         limiter.limits.max_wait = Duration::from_millis(20);
-        assert!(limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_err());
+        assert!(limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_err());
         drop(second_permit.unwrap());
-        assert!(limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_ok());
+        assert!(limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_ok());
     }
 
     #[tokio::test]
     async fn small_responses_in_memory_release_their_slot_and_others_hold_it() {
-        let (limiter, admission) = (new_limiter(0, 0, 0), AdmissionController::default());
+        let (limiter, admission) = (new_limiter(0, 0, 0), Arc::<AdmissionController>::default());
         let streamed = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("x"))]);
         let bodies = [Body::from(vec![0; 1 << 20]), Body::from(vec![0; (1 << 20) + 1]), Body::from_stream(streamed)];
         let mut responses = Vec::new();
@@ -515,31 +498,34 @@ mod tests {
         let client = ClientId::new(1);
         let mut permits = Vec::new();
         for _ in 0..3 {
-            permits.push(old_limiter.admit(client, &AdmissionController::default()).await.unwrap());
+            permits.push(old_limiter.admit(client, &Arc::<AdmissionController>::default()).await.unwrap());
         }
         let one_request_limiter = with_limits(1, 1 << 20);
-        assert!(one_request_limiter.admit(client, &AdmissionController::default()).await.is_err());
+        assert!(one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.is_err());
         permits.truncate(1);
         assert!(
-            one_request_limiter.admit(client, &AdmissionController::default()).await.is_err(),
+            one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.is_err(),
             "the new limit is one request"
         );
         permits[0].charge_bytes(64 << 20, Instant::now());
         permits.clear();
-        let permit = one_request_limiter.admit(client, &AdmissionController::default()).await.unwrap();
+        let permit = one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.unwrap();
         assert!(permit.charge_bytes(1, Instant::now()).is_some(), "the debt of earlier bytes remains");
         let two_request_limiter = with_limits(2, 1 << 20);
         let results = (
-            two_request_limiter.admit(client, &AdmissionController::default()).await,
-            two_request_limiter.admit(client, &AdmissionController::default()).await,
+            two_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await,
+            two_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await,
         );
         assert!(results.0.is_ok() && results.1.is_err());
-        assert!(with_limits(0, 1 << 20).admit(client, &AdmissionController::default()).await.is_ok(), "no limit");
+        assert!(
+            with_limits(0, 1 << 20).admit(client, &Arc::<AdmissionController>::default()).await.is_ok(),
+            "no limit"
+        );
     }
 
     #[tokio::test]
     async fn under_overload_light_clients_are_admitted_and_others_wait() {
-        let (mut limiter, admission) = (new_limiter(0, 0, 0), AdmissionController::default());
+        let (mut limiter, admission) = (new_limiter(0, 0, 0), Arc::<AdmissionController>::default());
         let (heavy, light) = (ClientId::new(1), ClientId::new(2));
         let mut permits = Vec::new();
         for _ in 1..=16 {

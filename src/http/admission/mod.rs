@@ -15,6 +15,7 @@
 //! place in (1) until its response is sent, and its place in (2) until a small response is made or a large one is sent.
 
 pub(crate) mod client_limits;
+mod count_guard;
 pub(crate) mod fair_polling;
 pub(crate) mod in_flight;
 pub(crate) mod rate_limited_body;

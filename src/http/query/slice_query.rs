@@ -3,11 +3,13 @@
 //! This module does not depend on requests, stores or blocks. All axes are in N5 order.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
+use std::collections::BTreeMap;
+
 use smallvec::SmallVec;
 
 use crate::http::query::numpy_index::{self, IndexError, IndexItem};
 use crate::http::query::strict::{
-    QueryError, QueryParameters, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
+    QueryError, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
 };
 use crate::http::redact::excerpt;
 use crate::n5::{Coords, DataType, Region, SignedCoords};
@@ -42,15 +44,15 @@ pub(crate) struct SliceQuery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SampleSelector {
     /// `start`, `stop` or `size`, `step`, and `outside`.
-    Box { start: Option<Vec<i64>>, end: Option<BoxEnd>, step: Option<Vec<u64>>, outside: OutsidePolicy },
+    Box {
+        start: Option<Vec<i64>>,
+        stop: Option<Vec<i64>>,
+        size: Option<Vec<i64>>,
+        step: Option<Vec<u64>>,
+        outside: OutsidePolicy,
+    },
     /// `select`.
     Index(Vec<IndexItem>),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum BoxEnd {
-    Stop(Vec<i64>),
-    Size(Vec<i64>),
 }
 
 /// Treatment of a region that leaves the dataset.
@@ -111,8 +113,9 @@ impl SliceQuery {
     pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
         match &self.selector {
             SampleSelector::Index(items) => select_by_index(items, dimensions),
-            SampleSelector::Box { start, end, step, outside } => {
-                select_by_box(start.as_deref(), end.as_ref(), step.as_deref(), *outside, dimensions)
+            SampleSelector::Box { start, stop, size, step, outside } => {
+                let ends = (stop.as_deref(), size.as_deref());
+                select_by_box(start.as_deref(), ends, step.as_deref(), *outside, dimensions)
             }
         }
     }
@@ -131,7 +134,7 @@ impl SliceQuery {
 }
 
 impl SampleSelector {
-    fn parse(parameters: &QueryParameters) -> Result<Self, QueryError> {
+    fn parse(parameters: &BTreeMap<&'static str, String>) -> Result<Self, QueryError> {
         let get = |name| parameters.get(name).map(String::as_str);
         if let Some(text) = get("select") {
             let excluded = ["start", "stop", "size", "step", "outside"];
@@ -152,18 +155,15 @@ impl SampleSelector {
         };
         let is_signed = outside != OutsidePolicy::Error;
         let parse_list = |name, is_signed| get(name).map(|text| parse_integers(name, text, is_signed)).transpose();
-        let end = match (parse_list("stop", is_signed)?, parse_list("size", false)?) {
-            (Some(_), Some(_)) => {
-                return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
-            }
-            (Some(stop), None) => Some(BoxEnd::Stop(stop)),
-            (None, size) => size.map(BoxEnd::Size),
-        };
+        let (stop, size) = (parse_list("stop", is_signed)?, parse_list("size", false)?);
+        if stop.is_some() && size.is_some() {
+            return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
+        }
         let step = parse_list("step", false)?.map(|step| step.iter().map(|n| n.unsigned_abs()).collect::<Vec<u64>>());
         if step.as_ref().is_some_and(|step| step.contains(&0)) {
             return Err(invalid_parameter("step", "step contains 0; every step must be at least 1".to_owned()));
         }
-        Ok(Self::Box { start: parse_list("start", is_signed)?, end, step, outside })
+        Ok(Self::Box { start: parse_list("start", is_signed)?, stop, size, step, outside })
     }
 }
 
@@ -227,17 +227,12 @@ fn wrong_rank(parameter: &str, count: usize, dimensions: &[u64]) -> String {
 
 fn select_by_box(
     start: Option<&[i64]>,
-    end: Option<&BoxEnd>,
+    (stop, size): (Option<&[i64]>, Option<&[i64]>),
     step: Option<&[u64]>,
     outside: OutsidePolicy,
     dimensions: &[u64],
 ) -> Result<Selection, QueryError> {
     let out_of_bounds = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
-    let (stop, size) = match end {
-        Some(BoxEnd::Stop(stop)) => (Some(stop.as_slice()), None),
-        Some(BoxEnd::Size(size)) => (None, Some(size.as_slice())),
-        None => (None, None),
-    };
     let lengths = [
         ("start", start.map(<[_]>::len)),
         ("stop", stop.map(<[_]>::len)),

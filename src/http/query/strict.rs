@@ -32,14 +32,11 @@ pub enum QueryError {
     },
 }
 
-/// Decoded parameters by name, without `token`.
-pub(crate) type QueryParameters = BTreeMap<&'static str, String>;
-
-/// Parses a query string whose parameters must all be in `known`.
+/// Parses a query string whose parameters must all be in `known`. Returns the decoded values by name, without `token`.
 ///
 /// # Errors
 /// [`QueryError::Invalid`] for a parameter that is unknown, repeated or not percent-encoded UTF-8.
-pub(crate) fn parse_query(query: &str, known: &[&'static str]) -> Result<QueryParameters, QueryError> {
+pub(crate) fn parse_query(query: &str, known: &[&'static str]) -> Result<BTreeMap<&'static str, String>, QueryError> {
     let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (raw_name, raw_value) = pair.split_once('=').unwrap_or((pair, ""));

@@ -28,22 +28,14 @@ pub(crate) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_
     headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
 }
 
-/// A file of the listing page.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct PageAsset {
-    /// Last segment of its path.
-    name: &'static str,
-    text: &'static str,
-}
-
 macro_rules! assets {
     ($($name:literal),+ $(,)?) => {
-        &[$(PageAsset { name: $name, text: include_str!(concat!("page/", $name)) }),+]
+        &[$(($name, include_str!(concat!("page/", $name)))),+]
     };
 }
 
-/// Every file of `src/http/routes/page/`.
-const ASSETS: &[PageAsset] = assets![
+/// Name and text of every file of `src/http/routes/page/`.
+const ASSETS: &[(&str, &str)] = assets![
     "colours.js",
     "contrast.js",
     "describe.js",
@@ -62,39 +54,37 @@ const ASSETS: &[PageAsset] = assets![
     "volume.js",
 ];
 
-/// Returns the asset of this name.
-pub(crate) fn find_asset(name: &str) -> Option<PageAsset> {
-    ASSETS.iter().find(|asset| asset.name == name).copied()
+/// Returns the text of the asset of this name.
+fn find_asset(name: &str) -> Option<&'static str> {
+    ASSETS.iter().find(|(asset, _)| *asset == name).map(|(_, text)| *text)
 }
 
-impl PageAsset {
-    fn media_type(self) -> &'static str {
-        match self.name.rsplit('.').next() {
-            Some("css") => "text/css; charset=utf-8",
-            Some("svg") => "image/svg+xml",
-            _ => "text/javascript; charset=utf-8",
-        }
+fn media_type(name: &str) -> &'static str {
+    match name.rsplit('.').next() {
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/javascript; charset=utf-8",
     }
+}
 
-    /// Returns a weak entity tag, which the compressed forms of the text share.
-    fn etag(self) -> String {
-        format!("W/\"{:016x}\"", xxhash_rust::xxh3::xxh3_64(self.text.as_bytes()))
-    }
+/// Returns the weak entity tag of a text, which its compressed forms share.
+fn etag(text: &str) -> String {
+    format!("W/\"{:016x}\"", xxhash_rust::xxh3::xxh3_64(text.as_bytes()))
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
 pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
-    let asset = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
-    asset_response(context.parts, asset)
+    let text = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
+    asset_response(context.parts, name, text)
 }
 
 /// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
 /// releases are never mixed.
-fn asset_response(request: &Parts, asset: PageAsset) -> HandlerResult {
-    let entity = Entity::new(asset.media_type(), HeaderValue::from_static("no-cache"));
-    let etag = Some(asset.etag().into());
-    Entity { etag, is_compressible: true, subject: &"the file", ..entity }.respond(request, asset.text)
+fn asset_response(request: &Parts, name: &str, text: &'static str) -> HandlerResult {
+    let entity = Entity::new(media_type(name), HeaderValue::from_static("no-cache"));
+    let etag = Some(etag(text).into());
+    Entity { etag, is_compressible: true, subject: &"the file", ..entity }.respond(request, text)
 }
 
 #[cfg(test)]
@@ -110,45 +100,43 @@ mod tests {
         let mut names: Vec<String> =
             folder.read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
         names.sort();
-        assert_eq!(ASSETS.iter().map(|asset| asset.name).collect::<Vec<_>>(), names);
+        assert_eq!(ASSETS.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
     }
 
     #[test]
     fn scripts_import_only_existing_files() {
-        for asset in ASSETS {
-            for (_, rest) in asset
-                .text
-                .match_indices(" from \"./")
-                .map(|(offset, pattern)| (offset, &asset.text[offset + pattern.len()..]))
+        for (asset, text) in ASSETS {
+            for (_, rest) in
+                text.match_indices(" from \"./").map(|(offset, pattern)| (offset, &text[offset + pattern.len()..]))
             {
                 let name = rest.split('"').next().unwrap();
-                assert!(find_asset(name).is_some(), "{} imports {name}", asset.name);
+                assert!(find_asset(name).is_some(), "{asset} imports {name}");
             }
         }
     }
 
     #[test]
     fn an_unchanged_file_is_not_sent_again() {
-        let asset = find_asset("page.js").unwrap();
+        let text = find_asset("page.js").unwrap();
         let mut request = Request::new(()).into_parts().0;
-        let first = asset_response(&request, asset).unwrap();
+        let first = asset_response(&request, "page.js", text).unwrap();
         assert_eq!(first.status(), StatusCode::OK);
         request.headers.insert("if-none-match", first.headers()[ETAG].clone());
-        assert_eq!(asset_response(&request, asset).unwrap().status(), StatusCode::NOT_MODIFIED);
+        assert_eq!(asset_response(&request, "page.js", text).unwrap().status(), StatusCode::NOT_MODIFIED);
         request.headers.insert("if-none-match", HeaderValue::from_static("W/\"0\""));
-        assert_eq!(asset_response(&request, asset).unwrap().status(), StatusCode::OK);
+        assert_eq!(asset_response(&request, "page.js", text).unwrap().status(), StatusCode::OK);
     }
 
     #[test]
     fn a_file_that_fails_if_match_is_not_sent() {
-        let asset = find_asset("page.js").unwrap();
+        let text = find_asset("page.js").unwrap();
         let get_if_match = |value: &str| {
             let request = Request::builder().header("if-match", value).body(()).unwrap().into_parts().0;
-            asset_response(&request, asset)
+            asset_response(&request, "page.js", text)
         };
         // The entity tag is weak and If-Match compares strongly, so no list of tags matches it (RFC 9110, section
         // 13.1.1).
-        for tags in ["\"0\"", &asset.etag(), asset.etag().trim_start_matches("W/")] {
+        for tags in ["\"0\"", &etag(text), etag(text).trim_start_matches("W/")] {
             let problem = get_if_match(tags).unwrap_err();
             assert_eq!(problem.into_response("/", "").status(), StatusCode::PRECONDITION_FAILED, "{tags}");
         }
@@ -159,10 +147,10 @@ mod tests {
     fn no_asset_refers_to_another_host() {
         // Namespace URIs are not requested. The public Neuroglancer is requested only if a person follows the link.
         let allowed = ["http://www.w3.org/2000/svg", "https://neuroglancer-demo.appspot.com/"];
-        for asset in ASSETS {
-            let text = allowed.iter().fold(asset.text.to_owned(), |text, url| text.replace(url, ""));
+        for (asset, text) in ASSETS {
+            let text = allowed.iter().fold((*text).to_owned(), |text, url| text.replace(url, ""));
             for scheme in ["http://", "https://"] {
-                assert!(!text.contains(scheme), "{}", asset.name);
+                assert!(!text.contains(scheme), "{asset}");
             }
         }
     }
