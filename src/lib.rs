@@ -43,6 +43,8 @@
 //! ```text
 //! main ──► app ──► config, telemetry, demo           the edge of the process (also allocator, healthcheck)
 //!           │
+//!        fastpath                                    answers that need no waiting, without the HTTP library
+//!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
 //!           ├──────────► metadata                    the meaning of attributes
@@ -79,6 +81,7 @@ pub mod container;
 pub mod cpu_pool;
 pub mod demo;
 pub mod fair_queue;
+pub mod fastpath;
 pub mod healthcheck;
 pub mod http;
 pub mod log_throttle;

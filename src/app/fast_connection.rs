@@ -31,7 +31,7 @@ use super::hyper_connection::ConnectionLimits;
 use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
-use crate::http::fastpath::{self, FastOutcome};
+use crate::fastpath::{self, FastOutcome};
 use crate::log_throttle::LogThrottle;
 use timers::{HangUpTimer, HeaderTimer, MemoryWait, schedule_yield};
 

@@ -98,38 +98,31 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     render(context, "", &page, is_html, false, (memory, no_cache))
 }
 
-/// Returns the listing of a group or dataset.
-pub(crate) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
+/// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and blocks
+/// are not listed.
+pub(crate) async fn of_directory(
+    context: &RequestContext<'_>,
+    mount: &Mount,
+    key: &Key,
+    documents: Option<&[String]>,
+) -> HandlerResult {
     let ListingQuery { is_html, after, with_blocks } = ListingQuery::parse(context)?;
     if let Some(redirect) = redirect_to_token_path(context, is_html) {
         return Ok(redirect);
     }
-    let (page, memory) = read_page(context, mount, key, after.as_deref(), with_blocks).await?;
+    let with_blocks = with_blocks && documents.is_none();
+    let (mut page, memory) = read_page(context, mount, key, after.as_deref(), with_blocks).await?;
+    if let Some(documents) = documents {
+        page.entries.retain(|entry| entry.kind != EntryKind::File);
+        let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
+        let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
+        let names = names.filter(|name| last_name.as_ref().is_none_or(|last| *name <= last));
+        page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
+        page.entries.sort_by(|a, b| a.name.cmp(&b.name));
+    }
     // Never immutable: groups and datasets may be added.
     let cache_control = mount.missing_cache_control.clone();
     render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control))
-}
-
-/// Returns the listing of a directory as a view shows it, with `documents` instead of `attributes.json`.
-pub(crate) async fn of_view(
-    context: &RequestContext<'_>,
-    mount: &Mount,
-    key: &Key,
-    documents: &[String],
-) -> HandlerResult {
-    let ListingQuery { is_html, after, .. } = ListingQuery::parse(context)?;
-    if let Some(redirect) = redirect_to_token_path(context, is_html) {
-        return Ok(redirect);
-    }
-    let (mut page, memory) = read_page(context, mount, key, after.as_deref(), false).await?;
-    page.entries.retain(|entry| entry.kind != EntryKind::File);
-    let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
-    let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
-    let names = names.filter(|name| last_name.as_ref().is_none_or(|last| *name <= last));
-    page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
-    page.entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let cache_control = mount.missing_cache_control.clone();
-    render(context, &mount.path_of(key), &page, is_html, false, (memory, cache_control))
 }
 
 /// Query parameters of a listing. Unknown ones are ignored, because clients add their own.

@@ -49,7 +49,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
             Err(ReadError::AttributesTooLarge { .. }) => Vec::new(),
             result => result.map_err(|error| mount.problem(error))?.unwrap_or_default(),
         };
-        return listing::of_view(context, mount, &key, &documents).await;
+        return listing::of_directory(context, mount, &key, Some(&documents)).await;
     }
     match view.resolve(&lookup).await.map_err(|error| mount.problem(error))? {
         ResolvedKey::Document(document) => Ok(document_response(context, mount, document)?),

@@ -1,9 +1,15 @@
 //! Fast path: responses that need no waiting. These are cached stored objects, keys that are known to be missing, and
 //! chunks of views that are available without waiting.
 //!
-//! They are most of what viewers request. For small responses, a general HTTP server costs more than making them. The
-//! headers are the same as those of `stored` and `view`, one by one; `tests/it/lane.rs` compares the two. Every unusual
+//! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
+//!
+//! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making them. The
+//! headers are the same as those of `http::routes`, one by one; `tests/it/lane.rs` compares the two. Every unusual
 //! request is left to the slow path.
+
+mod chunk;
+mod reply;
+mod thread_cache;
 
 use std::net::IpAddr;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -11,13 +17,13 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::container::{ATTRIBUTES, CachedAnswer, NonblockingLookup};
-use crate::http::app::App;
-use crate::http::fast_reply::{EntityHeaders, FastRequest, FastResponder};
-pub use crate::http::fast_reply::{Reply, ReplyBody};
+use crate::http::App;
 use crate::http::problem::Problem;
 use crate::http::route::{self, RequestTarget};
-use crate::http::{fastpath_chunk, forwarded, redact, thread_cache};
+use crate::http::{forwarded, redact};
 use crate::store::Key;
+use reply::{EntityHeaders, FastRequest, FastResponder};
+pub use reply::{Reply, ReplyBody};
 
 /// Maximum number of headers of a request on the fast path.
 const MAX_HEADERS: usize = 48;
@@ -133,7 +139,7 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
         return cached_reply;
     }
     let Some(path) = RequestTarget::parse_literal_stored(request.path, &app.options.base_path) else {
-        return fastpath_chunk::try_respond(&responder, request, freshness);
+        return chunk::try_respond(&responder, request, freshness);
     };
     let (mount_index, path) = match app.mounts.as_slice() {
         [only] if only.name.is_empty() => (0, path),

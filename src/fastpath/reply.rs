@@ -9,28 +9,26 @@ use std::time::Instant;
 use axum::http::{Method, StatusCode};
 use bytes::Bytes;
 
-use crate::http::app::App;
-use crate::http::mount::Mount;
 use crate::http::observe::{self, RequestRecord, SendStage};
 use crate::http::templates::{MountHeaders, push_header};
-use crate::http::{conditional, forwarded, redact, route};
+use crate::http::{App, Mount, conditional, forwarded, redact, route};
 use crate::store::{ObjectMeta, SendfileSource};
 use crate::trace;
 
 /// The parts of a request that the fast path depends on.
 #[derive(Debug, Default, PartialEq, Eq)]
-pub(crate) struct FastRequest<'a> {
-    pub(crate) is_head: bool,
-    pub(crate) path: &'a str,
-    pub(crate) if_none_match: Option<&'a [u8]>,
-    pub(crate) request_id: Option<&'a str>,
-    pub(crate) has_origin: bool,
-    pub(crate) traceparent: Option<&'a str>,
+pub(super) struct FastRequest<'a> {
+    pub(super) is_head: bool,
+    pub(super) path: &'a str,
+    pub(super) if_none_match: Option<&'a [u8]>,
+    pub(super) request_id: Option<&'a str>,
+    pub(super) has_origin: bool,
+    pub(super) traceparent: Option<&'a str>,
 }
 
 impl FastRequest<'_> {
     /// Returns true if the response needs the body of an object with this entity tag.
-    pub(crate) fn needs_body(&self, etag: &str) -> bool {
+    pub(super) fn needs_body(&self, etag: &str) -> bool {
         !self.is_head && self.if_none_match != Some(etag.as_bytes())
     }
 }
@@ -87,9 +85,9 @@ impl Reply {
 const MIN_CHARGED_BYTES: usize = 64 << 10;
 
 /// Prepared headers of one object or chunk.
-pub(crate) struct EntityHeaders {
-    pub(crate) route: &'static str,
-    pub(crate) etag: Arc<str>,
+pub(super) struct EntityHeaders {
+    pub(super) route: &'static str,
+    pub(super) etag: Arc<str>,
     is_attributes: bool,
     /// Header lines of this entity only; `Content-Length` comes first.
     header_lines: Vec<u8>,
@@ -97,7 +95,7 @@ pub(crate) struct EntityHeaders {
 }
 
 impl EntityHeaders {
-    pub(crate) fn new(meta: ObjectMeta, is_attributes: bool) -> Self {
+    pub(super) fn new(meta: ObjectMeta, is_attributes: bool) -> Self {
         let mut header_lines = Vec::with_capacity(HEADER_LINES_CAPACITY);
         let _ = write!(header_lines, "content-length: {}\r\n", meta.len);
         let content_length_line_bytes = header_lines.len();
@@ -110,14 +108,14 @@ impl EntityHeaders {
 }
 
 /// A request whose reply is being written.
-pub(crate) struct FastResponder<'a> {
-    pub(crate) app: &'a Arc<App>,
-    pub(crate) peer: Option<IpAddr>,
-    pub(crate) started: Instant,
+pub(super) struct FastResponder<'a> {
+    pub(super) app: &'a Arc<App>,
+    pub(super) peer: Option<IpAddr>,
+    pub(super) started: Instant,
 }
 
 impl FastResponder<'_> {
-    pub(crate) fn entity_reply(
+    pub(super) fn entity_reply(
         &self,
         request: &FastRequest<'_>,
         template: &MountHeaders,
@@ -142,7 +140,7 @@ impl FastResponder<'_> {
 
     /// Charges `bytes` of a container to the client while they are sent. Returns `None` if that would have to wait, or
     /// if the peer's address does not identify the client; the HTTP library then answers.
-    pub(crate) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
+    pub(super) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
         if request.is_head {
             return Some(Bytes::new());
         }
@@ -155,7 +153,7 @@ impl FastResponder<'_> {
     }
 
     /// Returns the 404 reply.
-    pub(crate) fn not_found_reply(
+    pub(super) fn not_found_reply(
         &self,
         request: &FastRequest<'_>,
         template: &MountHeaders,

@@ -2,10 +2,10 @@
 
 use futures_util::FutureExt;
 
+use super::reply::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
+use super::thread_cache;
 use crate::container::Freshness;
-use crate::http::fast_reply::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
 use crate::http::route::{Endpoint, RequestTarget};
-use crate::http::thread_cache;
 use crate::metrics::LookupResult;
 use crate::store::ObjectMeta;
 use crate::view::{self, ChunkBody, ResolvedKey};
@@ -15,7 +15,7 @@ const OCTET_STREAM: &str = "application/octet-stream";
 
 /// Replies with a chunk of a view if resolving and reading it need no waiting. Returns `None` if the HTTP library must
 /// answer. No work has been started then that the library would repeat.
-pub(crate) fn try_respond(
+pub(super) fn try_respond(
     responder: &FastResponder<'_>,
     request: &FastRequest<'_>,
     freshness: Freshness,

@@ -8,8 +8,8 @@ use std::cell::RefCell;
 
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::reply::EntityHeaders;
 use crate::container::CachedAnswer;
-use crate::http::fast_reply::EntityHeaders;
 
 /// Number of replies that a thread remembers, at about 400 to 700 bytes each.
 const SLOT_COUNT: usize = 1024;
@@ -18,15 +18,15 @@ const SLOT_COUNT: usize = 1024;
 const MAX_PATH_BYTES: usize = 256;
 
 /// A reply that can be sent again.
-pub(crate) struct ThreadCacheEntry {
+pub(super) struct ThreadCacheEntry {
     /// Id of the app that replied.
     app: u64,
     path: Box<str>,
     /// Index of its mount.
-    pub(crate) mount: usize,
+    pub(super) mount: usize,
     /// Headers of the object or chunk; `None` if neither exists.
-    pub(crate) headers: Option<EntityHeaders>,
-    pub(crate) cached_answer: CachedAnswer,
+    pub(super) headers: Option<EntityHeaders>,
+    pub(super) cached_answer: CachedAnswer,
 }
 
 thread_local! {
@@ -34,7 +34,7 @@ thread_local! {
 }
 
 /// Returns the result of `job` on the entry of a path; `None` if there is no entry.
-pub(crate) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
+pub(super) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
     THREAD_SLOTS.with_borrow_mut(|slots| {
         let slot = slots.get_mut(slot_index(path))?;
         let entry = slot.as_mut().filter(|entry| entry.app == app && *entry.path == *path)?;
@@ -49,7 +49,7 @@ pub(crate) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCa
 
 /// Stores a reply for a path in place of the one in its slot. An entry for a missing key never replaces one for
 /// another path whose key exists, because clients can invent any number of names.
-pub(crate) fn insert(app: u64, path: &str, mount: usize, headers: Option<EntityHeaders>, cached_answer: CachedAnswer) {
+pub(super) fn insert(app: u64, path: &str, mount: usize, headers: Option<EntityHeaders>, cached_answer: CachedAnswer) {
     if path.len() > MAX_PATH_BYTES {
         return;
     }
