@@ -47,6 +47,8 @@
 //!           │
 //!          conn                                      connections, TLS, limits of clients
 //!           │
+//!        fastpath                                    answers that need no waiting, without the HTTP library
+//!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
 //!           ├──────────► metadata                    the meaning of attributes
@@ -85,6 +87,7 @@ pub mod container;
 pub mod cpu_pool;
 pub mod demo;
 pub mod fair_queue;
+pub mod fastpath;
 pub mod http;
 pub mod log_throttle;
 pub mod metadata;

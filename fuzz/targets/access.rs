@@ -13,7 +13,7 @@ use axum::body::Body;
 use axum::http::{HeaderMap, Method, Request, Uri};
 use bytes::Bytes;
 use n5_server::access::{AccessControl, Policy};
-use n5_server::http::fastpath::{FastOutcome, try_answer};
+use n5_server::fastpath::{FastOutcome, try_answer};
 use percent_encoding::{percent_decode, percent_decode_str};
 
 use super::server::{Answer, Server, container, written};

@@ -15,7 +15,7 @@ use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo};
 use hyper_util::server::conn::auto::Builder;
-use n5_server::http::fastpath::{FastOutcome, Reply, ReplyBody, try_answer};
+use n5_server::fastpath::{FastOutcome, Reply, ReplyBody, try_answer};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 

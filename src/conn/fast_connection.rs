@@ -31,7 +31,7 @@ use super::peers::IdleTracker;
 use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
-use crate::http::fastpath::{self, FastOutcome};
+use crate::fastpath::{self, FastOutcome};
 use crate::log_throttle::LogThrottle;
 use crate::metrics::CloseReason;
 

@@ -6,7 +6,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use super::socket::Socket;
-use crate::http::fastpath::{Reply, ReplyBody};
+use crate::fastpath::{Reply, ReplyBody};
 
 /// An answer of the fast path that is being sent.
 pub(super) struct ReplyWriter {

@@ -5,287 +5,149 @@
 //! (attributes around its path, entries, levels of pyramids) is decided by [`CallerView`], key by key, where it is
 //! read.
 
-use std::net::IpAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, HeaderMap, LOCATION, VARY};
-use axum::http::request::Parts;
-use axum::http::{HeaderValue, Response, StatusCode};
-
-use super::credentials::PresentedTokens;
-use super::observe::redacted_excerpt;
-use super::problem::{self, Problem};
-use super::route::{self, Endpoint, Operation, RequestTarget};
-use super::{App, Mount, fair_polling, forwarded};
 use crate::access::{AccessControl, Caller, Decision, TokenError};
 use crate::cache::ATTRIBUTES;
-use crate::container::Visibility;
+use crate::http::admission::fair_polling;
+use crate::http::caller_view::CallerView;
+use crate::http::forwarded;
+use crate::http::problem::{self, Problem};
+use crate::http::redact::redacted_excerpt;
+use crate::http::request_context::RequestContext;
+use crate::http::route::{Endpoint, Operation};
 use crate::metrics;
-use crate::store::Key;
 
-/// View of a mount that is restricted to what the caller may read.
-#[derive(Debug)]
-pub(super) struct CallerView {
-    control: Arc<AccessControl>,
-    /// Name of the mount; empty for the root.
-    mount: String,
-    caller: Option<Caller>,
-    /// True if the response may differ for other callers.
-    varies_by_caller: AtomicBool,
-}
-
-impl CallerView {
-    fn record_decision(&self, decision: Decision) -> bool {
-        if decision != Decision::Public {
-            self.varies_by_caller.store(true, Ordering::Relaxed);
+/// Authorizes the request. Returns the caller's view of the mount; `None` if everyone sees the same.
+///
+/// # Errors
+/// 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404 if the caller may not read
+/// the target, 503 if that cannot be decided now.
+pub(crate) async fn authorize(
+    context: &RequestContext<'_>,
+    control: &Arc<AccessControl>,
+) -> Result<Option<Arc<CallerView>>, Problem> {
+    let path = match context.target.endpoint {
+        Endpoint::Operation(Operation::Metrics) if context.target.segments.is_empty() => None,
+        // Operations are for load balancers, and the viewer holds no data.
+        Endpoint::Operation(_) | Endpoint::Viewer => return Ok(None),
+        Endpoint::View(view) => Some(context.target.segments.get(view.path_parameter_count()..).unwrap_or_default()),
+        Endpoint::Stored | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => {
+            Some(context.target.segments.as_slice())
         }
-        decision != Decision::Refused
+    };
+    // `/token/attributes.json`: Neuroglancer looks for attributes in all parent directories and gives up at a 401.
+    // This is not an attempt to use a token, and is not counted as one.
+    if context.presented.path_ends_in_token && context.presented.url_token() == Some(ATTRIBUTES) {
+        return Err(Problem::not_found().no_store());
     }
-
-    /// Returns the caller's name for the log.
-    pub(super) fn caller_name(&self) -> Option<String> {
-        self.caller.as_ref().map(ToString::to_string)
-    }
-
-    fn policy_path(&self, key: &Key) -> String {
-        let parts = [self.mount.as_str(), key.as_str()].into_iter().filter(|part| !part.is_empty());
-        parts.collect::<Vec<_>>().join("/")
-    }
-
-    fn may_read(&self, path: &str) -> bool {
-        self.record_decision(self.control.policy().decide(path, self.caller.as_ref()))
-    }
-
-    /// Returns true if the mount of that name is listed for the caller.
-    pub(super) fn can_see_mount(&self, mount: &str) -> bool {
-        self.may_read(mount)
-    }
-
-    /// Adds `Vary` and makes `Cache-Control` private if the response depends on the caller.
-    pub(super) fn restrict_caching(&self, headers: &mut HeaderMap) {
-        if self.varies_by_caller.load(Ordering::Relaxed) {
-            headers.append(VARY, HeaderValue::from_static("authorization"));
-            make_cache_private(headers);
-        }
-    }
-}
-
-impl Visibility for CallerView {
-    fn is_visible(&self, key: &Key) -> bool {
-        self.may_read(&self.policy_path(key))
-    }
-
-    fn is_subtree_visible(&self, key: &Key) -> bool {
-        self.record_decision(self.control.policy().decide_below(&self.policy_path(key), self.caller.as_ref()))
-    }
-}
-
-/// Makes `Cache-Control` private: no shared cache may store the response, and the client's own may for the same time as
-/// before.
-pub(super) fn make_cache_private(headers: &mut HeaderMap) {
-    let policy = headers.get(CACHE_CONTROL).and_then(|policy| policy.to_str().ok()).unwrap_or("no-cache");
-    if policy.split(',').any(|directive| directive.trim() == "no-store") {
-        return;
-    }
-    let directives =
-        policy.split(',').map(str::trim).filter(|directive| !["public", "private", ""].contains(directive));
-    let text = std::iter::once("private").chain(directives).collect::<Vec<_>>().join(", ");
-    headers
-        .insert(CACHE_CONTROL, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("private, no-store")));
-}
-
-/// Returns true if everyone may read the whole mount. Then its keys are not checked, and the fast path may answer.
-pub(super) fn is_public_mount(control: Option<&AccessControl>, mount: &str) -> bool {
-    control.is_none_or(|control| control.policy().decide_below(mount, None) == Decision::Public)
-}
-
-/// Returns a redirect to the root below a token's path, whose relative links need the trailing slash.
-pub(super) fn redirect_to_token_root(presented: &PresentedTokens) -> Option<Response<Body>> {
-    let token = presented.url_token()?;
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::TEMPORARY_REDIRECT;
-    let headers = response.headers_mut();
-    headers.insert(LOCATION, HeaderValue::from_str(&format!("{}/", route::encode_segment(token))).ok()?);
-    headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Some(response)
-}
-
-/// A request for which access is decided.
-pub(super) struct AuthorizationRequest<'a> {
-    pub(super) app: &'a App,
-    pub(super) parts: &'a Parts,
-    pub(super) target: &'a RequestTarget,
-    pub(super) presented: &'a PresentedTokens,
-    pub(super) peer: Option<IpAddr>,
-    pub(super) id: &'a str,
-}
-
-impl AuthorizationRequest<'_> {
-    /// Authorizes the request. Returns the caller's view of the mount; `None` if everyone sees the same.
-    ///
-    /// # Errors
-    /// 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404 if the caller may not read
-    /// the target, 503 if that cannot be decided now.
-    pub(super) async fn authorize(&self, control: &Arc<AccessControl>) -> Result<Option<Arc<CallerView>>, Problem> {
-        let path = match self.target.endpoint {
-            Endpoint::Operation(Operation::Metrics) if self.target.segments.is_empty() => None,
-            // Operations are for load balancers, and the viewer holds no data.
-            Endpoint::Operation(_) | Endpoint::Viewer => return Ok(None),
-            Endpoint::View(view) => Some(self.target.segments.get(view.path_parameter_count()..).unwrap_or_default()),
-            Endpoint::Stored | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => {
-                Some(self.target.segments.as_slice())
-            }
+    let caller = authenticate(context, control).await?;
+    let view_of_mount = |mount: &str| CallerView::new(control, mount, caller.clone());
+    let Some(path) = path else {
+        return match control.policy().decide_metrics(caller.as_ref()) {
+            Decision::Public => Ok(None),
+            Decision::Granted => Ok(Some(Arc::new(view_of_mount("")))),
+            Decision::Refused => Err(refuse(context, caller.as_ref())),
         };
-        // `/token/attributes.json`: Neuroglancer looks for attributes in all parent directories and gives up at a 401.
-        // This is not an attempt to use a token, and is not counted as one.
-        if self.presented.path_ends_in_token && self.presented.url_token() == Some(ATTRIBUTES) {
-            return Err(Problem::not_found().no_store());
-        }
-        let caller = self.authenticate(control).await?;
-        let view_of_mount = |mount: &str| CallerView {
-            control: Arc::clone(control),
-            mount: mount.to_owned(),
-            caller: caller.clone(),
-            varies_by_caller: AtomicBool::new(false),
-        };
-        let Some(path) = path else {
-            return match control.policy().decide_metrics(caller.as_ref()) {
-                Decision::Public => Ok(None),
-                Decision::Granted => Ok(Some(Arc::new(view_of_mount("")))),
-                Decision::Refused => Err(self.refuse(caller.as_ref())),
-            };
-        };
-        let mounts = self.app.mounts();
-        let is_single_mount = matches!(mounts, [only] if only.name.is_empty());
-        let mount = if is_single_mount { "" } else { path.first().map_or("", String::as_str) };
-        let caller_view = view_of_mount(mount);
-        let is_allowed = if is_single_mount || !path.is_empty() {
-            caller_view.may_read(&path.join("/"))
-        } else {
-            // The list of containers is for callers who may read at least one of them.
-            mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
-        };
-        if !is_allowed {
-            return Err(self.refuse(caller_view.caller.as_ref()));
-        }
-        // A response about a directory depends on the caller if a rule covers something below it, even something that
-        // does not exist. Otherwise the headers would reveal whether it exists.
-        if let Some(directory) = self.revealed_directory(path) {
-            caller_view
-                .record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
-        }
-        Ok(Some(Arc::new(caller_view)))
+    };
+    let mounts = &context.app.mounts;
+    let is_single_mount = matches!(mounts.as_slice(), [only] if only.name.is_empty());
+    let mount = if is_single_mount { "" } else { path.first().map_or("", String::as_str) };
+    let caller_view = view_of_mount(mount);
+    let is_allowed = if is_single_mount || !path.is_empty() {
+        caller_view.may_read(&path.join("/"))
+    } else {
+        // The list of containers is for callers who may read at least one of them.
+        mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
+    };
+    if !is_allowed {
+        return Err(refuse(context, caller_view.caller()));
     }
+    // A response about a directory depends on the caller if a rule covers something below it, even something that
+    // does not exist. Otherwise the headers would reveal whether it exists.
+    if let Some(directory) = revealed_directory(context, path) {
+        caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller()));
+    }
+    Ok(Some(Arc::new(caller_view)))
+}
 
-    /// Returns the directory of the container whose contents the response may reveal; `None` if it is about one object
-    /// only.
-    fn revealed_directory<'a>(&self, path: &'a [String]) -> Option<&'a [String]> {
-        match self.target.endpoint {
-            Endpoint::Stored if !self.target.has_trailing_slash => None,
-            // A document of a view describes the directory that it is in.
-            Endpoint::View(_) if !self.target.has_trailing_slash => {
-                path.split_last().map(|(_name, directory)| directory)
-            }
-            Endpoint::Stored | Endpoint::View(_) | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => Some(path),
-            Endpoint::Viewer | Endpoint::Operation(_) => None,
+/// Returns the directory of the container whose contents the response may reveal; `None` if it is about one object
+/// only.
+fn revealed_directory<'a>(context: &RequestContext<'_>, path: &'a [String]) -> Option<&'a [String]> {
+    match context.target.endpoint {
+        Endpoint::Stored if !context.target.has_trailing_slash => None,
+        // A document of a view describes the directory that it is in.
+        Endpoint::View(_) if !context.target.has_trailing_slash => {
+            path.split_last().map(|(_name, directory)| directory)
         }
-    }
-
-    /// Returns the caller. A token that is presented must be valid, even where none is needed.
-    async fn authenticate(&self, control: &AccessControl) -> Result<Option<Caller>, Problem> {
-        let Ok(token) = self.presented.token() else {
-            self.audit_refusal("several_tokens", None);
-            let detail = "the request has several different tokens; send only one";
-            return Err(Problem::new(problem::INVALID_PARAMETER, detail).no_store());
-        };
-        let Some(token) = token else { return Ok(None) };
-        #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
-        let now = std::time::SystemTime::now();
-        let client = self.app.client_limiter.identify(&self.parts.headers, self.peer, None);
-        match fair_polling::poll_fairly(client, client.scope(control.authenticate(token, now))).await {
-            Ok(caller) => Ok(Some(caller)),
-            Err(TokenError::KeysUnavailable) => {
-                self.audit_refusal(TokenError::KeysUnavailable.name(), None);
-                let detail = "the token cannot be verified now; try again";
-                Err(Problem::with_cause(problem::ISSUER_UNAVAILABLE, detail, TokenError::KeysUnavailable.to_string())
-                    .no_store())
-            }
-            Err(rejection) => {
-                self.audit_refusal(rejection.name(), None);
-                Err(Problem::unauthorized(Some(&rejection.to_string())))
-            }
-        }
-    }
-
-    /// Returns the rejection: 401 without a caller; with one, 404 as for an object that does not exist. Clients look
-    /// for attributes in all groups above a dataset. They take 404 for "no attributes", but 403 for a failure
-    /// (TensorStore, Java N5).
-    fn refuse(&self, caller: Option<&Caller>) -> Problem {
-        self.audit_refusal(if caller.is_some() { "forbidden" } else { "no_token" }, caller);
-        if caller.is_some() || self.is_attribute_probe() {
-            Problem::not_found().no_store()
-        } else {
-            Problem::unauthorized(None)
-        }
-    }
-
-    /// Returns true if the request is for attributes of a parent directory of something that clients without a token
-    /// may read: a path with a token, or a public one. Such clients look for attributes in all parent directories. They
-    /// take 401 for a failure (Neuroglancer), and 404 for "no attributes".
-    fn is_attribute_probe(&self) -> bool {
-        let (name, parents) = match self.target.segments.split_last() {
-            Some((name, parents)) if self.target.endpoint == Endpoint::Stored => (name, parents),
-            _ => return false,
-        };
-        let control = self.app.options.access_control.as_ref();
-        let has_public_below = || control.is_some_and(|control| control.policy().is_public_below(&parents.join("/")));
-        name == ATTRIBUTES && !self.target.has_trailing_slash && (parents.is_empty() || has_public_below())
-    }
-
-    /// Writes the audit line of a refusal and counts it. The path no longer contains a token.
-    fn audit_refusal(&self, reason: &'static str, caller: Option<&Caller>) {
-        metrics::access_refused(reason);
-        tracing::warn!(
-            id = self.id,
-            reason,
-            caller = caller.map(tracing::field::display),
-            peer = self.peer.map(tracing::field::display),
-            forwarded_for = forwarded::client_address(&self.parts.headers, self.peer, &self.app.options.trusted_proxies)
-                .map(tracing::field::display),
-            method = %self.parts.method,
-            path = redacted_excerpt(self.parts.uri.path()),
-            "access refused"
-        );
+        Endpoint::Stored | Endpoint::View(_) | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => Some(path),
+        Endpoint::Viewer | Endpoint::Operation(_) => None,
     }
 }
 
-/// Returns the mount restricted to what the caller sees.
-pub(super) fn mount_for_caller(mount: &Mount, caller_view: &Arc<CallerView>) -> Mount {
-    let visibility: Arc<dyn Visibility> = Arc::<CallerView>::clone(caller_view);
-    Mount { container: mount.container.with_visibility(visibility), ..mount.clone() }
+/// Returns the caller. A token that is presented must be valid, even where none is needed.
+async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> Result<Option<Caller>, Problem> {
+    let Ok(token) = context.presented.token() else {
+        audit_refusal(context, "several_tokens", None);
+        let detail = "the request has several different tokens; send only one";
+        return Err(Problem::new(problem::INVALID_PARAMETER, detail).no_store());
+    };
+    let Some(token) = token else { return Ok(None) };
+    #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
+    let now = std::time::SystemTime::now();
+    let client = context.app.client_limiter.identify(&context.parts.headers, context.peer, None);
+    match fair_polling::poll_fairly(client, client.scope(control.authenticate(token, now))).await {
+        Ok(caller) => Ok(Some(caller)),
+        Err(TokenError::KeysUnavailable) => {
+            audit_refusal(context, TokenError::KeysUnavailable.name(), None);
+            let detail = "the token cannot be verified now; try again";
+            Err(Problem::with_cause(problem::ISSUER_UNAVAILABLE, detail, TokenError::KeysUnavailable.to_string())
+                .no_store())
+        }
+        Err(rejection) => {
+            audit_refusal(context, rejection.name(), None);
+            Err(Problem::unauthorized(Some(&rejection.to_string())))
+        }
+    }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn only_the_clients_own_cache_stores_private_responses() {
-        for (before, after) in [
-            ("public, max-age=31536000, immutable", "private, max-age=31536000, immutable"),
-            ("no-cache", "private, no-cache"),
-            ("no-store", "no-store"),
-            ("private, no-cache", "private, no-cache"),
-        ] {
-            let mut headers = HeaderMap::new();
-            headers.insert(CACHE_CONTROL, HeaderValue::from_static(before));
-            make_cache_private(&mut headers);
-            assert_eq!(headers[CACHE_CONTROL], after);
-        }
-        let mut headers = HeaderMap::new();
-        make_cache_private(&mut headers);
-        assert_eq!(headers[CACHE_CONTROL], "private, no-cache");
+/// Returns the rejection: 401 without a caller; with one, 404 as for an object that does not exist. Clients look
+/// for attributes in all groups above a dataset. They take 404 for "no attributes", but 403 for a failure
+/// (TensorStore, Java N5).
+fn refuse(context: &RequestContext<'_>, caller: Option<&Caller>) -> Problem {
+    audit_refusal(context, if caller.is_some() { "forbidden" } else { "no_token" }, caller);
+    if caller.is_some() || is_attribute_probe(context) {
+        Problem::not_found().no_store()
+    } else {
+        Problem::unauthorized(None)
     }
+}
+
+/// Returns true if the request is for attributes of a parent directory of something that clients without a token
+/// may read: a path with a token, or a public one. Such clients look for attributes in all parent directories. They
+/// take 401 for a failure (Neuroglancer), and 404 for "no attributes".
+fn is_attribute_probe(context: &RequestContext<'_>) -> bool {
+    let (name, parents) = match context.target.segments.split_last() {
+        Some((name, parents)) if context.target.endpoint == Endpoint::Stored => (name, parents),
+        _ => return false,
+    };
+    let control = context.app.options.access_control.as_ref();
+    let has_public_below = || control.is_some_and(|control| control.policy().is_public_below(&parents.join("/")));
+    name == ATTRIBUTES && !context.target.has_trailing_slash && (parents.is_empty() || has_public_below())
+}
+
+/// Writes the audit line of a refusal and counts it. The path no longer contains a token.
+fn audit_refusal(context: &RequestContext<'_>, reason: &'static str, caller: Option<&Caller>) {
+    metrics::access_refused(reason);
+    tracing::warn!(
+        id = context.id,
+        reason,
+        caller = caller.map(tracing::field::display),
+        peer = context.peer.map(tracing::field::display),
+        forwarded_for = forwarded::client_address(&context.parts.headers, context.peer, &context.app.options.trusted_proxies)
+            .map(tracing::field::display),
+        method = %context.parts.method,
+        path = redacted_excerpt(context.parts.uri.path()),
+        "access refused"
+    );
 }

@@ -7,10 +7,10 @@ use bytes::Bytes;
 use futures_util::{StreamExt, stream};
 use tokio::sync::mpsc;
 
-use super::observe;
 use crate::cache::{Freshness, ReadError};
 use crate::container::Container;
 use crate::fair_queue::ClientId;
+use crate::http::observe;
 use crate::read::{PieceTransform, PlannedSlice};
 use crate::trace;
 use crate::view::StreamedChunk;
@@ -19,7 +19,7 @@ use crate::view::StreamedChunk;
 const BANDS_AHEAD: usize = 1;
 
 /// Reads a slice band by band.
-pub(super) struct BandReader {
+pub(crate) struct BandReader {
     container: Container,
     freshness: Freshness,
     slice: PlannedSlice,
@@ -35,7 +35,7 @@ pub(super) struct BandReader {
 }
 
 impl BandReader {
-    pub(super) fn new(
+    pub(crate) fn new(
         container: Container,
         freshness: Freshness,
         slice: PlannedSlice,
@@ -54,17 +54,17 @@ impl BandReader {
     }
 
     /// Adds a check, before the last band is sent, that the blocks still have the promised entity tag.
-    pub(super) fn with_etag_check(self, chunk: StreamedChunk) -> Self {
+    pub(crate) fn with_etag_check(self, chunk: StreamedChunk) -> Self {
         Self { etag_check: Some(chunk), ..self }
     }
 
     /// Restricts the body to `len` bytes after the first `bytes_to_skip`.
-    pub(super) fn with_byte_range(self, bytes_to_skip: u64, len: u64) -> Self {
+    pub(crate) fn with_byte_range(self, bytes_to_skip: u64, len: u64) -> Self {
         Self { bytes_to_skip, remaining_bytes: len, ..self }
     }
 
     /// Reads the next band and returns its pieces; `None` after the last band.
-    pub(super) async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
+    pub(crate) async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
         if self.remaining_bytes == 0 {
             return Ok(None);
         }
@@ -81,7 +81,7 @@ impl BandReader {
 
     /// Returns a body of `prefix`, `first_band` and the following bands. An error aborts the body and the connection,
     /// because the length of the body has been promised.
-    pub(super) fn into_body(mut self, prefix: Bytes, first_band: Vec<Bytes>, id: String) -> Body {
+    pub(crate) fn into_body(mut self, prefix: Bytes, first_band: Vec<Bytes>, id: String) -> Body {
         let (sender, receiver) = mpsc::channel(BANDS_AHEAD);
         tokio::spawn(ClientId::current().scope(trace::in_current_scope(async move {
             let mut next = Ok(Some(first_band));

@@ -4,36 +4,35 @@
 use std::io::Write;
 
 use axum::body::Body;
-use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
 use axum::http::{HeaderValue, Response};
 use bytes::Bytes;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-use super::problem::{self, Problem};
-use super::{HandlerResult, RequestContext, add_vary};
+use crate::container::Resources;
 use crate::cpu_pool::Priority;
+use crate::http::problem::Problem;
+use crate::http::respond::{HandlerResult, add_vary};
 use crate::output::{Format, accept_weight};
 
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Marks a response as a document that may be compressed. Blocks and attributes are never compressed: they are sent
-/// byte for byte, with their length.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct Compressible;
-
 /// Compresses a document if the client accepts it and memory for it is free. It must not wait for memory, because the
 /// request already holds the memory of the document.
-pub(super) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
+pub(crate) async fn compress_document(
+    resources: &Resources,
+    accept_encoding: Option<&str>,
+    response: Response<Body>,
+) -> HandlerResult {
     let (mut parts, body) = response.into_parts();
     add_vary(&mut parts.headers, "accept-encoding");
     let length = body.size_hint().exact().unwrap_or(0);
-    let encoding = negotiate(context).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
-    let memory = encoding.and_then(|_| context.app.resources.try_reserve_memory(document_buffer_bytes(length)));
+    let encoding = accept_encoding.and_then(best_coding).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
+    let memory = encoding.and_then(|_| resources.try_reserve_memory(document_buffer_bytes(length)));
     let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
-    let internal_error = |cause: String| Problem::with_cause(problem::INTERNAL, "internal server error", cause);
-    let bytes = body.collect().await.map_err(|error| internal_error(error.to_string()))?.to_bytes();
+    let bytes = body.collect().await.map_err(|error| Problem::internal(error.to_string()))?.to_bytes();
     let len = bytes.len();
     // The job owns its memory permit, because it continues when the client has disconnected.
     let compress = move || -> std::io::Result<Bytes> {
@@ -41,14 +40,12 @@ pub(super) async fn compress_document(context: &RequestContext<'_>, response: Re
         memory.shrink(compressed.len() as u64);
         Ok(memory.own(compressed))
     };
-    let compressed = context
-        .app
-        .resources
+    let compressed = resources
         .cpu()
         .run(Priority::for_input_bytes(len), 0, compress)
         .await
-        .map_err(|error| internal_error(error.to_string()))?;
-    let compressed = compressed.map_err(|error| internal_error(error.to_string()))?;
+        .map_err(|error| Problem::internal(error.to_string()))?;
+    let compressed = compressed.map_err(|error| Problem::internal(error.to_string()))?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
     parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     Ok(Response::from_parts(parts, Body::from(compressed)))
@@ -56,7 +53,7 @@ pub(super) async fn compress_document(context: &RequestContext<'_>, response: Re
 
 /// A content coding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ContentCoding {
+pub(crate) enum ContentCoding {
     Zstd,
     Brotli,
     Gzip,
@@ -66,7 +63,7 @@ impl ContentCoding {
     /// In order of preference, for codings of equal weight.
     const ALL: [Self; 3] = [Self::Zstd, Self::Gzip, Self::Brotli];
 
-    pub(super) const fn name(self) -> &'static str {
+    pub(crate) const fn name(self) -> &'static str {
         match self {
             Self::Zstd => "zstd",
             Self::Brotli => "br",
@@ -75,7 +72,7 @@ impl ContentCoding {
     }
 
     /// Compresses the concatenation of `parts` at a fast level.
-    pub(super) fn compress(self, parts: &[Bytes]) -> std::io::Result<Bytes> {
+    pub(crate) fn compress(self, parts: &[Bytes]) -> std::io::Result<Bytes> {
         let out = Vec::new();
         match self {
             Self::Zstd => {
@@ -99,7 +96,7 @@ impl ContentCoding {
 
 /// Returns true if a format gains from compression. `npy` is left as `numpy.load` expects it, and `png` is compressed
 /// already.
-pub(super) fn is_worthwhile(format: &dyn Format) -> bool {
+pub(crate) fn is_worthwhile(format: &dyn Format) -> bool {
     matches!(format.name(), "raw" | "json")
 }
 
@@ -112,16 +109,12 @@ fn document_buffer_bytes(bytes: u64) -> u64 {
 
 /// Upper bound of the memory that compressing `bytes` allocates: the result, if the input is incompressible, and the
 /// encoder's window.
-pub(super) fn compression_bytes(bytes: u64) -> u64 {
+pub(crate) fn compression_bytes(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 64).saturating_add(4 << 20)
 }
 
-/// Returns the coding with the highest weight in `Accept-Encoding`; `None` for no compression.
-pub(super) fn negotiate(context: &RequestContext<'_>) -> Option<ContentCoding> {
-    best_coding(&context.list_header(&ACCEPT_ENCODING)?)
-}
-
-fn best_coding(accepted: &str) -> Option<ContentCoding> {
+/// Returns the coding with the highest weight in an `Accept-Encoding` header; `None` for no compression.
+pub(crate) fn best_coding(accepted: &str) -> Option<ContentCoding> {
     // `weight_of` weighs media types, so every coding becomes a subtype of `coding/`.
     let ranges: Vec<String> = accepted
         .split(',')

@@ -8,7 +8,7 @@ use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfUnmod
 
 /// Outcome of the preconditions and the range of a request for a representation that exists.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum ConditionalOutcome {
+pub(crate) enum ConditionalOutcome {
     /// The whole representation: 200.
     Full,
     /// The bytes from the first number up to, but not including, the second: 206.
@@ -26,7 +26,7 @@ pub(super) enum ConditionalOutcome {
 /// `etag` is quoted. It is weak if it begins with `W/`; then it satisfies no `If-Match` except `*` (§13.1.1). `len` is
 /// `None` for a representation that does not support ranges. Several ranges are answered with the whole representation,
 /// as §14.2 allows.
-pub(super) fn evaluate(
+pub(crate) fn evaluate(
     method: &Method,
     headers: &HeaderMap,
     etag: Option<&str>,
@@ -101,7 +101,7 @@ fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
 }
 
 /// Returns `Last-Modified` as an HTTP date; `None` for a time that has none.
-pub(super) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
+pub(crate) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
     has_http_date(&modified).then(|| HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok())?
 }
 

@@ -10,21 +10,14 @@ use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Uri};
 use percent_encoding::percent_decode_str;
 
+use crate::http::redact::redact;
+
 /// First segment of paths that carry a token (`/token/TOKEN/...`), and name of the query parameter.
-pub(super) const TOKEN_KEYWORD: &str = "token";
-
-/// Prefix of the server's own tokens.
-const TOKEN_PREFIX: &str = "n5t_";
-
-/// Prefixes of secrets: the server's own tokens and JWTs.
-const SECRET_PREFIXES: [&str; 2] = [TOKEN_PREFIX, "eyJ"];
-
-/// Smallest length of a secret; shorter words are not redacted.
-const MIN_SECRET_BYTES: usize = 32;
+pub(crate) const TOKEN_KEYWORD: &str = "token";
 
 /// Tokens that a request presented.
 #[derive(Clone, Default)]
-pub(super) struct PresentedTokens {
+pub(crate) struct PresentedTokens {
     /// At most two different ones: more are not needed to reject the request.
     tokens: Vec<String>,
     /// The token of the path, decoded.
@@ -32,7 +25,7 @@ pub(super) struct PresentedTokens {
     /// The token of the query, decoded.
     query_token: Option<String>,
     /// True if the path ended with its token.
-    pub(super) path_ends_in_token: bool,
+    pub(crate) path_ends_in_token: bool,
 }
 
 impl fmt::Debug for PresentedTokens {
@@ -43,7 +36,7 @@ impl fmt::Debug for PresentedTokens {
 
 impl PresentedTokens {
     /// Returns the token, if there is one; an error if there are several different ones.
-    pub(super) fn token(&self) -> Result<Option<&str>, ()> {
+    pub(crate) fn token(&self) -> Result<Option<&str>, ()> {
         match self.tokens.as_slice() {
             [] => Ok(None),
             [only] => Ok(Some(only)),
@@ -52,12 +45,12 @@ impl PresentedTokens {
     }
 
     /// Returns the token of the URL, which links must repeat.
-    pub(super) fn url_token(&self) -> Option<&str> {
+    pub(crate) fn url_token(&self) -> Option<&str> {
         self.path_token.as_deref().or(self.query_token.as_deref())
     }
 
     /// Returns the token of the query only, which references relative to the path do not repeat.
-    pub(super) fn query_token(&self) -> Option<&str> {
+    pub(crate) fn query_token(&self) -> Option<&str> {
         self.query_token.as_deref()
     }
 
@@ -70,7 +63,7 @@ impl PresentedTokens {
 
 /// Removes the tokens from a request: from `Authorization: Bearer`, from `token` in the query, and from the start of
 /// the path after `base_path`. Text elsewhere in the URL that looks like a token is redacted.
-pub(super) fn extract_tokens(request: &mut Request, base_path: &str) -> PresentedTokens {
+pub(crate) fn extract_tokens(request: &mut Request, base_path: &str) -> PresentedTokens {
     let mut presented = PresentedTokens::default();
     let path = take_from_path(request.uri().path(), base_path, &mut presented).into_owned();
     let query = request.uri().query().map(|query| take_from_query(query, &mut presented));
@@ -145,37 +138,6 @@ fn take_from_headers(headers: &mut HeaderMap, presented: &mut PresentedTokens) {
         }
     }
     headers.remove(AUTHORIZATION);
-}
-
-/// Redacts everything in a text that looks like one of the server's tokens or a JWT.
-pub(super) fn redact(text: &str) -> String {
-    let mut redacted = String::with_capacity(text.len());
-    let is_token_char = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
-    let find_prefix = |prefix: &str, from: usize| text.get(from..)?.find(prefix).map(|offset| from + offset);
-    // Each prefix is searched for once from start to end, so that the time is linear in the text's length.
-    let mut positions = SECRET_PREFIXES.map(|prefix| (prefix, find_prefix(prefix, 0)));
-    let mut copied_bytes = 0;
-    while let Some(start) = positions.iter().filter_map(|(_, position)| *position).min() {
-        let rest = text.get(start..).unwrap_or_default();
-        let end = rest.find(|c| !is_token_char(c)).unwrap_or(rest.len());
-        let word = rest.get(..end).unwrap_or_default();
-        let is_secret =
-            word.len() >= MIN_SECRET_BYTES && (word.starts_with(TOKEN_PREFIX) || word.matches('.').count() == 2);
-        redacted.push_str(text.get(copied_bytes..start).unwrap_or_default());
-        redacted.push_str(if is_secret { "..." } else { word });
-        copied_bytes = start + end;
-        for (prefix, position) in &mut positions {
-            if position.is_some_and(|start| start < copied_bytes) {
-                *position = find_prefix(prefix, copied_bytes);
-            }
-        }
-    }
-    redacted + text.get(copied_bytes..).unwrap_or_default()
-}
-
-/// Returns true if a path may contain something that [`extract_tokens`] removes or redacts.
-pub(super) fn may_contain_secret(path: &str) -> bool {
-    SECRET_PREFIXES.iter().any(|prefix| path.contains(prefix))
 }
 
 #[cfg(test)]

@@ -15,7 +15,7 @@ const REUSE_TIME_STEP: Duration = Duration::from_secs(1);
 
 /// Cache of the last text, with a count of the texts that clients have not received.
 #[derive(Debug, Default)]
-pub(super) struct ExpositionCache {
+pub(crate) struct ExpositionCache {
     live_texts: Arc<()>,
     last: Mutex<Option<(Instant, Bytes)>>,
 }
@@ -34,7 +34,7 @@ impl AsRef<[u8]> for ExpositionText {
 
 impl ExpositionCache {
     /// Returns the text of `render` at `now`, or the last text if many are live.
-    pub(super) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
+    pub(crate) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
         // Counted before it is rendered: the lock is not held that long, so several threads may render at once.
         let live_guard = Arc::clone(&self.live_texts);
         let excess = Arc::strong_count(&self.live_texts).saturating_sub(1 + REUSE_THRESHOLD);

@@ -1,83 +1,29 @@
-//! CORS, and the headers by which a trusted proxy describes the request.
+//! The client of a request as its connection and trusted proxies describe it: its address, and the URL by which it
+//! reaches this server.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
-use axum::http::header::{
-    ACCEPT_RANGES, AUTHORIZATION, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, ETAG, HOST, HeaderName, IF_MATCH,
-    IF_MODIFIED_SINCE, IF_NONE_MATCH, IF_RANGE, LAST_MODIFIED, ORIGIN, RANGE, WWW_AUTHENTICATE,
-};
-use axum::http::{HeaderMap, HeaderValue, Method};
+use axum::http::HeaderMap;
+use axum::http::header::HOST;
+use axum::http::request::Parts;
 use ipnet::IpNet;
-use tower_http::cors::{AllowOrigin, AllowPrivateNetwork, CorsLayer};
 
-use super::{HttpOptions, RequestContext, route};
+use crate::http::credentials::PresentedTokens;
+use crate::http::options::HttpOptions;
+use crate::http::route;
 
-/// Headers that scripts of other origins may read.
-pub(super) const EXPOSED_HEADERS: [HeaderName; 24] = [
-    HeaderName::from_static("n5-data-type"),
-    HeaderName::from_static("n5-shape"),
-    HeaderName::from_static("n5-order"),
-    HeaderName::from_static("n5-byte-order"),
-    HeaderName::from_static("n5-start"),
-    HeaderName::from_static("n5-step"),
-    HeaderName::from_static("n5-axes"),
-    HeaderName::from_static("n5-missing-blocks"),
-    HeaderName::from_static("server-timing"),
-    HeaderName::from_static("x-request-id"),
-    HeaderName::from_static("accept-range"),
-    HeaderName::from_static("date"),
-    HeaderName::from_static("link"),
-    HeaderName::from_static("location"),
-    HeaderName::from_static("retry-after"),
-    HeaderName::from_static("allow"),
-    HeaderName::from_static("content-encoding"),
-    HeaderName::from_static("vary"),
-    ACCEPT_RANGES,
-    CACHE_CONTROL,
-    CONTENT_LENGTH,
-    CONTENT_RANGE,
-    ETAG,
-    LAST_MODIFIED,
-];
-
-/// Returns the layer that adds CORS headers to every response, errors included: a viewer takes a response without them
-/// for a missing block.
-pub(super) fn cors(options: &HttpOptions) -> CorsLayer {
-    let origins = &options.cors_origins;
-    let mut exposed_headers = EXPOSED_HEADERS.to_vec();
-    exposed_headers.extend(options.access_control.is_some().then_some(WWW_AUTHENTICATE));
-    let allows_any = origins.iter().any(|origin| origin == "*");
-    let allowed_origins: Vec<HeaderValue> = origins.iter().filter_map(|origin| origin.parse().ok()).collect();
-    let layer = CorsLayer::new()
-        .allow_methods([Method::GET, Method::HEAD, Method::OPTIONS])
-        .allow_headers([
-            RANGE,
-            IF_NONE_MATCH,
-            IF_MATCH,
-            IF_MODIFIED_SINCE,
-            IF_RANGE,
-            CACHE_CONTROL,
-            AUTHORIZATION,
-            HeaderName::from_static("x-request-id"),
-        ])
-        .expose_headers(exposed_headers)
-        .max_age(std::time::Duration::from_secs(86_400));
-    let layer =
-        if options.cors_private_network { layer.allow_private_network(AllowPrivateNetwork::yes()) } else { layer };
-    if allows_any {
-        layer.allow_origin(AllowOrigin::any()).vary([])
-    } else {
-        // Credentials such as cookies are for a proxy in front; tokens do not need this permission.
-        layer
-            .allow_origin(AllowOrigin::list(allowed_origins))
-            .allow_credentials(options.cors_credentials)
-            .vary([ORIGIN])
+/// Returns the address that identifies a client: an IPv4 address itself, or the /64 network of an IPv6 address, because
+/// one machine has all addresses of a /64.
+pub fn network_of(address: IpAddr) -> IpAddr {
+    match address.to_canonical() {
+        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
+        v4 @ IpAddr::V4(_) => v4,
     }
 }
 
 /// Returns true if forwarding headers of this peer are trusted. The peer of a Unix socket has no address: it is a proxy
 /// on this machine that was given access to the socket.
-pub(super) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
+pub(crate) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
     peer.is_none_or(|peer| trusted.iter().any(|network| network.contains(&peer)))
 }
 
@@ -86,11 +32,15 @@ pub(super) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool 
 /// `Forwarded` takes precedence over `X-Forwarded-*`; both are read only from trusted peers. Of `Forwarded`, the
 /// element that describes the client is used ([`client_address`]). `X-Forwarded-*` do not say whom a value describes,
 /// and the first value is used: a proxy must replace what clients send.
-pub(super) fn public_base_url(context: &RequestContext<'_>) -> String {
-    let options = &context.app.options;
-    let is_trusted = is_trusted_proxy(context.peer, &options.trusted_proxies);
-    let x_forwarded = |name: &str| first_list_value(context.headers(), name).filter(|_| is_trusted);
-    let forwarded_element = client_element(context.headers(), "forwarded", &options.trusted_proxies, |element| {
+pub(crate) fn public_base_url(
+    parts: &Parts,
+    peer: Option<IpAddr>,
+    presented: &PresentedTokens,
+    options: &HttpOptions,
+) -> String {
+    let is_trusted = is_trusted_proxy(peer, &options.trusted_proxies);
+    let x_forwarded = |name: &str| first_list_value(&parts.headers, name).filter(|_| is_trusted);
+    let forwarded_element = client_element(&parts.headers, "forwarded", &options.trusted_proxies, |element| {
         forwarded_parameter(element, "for")
     });
     let forwarded_element = forwarded_element.filter(|_| is_trusted).unwrap_or_default();
@@ -101,24 +51,22 @@ pub(super) fn public_base_url(context: &RequestContext<'_>) -> String {
     let host =
         forwarded_parameter(forwarded_element, "host").map(str::to_owned).or_else(|| x_forwarded("x-forwarded-host"));
     // HTTP/2 has the authority instead of the header.
-    let authority = context.parts.uri.authority().map(ToString::to_string);
+    let authority = parts.uri.authority().map(ToString::to_string);
     let host = host
         .or(authority)
-        .or_else(|| first_list_value(context.headers(), HOST.as_str()))
+        .or_else(|| first_list_value(&parts.headers, HOST.as_str()))
         .filter(|host| is_url_safe_host(host.as_bytes()));
     let host = host.unwrap_or_else(|| "localhost".to_owned());
     let prefix = x_forwarded("x-forwarded-prefix").filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default();
     // A client that sent its token in the URL needs it in the URLs of the response.
-    let token = context
-        .presented
-        .url_token()
-        .map_or_else(String::new, |token| format!("/token/{}", route::encode_segment(token)));
+    let token =
+        presented.url_token().map_or_else(String::new, |token| format!("/token/{}", route::encode_segment(token)));
     format!("{scheme}://{host}{}{}{token}", prefix.trim_end_matches('/'), options.base_path)
 }
 
 /// Returns the client's address as reported by trusted proxies. Each proxy appends the address of its peer, so the last
 /// address that is not a trusted proxy is the client's. Anything before it may be forged by the client.
-pub(super) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted: &[IpNet]) -> Option<IpAddr> {
+pub(crate) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted: &[IpNet]) -> Option<IpAddr> {
     if !is_trusted_proxy(peer, trusted) {
         return None;
     }
@@ -178,7 +126,7 @@ fn first_list_value(headers: &HeaderMap, name: &str) -> Option<String> {
 
 /// Returns true if a host has only letters, digits and the other characters of addresses and ports, so that nothing in
 /// it can end a URL's host.
-pub(super) fn is_url_safe_host(host: &[u8]) -> bool {
+pub(crate) fn is_url_safe_host(host: &[u8]) -> bool {
     host.len() <= 255 && host.iter().all(|byte| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte))
 }
 
@@ -189,6 +137,8 @@ fn is_url_safe_prefix(prefix: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
+    use axum::http::HeaderValue;
+
     use super::*;
 
     fn client_address_from(peer: Option<&str>, lines: &[(&'static str, &'static str)]) -> Option<String> {

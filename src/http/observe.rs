@@ -10,16 +10,16 @@ use std::time::Instant;
 
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::{
-    CACHE_CONTROL, CONNECTION, CONTENT_LENGTH, HeaderName, STRICT_TRANSPORT_SECURITY, TRANSFER_ENCODING,
-};
+use axum::http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, TRANSFER_ENCODING};
 use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 use axum::middleware::Next;
 use bytes::Bytes;
 use futures_util::stream;
 use http_body::{Frame, SizeHint};
 
-use super::{App, HttpOptions, credentials, forwarded, lenient_query};
+use crate::http::app::App;
+use crate::http::redact::{redact_query, redacted_excerpt};
+use crate::http::{credentials, forwarded, respond};
 use crate::log_throttle::LogThrottle;
 use crate::metrics::{self, CancelStage};
 use crate::trace::{self, Trace, TracedResponse};
@@ -27,28 +27,22 @@ use crate::trace::{self, Trace, TracedResponse};
 /// Header that carries the caller's trace context (W3C Trace Context).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-pub(super) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
-
-/// Maximum number of characters of a client's text that responses and log lines repeat.
-const MAX_EXCERPT_CHARS: usize = 200;
+const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Status that metrics and logs record if the client disconnects before it gets a response, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// Label of the route that most requests take.
-pub(super) const STORED: &str = "stored";
-
 /// The id of a request, given by the client or generated here.
 #[derive(Debug, Clone)]
-pub(super) struct RequestId(pub(super) String);
+pub(crate) struct RequestId(pub(crate) String);
 
 /// The route of a response, as metrics and logs name it.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct RouteLabel(pub(super) &'static str);
+pub(crate) struct RouteLabel(pub(crate) &'static str);
 
 /// Gives a request its id. Logs and counts the request once, when its response has been sent completely or abandoned.
-pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
-    let id = app.request_id(request.headers());
+pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
+    let id = request_id(&app, request.headers());
     request.extensions_mut().insert(RequestId(id.clone()));
     if app.options.access_control.is_some() {
         let presented = credentials::extract_tokens(&mut request, &app.options.base_path);
@@ -84,7 +78,7 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     record.status = response.status();
     let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let has_length = response.headers().contains_key(CONTENT_LENGTH);
-    add_common_headers(response.headers_mut(), record.status, &app.options);
+    respond::add_common_headers(response.headers_mut(), record.status, &app.options);
     if let Ok(id) = HeaderValue::from_str(&id) {
         response.headers_mut().insert(REQUEST_ID, id);
     }
@@ -100,6 +94,19 @@ pub(super) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     Response::from_parts(parts, Body::new(RecordedBody { body, record }))
 }
 
+/// Returns the id of a request: the client's if it gives a safe one, otherwise a new one.
+fn request_id(app: &App, headers: &HeaderMap) -> String {
+    let client_id = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
+    client_id
+        .filter(|id| is_request_id(id))
+        .map_or_else(|| format!("{:016x}", app.process.new_request_id()), str::to_owned)
+}
+
+/// Returns true if an id given by a client is safe to repeat in headers and logs.
+pub(crate) fn is_request_id(id: &str) -> bool {
+    (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
+}
+
 /// Returns true if the connection must be closed after the response: an HTTP/1 request has a body, which is not read.
 /// The client may still be sending that body or waiting for `100 Continue`, and the body must not be taken for the next
 /// request.
@@ -110,22 +117,8 @@ fn must_close_connection(request: &Request) -> bool {
     request.version() <= Version::HTTP_11 && (has_body || !http_body::Body::is_end_stream(request.body()))
 }
 
-/// Adds the headers that all responses have in common.
-pub(super) fn add_common_headers(headers: &mut HeaderMap, status: StatusCode, options: &HttpOptions) {
-    if let Some(age) = options.hsts {
-        let text = format!("max-age={}", age.as_secs());
-        headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("")));
-    }
-    headers.insert("timing-allow-origin", HeaderValue::from_static("*"));
-    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("cross-origin"));
-    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
-    if (status.is_client_error() || status.is_server_error()) && !headers.contains_key(CACHE_CONTROL) {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    }
-}
-
 /// Logs and counts a response body that failed midway.
-pub(super) fn report_body_failure(id: &str, error: &impl fmt::Display) {
+pub(crate) fn report_body_failure(id: &str, error: &impl fmt::Display) {
     static LOG_THROTTLE: LogThrottle = LogThrottle::new();
     metrics::broken_answer();
     if let Some(unsaid) = LOG_THROTTLE.allow() {
@@ -133,37 +126,26 @@ pub(super) fn report_body_failure(id: &str, error: &impl fmt::Display) {
     }
 }
 
-/// Returns the beginning of a text from a client, with everything that looks like a token redacted. This applies to
-/// public containers, too: the token may be for another server, or for this one before its configuration changed.
-pub(super) fn redacted_excerpt(text: &str) -> String {
-    let redacted = credentials::may_contain_secret(text).then(|| credentials::redact(text));
-    let text = redacted.as_deref().unwrap_or(text);
-    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
-        Some((end, _)) => format!("{}...", text.get(..end).unwrap_or_default()),
-        None => text.to_owned(),
-    }
-}
-
 /// Record of a request whose response has not been sent completely. Logs and counts the response when dropped.
-pub(super) struct RequestRecord {
+pub(crate) struct RequestRecord {
     app: Arc<App>,
     started: Instant,
     method: Method,
     /// `None` if no log line will be written.
     log_fields: Option<Box<AccessLogFields>>,
-    pub(super) route: &'static str,
-    pub(super) status: StatusCode,
+    pub(crate) route: &'static str,
+    pub(crate) status: StatusCode,
     /// Bytes of the body that have been sent.
-    pub(super) sent_bytes: u64,
+    pub(crate) sent_bytes: u64,
     /// Progress of the response.
-    pub(super) stage: SendStage,
+    pub(crate) stage: SendStage,
     /// The trace of this request, if it is recorded.
-    pub(super) trace: Option<Arc<Trace>>,
+    pub(crate) trace: Option<Arc<Trace>>,
 }
 
 /// Progress of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum SendStage {
+pub(crate) enum SendStage {
     /// The response is being prepared.
     Preparing,
     /// Part of the body has not been sent yet; holds the body's length if it is known.
@@ -181,7 +163,7 @@ struct AccessLogFields {
 }
 
 impl RequestRecord {
-    pub(super) fn start(
+    pub(crate) fn start(
         app: &Arc<App>,
         started: Instant,
         method: Method,
@@ -192,7 +174,7 @@ impl RequestRecord {
     ) -> Self {
         app.process.requests_in_flight.fetch_add(1, Ordering::Relaxed);
         let log_fields = tracing::enabled!(tracing::Level::INFO).then(|| {
-            let query = query.map(|query| redacted_excerpt(&lenient_query::redact_tokens(query)));
+            let query = query.map(|query| redacted_excerpt(&redact_query(query)));
             Box::new(AccessLogFields { path: redacted_excerpt(path), query, peer, id: id.to_owned() })
         });
         let app = Arc::clone(app);
@@ -210,12 +192,12 @@ impl RequestRecord {
     }
 
     /// Returns the request's id; empty if log lines are not written.
-    pub(super) fn id(&self) -> &str {
+    pub(crate) fn id(&self) -> &str {
         self.log_fields.as_ref().map_or("", |fields| &fields.id)
     }
 
     /// Returns when the request arrived.
-    pub(super) fn started(&self) -> Instant {
+    pub(crate) fn started(&self) -> Instant {
         self.started
     }
 }

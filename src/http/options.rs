@@ -1,13 +1,13 @@
 //! Options of the HTTP layer, set by the configuration.
 
+pub use crate::config::RequiredContainers;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
-use super::{ClientLimits, Viewer};
 use crate::access::AccessControl;
-pub use crate::config::RequiredContainers;
+use crate::http::viewer_files::Viewer;
 
 /// Options of the HTTP layer itself. Everything else comes from the containers.
 #[derive(Debug, Clone)]
@@ -46,4 +46,24 @@ pub struct HttpOptions {
     /// Runtime on which documents are made, which can take a quarter of a second. Without it, they are made on the
     /// runtime that received the request.
     pub document_runtime: Option<Handle>,
+}
+
+/// Limits of each client; 0 for no limit.
+#[derive(Debug, Clone, Copy)]
+pub struct ClientLimits {
+    /// Maximum number of concurrent requests; a request counts until the last byte of its response is sent.
+    pub requests: usize,
+    /// Maximum bytes of response bodies per second.
+    pub bytes_per_second: u64,
+    /// Bytes that may be sent at once after a pause.
+    pub burst_bytes: u64,
+    /// Longest wait for another request of the client to end, and for admission.
+    pub max_wait: Duration,
+}
+
+impl ClientLimits {
+    /// Returns true if neither requests nor bytes are limited.
+    pub(crate) fn is_unlimited(&self) -> bool {
+        self.requests == 0 && self.bytes_per_second == 0
+    }
 }

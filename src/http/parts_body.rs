@@ -5,17 +5,24 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
+use axum::body::Body;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 
-/// The parts that have not been sent yet. The body's size is exact.
-pub(super) struct PartsBody(VecDeque<Bytes>);
-
-impl PartsBody {
-    pub(super) fn new(parts: Vec<Bytes>) -> Self {
-        Self(parts.into())
-    }
+/// Returns a body of `parts` and its length.
+pub(crate) fn from_parts(mut parts: Vec<Bytes>) -> (Body, u64) {
+    parts.retain(|part| !part.is_empty());
+    let len = parts.iter().map(|part| part.len() as u64).sum();
+    let body = match parts.len() {
+        0 => Body::empty(),
+        1 => Body::from(parts.remove(0)),
+        _ => Body::new(PartsBody(parts.into())),
+    };
+    (body, len)
 }
+
+/// The parts that have not been sent yet. The body's size is exact.
+struct PartsBody(VecDeque<Bytes>);
 
 impl http_body::Body for PartsBody {
     type Data = Bytes;

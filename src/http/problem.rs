@@ -1,7 +1,5 @@
 //! Error responses: RFC 9457 problem documents, and the only place that assigns statuses to errors.
 
-mod from_errors;
-
 use axum::body::Body;
 use axum::http::header::{
     ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
@@ -9,7 +7,7 @@ use axum::http::header::{
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value};
 
-use super::observe::redacted_excerpt;
+use crate::http::redact::redacted_excerpt;
 use crate::log_throttle::LogThrottle;
 
 const MEDIA_TYPE: &str = "application/problem+json";
@@ -102,6 +100,11 @@ impl Problem {
         if problem_type.status == StatusCode::SERVICE_UNAVAILABLE { problem.with_retry_after() } else { problem }
     }
 
+    /// Creates a 500. `cause` is only logged.
+    pub fn internal(cause: impl Into<String>) -> Self {
+        Self::with_cause(INTERNAL, "internal server error", cause)
+    }
+
     /// Adds `Retry-After`, for a problem that may be temporary.
     #[must_use]
     pub fn with_retry_after(mut self) -> Self {
@@ -162,8 +165,17 @@ impl Problem {
         self
     }
 
+    /// Adds the hint that the region can be requested in pieces of this shape.
+    pub(crate) fn with_piece_hint(mut self, piece: Option<&[u64]>) -> Self {
+        let Some(piece) = piece else { return self };
+        let shape = piece.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
+        let hint = format!("; split it into pieces of at most {shape} elements along the axes");
+        self.0.detail.push_str(&hint);
+        self.with_member("piece", piece)
+    }
+
     /// Logs the problem once if the server or the data is at fault.
-    pub(super) fn log(&self, id: &str, path: &str) {
+    pub(crate) fn log(&self, id: &str, path: &str) {
         static LOG_THROTTLES: [LogThrottle; 5] = [const { LogThrottle::new() }; 5];
         let (status, path) = (self.0.problem_type.status.as_u16(), redacted_excerpt(path));
         // A single storage fault, damaged block or moment of overload makes thousands of requests fail.
@@ -194,7 +206,7 @@ impl Problem {
     }
 
     /// Returns true if the problem is that there are too many requests.
-    pub(super) fn is_overload(&self) -> bool {
+    pub(crate) fn is_overload(&self) -> bool {
         [OVERLOADED, TOO_MANY].contains(&self.0.problem_type)
     }
 
@@ -220,7 +232,7 @@ impl Problem {
 
     /// Builds the response to a request for a key. A missing key gets a body only if `Accept` in `headers` asks for
     /// one.
-    pub(super) fn into_key_response(self, headers: &HeaderMap, instance: &str, request_id: &str) -> Response<Body> {
+    pub(crate) fn into_key_response(self, headers: &HeaderMap, instance: &str, request_id: &str) -> Response<Body> {
         if !self.is_missing() {
             return self.into_response(instance, request_id);
         }
@@ -236,12 +248,12 @@ impl Problem {
     ///
     /// Clients request thousands of missing keys and never read a body. If there was one, the JDK would not reuse the
     /// connection before its garbage collector has run.
-    pub(super) fn into_bodyless_response(self) -> Response<Body> {
+    pub(crate) fn into_bodyless_response(self) -> Response<Body> {
         self.with_body(String::new())
     }
 
     /// Returns true if an `Accept` header names problem documents. A missing key then gets one, too.
-    pub(super) fn is_named_in_accept(accept: &[u8]) -> bool {
+    pub(crate) fn is_named_in_accept(accept: &[u8]) -> bool {
         accept.windows(MEDIA_TYPE.len()).any(|part| part.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes()))
     }
 

@@ -8,10 +8,12 @@ use futures_util::future::join_all;
 use serde_json::{Value, json};
 use tokio::sync::watch;
 
-use super::problem::{self, Problem, ProblemType};
-use super::{App, Mount, RequiredContainers, authorization};
 use crate::cache::ReadError;
 use crate::container::Container;
+use crate::http::caller_view;
+use crate::http::mount::Mount;
+use crate::http::options::{HttpOptions, RequiredContainers};
+use crate::http::problem::{self, Problem, ProblemType};
 use crate::metrics;
 use crate::store::StoreError;
 
@@ -23,26 +25,15 @@ const RESULT_TTL: Duration = Duration::from_secs(1);
 const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 
 /// One storage probe for each container.
-pub(super) struct Readiness(Vec<Arc<StorageProbe>>);
+pub(crate) struct Readiness(Vec<Arc<StorageProbe>>);
 
 struct StorageProbe {
-    last_result: watch::Sender<Option<ProbeResult>>,
+    /// The health that the last probe found, and when.
+    last_result: watch::Sender<Option<(Instant, StorageHealth)>>,
     /// True while a probe runs. Another one is not started meanwhile, because threads would pile up at the storage.
     is_in_flight: AtomicBool,
     /// State that was logged last.
     last_logged: AtomicU8,
-}
-
-#[derive(Clone)]
-struct ProbeResult {
-    probed_at: Instant,
-    state: StorageHealth,
-}
-
-impl ProbeResult {
-    fn is_fresh(&self) -> bool {
-        self.probed_at.elapsed() < RESULT_TTL
-    }
 }
 
 /// Health of a container's storage.
@@ -85,7 +76,7 @@ impl From<Result<(), ReadError>> for StorageHealth {
 }
 
 impl Readiness {
-    pub(super) fn of(mounts: &[Mount]) -> Self {
+    pub(crate) fn of(mounts: &[Mount]) -> Self {
         let probe = |_: &Mount| {
             let last_logged = AtomicU8::new(StorageHealth::Readable.code());
             Arc::new(StorageProbe {
@@ -96,18 +87,67 @@ impl Readiness {
         };
         Self(mounts.iter().map(probe).collect())
     }
+
+    /// Returns the readiness document.
+    ///
+    /// # Errors
+    /// A 503 problem if the server is not ready.
+    pub(crate) async fn check(
+        &self,
+        mounts: &[Mount],
+        options: &HttpOptions,
+        is_draining: bool,
+    ) -> Result<String, Problem> {
+        if is_draining {
+            metrics::set_readiness(false, 0);
+            return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
+        }
+        let states = mounts.iter().zip(&self.0).map(|(mount, probe)| probe.health(&mount.container));
+        let states = join_all(states).await;
+        let control = options.access_control.as_deref();
+        let mut checks = Vec::new();
+        for (index, ((mount, probe), state)) in mounts.iter().zip(&self.0).zip(&states).enumerate() {
+            // Every client may request readiness, but not every client may know the names of restricted containers.
+            let name =
+                if caller_view::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
+            probe.log_change(&mount.name, state);
+            checks.push(check_json("container", name, state.reason()));
+        }
+        let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
+        if control.is_some() {
+            checks.push(check_json(
+                "access",
+                Value::Null,
+                (!has_keys).then_some("the issuer's keys have not been fetched yet"),
+            ));
+        }
+        let unready = states.iter().filter(|state| state.reason().is_some()).count();
+        let has_required_containers =
+            unready == 0 || options.required_containers == RequiredContainers::Any && unready < states.len();
+        metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
+        let kind = match has_required_containers {
+            false => problem::STORAGE_UNAVAILABLE,
+            true if !has_keys => problem::ISSUER_UNAVAILABLE,
+            true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
+        };
+        Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
+    }
+}
+
+fn is_fresh((probed_at, _): &(Instant, StorageHealth)) -> bool {
+    probed_at.elapsed() < RESULT_TTL
 }
 
 impl StorageProbe {
     async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
         // The probe may succeed from cached data about the directory although its files can no longer be read.
         let is_stalled = container.store_load().is_stalled;
-        let cached = self.last_result.borrow().clone().filter(ProbeResult::is_fresh);
+        let cached = self.last_result.borrow().clone().filter(is_fresh);
         let result = match cached {
             Some(_) => cached,
             None => self.probe_or_join(container).await,
         };
-        match result.map(|result| result.state) {
+        match result.map(|(_, state)| state) {
             Some(StorageHealth::Readable) if is_stalled => StorageHealth::Unresponsive,
             Some(state) => state,
             None => StorageHealth::Unresponsive,
@@ -115,18 +155,18 @@ impl StorageProbe {
     }
 
     /// Probes the storage, or waits for the result of the running probe.
-    async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<ProbeResult> {
+    async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<(Instant, StorageHealth)> {
         let mut results = self.last_result.subscribe();
         if !self.is_in_flight.swap(true, Ordering::AcqRel) {
             let (probe, container) = (Arc::clone(self), container.clone());
             // Continues even if no request waits any more: the next request finds the result.
             tokio::spawn(async move {
                 let state = container.probe().await.into();
-                probe.last_result.send_replace(Some(ProbeResult { probed_at: Instant::now(), state }));
+                probe.last_result.send_replace(Some((Instant::now(), state)));
                 probe.is_in_flight.store(false, Ordering::Release);
             });
         }
-        let fresh_result = results.wait_for(|result| result.as_ref().is_some_and(ProbeResult::is_fresh));
+        let fresh_result = results.wait_for(|result| result.as_ref().is_some_and(is_fresh));
         let result = tokio::time::timeout(PROBE_TIMEOUT, fresh_result).await.ok()?.ok()?;
         result.clone()
     }
@@ -142,45 +182,6 @@ impl StorageProbe {
             StorageHealth::Unresponsive => tracing::error!(container = name, "not ready: its storage does not answer"),
         }
     }
-}
-
-/// Returns the readiness document.
-///
-/// # Errors
-/// A 503 problem if the server is not ready.
-pub(super) async fn answer(app: &App) -> Result<String, Problem> {
-    if app.is_draining() {
-        metrics::set_readiness(false, 0);
-        return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
-    }
-    let states = app.mounts.iter().zip(&app.readiness.0).map(|(mount, probe)| probe.health(&mount.container));
-    let states = join_all(states).await;
-    let control = app.options.access_control.as_deref();
-    let mut checks = Vec::new();
-    for (index, ((mount, probe), state)) in app.mounts.iter().zip(&app.readiness.0).zip(&states).enumerate() {
-        // Every client may request readiness, but not every client may know the names of restricted containers.
-        let name = if authorization::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
-        probe.log_change(&mount.name, state);
-        checks.push(check_json("container", name, state.reason()));
-    }
-    let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
-    if control.is_some() {
-        checks.push(check_json(
-            "access",
-            Value::Null,
-            (!has_keys).then_some("the issuer's keys have not been fetched yet"),
-        ));
-    }
-    let unready = states.iter().filter(|state| state.reason().is_some()).count();
-    let has_required_containers =
-        unready == 0 || app.options.required_containers == RequiredContainers::Any && unready < states.len();
-    metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
-    let kind = match has_required_containers {
-        false => problem::STORAGE_UNAVAILABLE,
-        true if !has_keys => problem::ISSUER_UNAVAILABLE,
-        true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
-    };
-    Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
 }
 
 fn check_json(kind: &str, name: Value, reason: Option<&str>) -> Value {

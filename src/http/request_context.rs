@@ -7,69 +7,70 @@ use axum::http::header::{HOST, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Method, Version};
 
-use super::authorization::CallerView;
-use super::credentials::PresentedTokens;
-use super::problem::{self, Problem};
-use super::route::{self, RequestTarget};
-use super::{App, Mount};
 use crate::cache::Freshness;
+use crate::http::app::App;
+use crate::http::caller_view::CallerView;
+use crate::http::credentials::PresentedTokens;
+use crate::http::mount::Mount;
+use crate::http::problem::{self, Problem};
+use crate::http::route::{self, RequestTarget};
 use crate::store::Key;
 
 /// A request, with the application and everything that was parsed from it.
-pub(super) struct RequestContext<'a> {
-    pub(super) app: &'a App,
-    pub(super) parts: &'a Parts,
-    pub(super) id: &'a str,
+pub(crate) struct RequestContext<'a> {
+    pub(crate) app: &'a App,
+    pub(crate) parts: &'a Parts,
+    pub(crate) id: &'a str,
     /// IP address of the peer of the connection.
-    pub(super) peer: Option<IpAddr>,
-    pub(super) freshness: Freshness,
-    pub(super) target: &'a RequestTarget,
-    pub(super) presented: &'a PresentedTokens,
+    pub(crate) peer: Option<IpAddr>,
+    pub(crate) freshness: Freshness,
+    pub(crate) target: &'a RequestTarget,
+    pub(crate) presented: &'a PresentedTokens,
     /// What the caller sees; `None` if everyone sees the same.
-    pub(super) caller_view: Option<&'a CallerView>,
+    pub(crate) caller_view: Option<&'a CallerView>,
     /// The target's mount restricted to what the caller sees; `None` if everyone sees the same.
-    pub(super) visible_mount: Option<Mount>,
+    pub(crate) visible_mount: Option<Mount>,
 }
 
 impl RequestContext<'_> {
-    pub(super) fn method(&self) -> &Method {
+    pub(crate) fn method(&self) -> &Method {
         &self.parts.method
     }
 
-    pub(super) fn headers(&self) -> &HeaderMap {
+    pub(crate) fn headers(&self) -> &HeaderMap {
         &self.parts.headers
     }
 
     /// As [`App::locate`], with the mount restricted to what the caller sees.
-    pub(super) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
+    pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
         let Some((mount, key)) = self.app.locate(segments)? else { return Ok(None) };
         Ok(Some((self.visible_mount.as_ref().filter(|visible| visible.name == mount.name).unwrap_or(mount), key)))
     }
 
     /// Returns true if the caller sees the mount of that name.
-    pub(super) fn can_see_mount(&self, mount: &str) -> bool {
+    pub(crate) fn can_see_mount(&self, mount: &str) -> bool {
         self.caller_view.is_none_or(|view| view.can_see_mount(mount))
     }
 
     /// Returns the raw path.
-    pub(super) fn path(&self) -> &str {
+    pub(crate) fn path(&self) -> &str {
         self.parts.uri.path()
     }
 
     /// Returns the raw query string.
-    pub(super) fn query(&self) -> Option<&str> {
+    pub(crate) fn query(&self) -> Option<&str> {
         self.parts.uri.query()
     }
 
     /// Returns the raw query string with the token that was removed from it.
-    pub(super) fn query_with_token(&self) -> Option<String> {
+    pub(crate) fn query_with_token(&self) -> Option<String> {
         let token = self.presented.query_token().map(|token| format!("token={}", route::encode_segment(token)));
         let parts: Vec<String> = self.query().map(str::to_owned).into_iter().chain(token).collect();
         (!parts.is_empty()).then(|| parts.join("&"))
     }
 
     /// Returns all lines of a list header, joined; `None` if no line is text.
-    pub(super) fn list_header(&self, name: &HeaderName) -> Option<String> {
+    pub(crate) fn list_header(&self, name: &HeaderName) -> Option<String> {
         let lines: Vec<&str> = self.headers().get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
         (!lines.is_empty()).then(|| lines.join(", "))
     }
@@ -78,7 +79,7 @@ impl RequestContext<'_> {
 /// Rejects methods other than GET and HEAD, and an invalid or repeated `Host`. An HTTP/1.1 request that arrived over a
 /// connection must have a `Host` (RFC 9112, section 3.2). Otherwise programs on the way could disagree about the host
 /// that the request is for.
-pub(super) fn check_method_and_host(parts: &Parts) -> Result<(), Problem> {
+pub(crate) fn check_method_and_host(parts: &Parts) -> Result<(), Problem> {
     if !matches!(parts.method, Method::GET | Method::HEAD) {
         return Err(Problem::method_not_allowed());
     }

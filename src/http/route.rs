@@ -5,8 +5,9 @@ use std::borrow::Cow;
 
 use percent_encoding::{AsciiSet, NON_ALPHANUMERIC, percent_decode_str, utf8_percent_encode};
 
-use super::problem::{INVALID_PARAMETER, Problem};
 use crate::cache::ATTRIBUTES;
+use crate::container::grid_component;
+use crate::http::problem::{INVALID_PARAMETER, Problem};
 use crate::store::{Key, KeyError};
 use crate::view;
 
@@ -62,6 +63,28 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
     ("openapi.yaml", Endpoint::Operation(Operation::OpenApi)),
 ];
 
+/// Label of the route that most requests take.
+pub(crate) const STORED: &str = "stored";
+
+impl Endpoint {
+    /// Returns the route's name in metrics and logs.
+    pub(crate) fn label(self) -> &'static str {
+        match self {
+            Self::Stored => STORED,
+            Self::Slice => "slice",
+            Self::Info => "info",
+            Self::Viewer => "viewer",
+            Self::Stats => "stats",
+            Self::View(view) => view.name(),
+            Self::Operation(Operation::Health) => "healthz",
+            Self::Operation(Operation::Ready) => "readyz",
+            Self::Operation(Operation::Metrics) => "metrics",
+            Self::Operation(Operation::Version) => "version",
+            Self::Operation(Operation::OpenApi) => "openapi.yaml",
+        }
+    }
+}
+
 /// Returns all reserved first segments with their endpoints.
 pub fn endpoints() -> impl Iterator<Item = (&'static str, Endpoint)> {
     let views = view::VIEWS.iter().map(|view| (view.name(), Endpoint::View(*view)));
@@ -84,7 +107,7 @@ pub struct RequestTarget {
 impl RequestTarget {
     /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for all
     /// other paths, and for those that only [`Self::parse`] can decide. In contrast to it, this allocates nothing.
-    pub(super) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
+    pub(crate) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
         let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
         if !inner.bytes().all(Self::is_literal_path_byte) {
             return None;
@@ -98,22 +121,43 @@ impl RequestTarget {
     }
 
     /// Returns true if a byte stands for itself in a path (RFC 3986, section 3.3).
-    pub(super) fn is_literal_path_byte(byte: u8) -> bool {
+    pub(crate) fn is_literal_path_byte(byte: u8) -> bool {
         byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
     }
 
     /// Returns true if the last segment begins with a digit, as for a block or a chunk.
-    pub(super) fn ends_like_chunk(&self) -> bool {
+    pub(crate) fn ends_like_chunk(&self) -> bool {
         self.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()))
     }
 
     /// Returns true if the target is a key of a container, as stored or in a view, and not a directory or a document
     /// about one. `/info` alone is the key at which clients look for precomputed volumes.
-    pub(super) fn addresses_key(&self) -> bool {
+    pub(crate) fn addresses_key(&self) -> bool {
         match self.endpoint {
             Endpoint::Stored | Endpoint::View(_) => !self.has_trailing_slash,
             Endpoint::Info => self.is_bare,
             Endpoint::Slice | Endpoint::Viewer | Endpoint::Stats | Endpoint::Operation(_) => false,
+        }
+    }
+
+    /// Returns the segments of the path in the containers: all but the parameters of a view. Returns `None` if a
+    /// parameter is missing.
+    pub(crate) fn container_path(&self) -> Option<&[String]> {
+        let parameter_count = if let Endpoint::View(view) = self.endpoint { view.path_parameter_count() } else { 0 };
+        self.segments.get(parameter_count..)
+    }
+
+    /// Returns true if the request runs on the document runtime, whose threads may block. That is so for documents that
+    /// are generated and for files of the viewer, but not for blocks, chunks and slices.
+    pub(crate) fn runs_on_document_runtime(&self) -> bool {
+        match self.endpoint {
+            Endpoint::Stored | Endpoint::View(_) => {
+                !self.ends_like_chunk() && self.segments.last().is_none_or(|name| name != ATTRIBUTES)
+            }
+            // The assets of the listing page are in memory.
+            Endpoint::Viewer => self.segments.first().is_none_or(|first| first != "page"),
+            Endpoint::Info | Endpoint::Stats => true,
+            Endpoint::Slice | Endpoint::Operation(_) => false,
         }
     }
 
@@ -172,6 +216,11 @@ fn decode_segment(segment: &str) -> Result<Cow<'_, str>, Problem> {
     percent_decode_str(segment).decode_utf8().map_err(|_error| invalid("does not decode to UTF-8"))
 }
 
+/// Returns true if files of this name are served: attributes, and names that are part of a grid position.
+pub(crate) fn is_n5_key(key: &Key) -> bool {
+    key.name().is_some_and(|name| name == ATTRIBUTES || grid_component(name).is_some())
+}
+
 /// Encodes a name as a path segment of a URI. Every byte except the unreserved ones is percent-encoded.
 pub fn encode_segment(name: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(name, PERCENT_ENCODE_SET)
@@ -180,21 +229,6 @@ pub fn encode_segment(name: &str) -> impl std::fmt::Display + '_ {
 /// Encodes a key as the path of a URI, without a leading slash.
 pub fn encode_key(key: &Key) -> String {
     key.segments().map(|segment| encode_segment(segment).to_string()).collect::<Vec<_>>().join("/")
-}
-
-/// Returns true if a request runs on the document runtime, whose threads may block. That is so for documents that are
-/// generated and for files of the viewer, but not for blocks, chunks and slices.
-pub(super) fn runs_on_document_runtime(path: &str, base_path: &str) -> bool {
-    let Ok(Some(target)) = RequestTarget::parse(path, base_path) else { return false };
-    match target.endpoint {
-        Endpoint::Stored | Endpoint::View(_) => {
-            !target.ends_like_chunk() && target.segments.last().is_none_or(|name| name != ATTRIBUTES)
-        }
-        // The assets of the listing page are in memory.
-        Endpoint::Viewer => target.segments.first().is_none_or(|first| first != "page"),
-        Endpoint::Info | Endpoint::Stats => true,
-        Endpoint::Slice | Endpoint::Operation(_) => false,
-    }
 }
 
 #[cfg(test)]

@@ -1,74 +1,62 @@
 //! Header lines of the fast path, prepared at startup by the functions that make the headers of the slow path.
 
-use std::sync::Arc;
-
-use axum::http::header::ETAG;
 use axum::http::{HeaderMap, Request, Response, StatusCode};
 use futures_util::FutureExt;
 use tower::{Layer, ServiceExt, service_fn};
 
-use super::fastpath::push_header;
-use super::problem::Problem;
-use super::{HttpOptions, Mount, authorization, forwarded, observe, stored};
-use crate::store::ObjectMeta;
+use crate::http::mount::Mount;
+use crate::http::options::HttpOptions;
+use crate::http::{caller_view, cors, respond};
 
-/// Header lines of each mount's responses, as `name: value`.
-pub(super) struct HeaderTemplates {
-    pub(super) mounts: Vec<MountHeaders>,
-    /// True if the headers depend on the request's origin.
-    pub(super) varies_by_origin: bool,
-}
-
-/// Header lines of one mount, by kind of response.
-pub(super) struct MountHeaders {
+/// Header lines of one mount's responses, as `name: value`, by kind of response.
+pub(crate) struct MountHeaders {
     /// True if the whole mount is public. The fast path answers for no other mount.
-    pub(super) is_public: bool,
-    pub(super) attributes: Vec<u8>,
-    pub(super) block: Vec<u8>,
-    pub(super) not_modified: Vec<u8>,
+    pub(crate) is_public: bool,
+    pub(crate) attributes: Vec<u8>,
+    pub(crate) block: Vec<u8>,
+    pub(crate) not_modified: Vec<u8>,
     /// Includes the content length, which is 0.
-    pub(super) missing: Vec<u8>,
+    pub(crate) missing: Vec<u8>,
 }
 
-impl HeaderTemplates {
-    pub(super) fn new(mounts: &[Mount], options: &HttpOptions) -> Self {
+impl MountHeaders {
+    pub(crate) fn new(mount: &Mount, options: &HttpOptions) -> Self {
         let cors = cors_headers(options);
-        let template = |mount: &Mount| {
-            let object_headers = |status, is_json| {
-                let mut headers = HeaderMap::new();
-                let meta = ObjectMeta { len: 0, modified: None, etag: Arc::from("\"\""), version: 0 };
-                stored::add_entity_headers(&mut headers, status, &meta, mount, is_json);
-                headers.remove(ETAG);
-                header_lines(headers, status, options, &cors)
-            };
-            let missing = Problem::not_found()
-                .with_cache_control_if_missing(mount.missing_cache_control.clone())
-                .into_bodyless_response();
-            MountHeaders {
-                is_public: authorization::is_public_mount(options.access_control.as_deref(), &mount.name),
-                attributes: object_headers(StatusCode::OK, true),
-                block: object_headers(StatusCode::OK, false),
-                not_modified: object_headers(StatusCode::NOT_MODIFIED, false),
-                missing: header_lines(missing.headers().clone(), missing.status(), options, &cors),
-            }
+        let object_headers = |status, is_attributes| {
+            let mut headers = HeaderMap::new();
+            mount.stored_entity(is_attributes).add_headers(&mut headers, status);
+            header_lines(headers, status, options, &cors)
         };
-        let varies_by_origin = !options.cors_origins.iter().any(|origin| origin == "*");
-        Self { mounts: mounts.iter().map(template).collect(), varies_by_origin }
+        let missing = mount.not_found().into_bodyless_response();
+        Self {
+            is_public: caller_view::is_public_mount(options.access_control.as_deref(), &mount.name),
+            attributes: object_headers(StatusCode::OK, true),
+            block: object_headers(StatusCode::OK, false),
+            not_modified: object_headers(StatusCode::NOT_MODIFIED, false),
+            missing: header_lines(missing.headers().clone(), missing.status(), options, &cors),
+        }
     }
 }
 
 /// Returns the headers that the CORS layer adds to the response to a request without an origin.
 fn cors_headers(options: &HttpOptions) -> HeaderMap {
     let inner = service_fn(|_: Request<()>| std::future::ready(Ok::<_, std::convert::Infallible>(Response::new(()))));
-    let response = forwarded::cors(options).layer(inner).oneshot(Request::new(())).now_or_never();
+    let response = cors::layer(options).layer(inner).oneshot(Request::new(())).now_or_never();
     response.and_then(Result::ok).map(|response| response.into_parts().0.headers).unwrap_or_default()
 }
 
 fn header_lines(mut headers: HeaderMap, status: StatusCode, options: &HttpOptions, cors: &HeaderMap) -> Vec<u8> {
-    observe::add_common_headers(&mut headers, status, options);
+    respond::add_common_headers(&mut headers, status, options);
     let mut lines = Vec::new();
     for (name, value) in headers.iter().chain(cors) {
         push_header(&mut lines, name.as_str(), value.as_bytes());
     }
     lines
+}
+
+/// Appends a header line.
+pub(crate) fn push_header(head: &mut Vec<u8>, name: &str, value: &[u8]) {
+    for part in [name.as_bytes(), b": ", value, b"\r\n"] {
+        head.extend_from_slice(part);
+    }
 }

@@ -1,29 +1,92 @@
-//! The viewer's files as a `tower_http` backend, read by a [`LocalStore`], which follows no link out of their
-//! directory.
+//! The files of a built Neuroglancer, read by a [`LocalStore`], which follows no link out of their directory.
 
 use std::fs::Metadata;
-use std::future::Future;
 use std::io::{self, ErrorKind, SeekFrom};
 use std::path::{Path, PathBuf};
 use std::pin::Pin;
 use std::task::{Context, Poll};
+use std::time::Duration;
 
+use axum::body::Body;
+use axum::http::{Request, Response};
+use futures_util::future::BoxFuture;
 use tokio::io::{AsyncRead, AsyncSeek, ReadBuf};
-use tower_http::services::fs::{Backend, File};
+use tower_http::services::fs::{Backend, DefaultServeDirFallback, File, ServeDir};
 
-use crate::store::{Key, LocalStore, StoreError};
+use crate::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 
-/// The directory of the viewer's files.
+/// The viewer's start page.
+pub(crate) const INDEX: &str = "index.html";
+/// Bytes of a file that are read at a time.
+const READ_BUFFER_BYTES: usize = 16 << 10;
+/// Maximum wait for the disk when a file is looked up.
+const STORE_TIMEOUT: Duration = Duration::from_secs(30);
+
+/// A built Neuroglancer.
 #[derive(Debug, Clone)]
-pub(super) struct ViewerFiles(pub(super) LocalStore);
+pub struct Viewer {
+    directory: PathBuf,
+    files: ServeDir<DefaultServeDirFallback, ViewerFiles>,
+}
 
-type IoFuture<T> = Pin<Box<dyn Future<Output = io::Result<T>> + Send>>;
+impl Viewer {
+    /// Opens the viewer in `directory`, which is relative to the working directory. Symbolic links on the way to it are
+    /// resolved now. Returns `None` if `directory` is empty or has no `index.html`. Links out of it are not followed.
+    ///
+    /// Compressed copies of a file may lie beside it, with the endings `.br` and `.gz`.
+    ///
+    /// Blocks the thread on disk I/O.
+    ///
+    /// # Errors
+    /// If the directory cannot be examined.
+    pub fn open(directory: &Path) -> io::Result<Option<Self>> {
+        if directory.as_os_str().is_empty() {
+            return Ok(None);
+        }
+        let store = match LocalStore::open(directory, SymlinkPolicy::Inside, STORE_TIMEOUT) {
+            Ok(store) => store,
+            Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let index = Key::root().child(INDEX).map_err(io::Error::other)?;
+        if !store.has_file_blocking(&index)? {
+            return Ok(None);
+        }
+        let files = ServeDir::with_backend("", ViewerFiles(store))
+            .append_index_html_on_directories(false)
+            // Each response holds a few of them: in the file's buffer, between the threads and on the way to the
+            // client.
+            .with_buf_chunk_size(READ_BUFFER_BYTES)
+            .ignore_multi_range_requests(true)
+            .precompressed_br()
+            .precompressed_gzip();
+        Ok(Some(Self { directory: directory.to_owned(), files }))
+    }
+
+    /// Returns the directory of the viewer's files.
+    pub fn directory(&self) -> &Path {
+        &self.directory
+    }
+
+    /// Answers a request whose path is that of a file below the directory. Evaluates preconditions, ranges and
+    /// `Accept-Encoding`.
+    ///
+    /// # Errors
+    /// If the file cannot be read.
+    pub(crate) async fn call(&self, request: Request<Body>) -> io::Result<Response<Body>> {
+        Ok(self.files.clone().try_call(request).await?.map(Body::new))
+    }
+}
+
+/// The directory of the viewer's files, as a backend of `tower_http`.
+#[derive(Debug, Clone)]
+struct ViewerFiles(LocalStore);
 
 impl Backend for ViewerFiles {
     type File = ViewerFile;
     type Metadata = Metadata;
-    type OpenFuture = IoFuture<ViewerFile>;
-    type MetadataFuture = IoFuture<Metadata>;
+    type OpenFuture = BoxFuture<'static, io::Result<ViewerFile>>;
+    type MetadataFuture = BoxFuture<'static, io::Result<Metadata>>;
 
     fn open(&self, path: PathBuf) -> Self::OpenFuture {
         let files = self.0.clone();
@@ -56,7 +119,7 @@ fn into_io_result<T>(result: Result<Option<T>, StoreError>) -> io::Result<T> {
 }
 
 /// An open file of the viewer.
-pub(super) struct ViewerFile(tokio::fs::File);
+struct ViewerFile(tokio::fs::File);
 
 impl AsyncRead for ViewerFile {
     fn poll_read(
@@ -80,9 +143,24 @@ impl AsyncSeek for ViewerFile {
 
 impl File for ViewerFile {
     type Metadata = Metadata;
-    type MetadataFuture<'a> = Pin<Box<dyn Future<Output = io::Result<Metadata>> + Send + 'a>>;
+    type MetadataFuture<'a> = BoxFuture<'a, io::Result<Metadata>>;
 
     fn metadata(&self) -> Self::MetadataFuture<'_> {
         Box::pin(self.0.metadata())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_directory_without_an_index_is_not_a_viewer() {
+        let directory = tempfile::tempdir().unwrap();
+        assert!(Viewer::open(directory.path()).unwrap().is_none());
+        std::fs::create_dir(directory.path().join(INDEX)).unwrap();
+        assert!(Viewer::open(directory.path()).unwrap().is_none());
+        assert!(Viewer::open(Path::new("")).unwrap().is_none());
+        assert!(Viewer::open(Path::new(&"x".repeat(300))).is_err());
     }
 }

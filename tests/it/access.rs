@@ -780,7 +780,7 @@ async fn a_base_path_stands_before_the_token() {
 
 #[tokio::test]
 async fn what_is_public_stays_as_fast_and_what_is_private_is_left_to_the_library() {
-    use n5_server::http::fastpath::{FastOutcome, try_answer};
+    use n5_server::fastpath::{FastOutcome, try_answer};
     let (em, seg) = (volume(), volume());
     let paths = |of: &str| {
         ["/{}/v/0/0", "/{}/v/attributes.json", "/{}/v/9/9", "/zarr2/{}/v/0/0"].map(|path| path.replace("{}", of))

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use n5_server::cache::RevalidationPolicy;
 use n5_server::container::Settings;
-use n5_server::http::fastpath::{FastOutcome, try_answer};
+use n5_server::fastpath::{FastOutcome, try_answer};
 use n5_server::store::Store;
 
 use crate::support::remote::Remote;

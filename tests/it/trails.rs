@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use n5_server::container::Settings;
-use n5_server::http::fastpath::{self, FastOutcome, ReplyBody};
+use n5_server::fastpath::{self, FastOutcome, ReplyBody};
 use serde_json::json;
 
 use crate::support::writer::N5;

@@ -3,29 +3,38 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use axum::http::header::CACHE_CONTROL;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::HeaderValue;
 use bytes::Bytes;
 use serde_json::json;
 
-use super::route::Operation;
-use super::{HandlerResult, RequestContext, readiness, respond};
 use crate::cache::ReadError;
 use crate::cpu_pool::Priority;
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{Entity, HandlerResult};
+use crate::http::route::Operation;
 use crate::metrics;
 use crate::{n5, output};
 
 /// OpenAPI description of this server.
-pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
+pub(crate) const OPENAPI: &str = include_str!("../../../openapi.yaml");
 
-pub(super) async fn answer(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
     let (media_type, body): (_, Bytes) = match operation {
         Operation::Health => ("text/plain; charset=utf-8", Bytes::from_static(b"ok\n")),
-        Operation::Ready => ("application/json", readiness::answer(context.app).await?.into()),
+        Operation::Ready => (
+            "application/json",
+            context
+                .app
+                .readiness
+                .check(&context.app.mounts, &context.app.options, context.app.is_draining())
+                .await?
+                .into(),
+        ),
         Operation::Metrics => {
             context.app.resources.update_gauges();
             // Updates the readiness metrics even if no client requests /readyz.
-            let _ = readiness::answer(context.app).await;
+            let _ =
+                context.app.readiness.check(&context.app.mounts, &context.app.options, context.app.is_draining()).await;
             metrics::requests_in_flight(context.app.requests_in_flight());
             let loads: Vec<_> = context.app.mounts.iter().map(|mount| mount.container.store_load()).collect();
             metrics::store_calls(
@@ -53,7 +62,5 @@ pub(super) async fn answer(context: &RequestContext<'_>, operation: Operation) -
         }
         Operation::OpenApi => ("application/yaml", Bytes::from_static(OPENAPI.as_bytes())),
     };
-    let mut response = respond(StatusCode::OK, media_type, body);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Ok(response)
+    Entity::new(media_type, HeaderValue::from_static("no-store")).respond(context.parts, body)
 }

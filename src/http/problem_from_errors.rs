@@ -1,13 +1,15 @@
-//! Converts errors of the lower layers to problems. No other module assigns statuses to them.
+//! Converts the errors of queries and of the lower layers to problems. No other module assigns statuses to them.
 
 use serde_json::json;
 
-use super::{
-    CORRUPT_BLOCK, INTERNAL, INVALID_PARAMETER, NOT_A_DATASET, NOT_FOUND, NOT_REPRESENTABLE, OVERLOADED, Problem,
-    STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
-};
 use crate::cache::{BudgetError, ReadError};
-use crate::n5::{BlockError, CodecError, ConvertError, Coords};
+use crate::http::problem::{
+    CORRUPT_BLOCK, INVALID_PARAMETER, NOT_A_DATASET, NOT_ACCEPTABLE, NOT_FOUND, NOT_REPRESENTABLE, OUT_OF_BOUNDS,
+    OVERLOADED, Problem, STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
+};
+use crate::http::query::strict::QueryError;
+use crate::n5::{BlockError, CodecError, ConvertError};
+use crate::output::NegotiationError;
 use crate::read::SliceRefusal;
 use crate::store::StoreError;
 
@@ -88,7 +90,7 @@ impl From<ReadError> for Problem {
             ReadError::Budget(error @ BudgetError::TimedOut { .. }) => {
                 Self::with_cause(OVERLOADED, "no memory became free in time; try again", error.to_string())
             }
-            ReadError::Internal(cause) => Self::with_cause(INTERNAL, "internal server error", cause),
+            ReadError::Internal(cause) => Self::internal(cause),
         }
     }
 }
@@ -106,7 +108,7 @@ fn conversion_problem(error: ConvertError) -> Problem {
         .with_member("from", from.name())
         .with_member("to", to.name()),
         error @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
-            Problem::with_cause(INTERNAL, "internal server error", error.to_string())
+            Problem::internal(error.to_string())
         }
     }
 }
@@ -125,9 +127,7 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
         )
         .with_member("limit", limit_bytes),
         // Decoding is never cancelled while a request waits for it.
-        error @ BlockError::Payload(CodecError::Cancelled) => {
-            Problem::with_cause(INTERNAL, "internal server error", error.to_string())
-        }
+        error @ BlockError::Payload(CodecError::Cancelled) => Problem::internal(error.to_string()),
         error @ (BlockError::ShortHeader { .. }
         | BlockError::UnknownMode(_)
         | BlockError::Rank { .. }
@@ -159,13 +159,26 @@ impl From<SliceRefusal> for Problem {
     }
 }
 
-impl Problem {
-    /// Adds the hint that the region can be requested in pieces of this shape.
-    pub(in crate::http) fn with_piece_hint(mut self, piece: Option<&Coords>) -> Self {
-        let Some(piece) = piece else { return self };
-        let shape = piece.iter().map(u64::to_string).collect::<Vec<_>>().join(",");
-        let hint = format!("; split it into pieces of at most {shape} elements along the axes");
-        self.0.detail.push_str(&hint);
-        self.with_member("piece", json!(piece.as_slice()))
+impl From<NegotiationError> for Problem {
+    fn from(error: NegotiationError) -> Self {
+        let (kind, known) = match &error {
+            NegotiationError::UnknownFormat { known, .. } => (INVALID_PARAMETER, known.clone()),
+            NegotiationError::NotAcceptable { known } => (NOT_ACCEPTABLE, known.clone()),
+        };
+        Self::new(kind, error.to_string()).with_member("known", known)
+    }
+}
+
+impl From<QueryError> for Problem {
+    fn from(error: QueryError) -> Self {
+        match error {
+            QueryError::Invalid { parameter, detail, known } => {
+                let problem = Self::new(INVALID_PARAMETER, detail).with_member("parameter", parameter);
+                if known.is_empty() { problem } else { problem.with_member("known", known) }
+            }
+            QueryError::OutOfBounds { detail, dimensions } => {
+                Self::new(OUT_OF_BOUNDS, detail).with_member("dimensions", json!(dimensions.as_slice()))
+            }
+        }
     }
 }

@@ -3,12 +3,15 @@
 //! This module does not depend on requests, stores or blocks. All axes are in N5 order.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
+use std::collections::BTreeMap;
+
 use smallvec::SmallVec;
 
-use super::numpy_index::{self, IndexError, IndexItem};
-use super::strict_query::{
-    QueryError, QueryParameters, excerpt, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
+use crate::http::query::numpy_index::{self, IndexError, IndexItem};
+use crate::http::query::strict::{
+    QueryError, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
 };
+use crate::http::redact::excerpt;
 use crate::n5::{Coords, DataType, Region, SignedCoords};
 use crate::output::{AxisOrder, EncodeOptions, Endian};
 
@@ -20,7 +23,7 @@ const PARAMETERS: [&str; 13] = [
 
 /// A slice's parameters, parsed as far as possible without the dataset.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct SliceQuery {
+pub(crate) struct SliceQuery {
     /// The samples that the query selects.
     selector: SampleSelector,
     /// Value of `order`.
@@ -41,15 +44,15 @@ pub(super) struct SliceQuery {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum SampleSelector {
     /// `start`, `stop` or `size`, `step`, and `outside`.
-    Box { start: Option<Vec<i64>>, end: Option<BoxEnd>, step: Option<Vec<u64>>, outside: OutsidePolicy },
+    Box {
+        start: Option<Vec<i64>>,
+        stop: Option<Vec<i64>>,
+        size: Option<Vec<i64>>,
+        step: Option<Vec<u64>>,
+        outside: OutsidePolicy,
+    },
     /// `select`.
     Index(Vec<IndexItem>),
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-enum BoxEnd {
-    Stop(Vec<i64>),
-    Size(Vec<i64>),
 }
 
 /// Treatment of a region that leaves the dataset.
@@ -62,7 +65,7 @@ enum OutsidePolicy {
 
 /// The samples that a query selects in a known dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Selection {
+pub(crate) struct Selection {
     /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
     pub region: Region,
     /// Axes of the result in ascending order: those that no integer of `select` drops.
@@ -71,7 +74,7 @@ pub(super) struct Selection {
 
 impl Selection {
     /// Returns the shape of the result in elements, without dropped axes.
-    pub(super) fn shape(&self) -> Coords {
+    pub(crate) fn shape(&self) -> Coords {
         self.kept_axes.iter().filter_map(|axis| self.region.shape().get(*axis).copied()).collect()
     }
 }
@@ -82,7 +85,7 @@ impl SliceQuery {
     /// # Errors
     /// [`QueryError::Invalid`] for parameters that are unknown, repeated or exclude each other, and for values that
     /// cannot be parsed.
-    pub(super) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
+    pub(crate) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
         let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| parameters.get(name).map(String::as_str);
         let selector = SampleSelector::parse(&parameters)?;
@@ -107,17 +110,18 @@ impl SliceQuery {
     /// # Errors
     /// [`QueryError::OutOfBounds`] if the rank differs, or if samples lie outside and that is not allowed;
     /// [`QueryError::Invalid`] if a region ends before it starts.
-    pub(super) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
+    pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
         match &self.selector {
             SampleSelector::Index(items) => select_by_index(items, dimensions),
-            SampleSelector::Box { start, end, step, outside } => {
-                select_by_box(start.as_deref(), end.as_ref(), step.as_deref(), *outside, dimensions)
+            SampleSelector::Box { start, stop, size, step, outside } => {
+                let ends = (stop.as_deref(), size.as_deref());
+                select_by_box(start.as_deref(), ends, step.as_deref(), *outside, dimensions)
             }
         }
     }
 
     /// Returns the output format's options for this query and the samples that it selected.
-    pub(super) fn options(&self, selection: &Selection) -> EncodeOptions {
+    pub(crate) fn options(&self, selection: &Selection) -> EncodeOptions {
         EncodeOptions {
             order: self.order,
             endian: self.endian,
@@ -130,7 +134,7 @@ impl SliceQuery {
 }
 
 impl SampleSelector {
-    fn parse(parameters: &QueryParameters) -> Result<Self, QueryError> {
+    fn parse(parameters: &BTreeMap<&'static str, String>) -> Result<Self, QueryError> {
         let get = |name| parameters.get(name).map(String::as_str);
         if let Some(text) = get("select") {
             let excluded = ["start", "stop", "size", "step", "outside"];
@@ -151,18 +155,15 @@ impl SampleSelector {
         };
         let is_signed = outside != OutsidePolicy::Error;
         let parse_list = |name, is_signed| get(name).map(|text| parse_integers(name, text, is_signed)).transpose();
-        let end = match (parse_list("stop", is_signed)?, parse_list("size", false)?) {
-            (Some(_), Some(_)) => {
-                return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
-            }
-            (Some(stop), None) => Some(BoxEnd::Stop(stop)),
-            (None, size) => size.map(BoxEnd::Size),
-        };
+        let (stop, size) = (parse_list("stop", is_signed)?, parse_list("size", false)?);
+        if stop.is_some() && size.is_some() {
+            return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
+        }
         let step = parse_list("step", false)?.map(|step| step.iter().map(|n| n.unsigned_abs()).collect::<Vec<u64>>());
         if step.as_ref().is_some_and(|step| step.contains(&0)) {
             return Err(invalid_parameter("step", "step contains 0; every step must be at least 1".to_owned()));
         }
-        Ok(Self::Box { start: parse_list("start", is_signed)?, end, step, outside })
+        Ok(Self::Box { start: parse_list("start", is_signed)?, stop, size, step, outside })
     }
 }
 
@@ -226,17 +227,12 @@ fn wrong_rank(parameter: &str, count: usize, dimensions: &[u64]) -> String {
 
 fn select_by_box(
     start: Option<&[i64]>,
-    end: Option<&BoxEnd>,
+    (stop, size): (Option<&[i64]>, Option<&[i64]>),
     step: Option<&[u64]>,
     outside: OutsidePolicy,
     dimensions: &[u64],
 ) -> Result<Selection, QueryError> {
     let out_of_bounds = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
-    let (stop, size) = match end {
-        Some(BoxEnd::Stop(stop)) => (Some(stop.as_slice()), None),
-        Some(BoxEnd::Size(size)) => (None, Some(size.as_slice())),
-        None => (None, None),
-    };
     let lengths = [
         ("start", start.map(<[_]>::len)),
         ("stop", stop.map(<[_]>::len)),

@@ -3,9 +3,11 @@
 
 use smallvec::SmallVec;
 
+use crate::http::redact::excerpt;
+
 /// One item of an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum IndexItem {
+pub(crate) enum IndexItem {
     /// `5`: one position; its axis is dropped.
     Position(i64),
     /// `start:stop:step`; negative numbers count from the end.
@@ -25,17 +27,17 @@ const FULL_SLICE: IndexItem = IndexItem::Slice { start: None, stop: None, step: 
 
 /// The samples that are selected along one axis.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct AxisSelection {
-    pub(super) start: i64,
-    pub(super) count: u64,
-    pub(super) step: u64,
+pub(crate) struct AxisSelection {
+    pub(crate) start: i64,
+    pub(crate) count: u64,
+    pub(crate) step: u64,
     /// True if the axis is left out of the result's shape.
-    pub(super) is_dropped: bool,
+    pub(crate) is_dropped: bool,
 }
 
 /// Reason why an index does not fit a dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum IndexError {
+pub(crate) enum IndexError {
     /// More items than axes; holds the number of items.
     TooManyItems(usize),
     /// A position outside the axis.
@@ -47,7 +49,7 @@ pub(super) enum IndexError {
 ///
 /// # Errors
 /// A message to the client.
-pub(super) fn parse(text: &str) -> Result<Vec<IndexItem>, String> {
+pub(crate) fn parse(text: &str) -> Result<Vec<IndexItem>, String> {
     let text = trim(text);
     let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).map_or(text, trim);
     if text.is_empty() {
@@ -88,8 +90,7 @@ fn parse_item(text: &str) -> Result<IndexItem, String> {
 }
 
 fn syntax_error(item: &str) -> String {
-    let excerpt: String = item.chars().take(40).collect();
-    format!("{excerpt:?} is not an integer, start:stop, start:stop:step or ...")
+    format!("{:?} is not an integer, start:stop, start:stop:step or ...", excerpt(item))
 }
 
 fn trim(text: &str) -> &str {
@@ -97,7 +98,7 @@ fn trim(text: &str) -> &str {
 }
 
 /// Parses a decimal integer with an optional minus and a magnitude of at most 2^63 - 1.
-pub(super) fn parse_integer(text: &str) -> Option<i64> {
+pub(crate) fn parse_integer(text: &str) -> Option<i64> {
     let (digits, is_negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
     if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
         return None;
@@ -109,7 +110,7 @@ pub(super) fn parse_integer(text: &str) -> Option<i64> {
 /// Returns the samples that `items` select from a dataset of `dimensions`, one entry per axis.
 ///
 /// As in NumPy, axes without an item are full. Slices are clipped to the axis, positions are not.
-pub(super) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, IndexError> {
+pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, IndexError> {
     let item_count = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
     let Some(full_axes) = dimensions.len().checked_sub(item_count) else {
         return Err(IndexError::TooManyItems(item_count));

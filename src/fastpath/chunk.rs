@@ -1,13 +1,11 @@
-//! Chunks of views on the fast path, answered as in [`super::fastpath`] if they are available without waiting.
+//! Chunks of views on the fast path, answered if they are available without waiting.
 
-use bytes::Bytes;
 use futures_util::FutureExt;
 
-use super::Mount;
-use super::fastpath::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
-use super::route::{Endpoint, RequestTarget};
-use super::thread_cache::{self, ThreadCacheEntry};
+use super::reply::{EntityHeaders, FastRequest, FastResponder, Reply, ReplyBody};
+use super::thread_cache;
 use crate::cache::Freshness;
+use crate::http::route::{Endpoint, RequestTarget};
 use crate::metrics::LookupResult;
 use crate::store::ObjectMeta;
 use crate::view::{self, ChunkBody, ResolvedKey};
@@ -36,7 +34,7 @@ pub(super) fn try_respond(
     }
     let (mount, key) = app.locate(path).ok()??;
     let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
-    let template = app.header_templates.mounts.get(mount_index).filter(|template| template.is_public)?;
+    let template = app.header_templates.get(mount_index).filter(|template| template.is_public)?;
     let lookup =
         view::ViewLookup { container: &mount.container, freshness, path_parameters: parameters, key: &key, query: &[] };
     let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
@@ -61,30 +59,7 @@ pub(super) fn try_respond(
     if view.has_self_contained_chunks()
         && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)
     {
-        thread_cache::insert(
-            app,
-            request.path,
-            ThreadCacheEntry { mount: mount_index, headers: Some(headers), cached_answer },
-        );
+        thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
     }
     Some(reply)
-}
-
-/// Smallest body whose memory is charged to the client.
-const MIN_CHARGED_BYTES: usize = 64 << 10;
-
-impl FastResponder<'_> {
-    /// Charges `bytes` of a container to the client while they are sent. Returns `None` if that would have to wait, or
-    /// if the peer's address does not identify the client; the HTTP library then answers.
-    pub(super) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
-        if request.is_head {
-            return Some(Bytes::new());
-        }
-        // The kernel accepts a smaller body at once.
-        if bytes.len() < MIN_CHARGED_BYTES {
-            return Some(bytes);
-        }
-        let client = self.app.client_limiter.identify_direct_peer(self.peer)?;
-        mount.container.charge_to_client(client, &bytes)
-    }
 }

@@ -5,25 +5,25 @@ use std::collections::HashMap;
 use std::collections::hash_map::Entry;
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::net::{IpAddr, Ipv6Addr};
+use std::net::IpAddr;
 use std::pin::pin;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use axum::body::Body;
-use axum::http::{HeaderMap, Response};
+use axum::http::HeaderMap;
 use futures_util::FutureExt;
 use ipnet::IpNet;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::Instant;
 
-use super::admission::{AdmissionController, InFlightCounter, InFlightGuard};
-use super::authorization::CallerView;
-use super::problem::{self, Problem};
-use super::rate_limited_body::RateLimitedBody;
-use super::{HttpOptions, forwarded};
 use crate::fair_queue::ClientId;
+use crate::http::admission::count_guard::CountGuard;
+use crate::http::admission::in_flight::{AdmissionController, InFlightCounter, InFlightGuard};
+use crate::http::caller_view::CallerView;
+use crate::http::forwarded;
+use crate::http::options::{ClientLimits, HttpOptions};
+use crate::http::problem::{self, Problem};
 use crate::metrics::{self, QueueLabel, ShedReason};
 use crate::trace;
 
@@ -38,36 +38,8 @@ const ACCOUNTS_PER_CLEANUP: usize = 1024;
 /// other requests.
 const MAX_WAITING_DIVISOR: usize = 4;
 
-/// Limits of each client; 0 for no limit.
-#[derive(Debug, Clone, Copy)]
-pub struct ClientLimits {
-    /// Maximum number of concurrent requests; a request counts until the last byte of its response is sent.
-    pub requests: usize,
-    /// Maximum bytes of response bodies per second.
-    pub bytes_per_second: u64,
-    /// Bytes that may be sent at once after a pause.
-    pub burst_bytes: u64,
-    /// Longest wait for another request of the client to end, and for admission.
-    pub max_wait: Duration,
-}
-
-/// Returns the address that identifies a client: an IPv4 address itself, or the /64 network of an IPv6 address, because
-/// one machine has all addresses of a /64.
-pub fn network_of(address: IpAddr) -> IpAddr {
-    match address.to_canonical() {
-        IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
-        v4 @ IpAddr::V4(_) => v4,
-    }
-}
-
-impl ClientLimits {
-    fn is_unlimited(&self) -> bool {
-        self.requests == 0 && self.bytes_per_second == 0
-    }
-}
-
 /// Identifies clients and enforces their limits.
-pub(super) struct ClientLimiter {
+pub(crate) struct ClientLimiter {
     limits: ClientLimits,
     concurrent_requests: usize,
     /// Proxies that are trusted to name the clients of their requests.
@@ -79,7 +51,7 @@ pub(super) struct ClientLimiter {
 type ClientRequestCounts = Arc<Mutex<HashMap<ClientId, (usize, InFlightCounter)>>>;
 
 /// State of the clients that have sent requests recently. It outlives changes of the limits.
-pub(super) struct ClientRegistry {
+pub(crate) struct ClientRegistry {
     request_counts: ClientRequestCounts,
     /// Accounts of clients that have requests or a debt from earlier ones.
     accounts: Mutex<AccountTable>,
@@ -150,7 +122,7 @@ impl fmt::Debug for ClientLimiter {
 
 impl ClientLimiter {
     /// Creates a limiter with the limits of `options` and the client state `accounts`.
-    pub(super) fn new(options: &HttpOptions, registry: Arc<ClientRegistry>) -> Self {
+    pub(crate) fn new(options: &HttpOptions, registry: Arc<ClientRegistry>) -> Self {
         Self {
             limits: options.client_limits,
             concurrent_requests: options.concurrent_requests,
@@ -160,12 +132,12 @@ impl ClientLimiter {
     }
 
     /// Returns true if the bytes of responses are limited.
-    pub(super) fn limits_bandwidth(&self) -> bool {
+    pub(crate) fn limits_bandwidth(&self) -> bool {
         self.limits.bytes_per_second > 0
     }
 
     /// Returns the client that a request belongs to.
-    pub(super) fn identify(
+    pub(crate) fn identify(
         &self,
         headers: &HeaderMap,
         peer: Option<IpAddr>,
@@ -177,14 +149,14 @@ impl ClientLimiter {
 
     /// Returns the client of a peer address; `None` for a trusted proxy or a Unix socket, whose requests may belong to
     /// other clients.
-    pub(super) fn identify_direct_peer(&self, peer: Option<IpAddr>) -> Option<ClientId> {
+    pub(crate) fn identify_direct_peer(&self, peer: Option<IpAddr>) -> Option<ClientId> {
         (!forwarded::is_trusted_proxy(peer, &self.trusted_proxies)).then(|| self.client_id(None, peer))
     }
 
     /// Returns the client of a caller, or else of an address. A request with neither comes over a Unix socket, from a
     /// proxy that does not name its client.
     fn client_id(&self, caller: Option<String>, address: Option<IpAddr>) -> ClientId {
-        let address = address.filter(|_| caller.is_none()).map(network_of);
+        let address = address.filter(|_| caller.is_none()).map(forwarded::network_of);
         ClientId::new(self.registry.hashing.hash_one((caller, address)))
     }
 
@@ -196,10 +168,10 @@ impl ClientLimiter {
     /// # Errors
     /// 429 if the client's other requests do not end in time or too many of its requests wait already; 503 if its turn
     /// does not come in time.
-    pub(super) async fn admit(
+    pub(crate) async fn admit(
         &self,
         client: ClientId,
-        admission: &AdmissionController,
+        admission: &Arc<AdmissionController>,
     ) -> Result<RequestPermit, Problem> {
         let limits = self.limits;
         // Acquired first: a request that waits here occupies no in-flight slot.
@@ -236,17 +208,20 @@ impl ClientLimiter {
             self.registry.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, max_requests);
         let permit = {
             let mut acquiring = pin!(account.acquire_permit(max_requests));
-            match acquiring.as_mut().now_or_never() {
-                Some(permit) => permit,
-                None => match ClientWaitGuard::try_begin(&self.registry, &account, self.concurrent_requests) {
-                    Some(_wait_guard) => {
-                        let (_timer, started) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
-                        let permit = tokio::time::timeout(limits.max_wait, acquiring).await.ok().flatten();
-                        trace::record("wait", QueueLabel::Client.name(), started.elapsed());
-                        permit
-                    }
-                    None => None,
-                },
+            if let Some(permit) = acquiring.as_mut().now_or_never() {
+                permit
+            } else {
+                let waiting = (CountGuard::new(&self.registry.waiting), CountGuard::new(&account.waiting));
+                // Of all clients together, as many may wait as may be in flight at once.
+                let max_waiting = self.concurrent_requests;
+                if waiting.0.others < max_waiting && waiting.1.others < (max_waiting / MAX_WAITING_DIVISOR).max(1) {
+                    let (_timer, started) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
+                    let permit = tokio::time::timeout(limits.max_wait, acquiring).await.ok().flatten();
+                    trace::record("wait", QueueLabel::Client.name(), started.elapsed());
+                    permit
+                } else {
+                    None
+                }
             }
         };
         let Some(permit) = permit else {
@@ -258,27 +233,6 @@ impl ClientLimiter {
             return Err(Problem::new(problem::TOO_MANY, detail).with_retry_after());
         };
         Ok(Some((account, permit)))
-    }
-}
-
-/// Guard of a request that waits for another request of the same client.
-struct ClientWaitGuard<'a>([&'a AtomicUsize; 2]);
-
-impl<'a> ClientWaitGuard<'a> {
-    /// Counts a waiting request. Returns `None` if too many wait: of all clients together, as many as may be in flight
-    /// at once; of one client, a fraction of that.
-    fn try_begin(registry: &'a ClientRegistry, account: &'a ClientAccount, max_waiting: usize) -> Option<Self> {
-        let guard = Self([&registry.waiting, &account.waiting]);
-        let counts = guard.0.map(|count| count.fetch_add(1, Ordering::Relaxed));
-        (counts[0] < max_waiting && counts[1] < (max_waiting / MAX_WAITING_DIVISOR).max(1)).then_some(guard)
-    }
-}
-
-impl Drop for ClientWaitGuard<'_> {
-    fn drop(&mut self) {
-        for count in self.0 {
-            count.fetch_sub(1, Ordering::Relaxed);
-        }
     }
 }
 
@@ -368,7 +322,7 @@ impl Drop for RequestCountGuard {
 }
 
 /// Permit of one request, held until its response is sent.
-pub(super) struct RequestPermit {
+pub(crate) struct RequestPermit {
     /// `None` if the client has no limits.
     account: Option<Arc<ClientAccount>>,
     limits: ClientLimits,
@@ -381,23 +335,17 @@ pub(super) struct RequestPermit {
 
 impl RequestPermit {
     /// Returns true if the byte rate is limited.
-    pub(super) fn is_rate_limited(&self) -> bool {
+    pub(crate) fn is_rate_limited(&self) -> bool {
         self.limits.bytes_per_second > 0
     }
 
     /// Frees the in-flight slot: the response is complete and only has to be sent.
-    pub(super) fn release_in_flight(&mut self) {
+    pub(crate) fn release_in_flight(&mut self) {
         self.in_flight = None;
     }
 
-    /// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not
-    /// exceeded.
-    pub(super) fn hold_until_sent(self, response: Response<Body>) -> Response<Body> {
-        response.map(|body| Body::new(RateLimitedBody::new(body, self)))
-    }
-
     /// Charges `bytes` to the client. Returns the time at which they may be sent, or `None` if they may be sent now.
-    pub(super) fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
+    pub(crate) fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let ClientLimits { bytes_per_second, burst_bytes, .. } = self.limits;
         let account = self.account.as_ref().filter(|_| bytes_per_second > 0)?;
         let time_for = |bytes: u64| {
@@ -413,11 +361,13 @@ impl RequestPermit {
 
 #[cfg(test)]
 mod tests {
+    use axum::body::Body;
+    use axum::http::Response;
     use bytes::Bytes;
     use http_body_util::BodyExt;
 
-    use super::super::admission::AdmissionController;
     use super::*;
+    use crate::http::admission::rate_limited_body::hold_until_sent;
 
     fn new_limiter(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> ClientLimiter {
         ClientLimiter {
@@ -448,15 +398,15 @@ mod tests {
         let sent = Bytes::from((0..(4_usize << 20) + 5).map(|n| u8::try_from(n % 251).unwrap()).collect::<Vec<_>>());
         let mut received = Vec::new();
         for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
-            let permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
-            let response = permit.hold_until_sent(Response::new(Body::from(part.clone())));
+            let permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
+            let response = hold_until_sent(permit, Response::new(Body::from(part.clone())));
             assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(part.len() as u64));
             received.extend(response.into_body().collect().await.unwrap().to_bytes());
         }
         assert!(received == sent);
         // The first MiB is sent at once; each of the other three takes at least an eighth of a second.
         assert!(started.elapsed() >= Duration::from_millis(370), "{:?}", started.elapsed());
-        let other_permit = limiter.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        let other_permit = limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.unwrap();
         assert!(other_permit.charge_bytes(1 << 20, Instant::now()).is_none(), "another client has no debt");
     }
 
@@ -464,20 +414,20 @@ mod tests {
     async fn clients_with_requests_or_debt_are_kept_and_others_are_evicted() {
         let mut limiter = new_limiter(1, 1000, 1000);
         limiter.limits.max_wait = Duration::from_millis(20);
-        let _permit = limiter.admit(ClientId::new(1), &AdmissionController::default()).await.unwrap();
+        let _permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
         let _due = limiter
-            .admit(ClientId::new(2), &AdmissionController::default())
+            .admit(ClientId::new(2), &Arc::<AdmissionController>::default())
             .await
             .unwrap()
             .charge_bytes(1_000_000, Instant::now());
         for number in 0..4 * ACCOUNTS_PER_CLEANUP as u64 {
-            assert!(limiter.admit(ClientId::new(100 + number), &AdmissionController::default()).await.is_ok());
+            assert!(limiter.admit(ClientId::new(100 + number), &Arc::<AdmissionController>::default()).await.is_ok());
         }
         assert!(
-            limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_err(),
+            limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_err(),
             "its only permit is taken"
         );
-        let debtor_permit = limiter.admit(ClientId::new(2), &AdmissionController::default()).await.unwrap();
+        let debtor_permit = limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.unwrap();
         assert!(
             debtor_permit
                 .charge_bytes(1, Instant::now())
@@ -503,32 +453,29 @@ mod tests {
     #[tokio::test]
     async fn a_permit_is_held_until_the_body_is_dropped_and_requests_wait_for_it() {
         let mut limiter = new_limiter(1, 0, 0);
-        let response = limiter
-            .admit(ClientId::new(1), &AdmissionController::default())
-            .await
-            .unwrap()
-            .hold_until_sent(Response::new(Body::from("x")));
-        assert!(limiter.admit(ClientId::new(2), &AdmissionController::default()).await.is_ok());
-        let admission = AdmissionController::default();
+        let permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
+        let response = hold_until_sent(permit, Response::new(Body::from("x")));
+        assert!(limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.is_ok());
+        let admission = Arc::<AdmissionController>::default();
         let (second_permit, ()) = tokio::join!(limiter.admit(ClientId::new(1), &admission), async {
             tokio::task::yield_now().await;
             drop(response);
         });
         limiter.limits.max_wait = Duration::from_millis(20);
-        assert!(limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_err());
+        assert!(limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_err());
         drop(second_permit.unwrap());
-        assert!(limiter.admit(ClientId::new(1), &AdmissionController::default()).await.is_ok());
+        assert!(limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_ok());
     }
 
     #[tokio::test]
     async fn small_responses_in_memory_release_their_slot_and_others_hold_it() {
-        let (limiter, admission) = (new_limiter(0, 0, 0), AdmissionController::default());
+        let (limiter, admission) = (new_limiter(0, 0, 0), Arc::<AdmissionController>::default());
         let streamed = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("x"))]);
         let bodies = [Body::from(vec![0; 1 << 20]), Body::from(vec![0; (1 << 20) + 1]), Body::from_stream(streamed)];
         let mut responses = Vec::new();
         for (held_slots, body) in bodies.into_iter().enumerate() {
             let permit = limiter.admit(ClientId::new(1), &admission).await.unwrap();
-            responses.push(permit.hold_until_sent(Response::new(body)));
+            responses.push(hold_until_sent(permit, Response::new(body)));
             assert_eq!(admission.count(), held_slots);
         }
         drop(responses);
@@ -551,31 +498,34 @@ mod tests {
         let client = ClientId::new(1);
         let mut permits = Vec::new();
         for _ in 0..3 {
-            permits.push(old_limiter.admit(client, &AdmissionController::default()).await.unwrap());
+            permits.push(old_limiter.admit(client, &Arc::<AdmissionController>::default()).await.unwrap());
         }
         let one_request_limiter = with_limits(1, 1 << 20);
-        assert!(one_request_limiter.admit(client, &AdmissionController::default()).await.is_err());
+        assert!(one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.is_err());
         permits.truncate(1);
         assert!(
-            one_request_limiter.admit(client, &AdmissionController::default()).await.is_err(),
+            one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.is_err(),
             "the new limit is one request"
         );
         permits[0].charge_bytes(64 << 20, Instant::now());
         permits.clear();
-        let permit = one_request_limiter.admit(client, &AdmissionController::default()).await.unwrap();
+        let permit = one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.unwrap();
         assert!(permit.charge_bytes(1, Instant::now()).is_some(), "the debt of earlier bytes remains");
         let two_request_limiter = with_limits(2, 1 << 20);
         let results = (
-            two_request_limiter.admit(client, &AdmissionController::default()).await,
-            two_request_limiter.admit(client, &AdmissionController::default()).await,
+            two_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await,
+            two_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await,
         );
         assert!(results.0.is_ok() && results.1.is_err());
-        assert!(with_limits(0, 1 << 20).admit(client, &AdmissionController::default()).await.is_ok(), "no limit");
+        assert!(
+            with_limits(0, 1 << 20).admit(client, &Arc::<AdmissionController>::default()).await.is_ok(),
+            "no limit"
+        );
     }
 
     #[tokio::test]
     async fn under_overload_light_clients_are_admitted_and_others_wait() {
-        let (mut limiter, admission) = (new_limiter(0, 0, 0), AdmissionController::default());
+        let (mut limiter, admission) = (new_limiter(0, 0, 0), Arc::<AdmissionController>::default());
         let (heavy, light) = (ClientId::new(1), ClientId::new(2));
         let mut permits = Vec::new();
         for _ in 1..=16 {

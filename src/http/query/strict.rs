@@ -4,10 +4,9 @@
 use std::collections::BTreeMap;
 
 use percent_encoding::percent_decode_str;
-use serde_json::json;
 
-use super::numpy_index;
-use super::problem::{self, Problem};
+use crate::http::query::numpy_index;
+use crate::http::redact::excerpt;
 use crate::n5::Coords;
 
 /// Reason why a query string is refused.
@@ -33,14 +32,11 @@ pub enum QueryError {
     },
 }
 
-/// Decoded parameters by name, without `token`.
-pub(super) type QueryParameters = BTreeMap<&'static str, String>;
-
-/// Parses a query string whose parameters must all be in `known`.
+/// Parses a query string whose parameters must all be in `known`. Returns the decoded values by name, without `token`.
 ///
 /// # Errors
 /// [`QueryError::Invalid`] for a parameter that is unknown, repeated or not percent-encoded UTF-8.
-pub(super) fn parse_query(query: &str, known: &[&'static str]) -> Result<QueryParameters, QueryError> {
+pub(crate) fn parse_query(query: &str, known: &[&'static str]) -> Result<BTreeMap<&'static str, String>, QueryError> {
     let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {
         let (raw_name, raw_value) = pair.split_once('=').unwrap_or((pair, ""));
@@ -72,22 +68,17 @@ fn percent_decode(parameter: &str, raw: &str) -> Result<String, QueryError> {
     })
 }
 
-/// Returns the beginning of a client's text, to repeat it in an error.
-pub(super) fn excerpt(text: &str) -> String {
-    text.chars().take(40).collect()
-}
-
-pub(super) fn invalid_parameter(parameter: &str, detail: String) -> QueryError {
+pub(crate) fn invalid_parameter(parameter: &str, detail: String) -> QueryError {
     QueryError::Invalid { parameter: parameter.to_owned(), detail, known: Vec::new() }
 }
 
-pub(super) fn unknown_value(parameter: &str, value: &str, known: &[&'static str]) -> QueryError {
+pub(crate) fn unknown_value(parameter: &str, value: &str, known: &[&'static str]) -> QueryError {
     let detail = format!("{parameter} is {:?}; known: {}", excerpt(value), known.join(", "));
     QueryError::Invalid { parameter: parameter.to_owned(), detail, known: known.to_vec() }
 }
 
 /// Parses comma-separated integers. An empty text is an empty list, as rank 0 has.
-pub(super) fn parse_integers(parameter: &'static str, text: &str, is_signed: bool) -> Result<Vec<i64>, QueryError> {
+pub(crate) fn parse_integers(parameter: &'static str, text: &str, is_signed: bool) -> Result<Vec<i64>, QueryError> {
     if text.is_empty() {
         return Ok(Vec::new());
     }
@@ -112,21 +103,7 @@ pub(super) fn parse_integers(parameter: &'static str, text: &str, is_signed: boo
 }
 
 /// Parses a finite decimal number.
-pub(super) fn parse_decimal(text: &str) -> Option<f64> {
+pub(crate) fn parse_decimal(text: &str) -> Option<f64> {
     let is_decimal = text.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'-' | b'+' | b'.' | b'e' | b'E'));
     text.parse::<f64>().ok().filter(|number| is_decimal && number.is_finite())
-}
-
-impl From<QueryError> for Problem {
-    fn from(error: QueryError) -> Self {
-        match error {
-            QueryError::Invalid { parameter, detail, known } => {
-                let problem = Self::new(problem::INVALID_PARAMETER, detail).with_member("parameter", parameter);
-                if known.is_empty() { problem } else { problem.with_member("known", known) }
-            }
-            QueryError::OutOfBounds { detail, dimensions } => {
-                Self::new(problem::OUT_OF_BOUNDS, detail).with_member("dimensions", json!(dimensions.as_slice()))
-            }
-        }
-    }
 }

@@ -1,12 +1,11 @@
 //! `GET /info/{path}`: one document about a group or dataset.
 
-use axum::http::header::CACHE_CONTROL;
-use axum::http::{HeaderValue, StatusCode};
+use axum::http::HeaderValue;
 use serde_json::{Value, json};
 
-use super::compress::Compressible;
-use super::problem::Problem;
-use super::{HandlerResult, RequestContext, forwarded, respond, route};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::{forwarded, route};
 use crate::metadata::{self, Description, NeuroglancerSource, Node, NodeKind};
 use crate::n5::JsonObjectBuilder;
 use crate::view::{self, LoadedNode};
@@ -15,13 +14,13 @@ use crate::view::{self, LoadedNode};
 /// only those that TensorStore interprets, so that the response contains them once.
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
-pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
-        return Ok(document(context, "", LoadedNode::default(), no_attributes, HeaderValue::from_static("no-cache")));
+        return document(context, "", LoadedNode::default(), no_attributes, HeaderValue::from_static("no-cache"));
     };
-    let to_problem = |error| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
+    let to_problem = |error| mount.problem(error);
     let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
     let attributes = loaded.attributes(&mount.container, |_| true).await.map_err(to_problem)?;
     let is_dataset = matches!(&loaded.node.document, Some(Ok(document)) if document.describes_dataset());
@@ -30,15 +29,9 @@ pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     } else {
         JsonObjectBuilder::default()
     };
-    let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     // Never immutable: the document depends on the server's release and on everything around the directory.
-    Ok(document(
-        context,
-        &path.join("/"),
-        loaded,
-        (attributes, tensorstore_attributes),
-        mount.missing_cache_control.clone(),
-    ))
+    let cache_control = mount.missing_cache_control.clone();
+    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
 }
 
 /// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those
@@ -49,11 +42,11 @@ fn document(
     loaded: LoadedNode,
     (attributes, tensorstore_attributes): (JsonObjectBuilder, JsonObjectBuilder),
     cache_control: HeaderValue,
-) -> axum::http::Response<axum::body::Body> {
+) -> HandlerResult {
     let LoadedNode { node, problems, memory, .. } = loaded;
     let mut description = metadata::describe(&node);
     description.problems.extend(problems.into_iter().map(metadata::MetadataProblem::from));
-    let base = forwarded::public_base_url(context);
+    let base = forwarded::public_base_url(context.parts, context.peer, context.presented, &context.app.options);
     let encoded_path =
         path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
     let urls = urls(&base, &encoded_path, &node, &description);
@@ -79,19 +72,8 @@ fn document(
         }
     }
     drop((node, description, members, attributes, tensorstore_attributes));
-    let mut text = object.into_text();
-    text.shrink_to_fit();
-    let body = match memory {
-        Some(mut memory) => {
-            memory.shrink(text.len() as u64);
-            memory.own(text.into())
-        }
-        None => text.into(),
-    };
-    let mut response = respond(StatusCode::OK, "application/json", body);
-    response.headers_mut().insert(CACHE_CONTROL, cache_control);
-    response.extensions_mut().insert(Compressible);
-    response
+    let entity = Entity { is_compressible: true, ..Entity::new("application/json", cache_control) };
+    entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))
 }
 
 /// Returns the URLs of the directory at every endpoint, and in every view that shows it.

@@ -8,12 +8,10 @@ use std::time::Duration;
 
 use futures_util::FutureExt;
 
-use super::Mount;
-use super::problem::Problem;
-use super::route::{Endpoint, RequestTarget};
 use crate::cache::ReadError;
 use crate::container::Container;
 use crate::fair_queue::ClientId;
+use crate::http::problem::Problem;
 use crate::metrics::{self, ShedReason};
 use crate::store::{Key, StoreError};
 
@@ -26,7 +24,7 @@ const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 const STALLED_SHARE_DIVISOR: usize = 4;
 
 /// Limits the requests that wait for each container with stalled storage. Requests that need not wait are not counted.
-pub(super) struct StalledStoreLimit {
+pub(crate) struct StalledStoreLimit {
     per_container: Vec<Mutex<ContainerWaiters>>,
     max_waiting: usize,
 }
@@ -100,9 +98,9 @@ fn lock(waiters: &Mutex<ContainerWaiters>) -> MutexGuard<'_, ContainerWaiters> {
 }
 
 impl StalledStoreLimit {
-    pub(super) fn new(mounts: &[Mount], concurrent_requests: usize) -> Self {
-        let max_waiting = (concurrent_requests / STALLED_SHARE_DIVISOR.max(mounts.len().saturating_mul(2))).max(1);
-        Self { per_container: mounts.iter().map(|_| Mutex::default()).collect(), max_waiting }
+    pub(crate) fn new(container_count: usize, concurrent_requests: usize) -> Self {
+        let max_waiting = (concurrent_requests / STALLED_SHARE_DIVISOR.max(container_count.saturating_mul(2))).max(1);
+        Self { per_container: (0..container_count).map(|_| Mutex::default()).collect(), max_waiting }
     }
 
     /// Runs `work` for the container with the given index. It gives up if the container's storage does not answer, too
@@ -111,7 +109,7 @@ impl StalledStoreLimit {
     ///
     /// # Errors
     /// 503, and the errors of `work`.
-    pub(super) async fn run_limited<T>(
+    pub(crate) async fn run_limited<T>(
         &self,
         index: usize,
         container: &Container,
@@ -134,13 +132,6 @@ impl StalledStoreLimit {
             }
         }
     }
-}
-
-/// Returns the index of the mount that a target leads into; `None` if there is none.
-pub(super) fn mount_index(mounts: &[Mount], target: &RequestTarget) -> Option<usize> {
-    let parameter_count = if let Endpoint::View(view) = target.endpoint { view.path_parameter_count() } else { 0 };
-    let name = target.segments.get(parameter_count)?;
-    mounts.iter().position(|mount| mount.name == *name)
 }
 
 #[cfg(test)]

@@ -8,11 +8,12 @@ use std::pin::Pin;
 use std::task::{Context, Poll, ready};
 
 use axum::body::Body;
+use axum::http::Response;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use tokio::time::{Instant, Sleep};
 
-use super::client_limits::RequestPermit;
+use crate::http::admission::client_limits::RequestPermit;
 use crate::metrics::{QueueLabel, QueueWaitTimer};
 
 /// Maximum number of bytes that are sent at once under a rate limit.
@@ -23,7 +24,7 @@ const MAX_CHUNK_BYTES: usize = 64 << 10;
 const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 
 /// A body that is sent in chunks, each as soon as the rate limiter allows it.
-pub(super) struct RateLimitedBody {
+struct RateLimitedBody {
     body: Body,
     /// Data of the inner body that has not been sent yet.
     unsent: Bytes,
@@ -33,8 +34,13 @@ pub(super) struct RateLimitedBody {
     permit: RequestPermit,
 }
 
+/// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not exceeded.
+pub(crate) fn hold_until_sent(permit: RequestPermit, response: Response<Body>) -> Response<Body> {
+    response.map(|body| Body::new(RateLimitedBody::new(body, permit)))
+}
+
 impl RateLimitedBody {
-    pub(super) fn new(body: Body, mut permit: RequestPermit) -> Self {
+    fn new(body: Body, mut permit: RequestPermit) -> Self {
         // A body that is produced while it is sent has no exact size.
         if http_body::Body::size_hint(&body).exact().is_some_and(|bytes| bytes <= MAX_EARLY_RELEASE_BYTES) {
             permit.release_in_flight();

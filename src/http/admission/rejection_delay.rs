@@ -1,11 +1,12 @@
 //! Delays of requests that are rejected because there are too many. Their responses come a little later, so that
 //! clients that retry at once, however often, leave the cores to other clients.
 
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
 use tokio::time::Instant;
 
+use crate::http::admission::count_guard::CountGuard;
 use crate::metrics::{QueueLabel, QueueWaitTimer};
 use crate::trace;
 
@@ -25,7 +26,7 @@ const MAX_DELAY: Duration = Duration::from_secs(4);
 
 /// Delays rejections, depending on how many are pending.
 #[derive(Debug)]
-pub(super) struct RejectionDelay {
+pub(crate) struct RejectionDelay {
     pending: AtomicUsize,
     /// Rejections are sent a whole number of [`BATCH_INTERVAL`]s after this.
     epoch: Instant,
@@ -39,11 +40,10 @@ impl Default for RejectionDelay {
 
 impl RejectionDelay {
     /// Waits until a rejected request may be answered.
-    pub(super) async fn wait(&self) {
-        let pending_before = self.pending.fetch_add(1, Ordering::Relaxed);
-        let _guards = (PendingRejectionGuard(&self.pending), QueueWaitTimer::begin(QueueLabel::Refused));
+    pub(crate) async fn wait(&self) {
+        let (pending, _timer) = (CountGuard::new(&self.pending), QueueWaitTimer::begin(QueueLabel::Refused));
         let now = Instant::now();
-        tokio::time::sleep_until(release_time(self.epoch, now, delay_for(pending_before))).await;
+        tokio::time::sleep_until(release_time(self.epoch, now, delay_for(pending.others))).await;
         trace::record("wait", QueueLabel::Refused.name(), now.elapsed());
     }
 }
@@ -60,17 +60,10 @@ fn delay_for(others: usize) -> Duration {
     DELAY_PER_PENDING.saturating_mul(u32::try_from(others).unwrap_or(u32::MAX)).clamp(MIN_DELAY, MAX_DELAY)
 }
 
-/// A pending rejection. Its client may disconnect before it is answered.
-struct PendingRejectionGuard<'a>(&'a AtomicUsize);
-
-impl Drop for PendingRejectionGuard<'_> {
-    fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::Relaxed);
-    }
-}
-
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::Ordering;
+
     use super::*;
 
     #[test]

@@ -8,8 +8,7 @@ use std::cell::RefCell;
 
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::App;
-use super::fastpath::EntityHeaders;
+use super::reply::EntityHeaders;
 use crate::cache::CachedAnswer;
 
 /// Number of replies that a thread remembers, at about 400 to 700 bytes each.
@@ -20,6 +19,9 @@ const MAX_PATH_BYTES: usize = 256;
 
 /// A reply that can be sent again.
 pub(super) struct ThreadCacheEntry {
+    /// Id of the app that replied.
+    app: u64,
+    path: Box<str>,
     /// Index of its mount.
     pub(super) mount: usize,
     /// Headers of the object or chunk; `None` if neither exists.
@@ -27,24 +29,17 @@ pub(super) struct ThreadCacheEntry {
     pub(super) cached_answer: CachedAnswer,
 }
 
-struct ThreadCacheSlot {
-    /// [`App::id`] of the app that replied.
-    app: u64,
-    path: Box<str>,
-    entry: ThreadCacheEntry,
-}
-
 thread_local! {
-    static THREAD_SLOTS: RefCell<Vec<Option<ThreadCacheSlot>>> = const { RefCell::new(Vec::new()) };
+    static THREAD_SLOTS: RefCell<Vec<Option<ThreadCacheEntry>>> = const { RefCell::new(Vec::new()) };
 }
 
 /// Returns the result of `job` on the entry of a path; `None` if there is no entry.
-pub(super) fn with_entry<T>(app: &App, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
+pub(super) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
     THREAD_SLOTS.with_borrow_mut(|slots| {
         let slot = slots.get_mut(slot_index(path))?;
-        let occupied = slot.as_mut().filter(|slot| slot.app == app.id && *slot.path == *path)?;
-        let result = job(&mut occupied.entry);
-        if result.is_none() && occupied.entry.headers.is_none() {
+        let entry = slot.as_mut().filter(|entry| entry.app == app && *entry.path == *path)?;
+        let result = job(entry);
+        if result.is_none() && entry.headers.is_none() {
             // The entry says that the key is missing, which may no longer be true.
             *slot = None;
         }
@@ -52,9 +47,9 @@ pub(super) fn with_entry<T>(app: &App, path: &str, job: impl FnOnce(&mut ThreadC
     })
 }
 
-/// Stores an entry for a path in place of the one in its slot. An entry for a missing key never replaces one for
+/// Stores a reply for a path in place of the one in its slot. An entry for a missing key never replaces one for
 /// another path whose key exists, because clients can invent any number of names.
-pub(super) fn insert(app: &App, path: &str, entry: ThreadCacheEntry) {
+pub(super) fn insert(app: u64, path: &str, mount: usize, headers: Option<EntityHeaders>, cached_answer: CachedAnswer) {
     if path.len() > MAX_PATH_BYTES {
         return;
     }
@@ -63,10 +58,10 @@ pub(super) fn insert(app: &App, path: &str, entry: ThreadCacheEntry) {
             slots.resize_with(SLOT_COUNT, || None);
         }
         let Some(slot) = slots.get_mut(slot_index(path)) else { return };
-        let is_occupied = slot.as_ref().is_some_and(|slot| slot.app == app.id && slot.entry.headers.is_some());
-        let is_same = slot.as_ref().is_some_and(|slot| *slot.path == *path);
-        if entry.headers.is_some() || !is_occupied || is_same {
-            *slot = Some(ThreadCacheSlot { app: app.id, path: path.into(), entry });
+        let is_occupied = slot.as_ref().is_some_and(|entry| entry.app == app && entry.headers.is_some());
+        let is_same = slot.as_ref().is_some_and(|entry| *entry.path == *path);
+        if headers.is_some() || !is_occupied || is_same {
+            *slot = Some(ThreadCacheEntry { app, path: path.into(), mount, headers, cached_answer });
         }
     });
 }

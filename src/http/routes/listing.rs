@@ -3,16 +3,20 @@
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, LINK, LOCATION};
+use axum::http::header::LINK;
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
-use super::compress::Compressible;
-use super::problem::{self, Problem};
-use super::strict_query::{invalid_parameter, unknown_value};
-use super::{HandlerResult, Mount, RequestContext, add_vary, lenient_query, page, respond, route};
 use crate::cache::{MemoryPermit, ReadError};
 use crate::container::{DirectoryEntry, DirectoryPage, EntryKind};
+use crate::http::mount::Mount;
+use crate::http::problem::{self, Problem};
+use crate::http::query::lenient;
+use crate::http::query::strict::{invalid_parameter, unknown_value};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::route;
+use crate::http::routes::page;
 use crate::output;
 use crate::store::Key;
 
@@ -49,7 +53,7 @@ async fn read_page(
     let read_entries = async |bytes| {
         let listing = container.list(context.freshness, key, after, max_entries_for(bytes), with_blocks);
         let page = ReadError::hidden_as_none(container.yield_if_contended(key, Box::pin(listing)).await)?;
-        page.ok_or_else(|| Problem::not_found().with_cache_control_if_missing(mount.missing_cache_control.clone()))
+        page.ok_or_else(|| mount.not_found())
     };
     let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
     if let Some(memory) = resources.try_reserve_memory(full_bytes) {
@@ -76,7 +80,7 @@ async fn read_page(
 const MOUNT_BYTES: usize = 1 << 10;
 
 /// Returns the list of containers of a server with several.
-pub(super) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     let mut entries: Vec<DirectoryEntry> = context
         .app
         .mounts
@@ -91,47 +95,35 @@ pub(super) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     }
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
-    let mut response = render(context, "", &DirectoryPage { entries, has_more: false }, is_html, false, memory);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-cache"));
-    Ok(response)
+    let (page, no_cache) = (DirectoryPage { entries, has_more: false }, HeaderValue::from_static("no-cache"));
+    render(context, "", &page, is_html, false, (memory, no_cache))
 }
 
-/// Returns the listing of a group or dataset.
-pub(super) async fn of_directory(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
+/// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and blocks
+/// are not listed.
+pub(crate) async fn of_directory(
+    context: &RequestContext<'_>,
+    mount: &Mount,
+    key: &Key,
+    documents: Option<&[String]>,
+) -> HandlerResult {
     let ListingQuery { is_html, after, with_blocks } = ListingQuery::parse(context)?;
     if let Some(redirect) = redirect_to_token_path(context, is_html) {
         return Ok(redirect);
     }
-    let (page, memory) = read_page(context, mount, key, after.as_deref(), with_blocks).await?;
-    let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = render(context, path.trim_end_matches('/'), &page, is_html, with_blocks, memory);
-    // Never immutable: groups and datasets may be added.
-    response.headers_mut().insert(CACHE_CONTROL, mount.missing_cache_control.clone());
-    Ok(response)
-}
-
-/// Returns the listing of a directory as a view shows it, with `documents` instead of `attributes.json`.
-pub(super) async fn of_view(
-    context: &RequestContext<'_>,
-    mount: &Mount,
-    key: &Key,
-    documents: &[String],
-) -> HandlerResult {
-    let ListingQuery { is_html, after, .. } = ListingQuery::parse(context)?;
-    if let Some(redirect) = redirect_to_token_path(context, is_html) {
-        return Ok(redirect);
+    let with_blocks = with_blocks && documents.is_none();
+    let (mut page, memory) = read_page(context, mount, key, after.as_deref(), with_blocks).await?;
+    if let Some(documents) = documents {
+        page.entries.retain(|entry| entry.kind != EntryKind::File);
+        let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
+        let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
+        let names = names.filter(|name| last_name.as_ref().is_none_or(|last| *name <= last));
+        page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
+        page.entries.sort_by(|a, b| a.name.cmp(&b.name));
     }
-    let (mut page, memory) = read_page(context, mount, key, after.as_deref(), false).await?;
-    page.entries.retain(|entry| entry.kind != EntryKind::File);
-    let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
-    let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
-    let names = names.filter(|name| last_name.as_ref().is_none_or(|last| *name <= last));
-    page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
-    page.entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let path = if mount.name.is_empty() { key.to_string() } else { format!("{}/{key}", mount.name) };
-    let mut response = render(context, path.trim_end_matches('/'), &page, is_html, false, memory);
-    response.headers_mut().insert(CACHE_CONTROL, mount.missing_cache_control.clone());
-    Ok(response)
+    // Never immutable: groups and datasets may be added.
+    let cache_control = mount.missing_cache_control.clone();
+    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control))
 }
 
 /// Query parameters of a listing. Unknown ones are ignored, because clients add their own.
@@ -151,7 +143,7 @@ impl ListingQuery {
     /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
     fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
         let (mut format, mut after, mut blocks) = (None, None, None);
-        for (name, value) in lenient_query::pairs(context.query()) {
+        for (name, value) in lenient::pairs(context.query()) {
             let (slot, known): (_, &[&'static str]) = match name.as_str() {
                 "format" => (&mut format, &["html", "json"]),
                 "blocks" => (&mut blocks, &["0", "1"]),
@@ -201,11 +193,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
     // If the path has a token already, the relative root is the root below that token.
     let token = format!("token/{}/", route::encode_segment(token));
     let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(context))).ok()?;
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = StatusCode::SEE_OTHER;
-    response.headers_mut().insert(LOCATION, location);
-    response.headers_mut().insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
-    Some(response)
+    Some(respond::redirect(StatusCode::SEE_OTHER, Some(location), "no-store"))
 }
 
 /// Renders the response. `memory` is reduced to its size and held until it is sent.
@@ -215,21 +203,18 @@ fn render(
     page: &DirectoryPage,
     is_html: bool,
     with_blocks: bool,
-    mut memory: MemoryPermit,
-) -> Response<Body> {
+    (memory, cache_control): (MemoryPermit, HeaderValue),
+) -> HandlerResult {
     let next = page.has_more.then(|| page.entries.last().map(|entry| entry.name.clone())).flatten();
-    let (media_type, mut text) = if is_html {
+    let (media_type, text) = if is_html {
         ("text/html; charset=utf-8", render_html(context, path, page, next.as_deref(), with_blocks))
     } else {
         ("application/json", render_json(path, page, next.as_deref()))
     };
-    text.shrink_to_fit();
-    memory.shrink(text.len() as u64);
-    let mut response = respond(StatusCode::OK, media_type, memory.own(text.into()));
-    add_vary(response.headers_mut(), "accept");
-    response.extensions_mut().insert(Compressible);
+    let mut entity = Entity { is_compressible: true, ..Entity::new(media_type, cache_control) };
+    respond::add_vary(&mut entity.extra, "accept");
     if is_html {
-        page::add_security_headers(response.headers_mut(), page::PAGE_CSP, &context.app.options.frame_ancestors);
+        page::add_security_headers(&mut entity.extra, page::PAGE_CSP, &context.app.options.frame_ancestors);
     }
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
@@ -238,14 +223,12 @@ fn render(
             .presented
             .query_token()
             .map(str::to_owned)
-            .or_else(|| lenient_query::first_value(context.query(), "token"));
+            .or_else(|| lenient::first_value(context.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
         let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, with_blocks));
-        if let Ok(link) = HeaderValue::from_str(&link) {
-            response.headers_mut().insert(LINK, link);
-        }
+        respond::insert_header(&mut entity.extra, LINK, &link);
     }
-    response
+    entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
 }
 
 fn next_query(next: &str, with_blocks: bool) -> String {

@@ -51,7 +51,7 @@ thread_local! {
 
 /// Runs `work` to completion. Whenever it is ready to continue, it waits for a time slice of `client`. It holds none
 /// while it waits for anything else.
-pub(super) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = T>) -> T {
+pub(crate) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = T>) -> T {
     if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
         // On other runtimes, a new task does not run after those that are ready.
         return work.await;

@@ -11,6 +11,7 @@ use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::fair_queue::ClientId;
+use crate::http::admission::count_guard::CountGuard;
 use crate::metrics::{QueueLabel, QueueWaitTimer};
 use crate::trace;
 
@@ -36,14 +37,11 @@ fn light_client_limit(limit: usize, in_flight: usize) -> usize {
 }
 
 /// Number of one client's requests in flight. Cheap to clone; clones share it.
-pub(super) type InFlightCounter = Arc<AtomicUsize>;
+pub(crate) type InFlightCounter = Arc<AtomicUsize>;
 
-/// Limits the requests in flight and queues the others fairly. Cheap to clone; clones share the state.
-#[derive(Debug, Clone, Default)]
-pub(super) struct AdmissionController(Arc<AdmissionState>);
-
+/// Limits the requests in flight and queues the others fairly.
 #[derive(Debug, Default)]
-struct AdmissionState {
+pub(crate) struct AdmissionController {
     in_flight: AtomicUsize,
     /// Requests in `queues`, and those about to enter them.
     waiting: AtomicUsize,
@@ -64,38 +62,40 @@ impl AdmissionController {
     /// Admits a request without waiting; `None` if it has to wait. It is admitted if fewer than `limit` requests are in
     /// flight and none waits, or if its client may take a spare slot. `client_in_flight` counts the client's requests
     /// in flight.
-    pub(super) fn try_admit(&self, limit: usize, client_in_flight: &InFlightCounter) -> Option<InFlightGuard> {
-        let state = &*self.0;
-        let is_first = state.waiting.load(Ordering::SeqCst) == 0;
+    pub(crate) fn try_admit(
+        self: &Arc<Self>,
+        limit: usize,
+        client_in_flight: &InFlightCounter,
+    ) -> Option<InFlightGuard> {
+        let is_first = self.waiting.load(Ordering::SeqCst) == 0;
         let next_count = |count: usize| {
             let is_admitted =
                 is_first && count < limit || client_in_flight.load(Ordering::SeqCst) < light_client_limit(limit, count);
             is_admitted.then_some(count + 1)
         };
-        state.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next_count).ok()?;
+        self.in_flight.fetch_update(Ordering::SeqCst, Ordering::SeqCst, next_count).ok()?;
         Some(self.new_guard(client_in_flight))
     }
 
     /// Returns the guard of a request that is already counted in the total.
-    fn new_guard(&self, client_in_flight: &InFlightCounter) -> InFlightGuard {
+    fn new_guard(self: &Arc<Self>, client_in_flight: &InFlightCounter) -> InFlightGuard {
         client_in_flight.fetch_add(1, Ordering::SeqCst);
-        InFlightGuard { controller: self.clone(), client_in_flight: Arc::clone(client_in_flight) }
+        InFlightGuard { controller: Arc::clone(self), client_in_flight: Arc::clone(client_in_flight) }
     }
 
     /// Waits until it is the turn of a request of `client` and fewer than `limit` are in flight, or until a spare slot
     /// is free for it. Returns `None` after `timeout`.
-    pub(super) async fn wait(
-        &self,
+    pub(crate) async fn wait(
+        self: &Arc<Self>,
         client: ClientId,
         client_in_flight: &InFlightCounter,
         limit: usize,
         timeout: Duration,
     ) -> Option<InFlightGuard> {
-        let state = &*self.0;
         let (sender, receiver) = oneshot::channel();
-        {
-            let mut queues = state.queues.lock().unwrap_or_else(PoisonError::into_inner);
-            state.limit.store(limit, Ordering::SeqCst);
+        let _waiting = {
+            let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            self.limit.store(limit, Ordering::SeqCst);
             if let Some(queue) = queues.iter_mut().find(|queue| queue.client == client) {
                 // Abandoned requests must not pile up.
                 if queue.waiters.len() == queue.waiters.capacity() {
@@ -111,9 +111,8 @@ impl AdmissionController {
             }
             // Incremented before `admit_waiters` reads `in_flight`: a request that ends in between then sees the
             // waiter.
-            state.waiting.fetch_add(1, Ordering::SeqCst);
-        }
-        let _wait_guard = AdmissionWaitGuard(self);
+            CountGuard::new(&self.waiting)
+        };
         self.admit_waiters();
         let (_timer, started) = (QueueWaitTimer::begin(QueueLabel::Request), Instant::now());
         let admitted = tokio::time::timeout(timeout, receiver).await.ok().and_then(Result::ok);
@@ -122,18 +121,17 @@ impl AdmissionController {
     }
 
     #[cfg(test)]
-    pub(super) fn count(&self) -> usize {
-        self.0.in_flight.load(Ordering::Relaxed)
+    pub(crate) fn count(&self) -> usize {
+        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Admits the waiting requests whose turn it is.
-    fn admit_waiters(&self) {
-        let state = &*self.0;
-        while state.waiting.load(Ordering::SeqCst) > 0 {
+    fn admit_waiters(self: &Arc<Self>) {
+        while self.waiting.load(Ordering::SeqCst) > 0 {
             let (waiter, guard) = {
-                let mut queues = state.queues.lock().unwrap_or_else(PoisonError::into_inner);
+                let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
                 let (limit, total_in_flight) =
-                    (state.limit.load(Ordering::SeqCst), state.in_flight.load(Ordering::SeqCst));
+                    (self.limit.load(Ordering::SeqCst), self.in_flight.load(Ordering::SeqCst));
                 let light_limit = light_client_limit(limit, total_in_flight);
                 let is_light = |queue: &ClientWaitQueue| queue.client_in_flight.load(Ordering::SeqCst) < light_limit;
                 let index = if total_in_flight < limit { Some(0) } else { queues.iter().position(is_light) };
@@ -141,7 +139,7 @@ impl AdmissionController {
                 let waiter = std::iter::from_fn(|| queue.waiters.pop_front()).find(|candidate| !candidate.is_closed());
                 let Some(waiter) = waiter else { continue };
                 // A request that did not wait may have taken the slot in the meantime.
-                let is_taken = state
+                let is_taken = self
                     .in_flight
                     .compare_exchange(total_in_flight, total_in_flight + 1, Ordering::SeqCst, Ordering::SeqCst)
                     .is_err();
@@ -162,27 +160,18 @@ impl AdmissionController {
     }
 }
 
-/// Guard that decrements the number of waiting requests on drop.
-struct AdmissionWaitGuard<'a>(&'a AdmissionController);
-
-impl Drop for AdmissionWaitGuard<'_> {
-    fn drop(&mut self) {
-        self.0.0.waiting.fetch_sub(1, Ordering::SeqCst);
-    }
-}
-
 /// Guard of one request in flight that frees the slot on drop. Problems, responses of operations and small in-memory
 /// responses are sent without it: a client that does not read them occupies no slot.
 #[derive(Debug)]
-pub(super) struct InFlightGuard {
-    controller: AdmissionController,
+pub(crate) struct InFlightGuard {
+    controller: Arc<AdmissionController>,
     client_in_flight: InFlightCounter,
 }
 
 impl Drop for InFlightGuard {
     fn drop(&mut self) {
         self.client_in_flight.fetch_sub(1, Ordering::SeqCst);
-        self.controller.0.in_flight.fetch_sub(1, Ordering::SeqCst);
+        self.controller.in_flight.fetch_sub(1, Ordering::SeqCst);
         self.controller.admit_waiters();
     }
 }
@@ -197,7 +186,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_returning_client_gets_a_new_counter() {
-        let controller = AdmissionController::default();
+        let controller = Arc::<AdmissionController>::default();
         let [busy_client, first_counter, second_counter, other_counter] = [(); 4].map(|()| InFlightCounter::default());
         let _running: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &busy_client)).collect();
         let _others: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &InFlightCounter::default())).collect();
@@ -207,7 +196,7 @@ mod tests {
         let mut waiting = Box::pin(controller.wait(client, &second_counter, 2, TIMEOUT));
         assert!(waiting.as_mut().now_or_never().is_none());
         let counter_of = |client| {
-            let queues = controller.0.queues.lock().unwrap();
+            let queues = controller.queues.lock().unwrap();
             queues.iter().find(|queue| queue.client == client).map(|queue| Arc::clone(&queue.client_in_flight))
         };
         assert!(Arc::ptr_eq(&counter_of(client).unwrap(), &second_counter));
@@ -222,7 +211,7 @@ mod tests {
 
     #[tokio::test]
     async fn clients_take_turns_and_all_slots_are_freed() {
-        let controller = AdmissionController::default();
+        let controller = Arc::<AdmissionController>::default();
         let counters: Vec<InFlightCounter> = (0..4).map(|_| InFlightCounter::default()).collect();
         // Each client has a request in flight; a client without one would be admitted at once.
         let guards: Vec<_> = counters[1..].iter().map(|counter| controller.try_admit(4, counter).unwrap()).collect();
@@ -253,13 +242,13 @@ mod tests {
         drop((running, guards));
         assert_eq!(controller.count(), 0);
         assert!(counters.iter().all(|counter| counter.load(Ordering::SeqCst) == 0));
-        assert!(controller.try_admit(1, &counters[0]).is_some() && controller.0.queues.lock().unwrap().is_empty());
+        assert!(controller.try_admit(1, &counters[0]).is_some() && controller.queues.lock().unwrap().is_empty());
     }
 
     #[tokio::test]
     async fn a_freed_spare_slot_goes_to_a_light_client() {
         let (controller, [heavy, light]) =
-            (AdmissionController::default(), [(); 2].map(|()| InFlightCounter::default()));
+            (Arc::<AdmissionController>::default(), [(); 2].map(|()| InFlightCounter::default()));
         let _guards: Vec<_> = (0..64).map(|_| controller.try_admit(64, &heavy).unwrap()).collect();
         assert!(controller.try_admit(64, &heavy).is_none(), "it is not a light client");
         let _first_light_guard = controller.try_admit(64, &light).unwrap();
@@ -284,16 +273,16 @@ mod tests {
 
     #[tokio::test]
     async fn a_wait_ends_after_its_timeout() {
-        let controller = AdmissionController::default();
+        let controller = Arc::<AdmissionController>::default();
         let counter = InFlightCounter::default();
         let _running = [(); 2].map(|()| controller.try_admit(1, &counter));
         assert!(controller.wait(ClientId::new(1), &counter, 1, Duration::from_millis(5)).await.is_none());
-        assert_eq!(controller.0.waiting.load(Ordering::SeqCst), 0);
+        assert_eq!(controller.waiting.load(Ordering::SeqCst), 0);
     }
 
     #[test]
     fn abandoned_requests_do_not_accumulate() {
-        let controller = AdmissionController::default();
+        let controller = Arc::<AdmissionController>::default();
         let counter = InFlightCounter::default();
         let _running = controller.try_admit(1, &counter);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
@@ -302,6 +291,6 @@ mod tests {
                 assert!(controller.wait(ClientId::new(1), &counter, 1, TIMEOUT).now_or_never().is_none());
             }
         });
-        assert!(controller.0.queues.lock().unwrap()[0].waiters.len() <= 8);
+        assert!(controller.queues.lock().unwrap()[0].waiters.len() <= 8);
     }
 }

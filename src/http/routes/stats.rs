@@ -2,18 +2,17 @@
 
 use std::sync::Arc;
 
-use axum::body::Body;
-use axum::http::header::{CACHE_CONTROL, ETAG};
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::compress::Compressible;
-use super::conditional::{self, ConditionalOutcome};
-use super::problem::{self, Problem};
-use super::strict_query::{QueryError, invalid_parameter, parse_decimal, parse_query};
-use super::{HandlerResult, Mount, RequestContext, respond};
 use crate::cache::{Dataset, GroupState, ReadError};
+use crate::http::admission::slice_admission::{check_decodable, is_decodable};
+use crate::http::mount::Mount;
+use crate::http::problem::Problem;
+use crate::http::query::strict::{QueryError, invalid_parameter, parse_decimal, parse_query};
+use crate::http::redact::excerpt;
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{self, Entity, HandlerResult};
 use crate::metadata;
 use crate::n5::{ElementValue, Statistics};
 use crate::read::{SamplePlan, SampleStatistics};
@@ -73,10 +72,6 @@ impl StatsQuery {
     }
 }
 
-fn excerpt(text: &str) -> String {
-    text.chars().take(40).collect()
-}
-
 /// The dataset or pyramid level that is sampled.
 struct SampledLevel {
     dataset: Arc<Dataset>,
@@ -88,53 +83,30 @@ struct SampledLevel {
     reason: String,
 }
 
-pub(super) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let query = StatsQuery::parse(context.query())?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
-    let to_problem =
-        |error: ReadError| Problem::from(error).with_cache_control_if_missing(mount.missing_cache_control.clone());
-    let sampled = choose_level(context, mount, &key).await.map_err(to_problem)?;
-    let attributes = &sampled.dataset.attributes;
-    let compression = attributes.compression().name();
-    if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
-        let detail = format!(
-            "this server cannot decode compression {compression:?} with data type {:?}; the blocks can be fetched as stored",
-            attributes.data_type().name()
-        );
-        return Err(Problem::new(problem::UNSUPPORTED, detail).with_member("compression", compression));
-    }
+    let sampled = choose_level(context, mount, &key).await.map_err(|error| mount.problem(error))?;
+    check_decodable(&sampled.dataset)?;
     let sample = mount.container.plan_sample(&sampled.dataset).await?;
-    let mut headers = HeaderMap::new();
-    headers.insert(CACHE_CONTROL, mount.missing_cache_control.clone());
-    let etag = etag(&sampled, &sample, &query);
-    if let Ok(value) = HeaderValue::from_str(&etag) {
-        headers.insert(ETAG, value);
+    let entity = Entity {
+        etag: Some(etag(&sampled, &sample, &query).into()),
+        is_compressible: true,
+        subject: &"these statistics",
+        ..Entity::new("application/json", mount.missing_cache_control.clone())
+    };
+    let (response, range) = entity.select(context.parts)?;
+    if range.is_none() {
+        return Ok(response);
     }
-    match conditional::evaluate(context.method(), context.headers(), Some(&etag), None, None) {
-        ConditionalOutcome::NotModified => return Ok(bodyless_response(StatusCode::NOT_MODIFIED, headers)),
-        ConditionalOutcome::PreconditionFailed => {
-            let detail = format!("the entity tag of these statistics is now {etag}");
-            return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
-        }
-        ConditionalOutcome::Full | ConditionalOutcome::Partial(..) | ConditionalOutcome::Unsatisfiable => {}
-    }
-    let path = [mount.name.as_str(), key.as_str()].iter().filter(|part| !part.is_empty()).copied().collect::<Vec<_>>();
     let percentages = query.percentiles.iter().map(|(_, percentage)| *percentage).collect();
     let (total_blocks, missing_blocks) = (sample.blocks_total, sample.blocks_missing);
     let statistics = mount.container.sample_statistics(context.freshness, sample, query.bins, percentages).await?;
     let memory = mount.container.reserve_memory(RESPONSE_BYTES + 64 * query.bins as u64).await?;
-    let text = document(&path.join("/"), &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
-    let mut response = respond(StatusCode::OK, "application/json", memory.own(text.into()));
-    response.headers_mut().extend(headers);
-    response.extensions_mut().insert(Compressible);
-    Ok(response)
-}
-
-fn bodyless_response(status: StatusCode, headers: HeaderMap) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = status;
-    *response.headers_mut() = headers;
-    response
+    let path = mount.path_of(&key);
+    let text = document(&path, &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
+    let len = text.len() as u64;
+    Ok(respond::with_body(response, memory.own(text.into()), len))
 }
 
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
@@ -177,10 +149,6 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
         Some((level, dataset)) => Ok(SampledLevel { dataset, level, is_finest: index == 0, reason }),
         None => Err(ReadError::NotFound(key.clone())),
     }
-}
-
-fn is_decodable(dataset: &Dataset) -> bool {
-    dataset.attributes.compression().codec().is_some() && dataset.attributes.data_type().size_bytes().is_some()
 }
 
 /// Returns an entity tag that depends on everything that the response depends on. It is weak, because the bytes differ

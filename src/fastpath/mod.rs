@@ -1,0 +1,252 @@
+//! Fast path: responses that need no waiting. These are cached stored objects, keys that are known to be missing, and
+//! chunks of views that are available without waiting.
+//!
+//! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
+//!
+//! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making them. The
+//! headers are the same as those of `http::routes`, one by one; `tests/it/lane.rs` compares the two. Every unusual
+//! request is left to the slow path.
+
+mod chunk;
+mod reply;
+mod thread_cache;
+
+use std::net::IpAddr;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use crate::cache::{ATTRIBUTES, CachedAnswer, NonblockingLookup};
+use crate::http::App;
+use crate::http::problem::Problem;
+use crate::http::route::{self, RequestTarget};
+use crate::http::{forwarded, redact};
+use crate::store::Key;
+use reply::{EntityHeaders, FastRequest, FastResponder};
+pub use reply::{Reply, ReplyBody};
+
+/// Maximum number of headers of a request on the fast path.
+const MAX_HEADERS: usize = 48;
+
+/// Longest path on the fast path, in bytes. The HTTP library refuses paths that are a few bytes longer.
+const MAX_PATH_BYTES: usize = 60_000;
+
+/// Outcome of [`try_answer`] for the bytes received so far.
+#[derive(Debug)]
+pub enum FastOutcome {
+    /// Part of a request head, or nothing.
+    Incomplete,
+    /// A request without a body: the length of its head in bytes, and the reply if the fast path has answered it.
+    Request(usize, Option<Reply>),
+    /// Anything else, which the HTTP library handles.
+    HandOver,
+}
+
+/// Parses the beginning of the bytes that a connection received, and answers the request if that needs no waiting.
+pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> FastOutcome {
+    let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+    let mut request = httparse::Request::new(&mut headers);
+    let length = match request.parse(received) {
+        Ok(httparse::Status::Complete(length)) => length,
+        Ok(httparse::Status::Partial) => return FastOutcome::Incomplete,
+        Err(_) => return FastOutcome::HandOver,
+    };
+    match classify(&request) {
+        None => FastOutcome::HandOver,
+        Some((_, false)) => FastOutcome::Request(length, None),
+        Some((fast_request, true)) => {
+            // After a panic, the HTTP library handles the request again, and its response reports the fault.
+            let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, peer, &fast_request)));
+            FastOutcome::Request(length, reply.unwrap_or_default())
+        }
+    }
+}
+
+/// Returns the request, and whether it is simple enough for the fast path. Returns `None` if it has a body or asks for
+/// another protocol, or might.
+fn classify<'a>(request: &httparse::Request<'_, 'a>) -> Option<(FastRequest<'a>, bool)> {
+    let (method, path) = (request.method?, request.path?);
+    let mut fast_request = FastRequest { is_head: method == "HEAD", path, ..FastRequest::default() };
+    let mut is_eligible =
+        matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
+    let (mut has_modified_since, mut host_count) = (false, 0);
+    for header in request.headers.iter() {
+        let is_named = |name: &str| header.name.eq_ignore_ascii_case(name);
+        // Compares the length first, because nearly all headers are none of these.
+        match header.name.len() {
+            4 if is_named("host") => {
+                host_count += 1;
+                is_eligible &= forwarded::is_url_safe_host(header.value);
+            }
+            5 if is_named("range") => is_eligible = false,
+            6 if is_named("origin") => fast_request.has_origin = true,
+            6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
+            6 if is_named("expect") => return None,
+            7 if is_named("upgrade") => return None,
+            8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
+            10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
+            11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
+            12 if is_named("x-request-id") => match std::str::from_utf8(header.value) {
+                Ok(id) if fast_request.request_id.is_none() => fast_request.request_id = Some(id),
+                _ => is_eligible = false,
+            },
+            13 if is_named("authorization") => is_eligible = false,
+            13 if is_named("if-none-match") => {
+                is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
+                fast_request.if_none_match = Some(header.value);
+            }
+            14 if is_named("content-length") => return None,
+            14 if is_named("http2-settings") => return None,
+            17 if is_named("transfer-encoding") => return None,
+            17 if is_named("if-modified-since") => has_modified_since = true,
+            19 if is_named("if-unmodified-since") => is_eligible = false,
+            38 if is_named("access-control-request-private-network") => is_eligible = false,
+            _ => {}
+        }
+    }
+    // `If-None-Match` takes precedence over `If-Modified-Since`.
+    is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
+    Some((fast_request, is_eligible))
+}
+
+fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) -> Option<Reply> {
+    let (templates, started) = (&app.header_templates, Instant::now());
+    let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
+    if (request.has_origin && varies_by_origin()) || app.client_limiter.limits_bandwidth() {
+        return None;
+    }
+    // A token must not be logged, wherever it stands in the path. The slow path redacts it.
+    if app.options.access_control.is_some() && redact::may_contain_secret(request.path) {
+        return None;
+    }
+    let freshness = app.resources.request_freshness();
+    let responder = FastResponder { app, peer, started };
+    let cached_reply = thread_cache::with_entry(app.id, request.path, |entry| {
+        let (mount, template) = (app.mounts.get(entry.mount)?, templates.get(entry.mount)?);
+        let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
+        let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
+        Some(match &entry.headers {
+            Some(headers) => responder.entity_reply(
+                request,
+                template,
+                headers,
+                ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
+            ),
+            None => responder.not_found_reply(request, template, route::STORED),
+        })
+    });
+    if cached_reply.is_some() {
+        return cached_reply;
+    }
+    let Some(path) = RequestTarget::parse_literal_stored(request.path, &app.options.base_path) else {
+        return chunk::try_respond(&responder, request, freshness);
+    };
+    let (mount_index, path) = match app.mounts.as_slice() {
+        [only] if only.name.is_empty() => (0, path),
+        several => {
+            let (name, path) = path.split_once('/')?;
+            (several.iter().position(|mount| mount.name == name)?, path)
+        }
+    };
+    let key = Key::parse(path).ok().filter(route::is_n5_key)?;
+    let (mount, template) =
+        (app.mounts.get(mount_index)?, templates.get(mount_index).filter(|template| template.is_public)?);
+    if app.options.access_control.is_some() && path.starts_with("token/") {
+        return None;
+    }
+    // A client that has a copy may not need the bytes.
+    let with_bytes = !request.is_head && request.if_none_match.is_none();
+    let mut lookup = mount.container.try_object(freshness, &key, with_bytes);
+    if let NonblockingLookup::Object(meta, bytes, _) = &lookup
+        && bytes.len() as u64 != meta.len
+        && request.needs_body(&meta.etag)
+    {
+        lookup = mount.container.try_object(freshness, &key, true);
+    }
+    match lookup {
+        NonblockingLookup::WouldBlock => None,
+        NonblockingLookup::Missing(dependency) => {
+            let cached_answer = CachedAnswer { dependencies: vec![dependency], range: 0..0 };
+            thread_cache::insert(app.id, request.path, mount_index, None, cached_answer);
+            Some(responder.not_found_reply(request, template, route::STORED))
+        }
+        // The kernel cannot encrypt the file that it sends.
+        NonblockingLookup::Sendfile(_) if app.options.is_https => None,
+        NonblockingLookup::Sendfile(file) => {
+            let headers = EntityHeaders::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
+            Some(responder.entity_reply(request, template, &headers, ReplyBody::File(Arc::new(file))))
+        }
+        NonblockingLookup::Object(meta, bytes, dependency) => {
+            let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
+            let headers = EntityHeaders::new(meta, key.name() == Some(ATTRIBUTES));
+            let reply = responder.entity_reply(
+                request,
+                template,
+                &headers,
+                ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
+            );
+            if let Some(dependency) = dependency {
+                let cached_answer = CachedAnswer { dependencies: vec![dependency], range };
+                thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
+            }
+            Some(reply)
+        }
+    }
+}
+
+/// Returns true if `value` is a single strong entity tag.
+fn is_strong_etag(value: &[u8]) -> bool {
+    matches!(value, [b'"', inner @ .., b'"'] if !inner.contains(&b'"'))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn unusual_requests_are_left_to_the_http_library() {
+        let classify_text = |text: &str| {
+            let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
+            let mut request = httparse::Request::new(&mut headers);
+            let text = text.replace('\n', "\r\n");
+            assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
+            match classify(&request) {
+                None => "other",
+                Some((_, false)) => "plain",
+                Some((_, true)) => "quick",
+            }
+        };
+        assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");
+        assert_eq!(
+            classify_text("HEAD /a/0 HTTP/1.1\nHost: x\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"),
+            "quick"
+        );
+        for line in [
+            "Range: bytes=0-1",
+            "Accept: application/problem+json",
+            "If-Match: *",
+            "If-Range: \"x\"",
+            "Connection: close",
+            "If-Modified-Since: x",
+            "If-Unmodified-Since: x",
+            "Authorization: Bearer x",
+            "If-None-Match: \"a\"\nIf-None-Match: \"b\"",
+        ] {
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\nHost: x\n{line}\n\n")), "plain", "{line}");
+        }
+        for hosts in ["", "Host: x\nHost: x\n", "Host: a b\n", "Host: ../x\n"] {
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\n{hosts}\n")), "plain", "{hosts}");
+        }
+        assert_eq!(classify_text("GET /a/0 HTTP/1.0\nHost: x\n\n"), "plain");
+        assert_eq!(classify_text("OPTIONS /a/0 HTTP/1.1\n\n"), "plain");
+        for line in [
+            "Content-Length: 0",
+            "Transfer-Encoding: chunked",
+            "Expect: 100-continue",
+            "Upgrade: h2c",
+            "HTTP2-Settings: AAMAAABkAAQAAP__",
+        ] {
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\n{line}\n\n")), "other", "{line}");
+        }
+    }
+}

@@ -1,0 +1,244 @@
+//! Replies of the fast path: their heads, written from prepared header lines, and their bodies.
+
+use std::cell::RefCell;
+use std::io::Write;
+use std::net::IpAddr;
+use std::sync::Arc;
+use std::time::Instant;
+
+use axum::http::{Method, StatusCode};
+use bytes::Bytes;
+
+use crate::http::observe::{self, RequestRecord, SendStage};
+use crate::http::templates::{MountHeaders, push_header};
+use crate::http::{App, Mount, conditional, forwarded, redact, route};
+use crate::store::{ObjectMeta, SendfileSource};
+use crate::trace;
+
+/// The parts of a request that the fast path depends on.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct FastRequest<'a> {
+    pub(super) is_head: bool,
+    pub(super) path: &'a str,
+    pub(super) if_none_match: Option<&'a [u8]>,
+    pub(super) request_id: Option<&'a str>,
+    pub(super) has_origin: bool,
+    pub(super) traceparent: Option<&'a str>,
+}
+
+impl FastRequest<'_> {
+    /// Returns true if the response needs the body of an object with this entity tag.
+    pub(super) fn needs_body(&self, etag: &str) -> bool {
+        !self.is_head && self.if_none_match != Some(etag.as_bytes())
+    }
+}
+
+/// A reply to be sent: the head, then the body.
+pub struct Reply {
+    /// Status line, headers and the empty line after them.
+    pub head: Vec<u8>,
+    /// Empty for HEAD.
+    pub body: ReplyBody,
+    record: RequestRecord,
+}
+
+/// The body of a reply.
+#[derive(Debug)]
+pub enum ReplyBody {
+    /// Bytes in memory.
+    Bytes(Bytes),
+    /// A file that the kernel sends.
+    File(Arc<SendfileSource>),
+}
+
+impl ReplyBody {
+    fn empty() -> Self {
+        Self::Bytes(Bytes::new())
+    }
+}
+
+impl std::fmt::Debug for Reply {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("Reply").field("body", &self.body).finish_non_exhaustive()
+    }
+}
+
+impl Reply {
+    /// Returns when the request arrived.
+    pub fn started(&self) -> Instant {
+        self.record.started()
+    }
+
+    /// Logs and counts that the rest of the body cannot be read.
+    pub fn report_body_failure(&self, error: &std::io::Error) {
+        observe::report_body_failure(self.record.id(), error);
+    }
+
+    /// Records that `bytes` of the body have been sent; `is_complete` if that is the whole body.
+    pub fn record_sent(&mut self, bytes: u64, is_complete: bool) {
+        self.record.sent_bytes = bytes;
+        self.record.stage = if is_complete { SendStage::Done } else { SendStage::Sending(None) };
+    }
+}
+
+/// Smallest body whose memory is charged to the client.
+const MIN_CHARGED_BYTES: usize = 64 << 10;
+
+/// Prepared headers of one object or chunk.
+pub(super) struct EntityHeaders {
+    pub(super) route: &'static str,
+    pub(super) etag: Arc<str>,
+    is_attributes: bool,
+    /// Header lines of this entity only; `Content-Length` comes first.
+    header_lines: Vec<u8>,
+    content_length_line_bytes: usize,
+}
+
+impl EntityHeaders {
+    pub(super) fn new(meta: ObjectMeta, is_attributes: bool) -> Self {
+        let mut header_lines = Vec::with_capacity(HEADER_LINES_CAPACITY);
+        let _ = write!(header_lines, "content-length: {}\r\n", meta.len);
+        let content_length_line_bytes = header_lines.len();
+        push_header(&mut header_lines, "etag", meta.etag.as_bytes());
+        if let Some(date) = meta.modified.and_then(conditional::last_modified) {
+            push_header(&mut header_lines, "last-modified", date.as_bytes());
+        }
+        Self { route: route::STORED, etag: meta.etag, is_attributes, header_lines, content_length_line_bytes }
+    }
+}
+
+/// A request whose reply is being written.
+pub(super) struct FastResponder<'a> {
+    pub(super) app: &'a Arc<App>,
+    pub(super) peer: Option<IpAddr>,
+    pub(super) started: Instant,
+}
+
+impl FastResponder<'_> {
+    pub(super) fn entity_reply(
+        &self,
+        request: &FastRequest<'_>,
+        template: &MountHeaders,
+        headers: &EntityHeaders,
+        body: ReplyBody,
+    ) -> Reply {
+        let status = match request.if_none_match {
+            Some(client_etag) if client_etag == headers.etag.as_bytes() => StatusCode::NOT_MODIFIED,
+            Some(_) | None => StatusCode::OK,
+        };
+        if status == StatusCode::NOT_MODIFIED {
+            let mut head = start_head(b"HTTP/1.1 304 Not Modified\r\n");
+            head.extend_from_slice(headers.header_lines.get(headers.content_length_line_bytes..).unwrap_or_default());
+            head.extend_from_slice(&template.not_modified);
+            return self.finish_reply(request, headers.route, status, head, ReplyBody::empty());
+        }
+        let mut head = start_head(b"HTTP/1.1 200 OK\r\n");
+        head.extend_from_slice(&headers.header_lines);
+        head.extend_from_slice(if headers.is_attributes { &template.attributes } else { &template.block });
+        self.finish_reply(request, headers.route, status, head, body)
+    }
+
+    /// Charges `bytes` of a container to the client while they are sent. Returns `None` if that would have to wait, or
+    /// if the peer's address does not identify the client; the HTTP library then answers.
+    pub(super) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
+        if request.is_head {
+            return Some(Bytes::new());
+        }
+        // The kernel accepts a smaller body at once.
+        if bytes.len() < MIN_CHARGED_BYTES {
+            return Some(bytes);
+        }
+        let client = self.app.client_limiter.identify_direct_peer(self.peer)?;
+        mount.container.charge_to_client(client, &bytes)
+    }
+
+    /// Returns the 404 reply.
+    pub(super) fn not_found_reply(
+        &self,
+        request: &FastRequest<'_>,
+        template: &MountHeaders,
+        route: &'static str,
+    ) -> Reply {
+        let mut head = start_head(b"HTTP/1.1 404 Not Found\r\n");
+        head.extend_from_slice(&template.missing);
+        self.finish_reply(request, route, StatusCode::NOT_FOUND, head, ReplyBody::empty())
+    }
+
+    /// Completes a reply with the headers that all replies end with, and starts the request's record.
+    fn finish_reply(
+        &self,
+        request: &FastRequest<'_>,
+        route: &'static str,
+        status: StatusCode,
+        mut head: Vec<u8>,
+        body: ReplyBody,
+    ) -> Reply {
+        let generated_hex = to_hex(self.app.process.new_request_id());
+        let generated_id = std::str::from_utf8(&generated_hex).unwrap_or_default();
+        let id = request.request_id.filter(|id| observe::is_request_id(id)).unwrap_or(generated_id);
+        push_header(&mut head, "x-request-id", id.as_bytes());
+        write_date(&mut head);
+        head.extend_from_slice(b"\r\n");
+        let method = if request.is_head { Method::HEAD } else { Method::GET };
+        let mut record = RequestRecord::start(self.app, self.started, method, request.path, None, self.peer, id);
+        record.route = route;
+        record.status = status;
+        record.stage = SendStage::Sending(None);
+        let is_trusted = || forwarded::is_trusted_proxy(self.peer, &self.app.options.trusted_proxies);
+        record.trace = trace::begin(request.traceparent, is_trusted, || redact::redacted_excerpt(request.path));
+        let body = if request.is_head { ReplyBody::empty() } else { body };
+        Reply { head, body, record }
+    }
+}
+
+fn start_head(status_line: &[u8]) -> Vec<u8> {
+    let mut head = Vec::with_capacity(HEAD_CAPACITY);
+    head.extend_from_slice(status_line);
+    head
+}
+
+/// Formats a number as `{:016x}` does.
+fn to_hex(number: u64) -> [u8; 16] {
+    let mut digits = [0; 16];
+    for (digits, byte) in digits.chunks_exact_mut(2).zip(number.to_be_bytes()) {
+        for (digit, nibble) in digits.iter_mut().zip([byte >> 4, byte & 15]) {
+            *digit = if nibble < 10 { b'0' + nibble } else { b'a' + nibble - 10 };
+        }
+    }
+    digits
+}
+
+/// Initial capacity of a head, in bytes.
+const HEAD_CAPACITY: usize = 1024;
+
+/// Initial capacity of an entity's header lines, in bytes.
+const HEADER_LINES_CAPACITY: usize = 128;
+
+/// Appends the header `date`, whose text is formatted once per second.
+fn write_date(head: &mut Vec<u8>) {
+    thread_local! {
+        static CACHED_DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
+    }
+    #[expect(clippy::disallowed_methods, reason = "the Date header needs the system clock")]
+    let now = std::time::SystemTime::now();
+    let second = now.duration_since(std::time::SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    CACHED_DATE.with_borrow_mut(|(cached_second, text)| {
+        if *cached_second != second {
+            *cached_second = second;
+            *text = httpdate::fmt_http_date(now);
+        }
+        push_header(head, "date", text.as_bytes());
+    });
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ids_are_formatted_as_by_the_standard_formatter() {
+        for number in [0, 1, 0x0123_4567_89ab_cdef, u64::MAX] {
+            assert_eq!(std::str::from_utf8(&to_hex(number)).unwrap(), format!("{number:016x}"));
+        }
+    }
+}

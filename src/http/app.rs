@@ -1,0 +1,138 @@
+//! The application: what all requests share under one configuration.
+
+use std::fmt;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
+
+use crate::container::Resources;
+use crate::http::admission::client_limits::ClientLimiter;
+use crate::http::admission::stalled_store_limit::StalledStoreLimit;
+use crate::http::caller_view::{self, CallerView};
+use crate::http::mount::Mount;
+use crate::http::options::HttpOptions;
+use crate::http::problem::Problem;
+use crate::http::process_state::ProcessState;
+use crate::http::readiness::Readiness;
+use crate::http::route::{self, RequestTarget};
+use crate::http::templates::MountHeaders;
+use crate::http::viewer_files::Viewer;
+use crate::metrics;
+use crate::store::Key;
+
+/// State that all requests share under one configuration.
+pub struct App {
+    /// Distinguishes the apps of one process.
+    pub(crate) id: u64,
+    pub(crate) mounts: Vec<Mount>,
+    pub(crate) resources: Arc<Resources>,
+    pub(crate) options: HttpOptions,
+    pub(crate) readiness: Readiness,
+    pub(crate) process: Arc<ProcessState>,
+    /// Metric handles of the frequent routes. Each is created at its route's first request, once a recorder is
+    /// installed.
+    route_metrics: Vec<(&'static str, OnceLock<metrics::RouteMetrics>)>,
+    /// Prepared headers of each mount's responses.
+    pub(crate) header_templates: Vec<MountHeaders>,
+    pub(crate) client_limiter: ClientLimiter,
+    pub(crate) stalled_store_limit: StalledStoreLimit,
+}
+
+/// Id of the next [`App`].
+static NEXT_APP_ID: AtomicU64 = AtomicU64::new(0);
+
+impl fmt::Debug for App {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("App").field("mounts", &self.mounts).field("options", &self.options).finish_non_exhaustive()
+    }
+}
+
+impl App {
+    /// Creates an app that serves `mounts`. `render_metrics` renders the text of `/metrics`.
+    pub fn new(
+        mounts: Vec<Mount>,
+        resources: Arc<Resources>,
+        options: HttpOptions,
+        render_metrics: impl Fn() -> String + Send + Sync + 'static,
+    ) -> Arc<Self> {
+        Self::with_process(ProcessState::new(render_metrics), mounts, resources, options)
+    }
+
+    /// Creates the app that replaces this one. Both share the request counts, the metrics and the draining state.
+    pub fn reconfigured(&self, mounts: Vec<Mount>, resources: Arc<Resources>, options: HttpOptions) -> Arc<Self> {
+        Self::with_process(Arc::clone(&self.process), mounts, resources, options)
+    }
+
+    fn with_process(
+        process: Arc<ProcessState>,
+        mounts: Vec<Mount>,
+        resources: Arc<Resources>,
+        options: HttpOptions,
+    ) -> Arc<Self> {
+        let frequent_routes = std::iter::once(route::STORED).chain(crate::view::VIEWS.iter().map(|view| view.name()));
+        Arc::new(Self {
+            id: NEXT_APP_ID.fetch_add(1, Ordering::Relaxed),
+            header_templates: mounts.iter().map(|mount| MountHeaders::new(mount, &options)).collect(),
+            route_metrics: frequent_routes.map(|route| (route, OnceLock::new())).collect(),
+            readiness: Readiness::of(&mounts),
+            stalled_store_limit: StalledStoreLimit::new(mounts.len(), options.concurrent_requests),
+            mounts,
+            resources,
+            client_limiter: ClientLimiter::new(&options, Arc::clone(&process.client_registry)),
+            options,
+            process,
+        })
+    }
+
+    /// Returns the viewer served at `/viewer/`. Without one, links lead to a public viewer.
+    pub fn viewer(&self) -> Option<&Viewer> {
+        self.options.viewer.as_ref()
+    }
+
+    /// Makes `/readyz` tell load balancers to send no more requests.
+    pub fn drain(&self) {
+        self.process.is_draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Returns true if [`Self::drain`] has been called.
+    pub fn is_draining(&self) -> bool {
+        self.process.is_draining.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of requests whose responses have not been sent completely.
+    pub fn requests_in_flight(&self) -> usize {
+        self.process.requests_in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Returns the mount that `segments` lead into and the key within its container. Returns `Ok(None)` if several
+    /// containers are served and `segments` is empty.
+    pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
+        let parse_key = |segments: &[String]| Key::from_segments(segments).map_err(|_checked| Problem::not_found());
+        match self.mounts.as_slice() {
+            [only] if only.name.is_empty() => Ok(Some((only, parse_key(segments)?))),
+            several => {
+                let Some((name, rest)) = segments.split_first() else { return Ok(None) };
+                let mount = several.iter().find(|mount| mount.name == *name).ok_or_else(Problem::not_found)?;
+                Ok(Some((mount, parse_key(rest)?)))
+            }
+        }
+    }
+
+    /// Returns the index of the mount whose name a target's path begins with.
+    pub(crate) fn named_mount_index(&self, target: &RequestTarget) -> Option<usize> {
+        let name = target.container_path()?.first()?;
+        self.mounts.iter().position(|mount| mount.name == *name)
+    }
+
+    /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
+    pub(crate) fn visible_mount(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
+        let (mount, _) = self.locate(target.container_path()?).ok()??;
+        let is_public = caller_view::is_public_mount(self.options.access_control.as_deref(), &mount.name);
+        (!is_public).then(|| mount.visible_to(caller_view))
+    }
+
+    /// Returns the metric handles of a frequent route.
+    pub(crate) fn route_metrics(&self, route: &'static str) -> Option<&metrics::RouteMetrics> {
+        let (_, handles) = self.route_metrics.iter().find(|(name, _)| *name == route)?;
+        Some(handles.get_or_init(|| metrics::RouteMetrics::new(route)))
+    }
+}

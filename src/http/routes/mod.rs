@@ -1,0 +1,11 @@
+//! The routes: one file for each kind of resource. The function `answer` of a file handles its requests.
+
+pub(crate) mod info;
+pub(crate) mod listing;
+pub(crate) mod operations;
+pub(crate) mod page;
+pub(crate) mod slice;
+pub(crate) mod stats;
+pub(crate) mod stored;
+pub(crate) mod view;
+pub(crate) mod viewer;

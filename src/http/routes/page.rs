@@ -1,0 +1,157 @@
+//! Assets of the listing page: scripts, styles and icon, embedded in the binary and served at `/viewer/page/{file}`.
+
+use axum::http::HeaderValue;
+use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderMap, REFERRER_POLICY};
+use axum::http::request::Parts;
+
+use crate::http::problem::Problem;
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{Entity, HandlerResult};
+
+/// Content Security Policy of the page that `listing` renders: it loads from its own origin only.
+pub(crate) const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
+                                 connect-src 'self'; form-action 'self'; base-uri 'none'";
+
+/// Content Security Policy of the built Neuroglancer: it loads itself, and data from any host that a link names. Its
+/// decoders are WebAssembly, its workers start from blobs, and it sets styles on elements.
+pub(crate) const VIEWER_CSP: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
+                                        style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; \
+                                        connect-src * data: blob:; form-action 'none'; base-uri 'none'; object-src 'none'";
+
+/// Adds the security headers of a document that a browser shows. They say what the document may load and which pages
+/// may embed it. They also keep its address, which may hold a token, from being sent as a referrer.
+pub(crate) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
+    let ancestors = if frame_ancestors.is_empty() { "'none'".to_owned() } else { frame_ancestors.join(" ") };
+    if let Ok(policy) = HeaderValue::from_str(&format!("{policy}; frame-ancestors {ancestors}")) {
+        headers.insert(CONTENT_SECURITY_POLICY, policy);
+    }
+    headers.insert(REFERRER_POLICY, HeaderValue::from_static("no-referrer"));
+}
+
+macro_rules! assets {
+    ($($name:literal),+ $(,)?) => {
+        &[$(($name, include_str!(concat!("page/", $name)))),+]
+    };
+}
+
+/// Name and text of every file of `src/http/routes/page/`.
+const ASSETS: &[(&str, &str)] = assets![
+    "colours.js",
+    "contrast.js",
+    "describe.js",
+    "dom.js",
+    "entries.js",
+    "icon.svg",
+    "neuroglancer_link.js",
+    "page.css",
+    "page.js",
+    "planes.js",
+    "preview.css",
+    "preview.js",
+    "server.js",
+    "snippets.js",
+    "thumbnail.js",
+    "volume.js",
+];
+
+/// Returns the text of the asset of this name.
+fn find_asset(name: &str) -> Option<&'static str> {
+    ASSETS.iter().find(|(asset, _)| *asset == name).map(|(_, text)| *text)
+}
+
+fn media_type(name: &str) -> &'static str {
+    match name.rsplit('.').next() {
+        Some("css") => "text/css; charset=utf-8",
+        Some("svg") => "image/svg+xml",
+        _ => "text/javascript; charset=utf-8",
+    }
+}
+
+/// Returns the weak entity tag of a text, which its compressed forms share.
+fn etag(text: &str) -> String {
+    format!("W/\"{:016x}\"", xxhash_rust::xxh3::xxh3_64(text.as_bytes()))
+}
+
+/// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
+pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+    let [name] = path else { return Err(Problem::not_found()) };
+    let text = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
+    asset_response(context.parts, name, text)
+}
+
+/// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
+/// releases are never mixed.
+fn asset_response(request: &Parts, name: &str, text: &'static str) -> HandlerResult {
+    let entity = Entity::new(media_type(name), HeaderValue::from_static("no-cache"));
+    let etag = Some(etag(text).into());
+    Entity { etag, is_compressible: true, subject: &"the file", ..entity }.respond(request, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use axum::http::header::ETAG;
+    use axum::http::{Request, StatusCode};
+
+    use super::*;
+
+    #[test]
+    fn every_file_of_the_folder_is_an_asset() {
+        let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/http/routes/page");
+        let mut names: Vec<String> =
+            folder.read_dir().unwrap().map(|file| file.unwrap().file_name().into_string().unwrap()).collect();
+        names.sort();
+        assert_eq!(ASSETS.iter().map(|(name, _)| *name).collect::<Vec<_>>(), names);
+    }
+
+    #[test]
+    fn scripts_import_only_existing_files() {
+        for (asset, text) in ASSETS {
+            for (_, rest) in
+                text.match_indices(" from \"./").map(|(offset, pattern)| (offset, &text[offset + pattern.len()..]))
+            {
+                let name = rest.split('"').next().unwrap();
+                assert!(find_asset(name).is_some(), "{asset} imports {name}");
+            }
+        }
+    }
+
+    #[test]
+    fn an_unchanged_file_is_not_sent_again() {
+        let text = find_asset("page.js").unwrap();
+        let mut request = Request::new(()).into_parts().0;
+        let first = asset_response(&request, "page.js", text).unwrap();
+        assert_eq!(first.status(), StatusCode::OK);
+        request.headers.insert("if-none-match", first.headers()[ETAG].clone());
+        assert_eq!(asset_response(&request, "page.js", text).unwrap().status(), StatusCode::NOT_MODIFIED);
+        request.headers.insert("if-none-match", HeaderValue::from_static("W/\"0\""));
+        assert_eq!(asset_response(&request, "page.js", text).unwrap().status(), StatusCode::OK);
+    }
+
+    #[test]
+    fn a_file_that_fails_if_match_is_not_sent() {
+        let text = find_asset("page.js").unwrap();
+        let get_if_match = |value: &str| {
+            let request = Request::builder().header("if-match", value).body(()).unwrap().into_parts().0;
+            asset_response(&request, "page.js", text)
+        };
+        // The entity tag is weak and If-Match compares strongly, so no list of tags matches it (RFC 9110, section
+        // 13.1.1).
+        for tags in ["\"0\"", &etag(text), etag(text).trim_start_matches("W/")] {
+            let problem = get_if_match(tags).unwrap_err();
+            assert_eq!(problem.into_response("/", "").status(), StatusCode::PRECONDITION_FAILED, "{tags}");
+        }
+        assert_eq!(get_if_match("*").unwrap().status(), StatusCode::OK);
+    }
+
+    #[test]
+    fn no_asset_refers_to_another_host() {
+        // Namespace URIs are not requested. The public Neuroglancer is requested only if a person follows the link.
+        let allowed = ["http://www.w3.org/2000/svg", "https://neuroglancer-demo.appspot.com/"];
+        for (asset, text) in ASSETS {
+            let text = allowed.iter().fold((*text).to_owned(), |text, url| text.replace(url, ""));
+            for scheme in ["http://", "https://"] {
+                assert!(!text.contains(scheme), "{asset}");
+            }
+        }
+    }
+}

@@ -1,0 +1,205 @@
+//! `GET /slice/{dataset}`: the steps from a query to an encoded array, in order.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use axum::http::header::{
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_RANGES, CONTENT_ENCODING, HeaderMap, HeaderName, IF_MATCH, IF_NONE_MATCH,
+};
+use axum::http::{HeaderValue, Method};
+use xxhash_rust::xxh3::xxh3_128;
+
+use crate::container::Container;
+use crate::http::admission::slice_admission::{SlicePlan, SliceRequest};
+use crate::http::band_reader::BandReader;
+use crate::http::compress::ContentCoding;
+use crate::http::problem::Problem;
+use crate::http::query::slice_query::SliceQuery;
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::{compress, encode, parts_body, route};
+use crate::metadata;
+use crate::n5::{AttributesDocument, DescribedDataset};
+use crate::output::{self, AxisOrder, Format};
+use crate::read::{PieceTransform, ReadStats};
+
+/// Handles `GET /slice/{dataset}`.
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let query = SliceQuery::parse(context.query())?;
+    let format = negotiate_format(context, &query)?;
+    let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
+    let container = &mount.container;
+    let found = container.dataset_and_axes(context.freshness, &key, axis_names).await;
+    let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
+
+    let may_compress = context.app.options.compress_slices && compress::is_worthwhile(format);
+    let accepted_codings = context.list_header(&ACCEPT_ENCODING).filter(|_| may_compress);
+    let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
+    let request = SliceRequest::new(dataset, &query, format, content_coding)?;
+    // A streamed response has no entity tag, so a request with a precondition waits for memory.
+    let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.headers().contains_key(name));
+    let is_rate_limited = context.app.client_limiter.limits_bandwidth();
+    let plan = request.plan(container, context.freshness, is_rate_limited, !has_precondition).await?;
+
+    let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
+    entity.subject = &"this slice";
+    entity.extra = slice_headers(&plan, &axes);
+    if query.format.is_none() {
+        respond::add_vary(&mut entity.extra, "accept");
+    }
+    if may_compress {
+        respond::add_vary(&mut entity.extra, "accept-encoding");
+    }
+    if context.method() == Method::HEAD || plan.slice.is_streamed() {
+        entity.len = plan.response_bytes();
+        return respond_unread(context, container, plan, &entity).await;
+    }
+    if context.headers().contains_key(IF_NONE_MATCH) {
+        // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be decoded.
+        let blocks = container.fingerprint(context.freshness, &plan.slice).await?;
+        entity.etag = Some(etag(&plan, blocks.etags_hash).into());
+        if let Some(response) = entity.not_modified(context.parts) {
+            return Ok(response);
+        }
+    }
+
+    let (pieces, memory, stats) = if plan.is_verbatim() {
+        container.read_pieces(context.freshness, &plan.slice).await?
+    } else {
+        let read = container.read_slice(context.freshness, &plan.slice, plan.extra_bytes).await;
+        read.map(|(elements, memory, stats)| (vec![elements], memory, stats))?
+    };
+    entity.etag = Some(etag(&plan, stats.fingerprint.etags_hash).into());
+    entity.extra.extend(plan.encoding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
+    let (mut response, range) = entity.select(context.parts)?;
+    if range.is_none() {
+        return Ok(response);
+    }
+    let started = Instant::now();
+    let parts = encode::encode_slice(container, plan, pieces, memory).await?;
+    let headers = response.headers_mut();
+    headers.insert("n5-missing-blocks", HeaderValue::from(stats.missing));
+    let timing = server_timing(&stats, started.elapsed());
+    respond::insert_header(headers, HeaderName::from_static("server-timing"), &timing);
+    let (body, len) = parts_body::from_parts(parts);
+    Ok(respond::with_body(response, body, len))
+}
+
+/// Chooses the format that the query names, or else the one that `Accept` prefers.
+fn negotiate_format(context: &RequestContext<'_>, query: &SliceQuery) -> Result<&'static dyn Format, Problem> {
+    let accept = context.list_header(&ACCEPT);
+    output::negotiate(query.format.as_deref(), accept.as_deref()).map_err(|error| {
+        let problem = Problem::from(error);
+        if query.format.is_none() { problem.with_vary("accept") } else { problem }
+    })
+}
+
+/// Returns the names of a dataset's axes; empty if its attributes do not give them.
+fn axis_names(document: AttributesDocument) -> Vec<String> {
+    let described = DescribedDataset::parse(document).ok();
+    described
+        .and_then(|described| metadata::Calibration::from_dataset(&described, &mut Vec::new()).axes)
+        .unwrap_or_default()
+}
+
+/// Returns the headers that describe the elements.
+fn slice_headers(plan: &SlicePlan, axes: &[String]) -> HeaderMap {
+    let (selection, options) = (&plan.request.selection, &plan.request.options);
+    let order = options.order;
+    let mut headers = HeaderMap::new();
+    let mut put = |name, value: &str| respond::insert_header(&mut headers, HeaderName::from_static(name), value);
+    put("n5-data-type", plan.request.data_type.name());
+    put("n5-shape", &comma_separated(&order.label(&selection.shape())));
+    put("n5-order", order.name());
+    put("n5-byte-order", options.endian.name());
+    put("n5-start", &comma_separated(&options.start));
+    put("n5-step", &comma_separated(&options.step));
+    if !axes.is_empty() {
+        let kept_names = selection.kept_axes.iter().filter_map(|axis| axes.get(*axis));
+        let mut names: Vec<String> = kept_names.map(|name| route::encode_segment(name).to_string()).collect();
+        if order == AxisOrder::C {
+            names.reverse();
+        }
+        let names = names.join(",");
+        // Clients refuse heads of more than a few kilobytes.
+        if names.len() <= 2 << 10 {
+            put("n5-axes", &names);
+        }
+    }
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("none"));
+    headers
+}
+
+/// Responds without an entity tag: to HEAD before a block is read, otherwise with bands. The first band is assembled
+/// before the status is sent, and each further band while the previous one is being sent.
+async fn respond_unread(
+    context: &RequestContext<'_>,
+    container: &Container,
+    plan: SlicePlan,
+    entity: &Entity<'_>,
+) -> HandlerResult {
+    let (mut response, _) = entity.select(context.parts)?;
+    if context.method() == Method::HEAD {
+        return Ok(response);
+    }
+    let SlicePlan { request, slice, .. } = plan;
+    let (format, data_type, options) = (request.format, request.data_type, request.options);
+    let transform: Option<PieceTransform> = format
+        .changes_bands(&data_type, &options)
+        .then(|| (data_type.clone(), options.clone()))
+        .map(|(data_type, options)| {
+            Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
+        });
+    let mut bands = BandReader::new(container.clone(), context.freshness, slice, transform);
+    let first_band = bands.next().await?.unwrap_or_default();
+    // The first band's memory permit covers the header as well.
+    let header = format.header(&request.selection.shape(), &data_type, &options).unwrap_or_default();
+    *response.body_mut() = bands.into_body(header, first_band, context.id.to_owned());
+    Ok(response)
+}
+
+/// Returns an entity tag that depends on everything that the response's bytes depend on, and on nothing else. It is the
+/// same on every replica and after every restart.
+fn etag(plan: &SlicePlan, blocks_hash: u128) -> String {
+    let (request, region) = (&plan.request, &plan.request.selection.region);
+    let hashed_text = format!(
+        "attributes={} start={:?} shape={:?} step={:?} axes={:?} dtype={} format={} order={} endian={} window={:?} \
+         quality={:?} coding={} blocks={blocks_hash:x}",
+        request.dataset.etag,
+        region.start(),
+        region.shape(),
+        region.step(),
+        request.selection.kept_axes,
+        request.data_type.name(),
+        request.format.name(),
+        request.options.order.name(),
+        request.options.endian.name(),
+        request.options.window,
+        request.options.quality,
+        plan.encoding.map_or("", ContentCoding::name),
+    );
+    format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
+}
+
+/// Returns the value of `Server-Timing`: milliseconds of each stage. `store` and `decode` are sums over concurrent
+/// work.
+fn server_timing(stats: &ReadStats, encode: Duration) -> String {
+    let cache = match (stats.hits, stats.loaded) {
+        (_, 0) => "hit",
+        (0, _) => "miss",
+        _ => "partial",
+    };
+    let milliseconds = |duration: Duration| duration.as_secs_f64() * 1e3;
+    format!(
+        "cache;desc={cache};dur={:.3}, store;dur={:.3}, decode;dur={:.3}, assemble;dur={:.3}, encode;dur={:.3}",
+        milliseconds(stats.cache),
+        milliseconds(stats.store),
+        milliseconds(stats.decode),
+        milliseconds(stats.assemble),
+        milliseconds(encode)
+    )
+}
+
+fn comma_separated<T: ToString>(numbers: &[T]) -> String {
+    numbers.iter().map(ToString::to_string).collect::<Vec<_>>().join(",")
+}

@@ -1,0 +1,134 @@
+//! `/viewer/`: the files of a built Neuroglancer, from a directory. `page` serves the listing page's assets at
+//! `/viewer/page/`.
+
+use std::io::ErrorKind;
+
+use axum::body::Body;
+use axum::http::header::{
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_RANGE, CONTENT_TYPE, HeaderMap, IF_MATCH, IF_MODIFIED_SINCE, IF_NONE_MATCH,
+    IF_UNMODIFIED_SINCE, RANGE,
+};
+use axum::http::{HeaderValue, Request, StatusCode};
+use http_body_util::{BodyExt, StreamBody};
+use tokio::sync::mpsc;
+
+use crate::http::problem::{self, Problem};
+use crate::http::request_context::RequestContext;
+use crate::http::respond::{HandlerResult, add_vary};
+use crate::http::route;
+use crate::http::routes::page;
+use crate::http::routes::stored;
+use crate::http::viewer_files::{INDEX, Viewer};
+
+/// Longest path of a file, in bytes.
+const MAX_PATH_BYTES: usize = 4096;
+
+pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+    let segments: Vec<&str> = context.target.segments.iter().map(String::as_str).collect();
+    let Some(viewer) = context.app.viewer() else {
+        return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; see docs/DEPLOYMENT.md, Viewer"));
+    };
+    match segments.as_slice() {
+        [] if context.target.is_bare => Ok(stored::redirect_to_slash(context)),
+        [] => file_response(context, viewer, &[INDEX]).await,
+        // Directories are not listed, and the path of a file does not end in a slash.
+        _ if context.target.has_trailing_slash => Err(Problem::not_found()),
+        path => file_response(context, viewer, path).await,
+    }
+}
+
+async fn file_response(context: &RequestContext<'_>, viewer: &Viewer, path: &[&str]) -> HandlerResult {
+    let encoded: Vec<String> = path.iter().map(|segment| route::encode_segment(segment).to_string()).collect();
+    let uri = format!("/{}", encoded.join("/"));
+    if uri.len() > MAX_PATH_BYTES {
+        return Err(Problem::not_found());
+    }
+    let mut request = Request::new(Body::empty());
+    *request.method_mut() = context.method().clone();
+    *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::not_found())?;
+    for name in [ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE] {
+        if let Some(value) = context.headers().get(&name) {
+            request.headers_mut().insert(name, value.clone());
+        }
+    }
+    let response = viewer.call(request).await.map_err(|error| read_problem(viewer, &error))?;
+    match response.status() {
+        StatusCode::OK | StatusCode::PARTIAL_CONTENT | StatusCode::NOT_MODIFIED => {}
+        StatusCode::PRECONDITION_FAILED => {
+            return Err(Problem::new(problem::PRECONDITION_FAILED, "the entity tag of the file has changed"));
+        }
+        StatusCode::RANGE_NOT_SATISFIABLE => {
+            return Err(Problem::range_not_satisfiable(complete_length(response.headers())));
+        }
+        _ => return Err(Problem::not_found()),
+    }
+    let mut response = response.map(read_on_this_runtime);
+    let headers = response.headers_mut();
+    let name = path.last().copied().unwrap_or_default();
+    let policy = if has_content_hash(name) { "public, max-age=31536000, immutable" } else { "no-cache" };
+    headers.insert(CACHE_CONTROL, HeaderValue::from_static(policy));
+    let text = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).filter(|t| t.starts_with("text/"));
+    if let Some(Ok(content_type)) = text.map(|text| HeaderValue::from_str(&format!("{text}; charset=utf-8"))) {
+        headers.insert(CONTENT_TYPE, content_type);
+    }
+    if name == INDEX {
+        page::add_security_headers(headers, page::VIEWER_CSP, &context.app.options.frame_ancestors);
+    }
+    if response.status() == StatusCode::NOT_MODIFIED {
+        add_vary(response.headers_mut(), "accept-encoding");
+    }
+    Ok(response)
+}
+
+fn read_problem(viewer: &Viewer, error: &std::io::Error) -> Problem {
+    let missing_kinds =
+        [ErrorKind::NotFound, ErrorKind::NotADirectory, ErrorKind::IsADirectory, ErrorKind::InvalidFilename];
+    if missing_kinds.contains(&error.kind()) {
+        return Problem::not_found();
+    }
+    let cause = format!("{}: {error}", viewer.directory().display());
+    Problem::with_cause(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
+}
+
+/// Returns a body that a task of the current runtime reads, whichever thread sends it. Reading a file may block, which
+/// the threads that serve connections must not do.
+fn read_on_this_runtime(mut body: Body) -> Body {
+    if http_body::Body::is_end_stream(&body) {
+        return body;
+    }
+    let (sender, receiver) = mpsc::channel(1);
+    tokio::spawn(async move {
+        while let Some(frame) = body.frame().await {
+            if sender.send(frame).await.is_err() {
+                return;
+            }
+        }
+    });
+    let next = |mut receiver: mpsc::Receiver<_>| async move { receiver.recv().await.map(|frame| (frame, receiver)) };
+    Body::new(StreamBody::new(futures_util::stream::unfold(receiver, next)))
+}
+
+/// Returns the complete length of the file, from a response to an unsatisfiable range.
+fn complete_length(headers: &HeaderMap) -> u64 {
+    let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
+    range.and_then(|range| range.strip_prefix("bytes */")?.parse().ok()).unwrap_or(0)
+}
+
+/// Returns true if a file's name has a hash of its content (`main.0123456789abcdef.js`), so that it never changes.
+fn has_content_hash(name: &str) -> bool {
+    name.split('.').skip(1).any(|part| part.len() == 16 && part.bytes().all(|byte| byte.is_ascii_hexdigit()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_names_with_a_hash_are_immutable() {
+        assert!(has_content_hash("main.0123456789abcdef.js"));
+        assert!(has_content_hash("main.0123456789abcdef.js.map"));
+        for name in ["index.html", "0123456789abcdef", "main.0123456789abcde.js", "main.0123456789abcdeg.js", ""] {
+            assert!(!has_content_hash(name), "{name}");
+        }
+    }
+}
