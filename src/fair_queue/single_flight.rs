@@ -11,7 +11,7 @@ use futures_util::{FutureExt, future};
 use tokio::sync::watch;
 use tokio::task::{AbortHandle, JoinError, JoinHandle};
 
-use super::ClientId;
+use super::client::ClientId;
 
 tokio::task_local! {
     static FLIGHT: Flight;

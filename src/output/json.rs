@@ -4,7 +4,9 @@ use bytes::Bytes;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{EncodeError, EncodeOptions, Format, accepts_common, buffer, check_array, element_count};
+use super::Format;
+use super::encoded::{EncodeError, buffer, element_count};
+use super::options::{AxisOrder, EncodeOptions};
 use crate::n5::{Array, DataType};
 
 /// An object with the members `data_type`, `shape`, `order`, `start`, `step` and `data`.
@@ -25,10 +27,6 @@ impl Format for JsonFormat {
         "application/json"
     }
 
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)
-    }
-
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let labelled = options.order.label(shape);
         // Two brackets and a comma per list: one list for the whole array, one for each index of the first axis, and so
@@ -46,12 +44,8 @@ impl Format for JsonFormat {
             .saturating_add(128)
     }
 
-    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        None
-    }
-
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
         write_document(&mut out, array, options)
             .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;
@@ -95,7 +89,7 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
         axes.push(StridedAxis { count, stride });
         stride = stride.saturating_mul(count);
     }
-    if options.order == super::AxisOrder::C {
+    if options.order == AxisOrder::C {
         axes.reverse();
     }
     let append_number: AppendElement = match array.data_type {
@@ -187,7 +181,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::output::AxisOrder;
 
     fn encoded_text(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> String {
         let array = Array { shape: shape.into(), data_type, data: data.into() };

@@ -12,8 +12,10 @@ use libdeflater::Adler32;
 
 use self::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES, DeflateEncoder};
 use self::filter::PixelRows;
+use super::Format;
+use super::encoded::{EncodeError, EncodedPiece, buffer, buffer_from};
 use super::image::{append_windowed, check_window, plane_size};
-use super::{EncodeError, EncodeOptions, EncodedPiece, Format, accepts_common, buffer, buffer_from, check_array};
+use super::options::EncodeOptions;
 use crate::n5::{Array, DataType};
 
 /// A plane or a line as a grey image.
@@ -47,8 +49,7 @@ impl Format for PngFormat {
         "image/png"
     }
 
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)?;
+    fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         plane_size(self.name(), shape, MAX_SIDE)?;
         check_window(self.name(), &[DataType::UInt8, DataType::UInt16], data_type, options)
     }
@@ -60,10 +61,6 @@ impl Format for PngFormat {
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let layout = PngLayout::of(shape, PixelConversion::of(data_type, options));
         layout.piece_bytes().saturating_add(layout.scratch_bytes()).saturating_mul(layout.pieces)
-    }
-
-    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        None
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
@@ -85,7 +82,7 @@ impl Format for PngFormat {
         array: &Array,
         options: &EncodeOptions,
     ) -> Result<EncodedPiece, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let conversion = PixelConversion::of(&array.data_type, options);
         let layout = PngLayout::of(&array.shape, conversion);

@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
+use super::event::{EventSink, VerifyEvent};
 use super::finding::{Finding, FindingKind};
 use super::gaps::MissingRange;
-use super::tally::{DatasetTally, Totals};
-use super::walk::WalkItem;
-use super::{Checkpoint, EventSink, VerifyEvent};
+use super::item::WalkItem;
+use super::tally::{Checkpoint, DatasetTally, Totals};
 use crate::container::Dataset;
 use crate::n5::GridPosition;
 

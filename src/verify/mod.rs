@@ -7,8 +7,10 @@ mod aggregator;
 mod attribute_findings;
 mod block_findings;
 mod entry_role;
+mod event;
 mod finding;
 mod gaps;
+mod item;
 mod prefetch;
 mod previous_run;
 mod retry;
@@ -23,19 +25,21 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::unfold;
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub use event::{EventSink, VerifyEvent};
 pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severity};
 pub use previous_run::{FindingCounts, PreviousRun};
-pub use tally::{DatasetTally, Totals};
+pub use tally::{Checkpoint, DatasetTally, Totals};
 
 use crate::container::{Container, EntryKind, GroupState, ReadError};
 use crate::store::{Key, Store};
 use aggregator::{BlockVerdict, ResultAggregator, VerifiedItem};
+use item::WalkItem;
 use prefetch::HeadOfLine;
+use previous_run::names_below;
 use retry::StorageRetry;
-use walk::{ContainerWalker, WalkItem};
+use walk::ContainerWalker;
 
 /// Maximum number of directories that are read to estimate the number of blocks.
 const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
@@ -53,44 +57,6 @@ pub struct Verifier {
     pub report_missing: bool,
     /// Maximum time without an answer from the storage. The run then ends.
     pub stall_timeout: Duration,
-}
-
-/// Position of a run. Everything before it has been reported.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// Index of the root that is being walked.
-    pub root: usize,
-    /// Key of the last file that was passed.
-    pub after: String,
-    /// Counts up to this position.
-    pub totals: Totals,
-    /// Datasets that contain this position, the outermost first.
-    pub open: Vec<DatasetTally>,
-}
-
-/// An event of a run.
-#[derive(Debug)]
-pub enum VerifyEvent<'a> {
-    /// A finding.
-    Finding(&'a Finding),
-    /// A dataset has been walked completely.
-    DatasetDone(&'a DatasetTally),
-    /// A file has been passed.
-    Progress(&'a Totals),
-    /// A run that resumes here later reports everything that follows, and nothing else.
-    Checkpoint(&'a Checkpoint),
-}
-
-/// Receiver of the events of a run.
-pub trait EventSink {
-    /// Records an event.
-    ///
-    /// # Errors
-    /// When the event cannot be recorded. The run then ends.
-    fn record(&mut self, event: VerifyEvent<'_>) -> io::Result<()>;
-
-    /// Returns true if it is time for a checkpoint.
-    fn wants_checkpoint(&self) -> bool;
 }
 
 /// Outcome of a run.
@@ -272,16 +238,4 @@ pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> 
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// Returns the names that lead from `root` to `key`, or `None` if `key` is not below `root`.
-fn names_below(root: &Key, key: &str) -> Option<Vec<String>> {
-    let key = Key::parse(key).ok()?;
-    let mut names = key.segments();
-    for name in root.segments() {
-        if names.next() != Some(name) {
-            return None;
-        }
-    }
-    Some(names.map(str::to_owned).collect())
 }

@@ -1,6 +1,5 @@
 //! Chunks: parts of a dataset in the encoding of a view.
 
-use std::fmt;
 use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
@@ -8,87 +7,24 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::streamed_chunk::{StreamSource, StreamedChunk};
+use super::encoder::{ChunkEncoder, StreamLayout};
 use crate::container::{
-    self, CachedAnswer, Container, Dataset, Derivation, Fingerprint, Freshness, PlannedSlice, ReadError, SliceDelivery,
-    StoredObject, grid_component,
+    self, CachedAnswer, Container, Dataset, Derivation, Fingerprint, Freshness, LargeObject, PieceTransform,
+    PlannedSlice, ReadError, SliceDelivery, StoredObject, grid_component,
 };
-use crate::n5::{
-    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, GridPosition, RawLayout, Region, SignedCoords,
-};
-use crate::store::{Key, ObjectMeta};
+use crate::n5::{Array, GridPosition, RawLayout, Region, SignedCoords, to_big_endian};
+use crate::store::{Key, ObjectMeta, StoreError};
 
 /// Part of every entity tag, because another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Encodes the elements of a chunk to bytes.
-pub trait ChunkEncoder: fmt::Debug + Send + Sync {
-    /// Returns the media type.
-    fn media_type(&self) -> &'static str {
-        "application/octet-stream"
-    }
-
-    /// Returns, as text, everything that the bytes depend on besides the elements. It is a part of entity tags and of
-    /// the cache keys of encoded chunks.
-    fn id(&self) -> String;
-
-    /// Returns an upper bound of the bytes that encoding allocates besides the elements, including the result.
-    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
-
-    /// Encodes elements as a chunk.
-    ///
-    /// # Errors
-    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
-    fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
-
-    /// Returns the range of the chunk within a stored block of the dataset, if the block contains it in the required
-    /// encoding. It is called only for a chunk that is exactly one block.
-    fn passthrough_range(&self, _stored: &[u8], _dataset: &Dataset, _position: &GridPosition) -> Option<Range<usize>> {
-        None
-    }
-
-    /// As [`Self::passthrough_range`], for a stored block of `stored_bytes` that is not in memory. `head` holds its
-    /// first bytes.
-    fn passthrough_range_from_head(
-        &self,
-        _head: &[u8],
-        _stored_bytes: u64,
-        _dataset: &Dataset,
-        _position: &GridPosition,
-    ) -> Option<Range<u64>> {
-        None
-    }
-
-    /// Returns true if [`Self::passthrough_range`] can find a range in any block of the dataset.
-    fn can_pass_through(&self, _dataset: &Dataset) -> bool {
-        false
-    }
-
-    /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
-    /// streamed. Returns `None` if the encoder needs all elements at once.
-    fn stream_layout(&self, _shape: &Coords) -> Option<StreamLayout> {
-        None
-    }
-}
-
-/// Layout of a streamed chunk: a header, then each element in memory order.
-#[derive(Debug, Clone, Default)]
-pub struct StreamLayout {
-    /// Bytes before the elements.
-    pub header: Bytes,
-    /// Type that the elements are converted to, if it is not the dataset's own.
-    pub data_type: Option<DataType>,
-    /// True if the elements are big-endian.
-    pub is_big_endian: bool,
-}
-
 /// A region of a dataset with its encoder. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    pub(super) dataset: Arc<Dataset>,
+    dataset: Arc<Dataset>,
     /// Position of the block, if the chunk is one block.
     position: Option<GridPosition>,
-    pub(super) region: Region,
+    region: Region,
     encoder: Arc<dyn ChunkEncoder>,
 }
 
@@ -325,7 +261,7 @@ impl Chunk {
     }
 
     /// Plans to read `region`, a part of this chunk, in bands.
-    pub(super) fn plan_banded(
+    fn plan_banded(
         &self,
         container: &Container,
         region: &Region,
@@ -373,24 +309,66 @@ fn single_block_fingerprint(position: &GridPosition, meta: &ObjectMeta) -> Finge
     fingerprint
 }
 
-/// Returns the range of the payload of a stored block, if the block is of the default mode, has exactly `size` elements
-/// and is one stream of `encoding`.
-pub(super) fn payload_range(
-    stored: &[u8],
-    size: &[u64],
-    width: usize,
-    encoding: BlockEncoding,
-) -> Option<Range<usize>> {
-    let header = BlockHeader::parse(stored).ok()?;
-    if header.mode != BlockMode::Default || header.size.as_slice() != size {
-        return None;
-    }
-    let len = usize::try_from(header.elements?).ok()?.checked_mul(width)?;
-    let payload = stored.get(header.len..)?;
-    encoding.is_one_stream(payload, len).then_some(header.len..stored.len())
+/// A chunk that is too large to be held in memory, and is read while it is sent.
+#[derive(Debug)]
+pub struct StreamedChunk {
+    /// Length of the chunk in bytes.
+    pub len: u64,
+    /// As [`EncodedChunk::etag`].
+    pub etag: String,
+    /// Source of the bytes.
+    pub source: StreamSource,
+    chunk: Chunk,
 }
 
-/// Returns the encoding of the blocks of a dataset, if it is one that other programs read.
-pub(super) fn stored_encoding(dataset: &Dataset) -> Option<BlockEncoding> {
-    BlockEncoding::from_name(dataset.attributes.compression().name())
+/// Source of the bytes of a streamed chunk.
+#[derive(Debug, Clone)]
+pub enum StreamSource {
+    /// A range of a stored block.
+    Stored(LargeObject, Range<u64>),
+    /// A header, followed by elements.
+    Elements(StreamLayout),
+}
+
+impl StreamedChunk {
+    /// Plans the slice that contains the bytes `from .. to` of the chunk's elements in memory order. Also returns the
+    /// number of bytes of the slice that come before them.
+    ///
+    /// # Errors
+    /// [`ReadError::TooLarge`].
+    pub fn plan_byte_range(
+        &self,
+        container: &Container,
+        layout: &StreamLayout,
+        from: u64,
+        to: u64,
+    ) -> Result<(PlannedSlice, u64), ReadError> {
+        let region = &self.chunk.region;
+        let elements_bytes = self.len.saturating_sub(layout.header.len() as u64);
+        let axis = region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0);
+        let samples = region.shape().get(axis).copied().unwrap_or(1);
+        let sample_bytes = elements_bytes.checked_div(samples).unwrap_or(0).max(1);
+        let first = from / sample_bytes;
+        let count = to.div_ceil(sample_bytes).saturating_sub(first);
+        let slice = self.chunk.plan_banded(container, &region.narrow(axis, first, count), layout)?;
+        Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
+    }
+
+    /// Returns a transform that swaps the bytes of converted elements in place, or `None` if their order is that of the
+    /// chunk.
+    pub fn byte_swap(&self, layout: &StreamLayout) -> Option<PieceTransform> {
+        let data_type = layout.data_type.as_ref().unwrap_or(self.chunk.dataset.attributes.data_type());
+        let width = data_type.size_bytes().filter(|width| layout.is_big_endian && *width > 1)?;
+        Some(Arc::new(move |elements| to_big_endian(elements, width)))
+    }
+
+    /// Checks that the blocks are still those that [`Self::etag`] was computed from.
+    ///
+    /// # Errors
+    /// [`ReadError::Store`] if they are not, or if the store fails.
+    pub async fn verify_etag(&self, container: &Container) -> Result<(), ReadError> {
+        let freshness = container.resources().request_freshness();
+        let is_same = self.chunk.lookup_etag(container, freshness).await?.as_ref() == Some(&self.etag);
+        if is_same { Ok(()) } else { Err(StoreError::Torn(self.chunk.dataset.key.clone()).into()) }
+    }
 }

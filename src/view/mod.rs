@@ -5,10 +5,11 @@
 //! statuses or headers.
 
 mod chunk;
+mod encoder;
+mod lookup;
 mod node;
 mod precomputed;
 mod reencoded;
-mod streamed_chunk;
 mod zarr;
 mod zarr2;
 mod zarr3;
@@ -17,13 +18,13 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use crate::container::{Container, Freshness, MemoryPermit, ReadError};
+use crate::container::ReadError;
 use crate::metadata::{Description, Node, NodeKind};
-use crate::store::Key;
 
-pub use chunk::{Chunk, ChunkBody, ChunkEncoder, EncodedChunk, StreamLayout};
+pub use chunk::{Chunk, ChunkBody, EncodedChunk, StreamSource, StreamedChunk};
+pub use encoder::{ChunkEncoder, StreamLayout};
+pub use lookup::{ResolvedKey, ViewDocument, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
-pub use streamed_chunk::{StreamSource, StreamedChunk};
 
 /// All views. The first segment of a path selects the view.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];
@@ -164,51 +165,3 @@ impl PartialEq for dyn View {
 }
 
 impl Eq for dyn View {}
-
-/// A lookup in a view.
-#[derive(Debug, Clone, Copy)]
-pub struct ViewLookup<'a> {
-    /// Container to look in.
-    pub container: &'a Container,
-    /// Required freshness of cached entries.
-    pub freshness: Freshness,
-    /// Path segments that are the view's own.
-    pub path_parameters: &'a [String],
-    /// Path after these segments, in the view's format.
-    pub key: &'a Key,
-    /// Decoded names and values of the query.
-    pub query: &'a [(String, String)],
-}
-
-impl ViewLookup<'_> {
-    /// Returns the last value of a query parameter.
-    pub fn query_value(&self, name: &str) -> Option<&str> {
-        self.query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
-    }
-}
-
-/// Object that a key of a view stands for.
-#[derive(Debug)]
-pub enum ResolvedKey {
-    /// No object.
-    Missing,
-    /// A document.
-    Document(ViewDocument),
-    /// A part of a dataset.
-    Chunk(Chunk),
-}
-
-/// A JSON document.
-#[derive(Debug)]
-pub struct ViewDocument {
-    /// The text.
-    pub text: String,
-    /// Memory permit for the data that the document is made from, and then for the document.
-    pub memory: Option<MemoryPermit>,
-}
-
-impl From<&serde_json::Value> for ViewDocument {
-    fn from(value: &serde_json::Value) -> Self {
-        Self { text: value.to_string(), memory: None }
-    }
-}

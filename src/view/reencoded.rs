@@ -8,11 +8,11 @@ use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::Map;
 
-use super::chunk::{payload_range, stored_encoding};
-use super::streamed_chunk::raw_payload_range;
-use super::{
-    Chunk, ChunkEncoder, ResolvedKey, StreamLayout, View, ViewDocument, ViewLookup, read_node, read_node_with_text,
-};
+use super::View;
+use super::chunk::Chunk;
+use super::encoder::{ChunkEncoder, StreamLayout, payload_range, raw_payload_range, stored_encoding};
+use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
+use super::node::{read_node, read_node_with_text};
 use crate::container::{ATTRIBUTES, Dataset, ReadError};
 use crate::metadata::{self, CoordinateSpace, Description, Node, NodeKind};
 use crate::n5::{

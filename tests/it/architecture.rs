@@ -20,7 +20,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("metrics", &[]),
     ("container", &["allocator", "n5", "log_throttle", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
     ("output", &["n5"]),
-    ("view", &["n5", "metadata", "store", "container", "output"]),
+    ("view", &["n5", "metadata", "store", "container"]),
     (
         "http",
         &[

@@ -5,8 +5,7 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::super::chunk::{ChunkEncoder, StreamLayout, payload_range, stored_encoding};
-use super::super::streamed_chunk::raw_payload_range;
+use super::super::encoder::{ChunkEncoder, StreamLayout, payload_range, raw_payload_range, stored_encoding};
 use super::compressed_segmentation;
 use super::image::{self, ChunkImage};
 use crate::container::{Dataset, ReadError};

@@ -1,13 +1,14 @@
 //! Chunks of an array: their grid and their encoding.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::super::chunk::{payload_range, stored_encoding};
-use super::super::streamed_chunk::raw_payload_range;
-use super::super::{Chunk, ChunkEncoder, StreamLayout};
+use super::super::chunk::Chunk;
+use super::super::encoder::{ChunkEncoder, StreamLayout, payload_range, raw_payload_range, stored_encoding};
+use super::super::lookup::ResolvedKey;
 use crate::container::{Dataset, ReadError};
 use crate::n5::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
 
@@ -146,20 +147,18 @@ impl ChunkEncoder for ZarrEncoding {
     }
 }
 
-/// Returns the chunk at a position in N5 axis order, or `None` if it is outside the grid or the dataset is not decoded.
+/// Resolves the chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order. It is missing outside
+/// the grid, and if the dataset is not decoded.
 ///
 /// # Errors
 /// As [`Chunk::of_block`].
-pub(in super::super) fn chunk_at(
-    dataset: std::sync::Arc<Dataset>,
-    position: GridPosition,
-) -> Result<Option<Chunk>, ReadError> {
-    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), dataset.position_in_grid(position))
-    else {
-        return Ok(None);
+pub(in super::super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
+    let position = dataset.position_in_grid(coordinates.iter().rev().copied().collect());
+    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), position) else {
+        return Ok(ResolvedKey::Missing);
     };
     let shape = chunk_shape(&dataset.attributes);
-    Chunk::of_block(dataset, position, &shape, std::sync::Arc::new(encoding)).map(Some)
+    Chunk::of_block(Arc::clone(dataset), position, &shape, Arc::new(encoding)).map(ResolvedKey::Chunk)
 }
 
 #[cfg(test)]
