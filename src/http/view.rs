@@ -16,7 +16,7 @@ use super::problem::{self, Problem};
 use super::{HandlerResult, Mount, RequestContext, lenient_query, listing, stored};
 use crate::container::ReadError;
 use crate::fair_queue::ClientId;
-use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
+use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, View, ViewDocument, ViewLookup};
 
 /// Handles `GET /{view}/…`.
 pub(super) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
@@ -98,21 +98,19 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
     }
     let mut send_permit = None;
     loop {
-        let encoded = match chunk.read(&mount.container, context.freshness).await?.ok_or_else(not_found)? {
-            ChunkBody::Whole(encoded) => encoded,
-            ChunkBody::Streamed(streamed) => {
-                return streamed_response(context, mount, *streamed, chunk.media_type(), cache_control).await;
-            }
+        let encoded = chunk.read(&mount.container, context.freshness).await?.ok_or_else(not_found)?;
+        let Some(bytes) = encoded.bytes() else {
+            return streamed_response(context, mount, chunk, encoded, cache_control).await;
         };
         let charged = match send_permit.take() {
-            Some(permit) => Some(mount.container.charge_with_permit(permit, encoded.bytes.clone())),
-            None => mount.container.charge_to_client(ClientId::current(), &encoded.bytes),
+            Some(permit) => Some(mount.container.charge_with_permit(permit, bytes.clone())),
+            None => mount.container.charge_to_client(ClientId::current(), bytes),
         };
         if let Some(bytes) = charged {
             return bytes_response(context, &bytes, &encoded.etag, chunk.media_type(), cache_control);
         }
         // The client must receive other responses first. No bytes are held while waiting.
-        let len = encoded.bytes.len();
+        let len = bytes.len();
         drop(encoded);
         send_permit = Some(mount.container.acquire_send_permit(len).await?);
     }
@@ -127,31 +125,37 @@ fn bytes_response(
     cache_control: HeaderValue,
 ) -> HandlerResult {
     let (mut response, range) = response_head(context, bytes.len() as u64, etag, media_type, cache_control)?;
-    let (from, to) = (usize::try_from(range.start).unwrap_or(0), usize::try_from(range.end).unwrap_or(0));
     if !range.is_empty() {
-        *response.body_mut() = Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())));
+        *response.body_mut() = bytes_body(bytes, range);
     }
     Ok(response)
+}
+
+fn bytes_body(bytes: &Bytes, range: Range<u64>) -> Body {
+    let (from, to) = (usize::try_from(range.start).unwrap_or(0), usize::try_from(range.end).unwrap_or(0));
+    Body::from(bytes.slice(from.min(bytes.len())..to.min(bytes.len())))
 }
 
 /// Responds with a chunk that is read while it is sent.
 async fn streamed_response(
     context: &RequestContext<'_>,
     mount: &Mount,
-    chunk: StreamedChunk,
-    media_type: &'static str,
+    chunk: &Chunk,
+    encoded: EncodedChunk,
     cache_control: HeaderValue,
 ) -> HandlerResult {
-    let (mut response, range) = response_head(context, chunk.len, &chunk.etag, media_type, cache_control)?;
+    let EncodedChunk { len, etag, source } = encoded;
+    let (mut response, range) = response_head(context, len, &etag, chunk.media_type(), cache_control)?;
     if range.is_empty() || context.method() == Method::HEAD {
         return Ok(response);
     }
-    *response.body_mut() = match chunk.source.clone() {
-        StreamSource::Stored(large, block_range) => {
+    *response.body_mut() = match source {
+        ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => bytes_body(&bytes, range),
+        ChunkSource::LargeStored(large, block_range) => {
             let block_offset = |byte: u64| block_range.start.saturating_add(byte);
             stored::stream_range(large, block_offset(range.start), block_offset(range.end), context.id.to_owned())
         }
-        StreamSource::Elements(layout) => {
+        ChunkSource::Elements(layout) => {
             let header_bytes = layout.header.len() as u64;
             let header_offset = |byte: u64| usize::try_from(byte.min(header_bytes)).unwrap_or(usize::MAX);
             let prefix = layout.header.slice(header_offset(range.start)..header_offset(range.end));
@@ -162,7 +166,8 @@ async fn streamed_response(
                 let (slice, skipped) = chunk.plan_byte_range(&mount.container, &layout, from, to)?;
                 let transform = chunk.byte_swap(&layout);
                 let reader = BandReader::new(mount.container.clone(), context.freshness, slice, transform);
-                let mut reader = reader.with_etag_check(chunk).with_byte_range(skipped, to.saturating_sub(from));
+                let mut reader =
+                    reader.with_etag_check(chunk.clone(), etag).with_byte_range(skipped, to.saturating_sub(from));
                 let first = reader.next().await?.unwrap_or_default();
                 reader.into_body(prefix, first, context.id.to_owned())
             }

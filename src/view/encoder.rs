@@ -5,8 +5,8 @@ use std::ops::Range;
 
 use bytes::Bytes;
 
-use crate::container::{Dataset, ReadError};
-use crate::n5::{Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, GridPosition};
+use crate::container::ReadError;
+use crate::n5::{Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition};
 
 /// Encodes the elements of a chunk to bytes.
 pub trait ChunkEncoder: fmt::Debug + Send + Sync {
@@ -28,27 +28,10 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
-    /// Returns the range of the chunk within a stored block of the dataset, if the block contains it in the required
-    /// encoding. It is called only for a chunk that is exactly one block.
-    fn passthrough_range(&self, _stored: &[u8], _dataset: &Dataset, _position: &GridPosition) -> Option<Range<usize>> {
+    /// Returns the form in which a stored block of the dataset can be sent as the chunk at `position`, or `None` if it
+    /// must be decoded. It is called only for a chunk that is exactly one block.
+    fn passthrough(&self, _dataset: &DatasetAttributes, _position: &GridPosition) -> Option<Passthrough> {
         None
-    }
-
-    /// As [`Self::passthrough_range`], for a stored block of `stored_bytes` that is not in memory. `head` holds its
-    /// first bytes.
-    fn passthrough_range_from_head(
-        &self,
-        _head: &[u8],
-        _stored_bytes: u64,
-        _dataset: &Dataset,
-        _position: &GridPosition,
-    ) -> Option<Range<u64>> {
-        None
-    }
-
-    /// Returns true if [`Self::passthrough_range`] can find a range in any block of the dataset.
-    fn can_pass_through(&self, _dataset: &Dataset) -> bool {
-        false
     }
 
     /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
@@ -69,34 +52,34 @@ pub struct StreamLayout {
     pub is_big_endian: bool,
 }
 
-/// Returns the range of the payload of a stored block, if the block is of the default mode, has exactly `size` elements
-/// and is one stream of `encoding`.
-pub(super) fn payload_range(
-    stored: &[u8],
-    size: &[u64],
-    width: usize,
-    encoding: BlockEncoding,
-) -> Option<Range<usize>> {
-    let header = BlockHeader::parse(stored).ok()?;
-    if header.mode != BlockMode::Default || header.size.as_slice() != size {
-        return None;
+/// Form in which a stored block is a chunk already.
+#[derive(Debug)]
+pub struct Passthrough {
+    /// Encoding of the payload, which is one stream.
+    pub encoding: BlockEncoding,
+    /// Sizes that the block may have in elements, in N5 axis order.
+    pub sizes: Vec<Coords>,
+    /// True if the header of the block is a part of the chunk.
+    pub includes_header: bool,
+}
+
+impl Passthrough {
+    /// Returns the range of the chunk within a stored block of `stored_bytes` that begins with `head`, if the block is
+    /// of the default mode and has this form. Elements have `width` bytes. The header of an uncompressed block
+    /// suffices as `head`; a compressed block must be there as a whole.
+    pub(super) fn range(&self, head: &[u8], stored_bytes: u64, width: usize) -> Option<Range<u64>> {
+        let header = BlockHeader::parse(head).ok()?;
+        if header.mode != BlockMode::Default || !self.sizes.contains(&header.size) {
+            return None;
+        }
+        let (payload_start, payload_bytes) = (header.len as u64, header.elements?.checked_mul(width as u64)?);
+        let is_one_stream = match self.encoding {
+            BlockEncoding::Raw => payload_start.checked_add(payload_bytes) == Some(stored_bytes),
+            BlockEncoding::Gzip | BlockEncoding::Zstd | BlockEncoding::Blosc => {
+                head.len() as u64 == stored_bytes
+                    && self.encoding.is_one_stream(head.get(header.len..)?, usize::try_from(payload_bytes).ok()?)
+            }
+        };
+        is_one_stream.then_some(if self.includes_header { 0 } else { payload_start }..stored_bytes)
     }
-    let len = usize::try_from(header.elements?).ok()?.checked_mul(width)?;
-    let payload = stored.get(header.len..)?;
-    encoding.is_one_stream(payload, len).then_some(header.len..stored.len())
-}
-
-/// Returns the encoding of the blocks of a dataset, if it is one that other programs read.
-pub(super) fn stored_encoding(dataset: &Dataset) -> Option<BlockEncoding> {
-    BlockEncoding::from_name(dataset.attributes.compression().name())
-}
-
-/// Returns the range of the uncompressed payload of a stored block of `stored_bytes` that begins with `head`, if the
-/// block is of the default mode and has exactly `size` elements.
-pub(super) fn raw_payload_range(head: &[u8], stored_bytes: u64, size: &[u64], width: usize) -> Option<Range<u64>> {
-    let header = BlockHeader::parse(head).ok()?;
-    let len = header.elements?.checked_mul(width as u64)?;
-    let from = header.len as u64;
-    let has_expected_header = header.mode == BlockMode::Default && header.size.as_slice() == size;
-    (has_expected_header && from.checked_add(len) == Some(stored_bytes)).then_some(from..stored_bytes)
 }

@@ -1,8 +1,10 @@
 //! Views: the same container in the formats that other programs expect. Each view has one file and one entry of
 //! [`VIEWS`].
 //!
-//! A view resolves a key of its own format to a document or a chunk. It knows containers and formats, but no requests,
-//! statuses or headers.
+//! [`View::resolve`] says what a key of the view's own format is: a document, a [`Chunk`] or nothing. [`Chunk::read`]
+//! decides how a chunk gets its bytes: the payload of a stored block passes through if it has the required form, small
+//! chunks are encoded and cached, and large ones are encoded while they are sent. A view knows containers and formats,
+//! but no requests, statuses or headers.
 
 mod chunk;
 mod encoder;
@@ -21,8 +23,8 @@ use async_trait::async_trait;
 use crate::container::ReadError;
 use crate::metadata::{Description, Node, NodeKind};
 
-pub use chunk::{Chunk, ChunkBody, EncodedChunk, StreamSource, StreamedChunk};
-pub use encoder::{ChunkEncoder, StreamLayout};
+pub use chunk::{Chunk, ChunkSource, EncodedChunk};
+pub use encoder::{ChunkEncoder, Passthrough, StreamLayout};
 pub use lookup::{ResolvedKey, ViewDocument, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
 
