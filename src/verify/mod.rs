@@ -21,6 +21,7 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::StreamExt;
@@ -34,9 +35,8 @@ pub use tally::{Checkpoint, DatasetTally, Totals};
 
 use crate::container::{Container, EntryKind, GroupState, ReadError};
 use crate::store::{Key, Store};
-use aggregator::{BlockVerdict, ResultAggregator, VerifiedItem};
+use aggregator::{ResultAggregator, VerifiedItem};
 use item::WalkItem;
-use prefetch::HeadOfLine;
 use previous_run::names_below;
 use retry::StorageRetry;
 use walk::ContainerWalker;
@@ -103,7 +103,7 @@ impl Verifier {
             retry: Arc::clone(&retry),
             items: sender,
             report_missing: self.report_missing,
-            head_of_line: HeadOfLine::new(true),
+            head_of_line: Arc::new(AtomicBool::new(true)),
         };
         let (start, after) = resume.map_or((0, None), |checkpoint| (checkpoint.root, Some(checkpoint.after)));
         let after = after.and_then(|after| names_below(self.roots.get(start)?, &after));
@@ -162,30 +162,27 @@ impl Verifier {
     async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> VerifiedItem {
         let WalkItem::Block(dataset, position) = item else { return VerifiedItem::Item(item) };
         let attributes = &dataset.attributes;
-        if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
-            return VerifiedItem::Block(dataset, position, BlockVerdict::Unverified(None));
+        if !attributes.is_decodable() {
+            return VerifiedItem::Block { dataset, position, lengths: None, finding: None };
         }
         let check = || {
             let freshness = self.container.resources().request_freshness();
             self.container.check_block(freshness, &dataset, &position)
         };
-        let verdict = match retry.run(check).await {
-            Ok(Some(block)) => BlockVerdict::Decoded {
-                stored_bytes: block.stored_bytes,
-                decoded_bytes: block.decoded_bytes,
-                finding: block_findings::decoded_block_finding(&dataset, &position, &block),
-            },
+        let (lengths, finding) = match retry.run(check).await {
+            Ok(Some(block)) => (
+                Some((block.stored_bytes, block.decoded_bytes)),
+                block_findings::decoded_block_finding(&dataset, &position, &block),
+            ),
             Ok(None) => {
                 let key = dataset.block_key(&position);
                 let head = retry.run(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
                 let is_there = matches!(head, Ok(Some(_)));
-                BlockVerdict::Unverified(Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
+                (None, Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
             }
-            Err(error) => {
-                BlockVerdict::Unverified(Some(block_findings::failed_block_finding(&dataset, &position, &error)))
-            }
+            Err(error) => (None, Some(block_findings::failed_block_finding(&dataset, &position, &error))),
         };
-        VerifiedItem::Block(dataset, position, verdict)
+        VerifiedItem::Block { dataset, position, lengths, finding }
     }
 
     /// Reports the datasets whose attributes differ from those that an earlier run read.

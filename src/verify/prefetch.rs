@@ -19,23 +19,12 @@ const MAX_PREFETCHED: usize = 8;
 /// Maximum number of buffered items of a prefetched directory. Its walk pauses when the buffer is full.
 const MAX_BUFFERED_ITEMS: usize = 256;
 
-/// A flag that is true while it is a walk's turn. Only then does the walk prefetch directories below it. This limits
-/// the number of concurrent walks by the depth of the current directory, whatever the shape of the tree.
-#[derive(Debug, Clone)]
-pub(super) struct HeadOfLine(Arc<AtomicBool>);
-
-impl HeadOfLine {
-    pub(super) fn new(is_head: bool) -> Self {
-        Self(Arc::new(AtomicBool::new(is_head)))
-    }
-}
-
 /// A directory that is walked before its turn.
 struct PrefetchedDirectory {
     /// Index of its entry on the page.
     entry_index: usize,
     items: Receiver<WalkItem>,
-    head_of_line: HeadOfLine,
+    head_of_line: Arc<AtomicBool>,
     walk: AbortOnDropHandle<Result<bool, SendError<()>>>,
 }
 
@@ -52,14 +41,14 @@ impl WalkPrefetcher {
     /// allows. `start` spawns one that sends its items to the given channel.
     pub(super) fn prefetch(
         &mut self,
-        head_of_line: &HeadOfLine,
+        head_of_line: &AtomicBool,
         page: &[DirEntry],
         index: usize,
-        start: impl Fn(&DirEntry, Sender<WalkItem>, HeadOfLine) -> JoinHandle<Result<bool, SendError<()>>>,
+        start: impl Fn(&DirEntry, Sender<WalkItem>, Arc<AtomicBool>) -> JoinHandle<Result<bool, SendError<()>>>,
     ) {
         self.next_index = self.next_index.max(index.saturating_add(1));
         while self.prefetched.len() < MAX_PREFETCHED
-            && head_of_line.0.load(Ordering::Relaxed)
+            && head_of_line.load(Ordering::Relaxed)
             && let Some(entry) = page.get(self.next_index)
         {
             let entry_index = self.next_index;
@@ -68,8 +57,8 @@ impl WalkPrefetcher {
                 continue;
             }
             let (sender, items) = mpsc::channel(MAX_BUFFERED_ITEMS);
-            let head_of_line = HeadOfLine::new(false);
-            let walk = AbortOnDropHandle::new(start(entry, sender, head_of_line.clone()));
+            let head_of_line = Arc::new(AtomicBool::new(false));
+            let walk = AbortOnDropHandle::new(start(entry, sender, Arc::clone(&head_of_line)));
             self.prefetched.push_back(PrefetchedDirectory { entry_index, items, head_of_line, walk });
         }
     }
@@ -85,7 +74,7 @@ impl WalkPrefetcher {
             return None;
         }
         let mut directory = self.prefetched.pop_front()?;
-        directory.head_of_line.0.store(true, Ordering::Relaxed);
+        directory.head_of_line.store(true, Ordering::Relaxed);
         while let Some(item) = directory.items.recv().await {
             match items.reserve().await {
                 Ok(place) => place.send(item),

@@ -3,6 +3,7 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
@@ -15,7 +16,7 @@ use super::entry_role::{self, DirectoryRole, EntryRole, is_temporary};
 use super::finding::{Finding, FindingKind};
 use super::gaps::{IntervalSet, MissingRange};
 use super::item::WalkItem;
-use super::prefetch::{HeadOfLine, WalkPrefetcher, join_walk};
+use super::prefetch::{WalkPrefetcher, join_walk};
 use super::retry::StorageRetry;
 use crate::container::{ATTRIBUTES, Container, Group, GroupState, ReadError, grid_component};
 use crate::n5::Coords;
@@ -37,7 +38,9 @@ pub(super) struct ContainerWalker {
     pub(super) items: Sender<WalkItem>,
     /// True if each range of missing blocks is reported.
     pub(super) report_missing: bool,
-    pub(super) head_of_line: HeadOfLine,
+    /// True while it is this walk's turn. Only then does it prefetch directories below it. This limits the number of
+    /// concurrent walks by the depth of the current directory, whatever the shape of the tree.
+    pub(super) head_of_line: Arc<AtomicBool>,
 }
 
 /// A directory whose entries are walked.
@@ -51,12 +54,14 @@ struct WalkedDirectory {
     has_readable_attributes: bool,
 }
 
-/// Names that lead from a directory to the position where an earlier run stopped.
-type ResumePath = Option<Vec<String>>;
-
 impl ContainerWalker {
     /// Walks everything below each of `roots`, beginning with the index `start`, and there after `resume`.
-    pub(super) async fn run(self, roots: Vec<Key>, start: usize, mut resume: ResumePath) -> Result<(), SendError<()>> {
+    pub(super) async fn run(
+        self,
+        roots: Vec<Key>,
+        start: usize,
+        mut resume: Option<Vec<String>>,
+    ) -> Result<(), SendError<()>> {
         for (index, root) in roots.into_iter().enumerate().skip(start) {
             self.send(WalkItem::RootStart(index)).await?;
             self.walk_directory(root, DirectoryRole::Hierarchy, Vec::new(), resume.take()).await?;
@@ -78,13 +83,14 @@ impl ContainerWalker {
         self.send(WalkItem::Finding(Finding::new(kind, key.as_str(), message))).await
     }
 
-    /// Walks a directory. Returns true if it is a part of the grid that it lies in.
+    /// Walks a directory. Returns true if it is a part of the grid that it lies in. `resume` holds the names that lead
+    /// from the directory to the position where an earlier run stopped.
     fn walk_directory(
         &self,
         key: Key,
         role: DirectoryRole,
         ancestors: Vec<u64>,
-        resume: ResumePath,
+        resume: Option<Vec<String>>,
     ) -> BoxFuture<'_, Result<bool, SendError<()>>> {
         async move {
             let group = self.group(&key).await;
@@ -166,7 +172,11 @@ impl ContainerWalker {
     }
 
     /// Walks the entries of a directory.
-    async fn walk_entries(&self, directory: WalkedDirectory, mut resume: ResumePath) -> Result<(), SendError<()>> {
+    async fn walk_entries(
+        &self,
+        directory: WalkedDirectory,
+        mut resume: Option<Vec<String>>,
+    ) -> Result<(), SendError<()>> {
         let directory = Arc::new(directory);
         let WalkedDirectory { key, role, .. } = &*directory;
         let mut present = self.report_missing.then(IntervalSet::default);
@@ -275,7 +285,7 @@ impl ContainerWalker {
         &self,
         directory: &WalkedDirectory,
         entry: &DirEntry,
-        resume: ResumePath,
+        resume: Option<Vec<String>>,
     ) -> Result<bool, SendError<()>> {
         let WalkedDirectory { key: parent, role, ancestors, has_readable_attributes } = directory;
         let Ok(key) = parent.child(&entry.name) else {
