@@ -21,13 +21,10 @@ use crate::{allocator, metrics, trace};
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
 #[derive(Debug, Clone)]
-pub struct CpuPool(Arc<PriorityLanes>);
-
-#[derive(Debug)]
-struct PriorityLanes {
+pub struct CpuPool {
     cores: usize,
-    high: PriorityLane,
-    low: PriorityLane,
+    high: Arc<PriorityLane>,
+    low: Arc<PriorityLane>,
 }
 
 /// Priority of a job, according to how long it may take.
@@ -53,13 +50,15 @@ const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
 /// core, and all of an uncontended one.
 const NICENESS: i32 = 10;
 
+/// Threads for jobs of one priority only. If they were shared with calls that block on a disk, one disk that hangs would
+/// stop all decoding.
 #[derive(Debug)]
 struct PriorityLane {
     core_permits: FairSemaphore,
-    /// `None` if the system could not start a thread; then the caller's runtime runs the jobs.
-    threads: Option<Threads>,
+    /// As many threads as cores. `None` if the system could not start a thread; then the caller's runtime runs the jobs.
+    threads: Option<Runtime>,
     /// Threads for jobs that run while paused jobs keep their threads.
-    spare_threads: Option<Threads>,
+    spare_threads: Option<Runtime>,
     /// Number of jobs that have yielded their core to others.
     paused_jobs: Arc<AtomicUsize>,
 }
@@ -141,50 +140,33 @@ fn raise_niceness() {
     }
 }
 
-/// As many threads as cores, for CPU jobs only. If they were shared with calls that block on a disk, one disk that
-/// hangs would stop all decoding.
-#[derive(Debug)]
-struct Threads(Option<Runtime>);
-
-impl Threads {
-    /// Creates a pool of up to `count` threads. Threads that never end are each pinned to a core, if there are `count`
-    /// cores.
-    fn start(count: usize, priority: Priority, keep_alive: Duration) -> std::io::Result<Self> {
-        let (started, cores) = (AtomicUsize::new(0), allowed_cores());
-        let name = match priority {
-            Priority::High => "n5-cpu-short",
-            Priority::Low => "n5-cpu",
-        };
-        let runtime = Builder::new_current_thread()
-            .max_blocking_threads(count)
-            .thread_name(name)
-            .thread_keep_alive(keep_alive)
-            .on_thread_start(move || {
-                let number = started.fetch_add(1, Ordering::Relaxed);
-                if keep_alive == KEEP_ALIVE_FOREVER
-                    && cores.len() == count
-                    && let Some(core) = cores.get(number)
-                {
-                    pin_to_core(*core);
-                }
-                if priority == Priority::Low {
-                    raise_niceness();
-                }
-            })
-            .build()?;
-        // Started now: the runtime panics if it has no thread and the system cannot start one.
-        drop(runtime.spawn_blocking(|| ()));
-        Ok(Self(Some(runtime)))
-    }
-}
-
-impl Drop for Threads {
-    fn drop(&mut self) {
-        // This may be dropped where blocking is not allowed.
-        if let Some(runtime) = self.0.take() {
-            runtime.shutdown_background();
-        }
-    }
+/// Starts a pool of up to `count` threads. Threads that never end are each pinned to a core, if there are `count` cores.
+fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std::io::Result<Runtime> {
+    let (started, cores) = (AtomicUsize::new(0), allowed_cores());
+    let name = match priority {
+        Priority::High => "n5-cpu-short",
+        Priority::Low => "n5-cpu",
+    };
+    let runtime = Builder::new_current_thread()
+        .max_blocking_threads(count)
+        .thread_name(name)
+        .thread_keep_alive(keep_alive)
+        .on_thread_start(move || {
+            let number = started.fetch_add(1, Ordering::Relaxed);
+            if keep_alive == KEEP_ALIVE_FOREVER
+                && cores.len() == count
+                && let Some(core) = cores.get(number)
+            {
+                pin_to_core(*core);
+            }
+            if priority == Priority::Low {
+                raise_niceness();
+            }
+        })
+        .build()?;
+    // Started now: the runtime panics if it has no thread and the system cannot start one.
+    drop(runtime.spawn_blocking(|| ()));
+    Ok(runtime)
 }
 
 /// The error for a job that panicked, or that the runtime dropped during shutdown.
@@ -196,21 +178,18 @@ impl CpuPool {
     /// Creates lanes for `cores` concurrent jobs of each priority, at least one.
     pub fn new(cores: usize) -> Self {
         let cores = cores.max(1);
-        Self(Arc::new(PriorityLanes {
-            cores,
-            high: PriorityLane::new(cores, Priority::High),
-            low: PriorityLane::new(cores, Priority::Low),
-        }))
+        let lane = |priority| Arc::new(PriorityLane::new(cores, priority));
+        Self { cores, high: lane(Priority::High), low: lane(Priority::Low) }
     }
 
     /// Returns the maximum number of concurrent jobs of one priority.
     pub fn cores(&self) -> usize {
-        self.0.cores
+        self.cores
     }
 
     /// Returns the number of running jobs of both priorities.
     pub fn running(&self) -> usize {
-        self.0.high.core_permits.taken() + self.0.low.core_permits.taken()
+        self.high.core_permits.taken() + self.low.core_permits.taken()
     }
 
     /// Returns true if a job of this priority waits for a core.
@@ -220,8 +199,8 @@ impl CpuPool {
 
     fn lane(&self, priority: Priority) -> &PriorityLane {
         match priority {
-            Priority::High => &self.0.high,
-            Priority::Low => &self.0.low,
+            Priority::High => &self.high,
+            Priority::Low => &self.low,
         }
     }
 
@@ -266,7 +245,7 @@ impl CpuPool {
             core_permits: lane.core_permits.clone(),
             client: flow.0,
             paused_jobs: Arc::clone(&lane.paused_jobs),
-            max_paused: self.0.cores.saturating_mul(MAX_PAUSED_PER_CORE),
+            max_paused: self.cores.saturating_mul(MAX_PAUSED_PER_CORE),
         };
         let job = move || {
             let lease = CoreLease {
@@ -282,7 +261,7 @@ impl CpuPool {
         };
         let job = trace::job_in_current_scope(job);
         #[expect(clippy::disallowed_methods, reason = "CPU work belongs here")]
-        let running = match lane.threads().and_then(|threads| threads.0.as_ref()) {
+        let running = match lane.threads() {
             Some(threads) => threads.spawn_blocking(job),
             None => tokio::task::spawn_blocking(job),
         };
@@ -292,9 +271,9 @@ impl CpuPool {
 
 impl PriorityLane {
     fn new(cores: usize, priority: Priority) -> Self {
-        let threads = Threads::start(cores, priority, KEEP_ALIVE_FOREVER).ok();
+        let threads = start_threads(cores, priority, KEEP_ALIVE_FOREVER).ok();
         let spare_threads =
-            Threads::start(cores.saturating_mul(1 + MAX_PAUSED_PER_CORE), priority, SPARE_KEEP_ALIVE).ok();
+            start_threads(cores.saturating_mul(1 + MAX_PAUSED_PER_CORE), priority, SPARE_KEEP_ALIVE).ok();
         Self {
             core_permits: FairSemaphore::new(cores, ClientQuota::UNLIMITED, CostBasis::Time),
             threads,
@@ -304,9 +283,18 @@ impl PriorityLane {
     }
 
     /// Returns the threads for a job that has got a core.
-    fn threads(&self) -> Option<&Threads> {
+    fn threads(&self) -> Option<&Runtime> {
         let is_short_of_threads = self.paused_jobs.load(Ordering::Relaxed) > 0;
         if is_short_of_threads { self.spare_threads.as_ref() } else { self.threads.as_ref() }
+    }
+}
+
+impl Drop for PriorityLane {
+    fn drop(&mut self) {
+        // This may be dropped where blocking is not allowed.
+        for threads in [self.threads.take(), self.spare_threads.take()].into_iter().flatten() {
+            threads.shutdown_background();
+        }
     }
 }
 

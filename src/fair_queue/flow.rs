@@ -3,11 +3,11 @@
 use std::cell::Cell;
 use std::collections::VecDeque;
 use std::sync::Weak;
+use std::time::Instant;
 
 use tokio::sync::oneshot;
 
-use super::permit::GrantKind;
-use super::{FairPermit, FlowId};
+use super::client::FlowId;
 
 /// Of the units that a flow holds, one in this many counts as if it had overtaken others.
 const HELD_UNITS_DIVISOR: usize = 16;
@@ -63,6 +63,17 @@ impl Flow {
     }
 }
 
+/// How a permit got its units.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum GrantKind {
+    /// Granted in turn.
+    InTurn,
+    /// Granted before a larger request that waits.
+    Overtaking,
+    /// Charged to the client, but already granted otherwise.
+    Charged,
+}
+
 /// A request that waits.
 #[derive(Debug)]
 pub(super) struct PendingAcquire {
@@ -74,12 +85,13 @@ pub(super) struct PendingAcquire {
     pub(super) kind: GrantKind,
     /// True if other clients had to wait until there are enough units for this request.
     pub(super) blocked_others: Cell<bool>,
-    pub(super) sender: oneshot::Sender<FairPermit>,
+    /// Tells the waiting future that it has been granted, how and when.
+    pub(super) sender: oneshot::Sender<(GrantKind, Instant)>,
 }
 
 impl PendingAcquire {
     /// Creates a request for this many units that leaves none free and belongs to no stream.
-    pub(super) fn new(units: usize, kind: GrantKind, sender: oneshot::Sender<FairPermit>) -> Self {
+    pub(super) fn new(units: usize, kind: GrantKind, sender: oneshot::Sender<(GrantKind, Instant)>) -> Self {
         Self { units, reserve: 0, stream: None, kind, blocked_others: Cell::new(false), sender }
     }
 

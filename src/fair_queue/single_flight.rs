@@ -12,7 +12,7 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::ClientId;
+use super::client::ClientId;
 
 tokio::task_local! {
     static CURRENT_FLIGHT: FlightHandle;

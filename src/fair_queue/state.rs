@@ -3,9 +3,8 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::flow::{ClientQuota, Flow, PendingAcquire};
-use super::permit::GrantKind;
-use super::{ClientId, CostBasis, FlowId};
+use super::client::{ClientId, FlowId};
+use super::flow::{ClientQuota, Flow, GrantKind, PendingAcquire};
 
 /// A permit of at most one in this many of all units may overtake a larger request, which waits until others release
 /// enough.
@@ -27,6 +26,15 @@ const STARVED_STREAMS_RESERVE_DIVISOR: usize = 16;
 /// `total` units. The first client that overtakes gets at most half of the limit.
 pub fn max_overtaking_units(total: usize, in_flight: usize) -> usize {
     (total / OVERTAKING_PERMIT_DIVISOR).min(in_flight / OVERTAKING_DIVISOR / 2)
+}
+
+/// Measure of the service that a flow has received.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum CostBasis {
+    /// Number of units granted.
+    Units,
+    /// Time for which units are held.
+    Time,
 }
 
 /// Units of a [`FairSemaphore`](super::FairSemaphore), and the flows that wait for them.

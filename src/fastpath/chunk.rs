@@ -8,7 +8,7 @@ use crate::cache::Freshness;
 use crate::http::route::{Endpoint, RequestTarget};
 use crate::metrics::LookupResult;
 use crate::store::ObjectMeta;
-use crate::view::{self, ChunkBody, ResolvedKey};
+use crate::view::{self, ResolvedKey};
 
 /// Media type of most chunks.
 const OCTET_STREAM: &str = "application/octet-stream";
@@ -41,20 +41,16 @@ pub(super) fn try_respond(
     if chunk.media_type() != OCTET_STREAM {
         return None;
     }
-    let encoded = match chunk.read(&mount.container, freshness).now_or_never()?.ok()? {
-        Some(ChunkBody::Whole(encoded)) => encoded,
-        Some(ChunkBody::Streamed(_)) => return None,
-        None => {
-            mount.container.count_lookup(LookupResult::Absent);
-            return Some(responder.not_found_reply(request, template, view.name()));
-        }
+    let Some(encoded) = chunk.read(&mount.container, freshness).now_or_never()?.ok()? else {
+        mount.container.count_lookup(LookupResult::Absent);
+        return Some(responder.not_found_reply(request, template, view.name()));
     };
+    let bytes = encoded.bytes()?.clone();
     mount.container.count_lookup(LookupResult::Hit);
-    let meta =
-        ObjectMeta { len: encoded.bytes.len() as u64, modified: None, etag: encoded.etag.as_str().into(), version: 0 };
+    let meta = ObjectMeta { len: encoded.len, modified: None, etag: encoded.etag.as_str().into(), version: 0 };
     let mut headers = EntityHeaders::new(meta, false);
     headers.route = view.name();
-    let body = ReplyBody::Bytes(responder.charge_to_client(request, mount, encoded.bytes.clone())?);
+    let body = ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?);
     let reply = responder.entity_reply(request, template, &headers, body);
     if view.has_self_contained_chunks()
         && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)

@@ -13,7 +13,7 @@ use crate::fair_queue::ClientId;
 use crate::http::observe;
 use crate::read::{PieceTransform, PlannedSlice};
 use crate::trace;
-use crate::view::StreamedChunk;
+use crate::view::Chunk;
 
 /// Maximum number of bands that wait to be sent while the next one is assembled.
 const BANDS_AHEAD: usize = 1;
@@ -26,8 +26,8 @@ pub(crate) struct BandReader {
     /// Time that the last band waited for the client.
     send_wait: Option<Duration>,
     transform: Option<PieceTransform>,
-    /// Chunk whose entity tag is checked again after the last band has been read.
-    etag_check: Option<StreamedChunk>,
+    /// Chunk whose entity tag is checked again after the last band has been read, and the tag.
+    etag_check: Option<(Chunk, String)>,
     /// Bytes at the start of what is read that are still to be skipped.
     bytes_to_skip: u64,
     /// Bytes after the skipped ones that are still to be sent.
@@ -54,8 +54,8 @@ impl BandReader {
     }
 
     /// Adds a check, before the last band is sent, that the blocks still have the promised entity tag.
-    pub(crate) fn with_etag_check(self, chunk: StreamedChunk) -> Self {
-        Self { etag_check: Some(chunk), ..self }
+    pub(crate) fn with_etag_check(self, chunk: Chunk, etag: String) -> Self {
+        Self { etag_check: Some((chunk, etag)), ..self }
     }
 
     /// Restricts the body to `len` bytes after the first `bytes_to_skip`.
@@ -72,9 +72,10 @@ impl BandReader {
             self.container.next_band(self.freshness, &mut self.slice, self.send_wait, self.transform.clone()).await?;
         let band = band.map(|(pieces, _)| trim_pieces(pieces, &mut self.bytes_to_skip, &mut self.remaining_bytes));
         // Checked before the last band is sent.
-        if let Some(chunk) = self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining_bytes == 0)
+        if let Some((chunk, etag)) =
+            self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining_bytes == 0)
         {
-            chunk.verify_etag(&self.container).await?;
+            chunk.verify_etag(&self.container, etag).await?;
         }
         Ok(band)
     }

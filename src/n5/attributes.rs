@@ -117,6 +117,11 @@ impl DatasetAttributes {
         &self.compression
     }
 
+    /// Returns true if the compression and the data type of the blocks are supported, so that they can be decoded.
+    pub fn is_decodable(&self) -> bool {
+        self.compression.codec().is_some() && self.data_type.size_bytes().is_some()
+    }
+
     /// Returns true if the compression comes from the `compressionType` of releases before 2.0.0.
     pub fn has_legacy_compression(&self) -> bool {
         self.has_legacy_compression

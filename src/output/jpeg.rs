@@ -3,8 +3,10 @@
 use bytes::Bytes;
 use jpeg_encoder::{Encoder, ImageBuffer, JpegColorType, SamplingFactor};
 
+use super::Format;
+use super::encoded::{EncodeError, buffer};
 use super::image::{append_windowed, check_window, plane_size};
-use super::{EncodeError, EncodeOptions, Format, accepts_common, buffer, check_array};
+use super::options::EncodeOptions;
 use crate::n5::{Array, DataType};
 
 /// A plane or a line as a grey image, like `png` but with 8 bits only.
@@ -41,8 +43,7 @@ impl Format for JpegFormat {
         true
     }
 
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)?;
+    fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         plane_size(self.name(), shape, MAX_SIDE)?;
         check_window(self.name(), &[DataType::UInt8], data_type, options)
     }
@@ -56,12 +57,8 @@ impl Format for JpegFormat {
         blocks.saturating_mul(MAX_BLOCK_BYTES).saturating_add(rows).saturating_add(1024)
     }
 
-    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        None
-    }
-
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let side = |pixels: u32| u16::try_from(pixels).map_err(|error| encoder_error(error.to_string()));

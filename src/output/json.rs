@@ -4,7 +4,9 @@ use bytes::Bytes;
 use serde::Serialize;
 use smallvec::SmallVec;
 
-use super::{EncodeError, EncodeOptions, Format, accepts_common, buffer, check_array, element_count};
+use super::Format;
+use super::encoded::{EncodeError, buffer, element_count};
+use super::options::{AxisOrder, EncodeOptions};
 use crate::n5::{Array, DataType};
 
 /// An object with the members `data_type`, `shape`, `order`, `start`, `step` and `data`.
@@ -25,10 +27,6 @@ impl Format for JsonFormat {
         "application/json"
     }
 
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)
-    }
-
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let labelled = options.order.label(shape);
         // Two brackets and a comma per list: one list for the whole array, one for each index of the first axis, and so
@@ -46,12 +44,8 @@ impl Format for JsonFormat {
             .saturating_add(128)
     }
 
-    fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        None
-    }
-
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
         write_document(&mut out, array, options)
             .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;
@@ -95,7 +89,7 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
         axes.push(StridedAxis { count, stride });
         stride = stride.saturating_mul(count);
     }
-    if options.order == super::AxisOrder::C {
+    if options.order == AxisOrder::C {
         axes.reverse();
     }
     let append_number: AppendElement = match array.data_type {
@@ -107,8 +101,8 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
         DataType::Int16 => |out, bytes| append_element(out, bytes, i16::from_le_bytes),
         DataType::Int32 => |out, bytes| append_element(out, bytes, i32::from_le_bytes),
         DataType::Int64 => |out, bytes| append_element(out, bytes, i64::from_le_bytes),
-        DataType::Float32 => append_float32,
-        DataType::Float64 | DataType::Other(_) => append_float64,
+        DataType::Float32 => |out, bytes| append_float(out, bytes, f32::from_le_bytes),
+        DataType::Float64 | DataType::Other(_) => |out, bytes| append_float(out, bytes, f64::from_le_bytes),
     };
     write_nested(out, &array.data, &axes, append_number)?;
     out.push(b'}');
@@ -156,17 +150,15 @@ fn append_element<const N: usize, T: Serialize>(
     append(out, &data.first_chunk::<N>().map(|bytes| read(*bytes)))
 }
 
-fn append_float32(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
-    match data.first_chunk().map(|bytes| f32::from_le_bytes(*bytes)) {
-        Some(value) if !value.is_finite() => append(out, non_finite(value.into())),
-        // Not widened to f64, whose text would be longer than is needed to distinguish neighbouring f32 values.
-        value => append(out, &value),
-    }
-}
-
-fn append_float64(out: &mut Vec<u8>, data: &[u8]) -> serde_json::Result<()> {
-    match data.first_chunk().map(|bytes| f64::from_le_bytes(*bytes)) {
-        Some(value) if !value.is_finite() => append(out, non_finite(value)),
+/// Appends a float of its own width: the text of an f32 that is widened to f64 would be longer than is needed to
+/// distinguish neighbouring values.
+fn append_float<const N: usize, T: Serialize + Copy + Into<f64>>(
+    out: &mut Vec<u8>,
+    data: &[u8],
+    read: fn([u8; N]) -> T,
+) -> serde_json::Result<()> {
+    match data.first_chunk().map(|bytes| read(*bytes)) {
+        Some(value) if !value.into().is_finite() => append(out, non_finite(value.into())),
         value => append(out, &value),
     }
 }
@@ -187,7 +179,6 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::output::AxisOrder;
 
     fn encoded_text(shape: &[u64], data_type: DataType, data: Vec<u8>, order: AxisOrder) -> String {
         let array = Array { shape: shape.into(), data_type, data: data.into() };
@@ -258,7 +249,7 @@ mod tests {
         fn floats_round_trip_within_the_text_bound(bits in any::<u64>()) {
             let wide = f64::from_bits(bits);
             let mut out = Vec::new();
-            append_float64(&mut out, &wide.to_le_bytes()).unwrap();
+            append_float(&mut out, &wide.to_le_bytes(), f64::from_le_bytes).unwrap();
             prop_assert!(out.len() as u64 <= max_text_bytes(&DataType::Float64));
             if wide.is_finite() {
                 let parsed: f64 = std::str::from_utf8(&out).unwrap().parse().unwrap();
@@ -266,7 +257,7 @@ mod tests {
             }
             let narrow = f32::from_bits(u32::try_from(bits >> 32).unwrap());
             out.clear();
-            append_float32(&mut out, &narrow.to_le_bytes()).unwrap();
+            append_float(&mut out, &narrow.to_le_bytes(), f32::from_le_bytes).unwrap();
             prop_assert!(out.len() as u64 <= max_text_bytes(&DataType::Float32));
             if narrow.is_finite() {
                 let parsed: f32 = std::str::from_utf8(&out).unwrap().parse().unwrap();

@@ -3,12 +3,14 @@
 //! Synchronous and without I/O. Imports `n5` only, and knows nothing of datasets, stores or HTTP responses.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
+mod accept;
+mod encoded;
 mod image;
 mod jpeg;
 mod json;
 mod n5_block;
-mod negotiate;
 mod npy;
+mod options;
 mod png;
 mod raw;
 mod tiff;
@@ -19,7 +21,11 @@ use bytes::Bytes;
 
 use crate::n5::{Array, DataType};
 
-pub use negotiate::{NegotiationError, accept_weight, best_media_type, negotiate};
+pub use accept::{accept_weight, best_media_type};
+pub use encoded::{EncodeError, EncodedPiece};
+pub use options::{AxisOrder, EncodeOptions, Endian};
+
+use encoded::element_count;
 
 /// An output format, which encodes arrays as a media type.
 ///
@@ -49,7 +55,7 @@ pub use negotiate::{NegotiationError, accept_weight, best_media_type, negotiate}
 ///         "text/csv"
 ///     }
 ///
-///     fn accepts(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> Result<(), String> {
+///     fn supports(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> Result<(), String> {
 ///         if shape.len() == 2 { Ok(()) } else { Err("csv shows two axes; give the others to select".to_owned()) }
 ///     }
 ///
@@ -58,12 +64,8 @@ pub use negotiate::{NegotiationError, accept_weight, best_media_type, negotiate}
 ///         shape.iter().fold(8 + 25, |bytes, size| bytes.saturating_mul(*size))
 ///     }
 ///
-///     fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-///         None // Encoding needs the whole array, so it is not streamed.
-///     }
-///
 ///     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-///         self.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
+///         self.check(array, options)?;
 ///         let fault = |reason: String| EncodeError::Encoder { format: self.name(), reason };
 ///         let numbers = convert(array.data.clone(), &array.data_type, &DataType::Float64);
 ///         let numbers = numbers.map_err(|error| fault(error.to_string()))?;
@@ -99,11 +101,55 @@ pub trait Format: fmt::Debug + Send + Sync {
         false
     }
 
+    /// Checks what only this format requires of arrays. [`Format::accepts`] has checked the data type and the
+    /// parameters.
+    ///
+    /// # Errors
+    /// As for [`Format::accepts`].
+    fn supports(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> Result<(), String> {
+        Ok(())
+    }
+
     /// Checks that arrays of this shape and type can be encoded with these options.
     ///
     /// # Errors
     /// The obstacle and its remedy, as text for the client.
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String>;
+    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
+        if data_type.size_bytes().is_none() {
+            return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
+        }
+        let parameters = [
+            ("endian", options.endian == Endian::Big),
+            ("window", options.window.is_some()),
+            ("quality", options.quality.is_some()),
+        ];
+        for (parameter, is_given) in parameters {
+            if is_given && !self.parameters().contains(&parameter) {
+                let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
+                let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
+                return Err(format!(
+                    "{parameter} is for format={} only, but the format is {}",
+                    names.join(" or "),
+                    self.name()
+                ));
+            }
+        }
+        self.supports(shape, data_type, options)
+    }
+
+    /// Checks that the format accepts the array and that the array's length matches its shape.
+    ///
+    /// # Errors
+    /// [`EncodeError::Refused`] and [`EncodeError::Length`].
+    fn check(&self, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
+        self.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
+        let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
+        if array.data.len() as u64 == expected {
+            Ok(())
+        } else {
+            Err(EncodeError::Length { expected, found: array.data.len() })
+        }
+    }
 
     /// Upper bound of the bytes that encoding allocates besides the array, for the whole array or one band. `u64::MAX`
     /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
@@ -113,7 +159,9 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Such a format can be sent in bands. `None` if encoding needs the whole array.
     ///
     /// The bands follow the header in memory order, each passed through [`Format::finish_band`].
-    fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes>;
+    fn header(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> Option<Bytes> {
+        None
+    }
 
     /// Returns true if [`Format::finish_band`] changes the bytes of a band.
     fn changes_bands(&self, _data_type: &DataType, _options: &EncodeOptions) -> bool {
@@ -127,11 +175,20 @@ pub trait Format: fmt::Debug + Send + Sync {
     }
 
     /// Encodes the array, in parts that are sent one after another. The elements are not copied if
-    /// [`Format::extra_bytes`] is 0.
+    /// [`Format::extra_bytes`] is 0. A format without a header must implement this.
     ///
     /// # Errors
     /// [`EncodeError`] if [`Format::accepts`] refuses the array or the array's data do not match its shape.
-    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError>;
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        self.check(array, options)?;
+        let Array { shape, data_type, data } = array;
+        let header = self.header(shape, data_type, options).ok_or_else(|| EncodeError::Encoder {
+            format: self.name(),
+            reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
+        })?;
+        let elements = self.finish_band(data.clone(), data_type, options);
+        Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
+    }
 
     /// Number of pieces that make up the encoding of such an array, each made by [`Format::encode_piece`]. It is 1 if
     /// the format implements only [`Format::encode`], and is the same on every machine.
@@ -162,17 +219,6 @@ pub trait Format: fmt::Debug + Send + Sync {
     }
 }
 
-/// A piece of an encoded array.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct EncodedPiece {
-    /// Bytes that the piece adds to the encoding.
-    pub bytes: Bytes,
-    /// Checksum of the piece's content, in the format's own algorithm.
-    pub checksum: u32,
-    /// Number of bytes that the checksum covers.
-    pub checked_bytes: u64,
-}
-
 /// All output formats. The first one is the default, and wins among equally acceptable ones.
 pub static FORMATS: &[&dyn Format] = &[
     &raw::RawFormat,
@@ -184,175 +230,49 @@ pub static FORMATS: &[&dyn Format] = &[
     &n5_block::N5BlockFormat,
 ];
 
-/// Options that the client sets, and the values that a response states about the region.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct EncodeOptions {
-    /// Axis order in which the shape is labelled.
-    pub order: AxisOrder,
-    /// Byte order of elements in `raw`.
-    pub endian: Endian,
-    /// Values shown as black and as white in `png` and `jpeg`.
-    pub window: Option<(f64, f64)>,
-    /// Quality of `jpeg`, 1 to 100.
-    pub quality: Option<u8>,
-    /// First sample along every axis of the dataset, in N5 axis order.
-    pub start: Vec<i64>,
-    /// Distance between samples along every axis of the dataset, in N5 axis order.
-    pub step: Vec<u64>,
-}
-
-/// Axis order in which a shape is labelled. The bytes are the same in both orders.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum AxisOrder {
-    /// First axis fastest: the shape is in N5 axis order.
-    #[default]
-    F,
-    /// Last axis fastest: the shape is reversed.
-    C,
-}
-
-impl AxisOrder {
-    /// Names of both orders.
-    pub const NAMES: [&'static str; 2] = ["F", "C"];
-
-    /// Returns the order named `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "F" => Some(Self::F),
-            "C" => Some(Self::C),
-            _ => None,
-        }
-    }
-
-    /// Returns `F` or `C`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F => "F",
-            Self::C => "C",
-        }
-    }
-
-    /// Returns `shape`, which is in N5 axis order, as this order labels it.
-    pub fn label(self, shape: &[u64]) -> Vec<u64> {
-        match self {
-            Self::F => shape.to_vec(),
-            Self::C => shape.iter().rev().copied().collect(),
-        }
-    }
-}
-
-/// Byte order of elements.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum Endian {
-    /// Least significant byte first.
-    #[default]
-    Little,
-    /// Most significant byte first.
-    Big,
-}
-
-impl Endian {
-    /// Names of both byte orders.
-    pub const NAMES: [&'static str; 2] = ["little", "big"];
-
-    /// Returns the byte order named `name`.
-    pub fn from_name(name: &str) -> Option<Self> {
-        match name {
-            "little" => Some(Self::Little),
-            "big" => Some(Self::Big),
-            _ => None,
-        }
-    }
-
-    /// Returns `little` or `big`.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Little => "little",
-            Self::Big => "big",
-        }
-    }
-}
-
-/// Reason why an array cannot be encoded.
+/// Reason why no format can be selected.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum EncodeError {
-    /// The format cannot represent such arrays. The text is for the client.
-    #[error("{0}")]
-    Refused(String),
-    /// The length of the array's data does not match its shape and type.
-    #[error("the array has {found} bytes, but its shape and type require {expected}")]
-    Length {
-        /// Length that the shape and type require, in bytes.
-        expected: u64,
-        /// Length of the data in bytes.
-        found: usize,
+pub enum NegotiationError {
+    /// No format has the requested name.
+    #[error("unknown format {requested:?}; known: {}", known.join(", "))]
+    UnknownFormat {
+        /// Requested name, cut to 40 characters.
+        requested: String,
+        /// Names of all formats.
+        known: Vec<&'static str>,
     },
-    /// Memory for the encoded array, of so many bytes, is not available.
-    #[error("no memory for {0} bytes of encoded data")]
-    Memory(u64),
-    /// The encoder of a format failed.
-    #[error("the {format} encoder: {reason}")]
-    Encoder {
-        /// Name of the format.
-        format: &'static str,
-        /// Message of the encoder.
-        reason: String,
+    /// `Accept` excludes every available media type.
+    #[error("Accept matches none of the media types served here: {}", known.join(", "))]
+    NotAcceptable {
+        /// All available media types.
+        known: Vec<&'static str>,
     },
 }
 
-/// Number of elements of `shape`, saturated at `u64::MAX`. It is 1 for rank 0.
-fn element_count(shape: &[u64]) -> u64 {
-    // A size of zero makes the product zero, even if the product of other sizes overflows.
-    if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n: u64, size| n.saturating_mul(*size)) }
-}
-
-/// Refuses data types that no format supports, and parameters that belong to other formats.
-fn accepts_common(format: &dyn Format, data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-    if data_type.size_bytes().is_none() {
-        return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
+/// Selects the format by name if the client gives one, else by the media type that `Accept` weighs highest.
+///
+/// [`best_media_type`] has the rules for `accept`, the header's value. A lossy format is selected only if no other is
+/// acceptable, because Java names image/jpeg in every request by default.
+///
+/// # Errors
+/// [`NegotiationError`] if the name is unknown or `Accept` excludes every format.
+pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static dyn Format, NegotiationError> {
+    if let Some(name) = format {
+        let selected = FORMATS.iter().copied().find(|format| format.name() == name);
+        return selected.ok_or_else(|| NegotiationError::UnknownFormat {
+            requested: name.chars().take(40).collect(),
+            known: FORMATS.iter().map(|format| format.name()).collect(),
+        });
     }
-    let parameters = [
-        ("endian", options.endian == Endian::Big),
-        ("window", options.window.is_some()),
-        ("quality", options.quality.is_some()),
-    ];
-    for (parameter, is_given) in parameters {
-        if is_given && !format.parameters().contains(&parameter) {
-            let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
-            let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
-            return Err(format!(
-                "{parameter} is for format={} only, but the format is {}",
-                names.join(" or "),
-                format.name()
-            ));
-        }
-    }
-    Ok(())
-}
-
-/// Checks that `format` accepts the array and that the array's length matches its shape.
-fn check_array(format: &dyn Format, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
-    format.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
-    let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
-    if array.data.len() as u64 == expected {
-        Ok(())
-    } else {
-        Err(EncodeError::Length { expected, found: array.data.len() })
-    }
-}
-
-/// Returns an empty buffer with capacity for `bytes`. A buffer that grows would copy the data and hold them twice
-/// meanwhile. Pages that are never written take no memory.
-fn buffer(bytes: u64) -> Result<Vec<u8>, EncodeError> {
-    buffer_from(&|_| Vec::new(), bytes)
-}
-
-/// Like [`buffer`], but reuses the buffer that `take_buffer` returns if its capacity suffices.
-fn buffer_from(take_buffer: &dyn Fn(usize) -> Vec<u8>, bytes: u64) -> Result<Vec<u8>, EncodeError> {
-    let mut buffer = usize::try_from(bytes).map(take_buffer).unwrap_or_default();
-    buffer.clear();
-    let is_reserved = usize::try_from(bytes).is_ok_and(|bytes| buffer.try_reserve_exact(bytes).is_ok());
-    if is_reserved { Ok(buffer) } else { Err(EncodeError::Memory(bytes)) }
+    let best = [false, true].into_iter().find_map(|is_lossy| {
+        let formats: Vec<_> = FORMATS.iter().copied().filter(|format| format.is_lossy() == is_lossy).collect();
+        let known: Vec<&'static str> = formats.iter().map(|format| format.media_type()).collect();
+        let best = best_media_type(&known, accept)?;
+        formats.into_iter().find(|format| format.media_type() == best)
+    });
+    best.ok_or_else(|| NegotiationError::NotAcceptable {
+        known: FORMATS.iter().map(|format| format.media_type()).collect(),
+    })
 }
 
 #[cfg(test)]

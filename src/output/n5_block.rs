@@ -2,9 +2,11 @@
 
 use bytes::Bytes;
 
-use super::raw::{swap_bytes, width_to_swap};
-use super::{EncodeError, EncodeOptions, Endian, Format, accepts_common, check_array, element_count};
-use crate::n5::{Array, DataType};
+use super::Format;
+use super::encoded::element_count;
+use super::options::{EncodeOptions, Endian};
+use super::raw::width_to_swap;
+use crate::n5::{DataType, block_header, to_big_endian};
 
 /// A block header of mode 0 and the elements, most significant byte first. A dataset whose `blockSize` is the shape and
 /// whose compression is `raw` stores the same bytes at its first grid position.
@@ -23,8 +25,7 @@ impl Format for N5BlockFormat {
         "application/x-n5-block"
     }
 
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)?;
+    fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         match self.header(shape, data_type, options) {
             Some(_) => Ok(()),
             None => Err(format!(
@@ -42,12 +43,7 @@ impl Format for N5BlockFormat {
     }
 
     fn header(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        let mut header = vec![0, 0];
-        header.extend_from_slice(&u16::try_from(shape.len()).ok()?.to_be_bytes());
-        for size in shape {
-            header.extend_from_slice(&u32::try_from(*size).ok()?.to_be_bytes());
-        }
-        Some(header.into())
+        block_header(shape).map(Bytes::from)
     }
 
     fn changes_bands(&self, data_type: &DataType, _: &EncodeOptions) -> bool {
@@ -56,22 +52,16 @@ impl Format for N5BlockFormat {
 
     fn finish_band(&self, band: Bytes, data_type: &DataType, _: &EncodeOptions) -> Bytes {
         match width_to_swap(data_type, Endian::Big) {
-            Some(width) => swap_bytes(band, width),
+            Some(width) => to_big_endian(band, width),
             None => band,
         }
-    }
-
-    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
-        let header = self.header(&array.shape, &array.data_type, options).unwrap_or_default();
-        Ok(vec![header, self.finish_band(array.data.clone(), &array.data_type, options)])
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{AttributesDocument, Block, DatasetAttributes};
+    use crate::n5::{Array, AttributesDocument, Block, DatasetAttributes};
 
     #[test]
     fn a_block_is_read_back_by_the_decoder() {
@@ -98,7 +88,7 @@ mod tests {
     fn the_header_is_big_endian_and_first_axis_first() {
         let array =
             Array { shape: [2, 1].as_slice().into(), data_type: DataType::UInt16, data: vec![1, 2, 3, 4].into() };
-        let options = EncodeOptions { order: super::super::AxisOrder::C, ..EncodeOptions::default() };
+        let options = EncodeOptions { order: crate::output::AxisOrder::C, ..EncodeOptions::default() };
         let block = N5BlockFormat.encode(&array, &options).unwrap().concat();
         assert_eq!(block, [0, 0, 0, 2, 0, 0, 0, 2, 0, 0, 0, 1, 2, 1, 4, 3]);
     }

@@ -2,8 +2,9 @@
 
 use bytes::Bytes;
 
-use super::{AxisOrder, EncodeError, EncodeOptions, Format, accepts_common, check_array};
-use crate::n5::{Array, DataType};
+use super::Format;
+use super::options::{AxisOrder, EncodeOptions};
+use crate::n5::DataType;
 
 /// A NumPy header, then the elements.
 ///
@@ -22,10 +23,6 @@ impl Format for NpyFormat {
 
     fn media_type(&self) -> &'static str {
         "application/x-npy"
-    }
-
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)
     }
 
     fn extra_bytes(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
@@ -62,15 +59,6 @@ impl Format for NpyFormat {
         header.push(b'\n');
         Some(header.into())
     }
-
-    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
-        let header = self.header(&array.shape, &array.data_type, options).ok_or_else(|| EncodeError::Encoder {
-            format: self.name(),
-            reason: format!("cannot make a header for {} axes of {}", array.shape.len(), array.data_type),
-        })?;
-        Ok(vec![header, array.data.clone()])
-    }
 }
 
 /// Formats a Python tuple: `()`, `(3,)`, `(3, 4)`.
@@ -82,6 +70,7 @@ fn tuple(numbers: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::n5::Array;
 
     fn header(shape: &[u64], data_type: &DataType, order: AxisOrder) -> Bytes {
         NpyFormat.header(shape, data_type, &EncodeOptions { order, ..EncodeOptions::default() }).unwrap()

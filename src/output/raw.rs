@@ -2,8 +2,10 @@
 
 use bytes::Bytes;
 
-use super::{EncodeError, EncodeOptions, Endian, Format, accepts_common, check_array, element_count};
-use crate::n5::{Array, DataType};
+use super::Format;
+use super::encoded::element_count;
+use super::options::{EncodeOptions, Endian};
+use crate::n5::{DataType, to_big_endian};
 
 /// The elements, first axis fastest, in the requested byte order.
 #[derive(Debug)]
@@ -16,10 +18,6 @@ impl Format for RawFormat {
 
     fn media_type(&self) -> &'static str {
         "application/octet-stream"
-    }
-
-    fn accepts(&self, _: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)
     }
 
     fn parameters(&self) -> &'static [&'static str] {
@@ -45,14 +43,9 @@ impl Format for RawFormat {
 
     fn finish_band(&self, band: Bytes, data_type: &DataType, options: &EncodeOptions) -> Bytes {
         match width_to_swap(data_type, options.endian) {
-            Some(width) => swap_bytes(band, width),
+            Some(width) => to_big_endian(band, width),
             None => band,
         }
-    }
-
-    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
-        Ok(vec![self.finish_band(array.data.clone(), &array.data_type, options)])
     }
 }
 
@@ -61,34 +54,10 @@ pub(super) fn width_to_swap(data_type: &DataType, endian: Endian) -> Option<usiz
     data_type.size_bytes().filter(|width| *width > 1 && endian == Endian::Big)
 }
 
-/// Reverses the bytes of each element, in place if the buffer is not shared.
-pub(super) fn swap_bytes(band: Bytes, width: usize) -> Bytes {
-    match band.try_into_mut() {
-        Ok(mut buffer) => {
-            swap(&mut buffer, width);
-            buffer.freeze()
-        }
-        Err(shared) => {
-            let mut buffer = shared.to_vec();
-            swap(&mut buffer, width);
-            buffer.into()
-        }
-    }
-}
-
-fn swap(data: &mut [u8], width: usize) {
-    // Constant widths compile to byte-swap instructions.
-    match width {
-        2 => data.as_chunks_mut::<2>().0.iter_mut().for_each(|element| element.reverse()),
-        4 => data.as_chunks_mut::<4>().0.iter_mut().for_each(|element| element.reverse()),
-        8 => data.as_chunks_mut::<8>().0.iter_mut().for_each(|element| element.reverse()),
-        _ => debug_assert!(width == 1, "no element is {width} bytes wide"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::n5::Array;
 
     const BIG_ENDIAN: fn() -> EncodeOptions = || EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
 

@@ -6,9 +6,11 @@
 
 use bytes::Bytes;
 
+use super::Format;
+use super::encoded::element_count;
 use super::image::long_axes;
-use super::{EncodeError, EncodeOptions, Format, accepts_common, check_array, element_count};
-use crate::n5::{Array, DataType};
+use super::options::EncodeOptions;
+use crate::n5::DataType;
 
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
@@ -47,8 +49,7 @@ impl Format for TiffFormat {
         "image/tiff"
     }
 
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        accepts_common(self, data_type, options)?;
+    fn supports(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Result<(), String> {
         ImageStack::of(shape, data_type).map(|_| ())
     }
 
@@ -64,15 +65,6 @@ impl Format for TiffFormat {
 
     fn header(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         ImageStack::of(shape, data_type).ok()?.header().map(Bytes::from)
-    }
-
-    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
-        let header = self.header(&array.shape, &array.data_type, options).ok_or_else(|| EncodeError::Encoder {
-            format: self.name(),
-            reason: format!("cannot make directories for the shape {:?}", array.shape),
-        })?;
-        Ok(vec![header, array.data.clone()])
     }
 }
 
@@ -242,6 +234,7 @@ impl ImageStack {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::n5::Array;
 
     /// Returns the tags and values of every page, parsed according to the specification.
     fn pages(file: &[u8]) -> Vec<Vec<(u16, u64)>> {

@@ -3,11 +3,11 @@
 use std::io;
 use std::sync::Arc;
 
+use super::event::{EventSink, VerifyEvent};
 use super::finding::{Finding, FindingKind};
 use super::gaps::MissingRange;
-use super::tally::{DatasetTally, Totals};
-use super::walk::WalkItem;
-use super::{Checkpoint, EventSink, VerifyEvent};
+use super::item::WalkItem;
+use super::tally::{Checkpoint, DatasetTally, Totals};
 use crate::cache::Dataset;
 use crate::n5::GridPosition;
 
@@ -17,15 +17,14 @@ const MAX_RANGES: u64 = 1000;
 /// An item of the walk after its verification.
 pub(super) enum VerifiedItem {
     Item(WalkItem),
-    Block(Arc<Dataset>, GridPosition, BlockVerdict),
-}
-
-/// Result of the verification of a block.
-pub(super) enum BlockVerdict {
-    /// The block decodes.
-    Decoded { stored_bytes: u64, decoded_bytes: u64, finding: Option<Finding> },
-    /// The block was not decoded. There is no finding if the reason lies in its dataset, which has its own finding.
-    Unverified(Option<Finding>),
+    /// A block. `lengths` holds its stored and its decoded length in bytes if it decodes. If it does not, and there is
+    /// no finding, the reason lies in its dataset, which has its own finding.
+    Block {
+        dataset: Arc<Dataset>,
+        position: GridPosition,
+        lengths: Option<(u64, u64)>,
+        finding: Option<Finding>,
+    },
 }
 
 /// The counts of a run, and the sink of its events.
@@ -64,8 +63,11 @@ impl<'a> ResultAggregator<'a> {
         self.can_checkpoint = false;
         match result {
             VerifiedItem::Item(item) => self.record_item(item)?,
-            VerifiedItem::Block(dataset, position, verdict) => {
-                self.record_block(verdict)?;
+            VerifiedItem::Block { dataset, position, lengths, finding } => {
+                self.record_block(lengths);
+                if let Some(finding) = finding {
+                    self.record_finding(&finding)?;
+                }
                 dataset.block_key(&position).as_str().clone_into(&mut self.checkpoint.after);
                 self.can_checkpoint = true;
             }
@@ -115,7 +117,7 @@ impl<'a> ResultAggregator<'a> {
                     tally.untold = tally.untold.saturating_add(blocks);
                 }
             }
-            // Does not occur: blocks arrive as `VerifiedItem::Block`.
+            // Does not occur: blocks arrive as [`VerifiedItem::Block`].
             WalkItem::Block(..) => {}
             WalkItem::FilePassed(key) => {
                 key.as_str().clone_into(&mut self.checkpoint.after);
@@ -125,31 +127,25 @@ impl<'a> ResultAggregator<'a> {
         Ok(())
     }
 
-    fn record_block(&mut self, verdict: BlockVerdict) -> io::Result<()> {
+    fn record_block(&mut self, lengths: Option<(u64, u64)>) {
         let Checkpoint { totals, open, .. } = &mut self.checkpoint;
         let mut tally = open.last_mut();
         increase(&mut totals.blocks);
         if let Some(tally) = &mut tally {
             increase(&mut tally.blocks);
         }
-        let finding = match verdict {
-            BlockVerdict::Decoded { stored_bytes, decoded_bytes, finding } => {
-                totals.stored_bytes = totals.stored_bytes.saturating_add(stored_bytes);
-                totals.decoded_bytes = totals.decoded_bytes.saturating_add(decoded_bytes);
-                if let Some(tally) = tally {
-                    tally.stored_bytes = tally.stored_bytes.saturating_add(stored_bytes);
-                }
-                finding
+        if let Some((stored_bytes, decoded_bytes)) = lengths {
+            totals.stored_bytes = totals.stored_bytes.saturating_add(stored_bytes);
+            totals.decoded_bytes = totals.decoded_bytes.saturating_add(decoded_bytes);
+            if let Some(tally) = tally {
+                tally.stored_bytes = tally.stored_bytes.saturating_add(stored_bytes);
             }
-            BlockVerdict::Unverified(finding) => {
-                increase(&mut totals.unverified);
-                if let Some(tally) = tally {
-                    increase(&mut tally.unverified);
-                }
-                finding
+        } else {
+            increase(&mut totals.unverified);
+            if let Some(tally) = tally {
+                increase(&mut tally.unverified);
             }
-        };
-        finding.map_or(Ok(()), |finding| self.record_finding(&finding))
+        }
     }
 
     fn record_missing_range(&mut self, range: &MissingRange) -> io::Result<()> {

@@ -7,8 +7,10 @@ mod aggregator;
 mod attribute_findings;
 mod block_findings;
 mod entry_role;
+mod event;
 mod finding;
 mod gaps;
+mod item;
 mod prefetch;
 mod previous_run;
 mod retry;
@@ -19,24 +21,26 @@ use std::future::Future;
 use std::io;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::unfold;
-use serde::{Deserialize, Serialize};
 use tokio::sync::mpsc;
 
+pub use event::{EventSink, VerifyEvent};
 pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severity};
 pub use previous_run::{FindingCounts, PreviousRun};
-pub use tally::{DatasetTally, Totals};
+pub use tally::{Checkpoint, DatasetTally, Totals};
 
 use crate::cache::{GroupState, ReadError};
 use crate::container::{Container, EntryKind};
 use crate::store::{Key, Store};
-use aggregator::{BlockVerdict, ResultAggregator, VerifiedItem};
-use prefetch::HeadOfLine;
+use aggregator::{ResultAggregator, VerifiedItem};
+use item::WalkItem;
+use previous_run::names_below;
 use retry::StorageRetry;
-use walk::{ContainerWalker, WalkItem};
+use walk::ContainerWalker;
 
 /// Maximum number of directories that are read to estimate the number of blocks.
 const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
@@ -54,44 +58,6 @@ pub struct Verifier {
     pub report_missing: bool,
     /// Maximum time without an answer from the storage. The run then ends.
     pub stall_timeout: Duration,
-}
-
-/// Position of a run. Everything before it has been reported.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Checkpoint {
-    /// Index of the root that is being walked.
-    pub root: usize,
-    /// Key of the last file that was passed.
-    pub after: String,
-    /// Counts up to this position.
-    pub totals: Totals,
-    /// Datasets that contain this position, the outermost first.
-    pub open: Vec<DatasetTally>,
-}
-
-/// An event of a run.
-#[derive(Debug)]
-pub enum VerifyEvent<'a> {
-    /// A finding.
-    Finding(&'a Finding),
-    /// A dataset has been walked completely.
-    DatasetDone(&'a DatasetTally),
-    /// A file has been passed.
-    Progress(&'a Totals),
-    /// A run that resumes here later reports everything that follows, and nothing else.
-    Checkpoint(&'a Checkpoint),
-}
-
-/// Receiver of the events of a run.
-pub trait EventSink {
-    /// Records an event.
-    ///
-    /// # Errors
-    /// When the event cannot be recorded. The run then ends.
-    fn record(&mut self, event: VerifyEvent<'_>) -> io::Result<()>;
-
-    /// Returns true if it is time for a checkpoint.
-    fn wants_checkpoint(&self) -> bool;
 }
 
 /// Outcome of a run.
@@ -138,7 +104,7 @@ impl Verifier {
             retry: Arc::clone(&retry),
             items: sender,
             report_missing: self.report_missing,
-            head_of_line: HeadOfLine::new(true),
+            head_of_line: Arc::new(AtomicBool::new(true)),
         };
         let (start, after) = resume.map_or((0, None), |checkpoint| (checkpoint.root, Some(checkpoint.after)));
         let after = after.and_then(|after| names_below(self.roots.get(start)?, &after));
@@ -197,30 +163,27 @@ impl Verifier {
     async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> VerifiedItem {
         let WalkItem::Block(dataset, position) = item else { return VerifiedItem::Item(item) };
         let attributes = &dataset.attributes;
-        if attributes.compression().codec().is_none() || attributes.data_type().size_bytes().is_none() {
-            return VerifiedItem::Block(dataset, position, BlockVerdict::Unverified(None));
+        if !attributes.is_decodable() {
+            return VerifiedItem::Block { dataset, position, lengths: None, finding: None };
         }
         let check = || {
             let freshness = self.container.resources().request_freshness();
             self.container.check_block(freshness, &dataset, &position)
         };
-        let verdict = match retry.run(check).await {
-            Ok(Some(block)) => BlockVerdict::Decoded {
-                stored_bytes: block.stored_bytes,
-                decoded_bytes: block.decoded_bytes,
-                finding: block_findings::decoded_block_finding(&dataset, &position, &block),
-            },
+        let (lengths, finding) = match retry.run(check).await {
+            Ok(Some(block)) => (
+                Some((block.stored_bytes, block.decoded_bytes)),
+                block_findings::decoded_block_finding(&dataset, &position, &block),
+            ),
             Ok(None) => {
                 let key = dataset.block_key(&position);
                 let head = retry.run(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
                 let is_there = matches!(head, Ok(Some(_)));
-                BlockVerdict::Unverified(Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
+                (None, Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
             }
-            Err(error) => {
-                BlockVerdict::Unverified(Some(block_findings::failed_block_finding(&dataset, &position, &error)))
-            }
+            Err(error) => (None, Some(block_findings::failed_block_finding(&dataset, &position, &error))),
         };
-        VerifiedItem::Block(dataset, position, verdict)
+        VerifiedItem::Block { dataset, position, lengths, finding }
     }
 
     /// Reports the datasets whose attributes differ from those that an earlier run read.
@@ -273,16 +236,4 @@ pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> 
         }
         Some(_) | None => Ok(()),
     }
-}
-
-/// Returns the names that lead from `root` to `key`, or `None` if `key` is not below `root`.
-fn names_below(root: &Key, key: &str) -> Option<Vec<String>> {
-    let key = Key::parse(key).ok()?;
-    let mut names = key.segments();
-    for name in root.segments() {
-        if names.next() != Some(name) {
-            return None;
-        }
-    }
-    Some(names.map(str::to_owned).collect())
 }

@@ -5,10 +5,12 @@ use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use tokio::sync::mpsc::{self, Receiver};
+use tokio::sync::mpsc::error::SendError;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::walk::{ContainerWalker, ReceiverClosed, WalkItem, WalkedDirectory, join_walk};
+use super::item::WalkItem;
 use crate::store::DirEntry;
 
 /// Maximum number of directories that are walked concurrently with the current one, on each level of the path to it.
@@ -17,24 +19,13 @@ const MAX_PREFETCHED: usize = 8;
 /// Maximum number of buffered items of a prefetched directory. Its walk pauses when the buffer is full.
 const MAX_BUFFERED_ITEMS: usize = 256;
 
-/// A flag that is true while it is a walk's turn. Only then does the walk prefetch directories below it. This limits
-/// the number of concurrent walks by the depth of the current directory, whatever the shape of the tree.
-#[derive(Debug, Clone)]
-pub(super) struct HeadOfLine(Arc<AtomicBool>);
-
-impl HeadOfLine {
-    pub(super) fn new(is_head: bool) -> Self {
-        Self(Arc::new(AtomicBool::new(is_head)))
-    }
-}
-
 /// A directory that is walked before its turn.
 struct PrefetchedDirectory {
     /// Index of its entry on the page.
     entry_index: usize,
     items: Receiver<WalkItem>,
-    head_of_line: HeadOfLine,
-    walk: AbortOnDropHandle<Result<bool, ReceiverClosed>>,
+    head_of_line: Arc<AtomicBool>,
+    walk: AbortOnDropHandle<Result<bool, SendError<()>>>,
 }
 
 /// The prefetched directories of one page, in page order.
@@ -46,17 +37,18 @@ pub(super) struct WalkPrefetcher {
 }
 
 impl WalkPrefetcher {
-    /// Starts to walk directories among the entries of `page` after the index `index`, as many as are allowed.
+    /// Starts walks of directories among the entries of `page` after the index `index`, as many as `head_of_line`
+    /// allows. `start` spawns one that sends its items to the given channel.
     pub(super) fn prefetch(
         &mut self,
-        walk: &ContainerWalker,
-        directory: &Arc<WalkedDirectory>,
+        head_of_line: &AtomicBool,
         page: &[DirEntry],
         index: usize,
+        start: impl Fn(&DirEntry, Sender<WalkItem>, Arc<AtomicBool>) -> JoinHandle<Result<bool, SendError<()>>>,
     ) {
         self.next_index = self.next_index.max(index.saturating_add(1));
         while self.prefetched.len() < MAX_PREFETCHED
-            && walk.head_of_line.0.load(Ordering::Relaxed)
+            && head_of_line.load(Ordering::Relaxed)
             && let Some(entry) = page.get(self.next_index)
         {
             let entry_index = self.next_index;
@@ -65,32 +57,38 @@ impl WalkPrefetcher {
                 continue;
             }
             let (sender, items) = mpsc::channel(MAX_BUFFERED_ITEMS);
-            let head_of_line = HeadOfLine::new(false);
-            let walk = walk.fork(sender, head_of_line.clone());
-            let (directory, entry) = (Arc::clone(directory), entry.clone());
-            let walk = tokio::spawn(async move { walk.walk_entry(&directory, &entry, None).await });
-            self.prefetched.push_back(PrefetchedDirectory {
-                entry_index,
-                items,
-                head_of_line,
-                walk: AbortOnDropHandle::new(walk),
-            });
+            let head_of_line = Arc::new(AtomicBool::new(false));
+            let walk = AbortOnDropHandle::new(start(entry, sender, Arc::clone(&head_of_line)));
+            self.prefetched.push_back(PrefetchedDirectory { entry_index, items, head_of_line, walk });
         }
     }
 
-    /// Sends on the items of the directory at the index `index`. Returns the result of
-    /// [`ContainerWalker::walk_entry`], or `None` if the directory was not prefetched.
-    pub(super) async fn drain(&mut self, walk: &ContainerWalker, index: usize) -> Option<Result<bool, ReceiverClosed>> {
+    /// Sends the items of the directory at the index `index` to `items`. Returns the result of its walk, or `None` if
+    /// the directory was not prefetched.
+    pub(super) async fn drain(
+        &mut self,
+        items: &Sender<WalkItem>,
+        index: usize,
+    ) -> Option<Result<bool, SendError<()>>> {
         if self.prefetched.front()?.entry_index != index {
             return None;
         }
         let mut directory = self.prefetched.pop_front()?;
-        directory.head_of_line.0.store(true, Ordering::Relaxed);
+        directory.head_of_line.store(true, Ordering::Relaxed);
         while let Some(item) = directory.items.recv().await {
-            if let Err(closed) = walk.send(item).await {
-                return Some(Err(closed));
+            match items.reserve().await {
+                Ok(place) => place.send(item),
+                Err(closed) => return Some(Err(closed)),
             }
         }
         Some(join_walk(directory.walk).await)
     }
+}
+
+/// Waits for a walk that has a task of its own, and continues its panic. The walk ends when the wait is dropped.
+pub(super) async fn join_walk(task: AbortOnDropHandle<Result<bool, SendError<()>>>) -> Result<bool, SendError<()>> {
+    task.await.unwrap_or_else(|end| match end.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_aborted) => Err(SendError(())),
+    })
 }

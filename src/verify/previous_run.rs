@@ -4,8 +4,7 @@
 use std::collections::BTreeSet;
 
 use super::finding::FINDING_KINDS;
-use super::tally::{DatasetTally, Totals};
-use super::{Checkpoint, names_below};
+use super::tally::{Checkpoint, DatasetTally, Totals};
 use crate::store::Key;
 
 /// State of a previous run, from its report.
@@ -86,6 +85,18 @@ impl Checkpoint {
 
 fn parse_key(path: &str) -> Option<Key> {
     if path.is_empty() { Some(Key::root()) } else { Key::parse(path).ok() }
+}
+
+/// Returns the names that lead from `root` to `key`, or `None` if `key` is not below `root`.
+pub(super) fn names_below(root: &Key, key: &str) -> Option<Vec<String>> {
+    let key = Key::parse(key).ok()?;
+    let mut names = key.segments();
+    for name in root.segments() {
+        if names.next() != Some(name) {
+            return None;
+        }
+    }
+    Some(names.map(str::to_owned).collect())
 }
 
 fn is_below(ancestor: &Key, key: &Key) -> bool {

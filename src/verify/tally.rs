@@ -1,4 +1,4 @@
-//! Counts of the whole run and of each dataset that is being walked.
+//! Counts of the whole run and of each dataset that is being walked, and the position up to which they count.
 
 use std::collections::BTreeMap;
 
@@ -102,4 +102,17 @@ impl DatasetTally {
             unreadable: 0,
         }
     }
+}
+
+/// Position of a run. Everything before it has been reported.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Checkpoint {
+    /// Index of the root that is being walked.
+    pub root: usize,
+    /// Key of the last file that was passed.
+    pub after: String,
+    /// Counts up to this position.
+    pub totals: Totals,
+    /// Datasets that contain this position, the outermost first.
+    pub open: Vec<DatasetTally>,
 }

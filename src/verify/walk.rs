@@ -3,21 +3,24 @@
 
 use std::collections::HashSet;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio::sync::mpsc::Sender;
+use tokio::sync::mpsc::error::SendError;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::attribute_findings;
 use super::entry_role::{self, DirectoryRole, EntryRole, is_temporary};
 use super::finding::{Finding, FindingKind};
 use super::gaps::{IntervalSet, MissingRange};
-use super::prefetch::{HeadOfLine, WalkPrefetcher};
+use super::item::WalkItem;
+use super::prefetch::{WalkPrefetcher, join_walk};
 use super::retry::StorageRetry;
-use crate::cache::{ATTRIBUTES, Dataset, Group, GroupState, ReadError};
+use crate::cache::{ATTRIBUTES, Group, GroupState, ReadError};
 use crate::container::{Container, grid_component};
-use crate::n5::{Coords, GridPosition};
+use crate::n5::Coords;
 use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
 
 /// Maximum number of entries of a directory that are held at once.
@@ -26,35 +29,6 @@ const PAGE_ENTRIES: usize = 1 << 14;
 /// Maximum number of levels of directories that one task walks. Another task walks those below, because each level
 /// takes some KiB of the stack: 150 levels overflowed the 2 MiB of a thread in the release build.
 const LEVELS_PER_TASK: usize = 16;
-
-/// An item of the walk.
-#[derive(Debug)]
-pub(super) enum WalkItem {
-    /// The walk below the root of this index begins.
-    RootStart(usize),
-    /// A directory that is not a dataset.
-    Group,
-    /// A dataset begins. All items up to its [`WalkItem::DatasetEnd`] are below it. `resumed` is true if an earlier run
-    /// began it.
-    DatasetStart { dataset: Arc<Dataset>, resumed: bool },
-    /// A dataset ends.
-    DatasetEnd,
-    /// A finding.
-    Finding(Finding),
-    /// A range of blocks that the innermost dataset lacks.
-    MissingRange(MissingRange),
-    /// The innermost dataset lacks blocks in too many ranges to report each. The value is the length of the grid along
-    /// the axis of the directory.
-    ScatteredMissing(u64),
-    /// A stored block in the grid of a dataset.
-    Block(Arc<Dataset>, GridPosition),
-    /// A file that is not a block has been passed.
-    FilePassed(Key),
-}
-
-/// Error: the receiver of the items is closed.
-#[derive(Debug)]
-pub(super) struct ReceiverClosed;
 
 /// A walk in progress.
 #[derive(Debug, Clone)]
@@ -65,43 +39,40 @@ pub(super) struct ContainerWalker {
     pub(super) items: Sender<WalkItem>,
     /// True if each range of missing blocks is reported.
     pub(super) report_missing: bool,
-    pub(super) head_of_line: HeadOfLine,
+    /// True while it is this walk's turn. Only then does it prefetch directories below it. This limits the number of
+    /// concurrent walks by the depth of the current directory, whatever the shape of the tree.
+    pub(super) head_of_line: Arc<AtomicBool>,
 }
-
-/// Identities of the directories above, as the store gives them.
-#[derive(Debug, Clone, Default)]
-struct AncestorIds(Vec<u64>);
 
 /// A directory whose entries are walked.
 #[derive(Debug)]
-pub(super) struct WalkedDirectory {
+struct WalkedDirectory {
     key: Key,
     role: DirectoryRole,
-    ancestors: AncestorIds,
+    /// Identities of the directories above, as the store gives them.
+    ancestors: Vec<u64>,
     /// False if no attributes were found. An `attributes.json` among the entries is then unreadable.
     has_readable_attributes: bool,
 }
 
-/// Names that lead from a directory to the position where an earlier run stopped.
-type ResumePath = Option<Vec<String>>;
-
 impl ContainerWalker {
     /// Walks everything below each of `roots`, beginning with the index `start`, and there after `resume`.
-    pub(super) async fn run(self, roots: Vec<Key>, start: usize, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
+    pub(super) async fn run(
+        self,
+        roots: Vec<Key>,
+        start: usize,
+        mut resume: Option<Vec<String>>,
+    ) -> Result<(), SendError<()>> {
         for (index, root) in roots.into_iter().enumerate().skip(start) {
             self.send(WalkItem::RootStart(index)).await?;
-            self.walk_directory(root, DirectoryRole::Hierarchy, AncestorIds::default(), resume.take()).await?;
+            self.walk_directory(root, DirectoryRole::Hierarchy, Vec::new(), resume.take()).await?;
         }
         Ok(())
     }
 
-    /// Returns a copy of this walk that sends its items to `items`.
-    pub(super) fn fork(&self, items: Sender<WalkItem>, head_of_line: HeadOfLine) -> Self {
-        Self { items, head_of_line, ..self.clone() }
-    }
-
-    pub(super) async fn send(&self, item: WalkItem) -> Result<(), ReceiverClosed> {
-        self.items.send(item).await.or(Err(ReceiverClosed))
+    async fn send(&self, item: WalkItem) -> Result<(), SendError<()>> {
+        self.items.reserve().await?.send(item);
+        Ok(())
     }
 
     async fn send_finding(
@@ -109,18 +80,19 @@ impl ContainerWalker {
         kind: FindingKind,
         key: &Key,
         message: impl Into<String>,
-    ) -> Result<(), ReceiverClosed> {
+    ) -> Result<(), SendError<()>> {
         self.send(WalkItem::Finding(Finding::new(kind, key.as_str(), message))).await
     }
 
-    /// Walks a directory. Returns true if it is a part of the grid that it lies in.
+    /// Walks a directory. Returns true if it is a part of the grid that it lies in. `resume` holds the names that lead
+    /// from the directory to the position where an earlier run stopped.
     fn walk_directory(
         &self,
         key: Key,
         role: DirectoryRole,
-        ancestors: AncestorIds,
-        resume: ResumePath,
-    ) -> BoxFuture<'_, Result<bool, ReceiverClosed>> {
+        ancestors: Vec<u64>,
+        resume: Option<Vec<String>>,
+    ) -> BoxFuture<'_, Result<bool, SendError<()>>> {
         async move {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
@@ -167,7 +139,7 @@ impl ContainerWalker {
         &self,
         key: &Key,
         state: Result<&GroupState, &ReadError>,
-    ) -> Result<(), ReceiverClosed> {
+    ) -> Result<(), SendError<()>> {
         if let Some(finding) = attribute_findings::unusable_finding(key, state) {
             return self.send(WalkItem::Finding(finding)).await;
         }
@@ -185,19 +157,15 @@ impl ContainerWalker {
     }
 
     /// Returns the ancestors of the entries of `key`, or `None` if `key` is one of its own ancestors.
-    async fn push_ancestor(
-        &self,
-        key: &Key,
-        mut ancestors: AncestorIds,
-    ) -> Result<Option<AncestorIds>, ReceiverClosed> {
+    async fn push_ancestor(&self, key: &Key, mut ancestors: Vec<u64>) -> Result<Option<Vec<u64>>, SendError<()>> {
         let read_identity = || async { self.store.identity(key).await.map_err(ReadError::Store) };
         match self.retry.run(read_identity).await {
-            Ok(Some(identity)) if ancestors.0.contains(&identity) => {
+            Ok(Some(identity)) if ancestors.contains(&identity) => {
                 self.send_finding(FindingKind::LinkLoop, key, "a symbolic link leads back to a parent directory")
                     .await?;
                 return Ok(None);
             }
-            Ok(Some(identity)) => ancestors.0.push(identity),
+            Ok(Some(identity)) => ancestors.push(identity),
             // If the store fails, the listing of the directory reports it.
             Ok(None) | Err(_) => {}
         }
@@ -205,7 +173,11 @@ impl ContainerWalker {
     }
 
     /// Walks the entries of a directory.
-    async fn walk_entries(&self, directory: WalkedDirectory, mut resume: ResumePath) -> Result<(), ReceiverClosed> {
+    async fn walk_entries(
+        &self,
+        directory: WalkedDirectory,
+        mut resume: Option<Vec<String>>,
+    ) -> Result<(), SendError<()>> {
         let directory = Arc::new(directory);
         let WalkedDirectory { key, role, .. } = &*directory;
         let mut present = self.report_missing.then(IntervalSet::default);
@@ -261,9 +233,13 @@ impl ContainerWalker {
                 };
                 // Entries after the end of an earlier run are walked completely, so they can be prefetched.
                 if resume.is_none() {
-                    prefetcher.prefetch(self, &directory, &page.entries, index);
+                    prefetcher.prefetch(&self.head_of_line, &page.entries, index, |entry, items, head_of_line| {
+                        let walk = Self { items, head_of_line, ..self.clone() };
+                        let (directory, entry) = (Arc::clone(&directory), entry.clone());
+                        tokio::spawn(async move { walk.walk_entry(&directory, &entry, None).await })
+                    });
                 }
-                let is_present = match prefetcher.drain(self, index).await {
+                let is_present = match prefetcher.drain(&self.items, index).await {
                     Some(walked) => walked?,
                     None => self.walk_entry(&directory, entry, child_resume).await?,
                 };
@@ -306,12 +282,12 @@ impl ContainerWalker {
     }
 
     /// Walks an entry of a directory. Returns true if it is a part of the grid that it lies in.
-    pub(super) async fn walk_entry(
+    async fn walk_entry(
         &self,
         directory: &WalkedDirectory,
         entry: &DirEntry,
-        resume: ResumePath,
-    ) -> Result<bool, ReceiverClosed> {
+        resume: Option<Vec<String>>,
+    ) -> Result<bool, SendError<()>> {
         let WalkedDirectory { key: parent, role, ancestors, has_readable_attributes } = directory;
         let Ok(key) = parent.child(&entry.name) else {
             self.send_finding(FindingKind::UnreadableDirectory, parent, "directories are nested too deeply").await?;
@@ -417,7 +393,7 @@ impl ContainerWalker {
         &self,
         role: &DirectoryRole,
         present: Option<IntervalSet>,
-    ) -> Result<(), ReceiverClosed> {
+    ) -> Result<(), SendError<()>> {
         let (DirectoryRole::Grid(dataset, prefix), Some(present)) = (role, present) else { return Ok(()) };
         let mut shape = dataset.attributes.grid().shape();
         if shape.is_empty() {
@@ -434,14 +410,6 @@ impl ContainerWalker {
         }
         Ok(())
     }
-}
-
-/// Waits for a walk that has a task of its own, and continues its panic. The walk ends when the wait is dropped.
-pub(super) async fn join_walk(task: AbortOnDropHandle<Result<bool, ReceiverClosed>>) -> Result<bool, ReceiverClosed> {
-    task.await.unwrap_or_else(|end| match end.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        Err(_aborted) => Err(ReceiverClosed),
-    })
 }
 
 fn mark_present(role: &DirectoryRole, name: &str, present: &mut Option<IntervalSet>) {

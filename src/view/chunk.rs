@@ -1,122 +1,77 @@
 //! Chunks: parts of a dataset in the encoding of a view.
 
-use std::fmt;
-use std::fmt::Write;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
-use xxhash_rust::xxh3::xxh3_128;
+use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::streamed_chunk::{StreamSource, StreamedChunk};
-use crate::cache::{CachedAnswer, Dataset, Freshness, ReadError, StoredObject};
+use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
+use crate::cache::{CachedAnswer, Dataset, Dependency, Freshness, LargeObject, ReadError, StoredObject};
 use crate::container::{Container, grid_component};
-use crate::n5::{
-    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, GridPosition, RawLayout, Region, SignedCoords,
-};
-use crate::read::{Derivation, Fingerprint, PlannedSlice, SliceDelivery};
-use crate::store::{Key, ObjectMeta};
+use crate::n5::{Array, BlockEncoding, DataType, GridPosition, RawLayout, Region, SignedCoords, to_big_endian};
+use crate::read::{Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
+use crate::store::{Key, ObjectMeta, StoreError};
 
 /// Part of every entity tag, because another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
-/// Encodes the elements of a chunk to bytes.
-pub trait ChunkEncoder: fmt::Debug + Send + Sync {
-    /// Returns the media type.
-    fn media_type(&self) -> &'static str {
-        "application/octet-stream"
-    }
-
-    /// Returns, as text, everything that the bytes depend on besides the elements. It is a part of entity tags and of
-    /// the cache keys of encoded chunks.
-    fn id(&self) -> String;
-
-    /// Returns an upper bound of the bytes that encoding allocates besides the elements, including the result.
-    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
-
-    /// Encodes elements as a chunk.
-    ///
-    /// # Errors
-    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
-    fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
-
-    /// Returns the range of the chunk within a stored block of the dataset, if the block contains it in the required
-    /// encoding. It is called only for a chunk that is exactly one block.
-    fn passthrough_range(&self, _stored: &[u8], _dataset: &Dataset, _position: &GridPosition) -> Option<Range<usize>> {
-        None
-    }
-
-    /// As [`Self::passthrough_range`], for a stored block of `stored_bytes` that is not in memory. `head` holds its
-    /// first bytes.
-    fn passthrough_range_from_head(
-        &self,
-        _head: &[u8],
-        _stored_bytes: u64,
-        _dataset: &Dataset,
-        _position: &GridPosition,
-    ) -> Option<Range<u64>> {
-        None
-    }
-
-    /// Returns true if [`Self::passthrough_range`] can find a range in any block of the dataset.
-    fn can_pass_through(&self, _dataset: &Dataset) -> bool {
-        false
-    }
-
-    /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
-    /// streamed. Returns `None` if the encoder needs all elements at once.
-    fn stream_layout(&self, _shape: &Coords) -> Option<StreamLayout> {
-        None
-    }
-}
-
-/// Layout of a streamed chunk: a header, then each element in memory order.
-#[derive(Debug, Clone, Default)]
-pub struct StreamLayout {
-    /// Bytes before the elements.
-    pub header: Bytes,
-    /// Type that the elements are converted to, if it is not the dataset's own.
-    pub data_type: Option<DataType>,
-    /// True if the elements are big-endian.
-    pub is_big_endian: bool,
-}
-
 /// A region of a dataset with its encoder. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct Chunk {
-    pub(super) dataset: Arc<Dataset>,
+    dataset: Arc<Dataset>,
     /// Position of the block, if the chunk is one block.
     position: Option<GridPosition>,
-    pub(super) region: Region,
+    region: Region,
     encoder: Arc<dyn ChunkEncoder>,
 }
 
-/// An encoded chunk.
+/// A chunk that exists, in its encoding.
 #[derive(Debug)]
 pub struct EncodedChunk {
-    /// The bytes.
-    pub bytes: Bytes,
+    /// Length in bytes.
+    pub len: u64,
     /// Strong entity tag in quotes, the same on every replica.
     pub etag: String,
-    origin: ChunkOrigin,
+    /// Source of the bytes.
+    pub source: ChunkSource,
 }
 
-/// Body of a chunk that exists.
+/// Source of the bytes of a chunk.
 #[derive(Debug)]
-pub enum ChunkBody {
-    /// The whole chunk, in memory.
-    Whole(EncodedChunk),
-    /// A chunk that is too large to be held in memory.
-    Streamed(Box<StreamedChunk>),
+pub enum ChunkSource {
+    /// Bytes in memory: this range of the stored block of this version.
+    Stored {
+        /// The bytes.
+        bytes: Bytes,
+        /// Version of the block.
+        version: u64,
+        /// Their range within the block.
+        range: Range<usize>,
+    },
+    /// Bytes in memory, derived from blocks.
+    Derived {
+        /// The bytes.
+        bytes: Bytes,
+        /// Hash of the versions of the blocks.
+        versions_hash: u64,
+        /// Dependency on the bytes, if they are cached.
+        dependency: Option<Dependency>,
+    },
+    /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
+    LargeStored(LargeObject, Range<u64>),
+    /// Elements that are too large to be held in memory, and are read while they are sent.
+    Elements(StreamLayout),
 }
 
-/// Origin of the bytes of a chunk.
-#[derive(Debug)]
-enum ChunkOrigin {
-    /// A range of the stored block of this version.
-    Stored(u64, Range<usize>),
-    /// Derived from blocks with this hash of their versions. There is a dependency if the bytes are cached.
-    Derived(u64, Option<crate::cache::Dependency>),
+impl EncodedChunk {
+    /// Returns the bytes if they are in memory.
+    pub fn bytes(&self) -> Option<&Bytes> {
+        match &self.source {
+            ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => Some(bytes),
+            ChunkSource::LargeStored(..) | ChunkSource::Elements(_) => None,
+        }
+    }
 }
 
 impl Chunk {
@@ -162,7 +117,7 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or if memory is short.
-    pub async fn read(&self, container: &Container, freshness: Freshness) -> Result<Option<ChunkBody>, ReadError> {
+    pub async fn read(&self, container: &Container, freshness: Freshness) -> Result<Option<EncodedChunk>, ReadError> {
         let body = self.read_unconfirmed(container, freshness).await?;
         if body.is_none() {
             // Clients read a missing chunk as zeros, so the dataset must still exist.
@@ -175,73 +130,95 @@ impl Chunk {
         &self,
         container: &Container,
         freshness: Freshness,
-    ) -> Result<Option<ChunkBody>, ReadError> {
-        if let Some(position) = &self.position
-            && self.encoder.can_pass_through(&self.dataset)
-        {
+    ) -> Result<Option<EncodedChunk>, ReadError> {
+        if let Some((position, passthrough)) = self.passthrough() {
             let stored = container.object(freshness, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
-            let etag = self.etag(single_block_fingerprint(position, stored.meta()).etags_hash);
-            match stored {
-                StoredObject::Whole(meta, bytes) => {
-                    if let Some(range) = self.encoder.passthrough_range(&bytes, &self.dataset, position) {
-                        let origin = ChunkOrigin::Stored(meta.version, range.clone());
-                        return Ok(Some(ChunkBody::Whole(EncodedChunk { bytes: bytes.slice(range), etag, origin })));
-                    }
-                }
-                StoredObject::Large(large) => {
-                    let stored_bytes = large.meta().len;
-                    let head =
-                        large.read_piece(0, RawLayout::max_header_bytes(self.region.rank()).min(stored_bytes)).await?;
-                    if let Some(range) =
-                        self.encoder.passthrough_range_from_head(&head, stored_bytes, &self.dataset, position)
-                    {
-                        let len = range.end.saturating_sub(range.start);
-                        let source = StreamSource::Stored(large, range);
-                        return Ok(Some(ChunkBody::Streamed(Box::new(StreamedChunk {
-                            len,
-                            etag,
-                            source,
-                            chunk: self.clone(),
-                        }))));
-                    }
-                }
-            }
             // The stored object is dropped here, because a request that holds memory must not wait for more.
-        }
-        let slice = match self.plan_whole(container) {
-            Err(error) => {
-                let Some(layout) = self.encoder.stream_layout(self.region.shape()) else { return Err(error) };
-                let Some(etag) = self.lookup_etag_unconfirmed(container, freshness).await? else { return Ok(None) };
-                let len = self
-                    .plan_banded(container, &self.region, &layout)?
-                    .bytes()
-                    .saturating_add(layout.header.len() as u64);
-                let source = StreamSource::Elements(layout);
-                return Ok(Some(ChunkBody::Streamed(Box::new(StreamedChunk {
-                    len,
-                    etag,
-                    source,
-                    chunk: self.clone(),
-                }))));
+            if let Some(chunk) = self.pass_through(position, &passthrough, stored).await? {
+                return Ok(Some(chunk));
             }
-            slice => slice?,
+        }
+        match (self.plan_whole(container), self.encoder.stream_layout(self.region.shape())) {
+            (Ok(slice), _) => self.derive(container, freshness, &slice).await,
+            (Err(_), Some(layout)) => self.stream(container, freshness, layout).await,
+            (Err(error), None) => Err(error),
+        }
+    }
+
+    /// Returns the position of the chunk's block and the form in which the block can be sent as it is stored.
+    fn passthrough(&self) -> Option<(&GridPosition, Passthrough)> {
+        let (position, attributes) = (self.position.as_ref()?, &self.dataset.attributes);
+        let passthrough = self.encoder.passthrough(attributes, position)?;
+        let stored_encoding = BlockEncoding::from_name(attributes.compression().name());
+        (stored_encoding == Some(passthrough.encoding)).then_some((position, passthrough))
+    }
+
+    /// Returns the payload of a stored block as the chunk, or `None` if the block does not have the required form.
+    async fn pass_through(
+        &self,
+        position: &GridPosition,
+        passthrough: &Passthrough,
+        stored: StoredObject,
+    ) -> Result<Option<EncodedChunk>, ReadError> {
+        let (stored_bytes, width) = (stored.meta().len, self.element_bytes());
+        let etag = self.etag(single_block_fingerprint(position, stored.meta()).etags_hash);
+        let (range, source) = match stored {
+            StoredObject::Whole(meta, bytes) => {
+                let Some(range) = passthrough.range(&bytes, stored_bytes, width) else { return Ok(None) };
+                let block_range = usize::try_from(range.start).unwrap_or(usize::MAX)..bytes.len();
+                let bytes = bytes.slice(block_range.clone());
+                (range, ChunkSource::Stored { bytes, version: meta.version, range: block_range })
+            }
+            StoredObject::Large(large) => {
+                let head_bytes = RawLayout::max_header_bytes(self.region.rank()).min(stored_bytes);
+                let head = large.read_piece(0, head_bytes).await?;
+                let Some(range) = passthrough.range(&head, stored_bytes, width) else { return Ok(None) };
+                (range.clone(), ChunkSource::LargeStored(large, range))
+            }
         };
+        Ok(Some(EncodedChunk { len: range.end.saturating_sub(range.start), etag, source }))
+    }
+
+    /// Reads the elements of the chunk and encodes them, through the cache of derived results.
+    async fn derive(
+        &self,
+        container: &Container,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+    ) -> Result<Option<EncodedChunk>, ReadError> {
         let (encoder, shape) = (Arc::clone(&self.encoder), self.region.shape().clone());
         let data_type = self.dataset.attributes.data_type().clone();
-        let width = data_type.size_bytes().unwrap_or(1);
         let derivation = Derivation {
             id: xxh3_128(self.encoder.id().as_bytes()),
-            extra_bytes: self.encoder.extra_bytes(&shape, width),
+            extra_bytes: self.encoder.extra_bytes(&shape, self.element_bytes()),
             apply: Arc::new(move |data| {
                 encoder.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
             }),
         };
-        let derived = container.derived(freshness, &slice, &derivation).await?;
+        let derived = container.derived(freshness, slice, &derivation).await?;
         Ok(derived.map(|derived| {
-            let origin = ChunkOrigin::Derived(derived.versions_hash, derived.dependency);
-            ChunkBody::Whole(EncodedChunk { bytes: derived.bytes, etag: self.etag(derived.etags_hash), origin })
+            let DerivedBytes { bytes, etags_hash, versions_hash, dependency } = derived;
+            let (len, etag) = (bytes.len() as u64, self.etag(etags_hash));
+            EncodedChunk { len, etag, source: ChunkSource::Derived { bytes, versions_hash, dependency } }
         }))
+    }
+
+    /// Returns the chunk as elements that are read while they are sent.
+    async fn stream(
+        &self,
+        container: &Container,
+        freshness: Freshness,
+        layout: StreamLayout,
+    ) -> Result<Option<EncodedChunk>, ReadError> {
+        let Some(etag) = self.lookup_etag_unconfirmed(container, freshness).await? else { return Ok(None) };
+        let elements_bytes = self.plan_banded(container, &self.region, &layout)?.bytes();
+        let len = elements_bytes.saturating_add(layout.header.len() as u64);
+        Ok(Some(EncodedChunk { len, etag, source: ChunkSource::Elements(layout) }))
+    }
+
+    fn element_bytes(&self) -> usize {
+        self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
     /// Returns the dependencies with which a later request for `key` gets the same chunk without resolving it. Returns
@@ -267,17 +244,18 @@ impl Chunk {
         }
         let attributes = container.cached_dependency(freshness, &dataset.attributes_key()?, dataset.version)?;
         let block = dataset.block_key(position);
-        match encoded.origin {
-            ChunkOrigin::Stored(version, range) => Some(CachedAnswer {
+        match encoded.source {
+            ChunkSource::Stored { version, range, .. } => Some(CachedAnswer {
                 dependencies: vec![attributes, container.cached_dependency(freshness, &block, version)?],
                 range,
             }),
-            ChunkOrigin::Derived(versions_hash, dependency) => {
+            ChunkSource::Derived { bytes, versions_hash, dependency } => {
                 let (meta, block) = container.stored_dependency(freshness, &block)?;
                 let is_same = single_block_fingerprint(position, &meta).versions_hash == versions_hash;
                 let dependencies = vec![attributes, block, dependency.filter(|_| is_same)?];
-                Some(CachedAnswer { dependencies, range: 0..encoded.bytes.len() })
+                Some(CachedAnswer { dependencies, range: 0..bytes.len() })
             }
+            ChunkSource::LargeStored(..) | ChunkSource::Elements(_) => None,
         }
     }
 
@@ -313,8 +291,7 @@ impl Chunk {
     /// Plans to read the region in one piece and to encode it.
     fn plan_whole(&self, container: &Container) -> Result<PlannedSlice, ReadError> {
         let budget = container.resources().settings().slice_budget;
-        let width = self.dataset.attributes.data_type().size_bytes().unwrap_or(1);
-        let extra_bytes = self.encoder.extra_bytes(self.region.shape(), width);
+        let extra_bytes = self.encoder.extra_bytes(self.region.shape(), self.element_bytes());
         let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
         // A chunk that can be streamed leaves memory to other requests, because its client may be slow.
         let is_streamable = self.encoder.stream_layout(self.region.shape()).is_some();
@@ -324,15 +301,14 @@ impl Chunk {
     }
 
     /// Plans to read `region`, a part of this chunk, in bands.
-    pub(super) fn plan_banded(
+    fn plan_banded(
         &self,
         container: &Container,
         region: &Region,
         layout: &StreamLayout,
     ) -> Result<PlannedSlice, ReadError> {
-        let data_type = layout.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type());
         let delivery = SliceDelivery {
-            data_type,
+            data_type: self.streamed_type(layout),
             extra_bytes: 0,
             prefix_bytes: 0,
             is_rate_limited: false,
@@ -352,17 +328,69 @@ impl Chunk {
         ))
     }
 
+    /// Plans the slice that contains the bytes `from .. to` of the elements of a streamed chunk, in memory order. Also
+    /// returns the number of bytes of the slice that come before them.
+    ///
+    /// # Errors
+    /// [`ReadError::TooLarge`].
+    pub fn plan_byte_range(
+        &self,
+        container: &Container,
+        layout: &StreamLayout,
+        from: u64,
+        to: u64,
+    ) -> Result<(PlannedSlice, u64), ReadError> {
+        let shape = self.region.shape();
+        let axis = shape.iter().rposition(|samples| *samples > 1).unwrap_or(0);
+        let width = self.streamed_type(layout).size_bytes().unwrap_or(1) as u64;
+        let sample_bytes = shape.iter().take(axis).fold(width, |bytes, size| bytes.saturating_mul(*size)).max(1);
+        let first = from / sample_bytes;
+        let count = to.div_ceil(sample_bytes).saturating_sub(first);
+        let slice = self.plan_banded(container, &self.region.narrow(axis, first, count), layout)?;
+        Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
+    }
+
+    /// Returns a transform that swaps the bytes of converted elements in place, or `None` if their order is that of the
+    /// streamed chunk.
+    pub fn byte_swap(&self, layout: &StreamLayout) -> Option<PieceTransform> {
+        let width = self.streamed_type(layout).size_bytes().filter(|width| layout.is_big_endian && *width > 1)?;
+        Some(Arc::new(move |elements| to_big_endian(elements, width)))
+    }
+
+    /// Checks that the blocks are still those that `etag` was computed from.
+    ///
+    /// # Errors
+    /// [`ReadError::Store`] if they are not, or if the store fails.
+    pub async fn verify_etag(&self, container: &Container, etag: &str) -> Result<(), ReadError> {
+        let freshness = container.resources().request_freshness();
+        let is_same = self.lookup_etag(container, freshness).await?.as_deref() == Some(etag);
+        if is_same { Ok(()) } else { Err(StoreError::Torn(self.dataset.key.clone()).into()) }
+    }
+
+    fn streamed_type<'a>(&'a self, layout: &'a StreamLayout) -> &'a DataType {
+        layout.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type())
+    }
+
+    /// Returns the entity tag of the chunk. It is a hash of the attributes of the dataset, the encoder, the box, the
+    /// entity tags of the blocks and the release.
     fn etag(&self, etags_hash: u128) -> String {
-        let mut hashed_text = String::new();
-        // Writing to a String cannot fail.
-        let _ = write!(
-            hashed_text,
-            "{} {} {:?} {etags_hash:x} {RELEASE}",
-            self.dataset.etag,
-            self.encoder.id(),
-            self.region
-        );
-        format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
+        let (start, shape) = (self.region.start().as_slice(), self.region.shape().as_slice());
+        let mut hash = Xxh3::new();
+        let mut add = |field: &[u8]| {
+            hash.update(&(field.len() as u64).to_le_bytes());
+            hash.update(field);
+        };
+        add(self.dataset.etag.as_bytes());
+        add(self.encoder.id().as_bytes());
+        for number in start {
+            add(&number.to_le_bytes());
+        }
+        for number in shape {
+            add(&number.to_le_bytes());
+        }
+        add(&etags_hash.to_le_bytes());
+        add(RELEASE.as_bytes());
+        format!("\"{:032x}\"", hash.digest128())
     }
 }
 
@@ -370,26 +398,4 @@ fn single_block_fingerprint(position: &GridPosition, meta: &ObjectMeta) -> Finge
     let mut fingerprint = Fingerprint::default();
     fingerprint.add(position, &meta.etag, meta.version);
     fingerprint
-}
-
-/// Returns the range of the payload of a stored block, if the block is of the default mode, has exactly `size` elements
-/// and is one stream of `encoding`.
-pub(super) fn payload_range(
-    stored: &[u8],
-    size: &[u64],
-    width: usize,
-    encoding: BlockEncoding,
-) -> Option<Range<usize>> {
-    let header = BlockHeader::parse(stored).ok()?;
-    if header.mode != BlockMode::Default || header.size.as_slice() != size {
-        return None;
-    }
-    let len = usize::try_from(header.elements?).ok()?.checked_mul(width)?;
-    let payload = stored.get(header.len..)?;
-    encoding.is_one_stream(payload, len).then_some(header.len..stored.len())
-}
-
-/// Returns the encoding of the blocks of a dataset, if it is one that other programs read.
-pub(super) fn stored_encoding(dataset: &Dataset) -> Option<BlockEncoding> {
-    BlockEncoding::from_name(dataset.attributes.compression().name())
 }

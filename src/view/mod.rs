@@ -1,14 +1,17 @@
 //! Views: the same container in the formats that other programs expect. Each view has one file and one entry of
 //! [`VIEWS`].
 //!
-//! A view resolves a key of its own format to a document or a chunk. It knows containers and formats, but no requests,
-//! statuses or headers.
+//! [`View::resolve`] says what a key of the view's own format is: a document, a [`Chunk`] or nothing. [`Chunk::read`]
+//! decides how a chunk gets its bytes: the payload of a stored block passes through if it has the required form, small
+//! chunks are encoded and cached, and large ones are encoded while they are sent. A view knows containers and formats,
+//! but no requests, statuses or headers.
 
 mod chunk;
+mod encoder;
+mod lookup;
 mod node;
 mod precomputed;
 mod reencoded;
-mod streamed_chunk;
 mod zarr;
 mod zarr2;
 mod zarr3;
@@ -17,14 +20,13 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-use crate::cache::{Freshness, MemoryPermit, ReadError};
-use crate::container::Container;
+use crate::cache::ReadError;
 use crate::metadata::{Description, Node, NodeKind};
-use crate::store::Key;
 
-pub use chunk::{Chunk, ChunkBody, ChunkEncoder, EncodedChunk, StreamLayout};
+pub use chunk::{Chunk, ChunkSource, EncodedChunk};
+pub use encoder::{ChunkEncoder, Passthrough, StreamLayout};
+pub use lookup::{ResolvedKey, ViewDocument, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
-pub use streamed_chunk::{StreamSource, StreamedChunk};
 
 /// All views. The first segment of a path selects the view.
 pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3::Zarr3, &precomputed::Precomputed];
@@ -165,51 +167,3 @@ impl PartialEq for dyn View {
 }
 
 impl Eq for dyn View {}
-
-/// A lookup in a view.
-#[derive(Debug, Clone, Copy)]
-pub struct ViewLookup<'a> {
-    /// Container to look in.
-    pub container: &'a Container,
-    /// Required freshness of cached entries.
-    pub freshness: Freshness,
-    /// Path segments that are the view's own.
-    pub path_parameters: &'a [String],
-    /// Path after these segments, in the view's format.
-    pub key: &'a Key,
-    /// Decoded names and values of the query.
-    pub query: &'a [(String, String)],
-}
-
-impl ViewLookup<'_> {
-    /// Returns the last value of a query parameter.
-    pub fn query_value(&self, name: &str) -> Option<&str> {
-        self.query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
-    }
-}
-
-/// Object that a key of a view stands for.
-#[derive(Debug)]
-pub enum ResolvedKey {
-    /// No object.
-    Missing,
-    /// A document.
-    Document(ViewDocument),
-    /// A part of a dataset.
-    Chunk(Chunk),
-}
-
-/// A JSON document.
-#[derive(Debug)]
-pub struct ViewDocument {
-    /// The text.
-    pub text: String,
-    /// Memory permit for the data that the document is made from, and then for the document.
-    pub memory: Option<MemoryPermit>,
-}
-
-impl From<&serde_json::Value> for ViewDocument {
-    fn from(value: &serde_json::Value) -> Self {
-        Self { text: value.to_string(), memory: None }
-    }
-}

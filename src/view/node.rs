@@ -105,15 +105,15 @@ async fn read(
         MAX_CONTEXT_BYTES.min(budget_bytes.saturating_sub(MIN_DESCRIPTION_BYTES) / DESCRIPTION_MEMORY_FACTOR);
     let mut reader = AttributesReader { container, freshness, max_bytes, remaining_bytes: max_bytes, problems: vec![] };
     let admitted = reader.admit(key).await?;
-    if !admitted.is_readable && !container.is_directory(freshness, key).await? {
+    if admitted.is_none() && !container.is_directory(freshness, key).await? {
         return Err(ReadError::NotFound(key.clone()));
     }
-    let text_bytes = if with_text { admitted.text_bytes } else { 0 };
+    let text_bytes = admitted.filter(|_| with_text).unwrap_or(0);
     // Keep only the keys of ancestors with attributes: all keys above a path of 250 long segments take megabytes.
     let mut ancestors = Vec::new();
     let mut parent = key.parent();
     while let Some(ancestor) = parent {
-        let is_readable = reader.admit(&ancestor).await?.is_readable;
+        let is_readable = reader.admit(&ancestor).await?.is_some();
         parent = ancestor.parent();
         ancestors.push(is_readable.then_some(ancestor));
     }
@@ -127,10 +127,16 @@ async fn read(
         let memory = container
             .reserve_memory(description_bytes.saturating_add(text_bytes.saturating_mul(COPY_MEMORY_FACTOR)))
             .await?;
-        let mut node = Node { document: reader.read(key, admitted.is_readable).await?, ..Node::default() };
+        let mut node = Node {
+            document: match admitted {
+                Some(_) => reader.read(key).await?,
+                None => None,
+            },
+            ..Node::default()
+        };
         for ancestor in &ancestors {
             let document = match ancestor {
-                Some(ancestor) => reader.read(ancestor, true).await?,
+                Some(ancestor) => reader.read(ancestor).await?,
                 None => None,
             };
             node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
@@ -150,7 +156,7 @@ async fn read(
         match &required {
             Some(required) => {
                 for (path, child) in required {
-                    if let Some(Ok(document)) = reader.read(child, true).await? {
+                    if let Some(Ok(document)) = reader.read(child).await? {
                         node.child_documents.insert(path.clone(), document);
                     }
                 }
@@ -158,7 +164,7 @@ async fn read(
             None => {
                 for path in metadata::required_paths(&node) {
                     let Ok(child) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
-                    if reader.admit(&child).await?.is_readable {
+                    if reader.admit(&child).await?.is_some() {
                         newly_required.push((path, child));
                     }
                 }
@@ -186,23 +192,16 @@ struct AttributesReader<'a> {
     problems: Vec<String>,
 }
 
-/// Attributes that may be read.
-#[derive(Debug, Default)]
-struct AdmittedAttributes {
-    is_readable: bool,
-    text_bytes: u64,
-}
-
 impl AttributesReader<'_> {
-    /// Checks the attributes of `key` and keeps nothing of them. Adds a problem if they cannot be read or take too much
-    /// memory.
-    async fn admit(&mut self, key: &Key) -> Result<AdmittedAttributes, ReadError> {
+    /// Checks if the attributes of `key` may be read, and keeps nothing of them. Returns the length of their text in
+    /// bytes. Returns `None` if there are none, and adds a problem if they cannot be read or take too much memory.
+    async fn admit(&mut self, key: &Key) -> Result<Option<u64>, ReadError> {
         let name = || format!("{}{}{ATTRIBUTES}", key.as_str(), if key.is_root() { "" } else { "/" });
         let group = match self.container.group(self.freshness, key).await {
             Err(ReadError::Store(error)) if error.hides_object() => {
                 self.problems
                     .push(format!("{} counts as missing: the server is not able or not allowed to read it", name()));
-                return Ok(AdmittedAttributes::default());
+                return Ok(None);
             }
             Err(ReadError::AttributesTooLarge { bytes, limit_bytes, .. }) => {
                 self.problems.push(format!(
@@ -210,12 +209,12 @@ impl AttributesReader<'_> {
                      limits.attributes can be raised, to 16MiB and limits.transfer_budget",
                     name()
                 ));
-                return Ok(AdmittedAttributes::default());
+                return Ok(None);
             }
             group => group?,
         };
         if group.document().is_none() {
-            return Ok(AdmittedAttributes::default());
+            return Ok(None);
         }
         let bytes = group.tree_bytes() + DOCUMENT_OVERHEAD_BYTES;
         if bytes > self.remaining_bytes {
@@ -224,21 +223,14 @@ impl AttributesReader<'_> {
                 name(),
                 self.max_bytes
             ));
-            return Ok(AdmittedAttributes::default());
-        }
-        self.remaining_bytes -= bytes;
-        Ok(AdmittedAttributes { is_readable: true, text_bytes: group.text_bytes() })
-    }
-
-    /// Returns the attributes of `key` if they were admitted.
-    async fn read(
-        &self,
-        key: &Key,
-        is_readable: bool,
-    ) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
-        if !is_readable {
             return Ok(None);
         }
+        self.remaining_bytes -= bytes;
+        Ok(Some(group.text_bytes()))
+    }
+
+    /// Returns the attributes of `key`, which were admitted.
+    async fn read(&self, key: &Key) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
         let group = self.container.group_if_readable(self.freshness, key).await?;
         Ok(group.and_then(|group| group.document()))
     }

@@ -18,7 +18,11 @@ use async_trait::async_trait;
 use serde_json::{Value, json};
 
 use self::scale::{DEFAULT_QUALITY, Extent, PrecomputedEncoding, ScaleKey, parse_box};
-use super::{Chunk, ResolvedKey, View, ViewDocument, ViewLookup, read_node};
+use super::View;
+use super::chunk::Chunk;
+use super::encoder::ChunkEncoder;
+use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
+use super::node::read_node;
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::metadata::{self, AxisKind, CoordinateSpace, Description, Node, VolumeKind};
 use crate::n5::{self, DataType, DescribedDataset, GridPosition};
@@ -76,7 +80,7 @@ impl View for Precomputed {
         let position: GridPosition = position.chain(std::iter::repeat(0)).take(rank).collect();
         let shape = attributes.grid().clipped_size(&position);
         let splits_channels = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
-        let encoder: Arc<dyn super::ChunkEncoder> = Arc::new(scale_key.encoding);
+        let encoder: Arc<dyn ChunkEncoder> = Arc::new(scale_key.encoding);
         Ok(ResolvedKey::Chunk(if splits_channels {
             let start: Vec<u64> = first_voxel.into_iter().chain(std::iter::repeat(0)).take(rank).collect();
             let shape: Vec<u64> =

@@ -1,18 +1,17 @@
 //! `/as/{encoding}[,{dataType}]/…`: the container as N5, with all blocks in one encoding and with attributes that the
 //! strictest readers accept.
 
-use std::ops::Range;
 use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
 use serde_json::Map;
 
-use super::chunk::{payload_range, stored_encoding};
-use super::streamed_chunk::raw_payload_range;
-use super::{
-    Chunk, ChunkEncoder, ResolvedKey, StreamLayout, View, ViewDocument, ViewLookup, read_node, read_node_with_text,
-};
+use super::View;
+use super::chunk::Chunk;
+use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
+use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
+use super::node::{read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};
 use crate::metadata::{self, CoordinateSpace, Description, Node, NodeKind};
 use crate::n5::{
@@ -29,7 +28,7 @@ pub(super) struct Reencoded;
 #[derive(Debug, Clone, PartialEq)]
 struct ReencodeTarget {
     encoding: BlockEncoding,
-    /// Data type of the elements. `None` keeps the stored one.
+    /// Data type of the elements. `None` keeps the stored one, without a conversion.
     data_type: Option<DataType>,
 }
 
@@ -80,12 +79,12 @@ impl View for Reencoded {
             return Ok(document.map_or(ResolvedKey::Missing, ResolvedKey::Document));
         }
         let Some((dataset, position)) = find_block(lookup).await? else { return Ok(ResolvedKey::Missing) };
-        if !is_decoded(&dataset.attributes) {
+        if !dataset.attributes.is_decodable() {
             return Ok(ResolvedKey::Missing);
         }
         let shape = dataset.attributes.grid().clipped_size(&position);
         let data_type = target.data_type.filter(|data_type| data_type != dataset.attributes.data_type());
-        let encoder = Arc::new(N5BlockEncoder { encoding: target.encoding, data_type });
+        let encoder = Arc::new(ReencodeTarget { data_type, ..target });
         Chunk::of_block(dataset, position, &shape, encoder).map(ResolvedKey::Chunk)
     }
 
@@ -121,7 +120,7 @@ async fn attributes_document(
             let not_a_dataset = |reason: String| ReadError::NotADataset { key: key.clone(), reason };
             let dataset =
                 DescribedDataset::parse(document.clone()).map_err(|error| not_a_dataset(error.to_string()))?;
-            if !is_decoded(&dataset) {
+            if !dataset.is_decodable() {
                 let (compression, data_type) = (dataset.compression().name(), dataset.data_type());
                 return Err(not_a_dataset(format!(
                     "compression {compression:?} with data type {data_type} is not supported"
@@ -140,7 +139,7 @@ async fn attributes_document(
             let mut members = Map::new();
             if let Some(mut pyramid) = metadata::pyramid(node, &mut Vec::new()) {
                 let is_level_decoded =
-                    |path: &str| node.dataset_below(path).is_some_and(|dataset| is_decoded(&dataset));
+                    |path: &str| node.dataset_below(path).is_some_and(|dataset| dataset.is_decodable());
                 let shown_count = pyramid.levels.iter().position(|level| !is_level_decoded(&level.path));
                 pyramid.levels.truncate(shown_count.unwrap_or(usize::MAX));
                 members.extend(metadata::canonical_group_attributes(&pyramid));
@@ -157,10 +156,6 @@ async fn attributes_document(
     }
     let has_any = !object.is_empty() || matches!(node.document, Some(Ok(_)));
     Ok(has_any.then(|| ViewDocument { text: object.into_text(), memory: loaded.memory }))
-}
-
-fn is_decoded(dataset: &DatasetAttributes) -> bool {
-    dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some()
 }
 
 /// Returns the dataset and the position that the lookup's key names.
@@ -202,13 +197,7 @@ fn level_number(name: &str) -> Option<usize> {
 }
 
 /// Encodes blocks of mode 0.
-#[derive(Debug)]
-struct N5BlockEncoder {
-    encoding: BlockEncoding,
-    data_type: Option<DataType>,
-}
-
-impl ChunkEncoder for N5BlockEncoder {
+impl ChunkEncoder for ReencodeTarget {
     fn id(&self) -> String {
         format!("n5 {} {}", self.encoding.name(), self.data_type.as_ref().map_or("", |data_type| data_type.name()))
     }
@@ -232,36 +221,15 @@ impl ChunkEncoder for N5BlockEncoder {
         encode_block(&shape, width, data, self.encoding).map_err(|error| ReadError::NotRepresentable(error.to_string()))
     }
 
-    fn passthrough_range(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
-        let attributes = &dataset.attributes;
-        let width = attributes.data_type().size_bytes()?;
-        let mut sizes = accepted_block_sizes(attributes, position, width);
-        sizes.any(|size| payload_range(stored, &size, width, self.encoding).is_some()).then_some(0..stored.len())
-    }
-
-    fn passthrough_range_from_head(
-        &self,
-        head: &[u8],
-        stored_bytes: u64,
-        dataset: &Dataset,
-        position: &GridPosition,
-    ) -> Option<Range<u64>> {
-        let attributes = &dataset.attributes;
-        let width = attributes.data_type().size_bytes()?;
-        let mut sizes = accepted_block_sizes(attributes, position, width);
-        let is_passthrough = self.encoding == BlockEncoding::Raw;
-        let is_passthrough =
-            is_passthrough && sizes.any(|size| raw_payload_range(head, stored_bytes, &size, width).is_some());
-        is_passthrough.then_some(0..stored_bytes)
+    fn passthrough(&self, dataset: &DatasetAttributes, position: &GridPosition) -> Option<Passthrough> {
+        let width = dataset.data_type().size_bytes().filter(|_| self.data_type.is_none())?;
+        let sizes = accepted_block_sizes(dataset, position, width).collect();
+        Some(Passthrough { encoding: self.encoding, sizes, includes_header: true })
     }
 
     fn stream_layout(&self, shape: &Coords) -> Option<StreamLayout> {
         let header = n5::block_header(shape).filter(|_| self.encoding == BlockEncoding::Raw)?;
         Some(StreamLayout { header: header.into(), data_type: self.data_type.clone(), is_big_endian: true })
-    }
-
-    fn can_pass_through(&self, dataset: &Dataset) -> bool {
-        self.data_type.is_none() && stored_encoding(dataset) == Some(self.encoding)
     }
 }
 

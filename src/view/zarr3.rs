@@ -6,8 +6,9 @@
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
+use super::View;
+use super::lookup::{ResolvedKey, ViewLookup};
 use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
-use super::{ResolvedKey, View, ViewLookup};
 use crate::cache::ReadError;
 use crate::container::grid_component;
 use crate::n5::{BlockEncoding, JsonObjectBuilder};

@@ -22,7 +22,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("container", &["cache", "n5", "store", "fair_queue", "cpu_pool", "metrics"]),
     ("read", &["cache", "container", "n5", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
     ("output", &["n5"]),
-    ("view", &["n5", "metadata", "store", "cache", "container", "read", "output"]),
+    ("view", &["n5", "metadata", "store", "cache", "container", "read"]),
     (
         "http",
         &[

@@ -16,7 +16,7 @@ use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::routes::listing;
 use crate::http::routes::stored;
-use crate::view::{Chunk, ChunkBody, ResolvedKey, StreamSource, StreamedChunk, View, ViewDocument, ViewLookup};
+use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, View, ViewDocument, ViewLookup};
 
 /// Handles `GET /{view}/…`.
 pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
@@ -91,18 +91,16 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
     }
     let mut send_permit = None;
     loop {
-        let encoded = match chunk.read(container, context.freshness).await?.ok_or_else(|| mount.not_found())? {
-            ChunkBody::Whole(encoded) => encoded,
-            ChunkBody::Streamed(streamed) => {
-                let entity = Entity { len: Some(streamed.len), ..entity(&streamed.etag) };
-                return streamed_response(context, container, *streamed, &entity).await;
-            }
+        let encoded = chunk.read(container, context.freshness).await?.ok_or_else(|| mount.not_found())?;
+        let Some(bytes) = encoded.bytes() else {
+            let entity = Entity { len: Some(encoded.len), ..entity(&encoded.etag) };
+            return streamed_response(context, container, chunk, encoded, &entity).await;
         };
-        if let Some(bytes) = stored::charge_to_client(container, send_permit.take(), &encoded.bytes) {
+        if let Some(bytes) = stored::charge_to_client(container, send_permit.take(), bytes) {
             return entity(&encoded.etag).respond(context.parts, bytes);
         }
         // The client must receive other responses first. No bytes are held while waiting.
-        let len = encoded.bytes.len();
+        let len = bytes.len();
         drop(encoded);
         send_permit = Some(container.acquire_send_permit(len).await?);
     }
@@ -112,17 +110,21 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
 async fn streamed_response(
     context: &RequestContext<'_>,
     container: &Container,
-    chunk: StreamedChunk,
+    chunk: &Chunk,
+    encoded: EncodedChunk,
     entity: &Entity<'_>,
 ) -> HandlerResult {
     let (mut response, range) = entity.select(context.parts)?;
     let Some(Range { start, end }) = range else { return Ok(response) };
-    *response.body_mut() = match chunk.source.clone() {
-        StreamSource::Stored(large, block_range) => {
+    *response.body_mut() = match encoded.source {
+        ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => {
+            Body::from(respond::slice_bytes(&bytes, &(start..end)))
+        }
+        ChunkSource::LargeStored(large, block_range) => {
             let block_offset = |byte: u64| block_range.start.saturating_add(byte);
             stored::stream_range(large, block_offset(start)..block_offset(end), context.id.to_owned())
         }
-        StreamSource::Elements(layout) => {
+        ChunkSource::Elements(layout) => {
             let header_bytes = layout.header.len() as u64;
             let prefix = respond::slice_bytes(&layout.header, &(start..end));
             let (from, to) = (start.saturating_sub(header_bytes), end.saturating_sub(header_bytes));
@@ -132,7 +134,8 @@ async fn streamed_response(
                 let (slice, skipped) = chunk.plan_byte_range(container, &layout, from, to)?;
                 let transform = chunk.byte_swap(&layout);
                 let reader = BandReader::new(container.clone(), context.freshness, slice, transform);
-                let mut reader = reader.with_etag_check(chunk).with_byte_range(skipped, to.saturating_sub(from));
+                let reader = reader.with_etag_check(chunk.clone(), encoded.etag);
+                let mut reader = reader.with_byte_range(skipped, to.saturating_sub(from));
                 let first = reader.next().await?.unwrap_or_default();
                 reader.into_body(prefix, first, context.id.to_owned())
             }

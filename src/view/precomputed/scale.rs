@@ -1,16 +1,14 @@
 //! Scales of a volume: their chunk grid, the encodings of chunks, and the names of both.
 
 use std::fmt;
-use std::ops::Range;
 
 use bytes::Bytes;
 
-use super::super::chunk::{ChunkEncoder, StreamLayout, payload_range, stored_encoding};
-use super::super::streamed_chunk::raw_payload_range;
+use super::super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
 use super::compressed_segmentation;
 use super::image::{self, ChunkImage};
-use crate::cache::{Dataset, ReadError};
-use crate::n5::{self, Array, Coords, DataType, DatasetAttributes, GridPosition};
+use crate::cache::ReadError;
+use crate::n5::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, GridPosition};
 
 /// Data types of the format. Source: `volume.yml`.
 const DATA_TYPES: [DataType; 8] = [
@@ -301,30 +299,19 @@ impl ChunkEncoder for PrecomputedEncoding {
         self.encode_array(array).map_err(ReadError::NotRepresentable)
     }
 
-    fn passthrough_range(&self, stored: &[u8], dataset: &Dataset, position: &GridPosition) -> Option<Range<usize>> {
-        let size = dataset.attributes.grid().clipped_size(position);
-        payload_range(stored, &size, 1, n5::BlockEncoding::Raw)
-    }
-
-    fn passthrough_range_from_head(
-        &self,
-        head: &[u8],
-        stored_bytes: u64,
-        dataset: &Dataset,
-        position: &GridPosition,
-    ) -> Option<Range<u64>> {
-        raw_payload_range(head, stored_bytes, &dataset.attributes.grid().clipped_size(position), 1)
+    /// Only elements of one byte can pass through, because they have no byte order.
+    fn passthrough(&self, dataset: &DatasetAttributes, position: &GridPosition) -> Option<Passthrough> {
+        let has_bytes = dataset.data_type().size_bytes() == Some(1);
+        let sizes = vec![dataset.grid().clipped_size(position)];
+        (*self == Self::Raw && has_bytes).then(|| Passthrough {
+            encoding: BlockEncoding::Raw,
+            sizes,
+            includes_header: false,
+        })
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
         (*self == Self::Raw).then(StreamLayout::default)
-    }
-
-    /// Only elements of one byte can pass through, because they have no byte order.
-    fn can_pass_through(&self, dataset: &Dataset) -> bool {
-        *self == Self::Raw
-            && dataset.attributes.data_type().size_bytes() == Some(1)
-            && stored_encoding(dataset) == Some(n5::BlockEncoding::Raw)
     }
 }
 

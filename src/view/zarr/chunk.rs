@@ -1,13 +1,13 @@
 //! Chunks of an array: their grid and their encoding.
 
-use std::ops::Range;
+use std::sync::Arc;
 
 use bytes::Bytes;
 use serde_json::Value;
 
-use super::super::chunk::{payload_range, stored_encoding};
-use super::super::streamed_chunk::raw_payload_range;
-use super::super::{Chunk, ChunkEncoder, StreamLayout};
+use super::super::chunk::Chunk;
+use super::super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
+use super::super::lookup::ResolvedKey;
 use crate::cache::{Dataset, ReadError};
 use crate::n5::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
 
@@ -33,9 +33,8 @@ pub(in super::super) struct ZarrEncoding {
 impl ZarrEncoding {
     /// Returns the encoding of an array's chunks, or `None` if this build does not decode the dataset.
     pub(in super::super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
-        let width = dataset.data_type().size_bytes()?;
+        let width = dataset.data_type().size_bytes().filter(|_| dataset.is_decodable())?;
         let compression = dataset.compression();
-        compression.codec()?;
         let parameter = |key: &str| compression.parameters().get(key);
         let stored = BlockEncoding::from_name(compression.name()).filter(|encoding| match encoding {
             BlockEncoding::Raw | BlockEncoding::Zstd => true,
@@ -121,45 +120,29 @@ impl ChunkEncoder for ZarrEncoding {
             .map_err(|error| ReadError::NotRepresentable(error.to_string()))
     }
 
-    fn passthrough_range(&self, stored: &[u8], dataset: &Dataset, _: &GridPosition) -> Option<Range<usize>> {
-        payload_range(stored, &chunk_shape(&dataset.attributes), self.width, self.compression)
-    }
-
-    fn passthrough_range_from_head(
-        &self,
-        head: &[u8],
-        stored_bytes: u64,
-        dataset: &Dataset,
-        _: &GridPosition,
-    ) -> Option<Range<u64>> {
-        let shape = chunk_shape(&dataset.attributes);
-        raw_payload_range(head, stored_bytes, &shape, self.width).filter(|_| self.compression == BlockEncoding::Raw)
+    fn passthrough(&self, dataset: &DatasetAttributes, _: &GridPosition) -> Option<Passthrough> {
+        let sizes = vec![chunk_shape(dataset)];
+        self.allows_passthrough.then(|| Passthrough { encoding: self.compression, sizes, includes_header: false })
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
         (self.compression == BlockEncoding::Raw)
             .then(|| StreamLayout { is_big_endian: self.is_big_endian, ..StreamLayout::default() })
     }
-
-    fn can_pass_through(&self, dataset: &Dataset) -> bool {
-        self.allows_passthrough && stored_encoding(dataset) == Some(self.compression)
-    }
 }
 
-/// Returns the chunk at a position in N5 axis order, or `None` if it is outside the grid or the dataset is not decoded.
+/// Resolves the chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order. It is missing outside
+/// the grid, and if the dataset is not decoded.
 ///
 /// # Errors
 /// As [`Chunk::of_block`].
-pub(in super::super) fn chunk_at(
-    dataset: std::sync::Arc<Dataset>,
-    position: GridPosition,
-) -> Result<Option<Chunk>, ReadError> {
-    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), dataset.position_in_grid(position))
-    else {
-        return Ok(None);
+pub(in super::super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
+    let position = dataset.position_in_grid(coordinates.iter().rev().copied().collect());
+    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), position) else {
+        return Ok(ResolvedKey::Missing);
     };
     let shape = chunk_shape(&dataset.attributes);
-    Chunk::of_block(dataset, position, &shape, std::sync::Arc::new(encoding)).map(Some)
+    Chunk::of_block(Arc::clone(dataset), position, &shape, Arc::new(encoding)).map(ResolvedKey::Chunk)
 }
 
 #[cfg(test)]

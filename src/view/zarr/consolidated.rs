@@ -4,13 +4,13 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
+use super::super::lookup::ViewLookup;
 use super::super::node::COPY_MEMORY_FACTOR;
-use super::{UserAttributes, ZarrNode, is_dataset};
+use super::node::{UserAttributes, ZarrNode, is_dataset};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::metadata::{self, CoordinateSpace, Node};
-use crate::n5::AttributesDocument;
+use crate::n5::{AttributesDocument, DocumentError};
 use crate::store::Key;
-use crate::view::ViewLookup;
 
 /// Maximum number of directories that are described together.
 const MAX_DIRECTORIES: usize = 500;
@@ -193,7 +193,7 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<TreeSurvey>
 async fn read_document(
     lookup: &ViewLookup<'_>,
     key: &Key,
-) -> Result<Option<Result<AttributesDocument, crate::n5::DocumentError>>, ReadError> {
+) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
     let group = lookup.container.group_if_readable(lookup.freshness, key).await?;
     Ok(group.and_then(|group| group.document()))
 }

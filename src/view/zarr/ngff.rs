@@ -7,7 +7,7 @@ use std::ops::RangeInclusive;
 
 use serde_json::{Map, Value, json};
 
-use super::ZarrEncoding;
+use super::chunk::ZarrEncoding;
 use crate::metadata::{AxisKind, CoordinateSpace, Node, Pyramid, PyramidLevel};
 use crate::n5::DatasetAttributes;
 

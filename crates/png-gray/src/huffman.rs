@@ -2,11 +2,11 @@
 
 /// Code of a symbol. The length is 0 if the symbol has no code.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub(super) struct HuffmanCode {
+pub(crate) struct HuffmanCode {
     /// Bits in the order in which they are written, the first one lowest.
-    pub(super) bits: u16,
+    pub(crate) bits: u16,
     /// Number of bits.
-    pub(super) length: u8,
+    pub(crate) length: u8,
 }
 
 /// Maximum length of a code in bits.
@@ -14,7 +14,7 @@ const MAX_CODE_BITS: usize = 15;
 
 /// Returns the code lengths with which a text with these symbol counts is shortest, limited to `limit` bits. Symbols
 /// that do not occur have length 0. If at least two symbols occur, the code is complete.
-pub(super) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
+pub(crate) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut lengths = [0; N];
     // Rare symbols first. The symbol in the low bits makes equal counts distinct.
     let mut leaves: Vec<u64> = (0u64..)
@@ -112,7 +112,7 @@ fn limit_lengths(by_length: &mut [u32; MAX_CODE_BITS + 1], limit: usize) {
 }
 
 /// Returns the canonical codes of these lengths.
-pub(super) fn canonical_codes<const N: usize>(lengths: &[u8; N]) -> [HuffmanCode; N] {
+pub(crate) fn canonical_codes<const N: usize>(lengths: &[u8; N]) -> [HuffmanCode; N] {
     let mut numbers = [0u16; MAX_CODE_BITS + 1];
     for length in lengths.iter().filter(|length| **length > 0) {
         if let Some(number) = numbers.get_mut(usize::from(*length)) {

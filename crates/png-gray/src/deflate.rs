@@ -3,14 +3,14 @@
 //!
 //! Source: RFC 1951.
 
-use super::huffman::{self, HuffmanCode};
+use crate::huffman::{self, HuffmanCode};
 
-/// Maximum number of bytes in a block. A stored block can hold as many, and `allocator.rs` does not take buffers of
-/// this size from the system.
-pub(super) const BLOCK_BYTES: usize = 60 * 1024;
+/// Maximum number of bytes in a block. A stored block can hold as many, and allocators do not map buffers of this size
+/// from the system each time.
+pub(crate) const BLOCK_BYTES: usize = 60 * 1024;
 
 /// Maximum number of bytes that a block adds to its content.
-pub(super) const BLOCK_EXTRA_BYTES: usize = 6;
+pub(crate) const BLOCK_EXTRA_BYTES: usize = 6;
 
 /// Number of symbols: bytes, the end of a block, and lengths of runs.
 const SYMBOLS: usize = 286;
@@ -33,7 +33,7 @@ const GROUPS_PER_RUN: usize = 64;
 
 /// Encoder of a stream of blocks. It holds the bits of the last byte while that is incomplete.
 #[derive(Debug, Default)]
-pub(super) struct DeflateEncoder {
+pub(crate) struct DeflateEncoder {
     word: u64,
     bit_count: u32,
 }
@@ -41,7 +41,7 @@ pub(super) struct DeflateEncoder {
 impl DeflateEncoder {
     /// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. After the last block and after an empty one, the stream
     /// ends at a byte boundary.
-    pub(super) fn write_block(&mut self, out: &mut Vec<u8>, bytes: &[u8], is_last: bool) {
+    pub(crate) fn write_block(&mut self, out: &mut Vec<u8>, bytes: &[u8], is_last: bool) {
         let input = BlockInput::new(bytes);
         let huffman = DynamicHuffman::new(&input.counts());
         let is_coded =

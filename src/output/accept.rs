@@ -1,60 +1,14 @@
-//! Content negotiation: the parameter `format` selects the output format, else the header `Accept` (RFC 9110 §12.5.1).
+//! The header `Accept` (RFC 9110 §12.5.1): media ranges with weights.
 
 use std::cmp::Reverse;
 
 use mime::Mime;
 
-use super::{FORMATS, Format};
-
-/// Reason why no format can be selected.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum NegotiationError {
-    /// No format has the requested name.
-    #[error("unknown format {requested:?}; known: {}", known.join(", "))]
-    UnknownFormat {
-        /// Requested name, cut to 40 characters.
-        requested: String,
-        /// Names of all formats.
-        known: Vec<&'static str>,
-    },
-    /// `Accept` excludes every available media type.
-    #[error("Accept matches none of the media types served here: {}", known.join(", "))]
-    NotAcceptable {
-        /// All available media types.
-        known: Vec<&'static str>,
-    },
-}
-
-/// Selects the format by name if the client gives one, else by the media type that `Accept` weighs highest.
+/// Returns the media type among `known` that `accept` weighs highest. Returns `None` if all are excluded.
 ///
 /// `accept` is the header's value; several values are joined by commas. Among equal weights the more specific range
-/// wins, then the one named first, then the earlier row of [`FORMATS`]. Members that are not media ranges are skipped
-/// (Java sends a bare `*`). If none is left, every format is acceptable. A lossy format is selected only if no other is
-/// acceptable, because Java names image/jpeg in every request by default.
-///
-/// # Errors
-/// [`NegotiationError`] if the name is unknown or `Accept` excludes every format.
-pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static dyn Format, NegotiationError> {
-    if let Some(name) = format {
-        let selected = FORMATS.iter().copied().find(|format| format.name() == name);
-        return selected.ok_or_else(|| NegotiationError::UnknownFormat {
-            requested: name.chars().take(40).collect(),
-            known: FORMATS.iter().map(|format| format.name()).collect(),
-        });
-    }
-    let best = [false, true].into_iter().find_map(|is_lossy| {
-        let formats: Vec<_> = FORMATS.iter().copied().filter(|format| format.is_lossy() == is_lossy).collect();
-        let known: Vec<&'static str> = formats.iter().map(|format| format.media_type()).collect();
-        let best = best_media_type(&known, accept)?;
-        formats.into_iter().find(|format| format.media_type() == best)
-    });
-    best.ok_or_else(|| NegotiationError::NotAcceptable {
-        known: FORMATS.iter().map(|format| format.media_type()).collect(),
-    })
-}
-
-/// Returns the media type among `known` that `accept` weighs highest, by the rules of [`negotiate`]. `None` if all are
-/// excluded.
+/// wins, then the one named first, then the first of `known`. Members that are not media ranges are skipped (Java sends
+/// a bare `*`). If none is left, every media type is acceptable.
 pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&'static str> {
     let ranges = accept.map_or_else(Vec::new, parse_accept);
     if ranges.is_empty() {
@@ -147,6 +101,7 @@ fn most_specific<'a>(ranges: &'a [MediaRange], media_type: &str) -> Option<(usiz
 mod tests {
     use proptest::prelude::*;
 
+    use super::super::{FORMATS, Format, negotiate};
     use super::*;
 
     fn by_accept(accept: &str) -> Option<&'static str> {

@@ -1,65 +1,16 @@
-//! Start-time fair queueing for scarce units such as memory or cores. Requests wait in the queue of their own flow, and
-//! the next permit goes to the flow that has received the least service. A flow that requests much, or holds it for
-//! long, delays others by one permit, not by all of its own.
+//! The semaphore and its permits.
 
-mod flow;
-mod permit;
-mod single_flight;
-mod state;
-
-use std::future::Future;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 
-pub use flow::ClientQuota;
-pub use permit::FairPermit;
-pub use single_flight::{FlightHandle, Leader, SingleFlight, Waiter};
-pub use state::max_overtaking_units;
-
-use flow::PendingAcquire;
-use permit::GrantKind;
-use state::FairSemaphoreState;
-
-tokio::task_local! {
-    static CLIENT: ClientId;
-}
-
-/// Identifies the client for which work is done. Equal numbers are one client. The default is the server itself.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Default)]
-pub struct ClientId(u64);
-
-impl ClientId {
-    /// Creates the id with this number.
-    pub fn new(number: u64) -> Self {
-        Self(number)
-    }
-
-    /// Returns the client for which the running task works, or the default if none was set.
-    pub fn current() -> Self {
-        CLIENT.try_with(|client| *client).unwrap_or_default()
-    }
-
-    /// Runs `work` for this client. Tasks that it spawns do not inherit the client.
-    pub fn scope<F: Future>(self, work: F) -> impl Future<Output = F::Output> {
-        CLIENT.scope(self, work)
-    }
-}
-
-/// Identifies a flow: a client, and a number for the kind of its requests.
-pub type FlowId = (ClientId, u64);
-
-/// Measure of the service that a flow has received.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum CostBasis {
-    /// Number of units granted.
-    Units,
-    /// Time for which units are held.
-    Time,
-}
+use super::client::{ClientId, FlowId};
+use super::flow::{ClientQuota, GrantKind, PendingAcquire};
+use super::single_flight;
+use super::state::{CostBasis, FairSemaphoreState};
 
 /// A semaphore whose units are granted fairly. Cheap to clone; clones share the units.
 #[derive(Debug, Clone)]
@@ -108,8 +59,11 @@ impl FairSemaphore {
         // Dropped only now: the service that a flow has received is forgotten when it holds nothing and nothing waits
         // in it.
         drop(permit);
-        // The sender is never dropped without sending a permit.
-        receiver.blocking_recv().unwrap_or_else(|_| self.new_permit(flow, 0, GrantKind::InTurn))
+        // The sender is never dropped without sending a grant.
+        receiver.blocking_recv().map_or_else(
+            |_| self.new_permit(flow, 0, GrantKind::InTurn, Instant::now()),
+            |(kind, granted_at)| self.new_permit(flow, units, kind, granted_at),
+        )
     }
 
     /// Returns the number of units that are not granted.
@@ -177,7 +131,7 @@ impl FairSemaphore {
             return None;
         }
         state.grant(flow, units, units);
-        Some(self.new_permit(flow, units, GrantKind::InTurn))
+        Some(self.new_permit(flow, units, GrantKind::InTurn, Instant::now()))
     }
 
     /// Marks units as in use until [`vacate`](Self::vacate). Clients may then hold less if their quota is a part of the
@@ -213,7 +167,7 @@ impl FairSemaphore {
             return None;
         }
         state.grant(flow, units, 0);
-        Some(self.new_permit(flow, units, GrantKind::Charged))
+        Some(self.new_permit(flow, units, GrantKind::Charged, Instant::now()))
     }
 
     /// Like [`Self::try_charge`], but waits until the client has released enough.
@@ -275,21 +229,26 @@ impl FairSemaphore {
         &self,
         flow: FlowId,
         is_served: &AtomicBool,
-        make_request: impl FnOnce(oneshot::Sender<FairPermit>) -> PendingAcquire,
+        make_request: impl FnOnce(oneshot::Sender<(GrantKind, Instant)>) -> PendingAcquire,
     ) -> FairPermit {
         let (sender, receiver) = oneshot::channel();
-        self.state().flow_mut(flow).queue.push_back(make_request(sender));
-        let mut guard = PendingAcquireGuard { semaphore: self, flow, is_served, receiver };
+        let request = make_request(sender);
+        let units = request.units;
+        self.state().flow_mut(flow).queue.push_back(request);
+        let mut guard = PendingAcquireGuard { semaphore: self, flow, units, is_served, receiver };
         self.grant_waiters();
-        // The sender is dropped only with a sent permit, or when the request was cancelled.
-        (&mut guard.receiver).await.unwrap_or_else(|_| self.new_permit(flow, 0, GrantKind::Charged))
+        // The sender is dropped only with a sent grant, or when the request was cancelled.
+        (&mut guard.receiver).await.map_or_else(
+            |_| self.new_permit(flow, 0, GrantKind::Charged, Instant::now()),
+            |(kind, granted_at)| self.new_permit(flow, units, kind, granted_at),
+        )
     }
 
-    fn new_permit(&self, flow: FlowId, units: usize, kind: GrantKind) -> FairPermit {
-        FairPermit { semaphore: self.clone(), flow, units, kind, granted_at: Instant::now() }
+    fn new_permit(&self, flow: FlowId, units: usize, kind: GrantKind, granted_at: Instant) -> FairPermit {
+        FairPermit { semaphore: self.clone(), flow, units, kind, granted_at }
     }
 
-    fn state(&self) -> MutexGuard<'_, FairSemaphoreState> {
+    pub(super) fn state(&self) -> MutexGuard<'_, FairSemaphoreState> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -297,12 +256,101 @@ impl FairSemaphore {
     fn grant_waiters(&self) {
         loop {
             let Some((flow, request)) = self.state().grant_next() else { return };
-            // Sent outside the lock: the receiver may drop the permit at this moment, which takes the lock.
-            let (units, kind) = (request.units, request.kind);
-            if let Err(mut permit) = request.sender.send(self.new_permit(flow, units, kind)) {
-                self.state().release(flow, std::mem::take(&mut permit.units), kind, None);
+            // Sent outside the lock, because it wakes the receiver.
+            if request.sender.send((request.kind, Instant::now())).is_err() {
+                self.state().release(flow, request.units, request.kind, None);
             }
         }
+    }
+}
+
+/// A permit for a number of units, which are released when it is dropped. It can be split and merged.
+#[derive(Debug)]
+pub struct FairPermit {
+    semaphore: FairSemaphore,
+    pub(super) flow: FlowId,
+    units: usize,
+    kind: GrantKind,
+    granted_at: Instant,
+}
+
+impl FairPermit {
+    /// Returns the number of units.
+    pub fn units(&self) -> usize {
+        self.units
+    }
+
+    /// Splits off a permit of `units` units, or of all if there are fewer.
+    #[must_use]
+    pub fn split(&mut self, units: usize) -> Self {
+        let units = units.min(self.units);
+        self.units -= units;
+        let (flow, kind) = (self.flow, self.kind);
+        Self { semaphore: self.semaphore.clone(), flow, units, kind, granted_at: self.granted_at }
+    }
+
+    /// Transfers the units to the server, which releases them when they are needed. They no longer keep any client from
+    /// getting more.
+    pub fn transfer_to_server(&mut self) {
+        let server_flow = (ClientId::default(), self.flow.1);
+        let mut state = self.semaphore.state();
+        if self.kind == GrantKind::Overtaking {
+            state.uncount_overtaking(self.flow, self.units);
+            self.kind = GrantKind::InTurn;
+        }
+        if state.tracks_held_units() && self.flow != server_flow {
+            let flow = state.flow_mut(self.flow);
+            flow.held_units = flow.held_units.saturating_sub(self.units);
+            state.flow_mut(server_flow).held_units += self.units;
+        }
+        drop(state);
+        self.flow = server_flow;
+        self.semaphore.grant_waiters();
+    }
+
+    /// Merges another permit of the same [`FairSemaphore`] into this one.
+    pub fn merge(&mut self, mut other: Self) {
+        let units = std::mem::take(&mut other.units);
+        debug_assert_eq!(
+            self.kind == GrantKind::Charged,
+            other.kind == GrantKind::Charged,
+            "units that are granted twice"
+        );
+        if self.kind != other.kind || self.flow != other.flow {
+            let mut state = self.semaphore.state();
+            // If kinds or clients differ, neither permit counts as overtaking any longer.
+            for (permit, units) in [(&*self, self.units), (&other, units)] {
+                if permit.kind == GrantKind::Overtaking {
+                    state.uncount_overtaking(permit.flow, units);
+                }
+            }
+            if self.kind == GrantKind::Overtaking {
+                self.kind = GrantKind::InTurn;
+            }
+            if other.flow != self.flow && state.tracks_held_units() {
+                let flow = state.flow_mut(other.flow);
+                flow.held_units = flow.held_units.saturating_sub(units);
+                state.flow_mut(self.flow).held_units += units;
+            }
+            drop(state);
+            // Others may have waited to overtake, or for their client to hold less.
+            self.semaphore.grant_waiters();
+        }
+        self.units += units;
+    }
+
+    fn release(&mut self, held_for: impl FnOnce(Instant) -> Duration) {
+        let units = std::mem::take(&mut self.units);
+        if units > 0 {
+            self.semaphore.state().release(self.flow, units, self.kind, Some(held_for(self.granted_at)));
+            self.semaphore.grant_waiters();
+        }
+    }
+}
+
+impl Drop for FairPermit {
+    fn drop(&mut self) {
+        self.release(|granted_at| granted_at.elapsed());
     }
 }
 
@@ -310,9 +358,10 @@ impl FairSemaphore {
 struct PendingAcquireGuard<'a> {
     semaphore: &'a FairSemaphore,
     flow: FlowId,
+    units: usize,
     /// True once the work has got its permit through another request.
     is_served: &'a AtomicBool,
-    receiver: oneshot::Receiver<FairPermit>,
+    receiver: oneshot::Receiver<(GrantKind, Instant)>,
 }
 
 impl Drop for PendingAcquireGuard<'_> {
@@ -326,9 +375,10 @@ impl Drop for PendingAcquireGuard<'_> {
             let mut state = self.semaphore.state();
             self.receiver.close();
             state.remove_cancelled(self.flow, is_served);
-            if is_served && let Ok(mut permit) = self.receiver.try_recv() {
-                // Both permits were granted at the same time.
-                state.release(self.flow, std::mem::take(&mut permit.units), permit.kind, None);
+            if let Ok((kind, granted_at)) = self.receiver.try_recv() {
+                // The units were granted at this moment. If the work is served, they were granted twice.
+                let held_for = (!is_served).then(|| granted_at.elapsed());
+                state.release(self.flow, self.units, kind, held_for);
             }
         }
         // Others may have waited behind the request.
@@ -338,8 +388,6 @@ impl Drop for PendingAcquireGuard<'_> {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
-
     use futures_util::FutureExt;
     use futures_util::future::BoxFuture;
 

@@ -3,7 +3,7 @@
 /// Filter of a row. Source: PNG specification §9.2. The other two filters, Average and Paeth, cost more than they gain
 /// on microscopy data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum RowFilter {
+pub(crate) enum RowFilter {
     /// The row is written unchanged.
     None,
     /// The difference from the pixel to the left.
@@ -14,15 +14,15 @@ pub(super) enum RowFilter {
 
 /// Consecutive rows of pixels, in PNG's byte order.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct PixelRows<'a> {
+pub(crate) struct PixelRows<'a> {
     /// Bytes of all rows.
-    pub(super) bytes: &'a [u8],
+    pub(crate) bytes: &'a [u8],
     /// Row above the first one, if there is one.
-    pub(super) above: Option<&'a [u8]>,
+    pub(crate) above: Option<&'a [u8]>,
     /// Bytes per row.
-    pub(super) row_bytes: usize,
+    pub(crate) row_bytes: usize,
     /// Bytes per pixel.
-    pub(super) pixel_bytes: usize,
+    pub(crate) pixel_bytes: usize,
 }
 
 /// Number of bytes of a sample on which the choice of a filter is based.
@@ -40,7 +40,7 @@ impl<'a> PixelRows<'a> {
 
     /// Appends the rows, each preceded by its filter byte. A row equal to the one above becomes zeros regardless of
     /// `filter`, unless the row itself is a run of one byte.
-    pub(super) fn write_filtered(self, out: &mut Vec<u8>, filter: RowFilter) {
+    pub(crate) fn write_filtered(self, out: &mut Vec<u8>, filter: RowFilter) {
         for (row, above) in self.with_above() {
             let is_run = row.split_last().map(|(_, before)| before) == row.get(1..);
             let is_repeated = above == Some(row) && !is_run;
@@ -70,7 +70,7 @@ impl<'a> PixelRows<'a> {
 
     /// Returns the filter with which the rows take the fewest bits, estimated from samples. Samples equal to the row
     /// above are skipped.
-    pub(super) fn best_filter(self) -> RowFilter {
+    pub(crate) fn best_filter(self) -> RowFilter {
         let samples = self.with_above().flat_map(|(row, above)| {
             let sample_of = |row: &'a [u8], n| row.chunks(SAMPLE_BYTES).nth(n).unwrap_or_default();
             let numbers = 0..row.len().div_ceil(SAMPLE_BYTES);

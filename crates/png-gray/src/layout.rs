@@ -1,0 +1,283 @@
+//! Layout of an image: its pieces, their parts, and the encoding of each.
+
+use std::fmt;
+use std::ops::Range;
+
+use crate::chunk::{CHUNK_OVERHEAD_BYTES, IdatStream, adler32_combine, write_chunk};
+use crate::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES};
+use crate::filter::PixelRows;
+
+/// Maximum number of pixels per side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
+pub const MAX_SIDE: u32 = (1 << 31) - 1;
+
+/// Signature, first chunk, the bytes before and after the compressed data, and slack for writing whole words.
+const FIXED_BYTES: u64 = 128;
+
+/// Minimum number of pixel bytes per piece; fewer are not worth a job of their own.
+const MIN_PIECE_BYTES: u64 = 128 << 10;
+/// Maximum number of pieces.
+const MAX_PIECES: u64 = 4;
+
+/// Number of bits of a pixel.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BitDepth {
+    /// 8 bits.
+    Eight,
+    /// 16 bits, the high byte first.
+    Sixteen,
+}
+
+/// Pixels of an image, from top to bottom.
+#[derive(Clone, Copy)]
+pub enum Pixels<'a> {
+    /// All rows, without gaps.
+    Stored(&'a [u8]),
+    /// A function that appends the pixels of rows to a buffer. It is called for some rows at a time.
+    Converted(&'a dyn Fn(Range<u32>, &mut Vec<u8>)),
+}
+
+impl fmt::Debug for Pixels<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Stored(bytes) => f.debug_tuple("Stored").field(&bytes.len()).finish(),
+            Self::Converted(_) => f.write_str("Converted"),
+        }
+    }
+}
+
+/// Checksum of a piece, from which [`trailer`] computes that of the image.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct PieceChecksum {
+    /// Adler-32 of the filtered rows.
+    pub adler32: u32,
+    /// Number of bytes that it covers.
+    pub bytes: u64,
+}
+
+/// Reason why an image cannot be encoded.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum EncodeError {
+    /// A side is 0 or exceeds [`MAX_SIDE`].
+    Size {
+        /// Pixels per row.
+        width: u32,
+        /// Number of rows.
+        height: u32,
+    },
+    /// The pixels have another length than the image.
+    Length {
+        /// Length of the image in bytes.
+        expected: u64,
+        /// Length of the pixels in bytes.
+        found: usize,
+    },
+    /// Memory of so many bytes is not available.
+    Memory(u64),
+}
+
+impl fmt::Display for EncodeError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            Self::Size { width, height } => {
+                write!(f, "the image has {width} by {height} pixels; each side must be from 1 to {MAX_SIDE}")
+            }
+            Self::Length { expected, found } => {
+                write!(f, "the pixels have {found} bytes, but the image requires {expected}")
+            }
+            Self::Memory(bytes) => write!(f, "no memory for {bytes} bytes"),
+        }
+    }
+}
+
+impl std::error::Error for EncodeError {}
+
+/// Size of an image, of its pieces, and of the parts of a piece.
+///
+/// - Both sides are from 1 to [`MAX_SIDE`].
+/// - The number of pieces depends on the size of the image only.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct ImageLayout {
+    width: u32,
+    height: u32,
+    depth: BitDepth,
+    /// Number of pieces, which can be encoded in parallel.
+    pieces: u64,
+    /// Rows per piece; the last piece may have fewer.
+    rows_per_piece: u64,
+    /// Rows per part. All rows of a part have the same filter, and are in one block if they are short enough.
+    rows_per_part: u64,
+}
+
+impl ImageLayout {
+    /// Returns the layout of an image, or `None` if a side is 0 or exceeds [`MAX_SIDE`].
+    pub fn new(width: u32, height: u32, depth: BitDepth) -> Option<Self> {
+        if !(1..=MAX_SIDE).contains(&width) || !(1..=MAX_SIDE).contains(&height) {
+            return None;
+        }
+        let rows = u64::from(height);
+        let whole = Self { width, height, depth, pieces: 1, rows_per_piece: rows, rows_per_part: rows };
+        let row_bytes = whole.row_bytes();
+        let pieces = row_bytes.saturating_mul(rows).checked_div(MIN_PIECE_BYTES).unwrap_or(1);
+        let rows_per_piece = rows.div_ceil(pieces.clamp(1, MAX_PIECES.min(rows)));
+        let max_rows_per_part = (BLOCK_BYTES as u64).checked_div(row_bytes.saturating_add(1)).unwrap_or(1).max(1);
+        let parts = rows_per_piece.div_ceil(max_rows_per_part).max(1);
+        Some(Self {
+            pieces: rows.div_ceil(rows_per_piece),
+            rows_per_piece,
+            rows_per_part: rows_per_piece.div_ceil(parts),
+            ..whole
+        })
+    }
+
+    /// Returns the number of rows.
+    pub fn height(&self) -> u32 {
+        self.height
+    }
+
+    /// Returns the number of pieces.
+    pub fn piece_count(&self) -> usize {
+        usize::try_from(self.pieces).unwrap_or(1)
+    }
+
+    /// Returns an upper bound of the bytes that [`Self::encode_piece`] appends: no block is larger than in stored form.
+    pub fn max_piece_bytes(&self) -> u64 {
+        let filtered_row_bytes = self.row_bytes().saturating_add(1);
+        let blocks = filtered_row_bytes.saturating_mul(self.rows_per_part).div_ceil(BLOCK_BYTES as u64);
+        let blocks = blocks.saturating_mul(self.rows_per_piece.div_ceil(self.rows_per_part.max(1)));
+        let overhead_bytes = blocks.saturating_mul((CHUNK_OVERHEAD_BYTES + BLOCK_EXTRA_BYTES) as u64);
+        filtered_row_bytes
+            .saturating_mul(self.rows_per_piece)
+            .saturating_add(overhead_bytes)
+            .saturating_add(FIXED_BYTES)
+    }
+
+    /// Returns the bytes that [`Self::encode_piece`] allocates besides its output: a filtered part and, if pixels are
+    /// converted, a part of pixels with the row above it.
+    pub fn scratch_bytes(&self, is_converted: bool) -> u64 {
+        self.filtered_bytes().saturating_add(if is_converted { self.converted_bytes() } else { 0 })
+    }
+
+    /// Appends the piece of the given number, counted from 0, to `out`. It reserves [`Self::max_piece_bytes`].
+    ///
+    /// # Errors
+    /// [`EncodeError::Length`] and [`EncodeError::Memory`].
+    pub fn encode_piece(
+        &self,
+        number: usize,
+        pixels: Pixels<'_>,
+        out: &mut Vec<u8>,
+    ) -> Result<PieceChecksum, EncodeError> {
+        let row_bytes = to_usize(self.row_bytes())?;
+        if let Pixels::Stored(bytes) = pixels {
+            let expected = self.row_bytes().saturating_mul(self.height.into());
+            if bytes.len() as u64 != expected {
+                return Err(EncodeError::Length { expected, found: bytes.len() });
+            }
+        }
+        reserve(out, self.max_piece_bytes())?;
+        if number == 0 {
+            self.write_header(out);
+        }
+        let row_at = |row: u64| u32::try_from(row.min(self.height.into())).unwrap_or(self.height);
+        let first_row = row_at((number as u64).saturating_mul(self.rows_per_piece));
+        let end_row = row_at(u64::from(first_row).saturating_add(self.rows_per_piece));
+        let is_last_piece = end_row == self.height;
+        let mut filtered = Vec::new();
+        reserve(&mut filtered, self.filtered_bytes())?;
+        // If pixels are converted: the last row of the previous part, then the current part.
+        let mut converted = Vec::new();
+        if let Pixels::Converted(convert) = pixels {
+            reserve(&mut converted, self.converted_bytes())?;
+            if first_row > 0 {
+                convert(first_row.saturating_sub(1)..first_row, &mut converted);
+            }
+        }
+        let mut stream = IdatStream::new(out, number == 0, self.pieces == 1);
+        let mut row = first_row;
+        while row < end_row {
+            let next_row = row_at(u64::from(row).saturating_add(self.rows_per_part)).min(end_row);
+            let (above, bytes) = match pixels {
+                Pixels::Stored(bytes) => {
+                    let offset = |row: u32| (row as usize).saturating_mul(row_bytes);
+                    let above = row.checked_sub(1).and_then(|above| bytes.get(offset(above)..offset(row)));
+                    (above, bytes.get(offset(row)..offset(next_row)).unwrap_or_default())
+                }
+                Pixels::Converted(convert) => {
+                    converted.drain(..converted.len().saturating_sub(row_bytes));
+                    let start = converted.len();
+                    convert(row..next_row, &mut converted);
+                    let (above, bytes) = converted.split_at_checked(start).unwrap_or_default();
+                    ((!above.is_empty()).then_some(above), bytes)
+                }
+            };
+            let rows = PixelRows { bytes, above, row_bytes, pixel_bytes: self.depth.pixel_bytes() };
+            filtered.clear();
+            rows.write_filtered(&mut filtered, rows.best_filter());
+            stream.append(&filtered, is_last_piece && next_row == end_row);
+            row = next_row;
+        }
+        if !is_last_piece {
+            stream.sync_flush();
+        }
+        let (adler32, bytes) = stream.checksum();
+        Ok(PieceChecksum { adler32, bytes })
+    }
+
+    fn write_header(&self, out: &mut Vec<u8>) {
+        out.extend_from_slice(b"\x89PNG\r\n\x1a\n");
+        write_chunk(out, *b"IHDR", |out| {
+            out.extend_from_slice(&self.width.to_be_bytes());
+            out.extend_from_slice(&self.height.to_be_bytes());
+            // Bit depth and greyscale; then the only compression and filter methods, and no interlacing.
+            let bits = if self.depth == BitDepth::Sixteen { 16 } else { 8 };
+            out.extend_from_slice(&[bits, 0, 0, 0, 0]);
+        });
+    }
+
+    /// Bytes per row, without the filter byte.
+    fn row_bytes(&self) -> u64 {
+        u64::from(self.width).saturating_mul(self.depth.pixel_bytes() as u64)
+    }
+
+    /// Size of a filtered part in bytes.
+    fn filtered_bytes(&self) -> u64 {
+        self.row_bytes().saturating_add(1).saturating_mul(self.rows_per_part)
+    }
+
+    /// Size of a part of converted pixels and the row above it, in bytes.
+    fn converted_bytes(&self) -> u64 {
+        self.row_bytes().saturating_mul(self.rows_per_part.saturating_add(1))
+    }
+}
+
+/// Returns the few bytes that follow all pieces of an image, whose checksums are given in order.
+pub fn trailer(checksums: &[PieceChecksum]) -> Vec<u8> {
+    let sums = checksums.iter().map(|checksum| (checksum.adler32, checksum.bytes));
+    let (checksum, _) = sums.fold((1, 0), adler32_combine);
+    let mut out = Vec::with_capacity(64);
+    // A single piece ends with its own checksum.
+    if checksums.len() > 1 {
+        write_chunk(&mut out, *b"IDAT", |out| out.extend_from_slice(&checksum.to_be_bytes()));
+    }
+    write_chunk(&mut out, *b"IEND", |_| {});
+    out
+}
+
+impl BitDepth {
+    fn pixel_bytes(self) -> usize {
+        match self {
+            Self::Eight => 1,
+            Self::Sixteen => 2,
+        }
+    }
+}
+
+fn to_usize(bytes: u64) -> Result<usize, EncodeError> {
+    usize::try_from(bytes).ok().ok_or(EncodeError::Memory(bytes))
+}
+
+/// Reserves room for `bytes` more bytes. A buffer that grows would copy the data and hold them twice meanwhile. Pages
+/// that are never written take no memory.
+fn reserve(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), EncodeError> {
+    buffer.try_reserve_exact(to_usize(bytes)?).ok().ok_or(EncodeError::Memory(bytes))
+}

@@ -1,0 +1,54 @@
+//! Lookups in a view, and what they find.
+
+use super::chunk::Chunk;
+use crate::cache::{Freshness, MemoryPermit};
+use crate::container::Container;
+use crate::store::Key;
+
+/// A lookup in a view.
+#[derive(Debug, Clone, Copy)]
+pub struct ViewLookup<'a> {
+    /// Container to look in.
+    pub container: &'a Container,
+    /// Required freshness of cached entries.
+    pub freshness: Freshness,
+    /// Path segments that are the view's own.
+    pub path_parameters: &'a [String],
+    /// Path after these segments, in the view's format.
+    pub key: &'a Key,
+    /// Decoded names and values of the query.
+    pub query: &'a [(String, String)],
+}
+
+impl ViewLookup<'_> {
+    /// Returns the last value of a query parameter.
+    pub fn query_value(&self, name: &str) -> Option<&str> {
+        self.query.iter().rev().find(|(key, _)| key == name).map(|(_, value)| value.as_str())
+    }
+}
+
+/// Object that a key of a view stands for.
+#[derive(Debug)]
+pub enum ResolvedKey {
+    /// No object.
+    Missing,
+    /// A document.
+    Document(ViewDocument),
+    /// A part of a dataset.
+    Chunk(Chunk),
+}
+
+/// A JSON document.
+#[derive(Debug)]
+pub struct ViewDocument {
+    /// The text.
+    pub text: String,
+    /// Memory permit for the data that the document is made from, and then for the document.
+    pub memory: Option<MemoryPermit>,
+}
+
+impl From<&serde_json::Value> for ViewDocument {
+    fn from(value: &serde_json::Value) -> Self {
+        Self { text: value.to_string(), memory: None }
+    }
+}
