@@ -115,7 +115,7 @@ fn decode(bencher: Bencher, codec: &str, data_type: &str, width: usize) {
     let attributes = DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap();
     let mut stored = vec![0, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 64];
     stored.extend_from_slice(&encode(codec, &data, width));
-    let (position, mut room) = ([0, 0, 0].into_iter().collect(), DecodeBuffers::default());
+    let (position, mut room) = ([0, 0, 0], DecodeBuffers::default());
     bencher.counter(BytesCount::new(data.len())).with_inputs(|| Bytes::from(stored.clone())).bench_local_values(
         |stored| {
             Block::decode_with(black_box(stored), &attributes, &position, LIMIT_BYTES, &mut room, CancelCheck::NEVER)

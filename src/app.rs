@@ -101,7 +101,7 @@ pub async fn serve(
     let metrics = telemetry::install_metrics()?;
     metrics::describe();
     metrics::describe_store_errors(StoreError::KINDS);
-    metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
+    metrics::describe_codecs(n5::Codecs::built_in().names());
     tokio::spawn(metrics.clone().upkeep());
     if !config.tracing.otlp_endpoint.is_empty() {
         trace::start(&config.tracing.otlp_endpoint, config.tracing.one_in).context("traces cannot be sent")?;

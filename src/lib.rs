@@ -82,9 +82,7 @@ pub mod fair_queue;
 pub mod healthcheck;
 pub mod http;
 pub mod log_throttle;
-pub mod metadata;
 pub mod metrics;
-pub mod n5;
 pub mod output;
 pub mod store;
 pub mod telemetry;
@@ -92,3 +90,6 @@ pub mod trace;
 pub mod verify;
 pub mod view;
 pub mod watched_files;
+
+pub use n5_format as n5;
+pub use n5_metadata as metadata;

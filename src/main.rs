@@ -160,7 +160,7 @@ fn warn_of_address_space() {
 fn long_version() -> String {
     let mut text = env!("CARGO_PKG_VERSION").to_owned();
     let _ = write!(text, "\ncodecs:");
-    for (name, _) in n5::CODECS {
+    for name in n5::Codecs::built_in().names() {
         let _ = write!(text, " {name}");
     }
     text

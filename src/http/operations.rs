@@ -40,7 +40,7 @@ pub(super) async fn answer(context: &RequestContext<'_>, operation: Operation) -
             ("text/plain; version=0.0.4; charset=utf-8", text)
         }
         Operation::Version => {
-            let compressions: Vec<_> = n5::CODECS.iter().map(|(name, _)| *name).collect();
+            let compressions: Vec<_> = n5::Codecs::built_in().names().collect();
             let formats: Vec<_> = output::FORMATS.iter().map(|format| format.name()).collect();
             let document = json!({
                 "name": env!("CARGO_PKG_NAME"),

@@ -87,7 +87,7 @@ mod tests {
                 );
                 let document = AttributesDocument::parse(attributes.as_bytes()).unwrap();
                 let attributes = DatasetAttributes::parse(document).unwrap();
-                let position = shape.iter().map(|_| 0).collect();
+                let position: Vec<u64> = shape.iter().map(|_| 0).collect();
                 let decoded = Block::decode(block.into(), &attributes, &position, 1 << 20).unwrap();
                 assert_eq!((decoded.data, decoded.size.as_slice()), (data, shape), "{name} {shape:?}");
             }

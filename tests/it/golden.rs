@@ -80,7 +80,7 @@ fn hostile_blocks_are_refused_with_the_right_words() {
     assert!(folders.len() > 20, "only {} fixtures", folders.len());
     for folder in folders {
         let attributes = attributes(&folder).unwrap();
-        let position = attributes.dimensions().iter().map(|_| 0).collect();
+        let position: Vec<u64> = attributes.dimensions().iter().map(|_| 0).collect();
         let file: PathBuf = attributes.dimensions().iter().map(|_| "0").collect();
         let stored = fs::read(folder.join(file)).unwrap();
         let expected = fs::read_to_string(folder.join("expected.txt")).unwrap();

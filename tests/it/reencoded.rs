@@ -16,7 +16,7 @@ use crate::support::{Client, local, options, settings};
 fn decode(attributes: &Value, block: &[u8], position: &[u64]) -> Block {
     let document = AttributesDocument::parse(attributes.to_string().as_bytes()).unwrap();
     let attributes = DatasetAttributes::parse(document).unwrap();
-    Block::decode(block.to_vec().into(), &attributes, &position.into(), 1 << 30).unwrap()
+    Block::decode(block.to_vec().into(), &attributes, position, 1 << 30).unwrap()
 }
 
 fn expected(dataset: &Dataset, position: &[u64]) -> Vec<u8> {
