@@ -12,7 +12,7 @@ use super::{ATTRIBUTES, CacheSettings, Container, Freshness, ReadError, StoredOb
 use crate::cpu_pool::Priority;
 use crate::fair_queue::ClientId;
 use crate::metrics;
-use crate::n5::{AttributesDocument, DatasetAttributes, DocumentError, GridPosition, MAX_INTERPRETED_BYTES};
+use crate::n5::{AttributesDocument, Codecs, DatasetAttributes, DocumentError, GridPosition, MAX_INTERPRETED_BYTES};
 use crate::store::{Key, ObjectMeta};
 
 /// Memory for parsed attributes, both cached and being parsed, in bytes.
@@ -100,9 +100,9 @@ impl Group {
         Arc::new(Self { state: GroupState::NoAttributes, dataset_document: None, axes: OnceLock::new(), len: 0 })
     }
 
-    fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
+    fn parse(bytes: &[u8], codecs: &Codecs, id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
         let with_state = |state| Self { state, dataset_document: None, axes: OnceLock::new(), len: bytes.len() as u64 };
-        let document = match AttributesDocument::parse(bytes) {
+        let document = match AttributesDocument::parse_with(bytes, codecs) {
             Ok(document) => document,
             Err(error) => return with_state(GroupState::Broken(error)),
         };
@@ -163,10 +163,12 @@ pub enum GroupState {
 pub(super) struct AttributesCache {
     cache: Cache<(u32, Key, u64), Arc<Group>>,
     parsing_budget: Budget,
+    /// The codecs by which blocks of the datasets are decoded.
+    pub(super) codecs: Codecs,
 }
 
 impl AttributesCache {
-    pub(super) fn new(max_wait: Duration) -> Self {
+    pub(super) fn new(max_wait: Duration, codecs: Codecs) -> Self {
         let settings = CacheSettings { capacity_bytes: CACHE_BYTES, use_tiny_lfu: true };
         let cache = weighted_cache(
             metrics::CacheLabel::Attributes,
@@ -178,7 +180,8 @@ impl AttributesCache {
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             },
         );
-        Self { cache, parsing_budget: Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait) }
+        let parsing_budget = Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait);
+        Self { cache, parsing_budget, codecs }
     }
 
     /// Returns a handle to the same cache and budget that waits for memory at most `max_wait`.
@@ -254,7 +257,8 @@ impl Container {
         let max_bytes = (len as u64).saturating_mul(MAX_PARSED_FACTOR).min(MAX_INTERPRETED_BYTES);
         // Holders of this permit wait only for a core, so waiting for it while holding the bytes cannot deadlock.
         let permit = self.resources.datasets.parsing_budget.take(max_bytes + GROUP_BYTES).await?;
-        let parse = move || (Group::parse(&bytes, id, owned_key, (meta.etag, meta.version)), permit);
+        let codecs = self.resources.datasets.codecs.clone();
+        let parse = move || (Group::parse(&bytes, &codecs, id, owned_key, (meta.etag, meta.version)), permit);
         let (group, _permit) = self.run_document_job(len, parse).await?;
         Ok(Arc::new(group))
     }

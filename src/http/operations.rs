@@ -13,7 +13,7 @@ use super::{HandlerResult, RequestContext, readiness, respond};
 use crate::container::ReadError;
 use crate::cpu_pool::Priority;
 use crate::metrics;
-use crate::{n5, output};
+use crate::output;
 
 /// OpenAPI description of this server.
 pub(super) const OPENAPI: &str = include_str!("../../openapi.yaml");
@@ -40,7 +40,7 @@ pub(super) async fn answer(context: &RequestContext<'_>, operation: Operation) -
             ("text/plain; version=0.0.4; charset=utf-8", text)
         }
         Operation::Version => {
-            let compressions: Vec<_> = n5::Codecs::built_in().names().collect();
+            let compressions: Vec<_> = context.app.resources.codecs().names().collect();
             let formats: Vec<_> = output::FORMATS.iter().map(|format| format.name()).collect();
             let document = json!({
                 "name": env!("CARGO_PKG_NAME"),
