@@ -45,9 +45,9 @@
 //!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
-//!           ├──────────► metadata                    the meaning of attributes
+//!           ├──────────► metadata                    the meaning of attributes (crate n5-metadata)
 //!       container                                    combines format and storage
-//!           ├──────────► n5                          the format; no I/O
+//!           ├──────────► n5                          the format; no I/O (crate n5-format)
 //!           ├──────────► store                       keys and bytes; no knowledge of N5
 //!           └──────────► cpu_pool, metrics
 //! ```
@@ -91,5 +91,6 @@ pub mod verify;
 pub mod view;
 pub mod watched_files;
 
+// Libraries of their own in `crates/`, under the names by which the server imports them.
 pub use n5_format as n5;
 pub use n5_metadata as metadata;
