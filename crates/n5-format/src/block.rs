@@ -3,6 +3,7 @@
 
 use bytes::{Buf, Bytes};
 
+use crate::compression::wrong_length;
 use crate::encode::swap_bytes;
 use crate::grid::product;
 use crate::{CancelCheck, Codec, CodecError, Coords, DatasetAttributes, Scratch};
@@ -201,10 +202,7 @@ impl Block {
         attributes: &DatasetAttributes,
         position: &[u64],
     ) -> Result<u64, BlockError> {
-        let plan = DecodePlan::new(stored, attributes, position)?;
-        let payload = stored.get(plan.header.len..).unwrap_or_default();
-        let scratch = plan.codec.scratch_bytes(payload, plan.decoded_bytes) as u64;
-        Ok((plan.decoded_bytes as u64).saturating_add(scratch))
+        Ok(DecodePlan::new(stored, attributes, position)?.memory_bytes(stored))
     }
 
     /// Returns the size in bytes of the decoded elements, according to the header.
@@ -261,11 +259,7 @@ impl Block {
         buffers: &mut DecodeBuffers,
         cancel_check: CancelCheck<'_>,
     ) -> Result<Self, BlockError> {
-        let needed_bytes = Self::decode_memory_bytes(&stored, attributes, position)?;
-        if needed_bytes > limit_bytes {
-            return Err(BlockError::OverLimit { needed_bytes, limit_bytes });
-        }
-        let plan = DecodePlan::new(&stored, attributes, position)?;
+        let plan = DecodePlan::within_limit(&stored, attributes, position, limit_bytes)?;
         let mut payload = stored;
         payload.advance(plan.header.len);
         // A block without elements may have an empty payload, which is not a valid stream.
@@ -278,10 +272,7 @@ impl Block {
         } else {
             plan.codec.decode(payload, plan.decoded_bytes, &mut buffers.scratch, cancel_check)?
         };
-        if data.len() != plan.decoded_bytes {
-            let found = format!("{} bytes", data.len());
-            return Err(CodecError::WrongLength { expected: plan.decoded_bytes, found }.into());
-        }
+        plan.check_length(&data)?;
         Ok(Self { size: plan.header.size, data: swap_bytes(data, plan.width) })
     }
 }
@@ -318,11 +309,7 @@ impl<'a> DecompressedBlock<'a> {
         buffers: &'a mut DecodeBuffers,
         cancel_check: CancelCheck<'_>,
     ) -> Result<Self, BlockError> {
-        let needed_bytes = Block::decode_memory_bytes(stored, attributes, position)?;
-        if needed_bytes > limit_bytes {
-            return Err(BlockError::OverLimit { needed_bytes, limit_bytes });
-        }
-        let plan = DecodePlan::new(stored, attributes, position)?;
+        let plan = DecodePlan::within_limit(stored, attributes, position, limit_bytes)?;
         let payload = stored.get(plan.header.len..).unwrap_or_default();
         let data = if let Some(plain) = plan.codec.uncompressed_slice(payload, plan.decoded_bytes) {
             plain
@@ -338,10 +325,7 @@ impl<'a> DecompressedBlock<'a> {
             )?;
             buffers.decoded.as_slice()
         };
-        if data.len() != plan.decoded_bytes {
-            let found = format!("{} bytes", data.len());
-            return Err(CodecError::WrongLength { expected: plan.decoded_bytes, found }.into());
-        }
+        plan.check_length(data)?;
         Ok(Self { size: plan.header.size, data })
     }
 }
@@ -357,6 +341,29 @@ pub(crate) struct DecodePlan<'a> {
 impl<'a> DecodePlan<'a> {
     fn new(stored: &[u8], attributes: &'a DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
         Self::from_prefix(stored, stored.len(), attributes, position)
+    }
+
+    fn within_limit(
+        stored: &[u8],
+        attributes: &'a DatasetAttributes,
+        position: &[u64],
+        limit_bytes: u64,
+    ) -> Result<Self, BlockError> {
+        let plan = Self::new(stored, attributes, position)?;
+        let needed_bytes = plan.memory_bytes(stored);
+        if needed_bytes > limit_bytes { Err(BlockError::OverLimit { needed_bytes, limit_bytes }) } else { Ok(plan) }
+    }
+
+    /// Returns the number of bytes that decoding takes: the result and the codec's scratch memory.
+    fn memory_bytes(&self, stored: &[u8]) -> u64 {
+        let payload = stored.get(self.header.len..).unwrap_or_default();
+        let scratch = self.codec.scratch_bytes(payload, self.decoded_bytes) as u64;
+        (self.decoded_bytes as u64).saturating_add(scratch)
+    }
+
+    fn check_length(&self, data: &[u8]) -> Result<(), CodecError> {
+        let found = data.len();
+        if found == self.decoded_bytes { Ok(()) } else { Err(wrong_length(self.decoded_bytes, found)) }
     }
 
     /// Creates the plan of a block of `stored_bytes` that begins with `prefix`.

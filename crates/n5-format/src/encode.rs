@@ -2,6 +2,7 @@
 
 use bytes::{BufMut, Bytes, BytesMut};
 
+use crate::compression::wrong_length;
 use crate::grid::product;
 use crate::{BlockEncoding, CodecError};
 
@@ -23,8 +24,7 @@ pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEnco
         .ok_or_else(|| CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") })?;
     let bytes = product(size).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(width));
     if bytes != Some(data.len()) {
-        let found = format!("{} bytes", data.len());
-        return Err(CodecError::WrongLength { expected: bytes.unwrap_or(usize::MAX), found });
+        return Err(wrong_length(bytes.unwrap_or(usize::MAX), data.len()));
     }
     let mut block = Vec::with_capacity(header.len() + if encoding == BlockEncoding::Raw { data.len() } else { 0 });
     block.extend(header);

@@ -6,7 +6,8 @@ use std::ops::Range;
 use smallvec::SmallVec;
 
 use crate::block::DecodePlan;
-use crate::{BlockError, CodecError, Coords, DatasetAttributes, Region};
+use crate::compression::wrong_length;
+use crate::{BlockError, Coords, DatasetAttributes, Region};
 
 /// Position of the elements in the file of an uncompressed block.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -44,8 +45,7 @@ impl RawLayout {
             return Ok(None);
         }
         if payload_bytes != decoded_bytes {
-            let found = format!("{payload_bytes} bytes");
-            return Err(CodecError::WrongLength { expected: decoded_bytes, found }.into());
+            return Err(wrong_length(decoded_bytes, payload_bytes).into());
         }
         Ok(Some(Self { size: header.size, header_bytes: header.len as u64 }))
     }

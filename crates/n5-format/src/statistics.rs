@@ -36,7 +36,7 @@ enum Tally {
 }
 
 /// Statistics of elements. The optional values are `None` if there is no finite element.
-#[derive(Debug, Clone, PartialEq)]
+#[derive(Debug, Clone, Default, PartialEq)]
 pub struct Statistics {
     /// Number of elements examined.
     pub elements: u64,
@@ -181,19 +181,7 @@ impl StatisticsAccumulator {
     /// Computes the statistics. `percentages` lie between 0 and 100.
     pub fn finish(self, bins: usize, percentages: &[f64]) -> Statistics {
         let Self { key_encoding, tally, elements, nan, infinite, .. } = self;
-        let mut summary = Statistics {
-            elements,
-            nan,
-            infinite,
-            zeros: 0,
-            min: None,
-            max: None,
-            mean: None,
-            percentiles: None,
-            histogram: None,
-            distinct: 0,
-            distinct_capped: false,
-        };
+        let mut summary = Statistics { elements, nan, infinite, ..Statistics::default() };
         match tally {
             Tally::Counts(counts) => {
                 let present = |count: &u64| *count > 0;

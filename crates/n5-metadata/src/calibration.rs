@@ -1,8 +1,7 @@
 //! Axes, units and voxel size of a single dataset.
 
-use serde_json::Value;
-
 use n5_format::DescribedDataset;
+use serde_json::Value;
 
 use crate::json_values::{one_per_axis, push_unique, strings, truncated_json};
 use crate::problem::MetadataProblem;

@@ -5,9 +5,8 @@
 //!
 //! Source: TensorStore `driver/n5/metadata.cc`; Neuroglancer `src/datasource/n5/frontend.ts`.
 
-use serde_json::{Map, Value, json};
-
 use n5_format::{DataType, DescribedDataset};
+use serde_json::{Map, Value, json};
 
 use crate::coordinate_space::{Axis, CoordinateSpace};
 use crate::json_values::{integer_if_whole, level_number, one_per_axis, push_unique, strings, truncated_json};

@@ -1,9 +1,8 @@
 //! Equivalents of an N5 compression: with defaults filled in, as a numcodecs configuration and as an HDF5 filter.
 
+use n5_format::{Compression, DatasetAttributes};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
-
-use n5_format::{Compression, DatasetAttributes};
 
 use crate::json_values::bounded_integer;
 

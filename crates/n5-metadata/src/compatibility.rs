@@ -5,10 +5,9 @@
 //! Source: how N5 for Java 4.0.2 (with n5-blosc and n5-zstandard), zarr-python 2.18.7 and z5py 3.0.2 handle each
 //! other's datasets, and their source code.
 
+use n5_format::{AttributesDocument, DescribedDataset};
 use serde::Serialize;
 use serde_json::{Map, Value};
-
-use n5_format::{AttributesDocument, DescribedDataset};
 
 use crate::codec::block_bytes;
 use crate::json_values::{bounded_integer, push_unique};

@@ -1,9 +1,8 @@
 //! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`).
 
+use n5_format::{DescribedDataset, DocumentError, UnreadableMember};
 use serde::Serialize;
 use serde_json::Value;
-
-use n5_format::{DescribedDataset, DocumentError, UnreadableMember};
 
 use crate::calibration::Calibration;
 use crate::canonical::{canonical_attributes, group_normalization_notes};
@@ -19,10 +18,11 @@ use crate::problem::{MetadataProblem, MetadataProblemKind};
 use crate::tensorstore::{TensorStoreInfo, tensorstore_info};
 
 /// Kind of a directory.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeKind {
     /// A directory with or without attributes, or with broken ones.
+    #[default]
     Group,
     /// An array.
     Dataset,
@@ -32,7 +32,7 @@ pub enum NodeKind {
 
 /// Everything that is known about a directory. Members that apply only to datasets are `None` for groups. Lists have
 /// one entry per axis, in N5 axis order.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Description {
     /// Kind of the directory.
     pub kind: NodeKind,
@@ -81,7 +81,7 @@ impl Description {
     }
 
     fn new(node: &Node) -> Self {
-        let mut description = Self::empty();
+        let mut description = Self::default();
         if let Some(Err(error)) = &node.document {
             description.problems.push(truncated_error(error).into());
             return description;
@@ -107,27 +107,6 @@ impl Description {
             push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
         }
         description.describe_group(node)
-    }
-
-    fn empty() -> Self {
-        Self {
-            kind: NodeKind::Group,
-            dimensions: None,
-            block_size: None,
-            data_type: None,
-            compression: None,
-            grid: None,
-            size_bytes: None,
-            axes: None,
-            units: None,
-            resolution: None,
-            multiscale: None,
-            tensorstore: None,
-            codec: None,
-            readable: None,
-            problems: Vec::new(),
-            is_decoded: false,
-        }
     }
 
     fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {

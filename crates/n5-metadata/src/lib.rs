@@ -38,9 +38,8 @@ pub use volume::{VolumeKind, classify_volume, volume_kind};
 mod testing {
     use std::collections::BTreeMap;
 
-    use serde_json::Value;
-
     use n5_format::{AttributesDocument, DescribedDataset};
+    use serde_json::Value;
 
     use super::*;
 

@@ -1,8 +1,7 @@
 //! Unusual attributes that may cause trouble in other programs.
 
-use serde_json::Value;
-
 use n5_format::{AttributesDocument, DescribedDataset};
+use serde_json::Value;
 
 use crate::codec::block_bytes;
 use crate::json_values::{push_unique, truncated_json};

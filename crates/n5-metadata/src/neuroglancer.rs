@@ -5,9 +5,8 @@
 //!
 //! Source: Neuroglancer `src/datasource/n5/frontend.ts`, `src/util/json.ts`, `src/util/si_units.ts`.
 
-use serde_json::{Map, Value};
-
 use n5_format::{AttributesDocument, DataType, DescribedDataset};
+use serde_json::{Map, Value};
 
 use crate::json_values::{level_number, number_lists, truncated_json};
 use crate::multiscale::numbered_levels::listed_factors;

@@ -4,10 +4,9 @@
 //!
 //! Source: TensorStore `driver/n5/metadata.cc`, `driver/n5/driver.cc`; output of version 0.1.86.
 
+use n5_format::{DescribedDataset, JsonObjectBuilder};
 use serde::{Serialize, Serializer};
 use serde_json::{Map, Value, json};
-
-use n5_format::{DescribedDataset, JsonObjectBuilder};
 
 use crate::codec::block_bytes;
 use crate::json_values::{bounded_integer, truncated_json};

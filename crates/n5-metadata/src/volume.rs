@@ -1,9 +1,8 @@
 //! Classification of a volume as an image or a segmentation.
 
+use n5_format::{AttributesDocument, DataType, DescribedDataset};
 use serde::Serialize;
 use serde_json::{Map, Value};
-
-use n5_format::{AttributesDocument, DataType, DescribedDataset};
 
 use crate::json_values::level_number;
 use crate::multiscale::pyramid;

@@ -45,7 +45,7 @@ pub enum CodecError {
 }
 
 /// Error of a stream that decodes to `found` bytes instead of `len`.
-pub(super) fn wrong_length(len: usize, found: usize) -> CodecError {
+pub(crate) fn wrong_length(len: usize, found: usize) -> CodecError {
     CodecError::WrongLength { expected: len, found: format!("{found} bytes") }
 }
 

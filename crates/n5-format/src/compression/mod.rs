@@ -27,6 +27,7 @@ use serde_json::{Map, Value};
 pub use codec::{Codec, Scratch};
 pub use encoding::BlockEncoding;
 pub use error::CodecError;
+pub(crate) use error::wrong_length;
 pub use limits::CancelCheck;
 
 /// The codecs of this crate, by the `type` of the attribute `compression`.

@@ -6,7 +6,7 @@ use bytes::Bytes;
 use serde_json::{Map, Value};
 
 use super::codec::{Codec, Scratch};
-use super::error::CodecError;
+use super::error::{CodecError, wrong_length};
 use super::limits::CancelCheck;
 use super::stream;
 
@@ -20,11 +20,7 @@ pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
 impl Codec for RawCodec {
     /// Shares the payload's buffer instead of copying it.
     fn decode(&self, payload: Bytes, len: usize, _: &mut Scratch, _: CancelCheck<'_>) -> Result<Bytes, CodecError> {
-        if payload.len() == len {
-            Ok(payload)
-        } else {
-            Err(CodecError::WrongLength { expected: len, found: format!("{} bytes", payload.len()) })
-        }
+        if payload.len() == len { Ok(payload) } else { Err(wrong_length(len, payload.len())) }
     }
 
     fn decode_into(

@@ -9,10 +9,9 @@
 //!
 //! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
 
-use super::numbered_levels::{BasePlacement, build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
+use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
 use super::pyramid::{Convention, LevelDataset, Pyramid};
-use crate::json_values;
-use crate::json_values::one_per_axis;
+use crate::json_values::{number_lists, one_per_axis, push_unique};
 use crate::node::Node;
 use crate::problem::MetadataProblem;
 
@@ -22,7 +21,7 @@ pub(super) fn required_paths(node: &Node) -> Vec<String> {
 
 fn is_bdv(node: &Node) -> bool {
     listed_factors(node.attributes()).is_none()
-        && node.parent_attributes().get("downsamplingFactors").and_then(json_values::number_lists).is_some()
+        && node.parent_attributes().get("downsamplingFactors").and_then(number_lists).is_some()
         && !node.parent_attributes().contains_key("dimensions")
 }
 
@@ -38,13 +37,10 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         let resolution = value.and_then(|value| one_per_axis(value, rank));
         is_calibrated = resolution.is_some();
         let base = resolution.unwrap_or_else(|| {
-            json_values::push_unique(
-                problems,
-                "the voxel size is not in the container but in BigDataViewer's XML file".to_owned(),
-            );
+            push_unique(problems, "the voxel size is not in the container but in BigDataViewer's XML file".to_owned());
             vec![1.0; rank]
         });
-        BasePlacement { resolution: base, offset: vec![0.0; rank] }
+        (base, vec![0.0; rank])
     };
     let levels = build_levels(node, level_names(node), listed.as_deref(), base_placement, problems);
     let rank = levels.first()?.factors.len();

@@ -14,7 +14,7 @@
 
 use serde_json::{Map, Value};
 
-use super::numbered_levels::{BasePlacement, build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
+use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
 use super::pyramid::{Convention, LevelDataset, Pyramid};
 use crate::calibration::pixel_resolution;
 use crate::json_values::{one_per_axis, push_unique, strings, truncated_json};
@@ -60,7 +60,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         units = given_units;
         is_calibrated = base.is_some();
         let base = base.unwrap_or_else(|| vec![1.0; rank]);
-        BasePlacement { resolution: base, offset: vec![0.0; rank] }
+        (base, vec![0.0; rank])
     };
     let first = names.first().cloned();
     let levels = build_levels(node, names, listed.as_deref(), base_placement, problems);

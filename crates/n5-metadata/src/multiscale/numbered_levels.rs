@@ -1,8 +1,7 @@
 //! Levels named `s0`, `s1`, … with `downsamplingFactors`, which n5-viewer, BDV and Paintera share.
 
-use serde_json::{Map, Value};
-
 use n5_format::DescribedDataset;
+use serde_json::{Map, Value};
 
 use super::pyramid::{LevelDataset, PyramidLevel, find_levels};
 use crate::json_values::{level_number, number_lists, one_per_axis, push_unique, truncated_json};
@@ -28,38 +27,31 @@ pub(crate) fn listed_factors(attributes: &Map<String, Value>) -> Option<Vec<Vec<
     ["scales", "downsamplingFactors"].iter().find_map(|key| attributes.get(*key).and_then(number_lists))
 }
 
-/// Voxel size and position at full resolution.
-pub(super) struct BasePlacement {
-    /// Voxel size at full resolution.
-    pub(super) resolution: Vec<f64>,
-    /// Position of the centre of the first voxel at full resolution.
-    pub(super) offset: Vec<f64>,
-}
-
 /// Builds those of the levels `names` that exist. The voxel size of each is the base voxel size times its factors. Its
 /// position is shifted by `(factors - 1) / 2` base voxels, because averaging voxels moves the centre of the first one.
 ///
 /// The factors are the level's own `downsamplingFactors`, else the entry of `listed` at its number, else 1 for `s0`,
-/// else a guess from the sizes, with a problem. `base_placement` gets the first level.
+/// else a guess from the sizes, with a problem. `base_placement` gets the first level and returns the voxel size and the
+/// position of the centre of the first voxel at full resolution.
 ///
 /// Source: n5-universe `N5SingleScaleMetadataParser.java`.
 pub(super) fn build_levels(
     node: &Node,
     names: Vec<(usize, String)>,
     listed: Option<&[Vec<f64>]>,
-    base_placement: impl FnOnce(&LevelDataset, &mut Vec<MetadataProblem>) -> BasePlacement,
+    base_placement: impl FnOnce(&LevelDataset, &mut Vec<MetadataProblem>) -> (Vec<f64>, Vec<f64>),
     problems: &mut Vec<MetadataProblem>,
 ) -> Vec<PyramidLevel> {
     let levels = find_levels(node, names, problems);
     let Some(first) = levels.first() else { return Vec::new() };
-    let placement = base_placement(first, problems);
+    let (base_resolution, offset) = base_placement(first, problems);
     levels
         .iter()
         .map(|level| {
             let factors = level_factors(level, &first.dataset, listed, problems);
-            let resolution = factors.iter().zip(&placement.resolution).map(|(f, base)| f * base).collect();
-            let shift = factors.iter().zip(&placement.resolution).map(|(f, base)| base * (f - 1.0) / 2.0);
-            let translation = shift.zip(&placement.offset).map(|(shift, offset)| offset + shift).collect();
+            let resolution = factors.iter().zip(&base_resolution).map(|(f, base)| f * base).collect();
+            let shift = factors.iter().zip(&base_resolution).map(|(f, base)| base * (f - 1.0) / 2.0);
+            let translation = shift.zip(&offset).map(|(shift, offset)| offset + shift).collect();
             PyramidLevel { path: level.path.clone(), factors, resolution, translation }
         })
         .collect()

@@ -9,9 +9,10 @@
 //!
 //! Source: Paintera `README.md`, `util/n5/N5Helpers.kt`.
 
+use n5_format::AttributesDocument;
 use serde_json::{Map, Value};
 
-use super::numbered_levels::{BasePlacement, build_levels, default_xyz_axes, level_names, level_paths};
+use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths};
 use super::pyramid::{Convention, LevelDataset, Pyramid};
 use crate::json_values::{one_per_axis, push_unique, truncated_json};
 use crate::node::Node;
@@ -37,7 +38,7 @@ fn is_paintera(attributes: &Map<String, Value>) -> bool {
 
 pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
     let (names, sources) = if is_paintera(node.attributes()) {
-        let data = node.child_documents.get("data").map(n5_format::AttributesDocument::members);
+        let data = node.child_documents.get("data").map(AttributesDocument::members);
         let sources: Vec<&Map<String, Value>> = data.into_iter().chain([node.attributes()]).collect();
         (names_below_data(node), sources)
     } else if is_paintera(node.parent_attributes()) {
@@ -55,7 +56,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
                 vec![default; rank]
             })
         };
-        BasePlacement { resolution: list("resolution", 1.0), offset: list("offset", 0.0) }
+        (list("resolution", 1.0), list("offset", 0.0))
     };
     let levels = build_levels(node, names, None, base_placement, problems);
     let rank = levels.first()?.factors.len();
@@ -65,7 +66,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
 }
 
 fn names_below_data(node: &Node) -> Vec<(usize, String)> {
-    if node.child_documents.get("data").is_some_and(n5_format::AttributesDocument::describes_dataset) {
+    if node.child_documents.get("data").is_some_and(AttributesDocument::describes_dataset) {
         return vec![(0, "data".to_owned())];
     }
     let names = (0..MAX_PROBED_LEVELS).map(|number| (number, format!("data/s{number}")));

@@ -1,8 +1,7 @@
 //! Common form of all multiscale conventions.
 
-use serde::{Serialize, Serializer};
-
 use n5_format::DescribedDataset;
+use serde::{Serialize, Serializer};
 
 use crate::json_values::{integer_if_whole, push_unique, snap_to_integer};
 use crate::node::Node;
