@@ -8,10 +8,6 @@
 //! - LZ4, because c-blosc allocates new memory for every buffer;
 //! - zlib, and zstd in small parts, because c-blosc creates a decoder for each part, which takes 3 us.
 
-use std::sync::Arc;
-
-use serde_json::{Map, Value};
-
 use super::blosc_buffer::{BloscHeader, HEADER_BYTES, NAME};
 use super::codec::{Codec, Scratch};
 use super::error::{CodecError, damaged, wrong_length};
@@ -20,11 +16,7 @@ use super::stream::{self, expect_zero_padding};
 use super::{blosc_decode, blosc_sys};
 
 #[derive(Debug)]
-struct BloscCodec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(BloscCodec)
-}
+pub(super) struct BloscCodec;
 
 impl Codec for BloscCodec {
     fn decode_into(

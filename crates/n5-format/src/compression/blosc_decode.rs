@@ -262,20 +262,14 @@ mod tests {
     use bytes::Buf;
     use bytes::Bytes;
     use proptest::prelude::*;
-    use serde_json::Map;
 
-    use super::super::blosc;
+    use super::super::blosc::BloscCodec;
     use super::super::blosc_buffer::HEADER_BYTES;
     use super::*;
-    use crate::Scratch;
+    use crate::{Codec, Scratch};
 
     fn decode(payload: &[u8], len: usize) -> Result<Bytes, CodecError> {
-        blosc::open(&Map::new()).decode(
-            Bytes::copy_from_slice(payload),
-            len,
-            &mut Scratch::default(),
-            CancelCheck::NEVER,
-        )
+        BloscCodec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), CancelCheck::NEVER)
     }
 
     /// Big-endian numbers that increase slowly.

@@ -1,9 +1,6 @@
 //! `bzip2`: one or more streams.
 
-use std::sync::Arc;
-
 use ::bzip2::{Decompress, Status};
-use serde_json::{Map, Value};
 
 use super::codec::{Codec, Scratch};
 use super::error::{CodecError, damaged};
@@ -16,11 +13,7 @@ const NAME: &str = "bzip2";
 const BLOCK_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
-struct Bzip2Codec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(Bzip2Codec)
-}
+pub(super) struct Bzip2Codec;
 
 impl Codec for Bzip2Codec {
     fn decode_into(

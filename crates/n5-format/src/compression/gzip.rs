@@ -2,13 +2,10 @@
 //!
 //! The member `useZlib` is ignored: z5 and rust-n5 neither write nor read it, while the stored bytes are unambiguous.
 
-use std::sync::Arc;
-
 use bytes::BufMut;
 use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Decompressor;
 use memchr::memmem;
-use serde_json::{Map, Value};
 
 use super::codec::{Codec, Scratch};
 use super::error::{CodecError, damaged};
@@ -21,11 +18,7 @@ const NAME: &str = "gzip";
 pub(super) const MAX_ONE_SHOT_BYTES: usize = 8 << 20;
 
 #[derive(Debug)]
-struct GzipCodec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(GzipCodec)
-}
+pub(super) struct GzipCodec;
 
 impl Codec for GzipCodec {
     fn decode_into(

@@ -6,12 +6,10 @@
 //! - z5: one bare block.
 
 use std::io::Read;
-use std::sync::Arc;
 
 use bytes::Buf;
 use lz4::block::{DecompressError, decompress_into};
 use lz4::frame::FrameDecoder;
-use serde_json::{Map, Value};
 use xxhash_rust::xxh32::xxh32;
 
 use super::codec::{Codec, Scratch};
@@ -28,11 +26,7 @@ const FRAME_BLOCK_BYTES: usize = 5 << 20;
 const FRAME_MAGIC: &[u8] = &[0x04, 0x22, 0x4d, 0x18];
 
 #[derive(Debug)]
-struct Lz4Codec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(Lz4Codec)
-}
+pub(super) struct Lz4Codec;
 
 impl Codec for Lz4Codec {
     fn decode_into(

@@ -1,9 +1,6 @@
 //! `raw`: uncompressed elements.
 
-use std::sync::Arc;
-
 use bytes::Bytes;
-use serde_json::{Map, Value};
 
 use super::codec::{Codec, Scratch};
 use super::error::{CodecError, wrong_length};
@@ -11,11 +8,7 @@ use super::limits::CancelCheck;
 use super::stream;
 
 #[derive(Debug)]
-struct RawCodec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(RawCodec)
-}
+pub(super) struct RawCodec;
 
 impl Codec for RawCodec {
     /// Shares the payload's buffer instead of copying it.

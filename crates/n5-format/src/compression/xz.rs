@@ -1,8 +1,5 @@
 //! `xz`: one or more `.xz` streams with any check, or a `.lzma` file of the older LZMA Utils.
 
-use std::sync::Arc;
-
-use serde_json::{Map, Value};
 use xz2::stream::{Action, CONCATENATED, Error, Status, Stream, TELL_ANY_CHECK};
 
 use super::codec::{Codec, Scratch};
@@ -19,11 +16,7 @@ const LARGEST_PRESET_BYTES: usize = 64 << 20;
 const STATE_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
-struct XzCodec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(XzCodec)
-}
+pub(super) struct XzCodec;
 
 impl Codec for XzCodec {
     fn decode_into(

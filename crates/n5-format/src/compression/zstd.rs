@@ -1,10 +1,9 @@
 //! `zstd`: one or more frames with or without their content size, possibly with skippable frames between them.
 
 use std::io::Cursor;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Mutex, PoisonError};
 
 use ::zstd::zstd_safe::{self, DCtx, zstd_sys::ZSTD_ErrorCode};
-use serde_json::{Map, Value};
 
 use super::codec::{Codec, Scratch};
 use super::error::{CodecError, damaged, too_long};
@@ -14,11 +13,7 @@ use super::stream;
 const NAME: &str = "zstd";
 
 #[derive(Debug)]
-struct ZstdCodec;
-
-pub(super) fn open(_: &Map<String, Value>) -> Arc<dyn Codec> {
-    Arc::new(ZstdCodec)
-}
+pub(super) struct ZstdCodec;
 
 impl Codec for ZstdCodec {
     /// Decodes each frame in one call directly into the result, which serves as the window. No memory is taken for the
