@@ -3,7 +3,7 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_server::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian};
+use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian};
 
 /// Size of a block along every axis, in elements.
 const BLOCK: u64 = 64;

@@ -3,7 +3,7 @@
 
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_server::n5::{Array, Coords, DataType};
+use n5_format::{Array, Coords, DataType};
 use n5_server::output::{EncodeOptions, FORMATS};
 
 const SIDE: u32 = 512;

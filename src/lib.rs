@@ -51,9 +51,9 @@
 //!           │
 //!          http                                      paths, queries, statuses, headers
 //!           ├──────────► output                      array → bytes of a media type
-//!           ├──────────► metadata                    the meaning of attributes
+//!           ├──────────► metadata                    the meaning of attributes (crate n5-metadata)
 //!       container                                    combines format and storage
-//!           ├──────────► n5                          the format; no I/O
+//!           ├──────────► n5                          the format; no I/O (crate n5-format)
 //!           ├──────────► store                       keys and bytes; no knowledge of N5
 //!           └──────────► cpu_pool, metrics
 //! ```
@@ -73,8 +73,8 @@
 //!    the file.
 //! 5. [`Container::plan_slice`](container::Container::plan_slice) decides from sizes alone: as a whole, in bands, or 413.
 //! 6. [`Container::read_slice`](container::Container::read_slice) takes a permit of the slice budget, looks up the blocks,
-//!    loads those that are missing (store, then [`Block::decode`](n5::Block::decode) on the
-//!    [`CpuPool`](cpu_pool::CpuPool)) and [`paste`](n5::paste)s each block when it is ready.
+//!    loads those that are missing (store, then [`Block::decode`](n5_format::Block::decode) on the
+//!    [`CpuPool`](cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
 //! 7. [`Format::encode`](output::Format::encode) puts a header before the elements, and the response is sent.
 
 pub mod access;
@@ -90,9 +90,7 @@ pub mod fair_queue;
 pub mod fastpath;
 pub mod http;
 pub mod log_throttle;
-pub mod metadata;
 pub mod metrics;
-pub mod n5;
 pub mod off_thread;
 pub mod output;
 pub mod read;
@@ -103,3 +101,5 @@ pub mod trace;
 pub mod verify;
 pub mod view;
 pub mod watched_files;
+
+// Libraries of their own in `crates/`, under the names by which the server imports them.

@@ -5,12 +5,12 @@
 //! Input: documents separated by lines of `---`: first that of the group or dataset, then its parent's, then those of
 //! the paths that it wants below, in turn.
 
-use n5_server::metadata::{
+use n5_format::{
+    AttributesDocument, DescribedDataset, DocumentError, JsonObjectBuilder, MAX_INTERPRETED_BYTES, attributes_text,
+};
+use n5_metadata::{
     CoordinateSpace, NeuroglancerSource, Node, Unit, canonical_attributes, canonical_group_attributes,
     codec_equivalents, compression_with_defaults, describe, pyramid, recommended_source, required_paths, volume_kind,
-};
-use n5_server::n5::{
-    AttributesDocument, DescribedDataset, DocumentError, JsonObjectBuilder, MAX_INTERPRETED_BYTES, attributes_text,
 };
 use serde::de::IgnoredAny;
 use serde_json::{Value, json};
@@ -30,7 +30,7 @@ pub(crate) fn run(data: &[u8]) {
     let children = ["s0", "s1", "setup0", "timepoint0", "data", "0"].map(str::to_owned).to_vec();
     let mut node = Node { ancestors: parent.into_iter().collect(), document: Some(own), children, ..Node::default() };
     let paths = required_paths(&node);
-    assert!(paths.len() <= n5_server::metadata::MAX_LEVELS);
+    assert!(paths.len() <= n5_metadata::MAX_LEVELS);
     for (at, path) in paths.into_iter().enumerate() {
         assert!(path.split('/').all(n5_server::store::Key::is_segment), "{path:?} is no path");
         if let Some(document) = below.get(at % below.len().max(1)) {
@@ -139,7 +139,7 @@ fn described(node: &Node) {
     }
     let _ = volume_kind(node, "a/labels");
     if let Some(found) = pyramid(node, &mut Vec::new()) {
-        assert!(!found.levels.is_empty() && found.levels.len() <= n5_server::metadata::MAX_LEVELS);
+        assert!(!found.levels.is_empty() && found.levels.len() <= n5_metadata::MAX_LEVELS);
         drop(canonical_group_attributes(&found));
         for level in 0..found.levels.len() {
             drop(CoordinateSpace::of_level(&found, level));

@@ -7,8 +7,8 @@ use std::cell::RefCell;
 use std::mem::discriminant;
 
 use bytes::Bytes;
-use n5_server::n5::{
-    AttributesDocument, Block, BlockEncoding, BlockError, BlockHeader, CODECS, CancelCheck, Coords, DataType,
+use n5_format::{
+    AttributesDocument, Block, BlockEncoding, BlockError, BlockHeader, CancelCheck, Codecs, Coords, DataType,
     DatasetAttributes, DecodeBuffers, DecompressedBlock, encode_block, to_big_endian,
 };
 use serde_json::{Value, json};
@@ -25,7 +25,8 @@ thread_local! {
 
 pub(crate) fn run(data: &[u8]) {
     let mut numbers = Numbers::new(data);
-    let codec = numbers.of(CODECS).0;
+    let codecs: Vec<&str> = Codecs::built_in().names().collect();
+    let codec = numbers.of(&codecs);
     let types: Vec<&str> = DataType::names().chain(["string"]).collect();
     let data_type = numbers.of(&types);
     let rank = numbers.below(6);

@@ -4,7 +4,7 @@
 use std::ffi::{CStr, c_int};
 
 use blosc_src::{blosc_compress_ctx, blosc_decompress_ctx};
-use n5_server::n5::BlockEncoding;
+use n5_format::BlockEncoding;
 
 use super::Numbers;
 use super::codec::{MOST_BYTES, decode};

@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 
 use bytes::Bytes;
-use n5_server::n5::{CODECS, CancelCheck, CodecError, Scratch};
+use n5_format::{CancelCheck, CodecError, Codecs, Scratch};
 
 /// Maximum number of bytes that inputs are decoded to.
 pub(crate) const MOST_BYTES: usize = 1 << 20;
@@ -15,7 +15,7 @@ thread_local! {
 
 /// Decodes a payload in all ways that a codec offers, which must agree.
 pub(crate) fn decode(name: &str, payload: &[u8], len: usize) -> Result<Vec<u8>, CodecError> {
-    let codec = CODECS.iter().find(|(known, _)| *known == name).unwrap().1(&serde_json::Map::new());
+    let codec = Codecs::built_in().open(name, &serde_json::Map::new()).unwrap();
     let fresh = codec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), CancelCheck::NEVER);
     let again = USED.with_borrow_mut(|(scratch, output)| {
         let done = codec.decode_into(payload, len, output, scratch, CancelCheck::NEVER);

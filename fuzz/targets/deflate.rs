@@ -4,7 +4,7 @@ use std::io::{BufRead, Read};
 use std::mem::MaybeUninit;
 
 use libz_sys::{Z_FINISH, Z_OK, Z_STREAM_END, inflate, inflateEnd, inflateInit2_, z_stream, zlibVersion};
-use n5_server::n5::BlockEncoding;
+use n5_format::BlockEncoding;
 
 use super::codec::{MOST_BYTES, Reference, all_streams, compare, decode};
 

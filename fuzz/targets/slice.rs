@@ -2,7 +2,7 @@
 
 use axum::http::StatusCode;
 use bytes::Bytes;
-use n5_server::n5::{BlockEncoding, encode_block};
+use n5_format::{BlockEncoding, encode_block};
 use serde_json::json;
 
 use super::Numbers;

@@ -2,7 +2,7 @@
 //! codec.
 
 use ::bzip2::bufread::BzDecoder;
-use n5_server::n5::BlockEncoding;
+use n5_format::BlockEncoding;
 use xz2::bufread::XzDecoder;
 use xz2::stream::Stream;
 

@@ -7,7 +7,7 @@
 use axum::body::Body;
 use axum::http::{Request, Uri};
 use bytes::Bytes;
-use n5_server::n5::{AttributesDocument, DatasetAttributes};
+use n5_format::{AttributesDocument, DatasetAttributes};
 
 use super::attributes::parts;
 use super::server::Server;

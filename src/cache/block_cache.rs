@@ -15,7 +15,7 @@ use super::freshness;
 use super::validated::{CacheEntry, CacheSettings, Validated};
 use crate::cpu_pool::CpuPool;
 use crate::metrics::{BudgetLabel, CacheLabel, LookupResult};
-use crate::n5::{BlockError, GridPosition};
+use n5_format::{BlockError, GridPosition};
 
 /// Bookkeeping of one entry in bytes, estimated generously.
 const ENTRY_BYTES: usize = 768;

@@ -6,8 +6,8 @@ use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness::ValidatedAt;
 use super::validated::CacheEntry;
-use crate::n5::{Block, BlockError, Coords, GridPosition};
 use crate::store::ObjectMeta;
+use n5_format::{Block, BlockError, Coords, GridPosition};
 
 /// A cached block, hole or decode error.
 #[derive(Debug)]

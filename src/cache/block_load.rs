@@ -16,7 +16,7 @@ use super::load_times::LoadTimes;
 use super::validated::EntrySource;
 use crate::fair_queue::FlightHandle;
 use crate::metrics;
-use crate::n5::Block;
+use n5_format::Block;
 
 /// Pause before a damaged block is read again: another program may be writing it.
 pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);

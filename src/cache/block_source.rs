@@ -10,8 +10,8 @@ use super::error::ReadError;
 use super::freshness::ValidatedAt;
 use super::large_object::LargeObject;
 use super::permit::Permit;
-use crate::n5::{Block, GridPosition};
 use crate::store::{ObjectMeta, StoreLoad};
+use n5_format::{Block, GridPosition};
 
 /// Source of the blocks of one dataset.
 #[async_trait]

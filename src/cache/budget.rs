@@ -15,8 +15,8 @@ use super::pinned_buffers::PinnedBuffers;
 use super::waiter_counts::{WaiterCounts, WaiterGuard};
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
 use crate::metrics::{self, ShedReason};
-use crate::n5::{Block, DatasetAttributes, DecodeBuffers, GridPosition};
 use crate::trace;
+use n5_format::{Block, DatasetAttributes, DecodeBuffers, GridPosition};
 
 /// Flow numbers of a client's requests for permits. Its streams wait in a queue of their own, so that they do not delay
 /// its short responses.

@@ -10,8 +10,8 @@ use super::budget::Budget;
 use super::freshness::ATTRIBUTES;
 use super::validated::{CacheSettings, weighted_cache};
 use crate::metrics;
-use crate::n5::{AttributesDocument, DatasetAttributes, DocumentError, GridPosition};
 use crate::store::Key;
+use n5_format::{AttributesDocument, Codecs, DatasetAttributes, DocumentError, GridPosition};
 
 /// Memory for parsed attributes, both cached and being parsed, in bytes.
 pub(crate) const MEMORY_BYTES: u64 = 8 << 20;
@@ -84,9 +84,9 @@ impl Group {
         Arc::new(Self { state: GroupState::NoAttributes, dataset_document: None, axes: OnceLock::new(), len: 0 })
     }
 
-    pub(crate) fn parse(bytes: &[u8], id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
+    pub(crate) fn parse(bytes: &[u8], codecs: &Codecs, id: u64, key: Key, (etag, version): (Arc<str>, u64)) -> Self {
         let with_state = |state| Self { state, dataset_document: None, axes: OnceLock::new(), len: bytes.len() as u64 };
-        let document = match AttributesDocument::parse(bytes) {
+        let document = match AttributesDocument::parse_with(bytes, codecs) {
             Ok(document) => document,
             Err(error) => return with_state(GroupState::Broken(error)),
         };
@@ -147,10 +147,12 @@ pub enum GroupState {
 pub(crate) struct AttributesCache {
     pub(crate) cache: Cache<(u32, Key, u64), Arc<Group>>,
     pub(crate) parsing_budget: Budget,
+    /// The codecs by which blocks of the datasets are decoded.
+    pub(crate) codecs: Codecs,
 }
 
 impl AttributesCache {
-    pub(crate) fn new(max_wait: Duration) -> Self {
+    pub(crate) fn new(max_wait: Duration, codecs: Codecs) -> Self {
         let settings = CacheSettings { capacity_bytes: CACHE_BYTES, use_tiny_lfu: true };
         let cache = weighted_cache(
             metrics::CacheLabel::Attributes,
@@ -162,7 +164,8 @@ impl AttributesCache {
                 u32::try_from(bytes).unwrap_or(u32::MAX)
             },
         );
-        Self { cache, parsing_budget: Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait) }
+        let parsing_budget = Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait);
+        Self { cache, parsing_budget, codecs }
     }
 
     /// Returns a handle to the same cache and budget that waits for memory at most `max_wait`.

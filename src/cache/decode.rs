@@ -15,8 +15,8 @@ use super::load_times::LoadTimes;
 use super::permit::Permit;
 use crate::cpu_pool::{CoreLease, Priority};
 use crate::metrics;
-use crate::n5::{Block, BlockError, CancelCheck, DecodeBuffers, DecompressedBlock, GridPosition, Scratch};
 use crate::trace;
+use n5_format::{Block, BlockError, CancelCheck, DecodeBuffers, DecompressedBlock, GridPosition, Scratch};
 
 impl BlockCache {
     /// Decodes a stored block on the CPU pool. The memory for it is taken first. The error of a block that does not

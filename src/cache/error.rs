@@ -4,8 +4,8 @@ use std::time::Duration;
 
 use crate::cpu_pool::JobDied;
 use crate::log_throttle::LogThrottle;
-use crate::n5::{BlockError, ConvertError, GridPosition};
 use crate::store::{Key, StoreError};
+use n5_format::{BlockError, ConvertError, GridPosition};
 
 /// Reason why something cannot be read.
 #[derive(Debug, Clone, thiserror::Error)]

@@ -19,9 +19,9 @@ use super::exit::write_stdout;
 use crate::config::{CacheControl, Config, ListenAddress};
 use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
-use crate::n5::{JsonError, JsonMembers};
 use crate::server::{container_settings, http_options, mount, open_store};
 use crate::store::Key;
+use n5_format::{JsonError, JsonMembers};
 
 /// Maximum number of groups and datasets in a tree.
 const MAX_TREE_LINES: usize = 500;

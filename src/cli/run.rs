@@ -18,7 +18,7 @@ use super::serve::serve;
 use super::token::issue_token;
 use super::verify::verify;
 use crate::config::{Config, ConfigFile, DEFAULTS};
-use crate::{http, n5, server};
+use crate::{http, server};
 
 /// Runs the program with the arguments of its command line and returns its exit status.
 pub fn run() -> ExitCode {
@@ -103,7 +103,7 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
 fn long_version() -> String {
     let mut text = env!("CARGO_PKG_VERSION").to_owned();
     let _ = write!(text, "\ncodecs:");
-    for (name, _) in n5::CODECS {
+    for name in n5_format::Codecs::built_in().names() {
         let _ = write!(text, " {name}");
     }
     text

@@ -13,7 +13,7 @@ use crate::config::Config;
 use crate::server::Server;
 use crate::store::StoreError;
 use crate::trace::{self, TraceSettings};
-use crate::{metrics, n5, telemetry};
+use crate::{metrics, telemetry};
 
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -54,7 +54,7 @@ async fn run(
     let metrics = telemetry::install_metrics()?;
     metrics::describe();
     metrics::describe_store_errors(StoreError::KINDS);
-    metrics::describe_codecs(n5::CODECS.iter().map(|(name, _)| *name));
+    metrics::describe_codecs(n5_format::Codecs::built_in().names());
     tokio::spawn(metrics.clone().upkeep());
     #[expect(clippy::disallowed_methods, reason = "OpenTelemetry defines the names of these variables")]
     let variable = |name: &str| std::env::var(name).ok();

@@ -6,8 +6,8 @@ use super::handle::Container;
 use crate::cache::datasets::{Dataset, GroupState};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{ATTRIBUTES, Freshness};
-use crate::n5::{Coords, GridPosition, MAX_RANK};
 use crate::store::{DirEntry, FilterDecision, Key};
+use n5_format::{Coords, GridPosition, MAX_RANK};
 
 /// Maximum total size of the names on one page, in bytes. The name that exceeds it begins the next page.
 const MAX_PAGE_NAMES_BYTES: usize = 512 << 10;

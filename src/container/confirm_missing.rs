@@ -8,8 +8,8 @@ use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
 use crate::metrics::{self, StoreOperation};
-use crate::n5::GridPosition;
 use crate::store::{CachedStat, Key, StoreError};
+use n5_format::GridPosition;
 
 impl Container {
     /// Checks that `dataset` still exists. Missing blocks are holes only if it does.

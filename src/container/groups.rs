@@ -13,8 +13,8 @@ use crate::cache::object_entry::StoredObject;
 use crate::cpu_pool::Priority;
 use crate::fair_queue::ClientId;
 use crate::metrics;
-use crate::n5::{AttributesDocument, MAX_INTERPRETED_BYTES};
 use crate::store::{Key, ObjectMeta};
+use n5_format::{AttributesDocument, MAX_INTERPRETED_BYTES};
 
 /// Maximum memory that is assumed for the interpreted members of a document, as a multiple of its text: a B-tree node
 /// for each `{"":`. (Measured: 128 times.)
@@ -87,7 +87,8 @@ impl Container {
         let max_bytes = (len as u64).saturating_mul(MAX_PARSED_FACTOR).min(MAX_INTERPRETED_BYTES);
         // Holders of this permit wait only for a core, so waiting for it while holding the bytes cannot deadlock.
         let permit = self.resources.datasets.parsing_budget.take(max_bytes + GROUP_BYTES).await?;
-        let parse = move || (Group::parse(&bytes, id, owned_key, (meta.etag, meta.version)), permit);
+        let codecs = self.resources.datasets.codecs.clone();
+        let parse = move || (Group::parse(&bytes, &codecs, id, owned_key, (meta.etag, meta.version)), permit);
         let (group, _permit) = self.run_document_job(len, parse).await?;
         Ok(Arc::new(group))
     }

@@ -13,7 +13,7 @@ impl Resources {
     pub fn reconfigured(&self, settings: Settings) -> Arc<Self> {
         let (retained, max_wait) = (RetainedParts::compare(&self.settings, &settings), settings.budget_wait);
         let cpu = if retained.cpu { self.cpu.clone() } else { CpuPool::new(settings.cores) };
-        let replacement = Self::with_cpu(cpu.clone(), settings.clone());
+        let replacement = Self::with_cpu(cpu.clone(), settings.clone(), self.codecs().clone());
         let choose = |is_kept| if is_kept { self } else { &*replacement };
         let mut objects = choose(retained.objects).objects.with_max_wait(max_wait);
         objects.memory = self.objects.memory.map(|budget| budget.with_size_of(&replacement.objects.memory.budget));

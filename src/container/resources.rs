@@ -14,6 +14,7 @@ use crate::cache::object_cache::ObjectCache;
 use crate::cache::validated::CacheSettings;
 use crate::cpu_pool::CpuPool;
 use crate::metrics;
+use n5_format::Codecs;
 
 /// Limits and cache sizes, in bytes unless the type says otherwise.
 #[derive(Debug, Clone, PartialEq)]
@@ -61,11 +62,16 @@ pub struct Resources {
 impl Resources {
     /// Creates resources with empty caches and unused budgets.
     pub fn new(settings: Settings) -> Arc<Self> {
-        let cpu = CpuPool::new(settings.cores);
-        Self::with_cpu(cpu, settings)
+        Self::with_codecs(settings, Codecs::built_in().clone())
     }
 
-    pub(crate) fn with_cpu(cpu: CpuPool, settings: Settings) -> Arc<Self> {
+    /// Like [`Self::new`], but blocks are decoded by `codecs`.
+    pub fn with_codecs(settings: Settings, codecs: Codecs) -> Arc<Self> {
+        let cpu = CpuPool::new(settings.cores);
+        Self::with_cpu(cpu, settings, codecs)
+    }
+
+    pub(crate) fn with_cpu(cpu: CpuPool, settings: Settings, codecs: Codecs) -> Arc<Self> {
         let cache_settings = |capacity_bytes| CacheSettings { capacity_bytes, use_tiny_lfu: settings.use_tiny_lfu };
         let max_wait = settings.budget_wait;
         let objects = ObjectCache::new(cache_settings(settings.stored_cache), settings.transfer_budget, max_wait);
@@ -73,7 +79,7 @@ impl Resources {
         let blocks = BlockCache::new(decoded, cpu.clone(), settings.decode_budget, max_wait);
         Arc::new(Self {
             slice_budget: Budget::new(metrics::BudgetLabel::Slice, settings.slice_budget, max_wait),
-            datasets: AttributesCache::new(max_wait),
+            datasets: AttributesCache::new(max_wait, codecs),
             next_container_id: Arc::default(),
             objects,
             blocks,
@@ -85,6 +91,11 @@ impl Resources {
     /// Returns the settings in force.
     pub fn settings(&self) -> &Settings {
         &self.settings
+    }
+
+    /// Returns the codecs by which blocks are decoded.
+    pub fn codecs(&self) -> &Codecs {
+        &self.datasets.codecs
     }
 
     /// Returns the CPU pool.

@@ -9,8 +9,8 @@ use crate::cache::block_source::{BlockSource, CachedVersion, SourceBlock};
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::ValidatedAt;
-use crate::n5::GridPosition;
 use crate::store::StoreLoad;
+use n5_format::GridPosition;
 
 /// The stored blocks of one dataset.
 #[derive(Debug)]
@@ -76,8 +76,8 @@ mod tests {
     use super::*;
     use crate::cache::block_cache::BlockLocation;
     use crate::cache::freshness::{self, RevalidationPolicy};
-    use crate::n5::Block;
     use crate::store::{Key, MemoryStore, ObjectMeta};
+    use n5_format::Block;
 
     /// Blocks whose elements are their grid position.
     #[derive(Debug, Default)]

@@ -12,9 +12,9 @@ use crate::cpu_pool::Priority;
 use crate::http::admission::slice_admission::SlicePlan;
 use crate::http::problem::Problem;
 use crate::metrics;
-use crate::n5::Array;
 use crate::output::{EncodeOptions, EncodedPiece, Format};
 use crate::trace;
+use n5_format::Array;
 
 /// Encodes the elements `pieces` of a slice, and compresses the result if the plan says so. Returns the parts of the
 /// response in the order in which they are sent. `memory` is released when the last part has been sent.

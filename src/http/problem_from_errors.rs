@@ -8,10 +8,10 @@ use crate::http::problem::{
     OVERLOADED, Problem, STORAGE_UNAVAILABLE, TIMEOUT, TOO_LARGE, UNREADABLE, UNSUPPORTED,
 };
 use crate::http::query::strict::QueryError;
-use crate::n5::{BlockError, CodecError, ConvertError};
 use crate::output::NegotiationError;
 use crate::read::SliceRefusal;
 use crate::store::StoreError;
+use n5_format::{BlockError, CodecError, ConvertError};
 
 impl From<ReadError> for Problem {
     fn from(error: ReadError) -> Self {

@@ -2,7 +2,7 @@
 //! window.
 
 use super::options::EncodeOptions;
-use crate::n5::DataType;
+use n5_format::DataType;
 
 /// Returns the width and height in pixels of an array shown as one image. The first axis longer than 1 runs to the
 /// right, the second one down. `max_side` is the format's maximum number of pixels per side.

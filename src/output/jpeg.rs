@@ -7,7 +7,7 @@ use super::Format;
 use super::encoded::{EncodeError, buffer};
 use super::image::{append_windowed, check_window, plane_size};
 use super::options::EncodeOptions;
-use crate::n5::{Array, DataType};
+use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image, like `png` but with 8 bits only.
 ///

@@ -7,7 +7,7 @@ use smallvec::SmallVec;
 use super::Format;
 use super::encoded::{EncodeError, buffer, element_count};
 use super::options::{AxisOrder, EncodeOptions};
-use crate::n5::{Array, DataType};
+use n5_format::{Array, DataType};
 
 /// An object with the members `data_type`, `shape`, `order`, `start`, `step` and `data`.
 ///

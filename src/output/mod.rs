@@ -19,7 +19,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use crate::n5::{Array, DataType};
+use n5_format::{Array, DataType};
 
 pub use accept::{accept_weight, best_media_type};
 pub use encoded::{EncodeError, EncodedPiece};
@@ -40,7 +40,7 @@ use encoded::element_count;
 /// use std::fmt::Write;
 ///
 /// use bytes::Bytes;
-/// use n5_server::n5::{Array, DataType, convert};
+/// use n5_format::{Array, DataType, convert};
 /// use n5_server::output::{EncodeError, EncodeOptions, Format};
 ///
 /// #[derive(Debug)]

@@ -6,7 +6,7 @@ use super::Format;
 use super::encoded::element_count;
 use super::options::{EncodeOptions, Endian};
 use super::raw::width_to_swap;
-use crate::n5::{DataType, block_header, to_big_endian};
+use n5_format::{DataType, block_header, to_big_endian};
 
 /// A block header of mode 0 and the elements, most significant byte first. A dataset whose `blockSize` is the shape and
 /// whose compression is `raw` stores the same bytes at its first grid position.
@@ -61,7 +61,7 @@ impl Format for N5BlockFormat {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{Array, AttributesDocument, Block, DatasetAttributes};
+    use n5_format::{Array, AttributesDocument, Block, DatasetAttributes};
 
     #[test]
     fn a_block_is_read_back_by_the_decoder() {
@@ -77,7 +77,7 @@ mod tests {
                 );
                 let document = AttributesDocument::parse(attributes.as_bytes()).unwrap();
                 let attributes = DatasetAttributes::parse(document).unwrap();
-                let position = shape.iter().map(|_| 0).collect();
+                let position: Vec<u64> = shape.iter().map(|_| 0).collect();
                 let decoded = Block::decode(block.into(), &attributes, &position, 1 << 20).unwrap();
                 assert_eq!((decoded.data, decoded.size.as_slice()), (data, shape), "{name} {shape:?}");
             }

@@ -4,7 +4,7 @@ use bytes::Bytes;
 
 use super::Format;
 use super::options::{AxisOrder, EncodeOptions};
-use crate::n5::DataType;
+use n5_format::DataType;
 
 /// A NumPy header, then the elements.
 ///
@@ -70,7 +70,7 @@ fn tuple(numbers: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::Array;
+    use n5_format::Array;
 
     fn header(shape: &[u64], data_type: &DataType, order: AxisOrder) -> Bytes {
         NpyFormat.header(shape, data_type, &EncodeOptions { order, ..EncodeOptions::default() }).unwrap()

@@ -5,7 +5,7 @@ use bytes::Bytes;
 use super::Format;
 use super::encoded::element_count;
 use super::options::{EncodeOptions, Endian};
-use crate::n5::{DataType, to_big_endian};
+use n5_format::{DataType, to_big_endian};
 
 /// The elements, first axis fastest, in the requested byte order.
 #[derive(Debug)]
@@ -57,7 +57,7 @@ pub(super) fn width_to_swap(data_type: &DataType, endian: Endian) -> Option<usiz
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::Array;
+    use n5_format::Array;
 
     const BIG_ENDIAN: fn() -> EncodeOptions = || EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
 

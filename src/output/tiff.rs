@@ -10,7 +10,7 @@ use super::Format;
 use super::encoded::element_count;
 use super::image::long_axes;
 use super::options::EncodeOptions;
-use crate::n5::DataType;
+use n5_format::DataType;
 
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
@@ -234,7 +234,7 @@ impl ImageStack {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::Array;
+    use n5_format::Array;
 
     /// Returns the tags and values of every page, parsed according to the specification.
     fn pages(file: &[u8]) -> Vec<Vec<(u16, u64)>> {

@@ -2,7 +2,7 @@
 
 use std::cmp::Ordering;
 
-use crate::n5::{BlockGrid, Coords, Region};
+use n5_format::{BlockGrid, Coords, Region};
 
 /// Largest band that is merged from thin layers, in bytes.
 const MERGED_LAYERS_BYTES: u64 = 16 << 20;

@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::cache::budget::Budget;
 use crate::cache::error::ReadError;
 use crate::cache::permit::Permit;
-use crate::n5::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
+use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
 
 /// Minimum average size of a block within a slab for which unwritten blocks are tracked, in bytes. Below it, zeroing
 /// the slab costs less. Debug builds always track them, so that tests exercise this.

@@ -11,7 +11,7 @@ use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness};
 use crate::cache::load_times::LoadTimes;
 use crate::container::Container;
-use crate::n5::{Block, BlockHeader, BlockMode, Coords, GridPosition};
+use n5_format::{Block, BlockHeader, BlockMode, Coords, GridPosition};
 
 /// Properties of a stored block that decodes.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -12,7 +12,7 @@ use super::read_stats::ReadStats;
 use super::slice_plan::PlannedSlice;
 use crate::cache::error::{BudgetError, ReadError};
 use crate::container::Container;
-use crate::n5::{GridPosition, Region};
+use n5_format::{GridPosition, Region};
 
 /// Maximum number of blocks that one request loads at once.
 pub(crate) const MAX_CONCURRENT_LOADS: usize = 8;

@@ -7,8 +7,8 @@ use std::time::{Duration, Instant};
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::container::{Container, grid_component};
-use crate::n5::{Coords, Region};
 use crate::store::{DirEntry, EntryFilter, FilterDecision};
+use n5_format::{Coords, Region};
 
 /// Number of entries per page.
 const PAGE_ENTRIES: usize = 1024;
@@ -107,7 +107,7 @@ impl Container {
 }
 
 /// Returns a filter that keeps the entries of a directory on this level that lead to touched blocks.
-fn touched_filter(covering: &Arc<crate::n5::CoveringBlocks>, level: usize) -> EntryFilter {
+fn touched_filter(covering: &Arc<n5_format::CoveringBlocks>, level: usize) -> EntryFilter {
     let covering = Arc::clone(covering);
     Arc::new(move |entry: &DirEntry| {
         let is_touched = grid_component(&entry.name).is_some_and(|number| covering.touches(level, number));

@@ -20,7 +20,7 @@ use crate::cache::memory_permit::MemoryPermit;
 use crate::cache::permit::Permit;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
-use crate::n5::{ConvertError, GridPosition, Region};
+use n5_format::{ConvertError, GridPosition, Region};
 
 /// Size of a CPU cache line: bytes fetched for a sample that is not adjacent to others.
 const CACHE_LINE_BYTES: u64 = 64;

@@ -31,9 +31,9 @@ use crate::cache::permit::Permit;
 use crate::cpu_pool::{CoreLease, Priority};
 use crate::fair_queue::FlightHandle;
 use crate::metrics::{self, StoreOperation};
-use crate::n5::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
 use crate::store::{NonblockingReader, ObjectMeta, Store};
 use crate::trace;
+use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
 
 /// Time after which a job gives up its core to waiting jobs. If none waits, the job continues: when it ended after
 /// every quantum, a slice of 64 bzip2 blocks took 739 ms instead of 661, and one of gzip blocks 70 instead of 59.
@@ -247,7 +247,7 @@ impl GatherContext {
         let started = Instant::now();
         // A raw block keeps the file's buffer. Otherwise the buffer is reused for the next file.
         let compression = self.dataset.attributes.compression();
-        let is_uncompressed = compression.codec().is_none_or(crate::n5::Codec::is_uncompressed);
+        let is_uncompressed = compression.codec().is_none_or(n5_format::Codec::is_uncompressed);
         if is_uncompressed {
             scratch.file.shrink_to_fit();
         }

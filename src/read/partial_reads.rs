@@ -22,8 +22,8 @@ use crate::cache::permit::Permit;
 use crate::cache::{backpressure, freshness};
 use crate::container::Container;
 use crate::cpu_pool::Priority;
-use crate::n5::{Codec, GridPosition, RangeRead, RangeReads, RawLayout, Region};
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, StoreError};
+use n5_format::{Codec, GridPosition, RangeRead, RangeReads, RawLayout, Region};
 
 /// Blocks up to this size are read whole if the slice allows it. On a busy machine, the first plane of a 16 MiB block
 /// took 45 ms whole and 0.7 ms in parts. After a whole read, any other plane took 0.3 ms from the cache. In parts, a

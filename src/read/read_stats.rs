@@ -14,8 +14,8 @@ use crate::cache::freshness::Freshness;
 use crate::cache::load_times::LoadTimes;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
-use crate::n5::GridPosition;
 use crate::store::{CachedStat, Key, ObjectMeta, Store};
+use n5_format::GridPosition;
 
 /// Number of blocks that are looked up in one job, which takes 1 to 2 ms.
 const BATCH: usize = 1024;

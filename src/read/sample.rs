@@ -14,8 +14,8 @@ use crate::cache::freshness::Freshness;
 use crate::cache::memory_permit::MemoryPermit;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
-use crate::n5::{GridPosition, Statistics, StatisticsAccumulator};
 use crate::store::Key;
+use n5_format::{GridPosition, Statistics, StatisticsAccumulator};
 
 /// Maximum number of blocks of a sample that does not cover the dataset.
 const MAX_SAMPLED_BLOCKS: usize = 64;

@@ -1,7 +1,7 @@
 //! The cost of a slice in bytes decoded or read, computed before any block is read. Arithmetic only.
 
 use super::bands::Bands;
-use crate::n5::{BlockGrid, Coords, RangeReads, Region};
+use n5_format::{BlockGrid, Coords, RangeReads, Region};
 
 /// Minimum cost of a block that is touched, in bytes decoded: the time of its lookup.
 pub(crate) const BLOCK_COST_BYTES: u128 = 4 << 10;

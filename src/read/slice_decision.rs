@@ -2,7 +2,7 @@
 
 use super::bands::{Bands, ElementWidths};
 use super::slice_cost::{CostAssumptions, SliceCost};
-use crate::n5::{BlockGrid, Region};
+use n5_format::{BlockGrid, Region};
 
 /// Approximate size of the blocks that the first part of a stream touches, in bytes. It lets the first byte come as
 /// soon as that of a small slice: starting with a whole layer of blocks, a slice of 20 GiB took 2.4 s.

@@ -14,7 +14,7 @@ use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
 use crate::container::Container;
-use crate::n5::{Codec, ConvertError, Coords, DataType, Region, convert};
+use n5_format::{Codec, ConvertError, Coords, DataType, Region, convert};
 
 /// A slice that was admitted by its size, before anything was read.
 #[derive(Debug, Clone)]

@@ -9,7 +9,7 @@ use super::gaps::MissingRange;
 use super::item::WalkItem;
 use super::tally::{Checkpoint, DatasetTally, Totals};
 use crate::cache::Dataset;
-use crate::n5::GridPosition;
+use n5_format::GridPosition;
 
 /// Maximum number of missing ranges that are reported for one dataset. Blocks of further ranges are only counted.
 const MAX_RANGES: u64 = 1000;

@@ -4,10 +4,10 @@ use super::finding::{Finding, FindingKind};
 use super::retry::StorageRetry;
 use crate::cache::{GroupState, ReadError};
 use crate::container::Container;
-use crate::metadata::{self, Description, MetadataProblem, MetadataProblemKind, Node, Pyramid};
-use crate::n5::DocumentError;
 use crate::store::Key;
 use crate::view;
+use n5_format::DocumentError;
+use n5_metadata::{Description, MetadataProblem, MetadataProblemKind, Node, Pyramid};
 
 /// Returns all findings about the attributes of the directory at `key`.
 pub(super) async fn findings(
@@ -26,7 +26,7 @@ pub(super) async fn findings(
         Err(ReadError::Store(error)) if error.hides_object() => return Vec::new(),
         Err(error) => return vec![new_finding(FindingKind::UnreadableDirectory, error.to_string())],
     };
-    let description = metadata::describe(&loaded.node);
+    let description = n5_metadata::describe(&loaded.node);
     let mut findings: Vec<Finding> =
         description.problems.iter().filter_map(|problem| finding_of_problem(key, &description, problem)).collect();
     findings.extend(loaded.problems.into_iter().map(|problem| new_finding(FindingKind::UnusualAttributes, problem)));
@@ -115,7 +115,7 @@ mod tests {
     use serde_json::{Value, json};
 
     use super::*;
-    use crate::n5::AttributesDocument;
+    use n5_format::AttributesDocument;
 
     fn document(value: &Value) -> AttributesDocument {
         AttributesDocument::parse(value.to_string().as_bytes()).unwrap()
@@ -125,7 +125,7 @@ mod tests {
     fn every_refusal_names_its_client() {
         let dataset = json!({"dimensions": [5], "blockSize": [5], "dataType": "bool", "compression": {"type": "jpeg"}});
         let node = Node { document: Some(Ok(document(&dataset))), ..Node::default() };
-        let description = metadata::describe(&node);
+        let description = n5_metadata::describe(&node);
         let findings: Vec<_> = description
             .problems
             .iter()
@@ -155,7 +155,7 @@ mod tests {
         };
         for (second, count) in [(50, 0), (51, 0), (64, 1), (101, 1)] {
             let node = node(second);
-            let pyramid = metadata::describe(&node).multiscale.unwrap();
+            let pyramid = n5_metadata::describe(&node).multiscale.unwrap();
             assert_eq!(inconsistent_level_sizes(&node, &pyramid).len(), count, "{second}");
         }
     }

@@ -2,8 +2,8 @@
 
 use super::finding::{Finding, FindingKind};
 use crate::cache::{Dataset, ReadError};
-use crate::n5::{BlockError, BlockMode, CodecError, GridPosition};
 use crate::read::ValidBlock;
+use n5_format::{BlockError, BlockMode, CodecError, GridPosition};
 
 /// Returns a finding if a block that decodes is unusual.
 pub(super) fn decoded_block_finding(dataset: &Dataset, position: &GridPosition, block: &ValidBlock) -> Option<Finding> {

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::finding::{Finding, FindingKind};
 use crate::cache::{ATTRIBUTES, Dataset};
 use crate::container::grid_component;
-use crate::n5::{Coords, GridPosition};
 use crate::store::Key;
+use n5_format::{Coords, GridPosition};
 
 /// Role of a directory.
 #[derive(Debug, Clone)]

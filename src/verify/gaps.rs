@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use crate::n5::Coords;
+use n5_format::Coords;
 
 /// Maximum number of runs that are kept. With more of them, only the number of missing blocks is reported.
 const MAX_RUNS: usize = 1 << 16;

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use super::finding::Finding;
 use super::gaps::MissingRange;
 use crate::cache::Dataset;
-use crate::n5::GridPosition;
 use crate::store::Key;
+use n5_format::GridPosition;
 
 /// An item of the walk.
 #[derive(Debug)]

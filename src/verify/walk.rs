@@ -20,8 +20,8 @@ use super::prefetch::{WalkPrefetcher, join_walk};
 use super::retry::StorageRetry;
 use crate::cache::{ATTRIBUTES, Group, GroupState, ReadError};
 use crate::container::{Container, grid_component};
-use crate::n5::Coords;
 use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
+use n5_format::Coords;
 
 /// Maximum number of entries of a directory that are held at once.
 const PAGE_ENTRIES: usize = 1 << 14;

@@ -9,9 +9,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
 use crate::cache::{CachedAnswer, Dataset, Dependency, Freshness, LargeObject, ReadError, StoredObject};
 use crate::container::{Container, grid_component};
-use crate::n5::{Array, BlockEncoding, DataType, GridPosition, RawLayout, Region, SignedCoords, to_big_endian};
 use crate::read::{Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
 use crate::store::{Key, ObjectMeta, StoreError};
+use n5_format::{Array, BlockEncoding, DataType, GridPosition, RawLayout, Region, SignedCoords, to_big_endian};
 
 /// Part of every entity tag, because another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");

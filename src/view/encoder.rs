@@ -6,7 +6,7 @@ use std::ops::Range;
 use bytes::Bytes;
 
 use crate::cache::ReadError;
-use crate::n5::{Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition};
+use n5_format::{Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition};
 
 /// Encodes the elements of a chunk to bytes.
 pub trait ChunkEncoder: fmt::Debug + Send + Sync {

@@ -21,7 +21,7 @@ use std::fmt;
 use async_trait::async_trait;
 
 use crate::cache::ReadError;
-use crate::metadata::{Description, Node, NodeKind};
+use n5_metadata::{Description, Node, NodeKind};
 
 pub use chunk::{Chunk, ChunkSource, EncodedChunk};
 pub use encoder::{ChunkEncoder, Passthrough, StreamLayout};
@@ -41,7 +41,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// ```
 /// # use std::sync::Arc;
 /// use n5_server::cache::ReadError;
-/// use n5_server::n5::{Array, Coords};
+/// use n5_format::{Array, Coords};
 /// use n5_server::view::{Chunk, ChunkEncoder, ResolvedKey, View, ViewDocument, ViewLookup};
 ///
 /// #[derive(Debug)]

@@ -4,9 +4,9 @@ use bytes::Bytes;
 
 use crate::cache::{ATTRIBUTES, Freshness, MemoryPermit, ReadError};
 use crate::container::Container;
-use crate::metadata::{self, Node};
-use crate::n5::{AttributesDocument, DocumentError, JsonObjectBuilder};
 use crate::store::Key;
+use n5_format::{AttributesDocument, DocumentError, JsonObjectBuilder};
+use n5_metadata::Node;
 
 /// Maximum number of children of a group that are read as possible levels of a pyramid.
 const MAX_CHILDREN: usize = 1000;
@@ -162,7 +162,7 @@ async fn read(
                 }
             }
             None => {
-                for path in metadata::required_paths(&node) {
+                for path in n5_metadata::required_paths(&node) {
                     let Ok(child) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
                     if reader.admit(&child).await?.is_some() {
                         newly_required.push((path, child));

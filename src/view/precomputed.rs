@@ -24,9 +24,9 @@ use super::encoder::ChunkEncoder;
 use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
 use super::node::read_node;
 use crate::cache::{GroupState, MemoryPermit, ReadError};
-use crate::metadata::{self, AxisKind, CoordinateSpace, Description, Node, VolumeKind};
-use crate::n5::{self, DataType, DescribedDataset, GridPosition};
 use crate::store::Key;
+use n5_format::{DataType, DescribedDataset, GridPosition};
+use n5_metadata::{AxisKind, CoordinateSpace, Description, Node, VolumeKind};
 
 const INFO: &str = "info";
 
@@ -146,13 +146,13 @@ fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
         Ok(PrecomputedScale { path: path.to_owned(), dataset, extent, space })
     };
     if let Some(Ok(document)) =
-        node.document.as_ref().filter(|own| own.as_ref().is_ok_and(n5::AttributesDocument::describes_dataset))
+        node.document.as_ref().filter(|own| own.as_ref().is_ok_and(n5_format::AttributesDocument::describes_dataset))
     {
         let dataset = DescribedDataset::parse(document.clone()).map_err(|error| error.to_string())?;
         let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
         return Ok(vec![new_scale("", dataset, space)?]);
     }
-    let pyramid = metadata::pyramid(node, &mut Vec::new()).ok_or("it is neither a dataset nor a pyramid")?;
+    let pyramid = n5_metadata::pyramid(node, &mut Vec::new()).ok_or("it is neither a dataset nor a pyramid")?;
     let mut levels: Vec<PrecomputedScale> = Vec::new();
     for (number, described) in pyramid.levels.iter().enumerate() {
         let document = node.child_documents.get(&described.path).cloned().unwrap_or_default();
@@ -197,7 +197,7 @@ fn choose_kind_and_encoding(
     let (data_type, channels) = (first.dataset.data_type(), first.extent.channels);
     let kind = match lookup.query_value("type").map(parse_volume_kind).transpose()? {
         None if channels > 1 => VolumeKind::Image,
-        None => metadata::volume_kind(node, key.as_str()).unwrap_or(VolumeKind::Image),
+        None => n5_metadata::volume_kind(node, key.as_str()).unwrap_or(VolumeKind::Image),
         Some(VolumeKind::Segmentation) if channels > 1 => {
             let detail = format!("type=segmentation requires a volume with one channel, but this one has {channels}");
             return Err(invalid_parameter("type", detail));

@@ -13,12 +13,12 @@ use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
 use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
 use super::node::{read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};
-use crate::metadata::{self, CoordinateSpace, Description, Node, NodeKind};
-use crate::n5::{
+use crate::store::Key;
+use n5_format::{
     self, Array, BlockEncoding, Coords, DataType, DatasetAttributes, DescribedDataset, GridPosition, JsonObjectBuilder,
     convert, encode_block,
 };
-use crate::store::Key;
+use n5_metadata::{CoordinateSpace, Description, Node, NodeKind};
 
 /// The view `as`.
 #[derive(Debug)]
@@ -129,20 +129,20 @@ async fn attributes_document(
             let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
             let attribute = target.encoding.compression_attribute();
             let (members, _) =
-                metadata::canonical_attributes(&dataset, &space, target.data_type_for(&dataset), attribute, None);
+                n5_metadata::canonical_attributes(&dataset, &space, target.data_type_for(&dataset), attribute, None);
             (JsonObjectBuilder::default(), members)
         }
         _ => {
             let is_repeated =
-                move |name: &str| !(metadata::is_inherited_by_neuroglancer(name) || is_root && name == "n5");
+                move |name: &str| !(n5_metadata::is_inherited_by_neuroglancer(name) || is_root && name == "n5");
             let object = loaded.attributes(lookup.container, is_repeated).await?;
             let mut members = Map::new();
-            if let Some(mut pyramid) = metadata::pyramid(node, &mut Vec::new()) {
+            if let Some(mut pyramid) = n5_metadata::pyramid(node, &mut Vec::new()) {
                 let is_level_decoded =
                     |path: &str| node.dataset_below(path).is_some_and(|dataset| dataset.is_decodable());
                 let shown_count = pyramid.levels.iter().position(|level| !is_level_decoded(&level.path));
                 pyramid.levels.truncate(shown_count.unwrap_or(usize::MAX));
-                members.extend(metadata::canonical_group_attributes(&pyramid));
+                members.extend(n5_metadata::canonical_group_attributes(&pyramid));
             }
             (object, members)
         }
@@ -152,7 +152,7 @@ async fn attributes_document(
     }
     if is_root {
         // z5 and zarr-python 2 require a version in the container's root.
-        object.insert("n5", &n5::VERSION);
+        object.insert("n5", &n5_format::VERSION);
     }
     let has_any = !object.is_empty() || matches!(node.document, Some(Ok(_)));
     Ok(has_any.then(|| ViewDocument { text: object.into_text(), memory: loaded.memory }))
@@ -184,7 +184,7 @@ async fn resolve_level_alias(lookup: &ViewLookup<'_>, key: &Key) -> Result<Optio
         Err(ReadError::NotFound(_)) => return Ok(None),
         Err(error) => return Err(error),
     };
-    let pyramid = metadata::pyramid(&loaded.node, &mut Vec::new());
+    let pyramid = n5_metadata::pyramid(&loaded.node, &mut Vec::new());
     let level = pyramid.as_ref().and_then(|pyramid| pyramid.levels.get(number));
     let path = level.filter(|level| key.name() != Some(level.path.as_str())).map(|level| level.path.split('/'));
     Ok(path.and_then(|path| Key::from_segments(group.segments().chain(path)).ok()))
@@ -228,7 +228,7 @@ impl ChunkEncoder for ReencodeTarget {
     }
 
     fn stream_layout(&self, shape: &Coords) -> Option<StreamLayout> {
-        let header = n5::block_header(shape).filter(|_| self.encoding == BlockEncoding::Raw)?;
+        let header = n5_format::block_header(shape).filter(|_| self.encoding == BlockEncoding::Raw)?;
         Some(StreamLayout { header: header.into(), data_type: self.data_type.clone(), is_big_endian: true })
     }
 }
@@ -241,7 +241,7 @@ fn accepted_block_sizes(
 ) -> impl Iterator<Item = Coords> {
     let full_bytes =
         attributes.block_size().iter().fold(width as u128, |bytes, size| bytes.saturating_mul(u128::from(*size)));
-    let full_size = (full_bytes <= metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size().clone());
+    let full_size = (full_bytes <= n5_metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size().clone());
     std::iter::once(attributes.grid().clipped_size(position)).chain(full_size)
 }
 

@@ -9,8 +9,8 @@ use super::View;
 use super::lookup::{ResolvedKey, ViewLookup};
 use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
 use crate::cache::ReadError;
-use crate::n5::{BlockEncoding, JsonObjectBuilder};
 use crate::store::Key;
+use n5_format::{BlockEncoding, JsonObjectBuilder};
 
 const ZARRAY: &str = ".zarray";
 const ZGROUP: &str = ".zgroup";
@@ -154,7 +154,7 @@ async fn consolidated(lookup: &ViewLookup<'_>, directory: &Key) -> Result<Resolv
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{AttributesDocument, DatasetAttributes};
+    use n5_format::{AttributesDocument, DatasetAttributes};
 
     fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
         let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,

@@ -11,8 +11,8 @@ use super::lookup::{ResolvedKey, ViewLookup};
 use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
 use crate::cache::ReadError;
 use crate::container::grid_component;
-use crate::n5::{BlockEncoding, JsonObjectBuilder};
 use crate::store::Key;
+use n5_format::{BlockEncoding, JsonObjectBuilder};
 
 const ZARR_JSON: &str = "zarr.json";
 
@@ -162,7 +162,7 @@ fn group_zarr_json(group: ZarrGroup) -> JsonObjectBuilder {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::{AttributesDocument, DatasetAttributes};
+    use n5_format::{AttributesDocument, DatasetAttributes};
 
     fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
         let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,

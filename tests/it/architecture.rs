@@ -1,4 +1,5 @@
-//! Who may import whom. A module imports only from rows below its own; the table is the design.
+//! Who may import whom. A module imports only from rows below its own; the table is the design. The libraries of
+//! `crates/` stand in it under the names by which the server imports them.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -87,6 +88,9 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ),
 ];
 
+/// Row of the table, and the package of which it is the name in the server.
+const CRATES: &[(&str, &str)] = &[("n5", "n5-format"), ("metadata", "n5-metadata")];
+
 fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
@@ -145,7 +149,7 @@ fn imported(text: &str) -> BTreeSet<String> {
 
 #[test]
 fn modules_import_only_what_lies_below_them() {
-    for (module, allowed) in IMPORTS {
+    for (module, allowed) in IMPORTS.iter().filter(|row| !CRATES.iter().any(|(name, _)| *name == row.0)) {
         for path in files_of(module) {
             let text = fs::read_to_string(&path).unwrap();
             for name in imported(&text) {
@@ -159,14 +163,35 @@ fn modules_import_only_what_lies_below_them() {
 #[test]
 fn every_module_has_its_row() {
     let text = fs::read_to_string(source_of("lib")).unwrap();
-    let declared: BTreeSet<&str> =
-        text.lines().filter_map(|line| line.strip_prefix("pub mod ")?.strip_suffix(';')).collect();
-    assert_eq!(declared, IMPORTS.iter().map(|row| row.0).collect());
+    let declared = text.lines().filter_map(|line| {
+        let name = line.strip_prefix("pub mod ").or_else(|| line.strip_prefix("pub use ")?.split(" as ").nth(1))?;
+        name.strip_suffix(';')
+    });
+    assert_eq!(declared.collect::<BTreeSet<_>>(), IMPORTS.iter().map(|row| row.0).collect());
+}
+
+#[test]
+fn crates_depend_only_on_what_lies_below_them() {
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let folders: BTreeSet<String> = fs::read_dir(workspace.join("crates"))
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect();
+    assert_eq!(folders, CRATES.iter().map(|(_, package)| (*package).to_owned()).collect());
+    for (module, package) in CRATES {
+        let manifest = fs::read_to_string(workspace.join("crates").join(package).join("Cargo.toml")).unwrap();
+        let manifest: toml::Table = manifest.parse().unwrap();
+        let allowed = IMPORTS.iter().find(|row| row.0 == *module).unwrap().1;
+        for dependency in manifest["dependencies"].as_table().unwrap().keys().filter(|name| name.starts_with("n5")) {
+            let row = CRATES.iter().find(|(_, package)| package == dependency);
+            assert!(row.is_some_and(|(name, _)| allowed.contains(name)), "{package} depends on {dependency}");
+        }
+    }
 }
 
 #[test]
 fn imports_are_found_however_they_are_written() {
-    let text = "use crate::n5::Block; use crate::{cpu::Cpu, store::{self, Key},\n metrics}; crate::http::x()";
+    let text = "use n5_format::Block; use crate::{cpu::Cpu, store::{self, Key},\n metrics}; crate::http::x()";
     let expected: BTreeSet<String> = ["n5", "cpu", "store", "metrics", "http"].map(str::to_owned).into();
     assert_eq!(imported(text), expected);
 }

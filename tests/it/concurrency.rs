@@ -277,7 +277,7 @@ async fn one_stored_block_leaves_without_a_copy() {
     let access = client.container.resources().request_freshness();
     let dataset =
         client.container.dataset(access, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
-    let region = n5_server::n5::Region::new(
+    let region = n5_format::Region::new(
         [16, 0].into_iter().collect(),
         [16, 16].into_iter().collect(),
         [1, 1].into_iter().collect(),

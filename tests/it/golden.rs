@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use n5_server::n5::{AttributesDocument, Block, DatasetAttributes, Region, paste};
+use n5_format::{AttributesDocument, Block, DatasetAttributes, Region, paste};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
@@ -80,7 +80,7 @@ fn hostile_blocks_are_refused_with_the_right_words() {
     assert!(folders.len() > 20, "only {} fixtures", folders.len());
     for folder in folders {
         let attributes = attributes(&folder).unwrap();
-        let position = attributes.dimensions().iter().map(|_| 0).collect();
+        let position: Vec<u64> = attributes.dimensions().iter().map(|_| 0).collect();
         let file: PathBuf = attributes.dimensions().iter().map(|_| "0").collect();
         let stored = fs::read(folder.join(file)).unwrap();
         let expected = fs::read_to_string(folder.join("expected.txt")).unwrap();

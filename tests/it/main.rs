@@ -18,6 +18,7 @@ mod access_jwt;
 mod architecture;
 mod blocks;
 mod bounds;
+mod codecs;
 mod concurrency;
 mod config;
 mod conformance;

@@ -3,8 +3,8 @@
 use std::fs;
 use std::sync::Arc;
 
+use n5_format::{AttributesDocument, Block, DatasetAttributes};
 use n5_server::container::Settings;
-use n5_server::n5::{AttributesDocument, Block, DatasetAttributes};
 use serde_json::{Value, json};
 
 use crate::support::loads;
@@ -16,7 +16,7 @@ use crate::support::{Client, local, options, settings};
 fn decode(attributes: &Value, block: &[u8], position: &[u64]) -> Block {
     let document = AttributesDocument::parse(attributes.to_string().as_bytes()).unwrap();
     let attributes = DatasetAttributes::parse(document).unwrap();
-    Block::decode(block.to_vec().into(), &attributes, &position.into(), 1 << 30).unwrap()
+    Block::decode(block.to_vec().into(), &attributes, position, 1 << 30).unwrap()
 }
 
 fn expected(dataset: &Dataset, position: &[u64]) -> Vec<u8> {
@@ -59,7 +59,7 @@ async fn every_encoding_holds_the_same_elements_and_holes_stay_holes() {
     }
 }
 
-fn client_size(dataset: &Dataset, position: &[u64]) -> n5_server::n5::Coords {
+fn client_size(dataset: &Dataset, position: &[u64]) -> n5_format::Coords {
     let sizes = position.iter().zip(&dataset.block_size).zip(&dataset.dimensions);
     sizes.map(|((p, b), d)| (*b).min(d - p * b)).collect()
 }

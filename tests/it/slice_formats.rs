@@ -1,7 +1,7 @@
 //! `/slice`: other element types, and the formats for images, stacks and blocks.
 
+use n5_format::{DataType, convert};
 use n5_server::container::Settings;
-use n5_server::n5::{DataType, convert};
 
 use crate::support::writer::{Dataset, N5, encode};
 use crate::support::{Client, local, options, settings};

@@ -8,9 +8,9 @@ use crate::container::Container;
 use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::{self, Problem};
 use crate::http::query::slice_query::{Selection, SliceQuery};
-use crate::n5::{Coords, DataType, Region};
 use crate::output::{self, EncodeOptions, Format};
 use crate::read::{PlannedSlice, SliceDelivery};
+use n5_format::{Coords, DataType, Region};
 
 /// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).
 const HEADER_SHARE_DIVISOR: u64 = 6;

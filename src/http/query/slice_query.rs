@@ -12,8 +12,8 @@ use crate::http::query::strict::{
     QueryError, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
 };
 use crate::http::redact::excerpt;
-use crate::n5::{Coords, DataType, Region, SignedCoords};
 use crate::output::{AxisOrder, EncodeOptions, Endian};
+use n5_format::{Coords, DataType, Region, SignedCoords};
 
 /// All parameters of a slice; `token` is read elsewhere.
 const PARAMETERS: [&str; 13] = [

@@ -7,7 +7,7 @@ use percent_encoding::percent_decode_str;
 
 use crate::http::query::numpy_index;
 use crate::http::redact::excerpt;
-use crate::n5::Coords;
+use n5_format::Coords;
 
 /// Reason why a query string is refused.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]

@@ -6,9 +6,9 @@ use serde_json::{Value, json};
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::{forwarded, route};
-use crate::metadata::{self, Description, NeuroglancerSource, Node, NodeKind};
-use crate::n5::JsonObjectBuilder;
 use crate::view::{self, LoadedNode};
+use n5_format::JsonObjectBuilder;
+use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
 
 /// Maximum length of attributes that the response repeats in the TensorStore spec. With longer attributes, the spec has
 /// only those that TensorStore interprets, so that the response contains them once.
@@ -25,7 +25,10 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let attributes = loaded.attributes(&mount.container, |_| true).await.map_err(to_problem)?;
     let is_dataset = matches!(&loaded.node.document, Some(Ok(document)) if document.describes_dataset());
     let tensorstore_attributes = if is_dataset && loaded.text_bytes() <= MAX_REPEATED_BYTES {
-        loaded.attributes(&mount.container, metadata::TensorStoreInfo::is_passed_through).await.map_err(to_problem)?
+        loaded
+            .attributes(&mount.container, n5_metadata::TensorStoreInfo::is_passed_through)
+            .await
+            .map_err(to_problem)?
     } else {
         JsonObjectBuilder::default()
     };
@@ -44,8 +47,8 @@ fn document(
     cache_control: HeaderValue,
 ) -> HandlerResult {
     let LoadedNode { node, problems, memory, .. } = loaded;
-    let mut description = metadata::describe(&node);
-    description.problems.extend(problems.into_iter().map(metadata::MetadataProblem::from));
+    let mut description = n5_metadata::describe(&node);
+    description.problems.extend(problems.into_iter().map(n5_metadata::MetadataProblem::from));
     let base = forwarded::public_base_url(context.parts, context.peer, context.presented, &context.app.options);
     let encoded_path =
         path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
@@ -53,14 +56,14 @@ fn document(
     let tensorstore = description.tensorstore.take().map(|tensorstore| {
         let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
         let prefix = base.strip_prefix(&origin).unwrap_or_default();
-        let kvstore = metadata::http_kvstore(&origin, &format!("{prefix}/n5/{path}"));
+        let kvstore = n5_metadata::http_kvstore(&origin, &format!("{prefix}/n5/{path}"));
         tensorstore.to_object_text(&kvstore, &tensorstore_attributes)
     });
     let mut members = match serde_json::to_value(&description) {
         Ok(Value::Object(members)) => members,
         _ => serde_json::Map::new(),
     };
-    members.insert("volume".to_owned(), json!(metadata::volume_kind(&node, path)));
+    members.insert("volume".to_owned(), json!(n5_metadata::volume_kind(&node, path)));
     members.insert("path".to_owned(), json!(path));
     members.insert("urls".to_owned(), urls);
     let mut object = JsonObjectBuilder::default();
@@ -92,7 +95,7 @@ fn urls(base: &str, encoded_path: &str, node: &Node, description: &Description) 
     for view in view::VIEWS {
         urls[view.name()] = json!(view.link_prefix(node, description).map(directory_url));
     }
-    urls["recommended"] = json!(metadata::recommended_source(node, description).map(|source| {
+    urls["recommended"] = json!(n5_metadata::recommended_source(node, description).map(|source| {
         let (view, prefix, data_type) = match source {
             NeuroglancerSource::N5 => ("n5", "n5".to_owned(), None),
             NeuroglancerSource::Zarr3 => ("zarr3", "zarr3".to_owned(), None),

@@ -13,7 +13,7 @@ use crate::http::request_context::RequestContext;
 use crate::http::respond::{Entity, HandlerResult};
 use crate::http::route::Operation;
 use crate::metrics;
-use crate::{n5, output};
+use crate::output;
 
 /// OpenAPI description of this server.
 pub(crate) const OPENAPI: &str = include_str!("../../../openapi.yaml");
@@ -49,7 +49,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -
             ("text/plain; version=0.0.4; charset=utf-8", text)
         }
         Operation::Version => {
-            let compressions: Vec<_> = n5::CODECS.iter().map(|(name, _)| *name).collect();
+            let compressions: Vec<_> = context.app.resources.codecs().names().collect();
             let formats: Vec<_> = output::FORMATS.iter().map(|format| format.name()).collect();
             let document = json!({
                 "name": env!("CARGO_PKG_NAME"),

@@ -18,10 +18,9 @@ use crate::http::query::slice_query::SliceQuery;
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::{compress, encode, parts_body, route};
-use crate::metadata;
-use crate::n5::{AttributesDocument, DescribedDataset};
 use crate::output::{self, AxisOrder, Format};
 use crate::read::{PieceTransform, ReadStats};
+use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
@@ -98,7 +97,7 @@ fn negotiate_format(context: &RequestContext<'_>, query: &SliceQuery) -> Result<
 fn axis_names(document: AttributesDocument) -> Vec<String> {
     let described = DescribedDataset::parse(document).ok();
     described
-        .and_then(|described| metadata::Calibration::from_dataset(&described, &mut Vec::new()).axes)
+        .and_then(|described| n5_metadata::Calibration::from_dataset(&described, &mut Vec::new()).axes)
         .unwrap_or_default()
 }
 

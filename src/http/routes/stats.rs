@@ -13,11 +13,10 @@ use crate::http::query::strict::{QueryError, invalid_parameter, parse_decimal, p
 use crate::http::redact::excerpt;
 use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::metadata;
-use crate::n5::{ElementValue, Statistics};
 use crate::read::{SamplePlan, SampleStatistics};
 use crate::store::Key;
 use crate::view;
+use n5_format::{ElementValue, Statistics};
 
 /// All parameters; `token` is read elsewhere.
 const PARAMETERS: [&str; 3] = ["bins", "percentiles", "token"];
@@ -120,7 +119,7 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
     // Releases the description's memory before waiting for the sample's memory.
     let pyramid = {
         let loaded = view::read_node(container, freshness, key).await?;
-        metadata::pyramid(&loaded.node, &mut Vec::new())
+        n5_metadata::pyramid(&loaded.node, &mut Vec::new())
     };
     let Some(pyramid) = pyramid else {
         // The error says why it is not a dataset.

@@ -8,7 +8,7 @@ use super::super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
 use super::compressed_segmentation;
 use super::image::{self, ChunkImage};
 use crate::cache::ReadError;
-use crate::n5::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, GridPosition};
+use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, GridPosition};
 
 /// Data types of the format. Source: `volume.yml`.
 const DATA_TYPES: [DataType; 8] = [
@@ -340,7 +340,7 @@ impl PrecomputedEncoding {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::AttributesDocument;
+    use n5_format::AttributesDocument;
 
     fn extent(dimensions: &[u64], block_size: &[u64], data_type: &str) -> Result<Extent, String> {
         let text = format!(

@@ -9,7 +9,7 @@ use super::super::chunk::Chunk;
 use super::super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
 use super::super::lookup::ResolvedKey;
 use crate::cache::{Dataset, ReadError};
-use crate::n5::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
+use n5_format::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
 
 /// Names of blosc's inner compressors that every reader has. Many builds leave out snappy.
 const BLOSC_NAMES: [&str; 5] = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"];
@@ -150,7 +150,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::n5::AttributesDocument;
+    use n5_format::AttributesDocument;
 
     fn dataset(dimensions: &[u64], blocks: &[u64], data_type: &str, compression: &Value) -> DatasetAttributes {
         let text = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
@@ -220,7 +220,7 @@ mod tests {
     fn elements_are_byte_swapped_if_the_encoding_is_big_endian() {
         let data = Bytes::from_static(&[1, 0, 2, 0]);
         let array =
-            || Array { shape: [2].as_slice().into(), data_type: crate::n5::DataType::UInt16, data: data.clone() };
+            || Array { shape: [2].as_slice().into(), data_type: n5_format::DataType::UInt16, data: data.clone() };
         let encode = |compression: Value| {
             let dataset = dataset(&[2], &[2], "uint16", &compression);
             let encoding = ZarrEncoding::of(&dataset).unwrap();

@@ -8,9 +8,9 @@ use super::super::lookup::ViewLookup;
 use super::super::node::COPY_MEMORY_FACTOR;
 use super::node::{UserAttributes, ZarrNode, is_dataset};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
-use crate::metadata::{self, CoordinateSpace, Node};
-use crate::n5::{AttributesDocument, DocumentError};
 use crate::store::Key;
+use n5_format::{AttributesDocument, DocumentError};
+use n5_metadata::{CoordinateSpace, Node};
 
 /// Maximum number of directories that are described together.
 const MAX_DIRECTORIES: usize = 500;
@@ -116,7 +116,7 @@ async fn read_items(
         };
         let mut documents = Vec::new();
         if let Some(node) = nodes.get(index) {
-            for level in metadata::required_paths(node) {
+            for level in n5_metadata::required_paths(node) {
                 if let Some(Ok(document)) = index_of(&level).and_then(|n| nodes.get(n)?.document.clone()) {
                     documents.push((level, document));
                 }
@@ -125,7 +125,7 @@ async fn read_items(
         let Some(node) = nodes.get_mut(index) else { continue };
         node.child_documents.extend(documents);
         if !directory.is_dataset
-            && let Some(pyramid) = metadata::pyramid(node, &mut Vec::new())
+            && let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new())
         {
             for (level_number, level) in pyramid.levels.iter().enumerate() {
                 let space = CoordinateSpace::of_level(&pyramid, level_number);

@@ -8,8 +8,8 @@ use std::ops::RangeInclusive;
 use serde_json::{Map, Value, json};
 
 use super::chunk::ZarrEncoding;
-use crate::metadata::{AxisKind, CoordinateSpace, Node, Pyramid, PyramidLevel};
-use crate::n5::DatasetAttributes;
+use n5_format::DatasetAttributes;
+use n5_metadata::{AxisKind, CoordinateSpace, Node, Pyramid, PyramidLevel};
 
 /// Number of axes that an image may have.
 const RANKS: RangeInclusive<usize> = 2..=5;
@@ -54,7 +54,7 @@ pub(super) fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&st
 }
 
 fn axes(space: &CoordinateSpace) -> Value {
-    let axis_json = |axis: &crate::metadata::Axis| {
+    let axis_json = |axis: &n5_metadata::Axis| {
         let mut members = Map::new();
         members.insert("name".to_owned(), Value::from(axis.name.as_str()));
         let kind = match axis.kind {
@@ -77,8 +77,7 @@ fn axes(space: &CoordinateSpace) -> Value {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metadata;
-    use crate::n5::AttributesDocument;
+    use n5_format::AttributesDocument;
 
     fn document(value: &Value) -> AttributesDocument {
         AttributesDocument::parse(value.to_string().as_bytes()).unwrap()
@@ -95,7 +94,7 @@ mod tests {
             node.children.push((*path).to_owned());
             node.child_documents.insert((*path).to_owned(), document(value));
         }
-        let pyramid = metadata::pyramid(&node, &mut Vec::new())?;
+        let pyramid = n5_metadata::pyramid(&node, &mut Vec::new())?;
         multiscales_entry(&node, &pyramid, Some("em")).map(Value::Object)
     }
 

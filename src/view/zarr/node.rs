@@ -9,9 +9,9 @@ use super::super::node::{read_node, read_node_with_text};
 use super::chunk::{CompressorParameters, ZarrEncoding, chunk_shape};
 use super::ngff;
 use crate::cache::{Dataset, GroupState, MemoryPermit, ReadError};
-use crate::metadata::{self, Axis, BaseUnit, CoordinateSpace, Node};
-use crate::n5::{self, DataType, DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
 use crate::store::Key;
+use n5_format::{DataType, DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
+use n5_metadata::{Axis, BaseUnit, CoordinateSpace, Node};
 
 /// Attributes that describe N5's arrays, which Zarr describes in another form.
 const N5_ARRAY_KEYS: [&str; 6] = ["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"];
@@ -140,7 +140,7 @@ impl ZarrNode {
                 Some(Self::Array(Box::new(ZarrArray::of(&dataset, &space, user_attributes.attributes)?)))
             }
             _ => {
-                let pyramid = metadata::pyramid(node, &mut Vec::new());
+                let pyramid = n5_metadata::pyramid(node, &mut Vec::new());
                 let image = pyramid.and_then(|pyramid| ngff::multiscales_entry(node, &pyramid, name));
                 Some(Self::Group(ZarrGroup { attributes: user_attributes.attributes, ome: user_attributes.ome, image }))
             }
@@ -174,7 +174,7 @@ impl UserAttributes {
             !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name)
         });
         let (mut nested, mut top_level) = (None, [None; OME_KEYS.len()]);
-        n5::for_each_member(JsonMembers::parse(n5::attributes_text(text)).ok(), |member| {
+        n5_format::for_each_member(JsonMembers::parse(n5_format::attributes_text(text)).ok(), |member| {
             let name = member.name();
             if name == "ome" {
                 nested = JsonMembers::parse(member.value).ok();
@@ -185,7 +185,7 @@ impl UserAttributes {
             }
         });
         let mut ome = JsonObjectBuilder::default();
-        n5::for_each_member(nested, |member| {
+        n5_format::for_each_member(nested, |member| {
             let name = member.name();
             if name == "version" || name == "multiscales" {
                 return;
@@ -271,7 +271,7 @@ async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<C
             loaded => loaded?,
         };
         let level_path = key.as_str().strip_prefix(group_key.as_str()).unwrap_or_default().trim_start_matches('/');
-        if let Some(pyramid) = metadata::pyramid(&loaded.node, &mut Vec::new())
+        if let Some(pyramid) = n5_metadata::pyramid(&loaded.node, &mut Vec::new())
             && let Some(level_index) = pyramid.levels.iter().position(|level| level.path == level_path)
         {
             return Ok(Some(CoordinateSpace::of_level(&pyramid, level_index)).filter(|space| space.is_calibrated));
@@ -289,7 +289,7 @@ pub(in super::super) fn document(object: JsonObjectBuilder, memory: Option<Memor
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::n5::AttributesDocument;
+    use n5_format::AttributesDocument;
 
     fn node(attributes: &Value, ancestors: &[Value]) -> Node {
         let parse = |value: &Value| AttributesDocument::parse(value.to_string().as_bytes()).unwrap();

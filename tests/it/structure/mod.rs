@@ -10,10 +10,18 @@ use std::path::{Path, PathBuf};
 
 use sources::{ModulePath, Sources};
 
-/// The sources to count: those of the crate, or a `src` folder that `N5_STRUCTURE_SRC` names.
-fn src() -> PathBuf {
-    std::env::var_os("N5_STRUCTURE_SRC")
-        .map_or_else(|| Path::new(env!("CARGO_MANIFEST_DIR")).join("src"), PathBuf::from)
+/// The sources to count: those of all crates of the workspace, or a `src` folder that `N5_STRUCTURE_SRC` names.
+fn src() -> Vec<(ModulePath, PathBuf)> {
+    if let Some(folder) = std::env::var_os("N5_STRUCTURE_SRC") {
+        return vec![(ModulePath::new(), PathBuf::from(folder))];
+    }
+    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
+    let crates = std::fs::read_dir(workspace.join("crates")).unwrap().map(|entry| entry.unwrap().path());
+    let others = crates.map(|path| {
+        let name = path.file_name().unwrap().to_str().unwrap().replace('-', "_");
+        (vec![name], path.join("src"))
+    });
+    std::iter::once((ModulePath::new(), workspace.join("src"))).chain(others).collect()
 }
 
 type Imports = BTreeMap<ModulePath, BTreeSet<ModulePath>>;
@@ -68,8 +76,8 @@ struct Structure {
 }
 
 impl Structure {
-    fn read(src: &Path) -> Self {
-        let sources = Sources::read(src);
+    fn read(folders: &[(ModulePath, PathBuf)]) -> Self {
+        let sources = Sources::read(folders);
         let imports = sources.imports();
         Self { sources, imports }
     }
@@ -132,6 +140,7 @@ fn circles_are_found_through_other_files_and_re_exports() {
         std::fs::write(path, text).unwrap();
     };
     write("lib.rs", "pub mod a; pub mod b; pub mod c; pub mod d;");
+    let folders = [(ModulePath::new(), folder.path().to_owned())];
     write("a.rs", "mod inner; pub use inner::Inner; pub struct Twice; fn f(_: crate::b::B) {}");
     write("a/inner.rs", "use super::Twice; pub struct Inner(Twice);");
     write("b.rs", "pub struct B(crate::c::C); pub struct Twice;");
@@ -141,7 +150,7 @@ fn circles_are_found_through_other_files_and_re_exports() {
         "c.rs",
         "use crate::a::{self, Inner}; pub struct C(Inner);\n#[cfg(test)]\nmod tests { struct NotCounted; }\n",
     );
-    let structure = Structure::read(folder.path());
+    let structure = Structure::read(&folders);
     let Structure { sources, imports } = &structure;
 
     let names = |modules: &[&ModulePath]| modules.iter().map(|module| module.join("::")).collect::<Vec<_>>();
@@ -153,4 +162,30 @@ fn circles_are_found_through_other_files_and_re_exports() {
         sources.types().into_iter().filter(|(_, files)| files.len() > 1).map(|(name, _)| name).collect();
     assert_eq!(twice, ["Twice"]);
     assert_eq!((sources.types().len(), sources.code_lines()), (6, 7));
+}
+
+#[test]
+fn imports_are_followed_into_other_crates() {
+    let folder = tempfile::tempdir().unwrap();
+    let folders = [(ModulePath::new(), folder.path().join("a")), (vec!["other".to_owned()], folder.path().join("b"))];
+    let write = |file: &str, text: &str| {
+        let path = folder.path().join(file);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, text).unwrap();
+    };
+    write("a/lib.rs", "pub mod user; pub use other as alias;");
+    write("a/user.rs", "use crate::alias::Thing; use other::inner; pub struct User(Thing);");
+    write("b/lib.rs", "pub mod thing; pub mod inner; pub use thing::Thing;");
+    write("b/thing.rs", "pub struct Thing;");
+    write("b/inner.rs", "use crate::Thing; pub struct Inner(Thing);");
+    let Structure { sources, imports } = Structure::read(&folders);
+
+    let imported = |module: &str| {
+        let module: ModulePath = module.split("::").map(str::to_owned).collect();
+        imports[&module].iter().map(|found| found.join("::")).collect::<Vec<_>>()
+    };
+    assert_eq!(imported("user"), ["other::inner", "other::thing"]);
+    assert_eq!(imported("other::inner"), ["other::thing"]);
+    assert_eq!(imported("other"), ["other::thing"]);
+    assert_eq!((sources.types().len(), sources.code_lines()), (3, 5));
 }

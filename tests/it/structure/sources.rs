@@ -7,27 +7,38 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Item, UseTree};
 
-/// Path of a module from the crate's root, empty for `lib.rs`.
+/// Path of a module: empty for the server's `lib.rs`; for another crate of the workspace, the name of the crate comes
+/// first.
 pub(super) type ModulePath = Vec<String>;
 
-/// One file of `src/`.
+/// One file of a crate.
 pub(super) struct SourceFile {
-    /// The file, relative to `src/`.
+    /// The file, relative to the crate's `src/`.
     pub(super) file: PathBuf,
+    /// Path of the crate's `lib.rs`.
+    root: ModulePath,
     /// Items other than tests.
     items: Vec<Item>,
     text: String,
 }
 
-/// All files of the library, by module.
+/// All files of the libraries, by module.
 pub(super) struct Sources {
     files: BTreeMap<ModulePath, SourceFile>,
 }
 
 impl Sources {
-    /// Parses every file below `src`, `main.rs` and files of tests excepted.
-    pub(super) fn read(src: &Path) -> Self {
-        let mut files = BTreeMap::new();
+    /// Parses every file below the `src` folders, `main.rs` and files of tests excepted. Each folder comes with the path
+    /// of its `lib.rs`.
+    pub(super) fn read(folders: &[(ModulePath, PathBuf)]) -> Self {
+        let mut sources = Self { files: BTreeMap::new() };
+        for (root, src) in folders {
+            sources.add(root, src);
+        }
+        sources
+    }
+
+    fn add(&mut self, root: &ModulePath, src: &Path) {
         for path in rust_files(src) {
             let file = path.strip_prefix(src).unwrap().to_owned();
             let stem = file.file_stem().unwrap().to_str().unwrap();
@@ -35,17 +46,16 @@ impl Sources {
             {
                 continue;
             }
-            let mut module: ModulePath =
-                file.parent().unwrap().iter().map(|part| part.to_str().unwrap().to_owned()).collect();
+            let mut module = root.clone();
+            module.extend(file.parent().unwrap().iter().map(|part| part.to_str().unwrap().to_owned()));
             if stem != "mod" && stem != "lib" {
                 module.push(stem.to_owned());
             }
             let text = fs::read_to_string(&path).unwrap();
             let mut items = syn::parse_file(&text).unwrap_or_else(|error| panic!("{}: {error}", path.display())).items;
             items.retain(|item| !is_test(item));
-            files.insert(module, SourceFile { file, items, text });
+            self.files.insert(module, SourceFile { file, root: root.clone(), items, text });
         }
-        Self { files }
     }
 
     /// Names of types (structs, enums, unions, traits and aliases), with the files that define them.
@@ -91,14 +101,16 @@ impl Sources {
         self.defining(&absolute, 0)
     }
 
-    /// `path` from the crate's root, if it is not another crate's.
+    /// `path` as the path of a module and its item, if it does not lead out of the workspace.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<ModulePath> {
         let (first, rest) = path.split_first()?;
         let (mut base, mut rest) = match first.as_str() {
-            "crate" => (Vec::new(), rest),
+            "crate" => (self.files[module].root.clone(), rest),
             "self" => (module.to_vec(), rest),
             "super" => (module.split_last()?.1.to_vec(), rest),
             child if self.files.contains_key(&[module, &[child.to_owned()]].concat()) => (module.to_vec(), path),
+            // Another crate of the workspace.
+            _ if self.files.get(&path[..1]).is_some_and(|source| source.root == path[..1]) => (Vec::new(), path),
             _ => return None,
         };
         while let Some((first, after)) = rest.split_first().filter(|(first, _)| *first == "super") {

@@ -94,7 +94,15 @@ pub struct Reply {
 
 impl Client {
     pub fn new(store: Arc<dyn Store>, settings: Settings, options: HttpOptions) -> Self {
-        let resources = Resources::new(settings);
+        Self::with_resources(store, Resources::new(settings), options)
+    }
+
+    /// Returns a server of another store that shares caches and budgets with this one.
+    pub fn also(&self, store: Arc<dyn Store>) -> Self {
+        Self::with_resources(store, Arc::clone(self.container.resources()), options())
+    }
+
+    pub fn with_resources(store: Arc<dyn Store>, resources: Arc<Resources>, options: HttpOptions) -> Self {
         let container = Container::new(store, Arc::clone(&resources));
         let mount = Mount {
             name: String::new(),
@@ -103,20 +111,6 @@ impl Client {
             missing_cache_control: HeaderValue::from_static("no-cache"),
         };
         let app = App::new(vec![mount], resources, options, String::new);
-        Self { router: router(Arc::clone(&app)), app, container }
-    }
-
-    /// Returns a server of another store that shares caches and budgets with this one.
-    pub fn also(&self, store: Arc<dyn Store>) -> Self {
-        let resources = Arc::clone(self.container.resources());
-        let container = Container::new(store, Arc::clone(&resources));
-        let mount = Mount {
-            name: String::new(),
-            container: container.clone(),
-            found_cache_control: HeaderValue::from_static("no-cache"),
-            missing_cache_control: HeaderValue::from_static("no-cache"),
-        };
-        let app = App::new(vec![mount], resources, options(), String::new);
         Self { router: router(Arc::clone(&app)), app, container }
     }
 

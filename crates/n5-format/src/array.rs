@@ -1,0 +1,423 @@
+//! Decoded arrays, and the strided copy that moves elements from blocks into them.
+
+use bytes::Bytes;
+use smallvec::SmallVec;
+
+use crate::{Coords, DataType, Region};
+
+/// A decoded array: little-endian elements, first axis fastest.
+#[derive(Debug, Clone)]
+pub struct Array {
+    /// Size in elements, N5 axis order.
+    pub shape: Coords,
+    /// Type of the elements.
+    pub data_type: DataType,
+    /// The elements: `product(shape)` times the element size in bytes.
+    pub data: Bytes,
+}
+
+/// One loop of the copy: `count` elements or runs, with the distances between neighbours in bytes.
+#[derive(Debug, Clone, Copy)]
+struct Loop {
+    count: usize,
+    from_stride: usize,
+    to_stride: usize,
+}
+
+/// Copies the samples of `region` that lie in a block into `to`, which holds the whole region.
+///
+/// - `to`: the region's samples, first axis fastest, `product(region.shape())` elements.
+/// - `from`: the block's elements, first axis fastest, `product(size)` elements.
+/// - `origin`: the block's first element in the dataset.
+/// - `size`: the block's own shape.
+/// - `dimensions`: the dataset's shape. Elements of the block beyond it are padding and are never copied.
+/// - `width`: bytes per element.
+///
+/// All lists have the region's rank. If `to` or `from` is shorter than its shape requires, nothing is copied. Returns
+/// true if the region and the block share at least one sample and all shared samples were copied.
+pub fn paste(
+    to: &mut [u8],
+    region: &Region,
+    from: &[u8],
+    origin: &[u64],
+    size: &[u64],
+    dimensions: &[u64],
+    width: usize,
+) -> bool {
+    let plan = CopyPlan::for_buffers(to, region, from, origin, size, dimensions, width);
+    plan.is_some_and(|plan| plan.run(to, from, width, false))
+}
+
+/// Like [`paste`], but from big-endian elements as stored. Their bytes are swapped during the copy.
+pub fn paste_big_endian(
+    to: &mut [u8],
+    region: &Region,
+    from: &[u8],
+    origin: &[u64],
+    size: &[u64],
+    dimensions: &[u64],
+    width: usize,
+) -> bool {
+    let plan = CopyPlan::for_buffers(to, region, from, origin, size, dimensions, width);
+    plan.is_some_and(|plan| plan.run(to, from, width, true))
+}
+
+/// Like [`paste`], for a block of zeros.
+pub fn paste_zeros(
+    to: &mut [u8],
+    region: &Region,
+    origin: &[u64],
+    size: &[u64],
+    dimensions: &[u64],
+    width: usize,
+) -> bool {
+    let plan = CopyPlan::new(region, origin, size, dimensions, width).filter(|plan| plan.to_end <= to.len());
+    plan.is_some_and(|plan| plan.fill(to, width))
+}
+
+/// Offsets and loops of one paste, innermost loop first.
+struct CopyPlan {
+    from_offset: usize,
+    to_offset: usize,
+    from_end: usize,
+    to_end: usize,
+    loops: SmallVec<[Loop; 6]>,
+}
+
+impl CopyPlan {
+    fn for_buffers(
+        to: &[u8],
+        region: &Region,
+        from: &[u8],
+        origin: &[u64],
+        size: &[u64],
+        dimensions: &[u64],
+        width: usize,
+    ) -> Option<Self> {
+        let plan = Self::new(region, origin, size, dimensions, width)?;
+        if plan.from_end > from.len() || plan.to_end > to.len() {
+            debug_assert!(false, "paste of {region:?} reaches beyond its buffers");
+            return None;
+        }
+        Some(plan)
+    }
+
+    fn new(region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
+        let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
+        let (mut from_offset, mut to_offset) = (0usize, 0usize);
+        let (mut from_last, mut to_last) = (0usize, 0usize);
+        let (mut from_stride, mut to_stride) = (width, width);
+        for axis in 0..region.rank() {
+            let end = origin[axis].checked_add(size[axis])?.min(dimensions[axis]);
+            let (first, last) = region.samples_within(axis, origin[axis], end);
+            let count = usize::try_from(last.checked_sub(first)?).ok()?;
+            if count == 0 {
+                return None;
+            }
+            let skipped = usize::try_from(region.index(axis, first)?.checked_sub(origin[axis])?).ok()?;
+            from_offset = from_offset.checked_add(skipped.checked_mul(from_stride)?)?;
+            to_offset = to_offset.checked_add(usize::try_from(first).ok()?.checked_mul(to_stride)?)?;
+            if count > 1 {
+                let step = usize::try_from(region.step()[axis]).ok()?;
+                let new = Loop { count, from_stride: from_stride.checked_mul(step)?, to_stride };
+                from_last = from_last.checked_add((count - 1).checked_mul(new.from_stride)?)?;
+                to_last = to_last.checked_add((count - 1).checked_mul(to_stride)?)?;
+                match loops.last_mut() {
+                    // An axis that continues where the previous one ends is merged into its loop.
+                    Some(inner)
+                        if inner.from_stride * inner.count == new.from_stride
+                            && inner.to_stride * inner.count == new.to_stride =>
+                    {
+                        inner.count *= count;
+                    }
+                    _ => loops.push(new),
+                }
+            }
+            from_stride = from_stride.checked_mul(usize::try_from(size[axis]).ok()?)?;
+            to_stride = to_stride.checked_mul(usize::try_from(region.shape()[axis]).ok()?)?;
+        }
+        let from_end = from_offset.checked_add(from_last)?.checked_add(width)?;
+        let to_end = to_offset.checked_add(to_last)?.checked_add(width)?;
+        Some(Self { from_offset, to_offset, from_end, to_end, loops })
+    }
+
+    fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
+        let single = Loop { count: 1, from_stride: width, to_stride: width };
+        let inner = self.loops.first().copied().unwrap_or(single);
+        let rows = self.loops.get(1).copied().unwrap_or(single);
+        let outer = self.loops.get(2..).unwrap_or_default();
+        let is_contiguous = inner.from_stride == width && inner.to_stride == width;
+        let copy: fn(&mut [u8], &[u8], Loop, Loop) = match (is_contiguous, swap_bytes, width) {
+            (true, true, 2) => swap_runs::<2>,
+            (true, true, 4) => swap_runs::<4>,
+            (true, true, 8) => swap_runs::<8>,
+            // With a length known at compile time, a run is a few instructions instead of a call.
+            (true, ..) => match inner.count * width {
+                32 => copy_fixed_runs::<32>,
+                64 => copy_fixed_runs::<64>,
+                128 => copy_fixed_runs::<128>,
+                _ => copy_runs,
+            },
+            (false, _, 1) => copy_strided::<1, false>,
+            (false, false, 2) => copy_strided::<2, false>,
+            (false, false, 4) => copy_strided::<4, false>,
+            (false, false, _) => copy_strided::<8, false>,
+            (false, true, 2) => copy_strided::<2, true>,
+            (false, true, 4) => copy_strided::<4, true>,
+            (false, true, _) => copy_strided::<8, true>,
+        };
+        let inner = if is_contiguous { Loop { count: inner.count * width, ..inner } } else { inner };
+        self.walk(outer, |to_at, from_at| copy(&mut to[to_at..], &from[from_at..], inner, rows));
+        true
+    }
+
+    fn fill(&self, to: &mut [u8], width: usize) -> bool {
+        let inner = self.loops.first().filter(|inner| inner.to_stride == width);
+        let outer = if inner.is_some() { self.loops.get(1..) } else { self.loops.get(..) };
+        let bytes = inner.map_or(1, |inner| inner.count) * width;
+        self.walk(outer.unwrap_or_default(), |to_at, _| to[to_at..to_at + bytes].fill(0));
+        true
+    }
+
+    /// Calls `visit` with the offsets in `to` and `from` for every iteration of the loops `outer`.
+    fn walk(&self, outer: &[Loop], mut visit: impl FnMut(usize, usize)) {
+        let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
+        let (mut from_at, mut to_at) = (self.from_offset, self.to_offset);
+        loop {
+            visit(to_at, from_at);
+            let mut axis = 0;
+            loop {
+                let Some(level) = outer.get(axis) else { return };
+                cursor[axis] += 1;
+                from_at += level.from_stride;
+                to_at += level.to_stride;
+                if cursor[axis] < level.count {
+                    break;
+                }
+                from_at -= level.from_stride * level.count;
+                to_at -= level.to_stride * level.count;
+                cursor[axis] = 0;
+                axis += 1;
+            }
+        }
+    }
+}
+
+fn copy_runs(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
+    for row in 0..rows.count {
+        let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
+        to[..bytes.count].copy_from_slice(&from[..bytes.count]);
+    }
+}
+
+fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows: Loop) {
+    for row in 0..rows.count {
+        let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
+        to[..BYTES].copy_from_slice(&from[..BYTES]);
+    }
+}
+
+/// Copies contiguous runs and swaps their bytes. Arrays of a constant length let the compiler use vector instructions.
+fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
+    for row in 0..rows.count {
+        let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
+        let (to, from) = (to[..bytes.count].as_chunks_mut::<WIDTH>().0, from[..bytes.count].as_chunks::<WIDTH>().0);
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = *from;
+            to.reverse();
+        }
+    }
+}
+
+/// Copies element by element. The constant width makes each element one load and one store.
+fn copy_strided<const WIDTH: usize, const SWAP_BYTES: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
+    for row in 0..rows.count {
+        let (mut t, mut f) = (row * rows.to_stride, row * rows.from_stride);
+        for _ in 0..inner.count {
+            to[t..t + WIDTH].copy_from_slice(&from[f..f + WIDTH]);
+            if SWAP_BYTES {
+                to[t..t + WIDTH].reverse();
+            }
+            t += inner.to_stride;
+            f += inner.from_stride;
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+    use smallvec::smallvec;
+
+    use super::*;
+    use crate::BlockGrid;
+
+    /// Returns the value of an element: its linear index in a dataset of `dimensions`, as `width` bytes.
+    fn element(index: &[u64], dimensions: &[u64], width: usize) -> Vec<u8> {
+        let linear = index.iter().zip(dimensions).rev().fold(1u64, |n, (i, d)| n * d + i);
+        linear.to_le_bytes()[..width].to_vec()
+    }
+
+    /// Returns all indices of a box, first axis fastest.
+    fn indices(shape: &[u64]) -> Vec<Coords> {
+        let mut tuples: Vec<Coords> = vec![smallvec![]];
+        for &n in shape.iter().rev() {
+            tuples = tuples
+                .iter()
+                .flat_map(|tail| {
+                    (0..n).map(move |i| {
+                        let mut index: Coords = smallvec![i];
+                        index.extend_from_slice(tail);
+                        index
+                    })
+                })
+                .collect();
+        }
+        tuples
+    }
+
+    fn reference(region: &Region, dimensions: &[u64], width: usize) -> Vec<u8> {
+        // Comparing the last axis first puts the first axis fastest.
+        let mut sorted = indices(region.shape());
+        sorted.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+        sorted
+            .iter()
+            .flat_map(|k| {
+                let at: Option<Coords> =
+                    (0..k.len()).map(|axis| region.index(axis, k[axis]).filter(|i| *i < dimensions[axis])).collect();
+                at.map_or_else(|| vec![0; width], |at| element(&at, dimensions, width))
+            })
+            .collect()
+    }
+
+    fn assembled(region: &Region, grid: &BlockGrid, padded: bool, width: usize) -> Vec<u8> {
+        let mut out = vec![0u8; usize::try_from(region.elements().unwrap()).unwrap() * width];
+        for position in grid.covering(region) {
+            let origin = grid.origin(&position);
+            let size = if padded { grid.block_size().clone() } else { grid.clipped_size(&position) };
+            let mut sorted = indices(&size);
+            sorted.sort_by(|a, b| a.iter().rev().cmp(b.iter().rev()));
+            let block: Vec<u8> = sorted
+                .iter()
+                .flat_map(|i| {
+                    let at: Coords = i.iter().zip(&origin).map(|(i, o)| i + o).collect();
+                    if at.iter().zip(grid.dimensions()).all(|(a, d)| a < d) {
+                        element(&at, grid.dimensions(), width)
+                    } else {
+                        vec![0xee; width]
+                    }
+                })
+                .collect();
+            paste(&mut out, region, &block, &origin, &size, grid.dimensions(), width);
+        }
+        out
+    }
+
+    type AxisCase = (u64, u64, i64, u64, u64);
+
+    fn axis() -> impl Strategy<Value = AxisCase> {
+        (0u64..9, 1u64..6, -4i64..10, 0u64..9, 1u64..8)
+    }
+
+    proptest! {
+        #[test]
+        fn assembling_blocks_equals_looking_up_each_element(
+            axes in prop::collection::vec(axis(), 0..5),
+            padded in any::<bool>(),
+            width in prop::sample::select(vec![1usize, 2, 4, 8]),
+        ) {
+            let dimensions: Coords = axes.iter().map(|a| a.0).collect();
+            let grid = BlockGrid::new(dimensions, axes.iter().map(|a| a.1).collect()).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            prop_assert_eq!(
+                assembled(&region, &grid, padded, width),
+                reference(&region, grid.dimensions(), width)
+            );
+        }
+
+        #[test]
+        fn stored_elements_are_byte_swapped_by_paste_big_endian(
+            axes in prop::collection::vec(axis(), 0..5),
+            width in prop::sample::select(vec![1usize, 2, 4, 8]),
+        ) {
+            let grid = BlockGrid::new(axes.iter().map(|a| a.0).collect(), axes.iter().map(|a| a.1).collect()).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            let mut decoded = vec![0u8; usize::try_from(region.elements().unwrap()).unwrap() * width];
+            let mut stored = decoded.clone();
+            for position in grid.covering(&region) {
+                let (origin, size) = (grid.origin(&position), grid.clipped_size(&position));
+                let elements = usize::try_from(size.iter().product::<u64>()).unwrap();
+                let block: Vec<u8> = (0..elements * width).map(|n| u8::try_from(n % 251).unwrap()).collect();
+                let turned: Vec<u8> = block.chunks(width).flat_map(|e| e.iter().rev().copied()).collect();
+                paste(&mut decoded, &region, &block, &origin, &size, grid.dimensions(), width);
+                paste_big_endian(&mut stored, &region, &turned, &origin, &size, grid.dimensions(), width);
+            }
+            prop_assert_eq!(decoded, stored);
+        }
+
+        #[test]
+        fn covering_names_exactly_the_blocks_that_hold_a_sample(axes in prop::collection::vec(axis(), 0..4)) {
+            let grid = BlockGrid::new(
+                axes.iter().map(|a| a.0).collect(),
+                axes.iter().map(|a| a.1).collect(),
+            ).unwrap();
+            let region = Region::new(
+                axes.iter().map(|a| a.2).collect(),
+                axes.iter().map(|a| a.3).collect(),
+                axes.iter().map(|a| a.4).collect(),
+            ).unwrap();
+            let mut expected: Vec<Coords> = indices(region.shape())
+                .iter()
+                .filter_map(|k| {
+                    (0..k.len())
+                        .map(|x| region.index(x, k[x]).filter(|i| *i < grid.dimensions()[x]).map(|i| i / grid.block_size()[x]))
+                        .collect()
+                })
+                .collect();
+            expected.sort();
+            expected.dedup();
+            let covering = grid.covering(&region);
+            prop_assert_eq!(covering.total(), expected.len() as u128);
+            let mut found: Vec<Coords> = covering.collect();
+            found.sort();
+            prop_assert_eq!(found, expected);
+        }
+
+        #[test]
+        fn the_parts_of_a_region_add_up_to_the_region(a in axis(), cut in 0u64..10) {
+            let region = Region::new(smallvec![a.2], smallvec![a.3], smallvec![a.4]).unwrap();
+            let head = region.narrow(0, 0, cut);
+            let tail = region.narrow(0, cut, u64::MAX);
+            prop_assert_eq!(head.shape()[0] + tail.shape()[0], region.shape()[0]);
+            for k in 0..tail.shape()[0] {
+                prop_assert_eq!(tail.index(0, k), region.index(0, head.shape()[0] + k));
+            }
+        }
+    }
+
+    #[test]
+    fn a_grid_of_2_to_the_63_is_walked_lazily() {
+        let big = i64::MAX.unsigned_abs();
+        let grid = BlockGrid::new(smallvec![big, big], smallvec![1, 1]).unwrap();
+        let region = Region::whole(grid.dimensions());
+        let mut covering = grid.covering(&region);
+        assert_eq!(covering.total(), u128::from(big) * u128::from(big));
+        assert_eq!(covering.next(), Some(smallvec![0, 0]));
+        assert_eq!(covering.next(), Some(smallvec![1, 0]));
+    }
+
+    #[test]
+    fn a_region_that_ends_beyond_the_range_is_refused() {
+        let region = Region::new(smallvec![i64::MAX], smallvec![2], smallvec![1]);
+        assert_eq!(region, Err(crate::RegionError::Overflow(0)));
+        assert!(Region::new(smallvec![i64::MAX], smallvec![1], smallvec![9]).is_ok());
+    }
+}

@@ -1,0 +1,653 @@
+//! Stored blocks: parsing their headers and decoding them to little-endian elements.
+#![cfg_attr(not(test), deny(clippy::indexing_slicing))]
+
+use bytes::{Buf, Bytes};
+
+use crate::compression::wrong_length;
+use crate::encode::swap_bytes;
+use crate::grid::product;
+use crate::{CancelCheck, Codec, CodecError, Coords, DatasetAttributes, Scratch};
+
+/// Mode of a block: the first word of its header.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum BlockMode {
+    /// 0: the number of elements is the product of the block's size.
+    Default,
+    /// 1: the header gives the number of elements.
+    VarLength,
+    /// 2: a single serialised object, without a size.
+    Object,
+}
+
+/// Header of a stored block, before its payload.
+///
+/// All integers are big-endian: a u16 mode, a u16 number of axes, a u32 size per axis, and for mode 1 a u32 number of
+/// elements. For mode 2, only the u16 mode and a u32 number of bytes.
+/// Source: N5 specification 4.0.0 §9; mode 2 from Java N5's `codec/N5BlockCodecs.java`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BlockHeader {
+    /// The mode.
+    pub mode: BlockMode,
+    /// Size of the block in elements, N5 axis order; empty for [`BlockMode::Object`].
+    pub size: Coords,
+    /// Number of elements (bytes for [`BlockMode::Object`]); `None` if it exceeds a `u64`.
+    pub elements: Option<u64>,
+    /// Length of the header: number of bytes before the payload.
+    pub len: usize,
+}
+
+/// A decoded block.
+#[derive(Debug, Clone)]
+pub struct Block {
+    /// Size in elements, N5 axis order: full, cropped at the edge, or smaller than `blockSize` inside the grid.
+    pub size: Coords,
+    /// Little-endian elements, first axis fastest: `product(size)` times the element size in bytes.
+    pub data: Bytes,
+}
+
+/// Error from decoding a stored block.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum BlockError {
+    /// The file ends within its header.
+    #[error("{bytes} bytes are too few for a block header of {needed} bytes")]
+    ShortHeader {
+        /// Number of bytes in the file.
+        bytes: usize,
+        /// Number of bytes needed.
+        needed: usize,
+    },
+    /// The header's first word is not a mode of the format.
+    #[error("unknown block mode {0}")]
+    UnknownMode(u16),
+    /// The header and the dataset differ in the number of axes.
+    #[error("the block header has {found} axes, the dataset has {expected}")]
+    Rank {
+        /// Number of axes in the header.
+        found: usize,
+        /// Number of axes of the dataset.
+        expected: usize,
+    },
+    /// The block is larger than `blockSize` along some axis.
+    #[error("block {size:?} exceeds blockSize {block_size:?}")]
+    TooLargeForGrid {
+        /// Size according to the header.
+        size: Vec<u64>,
+        /// Block size of the dataset.
+        block_size: Vec<u64>,
+    },
+    /// The header claims more bytes than the payload can hold with this compression.
+    #[error("{payload_bytes} bytes of {compression} cannot hold the {claimed_bytes} bytes that the header promises")]
+    Implausible {
+        /// Number of bytes after the header.
+        payload_bytes: usize,
+        /// Number of bytes that the header claims.
+        claimed_bytes: u64,
+        /// Name of the compression.
+        compression: String,
+    },
+    /// The payload is damaged or has the wrong length.
+    #[error(transparent)]
+    Payload(#[from] CodecError),
+    /// The block is valid, but this build cannot decode it.
+    #[error("{0}")]
+    Unsupported(String),
+    /// Decoding would exceed the memory limit of a block.
+    #[error("decoding needs {needed_bytes} bytes, at most {limit_bytes} are allowed")]
+    OverLimit {
+        /// Number of bytes needed: result and scratch memory.
+        needed_bytes: u64,
+        /// Number of bytes allowed.
+        limit_bytes: u64,
+    },
+}
+
+impl BlockError {
+    /// Returns true if reading the file again may help, because it may have been read during a write.
+    pub fn may_be_torn(&self) -> bool {
+        !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. } | Self::Payload(CodecError::Cancelled))
+    }
+
+    /// Returns true if decoding was cancelled. The error then says nothing about the block.
+    pub fn is_cancelled(&self) -> bool {
+        matches!(self, Self::Payload(CodecError::Cancelled))
+    }
+}
+
+impl BlockHeader {
+    /// Parses the header of a block file.
+    ///
+    /// # Errors
+    /// [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
+    pub fn parse(stored: &[u8]) -> Result<Self, BlockError> {
+        let short_header = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
+        let mut rest = stored;
+        let mode = match rest.try_get_u16().or(Err(short_header(4)))? {
+            0 => BlockMode::Default,
+            1 => BlockMode::VarLength,
+            2 => BlockMode::Object,
+            other => return Err(BlockError::UnknownMode(other)),
+        };
+        if mode == BlockMode::Object {
+            let bytes = rest.try_get_u32().or(Err(short_header(6)))?;
+            return Ok(Self { mode, size: Coords::new(), elements: Some(bytes.into()), len: 6 });
+        }
+        let rank = usize::from(rest.try_get_u16().or(Err(short_header(4)))?);
+        let len = 4 + 4 * rank + if mode == BlockMode::VarLength { 4 } else { 0 };
+        if stored.len() < len {
+            return Err(short_header(len));
+        }
+        let mut size = Coords::with_capacity(rank);
+        for _ in 0..rank {
+            size.push(rest.try_get_u32().or(Err(short_header(len)))?.into());
+        }
+        let elements = match mode {
+            BlockMode::VarLength => Some(rest.try_get_u32().or(Err(short_header(len)))?.into()),
+            BlockMode::Default | BlockMode::Object => product(&size),
+        };
+        Ok(Self { mode, size, elements, len })
+    }
+
+    /// Parses the header of the block at `position` of a dataset, including the forms that predate the format.
+    ///
+    /// - Releases 1.0.0 to 1.1.3 wrote a u32 number of axes, which parses the same as the current form.
+    /// - Code of March 2017 wrote a u32 number of axes and u64 sizes.
+    /// - The README of 2017 describes a header of sizes alone, 4 bytes per axis.
+    ///
+    /// The last two forms are accepted only if the current form does not fit the dataset and the old form gives exactly
+    /// the size expected at `position`.
+    ///
+    /// `stored` may be just the beginning of the file, if it has at least the length of the longest of these headers.
+    fn parse_with_legacy(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
+        let rank = attributes.rank();
+        let header = Self::parse(stored);
+        let is_plausible = header.as_ref().is_ok_and(|h| {
+            h.mode == BlockMode::Object || (h.size.len() == rank && (rank == 0 || h.size.first() != Some(&0)))
+        });
+        if is_plausible || rank == 0 {
+            return header;
+        }
+        let grid = attributes.grid();
+        let is_expected_size = |size: &Coords| size == grid.block_size() || *size == grid.clipped_size(position);
+        let (word, rest) = stored.split_at_checked(4).unwrap_or_default();
+        if word == u32::try_from(rank).unwrap_or(u32::MAX).to_be_bytes() && rest.len() >= 8 * rank {
+            let mut rest = rest;
+            let size: Coords = (0..rank).map(|_| rest.get_u64()).collect();
+            if is_expected_size(&size) {
+                let elements = product(&size);
+                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 + 8 * rank });
+            }
+        }
+        if stored.len() >= 4 * rank && header.as_ref().map_or(true, |h| h.size.len() != rank) {
+            let mut rest = stored;
+            let size: Coords = (0..rank).map(|_| u64::from(rest.get_u32())).collect();
+            if is_expected_size(&size) {
+                let elements = product(&size);
+                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 * rank });
+            }
+        }
+        header
+    }
+}
+
+impl Block {
+    /// Returns the number of bytes that decoding this stored block takes: the result and the codec's scratch memory.
+    ///
+    /// Performs every check that is possible without decoding.
+    ///
+    /// # Errors
+    /// [`BlockError`] if the header is damaged, does not fit the dataset or claims more than the payload can hold;
+    /// [`BlockError::Unsupported`] if this build cannot decode the block.
+    pub fn decode_memory_bytes(
+        stored: &[u8],
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<u64, BlockError> {
+        Ok(DecodePlan::new(stored, attributes, position)?.memory_bytes(stored))
+    }
+
+    /// Returns the size in bytes of the decoded elements, according to the header.
+    ///
+    /// # Errors
+    /// See [`Self::decode_memory_bytes`].
+    pub fn decoded_bytes(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<usize, BlockError> {
+        Ok(DecodePlan::new(stored, attributes, position)?.decoded_bytes)
+    }
+
+    /// Returns the largest number of bytes that decoding any block of `stored_bytes` of this dataset can take: the
+    /// result and the codec's scratch memory. The block itself is not read.
+    pub fn max_decode_memory_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
+        let (Some(codec), Some(width)) = (attributes.compression().codec(), attributes.data_type().size_bytes()) else {
+            return 0;
+        };
+        let block_bytes = product(attributes.block_size()).unwrap_or(u64::MAX).saturating_mul(width as u64);
+        let max_decoded_bytes = codec.max_decoded_bytes(usize::try_from(stored_bytes).unwrap_or(usize::MAX));
+        let decoded = block_bytes.min(max_decoded_bytes);
+        let scratch = codec.scratch_bytes(&[], usize::try_from(decoded).unwrap_or(usize::MAX)) as u64;
+        decoded.saturating_add(scratch)
+    }
+
+    /// Decodes the stored block at `position` of a dataset.
+    ///
+    /// A block may be smaller than `blockSize` (cropped at the edge, or partly written) and may carry padding beyond
+    /// `dimensions`. The result has the size that the header gives. It shares the buffer of `stored` if the elements
+    /// need no change.
+    ///
+    /// # Errors
+    /// See [`Self::decode_memory_bytes`]. [`BlockError::OverLimit`] is returned before anything is allocated.
+    /// [`BlockError::Payload`] if the payload is damaged or decodes to another length than the header claims.
+    pub fn decode(
+        stored: Bytes,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+        limit_bytes: u64,
+    ) -> Result<Self, BlockError> {
+        Self::decode_with(stored, attributes, position, limit_bytes, &mut DecodeBuffers::default(), CancelCheck::NEVER)
+    }
+
+    /// Like [`Self::decode`], but with reusable buffers and cancellation.
+    ///
+    /// The block takes the output buffer of `buffers` if its capacity is exactly the size of the elements. Decoding
+    /// stops when `cancel_check` reports cancellation.
+    ///
+    /// # Errors
+    /// See [`Self::decode`]; [`CodecError::Cancelled`] if `cancel_check` reports cancellation.
+    pub fn decode_with(
+        stored: Bytes,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+        limit_bytes: u64,
+        buffers: &mut DecodeBuffers,
+        cancel_check: CancelCheck<'_>,
+    ) -> Result<Self, BlockError> {
+        let plan = DecodePlan::within_limit(&stored, attributes, position, limit_bytes)?;
+        let mut payload = stored;
+        payload.advance(plan.header.len);
+        // A block without elements may have an empty payload, which is not a valid stream.
+        let data = if plan.decoded_bytes == 0 && payload.is_empty() {
+            Bytes::new()
+        } else if !plan.codec.is_uncompressed() && buffers.decoded.capacity() == plan.decoded_bytes {
+            let mut output = std::mem::take(&mut buffers.decoded);
+            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut buffers.scratch, cancel_check)?;
+            output.into()
+        } else {
+            plan.codec.decode(payload, plan.decoded_bytes, &mut buffers.scratch, cancel_check)?
+        };
+        plan.check_length(&data)?;
+        Ok(Self { size: plan.header.size, data: swap_bytes(data, plan.width) })
+    }
+}
+
+/// Decompressed elements of a block, big-endian as stored: the input of [`paste_big_endian`](crate::paste_big_endian).
+#[derive(Debug)]
+pub struct DecompressedBlock<'a> {
+    /// See [`Block::size`].
+    pub size: Coords,
+    /// Big-endian elements, first axis fastest.
+    pub data: &'a [u8],
+}
+
+/// Buffers that are reused from block to block.
+#[derive(Debug, Default)]
+pub struct DecodeBuffers {
+    /// Decompressed elements, big-endian as stored.
+    pub decoded: Vec<u8>,
+    /// Scratch memory of the codecs.
+    pub scratch: Scratch,
+}
+
+impl<'a> DecompressedBlock<'a> {
+    /// Decompresses a block that is pasted immediately and not kept, so that `buffers` can be reused for the next
+    /// block.
+    ///
+    /// # Errors
+    /// See [`Block::decode_with`].
+    pub fn new(
+        stored: &'a [u8],
+        attributes: &DatasetAttributes,
+        position: &[u64],
+        limit_bytes: u64,
+        buffers: &'a mut DecodeBuffers,
+        cancel_check: CancelCheck<'_>,
+    ) -> Result<Self, BlockError> {
+        let plan = DecodePlan::within_limit(stored, attributes, position, limit_bytes)?;
+        let payload = stored.get(plan.header.len..).unwrap_or_default();
+        let data = if let Some(plain) = plan.codec.uncompressed_slice(payload, plan.decoded_bytes) {
+            plain
+        } else if plan.decoded_bytes == 0 && payload.is_empty() {
+            payload
+        } else {
+            plan.codec.decode_into(
+                payload,
+                plan.decoded_bytes,
+                &mut buffers.decoded,
+                &mut buffers.scratch,
+                cancel_check,
+            )?;
+            buffers.decoded.as_slice()
+        };
+        plan.check_length(data)?;
+        Ok(Self { size: plan.header.size, data })
+    }
+}
+
+/// A header that fits its dataset, with the values that decoding needs.
+pub(crate) struct DecodePlan<'a> {
+    pub(crate) header: BlockHeader,
+    pub(crate) codec: &'a dyn Codec,
+    width: usize,
+    pub(crate) decoded_bytes: usize,
+}
+
+impl<'a> DecodePlan<'a> {
+    fn new(stored: &[u8], attributes: &'a DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
+        Self::from_prefix(stored, stored.len(), attributes, position)
+    }
+
+    fn within_limit(
+        stored: &[u8],
+        attributes: &'a DatasetAttributes,
+        position: &[u64],
+        limit_bytes: u64,
+    ) -> Result<Self, BlockError> {
+        let plan = Self::new(stored, attributes, position)?;
+        let needed_bytes = plan.memory_bytes(stored);
+        if needed_bytes > limit_bytes { Err(BlockError::OverLimit { needed_bytes, limit_bytes }) } else { Ok(plan) }
+    }
+
+    /// Returns the number of bytes that decoding takes: the result and the codec's scratch memory.
+    fn memory_bytes(&self, stored: &[u8]) -> u64 {
+        let payload = stored.get(self.header.len..).unwrap_or_default();
+        let scratch = self.codec.scratch_bytes(payload, self.decoded_bytes) as u64;
+        (self.decoded_bytes as u64).saturating_add(scratch)
+    }
+
+    fn check_length(&self, data: &[u8]) -> Result<(), CodecError> {
+        let found = data.len();
+        if found == self.decoded_bytes { Ok(()) } else { Err(wrong_length(self.decoded_bytes, found)) }
+    }
+
+    /// Creates the plan of a block of `stored_bytes` that begins with `prefix`.
+    pub(crate) fn from_prefix(
+        prefix: &[u8],
+        stored_bytes: usize,
+        attributes: &'a DatasetAttributes,
+        position: &[u64],
+    ) -> Result<Self, BlockError> {
+        let compression = attributes.compression();
+        let unsupported = |text: String| BlockError::Unsupported(text);
+        let width = attributes
+            .data_type()
+            .size_bytes()
+            .ok_or_else(|| unsupported(format!("data type {:?} is not decoded", attributes.data_type().name())))?;
+        let codec = compression
+            .codec()
+            .ok_or_else(|| unsupported(format!("compression {:?} is not decoded", compression.name())))?;
+        let header = BlockHeader::parse_with_legacy(prefix, attributes, position)?;
+        if header.mode == BlockMode::Object {
+            return Err(unsupported("a block of mode 2 (object) has no elements".to_owned()));
+        }
+        if header.size.len() != attributes.rank() {
+            return Err(BlockError::Rank { found: header.size.len(), expected: attributes.rank() });
+        }
+        if header.size.iter().zip(attributes.block_size()).any(|(s, b)| s > b) {
+            return Err(BlockError::TooLargeForGrid {
+                size: header.size.to_vec(),
+                block_size: attributes.block_size().to_vec(),
+            });
+        }
+        let expected_elements = product(&header.size);
+        if header.elements != expected_elements {
+            return Err(unsupported(format!(
+                "a block of mode 1 holds {} elements for a size of {:?}",
+                header.elements.unwrap_or(u64::MAX),
+                header.size
+            )));
+        }
+        let claimed_bytes = expected_elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
+        let payload_bytes = stored_bytes.saturating_sub(header.len);
+        if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
+            let compression = compression.name().to_owned();
+            return Err(BlockError::Implausible { payload_bytes, claimed_bytes, compression });
+        }
+        let decoded_bytes = usize::try_from(claimed_bytes)
+            .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;
+        Ok(Self { header, codec, width, decoded_bytes })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+    use crate::AttributesDocument;
+
+    fn attributes(dimensions: &[u64], block_size: &[u64], data_type: &str, compression: &str) -> DatasetAttributes {
+        let text = format!(
+            r#"{{"dimensions":{dimensions:?},"blockSize":{block_size:?},"dataType":"{data_type}","compression":{{"type":"{compression}"}}}}"#
+        );
+        DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap()
+    }
+
+    /// Parses hexadecimal digits to bytes; skips spaces.
+    fn hex(text: &str) -> Vec<u8> {
+        let digits: Vec<u8> = text.chars().filter_map(|c| c.to_digit(16)?.try_into().ok()).collect();
+        digits.chunks(2).map(|pair| pair[0] << 4 | pair[1]).collect()
+    }
+
+    fn decode(
+        stored: &str,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<(Vec<u64>, Vec<u8>), BlockError> {
+        decode_bytes(hex(stored), attributes, position)
+    }
+
+    fn decode_bytes(
+        stored: Vec<u8>,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<(Vec<u64>, Vec<u8>), BlockError> {
+        let block = Block::decode(stored.into(), attributes, position, 1 << 24)?;
+        Ok((block.size.to_vec(), block.data.to_vec()))
+    }
+
+    const LITTLE_1_TO_6: [u8; 12] = [1, 0, 2, 0, 3, 0, 4, 0, 5, 0, 6, 0];
+
+    #[test]
+    fn the_same_block_decodes_from_every_encoding_of_every_program() {
+        for (compression, payload) in [
+            ("raw", "000100020003000400050006"),
+            ("gzip", "1f8b08000000000000ff 6360646062606660616065600300 aaea6dbf 0c000000"),
+            ("gzip", "1f8b0800000000000000 6360646062606660616065600300 aaea6dbf 0c000000"),
+            ("gzip", "789c 636064606260666061606560030000670016"),
+            ("zlib", "789c 636064606260666061606560030000670016"),
+            ("bzip2", "425a6839314159265359023e0dd200000040007f002000310c010d31a87394337c5dc914e1424008f83748"),
+            ("bzip2", "425a6839314159265359023e0dd200000040007f002000221a63508600e72866f8bb9229c2848011f06e90"),
+            (
+                "xz",
+                "fd377a585a000004e6d6b4460200210116000000742fe5a301000b000100020003000400050006000d0309ca34ec15a7\
+                 0001240ca618d8d81fb6f37d010000000004595a",
+            ),
+            (
+                "lz4",
+                "4c5a34426c6f636b 16 0c000000 0c000000 90258b06 000100020003000400050006 \
+                 4c5a34426c6f636b 16 00000000 00000000 00000000",
+            ),
+            ("lz4", "04224d186440a70c0000800001000200030004000500060000000041373308"),
+            ("lz4", "c0000100020003000400050006"),
+            ("lz4", "0c000000 c0000100020003000400050006"),
+            ("zstd", "28b52ffd200c610000000100020003000400050006"),
+            ("zstd", "28b52ffd0000610000000100020003000400050006"),
+            ("blosc", "020133010c0000000c0000001c000000 000100020003000400050006"),
+            ("blosc", "020133020c0000000c0000001c000000 000100020003000400050006"),
+        ] {
+            let attributes = attributes(&[1, 2, 3], &[1, 2, 3], "uint16", compression);
+            let stored = format!("00000003 00000001 00000002 00000003 {payload}");
+            let expected = Ok((vec![1, 2, 3], LITTLE_1_TO_6.to_vec()));
+            assert_eq!(decode(&stored, &attributes, &[0, 0, 0]), expected, "{compression} {payload}");
+        }
+    }
+
+    #[test]
+    fn several_frames_of_java_lz4_are_one_block() {
+        let stored = "00000001 00000096 4c5a34426c6f636b 20 0b000000 40000000 3136410d 1f070100275007070707 07 \
+             4c5a34426c6f636b 20 0b000000 40000000 3136410d 1f070100275007070707 07 \
+             4c5a34426c6f636b 10 16000000 16000000 9981810a 808182838485868788898a8b8c8d8e8f909192939495 \
+             4c5a34426c6f636b 10 00000000 00000000 00000000";
+        let (size, data) = decode(stored, &attributes(&[150], &[150], "uint8", "lz4"), &[0]).unwrap();
+        assert_eq!((size, &data[..128]), (vec![150], &[7; 128][..]));
+        assert!(data[128..].iter().copied().eq(0x80..=0x95));
+    }
+
+    #[test]
+    fn rank_0_is_one_element() {
+        let scalar = attributes(&[], &[], "uint16", "raw");
+        assert_eq!(decode("0000 0000 0007", &scalar, &[]), Ok((vec![], vec![7, 0])));
+    }
+
+    #[test]
+    fn elements_of_every_width_are_byte_swapped() {
+        for (data_type, width) in [("int8", 1), ("int16", 2), ("float32", 4), ("uint64", 8)] {
+            let big: Vec<u8> = (0..2 * width).collect();
+            let mut little = big.clone();
+            little.chunks_mut(usize::from(width)).for_each(<[u8]>::reverse);
+            let stored = [hex("00000001 00000002"), big].concat();
+            let attributes = attributes(&[2], &[2], data_type, "raw");
+            assert_eq!(decode_bytes(stored, &attributes, &[0]), Ok((vec![2], little)), "{data_type}");
+        }
+    }
+
+    #[test]
+    fn a_block_that_needs_no_change_shares_the_stored_bytes() {
+        let wide = attributes(&[1], &[1], "uint16", "raw");
+        let attributes = attributes(&[2], &[2], "uint8", "raw");
+        let stored = Bytes::from(hex("00000001 00000002 0102"));
+        let block = Block::decode(stored.clone(), &attributes, &[0], 2).unwrap();
+        assert_eq!(block.data.as_ptr(), stored[8..].as_ptr());
+        // Shared stored bytes are copied rather than byte-swapped in place.
+        let stored = Bytes::from(hex("00000001 00000001 0102"));
+        let block = Block::decode(stored.clone(), &wide, &[0], 2).unwrap();
+        assert_eq!((&block.data[..], &stored[8..]), (&[2, 1][..], &[1, 2][..]));
+    }
+
+    #[test]
+    fn mode_1_is_decoded_when_its_count_is_the_product() {
+        let attributes = attributes(&[5, 1], &[5, 1], "uint16", "raw");
+        let counted = "0001 0002 00000002 00000001 00000002 0009 0008";
+        assert_eq!(decode(counted, &attributes, &[0, 0]), Ok((vec![2, 1], vec![9, 0, 8, 0])));
+        let fewer = decode("0001 0002 00000005 00000001 00000003 0009 0008 0007", &attributes, &[0, 0]);
+        assert!(matches!(fewer, Err(BlockError::Unsupported(text)) if text.contains("3 elements")));
+    }
+
+    #[test]
+    fn non_numeric_blocks_are_unsupported_not_damaged() {
+        let text = "0001 0001 00000003 00000007 61 00 00 c3a963 00";
+        let object = "0002 00000009 aced0005 74 0002 6869";
+        for (stored, data_type, compression) in [
+            (text, "string", "raw"),
+            (object, "object", "raw"),
+            (object, "uint8", "raw"),
+            ("00000001 00000003 010203", "uint8", "jpeg"),
+            ("00000001 00000003 010203", "bool", "raw"),
+        ] {
+            let result = decode(stored, &attributes(&[3], &[3], data_type, compression), &[0]);
+            assert!(matches!(result, Err(BlockError::Unsupported(_))), "{data_type} {compression}: {result:?}");
+        }
+    }
+
+    #[test]
+    fn mismatching_headers_are_reported_precisely() {
+        let attributes = attributes(&[7, 5], &[5, 4], "uint16", "raw");
+        let error = |stored: &str| decode(stored, &attributes, &[0, 0]).unwrap_err();
+        assert_eq!(error(""), BlockError::ShortHeader { bytes: 0, needed: 4 });
+        assert_eq!(error("0000 0002 00000005 0000"), BlockError::ShortHeader { bytes: 10, needed: 12 });
+        assert_eq!(error("0001 0002 00000005 00000004 00"), BlockError::ShortHeader { bytes: 13, needed: 16 });
+        assert_eq!(error("0002 0000"), BlockError::ShortHeader { bytes: 4, needed: 6 });
+        assert_eq!(error("0007 0002 00000005 00000004"), BlockError::UnknownMode(7));
+        assert_eq!(error("0000 0001 00000005 00"), BlockError::Rank { found: 1, expected: 2 });
+        let larger = BlockError::TooLargeForGrid { size: vec![5, 5], block_size: vec![5, 4] };
+        assert_eq!(error("0000 0002 00000005 00000005"), larger);
+    }
+
+    #[test]
+    fn legacy_headers_are_read() {
+        let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
+        let payload = "01020304 05060708 090a0b0c 0d0e0f10 11121314";
+        // A u32 number of axes and u32 sizes: the same bytes as in the current form.
+        let expected = decode(&format!("00000002 00000005 00000004 {payload}"), &attributes, &[0, 0]).unwrap();
+        assert_eq!(expected.0, [5, 4]);
+        let wide = format!("00000002 0000000000000005 0000000000000004 {payload}");
+        assert_eq!(decode(&wide, &attributes, &[0, 0]).as_ref(), Ok(&expected));
+        let bare = format!("00000005 00000004 {payload}");
+        assert_eq!(decode(&bare, &attributes, &[0, 0]).as_ref(), Ok(&expected));
+        let corner = Ok((vec![2, 1], vec![8, 9]));
+        assert_eq!(decode("00000002 0000000000000002 0000000000000001 0809", &attributes, &[1, 1]), corner);
+        assert_eq!(decode("00000002 00000001 0809", &attributes, &[1, 1]), corner);
+        // At another position, the same bytes do not give an expected size.
+        assert!(decode("00000002 00000001 0809", &attributes, &[0, 0]).is_err());
+    }
+
+    #[test]
+    fn cropped_padded_and_small_blocks_keep_their_own_size() {
+        let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
+        let cropped = decode("00000002 00000002 00000001 0102", &attributes, &[1, 1]);
+        assert_eq!(cropped, Ok((vec![2, 1], vec![1, 2])));
+        let padded = decode_bytes([hex("00000002 00000005 00000004"), vec![3; 20]].concat(), &attributes, &[1, 1]);
+        assert_eq!(padded, Ok((vec![5, 4], vec![3; 20])));
+        let interior = decode("00000002 00000003 00000002 010203040506", &attributes, &[0, 0]);
+        assert_eq!(interior, Ok((vec![3, 2], vec![1, 2, 3, 4, 5, 6])));
+    }
+
+    #[test]
+    fn a_size_of_zero_is_a_block_without_elements() {
+        for compression in ["raw", "gzip", "bzip2", "xz", "lz4", "blosc", "zstd"] {
+            let attributes = attributes(&[7, 5], &[5, 4], "uint16", compression);
+            for size in ["00000000 00000004", "00000005 00000000", "00000000 00000000"] {
+                let empty = decode(&format!("00000002 {size}"), &attributes, &[0, 0]).unwrap();
+                assert!(empty.1.is_empty(), "{compression} {size}");
+            }
+            let junk = decode("00000002 00000000 00000004 ffff", &attributes, &[0, 0]);
+            assert!(matches!(junk, Err(BlockError::Payload(_))), "{compression}: {junk:?}");
+        }
+    }
+
+    #[test]
+    fn a_header_that_claims_more_than_the_payload_can_hold_is_refused_before_decoding() {
+        let side = 1 << 31;
+        for compression in ["raw", "gzip", "xz", "lz4", "blosc", "zstd"] {
+            let attributes = attributes(&[side], &[side], "uint8", compression);
+            let stored = [hex("00000001 80000000"), vec![0x42; 100]].concat();
+            let result = decode_bytes(stored, &attributes, &[0]);
+            assert!(matches!(result, Err(BlockError::Implausible { .. })), "{compression}: {result:?}");
+        }
+        let max_extent = u64::from(u32::MAX);
+        let attributes = attributes(&[max_extent; 4], &[max_extent; 4], "float64", "bzip2");
+        let stored = [hex("00000004"), vec![0xff; 16], vec![0x42; 100]].concat();
+        assert!(matches!(decode_bytes(stored, &attributes, &[0; 4]), Err(BlockError::Implausible { .. })));
+    }
+
+    #[test]
+    fn the_limit_counts_the_result_and_the_scratch_memory() {
+        let attributes = attributes(&[1000], &[1000], "uint8", "bzip2");
+        let stored = Bytes::from([hex("00000001 000003e8"), vec![0; 50]].concat());
+        let needed = Block::decode_memory_bytes(&stored, &attributes, &[0]).unwrap();
+        assert!(needed > 1000 + (3 << 20), "{needed}");
+        let decode_error = |limit| Block::decode(stored.clone(), &attributes, &[0], limit).unwrap_err();
+        assert_eq!(decode_error(needed - 1), BlockError::OverLimit { needed_bytes: needed, limit_bytes: needed - 1 });
+        assert!(matches!(decode_error(needed), BlockError::Payload(_)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_stored_bytes_are_a_block_or_an_error(
+            bytes in prop::collection::vec(prop_oneof![Just(0u8), 0u8..8, any::<u8>()], 0..80),
+            compression in prop::sample::select(vec!["raw", "gzip", "bzip2", "xz", "lz4", "blosc", "zstd"]),
+        ) {
+            let attributes = attributes(&[7, 5], &[5, 4], "uint32", compression);
+            if let Ok((size, data)) = decode_bytes(bytes, &attributes, &[1, 1]) {
+                prop_assert_eq!(product(&size).unwrap() * 4, data.len() as u64);
+            }
+        }
+    }
+}

@@ -1,0 +1,33 @@
+#![doc = include_str!("../README.md")]
+
+/// Version of the specification that written data follows.
+pub const VERSION: &str = "4.0.0";
+
+mod array;
+mod attributes;
+mod block;
+mod compression;
+mod convert;
+mod data_type;
+mod document;
+mod element;
+mod encode;
+mod grid;
+mod json;
+mod json_object;
+mod range_reads;
+mod statistics;
+
+pub use array::{Array, paste, paste_big_endian, paste_zeros};
+pub use attributes::{AttributesError, DatasetAttributes, DescribedDataset, MAX_RANK};
+pub use block::{Block, BlockError, BlockHeader, BlockMode, DecodeBuffers, DecompressedBlock};
+pub use compression::{BlockEncoding, CancelCheck, Codec, CodecError, Codecs, Compression, Scratch};
+pub use convert::{ConvertError, convert};
+pub use data_type::DataType;
+pub use document::{AttributesDocument, DocumentError, MAX_INTERPRETED_BYTES, UnreadableMember};
+pub use encode::{block_header, encode_block, to_big_endian};
+pub use grid::{BlockGrid, Coords, CoveringBlocks, GridPosition, Region, RegionError, SignedCoords};
+pub use json::{JsonError, JsonMember, JsonMembers, MAX_DEPTH, MAX_VALUES};
+pub use json_object::{JsonObjectBuilder, attributes_text, for_each_member};
+pub use range_reads::{RangeRead, RangeReads, RawLayout};
+pub use statistics::{ElementValue, Statistics, StatisticsAccumulator};

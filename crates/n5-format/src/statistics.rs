@@ -1,0 +1,343 @@
+//! Statistics of the elements of a dataset: extremes, mean, percentiles and a histogram.
+//!
+//! Elements are kept as integer keys that sort in the same order. Types of up to 16 bits are counted by value. Keys of
+//! larger types are listed and finally sorted. Nothing is rounded, not even integers above 2^53.
+
+mod sort_key;
+
+pub use sort_key::ElementValue;
+
+use crate::{Coords, DataType};
+use sort_key::{KeyEncoding, SortKey};
+
+/// Maximum number of distinct values that are reported.
+const MAX_DISTINCT: u64 = 1 << 16;
+
+/// Collects elements and computes their statistics.
+#[derive(Debug)]
+pub struct StatisticsAccumulator {
+    key_encoding: KeyEncoding,
+    tally: Tally,
+    /// Sampling interval: every `step`-th element is kept. Always 1 for types that are counted by value.
+    step: usize,
+    /// Number of elements to skip before the next one that is kept.
+    skip: usize,
+    elements: u64,
+    nan: u64,
+    infinite: u64,
+}
+
+#[derive(Debug)]
+enum Tally {
+    /// Number of occurrences of each 16-bit key.
+    Counts(Vec<u64>),
+    /// All keys.
+    Keys(Vec<u64>),
+}
+
+/// Statistics of elements. The optional values are `None` if there is no finite element.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Statistics {
+    /// Number of elements examined.
+    pub elements: u64,
+    /// Number of these that are NaN.
+    pub nan: u64,
+    /// Number of these that are infinite.
+    pub infinite: u64,
+    /// Number of elements that are 0.
+    pub zeros: u64,
+    /// Smallest finite element.
+    pub min: Option<ElementValue>,
+    /// Largest finite element.
+    pub max: Option<ElementValue>,
+    /// Mean of the finite elements; also `None` if their sum exceeds the range of `f64`.
+    pub mean: Option<f64>,
+    /// For each requested percentage, the smallest element such that at least that percentage of the finite elements
+    /// are not larger.
+    pub percentiles: Option<Vec<ElementValue>>,
+    /// Number of finite elements per bin: `bins` intervals of equal width from `min` to `max`. The last includes `max`.
+    pub histogram: Option<Vec<u64>>,
+    /// Number of distinct finite elements, at most 2^16.
+    pub distinct: u64,
+    /// True if there are more than 2^16 distinct finite elements.
+    pub distinct_capped: bool,
+}
+
+impl StatisticsAccumulator {
+    /// Returns the memory in bytes that `elements` elements need; `None` for a type that is not decoded.
+    pub fn memory_bytes(data_type: &DataType, elements: u64) -> Option<u64> {
+        Some(if KeyEncoding::for_type(data_type)?.counts_by_value() { 8 << 16 } else { elements.saturating_mul(8) })
+    }
+
+    /// Returns true if elements of this type are counted by value, so that memory does not depend on their number.
+    pub fn counts_by_value(data_type: &DataType) -> bool {
+        KeyEncoding::for_type(data_type).is_some_and(KeyEncoding::counts_by_value)
+    }
+
+    /// Creates an accumulator for about `elements` elements. Types that are not counted by value keep at most `limit`
+    /// of them, evenly spaced. Returns `None` for a type that is not decoded.
+    pub fn new(data_type: &DataType, elements: u64, limit: usize) -> Option<Self> {
+        let key_encoding = KeyEncoding::for_type(data_type)?;
+        let elements = usize::try_from(elements).unwrap_or(usize::MAX);
+        let (tally, step) = if key_encoding.counts_by_value() {
+            (Tally::Counts(vec![0; 1 << 16]), 1)
+        } else {
+            (Tally::Keys(Vec::with_capacity(elements.min(limit))), elements.div_ceil(limit.max(1)).max(1))
+        };
+        Some(Self { key_encoding, tally, step, skip: 0, elements: 0, nan: 0, infinite: 0 })
+    }
+
+    /// Returns true if every element is examined.
+    pub fn is_exhaustive(&self) -> bool {
+        self.step == 1
+    }
+
+    /// Adds the elements of a block that lie within `clip`. `size` and `clip` are in N5 axis order. `data` holds the
+    /// block's elements, little-endian, first axis fastest. Returns the number of elements within `clip`, including
+    /// those that sampling skips.
+    pub fn push_block(&mut self, data: &[u8], size: &Coords, clip: &Coords) -> u64 {
+        let width = self.key_encoding.width();
+        let clipped: Vec<usize> =
+            size.iter().zip(clip).map(|(size, clip)| usize::try_from(*size.min(clip)).unwrap_or(usize::MAX)).collect();
+        if clipped.contains(&0) {
+            return 0;
+        }
+        let sizes: Vec<usize> = size.iter().map(|size| usize::try_from(*size).unwrap_or(usize::MAX)).collect();
+        // Leading axes that are not clipped form longer contiguous runs.
+        let whole_axes = clipped.iter().zip(&sizes).take_while(|(inside, size)| inside == size).count();
+        let run_axes = (whole_axes + 1).min(sizes.len());
+        let product = |list: &[usize]| list.iter().copied().fold(1_usize, usize::saturating_mul);
+        let (run_axes, outer) =
+            (clipped.get(..run_axes).unwrap_or_default(), clipped.get(run_axes..).unwrap_or_default());
+        let run_bytes = product(run_axes).saturating_mul(width);
+        let mut stride = product(sizes.get(..run_axes.len()).unwrap_or_default()).saturating_mul(width);
+        let mut strides = Vec::with_capacity(outer.len());
+        for size in sizes.get(run_axes.len()..).unwrap_or_default() {
+            strides.push(stride);
+            stride = stride.saturating_mul(*size);
+        }
+        let (mut index, mut offset) = (vec![0_usize; outer.len()], 0_usize);
+        loop {
+            self.push(data.get(offset..offset.saturating_add(run_bytes)).unwrap_or_default());
+            let mut axes = index.iter_mut().zip(outer).zip(&strides);
+            let advanced = axes.find_map(|((n, count), stride)| {
+                *n += 1;
+                offset = offset.saturating_add(*stride);
+                if *n < *count {
+                    return Some(());
+                }
+                offset = offset.saturating_sub(stride.saturating_mul(*n));
+                *n = 0;
+                None
+            });
+            if advanced.is_none() {
+                return clipped.iter().fold(1_u64, |n, size| n.saturating_mul(*size as u64));
+            }
+        }
+    }
+
+    /// Adds little-endian elements.
+    fn push(&mut self, data: &[u8]) {
+        let key_encoding = self.key_encoding;
+        match &mut self.tally {
+            Tally::Counts(counts) => {
+                let mut count = |key: u16| {
+                    if let Some(count) = counts.get_mut(usize::from(key)) {
+                        *count += 1;
+                    }
+                };
+                match key_encoding {
+                    KeyEncoding::Unsigned(1) => data.iter().for_each(|byte| count(u16::from(*byte))),
+                    KeyEncoding::Signed(1) => data.iter().for_each(|byte| count(u16::from(*byte ^ 0x80))),
+                    KeyEncoding::Unsigned(_) => u16_elements(data).for_each(count),
+                    KeyEncoding::Signed(_) | KeyEncoding::Float32 | KeyEncoding::Float64 => {
+                        u16_elements(data).for_each(|key| count(key ^ 0x8000));
+                    }
+                }
+                self.elements += (data.len() / key_encoding.width()) as u64;
+            }
+            Tally::Keys(keys) => {
+                let (width, step) = (key_encoding.width(), self.step);
+                let elements = data.len() / width;
+                if self.skip >= elements {
+                    self.skip -= elements;
+                    return;
+                }
+                let sampled = (elements - self.skip).div_ceil(step);
+                let items = data.chunks_exact(width).skip(self.skip).step_by(step);
+                self.skip = self.skip + sampled * step - elements;
+                self.elements += sampled as u64;
+                for item in items {
+                    match key_encoding.encode(item) {
+                        SortKey::Finite(key) => keys.push(key),
+                        SortKey::Nan => self.nan += 1,
+                        SortKey::Infinite => self.infinite += 1,
+                    }
+                }
+            }
+        }
+    }
+
+    /// Computes the statistics. `percentages` lie between 0 and 100.
+    pub fn finish(self, bins: usize, percentages: &[f64]) -> Statistics {
+        let Self { key_encoding, tally, elements, nan, infinite, .. } = self;
+        let mut summary = Statistics { elements, nan, infinite, ..Statistics::default() };
+        match tally {
+            Tally::Counts(counts) => {
+                let present = |count: &u64| *count > 0;
+                let ends = counts.iter().position(present).zip(counts.iter().rposition(present));
+                let ends = ends.map(|(low, high)| (low as u64, high as u64));
+                let runs = (0_u64..).zip(counts).filter(|(_, count)| present(count));
+                summary.fill(key_encoding, ends, runs, bins, percentages);
+            }
+            Tally::Keys(mut keys) => {
+                keys.sort_unstable();
+                let ends = keys.first().copied().zip(keys.last().copied());
+                let runs = keys.chunk_by(|a, b| a == b).filter_map(|run| Some((*run.first()?, run.len() as u64)));
+                summary.fill(key_encoding, ends, runs, bins, percentages);
+            }
+        }
+        summary
+    }
+}
+
+impl Statistics {
+    /// Returns the statistics of `elements` zeros, the value of holes. They do not count as examined.
+    pub fn of_zeros(data_type: &DataType, elements: u64, bins: usize, percentages: &[f64]) -> Option<Self> {
+        let mut accumulator = StatisticsAccumulator::new(data_type, 1, 1)?;
+        accumulator.push(&vec![0; accumulator.key_encoding.width()]);
+        let mut summary = accumulator.finish(bins, percentages);
+        (summary.elements, summary.zeros) = (0, elements);
+        summary.histogram = summary.histogram.map(|bins| bins.iter().map(|count| count * elements).collect());
+        Some(summary)
+    }
+
+    /// Fills in the statistics in one pass over `runs`: keys in ascending order, each with its number of occurrences.
+    fn fill(
+        &mut self,
+        key_encoding: KeyEncoding,
+        ends: Option<(u64, u64)>,
+        runs: impl Iterator<Item = (u64, u64)>,
+        bins: usize,
+        percentages: &[f64],
+    ) {
+        let Some((low, high)) = ends else { return };
+        let (min, max) = (key_encoding.decode(low), key_encoding.decode(high));
+        let total = self.elements - self.nan - self.infinite;
+        let mut ranks: Vec<(u64, usize)> = percentages.iter().map(|p| percentile_rank(*p, total)).zip(0..).collect();
+        ranks.sort_unstable();
+        let mut ranks = ranks.into_iter().peekable();
+        let mut percentiles = vec![min; percentages.len()];
+        let mut histogram = vec![0_u64; bins];
+        let (mut cumulative_count, mut sum) = (0_u64, ElementSum::new(key_encoding));
+        for (key, count) in runs {
+            let number = key_encoding.decode(key);
+            self.distinct += 1;
+            if number.as_f64() == 0.0 {
+                self.zeros += count;
+            }
+            sum.add(number, count);
+            cumulative_count += count;
+            while let Some((_, index)) = ranks.next_if(|(rank, _)| *rank <= cumulative_count) {
+                if let Some(percentile) = percentiles.get_mut(index) {
+                    *percentile = number;
+                }
+            }
+            if let Some(bin) = histogram.get_mut(histogram_bin(number, min, max, bins)) {
+                *bin += count;
+            }
+        }
+        self.distinct_capped = self.distinct > MAX_DISTINCT;
+        self.distinct = self.distinct.min(MAX_DISTINCT);
+        (self.min, self.max, self.mean) = (Some(min), Some(max), sum.mean(total));
+        (self.percentiles, self.histogram) = (Some(percentiles), Some(histogram));
+    }
+}
+
+/// Returns the rank of the element at a percentile, counted from 1, as in NumPy's method `inverted_cdf`.
+#[expect(
+    clippy::cast_precision_loss,
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    reason = "counts are below 2^53"
+)]
+fn percentile_rank(percentage: f64, total: u64) -> u64 {
+    (((percentage / 100.0) * total as f64).ceil() as u64).clamp(1, total.max(1))
+}
+
+/// Returns the index of the bin that a number falls in.
+fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bins: usize) -> usize {
+    let last = bins.saturating_sub(1);
+    let bin_of = |distance: u128, range: u128| {
+        let product = distance.saturating_mul(bins as u128);
+        product.checked_div(range).map_or(0, |bin| usize::try_from(bin).unwrap_or(last))
+    };
+    let bin = match (number, min, max) {
+        (ElementValue::Unsigned(n), ElementValue::Unsigned(min), ElementValue::Unsigned(max)) => {
+            bin_of(u128::from(n.saturating_sub(min)), u128::from(max.saturating_sub(min)))
+        }
+        (ElementValue::Signed(n), ElementValue::Signed(min), ElementValue::Signed(max)) => {
+            bin_of(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
+        }
+        (number, min, max) => {
+            // Halved, because `max - min` of `f64` values may exceed the range of `f64`.
+            let (number, min, max) = (number.as_f64() / 2.0, min.as_f64() / 2.0, max.as_f64() / 2.0);
+            #[expect(
+                clippy::cast_possible_truncation,
+                clippy::cast_sign_loss,
+                clippy::cast_precision_loss,
+                reason = "the result is clamped to the last bin; NaN from 0 / 0 becomes 0"
+            )]
+            let bin = ((number - min) / (max - min) * bins as f64) as usize;
+            bin
+        }
+    };
+    bin.min(last)
+}
+
+/// A sum: exact for integers, compensated for floating-point numbers.
+enum ElementSum {
+    Integer(i128),
+    Float { sum: f64, compensation: f64 },
+}
+
+impl ElementSum {
+    fn new(key_encoding: KeyEncoding) -> Self {
+        match key_encoding {
+            KeyEncoding::Unsigned(_) | KeyEncoding::Signed(_) => Self::Integer(0),
+            KeyEncoding::Float32 | KeyEncoding::Float64 => Self::Float { sum: 0.0, compensation: 0.0 },
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
+    fn add(&mut self, number: ElementValue, count: u64) {
+        match (self, number) {
+            (Self::Integer(sum), ElementValue::Unsigned(n)) => *sum += i128::from(n) * i128::from(count),
+            (Self::Integer(sum), ElementValue::Signed(n)) => *sum += i128::from(n) * i128::from(count),
+            (Self::Integer(_), ElementValue::Float(_)) => {}
+            (Self::Float { sum, compensation }, number) => {
+                // Neumaier's compensated summation.
+                let term = number.as_f64() * count as f64;
+                let next = *sum + term;
+                *compensation += if sum.abs() >= term.abs() { (*sum - next) + term } else { (term - next) + *sum };
+                *sum = next;
+            }
+        }
+    }
+
+    #[expect(clippy::cast_precision_loss, reason = "the mean is rounded")]
+    fn mean(self, total: u64) -> Option<f64> {
+        let mean = match self {
+            Self::Integer(sum) => sum as f64 / total as f64,
+            Self::Float { sum, compensation } => (sum + compensation) / total as f64,
+        };
+        mean.is_finite().then_some(mean)
+    }
+}
+
+fn u16_elements(data: &[u8]) -> impl Iterator<Item = u16> {
+    data.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair))
+}
+
+#[cfg(test)]
+mod tests;

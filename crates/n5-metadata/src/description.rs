@@ -1,0 +1,255 @@
+//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`).
+
+use n5_format::{DescribedDataset, DocumentError, UnreadableMember};
+use serde::Serialize;
+use serde_json::Value;
+
+use crate::calibration::Calibration;
+use crate::canonical::{canonical_attributes, group_normalization_notes};
+use crate::codec::{CodecEquivalents, codec_equivalents, compression_with_defaults};
+use crate::compatibility::{self, Compatibility};
+use crate::coordinate_space::CoordinateSpace;
+use crate::json_values::push_unique;
+use crate::lint;
+use crate::multiscale::pyramid;
+use crate::multiscale::pyramid::Pyramid;
+use crate::node::Node;
+use crate::problem::{MetadataProblem, MetadataProblemKind};
+use crate::tensorstore::{TensorStoreInfo, tensorstore_info};
+
+/// Kind of a directory.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub enum NodeKind {
+    /// A directory with or without attributes, or with broken ones.
+    #[default]
+    Group,
+    /// An array.
+    Dataset,
+    /// A group whose datasets are the levels of one image.
+    Multiscale,
+}
+
+/// Everything that is known about a directory. Members that apply only to datasets are `None` for groups. Lists have
+/// one entry per axis, in N5 axis order.
+#[derive(Debug, Clone, Default, PartialEq, Serialize)]
+pub struct Description {
+    /// Kind of the directory.
+    pub kind: NodeKind,
+    /// Size in elements.
+    pub dimensions: Option<Vec<u64>>,
+    /// Size of a full block in elements.
+    pub block_size: Option<Vec<u64>>,
+    /// Name of the element type.
+    pub data_type: Option<String>,
+    /// `type` and parameters, with defaults filled in.
+    pub compression: Option<Value>,
+    /// Number of blocks along each axis.
+    pub grid: Option<Vec<u64>>,
+    /// Size of all elements in bytes, as a decimal string because it may exceed 2^64; `None` for a type without a size.
+    pub size_bytes: Option<String>,
+    /// Names of the axes.
+    pub axes: Option<Vec<String>>,
+    /// Units of the axes as written, `""` for an axis without a unit.
+    pub units: Option<Vec<String>>,
+    /// Voxel size in these units; for a pyramid, that of its finest level.
+    pub resolution: Option<Vec<f64>>,
+    /// Levels, for [`NodeKind::Multiscale`].
+    pub multiscale: Option<Pyramid>,
+    /// Spec and schema that TensorStore reports for the dataset; `None` if TensorStore cannot open it.
+    pub tensorstore: Option<TensorStoreInfo>,
+    /// Equivalents of the compression in other libraries.
+    pub codec: Option<CodecEquivalents>,
+    /// Programs that can read the dataset; for a pyramid, all of its levels.
+    pub readable: Option<Compatibility>,
+    /// Problems and unusual properties, as sentences.
+    pub problems: Vec<MetadataProblem>,
+    /// True for a dataset whose blocks are decoded.
+    #[serde(skip)]
+    is_decoded: bool,
+}
+
+/// Returns everything that is known about a directory.
+pub fn describe(node: &Node) -> Description {
+    Description::new(node)
+}
+
+impl Description {
+    /// Returns true if this is a dataset whose blocks are decoded.
+    pub fn is_decoded(&self) -> bool {
+        self.is_decoded
+    }
+
+    fn new(node: &Node) -> Self {
+        let mut description = Self::default();
+        if let Some(Err(error)) = &node.document {
+            description.problems.push(truncated_error(error).into());
+            return description;
+        }
+        for UnreadableMember { name, reason } in node.own_document().unreadable() {
+            push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
+        }
+        if node.own_document().describes_dataset() {
+            match DescribedDataset::parse(node.own_document().clone()) {
+                Ok(dataset) => return description.describe_dataset(node, &dataset),
+                Err(error) => {
+                    let text = format!("the attributes do not describe a dataset: {error}");
+                    push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
+                }
+            }
+            return description;
+        }
+        let has_own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
+        if has_own("dimensions") || has_own("blockSize") {
+            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
+            let missing = missing.unwrap_or_default();
+            let text = format!("the attributes do not describe a dataset: {missing} is missing");
+            push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
+        }
+        description.describe_group(node)
+    }
+
+    fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
+        let mut problems = std::mem::take(&mut self.problems);
+        let calibration = Calibration::from_dataset(dataset, &mut problems);
+        lint::lint(dataset, &node.ancestors, &mut problems);
+        let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
+        let (_, notes) = canonical_attributes(dataset, &space, dataset.data_type(), Value::Null, None);
+        push_normalization_notes(notes, &mut problems);
+        let readable = compatibility::dataset_compatibility(dataset, &node.ancestors, &mut problems);
+        Self {
+            kind: NodeKind::Dataset,
+            dimensions: Some(dataset.dimensions().to_vec()),
+            block_size: Some(dataset.block_size().to_vec()),
+            data_type: Some(dataset.data_type().name().to_owned()),
+            compression: Some(compression_with_defaults(dataset.compression())),
+            grid: Some(dataset.grid().shape().to_vec()),
+            size_bytes: size_bytes(dataset),
+            axes: calibration.axes,
+            units: calibration.units,
+            resolution: calibration.resolution,
+            tensorstore: tensorstore_info(dataset).ok(),
+            codec: Some(codec_equivalents(dataset)),
+            readable: Some(readable),
+            problems,
+            is_decoded: dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some(),
+            ..self
+        }
+    }
+
+    fn describe_group(mut self, node: &Node) -> Self {
+        if let Some(pyramid) = pyramid(node, &mut self.problems) {
+            self.kind = NodeKind::Multiscale;
+            self.axes.clone_from(&pyramid.axes);
+            self.units.clone_from(&pyramid.units);
+            self.resolution = pyramid.resolution().map(<[f64]>::to_vec);
+            self.readable = Some(compatibility::pyramid_compatibility(node, &pyramid, &mut self.problems));
+            push_normalization_notes(group_normalization_notes(node.attributes(), &pyramid), &mut self.problems);
+            self.multiscale = Some(pyramid);
+        }
+        self
+    }
+}
+
+/// Adds a problem for each change that the view `as` makes so that strict readers open the directory.
+fn push_normalization_notes(notes: Vec<String>, problems: &mut Vec<MetadataProblem>) {
+    for sentence in notes {
+        push_unique(problems, MetadataProblemKind::Normalized.with_text(format!("as/: {sentence}")));
+    }
+}
+
+fn truncated_error(error: &DocumentError) -> String {
+    let mut text = error.to_string();
+    text.truncate(text.char_indices().nth(300).map_or(text.len(), |(at, _)| at));
+    text
+}
+
+/// Returns the size of all elements in bytes, as decimal digits. Thirty-two axes of 2^63 exceed every integer type.
+fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
+    const BASE: u128 = 1_000_000_000;
+    let item_size = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
+    // Digits in base 10^9, least significant first.
+    let mut digits: Vec<u128> = vec![1];
+    for factor in dataset.dimensions().iter().copied().chain([item_size]) {
+        let mut carry: u128 = 0;
+        for digit in &mut digits {
+            let value = *digit * u128::from(factor) + carry;
+            *digit = value % BASE;
+            carry = value / BASE;
+        }
+        while carry > 0 {
+            digits.push(carry % BASE);
+            carry /= BASE;
+        }
+    }
+    while digits.len() > 1 && digits.last() == Some(&0) {
+        digits.pop();
+    }
+    let mut text = digits.pop().map_or_else(String::new, |first| first.to_string());
+    text.extend(digits.iter().rev().map(|digit| format!("{digit:09}")));
+    Some(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::{array, dataset, group};
+
+    #[test]
+    fn a_dataset_description_has_all_members_in_the_order_of_the_contract() {
+        let own = array(&[40, 36], &json!({"dataType": "uint16", "compression": {"type": "xz"}}));
+        let description = describe(&group(&[json!({"n5": "2.0.0"})], &own, &[]));
+        let text = serde_json::to_string(&description).unwrap();
+        let start = r#"{"kind":"dataset","#;
+        let middle = r#""dimensions":[40,36],"block_size":[16,16],"data_type":"uint16","compression":{"preset":6,"type":"xz"},"grid":[3,3],"size_bytes":"2880","axes":null,"units":null,"resolution":null,"multiscale":null,"tensorstore":{"schema":{"#;
+        let end = r#""codec":{"numcodecs":{"check":-1,"filters":null,"format":1,"id":"lzma","preset":6},"hdf5":null},"readable":{"neuroglancer":false,"tensorstore":true,"java":true,"zarr":false,"z5":false},"problems":["Neuroglancer cannot read it: it does not support the compression \"xz\"","zarr-python 2 cannot read it: it requires compression.preset","z5 cannot read it: it requires compression.preset"]}"#;
+        assert!(text.starts_with(&(start.to_owned() + middle)), "{text}");
+        assert!(text.ends_with(end), "{text}");
+    }
+
+    #[test]
+    fn a_pyramid_carries_the_finest_voxel_size() {
+        let own = json!({"scales": [[1, 1], [2, 2]], "pixelResolution": {"unit": "nm", "dimensions": [4, 8]}});
+        let children = [("s0", array(&[8, 8], &json!({}))), ("s1", array(&[4, 4], &json!({"dataType": "float64"})))];
+        let description = describe(&group(&[json!({})], &own, &children));
+        assert_eq!(description.kind, NodeKind::Multiscale);
+        assert_eq!(description.resolution.unwrap(), [4.0, 8.0]);
+        assert_eq!((description.dimensions, description.tensorstore), (None, None));
+        assert!(!description.readable.unwrap().neuroglancer);
+        assert!(description.problems.iter().any(|problem| &**problem == "level s1 is float64, level s0 is uint8"));
+    }
+
+    #[test]
+    fn a_broken_document_is_described_as_a_group_with_the_reason() {
+        let broken = |node: &Node| {
+            let description = describe(node);
+            assert_eq!((description.kind, description.readable), (NodeKind::Group, None));
+            description.problems.join("|")
+        };
+        let mut node = Node { document: Some(n5_format::AttributesDocument::parse(b"{'a':1}")), ..Node::default() };
+        assert!(broken(&node).starts_with("attributes.json is not JSON"));
+        node.document = None;
+        assert_eq!(broken(&node), "");
+        let own = array(&[1], &json!({"blockSize": [0]}));
+        assert!(broken(&group(&[], &own, &[])).contains("blockSize[0] is 0"));
+        assert!(
+            broken(&group(&[], &json!({"dimensions": [1], "dataType": "uint8"}), &[])).contains("blockSize is missing")
+        );
+    }
+
+    #[test]
+    fn sizes_have_no_upper_limit() {
+        let size = |dimensions: &[u64], data_type: &str| {
+            size_bytes(&dataset(&array(dimensions, &json!({"dataType": data_type}))))
+        };
+        assert_eq!(size(&[1000, 1_000_000, 1_000_000], "uint8").unwrap(), "1000000000000000");
+        assert_eq!(size(&[5, 0], "uint64").unwrap(), "0");
+        assert_eq!(size(&[], "float32").unwrap(), "4");
+        assert_eq!(size(&[1 << 62, 1 << 62], "uint64").unwrap(), (8 * (1_u128 << 124)).to_string());
+        let huge = size(&[i64::MAX.unsigned_abs(); 32], "uint64").unwrap();
+        assert_eq!((huge.len(), &huge[huge.len() - 3..]), (608, "008"));
+        assert_eq!(size(&[1], "string"), None);
+    }
+}

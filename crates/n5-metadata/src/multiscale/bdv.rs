@@ -1,0 +1,93 @@
+//! BigDataViewer's N5 layout: `setup<i>/timepoint<t>/s<k>`.
+//!
+//! The setup group holds `downsamplingFactors`, a list of lists, and `dataType`. Each timepoint group is a pyramid of
+//! the levels `s<k>` and may hold `resolution`. The full calibration is in an XML file beside the container. Lists are
+//! in N5 axis order.
+//!
+//! A group is recognised if the group directly above it has factors for all levels and is not a dataset, and the group
+//! itself has no factors. It requires the attributes of the children named `s<number>`.
+//!
+//! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
+
+use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
+use super::pyramid::{Convention, LevelDataset, Pyramid};
+use crate::json_values::{number_lists, one_per_axis, push_unique};
+use crate::node::Node;
+use crate::problem::MetadataProblem;
+
+pub(super) fn required_paths(node: &Node) -> Vec<String> {
+    if is_bdv(node) { level_paths(node) } else { Vec::new() }
+}
+
+fn is_bdv(node: &Node) -> bool {
+    listed_factors(node.attributes()).is_none()
+        && node.parent_attributes().get("downsamplingFactors").and_then(number_lists).is_some()
+        && !node.parent_attributes().contains_key("dimensions")
+}
+
+pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
+    if !is_bdv(node) {
+        return None;
+    }
+    let listed = listed_factors(node.parent_attributes());
+    let mut is_calibrated = false;
+    let base_placement = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
+        let rank = first.dataset.rank();
+        let value = node.attributes().get("resolution");
+        let resolution = value.and_then(|value| one_per_axis(value, rank));
+        is_calibrated = resolution.is_some();
+        let base = resolution.unwrap_or_else(|| {
+            push_unique(problems, "the voxel size is not in the container but in BigDataViewer's XML file".to_owned());
+            vec![1.0; rank]
+        });
+        (base, vec![0.0; rank])
+    };
+    let levels = build_levels(node, level_names(node), listed.as_deref(), base_placement, problems);
+    let rank = levels.first()?.factors.len();
+    Some(Pyramid { convention: Convention::Bdv, axes: default_xyz_axes(rank), units: None, is_calibrated, levels })
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+    use crate::testing::*;
+    use crate::{NodeKind, describe};
+
+    /// A timepoint as pybdv writes it: factors on the setup, `resolution` on the timepoint.
+    fn timepoint(own: &serde_json::Value, level: &serde_json::Value) -> Node {
+        let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
+        let children = [("s0", array(&[44, 40, 24], &json!({}))), ("s1", array(&[22, 20, 24], level))];
+        group(&[json!({"n5": "2.0.0"}), setup], own, &children)
+    }
+
+    #[test]
+    fn a_timepoint_inherits_the_factors_of_its_setup() {
+        let node = timepoint(&json!({"multiScale": true, "resolution": [1.0, 1.0, 3.0]}), &json!({}));
+        let (pyramid, levels, problems) = read_levels(&node);
+        assert_eq!(pyramid.convention, Convention::Bdv);
+        assert_eq!(
+            levels,
+            json!([
+                ["s0", [1, 1, 1], [1.0, 1.0, 3.0], [0.0, 0.0, 0.0]],
+                ["s1", [2, 2, 1], [2.0, 2.0, 3.0], [0.5, 0.5, 0.0]]
+            ])
+        );
+        assert!(problems.is_empty(), "{problems:?}");
+    }
+
+    #[test]
+    fn factors_of_a_level_take_precedence_and_missing_calibration_is_reported() {
+        let (_, levels, problems) = read_levels(&timepoint(&json!({}), &json!({"downsamplingFactors": [2, 2, 2]})));
+        assert_eq!(levels[1], json!(["s1", [2, 2, 2], [2.0, 2.0, 2.0], [0.5, 0.5, 0.5]]));
+        assert!(problems[0].contains("XML"), "{problems:?}");
+    }
+
+    #[test]
+    fn a_setup_is_a_plain_group() {
+        let setup = json!({"dataType": "uint16", "downsamplingFactors": [[1, 1, 1], [2, 2, 1]]});
+        let description = describe(&group(&[json!({})], &setup, &[("timepoint0", json!({}))]));
+        assert_eq!((description.kind, description.problems.len()), (NodeKind::Group, 0));
+    }
+}

@@ -1,0 +1,61 @@
+//! Multiscale conventions: one file and one row of [`CONVENTIONS`] each.
+
+mod bdv;
+mod cosem;
+mod n5_viewer;
+pub(crate) mod numbered_levels;
+mod ome_ngff;
+mod paintera;
+pub(crate) mod pyramid;
+
+use self::pyramid::Pyramid;
+use crate::node::{MAX_LEVELS, Node};
+use crate::problem::MetadataProblem;
+
+/// Functions that read one multiscale convention.
+struct ConventionReader {
+    /// Paths below the directory whose attributes the convention needs; empty if the directory's own attributes and
+    /// listing already rule the convention out.
+    required_paths: fn(&Node) -> Vec<String>,
+    /// Reads the pyramid; `None` if the directory does not follow this convention.
+    read: fn(&Node, &mut Vec<MetadataProblem>) -> Option<Pyramid>,
+}
+
+/// Every convention; the first that fits a group describes it.
+///
+/// The order is that of n5-universe (`N5DatasetDiscoverer.java`). Paintera and BDV, which n5-universe does not know,
+/// come before n5-viewer, because they share its keys.
+static CONVENTIONS: &[ConventionReader] = &[
+    ConventionReader { required_paths: ome_ngff::required_paths, read: ome_ngff::read },
+    ConventionReader { required_paths: cosem::required_paths, read: cosem::read },
+    ConventionReader { required_paths: paintera::required_paths, read: paintera::read },
+    ConventionReader { required_paths: bdv::required_paths, read: bdv::read },
+    ConventionReader { required_paths: n5_viewer::required_paths, read: n5_viewer::read },
+];
+
+/// Returns the paths below a directory whose `attributes.json` [`describe`](crate::describe) needs, at most [`MAX_LEVELS`].
+///
+/// The paths are relative, consist of valid segments only and need not exist. A dataset needs none. The file of each
+/// convention says which paths it needs.
+pub fn required_paths(node: &Node) -> Vec<String> {
+    if node.own_document().describes_dataset() {
+        return Vec::new();
+    }
+    let mut paths = Vec::new();
+    for path in CONVENTIONS.iter().flat_map(|convention| (convention.required_paths)(node)) {
+        if !paths.contains(&path) {
+            paths.push(path);
+        }
+    }
+    paths.truncate(MAX_LEVELS);
+    paths
+}
+
+/// Returns the pyramid that a group describes; `None` for a plain group and for a dataset. Appends the pyramid's faults
+/// to `problems`.
+pub fn pyramid(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
+    if node.own_document().describes_dataset() {
+        return None;
+    }
+    CONVENTIONS.iter().find_map(|convention| (convention.read)(node, problems))
+}

@@ -1,0 +1,51 @@
+//! A directory of a container, as far as its description needs it.
+
+use std::collections::BTreeMap;
+use std::sync::LazyLock;
+
+use n5_format::{AttributesDocument, DescribedDataset, DocumentError};
+use serde_json::{Map, Value};
+
+/// Maximum number of documents that [`required_paths`](crate::required_paths) asks for.
+pub const MAX_LEVELS: usize = 64;
+
+/// A directory of a container, with the data that its description needs.
+#[derive(Debug, Clone, Default)]
+pub struct Node {
+    /// Attributes of the directories above, the container's root first; an empty document for a directory without
+    /// attributes. Empty for the root itself.
+    pub ancestors: Vec<AttributesDocument>,
+    /// The directory's own attributes; `None` if it has no `attributes.json`.
+    pub document: Option<Result<AttributesDocument, DocumentError>>,
+    /// Names of the directories directly below. The grid directories of a dataset may be left out.
+    pub children: Vec<String>,
+    /// Documents at those of the [`required_paths`](crate::required_paths) that have attributes, by path.
+    pub child_documents: BTreeMap<String, AttributesDocument>,
+}
+
+static NO_ATTRIBUTES: LazyLock<AttributesDocument> = LazyLock::new(AttributesDocument::default);
+
+impl Node {
+    /// Returns those of the directory's own attributes that have a meaning; empty if there are none.
+    pub fn attributes(&self) -> &Map<String, Value> {
+        self.own_document().members()
+    }
+
+    pub(crate) fn own_document(&self) -> &AttributesDocument {
+        match &self.document {
+            Some(Ok(document)) => document,
+            Some(Err(_)) | None => &NO_ATTRIBUTES,
+        }
+    }
+
+    /// Returns the attributes of the directory directly above; empty if there are none.
+    pub(crate) fn parent_attributes(&self) -> &Map<String, Value> {
+        self.ancestors.last().unwrap_or(&NO_ATTRIBUTES).members()
+    }
+
+    /// Returns the dataset at a path below, if its attributes were fetched and are valid.
+    pub fn dataset_below(&self, path: &str) -> Option<DescribedDataset> {
+        let document = self.child_documents.get(path)?;
+        document.describes_dataset().then(|| DescribedDataset::parse(document.clone()).ok()).flatten()
+    }
+}

@@ -1,0 +1,72 @@
+//! Problems and unusual properties of attributes: a sentence for people and a kind for programs.
+
+use std::borrow::Borrow;
+use std::ops::Deref;
+
+use serde::{Serialize, Serializer};
+
+/// A problem with attributes: a sentence and its kind. Serializes as the sentence alone.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct MetadataProblem {
+    /// Kind of the problem.
+    pub kind: MetadataProblemKind,
+    text: String,
+}
+
+/// Kind of a [`MetadataProblem`].
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum MetadataProblemKind {
+    /// The program of this name refuses the dataset, or the group as one image.
+    RefusedBy(&'static str),
+    /// A level of a pyramid is missing, does not fit the others or has no usable position.
+    InvalidLevel,
+    /// A problem of a level that is also reported for the level as a dataset.
+    DatasetOfLevel,
+    /// Attributes that are meant to describe a dataset do not describe one.
+    InvalidDataset,
+    /// This build does not decode the blocks.
+    Undecoded,
+    /// A change that the view `as` makes.
+    Normalized,
+    /// Any other unusual property.
+    Other,
+}
+
+impl MetadataProblemKind {
+    /// Returns a problem of this kind with the given sentence.
+    pub(crate) fn with_text(self, text: impl Into<String>) -> MetadataProblem {
+        MetadataProblem { kind: self, text: text.into() }
+    }
+}
+
+impl From<String> for MetadataProblem {
+    fn from(text: String) -> Self {
+        MetadataProblemKind::Other.with_text(text)
+    }
+}
+
+impl Deref for MetadataProblem {
+    type Target = str;
+
+    fn deref(&self) -> &str {
+        &self.text
+    }
+}
+
+impl Borrow<str> for MetadataProblem {
+    fn borrow(&self) -> &str {
+        &self.text
+    }
+}
+
+impl PartialEq<&str> for MetadataProblem {
+    fn eq(&self, text: &&str) -> bool {
+        self.text == *text
+    }
+}
+
+impl Serialize for MetadataProblem {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.serialize_str(&self.text)
+    }
+}
