@@ -88,8 +88,8 @@ impl Format for PngFormat {
         };
         let mut out = buffer_from(take_buffer, layout.max_piece_bytes())?;
         let checksum = layout.encode_piece(number, pixels, &mut out).map_err(|error| match error {
-            png_gray::EncodeError::Memory(bytes) => EncodeError::Memory(bytes),
-            error @ (png_gray::EncodeError::Size { .. } | png_gray::EncodeError::Length { .. }) => {
+            png_gray::PngError::Memory(bytes) => EncodeError::Memory(bytes),
+            error @ (png_gray::PngError::Size { .. } | png_gray::PngError::Length { .. }) => {
                 encoder_error(error.to_string())
             }
         })?;

@@ -1,95 +1,240 @@
-//! Who may import whom. A module imports only from rows below its own; the table is the design. The libraries of
-//! `crates/` stand in it under the names by which the server imports them.
+//! Who may import whom. A module imports only from modules below its own, and inside a folder a file imports only from
+//! files below its own. The two tables are the design.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Module, and the modules of this crate that it may name.
+use crate::structure::{ModulePath, workspace_imports};
+
+/// Every module of the server and every crate of the workspace, with those that it imports.
 const IMPORTS: &[(&str, &[&str])] = &[
-    ("watched_files", &[]),
-    ("access", &["config", "metrics", "watched_files"]),
-    ("n5", &[]),
-    ("metadata", &["n5"]),
-    ("log_throttle", &[]),
-    ("store", &["allocator", "fair_queue", "log_throttle", "metrics", "trace"]),
-    ("demo", &["store"]),
-    ("trace", &["metrics"]),
-    ("fair_queue", &[]),
-    ("cpu_pool", &["allocator", "fair_queue", "metrics", "trace"]),
-    ("allocator", &[]),
-    ("metrics", &[]),
-    ("cache", &["allocator", "n5", "log_throttle", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
-    ("container", &["cache", "n5", "store", "fair_queue", "cpu_pool", "metrics"]),
-    ("read", &["cache", "container", "n5", "store", "fair_queue", "cpu_pool", "metrics", "trace"]),
-    ("output", &["n5"]),
-    ("view", &["n5", "metadata", "store", "cache", "container", "read"]),
     (
-        "http",
+        "cli",
         &[
-            "access",
-            "config",
-            "n5",
-            "metadata",
-            "log_throttle",
-            "store",
-            "fair_queue",
-            "cpu_pool",
-            "metrics",
-            "trace",
-            "cache",
-            "container",
-            "read",
-            "output",
-            "view",
-        ],
-    ),
-    ("fastpath", &["metrics", "trace", "store", "cache", "container", "view", "http"]),
-    ("verify", &["n5", "metadata", "store", "cache", "container", "read", "view"]),
-    ("config", &[]),
-    ("telemetry", &["config", "metrics", "log_throttle"]),
-    ("off_thread", &[]),
-    (
-        "conn",
-        &[
-            "watched_files",
-            "allocator",
-            "fair_queue",
-            "config",
+            "server",
             "http",
-            "fastpath",
-            "log_throttle",
-            "off_thread",
+            "access",
+            "telemetry",
+            "verify",
+            "container",
+            "n5_format",
             "store",
+            "config",
+            "trace",
             "metrics",
         ],
     ),
     (
         "server",
         &[
-            "access",
-            "allocator",
-            "cpu_pool",
-            "config",
             "conn",
-            "telemetry",
-            "cache",
-            "container",
-            "http",
-            "off_thread",
-            "store",
             "demo",
+            "http",
+            "access",
+            "off_thread",
+            "telemetry",
+            "container",
+            "cpu_pool",
+            "store",
+            "allocator",
+            "config",
             "metrics",
         ],
     ),
     (
-        "cli",
-        &["access", "config", "telemetry", "container", "http", "store", "metrics", "n5", "trace", "verify", "server"],
+        "conn",
+        &[
+            "fastpath",
+            "http",
+            "off_thread",
+            "store",
+            "allocator",
+            "config",
+            "fair_queue",
+            "log_throttle",
+            "metrics",
+            "watched_files",
+        ],
     ),
+    ("demo", &["store"]),
+    ("fastpath", &["http", "view", "cache", "store", "trace", "metrics"]),
+    (
+        "http",
+        &[
+            "access",
+            "output",
+            "view",
+            "n5_metadata",
+            "read",
+            "container",
+            "cache",
+            "cpu_pool",
+            "n5_format",
+            "store",
+            "config",
+            "fair_queue",
+            "log_throttle",
+            "trace",
+            "metrics",
+        ],
+    ),
+    ("access", &["config", "metrics", "watched_files"]),
+    ("off_thread", &[]),
+    ("output", &["png_gray", "n5_format"]),
+    ("png_gray", &[]),
+    ("telemetry", &["config", "log_throttle", "metrics"]),
+    ("verify", &["view", "n5_metadata", "read", "container", "cache", "n5_format", "store"]),
+    ("view", &["n5_metadata", "read", "container", "cache", "n5_format", "store"]),
+    ("n5_metadata", &["n5_format"]),
+    ("read", &["container", "cache", "cpu_pool", "n5_format", "store", "fair_queue", "trace", "metrics"]),
+    ("container", &["cache", "cpu_pool", "n5_format", "store", "config", "fair_queue", "metrics"]),
+    (
+        "cache",
+        &["cpu_pool", "n5_format", "store", "allocator", "config", "fair_queue", "log_throttle", "trace", "metrics"],
+    ),
+    ("cpu_pool", &["allocator", "fair_queue", "trace", "metrics"]),
+    ("n5_format", &[]),
+    ("store", &["allocator", "config", "fair_queue", "log_throttle", "trace", "metrics"]),
+    ("allocator", &[]),
+    ("config", &[]),
+    ("fair_queue", &[]),
+    ("log_throttle", &[]),
+    ("trace", &["metrics"]),
+    ("metrics", &[]),
+    ("watched_files", &[]),
 ];
 
-/// Row of the table, and the package of which it is the name in the server.
-const CRATES: &[(&str, &str)] = &[("n5", "n5-format"), ("metadata", "n5-metadata")];
+/// The files of every folder from top to bottom: each imports only from those that come after it. The folder's own file,
+/// which lists them, is not among them.
+const ORDER: &[(&str, &str)] = &[
+    ("access", "jwt jwks jwks_fetcher key_set signatures token_file policy caller token_error"),
+    (
+        "cache",
+        "block_load charging decode block_cache block_entry block_waiters datasets load_times memory_permit nonblocking_objects dependency objects block_source fetch object_cache admission_filter object_entry large_object backpressure validated cache_memory budget buffer_pool error freshness pinned_buffers permit footprint waiter_counts",
+    ),
+    ("cli", "run healthcheck inspect serve sd_notify token exit verify arguments block_on escape_control signals"),
+    ("cli::verify", "report recovery report_header terminal"),
+    ("config", "load default memory_bounds source summary validate error sections container policies values"),
+    (
+        "conn",
+        "listener connections hyper_connection fast_connection connection_signals connection_timers header_filter http2_watchdog peers reply_writer serving_snapshot tls tls_socket metered_socket send_queue connection_memory goaway_reason http2_frames hpack limits so_meminfo socket threshold_pool workers",
+    ),
+    (
+        "container",
+        "browse confirm_missing groups memory reconfigured revalidate stored_blocks handle resources visibility",
+    ),
+    ("fair_queue", "semaphore single_flight state flow client"),
+    ("fastpath", "chunk thread_cache reply"),
+    (
+        "http",
+        "authorization problem_from_errors routes band_reader encode observe parts_body request_context app process_state admission compress exposition forwarded credentials query readiness route templates cors mount caller_view respond conditional options problem redact viewer_files",
+    ),
+    (
+        "http::admission",
+        "fair_polling rate_limited_body client_limits in_flight rejection_delay count_guard slice_admission stalled_store_limit",
+    ),
+    ("http::query", "lenient slice_query strict numpy_index"),
+    ("http::routes", "info operations slice stats view viewer stored listing page"),
+    ("metrics", "connections float handles labels names"),
+    (
+        "n5_format",
+        "array convert element range_reads block attributes document encode compression json_object json statistics data_type grid",
+    ),
+    (
+        "n5_format::compression",
+        "blosc blosc_decode bzip2 encoding blosc_buffer blosc_sys gzip lz4 raw xz zstd codec stream limits error",
+    ),
+    (
+        "n5_metadata",
+        "neuroglancer_source description canonical compatibility coordinate_space lint neuroglancer tensorstore codec units volume multiscale calibration node transform json_values problem",
+    ),
+    ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera numbered_levels pyramid"),
+    ("output", "accept jpeg json n5_block npy png raw tiff encoded image options"),
+    ("png_gray", "layout chunk deflate filter huffman"),
+    (
+        "read",
+        "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
+    ),
+    ("server", "reload allocator_trim memory_limit mounts settings"),
+    (
+        "store",
+        "guarded local listing_limiter memory page_cache sendfile disk_pool file_meta load unavailable listing object error key",
+    ),
+    ("store::disk_pool", "state queue job"),
+    ("store::local", "files links open_file page_cache page_cache_reader run scan tree errors resolve reopen root"),
+    ("telemetry", "panics quoted"),
+    ("trace", "export settings spans"),
+    (
+        "verify",
+        "aggregator block_findings event previous_run tally walk attribute_findings entry_role prefetch item finding gaps retry",
+    ),
+    ("view", "precomputed reencoded zarr2 zarr3 zarr lookup chunk encoder node"),
+    ("view::precomputed", "scale compressed_segmentation image"),
+    ("view::zarr", "consolidated node ngff chunk"),
+];
+
+/// Imports between modules or folders `depth` levels below the root that lie in `folder`.
+fn imports_within(folder: &[String]) -> BTreeMap<String, BTreeSet<String>> {
+    let child = |module: &ModulePath| module.strip_prefix(folder)?.first().cloned();
+    let mut found = BTreeMap::<String, BTreeSet<String>>::new();
+    for (module, imported) in workspace_imports() {
+        let Some(importer) = child(&module) else { continue };
+        let targets = found.entry(importer.clone()).or_default();
+        targets.extend(imported.iter().filter_map(child).filter(|target| *target != importer));
+    }
+    found
+}
+
+#[test]
+fn modules_import_what_the_table_says() {
+    let table = IMPORTS.iter().map(|(module, imported)| {
+        ((*module).to_owned(), imported.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>())
+    });
+    let (table, actual) = (table.collect::<BTreeMap<_, _>>(), imports_within(&[]));
+    for (module, imported) in &actual {
+        assert_eq!(table.get(module), Some(imported), "the row of {module}");
+    }
+    assert_eq!(table.len(), actual.len());
+}
+
+#[test]
+fn modules_stand_above_those_that_they_import() {
+    for (n, (module, imported)) in IMPORTS.iter().enumerate() {
+        for name in *imported {
+            assert!(IMPORTS[n + 1..].iter().any(|row| row.0 == *name), "{module} stands below {name}");
+        }
+    }
+}
+
+#[test]
+fn files_of_a_folder_import_only_from_those_below() {
+    let modules = workspace_imports();
+    let folders: BTreeSet<Vec<String>> =
+        modules.keys().flat_map(|module| (1..module.len()).map(|depth| module[..depth].to_vec())).collect();
+    let mut rows: BTreeMap<&str, &str> = ORDER.iter().copied().collect();
+    for folder in folders {
+        let name = folder.join("::");
+        let actual = imports_within(&folder);
+        if actual.len() < 2 {
+            continue;
+        }
+        let row = rows.remove(name.as_str()).unwrap_or_else(|| panic!("{name} has no row"));
+        let order: Vec<&str> = row.split(' ').collect();
+        assert_eq!(
+            order.iter().map(|file| (*file).to_owned()).collect::<BTreeSet<_>>(),
+            actual.keys().cloned().collect(),
+            "the files of {name}"
+        );
+        for (n, file) in order.iter().enumerate() {
+            for imported in &actual[*file] {
+                let is_below = order[n + 1..].contains(&imported.as_str());
+                assert!(is_below, "{name}: {file} imports {imported}, which stands above it");
+            }
+        }
+    }
+    assert!(rows.is_empty(), "no such folders: {rows:?}");
+}
 
 fn sources(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
@@ -99,101 +244,8 @@ fn sources(path: &Path) -> Vec<PathBuf> {
     entries.flat_map(|path| sources(&path)).filter(|path| path.extension().is_some_and(|e| e == "rs")).collect()
 }
 
-/// All files of a module: `module.rs`, and those below `module/`.
-fn files_of(module: &str) -> Vec<PathBuf> {
-    let folder = source_of("lib").with_file_name(module);
-    let mut files = sources(&source_of(module));
-    if folder.is_dir() && source_of(module) != folder {
-        files.extend(sources(&folder));
-    }
-    files
-}
-
 fn source_of(module: &str) -> PathBuf {
-    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
-    let file = src.join(format!("{module}.rs"));
-    if file.exists() { file } else { src.join(module) }
-}
-
-/// Names that follow `crate::`, groups in braces taken apart.
-fn imported(text: &str) -> BTreeSet<String> {
-    let word =
-        |text: &str| text.trim_start().split(|c: char| !c.is_alphanumeric() && c != '_').next().unwrap().to_owned();
-    let mut found = BTreeSet::new();
-    for (at, _) in text.match_indices("crate::") {
-        let rest = &text[at + "crate::".len()..];
-        match rest.strip_prefix('{') {
-            None => found.insert(word(rest)),
-            Some(group) => {
-                let mut depth = 0;
-                let mut item = true;
-                for (i, c) in group.char_indices() {
-                    match c {
-                        '{' => depth += 1,
-                        '}' if depth == 0 => break,
-                        '}' => depth -= 1,
-                        ',' if depth == 0 => item = true,
-                        c if item && !c.is_whitespace() => {
-                            found.insert(word(&group[i..]));
-                            item = false;
-                        }
-                        _ => {}
-                    }
-                }
-                true
-            }
-        };
-    }
-    found
-}
-
-#[test]
-fn modules_import_only_what_lies_below_them() {
-    for (module, allowed) in IMPORTS.iter().filter(|row| !CRATES.iter().any(|(name, _)| *name == row.0)) {
-        for path in files_of(module) {
-            let text = fs::read_to_string(&path).unwrap();
-            for name in imported(&text) {
-                let lawful = name == *module || allowed.contains(&name.as_str());
-                assert!(lawful, "{} imports crate::{name}; {module} may import {allowed:?}", path.display());
-            }
-        }
-    }
-}
-
-#[test]
-fn every_module_has_its_row() {
-    let text = fs::read_to_string(source_of("lib")).unwrap();
-    let declared = text.lines().filter_map(|line| {
-        let name = line.strip_prefix("pub mod ").or_else(|| line.strip_prefix("pub use ")?.split(" as ").nth(1))?;
-        name.strip_suffix(';')
-    });
-    assert_eq!(declared.collect::<BTreeSet<_>>(), IMPORTS.iter().map(|row| row.0).collect());
-}
-
-#[test]
-fn crates_depend_only_on_what_lies_below_them() {
-    let workspace = Path::new(env!("CARGO_MANIFEST_DIR"));
-    let folders: BTreeSet<String> = fs::read_dir(workspace.join("crates"))
-        .unwrap()
-        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-        .collect();
-    assert_eq!(folders, CRATES.iter().map(|(_, package)| (*package).to_owned()).collect());
-    for (module, package) in CRATES {
-        let manifest = fs::read_to_string(workspace.join("crates").join(package).join("Cargo.toml")).unwrap();
-        let manifest: toml::Table = manifest.parse().unwrap();
-        let allowed = IMPORTS.iter().find(|row| row.0 == *module).unwrap().1;
-        for dependency in manifest["dependencies"].as_table().unwrap().keys().filter(|name| name.starts_with("n5")) {
-            let row = CRATES.iter().find(|(_, package)| package == dependency);
-            assert!(row.is_some_and(|(name, _)| allowed.contains(name)), "{package} depends on {dependency}");
-        }
-    }
-}
-
-#[test]
-fn imports_are_found_however_they_are_written() {
-    let text = "use n5_format::Block; use crate::{cpu::Cpu, store::{self, Key},\n metrics}; crate::http::x()";
-    let expected: BTreeSet<String> = ["n5", "cpu", "store", "metrics", "http"].map(str::to_owned).into();
-    assert_eq!(imported(text), expected);
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("src").join(module)
 }
 
 #[test]

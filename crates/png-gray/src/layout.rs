@@ -56,7 +56,7 @@ pub struct PieceChecksum {
 
 /// Reason why an image cannot be encoded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum EncodeError {
+pub enum PngError {
     /// A side is 0 or exceeds [`MAX_SIDE`].
     Size {
         /// Pixels per row.
@@ -75,7 +75,7 @@ pub enum EncodeError {
     Memory(u64),
 }
 
-impl fmt::Display for EncodeError {
+impl fmt::Display for PngError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Size { width, height } => {
@@ -89,7 +89,7 @@ impl fmt::Display for EncodeError {
     }
 }
 
-impl std::error::Error for EncodeError {}
+impl std::error::Error for PngError {}
 
 /// Size of an image, of its pieces, and of the parts of a piece.
 ///
@@ -160,18 +160,18 @@ impl ImageLayout {
     /// Appends the piece of the given number, counted from 0, to `out`. It reserves [`Self::max_piece_bytes`].
     ///
     /// # Errors
-    /// [`EncodeError::Length`] and [`EncodeError::Memory`].
+    /// [`PngError::Length`] and [`PngError::Memory`].
     pub fn encode_piece(
         &self,
         number: usize,
         pixels: Pixels<'_>,
         out: &mut Vec<u8>,
-    ) -> Result<PieceChecksum, EncodeError> {
+    ) -> Result<PieceChecksum, PngError> {
         let row_bytes = to_usize(self.row_bytes())?;
         if let Pixels::Stored(bytes) = pixels {
             let expected = self.row_bytes().saturating_mul(self.height.into());
             if bytes.len() as u64 != expected {
-                return Err(EncodeError::Length { expected, found: bytes.len() });
+                return Err(PngError::Length { expected, found: bytes.len() });
             }
         }
         reserve(out, self.max_piece_bytes())?;
@@ -272,12 +272,12 @@ impl BitDepth {
     }
 }
 
-fn to_usize(bytes: u64) -> Result<usize, EncodeError> {
-    usize::try_from(bytes).ok().ok_or(EncodeError::Memory(bytes))
+fn to_usize(bytes: u64) -> Result<usize, PngError> {
+    usize::try_from(bytes).ok().ok_or(PngError::Memory(bytes))
 }
 
 /// Reserves room for `bytes` more bytes. A buffer that grows would copy the data and hold them twice meanwhile. Pages
 /// that are never written take no memory.
-fn reserve(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), EncodeError> {
-    buffer.try_reserve_exact(to_usize(bytes)?).ok().ok_or(EncodeError::Memory(bytes))
+fn reserve(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), PngError> {
+    buffer.try_reserve_exact(to_usize(bytes)?).ok().ok_or(PngError::Memory(bytes))
 }

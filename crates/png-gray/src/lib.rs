@@ -13,7 +13,7 @@
 //! let pixels: Vec<u8> = (0..64 * 32).map(|n| (n % 64) as u8).collect();
 //! let file = encode(64, 32, BitDepth::Eight, &pixels)?;
 //! assert!(file.starts_with(b"\x89PNG\r\n\x1a\n") && file.len() < pixels.len() / 4);
-//! # Ok::<(), png_gray::EncodeError>(())
+//! # Ok::<(), png_gray::PngError>(())
 //! ```
 //!
 //! [`ImageLayout`] encodes it in pieces. Their number depends on the image only, so the bytes are the same on every
@@ -34,7 +34,7 @@
 //!     checksums.push(layout.encode_piece(number, Pixels::Converted(&convert), &mut file)?);
 //! }
 //! file.extend(trailer(&checksums));
-//! # Ok::<(), png_gray::EncodeError>(())
+//! # Ok::<(), png_gray::PngError>(())
 //! ```
 //!
 //! Source: PNG specification, third edition, <https://www.w3.org/TR/png-3/>; RFC 1950; RFC 1951.
@@ -46,16 +46,16 @@ mod filter;
 mod huffman;
 mod layout;
 
-pub use layout::{BitDepth, EncodeError, ImageLayout, MAX_SIDE, PieceChecksum, Pixels, trailer};
+pub use layout::{BitDepth, ImageLayout, MAX_SIDE, PieceChecksum, Pixels, PngError, trailer};
 
 /// Encodes an image. `pixels` holds its rows from top to bottom, without gaps. Pixels of 16 bits have the high byte
 /// first.
 ///
 /// # Errors
-/// [`EncodeError`] if a side is 0 or exceeds [`MAX_SIDE`], if `pixels` has another length than the image, or if there is
+/// [`PngError`] if a side is 0 or exceeds [`MAX_SIDE`], if `pixels` has another length than the image, or if there is
 /// no memory.
-pub fn encode(width: u32, height: u32, depth: BitDepth, pixels: &[u8]) -> Result<Vec<u8>, EncodeError> {
-    let layout = ImageLayout::new(width, height, depth).ok_or(EncodeError::Size { width, height })?;
+pub fn encode(width: u32, height: u32, depth: BitDepth, pixels: &[u8]) -> Result<Vec<u8>, PngError> {
+    let layout = ImageLayout::new(width, height, depth).ok_or(PngError::Size { width, height })?;
     let mut file = Vec::new();
     let mut checksums = Vec::new();
     for number in 0..layout.piece_count() {
@@ -190,10 +190,10 @@ mod tests {
 
     #[test]
     fn what_is_no_image_is_an_error() {
-        assert_eq!(encode(0, 1, BitDepth::Eight, &[]), Err(EncodeError::Size { width: 0, height: 1 }));
+        assert_eq!(encode(0, 1, BitDepth::Eight, &[]), Err(PngError::Size { width: 0, height: 1 }));
         assert_eq!(ImageLayout::new(1, 1 << 31, BitDepth::Eight), None);
         let error = encode(2, 2, BitDepth::Sixteen, &[0; 7]).unwrap_err();
-        assert_eq!(error, EncodeError::Length { expected: 8, found: 7 });
+        assert_eq!(error, PngError::Length { expected: 8, found: 7 });
         assert_eq!(error.to_string(), "the pixels have 7 bytes, but the image requires 8");
     }
 

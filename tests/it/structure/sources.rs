@@ -9,7 +9,7 @@ use syn::{Item, UseTree};
 
 /// Path of a module: empty for the server's `lib.rs`; for another crate of the workspace, the name of the crate comes
 /// first.
-pub(super) type ModulePath = Vec<String>;
+pub type ModulePath = Vec<String>;
 
 /// One file of a crate.
 pub(super) struct SourceFile {
