@@ -61,12 +61,14 @@ impl BlockCache {
             let block = blocks.decode_owned(&location, bytes, is_shared, decode_permit, &mut scratch, cancel_check);
             drop(permit);
             // The wait for a core is not part of it.
-            record_decode(codec, decode_started.elapsed(), block.is_ok());
-            block
+            let elapsed = decode_started.elapsed();
+            trace::record("decode", codec, elapsed);
+            (block, elapsed)
         };
-        let block = self.cpu.run_cooperative(Priority::Low, flow, job).await?;
+        let (block, elapsed) = self.cpu.run_cooperative(Priority::Low, flow, job).await?;
         if block.is_ok() {
             times.add_decode(started.elapsed());
+            metrics::block_decoded(codec, elapsed);
         }
         Ok(block)
     }
@@ -116,7 +118,7 @@ impl BlockCache {
         let block =
             DecompressedBlock::new(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check)
                 .ok()?;
-        record_decode(dataset.attributes.compression().label(), started.elapsed(), true);
+        record_decode(dataset.attributes.compression().label(), started.elapsed());
         Some(block)
     }
 
@@ -128,10 +130,8 @@ impl BlockCache {
     }
 }
 
-/// Records the decoding of a block in the trace, and in the metrics if it succeeded.
-pub(crate) fn record_decode(codec: &'static str, elapsed: Duration, is_ok: bool) {
+/// Records a decoded block in the metrics and the trace.
+pub(crate) fn record_decode(codec: &'static str, elapsed: Duration) {
+    metrics::block_decoded(codec, elapsed);
     trace::record("decode", codec, elapsed);
-    if is_ok {
-        metrics::block_decoded(codec, elapsed);
-    }
 }

@@ -260,7 +260,7 @@ impl GatherContext {
         scratch.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
         times.add_decode(started.elapsed());
-        record_decode(compression.label(), started.elapsed(), true);
+        record_decode(compression.label(), started.elapsed());
         Some(BlockEntry::new(block, meta, checked_at))
     }
 
