@@ -136,7 +136,9 @@ impl BlockCache {
         for n in changed {
             let Some(entry) = entries[n].take() else { continue };
             self.entries.count(LookupResult::Stale, 1);
-            self.entries.remove((dataset.id, positions[n].clone()), &entry).await;
+            let stale = Arc::downgrade(&entry);
+            drop(entry);
+            self.entries.remove((dataset.id, positions[n].clone()), &stale).await;
         }
         let (mut hits, mut missing) = (0, 0);
         for entry in entries.iter().flatten() {

@@ -1,7 +1,7 @@
 //! Loads of blocks into the cache of decoded blocks.
 
 use std::future::Future;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use super::backpressure;
@@ -79,16 +79,32 @@ impl EntrySource<BlockEntry> for BlockLoad {
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
+        // Not held while the new block waits for memory.
+        let stale = stale.map(|stale| StaleBlock {
+            entry: Arc::downgrade(&stale),
+            etag_and_version: stale.etag_and_version.clone(),
+        });
         async move {
             loop {
-                match this.decode_with_retry(stale.as_ref(), &BlockWaiters::of_flight(&flight)).await {
+                let result = this.decode_with_retry(stale.as_ref(), &BlockWaiters::of_flight(&flight)).await;
+                match result {
                     // Other requests may have joined just after the load was cancelled.
-                    Err(error) if error.is_cancelled() && flight.has_waiters() => flight.attach(),
+                    Err(ref error) if error.is_cancelled() && flight.has_waiters() => flight.attach(),
                     result => return result,
+                }
+                if !flight.has_waiters() {
+                    // The last one left before it could abort the load.
+                    return result;
                 }
             }
         }
     }
+}
+
+/// A cached block that must be compared with its source.
+struct StaleBlock {
+    entry: Weak<BlockEntry>,
+    etag_and_version: Option<(Arc<str>, u64)>,
 }
 
 impl BlockLoad {
@@ -96,14 +112,14 @@ impl BlockLoad {
     /// again and its file is unchanged, the failure is returned as an entry to cache.
     async fn decode_with_retry(
         &self,
-        stale: Option<&Arc<BlockEntry>>,
+        stale: Option<&StaleBlock>,
         waiters: &BlockWaiters,
     ) -> Result<Arc<BlockEntry>, ReadError> {
         let BlockLocation { dataset, position, .. } = &self.location;
         let first = self.decode_once(stale, self.fresh_since, waiters).await;
         if let Some(stale) = stale {
-            let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::ptr_eq(entry, stale));
-            self.blocks.entries.count_revalidation(stale, is_unchanged);
+            let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::as_ptr(entry) == stale.entry.as_ptr());
+            self.blocks.entries.count_revalidation(stale.etag_and_version.is_none(), is_unchanged);
             if is_unchanged {
                 self.times.set_unchanged();
                 return first;
@@ -133,24 +149,29 @@ impl BlockLoad {
 
     async fn decode_once(
         &self,
-        stale: Option<&Arc<BlockEntry>>,
+        stale: Option<&StaleBlock>,
         fresh_since: u64,
         waiters: &BlockWaiters,
     ) -> Result<Arc<BlockEntry>, ReadError> {
         let Self { blocks, location, times, .. } = self;
         let BlockLocation { source, position, .. } = location;
         let started = Instant::now();
-        let known = stale.map(|entry| CachedVersion(entry.known()));
-        let (block, checked_at) = source.load(position, known, fresh_since).await?;
-        let stored = match (block, stale) {
-            (SourceBlock::Unchanged, Some(stale)) => {
+        let known = stale
+            .map(|stale| CachedVersion(stale.etag_and_version.as_ref().map(|(etag, version)| (&**etag, *version))));
+        let (mut block, mut checked_at) = source.load(position, known, fresh_since).await?;
+        if matches!(block, SourceBlock::Unchanged) {
+            if let Some(stale) = stale.and_then(|stale| stale.entry.upgrade()) {
                 stale.validated_at.touch(checked_at);
-                return Ok(Arc::clone(stale));
+                return Ok(stale);
             }
-            (SourceBlock::Unchanged | SourceBlock::Missing, _) => return Ok(Arc::new(BlockEntry::missing(checked_at))),
-            (SourceBlock::Decoded(block, meta), _) => return Ok(Arc::new(BlockEntry::new(block, meta, checked_at))),
-            (SourceBlock::Stored(stored), _) => stored,
-            (SourceBlock::Large(large), _) => blocks.read_large(location, &large).await?,
+            // It has been evicted meanwhile.
+            (block, checked_at) = source.load(position, None, fresh_since).await?;
+        }
+        let stored = match block {
+            SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
+            SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(block, meta, checked_at))),
+            SourceBlock::Stored(stored) => stored,
+            SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
         };
         times.add_store(started.elapsed());
         let meta = stored.meta.clone();

@@ -10,7 +10,7 @@ use super::error::ReadError;
 use super::freshness::ValidatedAt;
 use super::large_object::LargeObject;
 use super::permit::Permit;
-use crate::store::{ObjectMeta, StoreLoad};
+use crate::store::{ObjectMeta, Store, StoreLoad};
 use n5_format::{Block, GridPosition};
 
 /// Source of the blocks of one dataset.
@@ -25,6 +25,12 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         validated_at: &ValidatedAt,
         checked_at: u64,
     ) -> Option<bool>;
+
+    /// Returns the store that has the blocks as objects by their keys, if there is one. Blocks that it can read without
+    /// waiting are not requested from the source.
+    fn store(&self) -> Option<&dyn Store> {
+        None
+    }
 
     /// Returns the versions of the blocks at `positions` in their order, `None` for holes. Returns `None` if the source
     /// compares blocks only when it loads them.

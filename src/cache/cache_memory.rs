@@ -37,7 +37,7 @@ pub(crate) trait Evictable: Send + Sync {
 #[derive(Clone)]
 pub(crate) struct CacheMemory {
     pub(crate) budget: Budget,
-    cache: Arc<dyn Evictable>,
+    pub(crate) cache: Arc<dyn Evictable>,
 }
 
 impl fmt::Debug for CacheMemory {

@@ -68,9 +68,13 @@ impl ObjectCache {
             CachedStat::Missing => {
                 // Cached only if a later request can use it.
                 if !is_cached && fresh_since < request_start {
-                    // Not inserted if another request has just loaded a new object.
+                    // Looked at again within the load, which an invalidation supersedes.
                     let entry_key = ObjectCacheKey::Stored(container, key.clone());
-                    self.entries.try_insert_if_absent(entry_key, ObjectEntry::missing(true, request_start));
+                    self.entries.try_load(entry_key, |_| {
+                        let is_missing = store.cached_stat(key) == CachedStat::Missing;
+                        is_missing.then(|| ObjectEntry::missing(true, request_start))
+                    });
+                    self.entries.try_evict();
                 }
                 return self.known_missing(key, request_start);
             }

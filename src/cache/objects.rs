@@ -50,6 +50,9 @@ impl ObjectCache {
         if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since)) {
             let checked_at = entry.validated_at.nanoseconds();
             if let Some((meta, bytes)) = entry.whole_object() {
+                if known == Some(CachedVersion(Some((&*meta.etag, meta.version)))) {
+                    return Ok((SourceBlock::Unchanged, checked_at));
+                }
                 let stored = StoredBlock { meta: meta.clone(), bytes: bytes.clone(), permit: None };
                 return Ok((SourceBlock::Stored(stored), checked_at));
             }
@@ -107,13 +110,15 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         _flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
         let (objects, store, key) = (self.objects.clone(), Arc::clone(self.store), self.key.clone());
+        // Not held while the new object waits for memory.
+        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {
             let checked_at = freshness::now();
             let mut first = Revalidation::Changed;
-            if let Some(stale) = stale {
-                let known = stale.meta().map(|meta| (&*meta.etag, meta.version));
+            if let Some((stale, meta)) = stale {
+                let known = meta.as_ref().map(|meta| (&*meta.etag, meta.version));
                 first = store.revalidate(&key, known).await?;
-                if matches!(first, Revalidation::Unchanged) {
+                if let (Revalidation::Unchanged, Some(stale)) = (&first, stale.upgrade()) {
                     stale.validated_at.touch(checked_at);
                     return Ok(stale);
                 }

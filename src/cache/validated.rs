@@ -3,7 +3,7 @@
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::Instant;
 
 use async_trait::async_trait;
@@ -141,7 +141,8 @@ where
         if let Some(entry) = &cached
             && (entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(entry) == Some(true))
         {
-            self.lookups.count(hit(&**entry), freshness.lookup_weight());
+            let result = if entry.is_missing() { LookupResult::Absent } else { LookupResult::Hit };
+            self.lookups.count(result, freshness.lookup_weight());
             return Ok(Arc::clone(entry));
         }
         freshness.ensure_may_block().await;
@@ -149,9 +150,12 @@ where
             self.lookups.count(LookupResult::Miss, 1);
             return self.load(key, fresh_since, source).await;
         };
-        let loaded = self.load(key, fresh_since, source).await;
-        self.count_revalidation(&stale, loaded.as_ref().is_ok_and(|entry| Arc::ptr_eq(entry, &stale)));
-        loaded
+        let (stale_entry, is_missing) = (Arc::downgrade(&stale), stale.is_missing());
+        // Not held while a new entry waits for memory.
+        drop(stale);
+        let loaded = self.load(key, fresh_since, source).await?;
+        self.count_revalidation(is_missing, Arc::as_ptr(&loaded) == stale_entry.as_ptr());
+        Ok(loaded)
     }
 
     /// Loads the entry of `key`, which a lookup has just missed or found stale, in a single flight. The result was
@@ -163,12 +167,14 @@ where
         source: &impl EntrySource<V>,
     ) -> Result<Arc<V>, ReadError> {
         // Another request may have started the load before this request began. Then the result is compared again.
-        for _ in 0..ATTEMPTS {
+        let mut attempts = 0;
+        while attempts < ATTEMPTS {
             let (waiter, leader) = self.flights.join(key.clone());
             let Some(entry) = self.fly(key, fresh_since, source, waiter, leader).await? else { continue };
             if entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
                 return Ok(entry);
             }
+            attempts += 1;
         }
         let (waiter, leader) = self.flights.unshared(key.clone());
         let entry = self.fly(key, fresh_since, source, waiter, Some(leader)).await?;
@@ -195,10 +201,10 @@ where
                 leader.finish(Ok(Arc::clone(entry)));
                 return Ok(cached);
             }
-            let flight = leader.handle().clone();
-            let stale = cached.clone().filter(|stale| source.try_is_unchanged(stale) != Some(false));
-            let load = source.load(stale, flight.clone());
-            let work = self.clone().load_into_map(key.clone(), cached, flight, load);
+            let (flight, cached) = (leader.handle().clone(), self.without_changed(key, cached, source).await);
+            let replaced = cached.as_ref().map(Arc::downgrade);
+            let load = source.load(cached, flight.clone());
+            let work = self.clone().load_into_map(key.clone(), replaced, flight, load);
             // Boxed, because the futures around it would otherwise reserve space for it twice.
             leader.spawn(ClientId::current().scope(trace::in_current_scope(Box::pin(work))));
         }
@@ -209,24 +215,36 @@ where
         result.transpose()
     }
 
-    /// Puts the result of `load` into the map in place of `cached`.
+    /// Returns `cached`, unless it is known to have changed. It is then removed, so that it holds no memory while the new
+    /// entry waits for some.
+    async fn without_changed(&self, key: &K, cached: Option<Arc<V>>, source: &impl EntrySource<V>) -> Option<Arc<V>> {
+        let cached = cached?;
+        if source.try_is_unchanged(&cached) != Some(false) {
+            return Some(cached);
+        }
+        self.remove(key.clone(), &Arc::downgrade(&cached)).await;
+        None
+    }
+
+    /// Puts the result of `load` into the map in place of `replaced`. After an error, that entry stays; it is compared
+    /// again before it is used.
     async fn load_into_map(
         self,
         key: K,
-        cached: Option<Arc<V>>,
+        replaced: Option<Weak<V>>,
         flight: FlightHandle,
         load: impl Future<Output = Result<Arc<V>, ReadError>>,
     ) -> Result<Arc<V>, ReadError> {
-        let loaded = load.await;
-        match (&loaded, cached) {
-            (Ok(entry), Some(cached)) if Arc::ptr_eq(entry, &cached) => return loaded,
-            (Ok(entry), _) if entry.is_cacheable() => self.insert(key, entry, &flight).await,
-            (_, Some(cached)) => self.remove(key, &cached).await,
-            (_, None) => {}
+        let entry = load.await?;
+        match replaced {
+            Some(replaced) if Arc::as_ptr(&entry) == replaced.as_ptr() => return Ok(entry),
+            _ if entry.is_cacheable() => self.insert(key, &entry, &flight).await,
+            Some(replaced) => self.remove(key, &replaced).await,
+            None => {}
         }
         // Evicts surplus entries now, not only when the map's own queue is full.
         self.map.run_pending_tasks().await;
-        loaded
+        Ok(entry)
     }
 
     /// Puts `entry` into the map, unless the flight that loaded it began before an [invalidation](Self::invalidate).
@@ -239,9 +257,9 @@ where
     }
 
     /// Removes `stale` from the map, unless it has been replaced already.
-    pub(crate) async fn remove(&self, key: K, stale: &Arc<V>) {
+    pub(crate) async fn remove(&self, key: K, stale: &Weak<V>) {
         let removal = self.map.entry(key).and_compute_with(|current| {
-            let is_same = current.is_some_and(|current| Arc::ptr_eq(current.value(), stale));
+            let is_same = current.is_some_and(|current| Arc::as_ptr(current.value()) == stale.as_ptr());
             std::future::ready(if is_same { Op::Remove } else { Op::Nop })
         });
         removal.await;
@@ -284,6 +302,7 @@ where
     pub(crate) fn try_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
         let leader = self.flights.try_lead(key.clone())?;
         if let Some(entry) = self.try_cached(&key) {
+            leader.finish(Ok(Arc::clone(&entry)));
             return Some(entry);
         }
         let entry = Arc::new(load(leader.handle())?);
@@ -298,12 +317,6 @@ where
         let _ = self.map.invalidate(key).now_or_never();
     }
 
-    /// Caches `entry` without waiting, unless there is one.
-    pub(crate) fn try_insert_if_absent(&self, key: K, entry: V) {
-        let _ = self.map.entry(key).or_insert(Arc::new(entry)).now_or_never();
-        self.try_evict();
-    }
-
     /// Counts lookups that were made by [`Self::cached`] or [`Self::try_cached`].
     pub(crate) fn count(&self, result: LookupResult, count: u64) {
         if count > 0 {
@@ -311,9 +324,14 @@ where
         }
     }
 
-    /// Counts the lookup of an entry that had to be compared with its source.
-    pub(crate) fn count_revalidation(&self, stale: &V, is_unchanged: bool) {
-        self.lookups.count(if is_unchanged { hit(stale) } else { LookupResult::Stale }, 1);
+    /// Counts the lookup of an entry, or of the fact that there is none, that had to be compared with its source.
+    pub(crate) fn count_revalidation(&self, is_missing: bool, is_unchanged: bool) {
+        if is_unchanged {
+            self.lookups.count(if is_missing { LookupResult::Absent } else { LookupResult::Hit }, 1);
+        } else {
+            self.lookups.count(LookupResult::Stale, 1);
+            self.lookups.count(LookupResult::Miss, 1);
+        }
     }
 
     /// Evicts surplus entries, unless another task is already doing so.
@@ -364,11 +382,6 @@ where
     }
 }
 
-/// Returns the result of a lookup that found `entry`.
-fn hit(entry: &impl CacheEntry) -> LookupResult {
-    if entry.is_missing() { LookupResult::Absent } else { LookupResult::Hit }
-}
-
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -378,6 +391,7 @@ mod tests {
 
     use super::super::freshness;
     use super::*;
+    use crate::config::RevalidationPolicy;
 
     #[derive(Debug)]
     struct Entry {
@@ -457,6 +471,7 @@ mod tests {
             _flight: FlightHandle,
         ) -> impl Future<Output = Result<Arc<Entry>, ReadError>> + Send + 'static {
             let this = self.clone();
+            let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.version));
             async move {
                 let (version, checked_at) = (this.0.version.load(Ordering::Relaxed), freshness::now());
                 let counter = if stale.is_some() { &this.0.revalidations } else { &this.0.loads };
@@ -465,9 +480,10 @@ mod tests {
                 if version == 0 {
                     return Err(ReadError::Internal("gone".to_owned()));
                 }
-                if let Some(stale) = stale.filter(|stale| stale.version == version) {
-                    stale.validated_at.touch(checked_at);
-                    return Ok(stale);
+                let unchanged = stale.filter(|(_, known)| *known == version).and_then(|(stale, _)| stale.upgrade());
+                if let Some(unchanged) = unchanged {
+                    unchanged.validated_at.touch(checked_at);
+                    return Ok(unchanged);
                 }
                 let validated_at = ValidatedAt::at(checked_at);
                 Ok(Arc::new(Entry { version, is_cacheable: this.0.is_cacheable, validated_at }))
@@ -493,7 +509,7 @@ mod tests {
             }
             assert_eq!(remote.requests(), requests);
         }
-        assert!(cache.load(&1, 0, &remote).await.unwrap().version == 2 && first.version == 1);
+        assert_eq!((first.version, cache.load(&1, 0, &remote).await.unwrap().version), (1, 2));
         assert_eq!(remote.requests(), (1, 2), "a fresh entry costs no request");
     }
 
@@ -553,15 +569,33 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn an_error_is_not_cached_and_ends_a_stale_entry() {
+    async fn an_error_is_not_cached_and_leaves_a_stale_entry_to_be_compared_again() {
         let (cache, remote) = (cache(), Remote::new(true));
-        cache.load(&1, 0, &remote).await.unwrap();
+        let first = cache.load(&1, 0, &remote).await.unwrap();
         remote.set_version(0);
         assert!(cache.load(&1, freshness::now(), &remote).await.is_err());
-        assert!(cache.cached(&1).await.is_none());
-        assert!(cache.load(&1, 0, &remote).await.is_err());
+        assert!(cache.load(&2, 0, &remote).await.is_err());
+        assert!(cache.cached(&2).await.is_none());
         remote.set_version(1);
-        assert_eq!(cache.load(&1, 0, &remote).await.unwrap().version, 1);
+        let again = cache.load(&1, freshness::now(), &remote).await.unwrap();
+        assert!(Arc::ptr_eq(&first, &again));
+        assert_eq!(cache.load(&2, 0, &remote).await.unwrap().version, 1);
+    }
+
+    #[tokio::test]
+    async fn a_stale_entry_is_not_held_while_its_successor_is_loaded() {
+        let (cache, remote) = (cache(), Remote::new(true));
+        let stale = Arc::downgrade(&cache.load(&1, 0, &remote).await.unwrap());
+        remote.set_version(2);
+        remote.close();
+        let now = freshness::now();
+        let freshness = Freshness::begin(RevalidationPolicy::Always, RevalidationPolicy::Always);
+        let mut get = cache.get(&1, freshness, now, &remote).boxed();
+        assert!((&mut get).now_or_never().is_none());
+        tokio::task::yield_now().await;
+        assert_eq!(stale.strong_count(), 1, "only the map holds it, which can evict it");
+        remote.open();
+        assert_eq!(get.await.unwrap().version, 2);
     }
 
     #[tokio::test]

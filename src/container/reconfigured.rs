@@ -16,9 +16,9 @@ impl Resources {
         let replacement = Self::with_cpu(cpu.clone(), settings.clone(), self.codecs().clone());
         let choose = |is_kept| if is_kept { self } else { &*replacement };
         let mut objects = choose(retained.objects).objects.with_max_wait(max_wait);
-        objects.memory = self.objects.memory.map(|budget| budget.with_size_of(&replacement.objects.memory.budget));
+        objects.memory.budget = self.objects.memory.budget.with_size_of(&replacement.objects.memory.budget);
         let mut blocks = choose(retained.blocks).blocks.with_max_wait(max_wait, &cpu);
-        blocks.memory = self.blocks.memory.map(|budget| budget.with_size_of(&replacement.blocks.memory.budget));
+        blocks.memory.budget = self.blocks.memory.budget.with_size_of(&replacement.blocks.memory.budget);
         Arc::new(Self {
             slice_budget: self.slice_budget.with_size_of(&replacement.slice_budget),
             datasets: self.datasets.with_max_wait(max_wait),
@@ -83,6 +83,8 @@ mod tests {
 
     use super::*;
     use crate::cache::RevalidationPolicy;
+    use crate::cache::object_entry::{ObjectCacheKey, ObjectEntry};
+    use crate::fair_queue::FlightHandle;
 
     fn settings() -> Settings {
         Settings {
@@ -136,6 +138,19 @@ mod tests {
         assert!(smaller.slice_budget.try_take(1).is_none());
         drop(permit);
         assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+    }
+
+    #[tokio::test]
+    async fn memory_of_a_replaced_cache_is_freed_by_the_new_one() {
+        let old = Resources::new(settings());
+        let new = old.reconfigured(Settings { stored_cache: 2 << 20, ..settings() });
+        let key = ObjectCacheKey::Derived(1);
+        let load = |_: &FlightHandle| Some(ObjectEntry::missing(false, 1));
+        for objects in [&old.objects, &new.objects] {
+            assert!(objects.entries.try_load(key.clone(), load).is_some());
+        }
+        new.objects.memory.cache.evict_part(1).await;
+        assert!(new.objects.entries.try_cached(&key).is_none() && old.objects.entries.try_cached(&key).is_some());
     }
 
     #[tokio::test]

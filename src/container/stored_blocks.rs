@@ -9,7 +9,7 @@ use crate::cache::block_source::{BlockSource, CachedVersion, SourceBlock};
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::ValidatedAt;
-use crate::store::StoreLoad;
+use crate::store::{Store, StoreLoad};
 use n5_format::GridPosition;
 
 /// The stored blocks of one dataset.
@@ -38,9 +38,13 @@ impl BlockSource for StoredBlocks {
         validated_at.try_revalidate(&*self.container.store, &self.dataset.block_key(position), version, checked_at)
     }
 
+    fn store(&self) -> Option<&dyn Store> {
+        Some(&*self.container.store)
+    }
+
     async fn versions(&self, positions: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError> {
         let store = &self.container.store;
-        if store.page_cache().is_none() {
+        if store.sends_conditional_requests() {
             return Ok(None);
         }
         let keys = positions.iter().map(|position| self.dataset.block_key(position)).collect();

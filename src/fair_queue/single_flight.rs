@@ -23,6 +23,14 @@ pub(super) fn watch_flight_clients() -> Option<watch::Receiver<Vec<ClientId>>> {
     CURRENT_FLIGHT.try_with(|flight| flight.0.clients.subscribe()).ok()
 }
 
+/// Returns the clients for which the running task works: those of its flight, which more may join, or the current one.
+fn current_clients() -> (Vec<ClientId>, Option<watch::Receiver<Vec<ClientId>>>) {
+    let mut parent_clients = watch_flight_clients();
+    let clients =
+        parent_clients.as_mut().map_or_else(|| vec![ClientId::current()], |parent| parent.borrow_and_update().clone());
+    (clients, parent_clients)
+}
+
 /// The flights of work whose result has type `T`, by key. Cheap to clone; clones share the flights.
 #[derive(Debug)]
 pub struct SingleFlight<K, T>(Arc<Mutex<HashMap<K, Arc<Flight<T>>>>>);
@@ -129,10 +137,7 @@ impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
     /// Joins the flight of `key` for the current client. If the calling task works for a flight itself, all clients of
     /// that flight join. If there was no flight, the second value leads the new one.
     pub fn join(&self, key: K) -> (Waiter<K, T>, Option<Leader<K, T>>) {
-        let mut parent_clients = watch_flight_clients();
-        let clients = parent_clients
-            .as_mut()
-            .map_or_else(|| vec![ClientId::current()], |parent| parent.borrow_and_update().clone());
+        let (clients, parent_clients) = current_clients();
         let mut flights = self.lock();
         let is_first = !flights.contains_key(&key);
         let flight = Arc::clone(flights.entry(key.clone()).or_default());
@@ -149,9 +154,9 @@ impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
         let flight = Arc::<Flight<T>>::default();
         flight.handle.0.waiters.store(1, Ordering::Relaxed);
         flight.handle.0.is_superseded.store(true, Ordering::Release);
-        flight.handle.add_clients(vec![ClientId::current()]);
-        let waiter =
-            Waiter { flights: self.clone(), key: key.clone(), flight: Arc::clone(&flight), parent_clients: None };
+        let (clients, parent_clients) = current_clients();
+        flight.handle.add_clients(clients);
+        let waiter = Waiter { flights: self.clone(), key: key.clone(), flight: Arc::clone(&flight), parent_clients };
         (waiter, Leader { flights: self.clone(), key, flight })
     }
 

@@ -264,7 +264,6 @@ impl Container {
         let context = Arc::new(GatherContext {
             blocks: blocks.clone(),
             source: self.block_source(dataset),
-            store: Arc::clone(&self.store),
             dataset: Arc::clone(dataset),
             canvas: Canvas::new(dataset.attributes.grid().clone(), slice.width, region.clone(), axis, slabs),
             fresh_since: freshness.data_since,

@@ -31,7 +31,7 @@ use crate::cache::permit::Permit;
 use crate::cpu_pool::{CoreLease, Priority};
 use crate::fair_queue::FlightHandle;
 use crate::metrics::{self, StoreOperation};
-use crate::store::{NonblockingReader, ObjectMeta, Store};
+use crate::store::{NonblockingReader, ObjectMeta};
 use crate::trace;
 use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
 
@@ -69,7 +69,6 @@ pub(crate) enum PasteItem {
 pub(crate) struct GatherContext {
     pub(crate) blocks: BlockCache,
     pub(crate) source: Arc<dyn BlockSource>,
-    pub(crate) store: Arc<dyn Store>,
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) canvas: Canvas,
     /// A block last compared with the store before this moment is stale.
@@ -301,16 +300,16 @@ impl GatherContext {
     ) -> Option<Option<ObjectMeta>> {
         let max_bytes = self.max_file_bytes();
         scratch.try_reserve(&self.blocks, max_bytes)?;
-        let started = Instant::now();
+        let (started, store) = (Instant::now(), self.source.store()?);
         if scratch.reader.is_none() {
-            scratch.reader = Some(self.store.page_cache()?.reader()?);
+            scratch.reader = Some(store.page_cache()?.reader()?);
         }
         let meta = scratch.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut scratch.file)?;
         times.add_store(started.elapsed());
-        metrics::store_request(StoreOperation::Get, self.store.backend(), started.elapsed());
+        metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());
         if meta.is_some() {
-            metrics::store_read_bytes(self.store.backend(), scratch.file.len() as u64);
+            metrics::store_read_bytes(store.backend(), scratch.file.len() as u64);
         }
         Some(meta)
     }

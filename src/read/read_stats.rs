@@ -139,6 +139,7 @@ impl Container {
             let probed = if is_small {
                 probe()
             } else {
+                freshness.ensure_may_block().await;
                 self.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
             };
             sum.merge(&probed.known);

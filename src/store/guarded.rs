@@ -82,6 +82,10 @@ impl Store for GuardedStore {
         })
     }
 
+    fn sends_conditional_requests(&self) -> bool {
+        self.0.sends_conditional_requests()
+    }
+
     fn reports_missing_root(&self) -> bool {
         self.0.reports_missing_root()
     }

@@ -92,6 +92,12 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(if is_unchanged { Revalidation::Unchanged } else { Revalidation::Changed })
     }
 
+    /// Returns true if [`Self::revalidate`] sends one request whose answer may be the object. Otherwise many objects are
+    /// compared at once, by [`Self::head_many`].
+    fn sends_conditional_requests(&self) -> bool {
+        false
+    }
+
     /// Returns true if the store itself tells a missing object from a missing root. Otherwise a missing block is a hole
     /// only if its dataset is found afterwards.
     fn reports_missing_root(&self) -> bool {

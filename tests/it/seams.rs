@@ -15,7 +15,11 @@ const FOREVER: RevalidationPolicy = RevalidationPolicy::After(Duration::from_sec
 
 /// Creates a dataset of three blocks, of which the last is missing.
 fn remote() -> Arc<Remote> {
-    let remote = Arc::new(Remote::default());
+    remote_of(Remote::default())
+}
+
+fn remote_of(remote: Remote) -> Arc<Remote> {
+    let remote = Arc::new(remote);
     remote.put(
         "v/attributes.json",
         r#"{"dimensions":[4,6],"blockSize":[4,2],"dataType":"uint8","compression":{"type":"raw"}}"#,
@@ -117,4 +121,20 @@ async fn a_hole_costs_no_request_beyond_its_own() {
     remote.put("v/0/2", block(7));
     assert_eq!(client.get(path).await.body, [7; 8][..]);
     assert_eq!(remote.take_requests(), ["GET if changed v/0/2"]);
+}
+
+#[tokio::test]
+async fn blocks_of_a_store_without_conditional_requests_are_compared_together_and_only_changed_ones_are_read() {
+    let remote = remote_of(Remote::unconditional());
+    let client = client(&remote, FOREVER, RevalidationPolicy::Always);
+    let path = "/slice/v?start=0,0&stop=4,4&format=raw";
+    assert_eq!(client.get(path).await.status, 200);
+    remote.take_requests();
+    let warm = client.get(path).await;
+    assert!(warm.header("server-timing").unwrap().contains("cache;desc=hit"));
+    assert_eq!(remote.take_requests(), ["HEAD v/0/0", "HEAD v/0/1"]);
+    remote.put("v/0/1", block(9));
+    let changed = client.get(path).await;
+    assert_eq!(changed.body[..], [[0; 8], [9; 8]].concat()[..]);
+    assert_eq!(remote.take_requests(), ["HEAD v/0/0", "HEAD v/0/1", "GET v/0/1"]);
 }

@@ -19,9 +19,16 @@ const LATENCY: Duration = Duration::from_millis(5);
 pub struct Remote {
     objects: Mutex<BTreeMap<Key, (ObjectMeta, Bytes)>>,
     requests: Mutex<Vec<String>>,
+    /// Compares and gets in two requests.
+    is_unconditional: bool,
 }
 
 impl Remote {
+    /// Creates an empty store that compares and gets in two requests.
+    pub fn unconditional() -> Self {
+        Self { is_unconditional: true, ..Self::default() }
+    }
+
     /// Creates or replaces an object.
     pub fn put(&self, key: &str, bytes: impl Into<Bytes>) {
         let (key, bytes) = (Key::parse(key).unwrap(), bytes.into());
@@ -74,7 +81,16 @@ impl Store for Remote {
         }))
     }
 
+    fn sends_conditional_requests(&self) -> bool {
+        !self.is_unconditional
+    }
+
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
+        if self.is_unconditional {
+            let current = self.head(key).await?;
+            let is_unchanged = current.map(|meta| meta.version) == known.map(|(_, version)| version);
+            return Ok(if is_unchanged { Revalidation::Unchanged } else { Revalidation::Changed });
+        }
         let current = self.request("GET if changed", key).await;
         Ok(match current {
             None if known.is_none() => Revalidation::Unchanged,
