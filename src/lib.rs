@@ -41,21 +41,18 @@
 //! # Layers
 //!
 //! ```text
-//! main ──► cli                                       arguments and commands
-//!           │
-//!         server ──► config, telemetry, demo         start-up, reload, shutdown
-//!           │
-//!          conn                                      connections, TLS, limits of clients
-//!           │
-//!        fastpath                                    answers that need no waiting, without the HTTP library
-//!           │
-//!          http                                      paths, queries, statuses, headers
-//!           ├──────────► output                      array → bytes of a media type
-//!           ├──────────► metadata                    the meaning of attributes (crate n5-metadata)
-//!       container                                    combines format and storage
-//!           ├──────────► n5                          the format; no I/O (crate n5-format)
-//!           ├──────────► store                       keys and bytes; no knowledge of N5
-//!           └──────────► cpu_pool, metrics
+//! main ──► cli ──► server ──► conn ──► fastpath      commands, start-up, connections, answers that need no waiting
+//!                                          │
+//!                                        http        paths, queries, admission, statuses, headers
+//!                                          ├──► view ──► n5_metadata       other programs' formats of a container
+//!                                          ├──► output ──► png_gray        array → bytes of a media type
+//!                                        read        regions: plan, gather, sample, derive
+//!                                          │
+//!                                      container     groups, datasets, listings, visibility
+//!                                          │
+//!                                        cache       objects, blocks, budgets; decoding by n5_format
+//!                                          ├──► store, n5_format           keys and bytes; the format
+//!                                          └──► cpu_pool, fair_queue, metrics
 //! ```
 //!
 //! A module imports only from rows below its own; `tests/it/architecture.rs` holds the table.
@@ -101,5 +98,3 @@ pub mod trace;
 pub mod verify;
 pub mod view;
 pub mod watched_files;
-
-// Libraries of their own in `crates/`, under the names by which the server imports them.

@@ -23,14 +23,17 @@ use n5_format::{Block, DatasetAttributes, DecodeBuffers, GridPosition};
 pub(crate) const SHORT_FLOW: u64 = 0;
 const STREAM_FLOW: u64 = 1;
 
-/// Headroom of a permit in the slice budget: this many times its size, but at most this part of the budget, stays free
-/// for smaller permits. However many responses of one size clients leave unread, smaller ones find some memory.
+/// Headroom of a permit in the slice budget: this many times its size stays free for smaller permits. However many
+/// responses of one size clients leave unread, smaller ones find some memory.
 const HEADROOM_FACTOR: u64 = 4;
+
+/// Divisor of the budget that bounds the headroom.
 const MAX_HEADROOM_DIVISOR: u64 = 16;
 
-/// Factor by which a response that has started waits longer for memory than one that can still be refused, and its
-/// minimum wait.
+/// Factor by which a response that has started waits longer for memory than one that can still be refused.
 const STARTED_WAIT_FACTOR: u32 = 6;
+
+/// Minimum of that wait.
 const MIN_STARTED_WAIT: Duration = Duration::from_secs(60);
 
 /// A bounded amount of memory that is lent out as permits. Clients take turns; the permits of one client are granted in

@@ -1,8 +1,7 @@
 //! Caches of stored objects, decoded blocks and parsed attributes, and the memory budgets that bound them.
 //!
-//! [`Validated`](validated::Validated) is the one cache: it compares entries with their source before they are used, and
-//! loads each in a single flight. Memory is taken from a [`Budget`](budget::Budget) before it is allocated, and the permit
-//! travels with the bytes.
+//! `validated::Validated` compares entries with their source before they are used, and loads each in a single flight.
+//! Memory is taken from a `budget::Budget` before it is allocated, and the permit travels with the bytes.
 
 pub(crate) mod admission_filter;
 pub(crate) mod backpressure;

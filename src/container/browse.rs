@@ -164,7 +164,7 @@ impl Container {
             let Ok(ancestor) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
             let group = match self.group(freshness, &ancestor).await {
                 Ok(group) => group,
-                // The key may be that of the dataset, or only of a group above it.
+                // `ancestor` may be the dataset, or only a group above it. Keeps the first error and tries the others.
                 Err(error) if error.hides_attributes() => {
                     first_error.get_or_insert(error);
                     continue;

@@ -23,8 +23,7 @@ const MAX_PARSED_FACTOR: u64 = 256;
 /// Length of the longest document that is processed on the calling thread, in bytes. Longer ones go to the CPU pool.
 const MAX_INLINE_BYTES: usize = 32 << 10;
 
-/// Length of the longest document that makes a high-priority job, in bytes. Longer ones take more than some
-/// milliseconds: 2 to 5 for a MiB.
+/// Length of the longest document that is processed at high priority, in bytes. Parsing takes 2 to 5 ms for a MiB.
 const MAX_SHORT_JOB_BYTES: usize = 1 << 20;
 
 /// Approximate memory of a name in bytes, besides its text.

@@ -1,4 +1,4 @@
-//! A container: an N5 hierarchy in a store, and what it shares with others.
+//! The handle to a container: its store, the resources that it shares, and what its caller may see.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

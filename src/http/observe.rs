@@ -63,7 +63,7 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     let mut response = next.run(request).await;
     if must_close {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        // Otherwise hyper tells HTTP/1.0 clients, too, that the connection is kept alive.
+        // Without this, hyper tells HTTP/1.0 clients that the connection stays open.
         *response.version_mut() = version;
     }
     record.route = response.extensions().get::<RouteLabel>().map_or("unmatched", |route| route.0);

@@ -1,6 +1,6 @@
 //! Output formats, which encode a decoded array as a media type: one file and one row of [`FORMATS`] each.
 //!
-//! Synchronous and without I/O. Imports `n5` only, and knows nothing of datasets, stores or HTTP responses.
+//! Synchronous and without I/O. Knows nothing of datasets, stores or HTTP responses.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod accept;
@@ -198,7 +198,7 @@ pub trait Format: fmt::Debug + Send + Sync {
 
     /// Encodes the piece of the given number, counted from 0. Pieces can be encoded in parallel.
     ///
-    /// `room` supplies the piece's buffer: it takes a number of bytes and returns a buffer of any content and any
+    /// `take_buffer` supplies the piece's buffer: it takes a number of bytes and returns a buffer of any content and any
     /// capacity.
     ///
     /// # Errors

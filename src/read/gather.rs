@@ -349,7 +349,7 @@ fn slowest_cut_axis(region: &Region) -> usize {
     region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0)
 }
 
-/// Returns true if `part` of `max_slice_bytes` takes all samples that the slice has in the block at `position`.
+/// Returns true if `part`, a part of `slice`, takes all samples that the slice has in the block at `position`.
 fn takes_all_samples(slice: &PlannedSlice, part: &Region, position: &GridPosition) -> bool {
     let grid = slice.dataset.attributes.grid();
     grid.origin(position).iter().zip(grid.block_size()).enumerate().all(|(axis, (low, size))| {
