@@ -19,7 +19,7 @@ ENV CARGO_HOME=/usr/local/cargo CARGO_INCREMENTAL=0 CARGO_TERM_COLOR=never
 WORKDIR /src
 COPY . .
 # The cache mounts keep dependencies and their objects on the build machine, so that a change of a source file
-# recompiles only this crate.
+# recompiles only the crates of this repository.
 RUN --mount=type=cache,id=n5-server-registry,target=/usr/local/cargo/registry,sharing=locked \
     --mount=type=cache,id=n5-server-target,target=/src/target,sharing=locked \
     cargo build --release --locked --bin n5-server \

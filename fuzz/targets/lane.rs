@@ -22,10 +22,10 @@ use tower::ServiceExt;
 use super::request::objects;
 use super::server::{Server, wait_for};
 
-/// As in `src/app/connections.rs`.
+/// As in `src/conn/limits.rs`.
 const HEADER_BYTES: usize = 96 << 10;
 
-/// As in `src/app/fast_connection.rs`.
+/// As in `src/conn/fast_connection.rs`.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Header of every answer that does not come from hyper itself.

@@ -24,7 +24,9 @@ impl IssuerKeys {
     /// # Errors
     /// Returns a message if a file cannot be used or no thread can be started.
     pub(super) fn open(config: &JwtConfig, known: Option<(&JwtConfig, &Arc<Self>)>) -> Result<Arc<Self>, String> {
-        let location = |config: &JwtConfig| (config.keys.clone(), config.roots.clone());
+        // Certificates of roots matter only to connections.
+        let is_url = config.keys.contains("://");
+        let location = |config: &JwtConfig| (config.keys.clone(), is_url.then(|| config.roots.clone()));
         let intervals = |config: &JwtConfig| (config.refresh, config.refetch, config.stale);
         let known = known.filter(|(known_config, _)| location(known_config) == location(config));
         let keys = match known.map(|(known_config, keys)| (known_config, keys, &**keys)) {
@@ -33,7 +35,7 @@ impl IssuerKeys {
                 return Ok(Arc::clone(keys));
             }
             Some((_, _, Self::Url(fetcher))) => Self::Url(JwksFetcher::start(config, Some(fetcher))?),
-            None if config.keys.contains("://") => Self::Url(JwksFetcher::start(config, None)?),
+            None if is_url => Self::Url(JwksFetcher::start(config, None)?),
             None => {
                 let failed = || metrics::access_reload_failed("keys");
                 let path = Path::new(&config.keys);

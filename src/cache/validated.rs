@@ -170,7 +170,13 @@ where
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             let (waiter, leader) = self.flights.join(key.clone());
-            let Some(entry) = self.fly(key, fresh_since, source, waiter, leader).await? else { continue };
+            let entry = match self.fly(key, fresh_since, source, waiter, leader).await {
+                Ok(Some(entry)) => entry,
+                Ok(None) => continue,
+                // A load that was given up without waiters, just before this request joined it.
+                Err(error) if error.is_cancelled() => continue,
+                Err(error) => return Err(error),
+            };
             if entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
                 return Ok(entry);
             }

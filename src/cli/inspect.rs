@@ -8,6 +8,8 @@ use anyhow::{Context, bail};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
+use serde::Deserialize;
+use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tokio::runtime::Builder;
 use tower::ServiceExt;
@@ -21,7 +23,6 @@ use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
 use crate::server::{container_settings, http_options, mount, open_store};
 use crate::store::Key;
-use n5_format::{JsonError, JsonMembers};
 
 /// Maximum number of groups and datasets in a tree.
 const MAX_TREE_LINES: usize = 500;
@@ -68,27 +69,64 @@ async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
 
 /// Parses a document of `/info`, and replaces the attributes with their number: they may hold numbers and strings that
 /// Rust's types cannot represent.
-fn document(text: &str) -> anyhow::Result<Value> {
-    let mut document = Map::new();
-    let mut members = JsonMembers::parse(text)?;
-    while let Some(member) = members.next_member()? {
-        let value = match &*member.name() {
-            "attributes" => count_members(member.value)?.into(),
-            "tensorstore" => continue,
-            _ => serde_json::from_str(member.value)?,
-        };
-        document.insert(member.name().into_owned(), value);
+fn document(text: &str) -> serde_json::Result<Value> {
+    #[derive(Deserialize)]
+    struct InfoDocument {
+        attributes: MemberCount,
+        #[serde(rename = "tensorstore")]
+        _tensorstore: IgnoredAny,
+        #[serde(flatten)]
+        others: Map<String, Value>,
     }
-    Ok(Value::Object(document))
+    let InfoDocument { attributes, mut others, .. } = serde_json::from_str(text)?;
+    others.insert("attributes".to_owned(), attributes.0.into());
+    Ok(Value::Object(others))
 }
 
-/// Returns the number of members of a JSON object.
-fn count_members(text: &str) -> Result<usize, JsonError> {
-    let (mut members, mut count) = (JsonMembers::parse(text)?, 0);
-    while members.next_member()?.is_some() {
-        count += 1;
+/// Number of members of a JSON object.
+struct MemberCount(usize);
+
+impl<'de> Deserialize<'de> for MemberCount {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct MemberCountVisitor;
+        impl<'de> Visitor<'de> for MemberCountVisitor {
+            type Value = MemberCount;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("an object")
+            }
+
+            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<MemberCount, A::Error> {
+                let mut count = 0;
+                while members.next_entry::<IgnoredName, IgnoredAny>()?.is_some() {
+                    count += 1;
+                }
+                Ok(MemberCount(count))
+            }
+        }
+        deserializer.deserialize_map(MemberCountVisitor)
     }
-    Ok(count)
+}
+
+/// A member's name, which is not kept. It is read as bytes, since it may have unpaired surrogates.
+struct IgnoredName;
+
+impl<'de> Deserialize<'de> for IgnoredName {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        struct IgnoredNameVisitor;
+        impl Visitor<'_> for IgnoredNameVisitor {
+            type Value = IgnoredName;
+
+            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                formatter.write_str("a name")
+            }
+
+            fn visit_bytes<E>(self, _: &[u8]) -> Result<IgnoredName, E> {
+                Ok(IgnoredName)
+            }
+        }
+        deserializer.deserialize_bytes(IgnoredNameVisitor)
+    }
 }
 
 /// A client of the server's own router, without a socket.
@@ -153,6 +191,13 @@ async fn tree(container: &Container, client: &InProcessClient<'_>, key: &Key) ->
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn attributes_may_be_as_deep_as_the_server_accepts() {
+        let nested = format!("{}{}", "[".repeat(63), "]".repeat(63));
+        let text = format!(r#"{{"attributes":{{"a":{nested}}},"kind":"group","tensorstore":{{"x":{nested}}}}}"#);
+        assert_eq!(document(&text).unwrap()["attributes"], 1);
+    }
 
     #[test]
     fn attributes_are_counted_regardless_of_their_values() {

@@ -209,10 +209,11 @@ impl ConnectionServer {
             drop(accept);
             let Some(stream) = accepted else {
                 let ConnectionContext { arriving, peer_slot, slot, .. } = context;
+                let places = (peer_slot, slot);
                 // Shutdown does not wait for this connection.
                 drop((arriving, closing));
                 linger.drain(false, TLS_ALERT_TIMEOUT).await;
-                drop((peer_slot, slot));
+                drop(places);
                 return;
             };
             context.run(stream, linger, closing).await;
@@ -301,6 +302,8 @@ impl ConnectionContext {
             slot,
         } = self;
         let activity = peer_slot.as_ref().map(|slot| Arc::clone(slot.activity()));
+        // A tuple is dropped in order, even after a panic.
+        let places = (peer_slot, slot);
         let snapshot_cache = SnapshotCache::new(snapshots.clone());
         let mut connection =
             FastConnection::new(stream, snapshot_cache, peer, unsent, memory, activity, header_timeout);
@@ -352,7 +355,7 @@ impl ConnectionContext {
         // A connection that is closed to make room for others still sends its last answer.
         let sends_last_answer = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
         linger.drain(result.is_err() && !sends_last_answer, send_timeout).await;
-        drop((peer_slot, slot));
+        drop(places);
         if let Err(error) = result {
             tracing::debug!(error, "connection ended");
         }

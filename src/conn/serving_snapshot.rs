@@ -16,7 +16,7 @@ use crate::http::{self, App};
 pub(crate) struct ServingSnapshot {
     pub(crate) app: Arc<App>,
     pub(super) router: Router,
-    /// Applies to connections accepted from now on, like the timeouts below.
+    /// Applies to connections accepted from now on, as do the other settings.
     pub(super) header_timeout: Duration,
     pub(super) send_timeout: Duration,
     /// Maximum number of connections of one address; 0 for no limit.

@@ -1,12 +1,12 @@
 //! Options of the HTTP layer, set by the configuration.
 
-pub use crate::config::RequiredContainers;
 use std::sync::Arc;
 use std::time::Duration;
 
 use tokio::runtime::Handle;
 
 use crate::access::AccessControl;
+pub use crate::config::RequiredContainers;
 use crate::http::viewer_files::Viewer;
 
 /// Options of the HTTP layer itself. Everything else comes from the containers.

@@ -1,5 +1,5 @@
 //! Answers: from the headers of an entity and its body to a response. Preconditions and ranges, and with them statuses,
-//! are evaluated here for every route. [`super::problem`] makes the answers to failed requests.
+//! are evaluated here for every route but the files of Neuroglancer. [`super::problem`] makes the answers to failed requests.
 
 use std::fmt::Display;
 use std::ops::Range;
@@ -92,12 +92,14 @@ impl Entity<'_> {
 
     /// Returns the 304 if the client has this entity already, so that the body need not be made.
     pub(crate) fn not_modified(&self, request: &Parts) -> Option<Response<Body>> {
-        (self.evaluate(request) == ConditionalOutcome::NotModified).then(|| {
-            let mut response = Response::new(Body::empty());
-            *response.status_mut() = StatusCode::NOT_MODIFIED;
-            self.add_headers(response.headers_mut(), StatusCode::NOT_MODIFIED);
-            response
-        })
+        (self.evaluate(request) == ConditionalOutcome::NotModified).then(|| self.not_modified_response())
+    }
+
+    fn not_modified_response(&self) -> Response<Body> {
+        let mut response = Response::new(Body::empty());
+        *response.status_mut() = StatusCode::NOT_MODIFIED;
+        self.add_headers(response.headers_mut(), StatusCode::NOT_MODIFIED);
+        response
     }
 
     /// Evaluates the preconditions and the range of `request`. Returns the response, still without a body, and the range
@@ -106,11 +108,9 @@ impl Entity<'_> {
     /// # Errors
     /// 412 and 416.
     pub(crate) fn select(&self, request: &Parts) -> Result<(Response<Body>, Option<Range<u64>>), Problem> {
-        if let Some(response) = self.not_modified(request) {
-            return Ok((response, None));
-        }
         let etag = self.etag.as_deref().unwrap_or_default();
         let (status, range) = match (self.evaluate(request), self.len) {
+            (ConditionalOutcome::NotModified, _) => return Ok((self.not_modified_response(), None)),
             (ConditionalOutcome::Partial(from, to), _) => (StatusCode::PARTIAL_CONTENT, from..to),
             (ConditionalOutcome::PreconditionFailed, _) => {
                 let detail = format!("the entity tag of {} is now {etag}", self.subject);
@@ -192,7 +192,9 @@ pub(crate) fn add_vary(headers: &mut HeaderMap, name: &'static str) {
 
 /// Inserts a header, if `value` can be one.
 pub(crate) fn insert_header(headers: &mut HeaderMap, name: HeaderName, value: &str) {
-    headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
+    if let Ok(value) = HeaderValue::from_str(value) {
+        headers.insert(name, value);
+    }
 }
 
 /// Adds the headers that all responses have in common.

@@ -271,8 +271,10 @@ async fn open_with_timeout(
 ) -> anyhow::Result<ContainerLocation> {
     let config = container.clone();
     let store = async {
-        let attempt =
-            Arc::clone(open_lock).try_lock_owned().context("an earlier attempt to open its directory has not ended")?;
+        let attempt = Arc::clone(open_lock)
+            .try_lock_owned()
+            .ok()
+            .context("an earlier attempt to open its directory has not ended")?;
         let open = move || {
             let _attempt = attempt;
             open_local_store(&config, call_timeout)

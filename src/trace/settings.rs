@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use percent_encoding::percent_decode_str;
+use ureq::http::header::{CONTENT_LENGTH, CONTENT_TYPE};
 use ureq::http::{HeaderName, HeaderValue};
 
 /// Time limit for sending a batch, unless `OTEL_EXPORTER_OTLP_TIMEOUT` sets it.
@@ -54,7 +55,13 @@ impl TraceSettings {
             ignored("OTEL_EXPORTER_OTLP_PROTOCOL", "traces are sent over HTTP as JSON, usually to port 4318");
         }
         let sampling = variables.sampling().unwrap_or(Some(Sampling { one_in, follows_caller: true }))?;
-        let (resource_attributes, headers) = (variables.resource_attributes(), variables.headers());
+        // They may hold the secret of the collector that the variables name, which must not be sent to another one.
+        let names_another = !endpoint.is_empty() && variables.url().is_some_and(|other| other != url);
+        let headers = if names_another { Vec::new() } else { variables.headers() };
+        if names_another && variables.of_exporter("HEADERS").is_some() {
+            ignored("OTEL_EXPORTER_OTLP_HEADERS", "tracing.otlp_endpoint names another collector than the variables");
+        }
+        let resource_attributes = variables.resource_attributes();
         Some(Self { url, headers, resource_attributes, timeout: variables.timeout(), sampling })
     }
 }
@@ -94,7 +101,12 @@ impl OtelVariables<'_> {
 
     fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
         let Some((name, text)) = self.of_exporter("HEADERS") else { return Vec::new() };
-        let to_header = |(key, value): (String, String)| Some((key.parse().ok()?, value.parse().ok()?));
+        let to_header = |(key, value): (String, String)| {
+            let (name, mut value): (HeaderName, HeaderValue) = (key.parse().ok()?, value.parse().ok()?);
+            value.set_sensitive(true);
+            // The message has its own.
+            (name != CONTENT_TYPE && name != CONTENT_LENGTH).then_some((name, value))
+        };
         let headers = parse_pairs(&text).and_then(|pairs| pairs.into_iter().map(to_header).collect());
         headers.unwrap_or_else(|| {
             // Its value is a secret and not logged.
@@ -199,6 +211,19 @@ mod tests {
         assert_eq!(url("http://own/", &[ALL, TRACES]).unwrap(), "http://own/v1/traces");
         assert_eq!(url("http://own", &[("OTEL_SDK_DISABLED", "True")]), None);
         assert_eq!(url("", &[ALL, ("OTEL_TRACES_EXPORTER", "none")]), None);
+    }
+
+    #[test]
+    fn header_fields_of_one_collector_are_not_sent_to_another() {
+        const HEADERS: (&str, &str) = ("OTEL_EXPORTER_OTLP_HEADERS", "authorization=secret");
+        const ENDPOINT: (&str, &str) = ("OTEL_EXPORTER_OTLP_ENDPOINT", "https://vendor");
+        let headers = |endpoint, variables: &[_]| settings(endpoint, variables).unwrap().headers.len();
+        assert_eq!(headers("", &[ENDPOINT, HEADERS]), 1);
+        assert_eq!(headers("https://vendor/", &[ENDPOINT, HEADERS]), 1);
+        assert_eq!(headers("http://own", &[HEADERS]), 1);
+        assert_eq!(headers("http://own", &[ENDPOINT, HEADERS]), 0);
+        let reserved = ("OTEL_EXPORTER_OTLP_HEADERS", "content-type=text/html");
+        assert_eq!(headers("http://own", &[reserved]), 0);
     }
 
     #[test]

@@ -139,10 +139,12 @@ impl Chunk {
                 return Ok(Some(chunk));
             }
         }
-        match (self.plan_whole(container), self.encoder.stream_layout(self.region.shape())) {
-            (Ok(slice), _) => self.derive(container, freshness, &slice).await,
-            (Err(_), Some(layout)) => self.stream(container, freshness, layout).await,
-            (Err(error), None) => Err(error),
+        match self.plan_whole(container) {
+            Ok(slice) => self.derive(container, freshness, &slice).await,
+            Err(error) => match self.encoder.stream_layout(self.region.shape()) {
+                Some(layout) => self.stream(container, freshness, layout).await,
+                None => Err(error),
+            },
         }
     }
 
@@ -161,16 +163,17 @@ impl Chunk {
         passthrough: &Passthrough,
         stored: StoredObject,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        let (stored_bytes, width) = (stored.meta().len, self.element_bytes());
+        let width = self.element_bytes();
         let etag = self.etag(single_block_fingerprint(position, stored.meta()).etags_hash);
         let (range, source) = match stored {
             StoredObject::Whole(meta, bytes) => {
-                let Some(range) = passthrough.range(&bytes, stored_bytes, width) else { return Ok(None) };
+                let Some(range) = passthrough.range(&bytes, bytes.len() as u64, width) else { return Ok(None) };
                 let block_range = usize::try_from(range.start).unwrap_or(usize::MAX)..bytes.len();
                 let bytes = bytes.slice(block_range.clone());
                 (range, ChunkSource::Stored { bytes, version: meta.version, range: block_range })
             }
             StoredObject::Large(large) => {
+                let stored_bytes = large.meta().len;
                 let head_bytes = RawLayout::max_header_bytes(self.region.rank()).min(stored_bytes);
                 let head = large.read_piece(0, head_bytes).await?;
                 let Some(range) = passthrough.range(&head, stored_bytes, width) else { return Ok(None) };

@@ -88,7 +88,8 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         Ok(array.data)
 ///     }
 /// }
-/// # use n5_server::container::{Container, Resources, RevalidationPolicy, Settings};
+/// # use n5_server::cache::RevalidationPolicy;
+/// # use n5_server::container::{Container, Resources, Settings};
 /// # let settings = Settings { decoded_cache: 1 << 20, stored_cache: 1 << 20, use_tiny_lfu: false,
 /// #     recheck_metadata: RevalidationPolicy::Always, recheck_data: RevalidationPolicy::Always,
 /// #     max_slice_bytes: 1 << 20, slice_budget: 1 << 20,

@@ -250,7 +250,7 @@ fn source_of(module: &str) -> PathBuf {
 
 #[test]
 fn data_is_never_copied_on_its_way_out() {
-    for module in ["cache", "container", "read", "http"] {
+    for module in ["cache", "container", "read", "http", "fastpath"] {
         for path in sources(&source_of(module)) {
             let text = fs::read_to_string(&path).unwrap();
             let code = text.split("#[cfg(test)]").next().unwrap();

@@ -17,12 +17,13 @@ use tokio::sync::oneshot;
 use crate::support::Client;
 use crate::support::writer::N5;
 
-const DOCUMENTS: [&str; 19] = [
+const DOCUMENTS: [&str; 20] = [
     "README.md",
     "CONTRIBUTING.md",
     "CHANGELOG.md",
     "crates/n5-format/README.md",
     "crates/n5-metadata/README.md",
+    "crates/png-gray/README.md",
     "docs/ACCESS.md",
     "docs/API.md",
     "docs/ARCHITECTURE.md",

@@ -7,7 +7,7 @@
 //! that have few. A further request waits until it is its client's turn, and is refused with 503 after
 //! `limits.budget_wait`. (3) If the storage of one of several containers does not respond, a request that waits for it
 //! is refused with 503 as soon as too many do, those of the clients with most of them first. (4) A slice that does not
-//! fit into the slice budget is refused with 413 and the shape of a piece that fits. Other requests wait for their
+//! fit into the slice budget, in a format that is not streamed, is refused with 413 and the shape of a piece that fits. Other requests wait for their
 //! memory, and are refused with 503 after `limits.budget_wait`. (5) The bytes of a response are sent no faster than
 //! `clients.bytes_per_second`, and none is refused. Between the waits, requests work in time slices of a millisecond,
 //! which clients get in turn. Every 429 and 503 has `Retry-After`. It is sent between a quarter of a second and four

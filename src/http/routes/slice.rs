@@ -32,7 +32,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
 
     let may_compress = context.app.options.compress_slices && compress::is_worthwhile(format);
-    let accepted_codings = context.list_header(&ACCEPT_ENCODING).filter(|_| may_compress);
+    let accepted_codings = may_compress.then(|| context.list_header(&ACCEPT_ENCODING)).flatten();
     let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
     let request = SliceRequest::new(dataset, &query, format, content_coding)?;
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
