@@ -53,7 +53,7 @@ enum FlightResult<T> {
     Panicked(String),
 }
 
-/// What the work of a flight knows of its waiters. Cheap to clone. The default handle belongs to no flight.
+/// Handle by which the work of a flight sees its waiters. Cheap to clone. The default handle belongs to no flight.
 #[derive(Debug, Clone, Default)]
 pub struct FlightHandle(Arc<FlightState>);
 

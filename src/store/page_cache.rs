@@ -1,4 +1,4 @@
-//! What a store can do without waiting: local files, as far as the kernel holds them in memory.
+//! Access to objects without waiting: local files that the kernel holds in memory.
 
 use std::fmt;
 
@@ -29,7 +29,7 @@ pub trait PageCache: fmt::Debug + Send + Sync {
     }
 }
 
-/// What [`PageCache::stat`] knows of a key.
+/// Result of [`PageCache::stat`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CachedStat {
     /// The store would have to wait; call [`Store::head`](super::Store::head).

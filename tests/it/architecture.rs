@@ -1,5 +1,5 @@
-//! Who may import whom. A module imports only from modules below its own, and inside a folder a file imports only from
-//! files below its own. The two tables are the design.
+//! The direction of imports. A module imports only from modules below its own, and inside a folder a file imports only
+//! from files below its own. The two tables are the design.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
