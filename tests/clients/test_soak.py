@@ -29,7 +29,7 @@ def test_no_byte_is_wrong_while_storage_fails():
     assert done.returncode == 0, done.stdout + done.stderr
 
 
-def test_one_wrong_byte_is_noticed():
+def test_one_wrong_byte_is_detected():
     done = soak("--only", "files rewritten", "--break-truth")
     assert done.returncode == 1, done.stdout + done.stderr
     assert "wrong bytes instead of" in done.stdout
@@ -57,12 +57,12 @@ RULE = [
 ]
 
 
-@pytest.mark.parametrize("seen, is_wrong, low, untold", RULE)
-def test_a_server_that_stays_slow_is_not_taken_for_chance(modules, seen, is_wrong, low, untold):
+@pytest.mark.parametrize("seen, is_wrong, low, undecided", RULE)
+def test_persistently_low_throughput_is_a_violation(modules, seen, is_wrong, low, undecided):
     soak, _ = modules
 
     class Scripted(soak.Soak):
-        async def once(self, fault, seconds, before):
+        async def inject_once(self, fault, seconds, before):
             assert before == "before"
             return seen.pop(0)
 
@@ -73,8 +73,8 @@ def test_a_server_that_stays_slow_is_not_taken_for_chance(modules, seen, is_wron
     found = Scripted(types.SimpleNamespace(seed=1), pathlib.Path())
     found.speed = types.SimpleNamespace(before=before)
     found.server = types.SimpleNamespace(process=types.SimpleNamespace(poll=lambda: None))
-    asyncio.run(found.one(types.SimpleNamespace(name="a fault"), 1))
-    assert (bool(found.watch.violations), found.low, found.untold, seen) == (is_wrong, low, untold, [])
+    asyncio.run(found.test_fault(types.SimpleNamespace(name="a fault"), 1))
+    assert (bool(found.watch.violations), found.low, found.undecided, seen) == (is_wrong, low, undecided, [])
 
 
 # Answers per second in each window, the idle share of the processors, and the verdict (None: the machine was too busy).
@@ -86,8 +86,8 @@ WINDOWS = [
 ]
 
 
-@pytest.mark.parametrize("rates, idle, said", WINDOWS)
-def test_throughput_is_judged_by_windows_in_which_the_machine_was_ours(modules, rates, idle, said):
+@pytest.mark.parametrize("rates, idle, expected", WINDOWS)
+def test_throughput_is_judged_only_while_the_machine_is_not_busy(modules, rates, idle, expected):
     _, speed = modules
 
     def window(rate, idle):
@@ -100,16 +100,16 @@ def test_throughput_is_judged_by_windows_in_which_the_machine_was_ours(modules, 
     rates = list(rates)
     found = Scripted(types.SimpleNamespace(answered=0), {})
     found.usual = 0.003
-    is_full, _, _ = asyncio.run(found.after("a fault", window(100, 0.2), False))
-    assert (is_full, rates) == (said, [])
+    is_recovered, _, _ = asyncio.run(found.after("a fault", window(100, 0.2), False))
+    assert (is_recovered, rates) == (expected, [])
 
 
 # Available share of the machine in each window, and the index of the first window that counts (None: no window does).
 MOMENTS = [([1.0], 0), ([0.5, 0.5, 0.9], 2), ([0.5] * 6, None)]
 
 
-@pytest.mark.parametrize("parts, told", MOMENTS)
-def test_nothing_is_compared_with_a_moment_in_which_the_machine_was_not_ours(modules, parts, told):
+@pytest.mark.parametrize("parts, expected", MOMENTS)
+def test_baselines_are_measured_only_while_the_machine_is_not_busy(modules, parts, expected):
     _, speed = modules
 
     class Scripted(speed.Speed):
@@ -118,5 +118,5 @@ def test_nothing_is_compared_with_a_moment_in_which_the_machine_was_not_ours(mod
 
     taken = []
     found = Scripted(types.SimpleNamespace(answered=0), {})
-    asyncio.run(found.telling("the end", lambda window: window.is_ours()))
-    assert (len(taken) - 1, found.untold) == ((told, []) if told is not None else (len(parts) - 1, ["the end"]))
+    asyncio.run(found.conclusive_window("the end", lambda window: window.is_undisturbed()))
+    assert (len(taken) - 1, found.undecided) == ((expected, []) if expected is not None else (len(parts) - 1, ["the end"]))

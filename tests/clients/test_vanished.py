@@ -11,7 +11,7 @@ import support
 from support import Server
 
 sys.path.insert(0, str(pathlib.Path(__file__).parents[1] / "soak"))
-from deaf import go_deaf  # noqa: E402
+from packet_drop import drop_packets  # noqa: E402
 
 CONNECTIONS = 300
 # Values of the state in /proc/net/tcp (include/net/tcp_states.h): the end was sent, and is not acknowledged.
@@ -34,13 +34,13 @@ def unacknowledged(port):
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters and /proc/net/tcp are Linux's")
 @pytest.mark.parametrize("target", ["/healthz", "/v/0/0", "/slice/v?start=0,0&size=8,8", "/nothing"])
-def test_half_closed_connections_of_vanished_clients_are_counted_or_forgotten(server, target):
-    held = []
+def test_half_closed_connections_of_vanished_clients_are_counted_or_closed(server, target):
+    connections = []
     try:
         for _ in range(CONNECTIONS):
             client = socket.create_connection((server.host, server.port))
-            held.append(client)
-            go_deaf(client)
+            connections.append(client)
+            drop_packets(client)
             client.sendall(f"GET {target} HTTP/1.1\r\nHost: x\r\n\r\n".encode())
             client.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + 20
@@ -48,19 +48,19 @@ def test_half_closed_connections_of_vanished_clients_are_counted_or_forgotten(se
             assert time.monotonic() < deadline, f"{left} connections, of which only {is_open:.0f} are counted"
             time.sleep(0.1)
     finally:
-        for client in held:
+        for client in connections:
             client.close()
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="socket filters and /proc/net/tcp are Linux's")
-@pytest.mark.parametrize("asks", [True, False], ids=["answered", "silent"])
-def test_connections_that_vanish_when_they_have_everything_are_forgotten_soon(server, asks):
-    held = []
+@pytest.mark.parametrize("sends_request", [True, False], ids=["answered", "silent"])
+def test_connections_that_vanish_after_their_answers_are_closed_soon(server, sends_request):
+    connections = []
     try:
         for _ in range(CONNECTIONS):
             client = socket.create_connection((server.host, server.port))
-            held.append(client)
-            if asks:
+            connections.append(client)
+            if sends_request:
                 client.sendall(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n")
                 received = b""
                 while b"\r\n\r\n" not in received:
@@ -69,12 +69,12 @@ def test_connections_that_vanish_when_they_have_everything_are_forgotten_soon(se
                 left -= len(received.partition(b"\r\n\r\n")[2])
                 while left:
                     left -= len(client.recv(left))
-            go_deaf(client)
+            drop_packets(client)
             client.shutdown(socket.SHUT_WR)
         deadline = time.monotonic() + 20
         while left := unacknowledged(server.port):
             assert time.monotonic() < deadline, f"{left} connections are left"
             time.sleep(0.1)
     finally:
-        for client in held:
+        for client in connections:
             client.close()

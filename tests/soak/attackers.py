@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 
-from deaf import go_deaf
+from packet_drop import drop_packets
 from frames import (
     AUTHORITY,
     CONTINUATION,
@@ -104,8 +104,8 @@ def continued_lists(n):
     many = b"\x00\x02ab" + string(b"a" * 1024)
     fields = much if n % 2 else many * (len(much) // len(many))
     parts = [fields[at : at + FRAME_BYTES] for at in range(0, 7 * FRAME_BYTES, FRAME_BYTES)]
-    begun = frame(HEADERS, END_STREAM, 1, GET + HTTP + PATH + string(b"/v/0/0") + AUTHORITY + string(b"x"))
-    return settings(0) + begun + b"".join(frame(CONTINUATION, 0, 1, part) for part in parts)
+    first = frame(HEADERS, END_STREAM, 1, GET + HTTP + PATH + string(b"/v/0/0") + AUTHORITY + string(b"x"))
+    return settings(0) + first + b"".join(frame(CONTINUATION, 0, 1, part) for part in parts)
 
 
 def malformed_lists(_):
@@ -116,8 +116,8 @@ def bodies(n):
     # The first connections hold the memory of slices, so that the requests of the others wait.
     if n < 60:
         return slow_readers_of_slices(n)
-    asked = headers(1, f"/slice/large?size={LARGE_BYTES},1".encode(), flags=END_HEADERS)
-    return settings(65535) + asked + b"".join(frame(DATA, 0, 1, bytes(16384)) for _ in range(64))
+    request = headers(1, f"/slice/large?size={LARGE_BYTES},1".encode(), flags=END_HEADERS)
+    return settings(65535) + request + b"".join(frame(DATA, 0, 1, bytes(16384)) for _ in range(64))
 
 
 def long_paths(_):
@@ -150,16 +150,16 @@ def indexed_paths_among_settings(_):
 
 
 def indexed_paths_beside_fields(_):
-    beside = b"\x00\x01f" + string(b"a" * 8192)
+    extra_field = b"\x00\x01f" + string(b"a" * 8192)
     yield settings(65535)
     for n in range(ENTRIES):
-        yield indexed_path(2 * n + 1, string(b"/"), beside)
+        yield indexed_path(2 * n + 1, string(b"/"), extra_field)
 
 
 @functools.cache
 def huffman_paths_of_all():
-    beside = b"\x00\x06cookie" + huffman("0" * 25_600)
-    return [settings(65535), *(indexed_path(2 * n + 1, huffman("/"), beside) for n in range(ENTRIES))]
+    extra_field = b"\x00\x06cookie" + huffman("0" * 25_600)
+    return [settings(65535), *(indexed_path(2 * n + 1, huffman("/"), extra_field) for n in range(ENTRIES))]
 
 
 def huffman_paths(_):
@@ -190,8 +190,8 @@ def pushes(_):
 
 
 def tiny_data(_):
-    asked = frame(HEADERS, END_HEADERS, 1, POST + HTTP + PATH + string(b"/v/0/0") + AUTHORITY + string(b"x"))
-    return endless(settings(65535) + asked, frame(DATA, PADDED, 1, b"\xff" + bytes(256)))
+    request = frame(HEADERS, END_HEADERS, 1, POST + HTTP + PATH + string(b"/v/0/0") + AUTHORITY + string(b"x"))
+    return endless(settings(65535) + request, frame(DATA, PADDED, 1, b"\xff" + bytes(256)))
 
 
 def window_updates(_):
@@ -228,8 +228,8 @@ def finished_heads(_):
 
 
 def heads_after_bodies(_):
-    asked = b"POST /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
-    return asked + b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 95_000
+    request = b"POST /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: 4\r\n\r\nbody"
+    return request + b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: " + b"a" * 95_000
 
 
 def slow_readers(_):
@@ -237,8 +237,8 @@ def slow_readers(_):
 
 
 def slow_readers_that_end(_):
-    asked = b"GET /large/0/0 HTTP/1.1\r\nHost: x\r\n"
-    return asked + b"\r\n" + asked + b"Connection: close\r\n\r\n"
+    request = b"GET /large/0/0 HTTP/1.1\r\nHost: x\r\n"
+    return request + b"\r\n" + request + b"Connection: close\r\n\r\n"
 
 
 def slow_readers_of_slices(_):
@@ -325,7 +325,7 @@ NEVER, ALWAYS, AGAIN = range(3)
 
 
 class Attack:
-    """`connections` concurrent connections that each send what `say(number)` returns. One that ends is replaced.
+    """`connections` concurrent connections that each send what `payload(number)` returns. One that ends is replaced.
 
     With `vanishes`, a connection ends at once, and `connections` is how many are opened between two looks at the others.
 
@@ -337,16 +337,16 @@ class Attack:
     - `hosts`: addresses of the connections.
     - `vanishes`: each connection drops all packets of the server once it is open, and is closed as soon as it has sent
       its request.
-    - `forges`: `say` is called with the `Forger` of the connection instead of a number.
+    - `forges`: `payload` is called with the `Forger` of the connection instead of a number.
     - `places`: when run alone, the server has this many connections and small caches, so that the memory of connections
       soon exceeds the bound.
     """
 
     def __init__(
-        self, say, connections, reads=NEVER, takes=0, closes=False, encrypted=None, is_tls=False, hosts=ATTACKERS, forges=False,
-        places=None, vanishes=False,
+        self, payload, connections, reads=NEVER, takes=0, closes=False, encrypted=None, is_tls=False, hosts=ATTACKERS,
+        forges=False, places=None, vanishes=False,
     ):  # fmt: skip
-        self.name, self.say, self.connections, self.reads = say.__name__, say, connections, reads
+        self.name, self.payload, self.connections, self.reads = payload.__name__, payload, connections, reads
         self.takes, self.closes, self.encrypted, self.hosts = takes, closes, encrypted, hosts
         self.vanishes = vanishes
         self.is_tls, self.forges = is_tls or encrypted is not None, forges
@@ -355,17 +355,17 @@ class Attack:
     @functools.cached_property
     def contexts(self):
         """Contexts of TLS 1.2 and 1.3, which connections use in turn."""
-        made = []
+        contexts = []
         for version in (ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3):
             context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
             context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             context.minimum_version = context.maximum_version = version
             context.set_alpn_protocols([self.encrypted])
-            made.append(context)
+            contexts.append(context)
         if self.forges:
             context.keylog_filename = self.keys.name
             return [context] * 2
-        return made
+        return contexts
 
     @functools.cached_property
     def keys(self):
@@ -391,20 +391,20 @@ class Attack:
 class Peer:
     """One connection of an attack."""
 
-    def __init__(self, attack, number, said):
+    def __init__(self, attack, number, payload):
         self.attack, self.number, self.takes = attack, number, attack.takes
         self.socket = socket.socket()
         self.socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 20 if attack.takes else 4096)
         self.socket.setsockopt(socket.IPPROTO_IP, IP_BIND_ADDRESS_NO_PORT, 1)
         self.socket.setblocking(False)
-        self.is_shaking = attack.encrypted is not None
-        self.begin(said)
+        self.is_handshaking = attack.encrypted is not None
+        self.begin(payload)
 
-    def begin(self, said):
-        self.parts = iter((said,)) if isinstance(said, bytes) else said
+    def begin(self, payload):
+        self.parts = iter((payload,)) if isinstance(payload, bytes) else payload
         self.part, self.at = b"", 0
 
-    def shake(self):
+    def handshake(self):
         """Continue the handshake. Return the event that it waits for, or 0 when it has ended."""
         if not isinstance(self.socket, ssl.SSLSocket):
             context = self.attack.contexts[self.number % 2]
@@ -415,9 +415,9 @@ class Peer:
             return selectors.EVENT_READ
         except ssl.SSLWantWriteError:
             return selectors.EVENT_WRITE
-        self.is_shaking = False
+        self.is_handshaking = False
         if self.attack.forges:
-            self.begin(self.attack.say(Forger(self.attack.last_key())))
+            self.begin(self.attack.payload(Forger(self.attack.last_key())))
         return 0
 
     def send(self):
@@ -440,64 +440,64 @@ class Crowd:
     """The connections of an attack."""
 
     def __init__(self, attack, port, count):
-        self.attack, self.port, self.chosen = attack, port, selectors.DefaultSelector()
-        self.left, self.opened, self.sent, self.said = collections.deque(range(count)), 0, 0, {}
+        self.attack, self.port, self.selector = attack, port, selectors.DefaultSelector()
+        self.pending, self.opened, self.sent, self.payloads = collections.deque(range(count)), 0, 0, {}
         # Connections that have sent everything: they stay open, and nothing is read from them.
         self.kept = []
 
-    def what(self, number):
+    def payload_of(self, number):
         if self.attack.forges:
             return b""
         # Most connections share the same bytes, because there are many of them.
         key = number if number < 60 or self.attack.reads == AGAIN or self.attack.hosts is MANY else 60
-        if key not in self.said:
-            said = self.attack.say(number)
-            if not isinstance(said, bytes):
-                return said
-            self.said[key] = said
-        return self.said[key]
+        if key not in self.payloads:
+            payload = self.attack.payload(number)
+            if not isinstance(payload, bytes):
+                return payload
+            self.payloads[key] = payload
+        return self.payloads[key]
 
     def open_one(self):
-        peer = Peer(self.attack, self.opened, self.what(self.opened))
+        peer = Peer(self.attack, self.opened, self.payload_of(self.opened))
         peer.socket.bind((self.attack.hosts[self.opened % len(self.attack.hosts)], 0))
         peer.socket.connect_ex(("127.0.0.1", self.port))
         self.opened += 1
-        self.chosen.register(peer.socket, self.wanted(peer, True), peer)
+        self.selector.register(peer.socket, self.wanted(peer, True), peer)
 
     def wanted(self, peer, sends):
         reads = self.attack.reads == ALWAYS or not sends and (self.attack.reads == AGAIN or peer.takes > 0)
         return (selectors.EVENT_WRITE if sends else 0) | (selectors.EVENT_READ if reads else 0)
 
     def step(self):
-        for _ in range(min(50, len(self.left))):
-            self.left.popleft()
+        for _ in range(min(50, len(self.pending))):
+            self.pending.popleft()
             try:
                 self.open_one()
             except OSError:
-                self.left.append(0)
+                self.pending.append(0)
                 break
-        for key, events in self.chosen.select(0.02):
+        for key, events in self.selector.select(0.02):
             try:
-                self.go_on(key.data, key.fd, events)
+                self.proceed(key.data, key.fd, events)
             except (BlockingIOError, ssl.SSLWantReadError, ssl.SSLWantWriteError):
                 pass
             except OSError:
-                self.again(key.data, key.fd)
+                self.reopen(key.data, key.fd)
 
-    def again(self, peer, descriptor):
-        self.chosen.unregister(descriptor)
+    def reopen(self, peer, descriptor):
+        self.selector.unregister(descriptor)
         peer.socket.close()
-        self.left.append(0)
+        self.pending.append(0)
 
-    def go_on(self, peer, descriptor, events):
-        if peer.is_shaking:
+    def proceed(self, peer, descriptor, events):
+        if peer.is_handshaking:
             before = peer.socket
-            wanted = peer.shake()
+            wanted = peer.handshake()
             if before is not peer.socket:
                 # The handshake wrapped the socket: another object with the same descriptor.
-                self.chosen.unregister(descriptor)
-                self.chosen.register(peer.socket, selectors.EVENT_WRITE, peer)
-            self.chosen.modify(peer.socket, wanted or self.wanted(peer, True), peer)
+                self.selector.unregister(descriptor)
+                self.selector.register(peer.socket, selectors.EVENT_WRITE, peer)
+            self.selector.modify(peer.socket, wanted or self.wanted(peer, True), peer)
             return
         if events & selectors.EVENT_READ:
             received = peer.socket.recv(65536)
@@ -505,12 +505,12 @@ class Crowd:
                 raise ConnectionError
             peer.takes -= len(received)
             if self.attack.reads == AGAIN:
-                peer.begin(self.what(peer.number))
-                self.chosen.modify(peer.socket, selectors.EVENT_WRITE, peer)
+                peer.begin(self.payload_of(peer.number))
+                self.selector.modify(peer.socket, selectors.EVENT_WRITE, peer)
                 return
         if events & selectors.EVENT_WRITE:
             if self.attack.vanishes:
-                go_deaf(peer.socket)
+                drop_packets(peer.socket)
                 # The end of the stream arrives together with the request.
                 peer.socket.setsockopt(socket.IPPROTO_TCP, socket.TCP_CORK, 1)
                 self.sent += peer.send()
@@ -529,9 +529,9 @@ class Crowd:
             return
         wanted = self.wanted(peer, False)
         if wanted:
-            self.chosen.modify(peer.socket, wanted, peer)
+            self.selector.modify(peer.socket, wanted, peer)
         else:
-            self.chosen.unregister(peer.socket)
+            self.selector.unregister(peer.socket)
             self.kept.append(peer)
 
 

@@ -84,30 +84,30 @@ static void attributes(const struct stat *from, uint64_t node, struct fuse_attr 
 }
 
 // Decides at random if this request meets the fault, and waits if the fault says so. Returns the error for it, or 0.
-static int meet(int by_name) {
+static int inject(int by_name) {
     static __thread unsigned seed;
     if (!seed) seed = (unsigned)(uintptr_t)&seed ^ (unsigned)time(NULL) | 1;
     pthread_mutex_lock(&lock);
     enum kind now = kind;
-    int what = argument;
-    unsigned long begun = epoch;
+    int value = argument;
+    unsigned long first_epoch = epoch;
     int hit = now != NONE && rand_r(&seed) < share * RAND_MAX;
     if (now == VANISH && !by_name) hit = 0;
     if (now == SHORT) hit = 0;
     if (hit) atomic_fetch_add(&injected, 1);
     if (hit && now == HANG)
-        while (epoch == begun) pthread_cond_wait(&changed, &lock);
+        while (epoch == first_epoch) pthread_cond_wait(&changed, &lock);
     if (hit && now == SLOW) {
         // Ends early when the fault ends.
         struct timespec until;
         clock_gettime(CLOCK_REALTIME, &until);
-        until.tv_sec += what / 1000, until.tv_nsec += what % 1000 * 1000000;
+        until.tv_sec += value / 1000, until.tv_nsec += value % 1000 * 1000000;
         if (until.tv_nsec >= 1000000000) until.tv_sec++, until.tv_nsec -= 1000000000;
-        while (epoch == begun && !pthread_cond_timedwait(&changed, &lock, &until)) {}
+        while (epoch == first_epoch && !pthread_cond_timedwait(&changed, &lock, &until)) {}
     }
     pthread_mutex_unlock(&lock);
     if (!hit) return 0;
-    return now == ERROR ? what : now == VANISH ? ENOENT : 0;
+    return now == ERROR ? value : now == VANISH ? ENOENT : 0;
 }
 
 static int is_short(void) {
@@ -147,19 +147,19 @@ static void answer(const struct fuse_in_header *in, const void *body) {
     int error;
     switch (in->opcode) {
     case FUSE_INIT: {
-        const struct fuse_init_in *asked = body;
-        struct fuse_init_out out = {.major = 7, .minor = asked->minor < 31 ? asked->minor : 31};
-        out.max_readahead = asked->max_readahead;
+        const struct fuse_init_in *request = body;
+        struct fuse_init_out out = {.major = 7, .minor = request->minor < 31 ? request->minor : 31};
+        out.max_readahead = request->max_readahead;
         out.max_write = 1 << 16;
         out.max_background = 64, out.congestion_threshold = 48;
         out.time_gran = 1;
         // Allows concurrent reads of one file and concurrent look-ups in one directory.
-        out.flags = asked->flags & (FUSE_ASYNC_READ | FUSE_PARALLEL_DIROPS);
+        out.flags = request->flags & (FUSE_ASYNC_READ | FUSE_PARALLEL_DIROPS);
         reply(in->unique, 0, &out, sizeof out);
         return;
     }
     case FUSE_LOOKUP: {
-        if ((error = meet(1))) break;
+        if ((error = inject(1))) break;
         char below[8192];
         if (snprintf(below, sizeof below, "%s/%s", path, (const char *)body) >= (int)sizeof below) {
             error = ENAMETOOLONG;
@@ -176,7 +176,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
     }
     case FUSE_GETATTR: {
         // The attributes of the root meet no fault, so that the mount point stays accessible.
-        if (in->nodeid != FUSE_ROOT_ID && (error = meet(0))) break;
+        if (in->nodeid != FUSE_ROOT_ID && (error = inject(0))) break;
         if (lstat(path, &found)) {
             error = errno;
             break;
@@ -187,7 +187,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
         return;
     }
     case FUSE_OPEN: {
-        if ((error = meet(1))) break;
+        if ((error = inject(1))) break;
         int file = open(path, O_RDONLY | O_CLOEXEC);
         if (file < 0) {
             error = errno;
@@ -201,7 +201,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
     }
     case FUSE_READ: {
         const struct fuse_read_in *read = body;
-        if ((error = meet(0))) break;
+        if ((error = inject(0))) break;
         char *buffer = malloc(read->size);
         ssize_t got = pread((int)read->fh, buffer, read->size, (off_t)read->offset);
         if (got > 1 && is_short()) got /= 2;
@@ -214,7 +214,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
         error = 0;
         break;
     case FUSE_OPENDIR: {
-        if ((error = meet(1))) break;
+        if ((error = inject(1))) break;
         DIR *dir = opendir(path);
         if (!dir) {
             error = errno;
@@ -225,7 +225,7 @@ static void answer(const struct fuse_in_header *in, const void *body) {
         return;
     }
     case FUSE_READDIR:
-        if ((error = meet(0))) break;
+        if ((error = inject(0))) break;
         list(in->unique, (DIR *)(uintptr_t)((const struct fuse_read_in *)body)->fh, body);
         return;
     case FUSE_RELEASEDIR:
@@ -271,10 +271,10 @@ static void *serve(void *unused) {
     }
 }
 
-static void begin(enum kind what, int how, double often) {
+static void set_fault(enum kind new_kind, int value, double probability) {
     pthread_mutex_lock(&lock);
-    kind = what, argument = how, share = often, epoch++;
-    if (what != NONE) atomic_store(&injected, 0);
+    kind = new_kind, argument = value, share = probability, epoch++;
+    if (new_kind != NONE) atomic_store(&injected, 0);
     pthread_cond_broadcast(&changed);
     pthread_mutex_unlock(&lock);
 }
@@ -294,15 +294,15 @@ int main(int count, char **arguments) {
     printf("mounted\n");
     fflush(stdout);
     while (fgets(line, sizeof line, stdin)) {
-        int how = 0;
-        double often = 1;
+        int value = 0;
+        double probability = 1;
         if (sscanf(line, "%31s", name) != 1) continue;
-        if (!strcmp(name, "none")) begin(NONE, 0, 0);
-        else if (sscanf(line, "slow %d %lf", &how, &often) >= 1) begin(SLOW, how, often);
-        else if (sscanf(line, "error %d %lf", &how, &often) >= 1) begin(ERROR, how, often);
-        else if (!strcmp(name, "hang")) sscanf(line, "hang %lf", &often), begin(HANG, 0, often);
-        else if (!strcmp(name, "vanish")) sscanf(line, "vanish %lf", &often), begin(VANISH, 0, often);
-        else if (!strcmp(name, "short")) sscanf(line, "short %lf", &often), begin(SHORT, 0, often);
+        if (!strcmp(name, "none")) set_fault(NONE, 0, 0);
+        else if (sscanf(line, "slow %d %lf", &value, &probability) >= 1) set_fault(SLOW, value, probability);
+        else if (sscanf(line, "error %d %lf", &value, &probability) >= 1) set_fault(ERROR, value, probability);
+        else if (!strcmp(name, "hang")) sscanf(line, "hang %lf", &probability), set_fault(HANG, 0, probability);
+        else if (!strcmp(name, "vanish")) sscanf(line, "vanish %lf", &probability), set_fault(VANISH, 0, probability);
+        else if (!strcmp(name, "short")) sscanf(line, "short %lf", &probability), set_fault(SHORT, 0, probability);
         else if (strcmp(name, "count")) { printf("unknown command\n"); fflush(stdout); continue; }
         printf("%lu\n", atomic_load(&injected));
         fflush(stdout);

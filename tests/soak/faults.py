@@ -8,10 +8,10 @@ import subprocess
 import threading
 import time
 
-import asked
 import data
+import expected_answers
 import traffic
-from signs import Metric, store_error
+from symptoms import Metric, store_error
 from watch import Fault
 
 ERRNO = {"EIO": 5, "EACCES": 13, "ESTALE": 116, "ENOSPC": 28, "EAGAIN": 11, "EMFILE": 24}
@@ -20,12 +20,12 @@ MARGIN = 16 << 20
 FAILED = "request failed"
 
 
-async def take(reader):
+async def discard(reader):
     while await reader.read(1 << 16):
         pass
 
 
-def halves(path, content):
+def rewrite_in_two_parts(path, content):
     """Rewrite a file in place, in two parts."""
     with open(path, "r+b") as file:
         file.write(content[: len(content) // 2])
@@ -44,10 +44,10 @@ class Faults:
 
     def of_fs(self, command):
         async def fault(stop):
-            self.fs.say(command)
+            self.fs.command(command)
             await stop.wait()
-            met = self.fs.say("count")
-            self.fs.say("none")
+            met = self.fs.command("count")
+            self.fs.command("none")
             return met
 
         return fault
@@ -67,9 +67,9 @@ class Faults:
 
     async def no_threads(self, stop):
         """Make thread creation fail while storage is so slow that the server needs more threads."""
-        self.fs.say("slow 50 0.5")
+        self.fs.command("slow 50 0.5")
         met = await self.of_controls(2, ERRNO["EAGAIN"])(stop)
-        self.fs.say("none")
+        self.fs.command("none")
         return met
 
     async def descriptors(self, stop):
@@ -81,7 +81,7 @@ class Faults:
         """Stop reading the log, and send requests that each log a line until more lines wait than can be queued."""
         self.server.reading.clear()
         reader, writer = await asyncio.open_connection("127.0.0.1", self.server.port)
-        taking = asyncio.create_task(take(reader))
+        taking = asyncio.create_task(discard(reader))
         while not stop.is_set():
             writer.write(b"HEAD /nothing/here HTTP/1.1\r\nhost: soak\r\n\r\n" * 50)
             await writer.drain()
@@ -135,7 +135,7 @@ class Faults:
                     path.with_name("new").write_bytes(content)
                     os.replace(path.with_name("new"), path)
                 else:
-                    halves(path, content)
+                    rewrite_in_two_parts(path, content)
                 count += 1
                 await asyncio.sleep(0.01)
         finally:
@@ -148,7 +148,7 @@ class Faults:
         path = self.roots["disk"] / "u16gzip/0/0/0"
         content = path.read_bytes()
         while not end.is_set():
-            halves(path, content)
+            rewrite_in_two_parts(path, content)
             time.sleep(0.001)
 
     async def cut_off(self, stop):
@@ -157,7 +157,7 @@ class Faults:
         while not stop.is_set():
             path = self.random.choice(files)
             content = path.read_bytes()
-            os.truncate(path, len(asked.shortened(content)))
+            os.truncate(path, len(expected_answers.shortened(content)))
             # With the longer pause, a reader finds the file unchanged; with the shorter one, still changing.
             await asyncio.sleep(self.random.choice((0.005, 0.1)))
             with open(path, "r+b") as file:
@@ -178,7 +178,7 @@ class Faults:
                 head = f"GET /disk/{path} HTTP/1.1\r\nhost: x\r\nconnection: close\r\n\r\n"
                 await loop.sock_sendall(client, head.encode())
                 got = await loop.sock_recv(client, 4096)
-                os.truncate(self.roots["disk"] / path, len(asked.shortened(right)))
+                os.truncate(self.roots["disk"] / path, len(expected_answers.shortened(right)))
                 try:
                     while part := await asyncio.wait_for(loop.sock_recv(client, 1 << 16), 20):
                         got += part
@@ -188,7 +188,8 @@ class Faults:
                 is_whole = head.startswith(b"HTTP/1.1 200") and f"content-length: {len(right)}".encode() in head.lower()
                 # The body may be only a prefix of the old content.
                 if is_whole and not right.startswith(body):
-                    self.watch.wrong(f"files cut off while sent: {len(body)} bytes that are not a prefix of the old content")
+                    what = f"{len(body)} bytes that are not a prefix of the old content"
+                    self.watch.add_violation(f"files cut off while sent: {what}")
                 with open(self.roots["disk"] / path, "r+b") as file:
                     file.write(right)
                 count += 1
@@ -205,7 +206,7 @@ class Faults:
                 os.fsync(file.fileno())
                 os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         await asyncio.to_thread(self.memory.set, self.server.memory("VmHWM") + MARGIN)
-        port, ballast, done = self.server.port, asked.ballast(), asyncio.Event()
+        port, ballast, done = self.server.port, expected_answers.ballast(), asyncio.Event()
         readers = [asyncio.create_task(traffic.honest(port, ballast, self.watch, done, n, pause=0.02)) for n in (0, 1)]
         await stop.wait()
         for _ in range(100):
@@ -217,7 +218,7 @@ class Faults:
         met = self.memory.reached() - before
         await asyncio.to_thread(self.memory.set, limit)
         if met == 0:
-            self.watch.wrong("memory limit reached: the limit was never reached")
+            self.watch.add_violation("memory limit reached: the limit was never reached")
         return met
 
     async def hoarded(self, stop):
@@ -242,19 +243,19 @@ class Faults:
     def all(self):
         every, found = ("disk", "net", "mnt"), []
 
-        def fault(name, inject, suffering, row, *signs, **more):
-            metrics = tuple(sign for sign in signs if isinstance(sign, Metric))
-            lines = tuple(sign for sign in signs if isinstance(sign, str))
-            found.append(Fault(name, inject, suffering, row, metrics, lines, **more))
+        def fault(name, inject, affected, row, *symptoms, **more):
+            metrics = tuple(symptom for symptom in symptoms if isinstance(symptom, Metric))
+            lines = tuple(symptom for symptom in symptoms if isinstance(symptom, str))
+            found.append(Fault(name, inject, affected, row, metrics, lines, **more))
 
         accepting = (Metric("n5_accept_errors_total"), "connection not accepted")
         unready = Metric("n5_containers_unready", is_gauge=True)
-        dropped, gone = Metric("n5_log_lines_dropped_total"), (503, 504, 404, 422)
+        dropped, missing_statuses = Metric("n5_log_lines_dropped_total"), (503, 504, 404, 422)
         if self.fs:
-            net, took = ("net",), "n5_store_request_duration_seconds"
+            net, duration = ("net",), "n5_store_request_duration_seconds"
             # This fault comes first: later the server may already have all threads that it needs.
             fault("no threads", self.no_threads, net, "no further threads")
-            fault("storage slow: 50 ms", self.of_fs("slow 50 0.5"), net, "storage is slow", Metric(took, longer="0.05"))
+            fault("storage slow: 50 ms", self.of_fs("slow 50 0.5"), net, "storage is slow", Metric(duration, longer="0.05"))
             fault("storage slow: 5 s", self.of_fs("slow 5000 0.02"), net, "storage takes longer",
                   store_error("timeout"), "no answer in time")
             fault("storage hangs", self.of_fs("hang 1"), net, "storage hangs", store_error("stalled"),
@@ -264,13 +265,13 @@ class Faults:
             for name, row, kind, text, statuses in (
                 ("EIO", "a file cannot be read", "io", "os error 5", (503, 504)),
                 ("ESTALE", "a stale file handle", "stale", "os error 116", (503, 504)),
-                ("EACCES", "no permission", "permission", "not readable", gone),
+                ("EACCES", "no permission", "permission", "not readable", missing_statuses),
             ):
                 fault(name, self.of_fs(f"error {ERRNO[name]} 0.3"), net, row, store_error(kind), FAILED, text,
                       statuses=statuses, hides=kind == "permission")
             fault("short reads", self.of_fs("short 0.5"), net, "reads end early")
             fault("all names vanish", self.of_fs("vanish 1"), net, "no name is found", unready, "not ready",
-                  statuses=gone, hides=True)
+                  statuses=missing_statuses, hides=True)
         if self.is_mounted:
             fault("file system unmounted", self.unmounted, ("mnt",), "the container's directory is gone",
                   store_error("gone"), "the container's directory is missing", "not ready")
@@ -278,7 +279,7 @@ class Faults:
         fault("root renamed away", self.renamed, disk, "the container's directory is gone", store_error("gone"),
               "the container's directory is missing")
         fault("dataset renamed away", self.dataset_renamed, disk, "a dataset is renamed", store_error("gone"),
-              "disappeared while it was being read", statuses=gone, hides=True)
+              "disappeared while it was being read", statuses=missing_statuses, hides=True)
         fault("files rewritten", self.rewritten, disk, "a file is written while", store_error("torn"), "is being written")
         fault("files cut off", self.cut_off, disk, "a file is cut off and stays", Metric("n5_decode_errors_total"), FAILED,
               "damaged", statuses=(503, 504, 422, 416), cuts=True)

@@ -11,15 +11,15 @@ import sys
 import tempfile
 import time
 
-import asked
-import beside
 import data
-import rest
-import secure
+import expected_answers
+import hanging_storage
+import leftovers
+import tls_and_tokens
 import traffic
 from faults import Faults
-from signs import Signs
 from speed import Speed
+from symptoms import Symptoms
 from system import FaultFs, Memory, Server, compile_faults, config
 from watch import Watch
 
@@ -27,14 +27,14 @@ WORKERS = 16
 # Dataset with blocks of 2 MiB.
 LARGE = "u8large"
 LIMIT = 400 << 20
-# Maximum number of additional seconds for which a fault is injected if its signs have not been seen yet.
+# Maximum number of additional seconds for which a fault is injected if its symptoms have not been seen yet.
 PATIENCE = 20
 # Maximum number of injections of a fault until throughput is seen to recover.
-TIMES = 3
-# LOW is the maximum fraction of faults after which throughput did not recover at the first attempt. LEAST is the
+MAX_ATTEMPTS = 3
+# MAX_LOW is the maximum fraction of faults after which throughput did not recover at the first attempt. MIN_FINAL is the
 # minimum throughput at the end, as a fraction of that at the beginning, because the effect of a single fault may be too
 # small to be distinguished from noise.
-LOW, LEAST = 1 / 3, 0.6
+MAX_LOW, MIN_FINAL = 1 / 3, 0.6
 COLUMNS = ("fault", "met", "what clients saw", "metric", "lines", "throughput", "back")
 
 
@@ -45,7 +45,7 @@ class Soak:
         self.watch = Watch()
         # Number of faults; of those after which the machine was too busy to tell; and of those after which throughput
         # did not recover at the first attempt.
-        self.told, self.untold, self.low = 0, 0, 0
+        self.fault_count, self.undecided, self.low = 0, 0, 0
 
     def prepare(self):
         self.roots = {name: self.directory / name for name in ("disk", "net", "mnt")}
@@ -69,8 +69,8 @@ class Soak:
         if not self.is_mounted:
             print("left out: unmounting: nothing can be mounted here")
             shutil.copytree(truth, self.roots["mnt"], dirs_exist_ok=True)
-        self.requests = [r for name, root in self.roots.items() for r in asked.requests(name, root, self.random)]
-        self.streams = [r for name in self.roots for r in asked.streams(name)]
+        self.requests = [r for name, root in self.roots.items() for r in expected_answers.requests(name, root, self.random)]
+        self.streams = [r for name in self.roots for r in expected_answers.streams(name)]
         # Request target of slow readers.
         self.large = f"/slice/disk/{LARGE}?start=0,0,0&stop=512,512,16&format=raw"
         if self.options.break_truth:
@@ -111,47 +111,47 @@ class Soak:
         shown = "" if met is None else met
         print(f"| {name} | {shown} | {seen} | {metrics} | {lines} | {speed} | {back} |", flush=True)
 
-    async def one(self, fault, seconds):
+    async def test_fault(self, fault, seconds):
         """Inject a fault, and repeat it if throughput did not recover: lasting damage would show every time."""
         before, low = await self.speed.before(), 0
-        for _ in range(TIMES):
-            is_full = await self.once(fault, seconds, before)
-            if is_full or self.server.process.poll() is not None:
+        for _ in range(MAX_ATTEMPTS):
+            is_recovered = await self.inject_once(fault, seconds, before)
+            if is_recovered or self.server.process.poll() is not None:
                 break
-            if is_full is None and not low:
-                self.untold += 1
+            if is_recovered is None and not low:
+                self.undecided += 1
                 break
-            low += is_full is not None
+            low += is_recovered is not None
         else:
-            self.watch.wrong(f"after {fault.name}, {TIMES} times: throughput did not recover")
+            self.watch.add_violation(f"after {fault.name}, {MAX_ATTEMPTS} times: throughput did not recover")
         self.low += low > 0
 
-    async def once(self, fault, seconds, before):
+    async def inject_once(self, fault, seconds, before):
         """Inject a fault once. Return true if throughput soon recovers to `before`, or None if that is unclear."""
         stop = asyncio.Event()
-        await self.signs.begin(fault)
+        await self.symptoms.begin(fault)
         self.watch.begin(fault)
-        begun, injected = time.monotonic(), asyncio.create_task(fault.inject(stop))
+        started, injected = time.monotonic(), asyncio.create_task(fault.inject(stop))
         is_seen = False
         while not injected.done():
             await asyncio.wait([injected], timeout=0.5)
-            is_seen = await self.signs.look() or is_seen
-            spent = time.monotonic() - begun
+            is_seen = await self.symptoms.look() or is_seen
+            spent = time.monotonic() - started
             if spent > seconds + PATIENCE or (spent > seconds and is_seen):
                 break
         stop.set()
         met = await injected
         self.watch.end()
         # Includes events that were counted at the end of the fault.
-        await self.signs.look()
-        metrics, lines = self.signs.verdict(self.watch)
-        is_full, rate, back = await self.speed.after(fault.name, before, self.options.without_speed)
+        await self.symptoms.look()
+        metrics, lines = self.symptoms.verdict(self.watch)
+        is_recovered, rate, back = await self.speed.after(fault.name, before, self.options.without_speed)
         ready = await asyncio.to_thread(self.server.get, "/readyz")
         if ready[0] != 200:
-            self.watch.wrong(f"after {fault.name}: not ready: {ready}")
+            self.watch.add_violation(f"after {fault.name}: not ready: {ready}")
         self.row(fault.name, met, self.watch.seen[fault.name], metrics, lines, rate, back)
         await self.stream()
-        return is_full
+        return is_recovered
 
     async def stream(self):
         """Request one streamed answer while no fault is active; it must be right."""
@@ -172,53 +172,53 @@ class Soak:
 
     async def run(self):
         server, stop, is_any = self.server, asyncio.Event(), self.options.without_speed
-        before = rest.Before(server)
+        before = leftovers.Baseline(server)
         processes = {"clients": os.getpid(), "server": server.process.pid}
         if self.fs:
             processes["file system"] = self.fs.process.pid
-        self.speed, self.signs = Speed(self.watch, processes), Signs(server)
+        self.speed, self.symptoms = Speed(self.watch, processes), Symptoms(server)
         tasks = self.clients(stop)
         await self.speed.window(6)
-        first = await self.speed.telling("the beginning", lambda window: is_any or window.is_ours())
+        first = await self.speed.conclusive_window("the beginning", lambda window: is_any or window.is_undisturbed())
         threads = server.threads()
         print(f"at the beginning: {first}; {threads} threads", flush=True)
         end = time.monotonic() + self.options.minutes * 60
         seconds = max(1.5, min(10.0, self.options.minutes * 60 / len(self.faults) - 8.0))
         while True:
             for fault in self.faults:
-                await self.one(fault, seconds)
-                self.told += 1
+                await self.test_fault(fault, seconds)
+                self.fault_count += 1
                 if server.process.poll() is not None:
-                    self.watch.wrong(f"the server exited: {server.process.returncode}")
+                    self.watch.add_violation(f"the server exited: {server.process.returncode}")
                     break
             if time.monotonic() > end or server.process.poll() is not None:
                 break
-        last = await self.speed.telling("the end", lambda window: is_any or window.is_like(first))
+        last = await self.speed.conclusive_window("the end", lambda window: is_any or window.is_comparable(first))
         stop.set()
-        self.signs.close()
+        self.symptoms.close()
         for task in await asyncio.gather(*tasks, return_exceptions=True):
             if isinstance(task, BaseException):
-                self.watch.wrong(f"a client died: {task!r}")
+                self.watch.add_violation(f"a client died: {task!r}")
         if server.process.poll() is None:
             self.judge(first, last)
-            await rest.settle(self, before, threads)
+            await leftovers.settle(self, before, threads)
             self.end()
 
     def judge(self, first, last):
         """Report a violation if throughput decreased during the run, or if the machine was too busy to tell."""
-        untold = f"the machine was too busy to tell: after {self.untold} of {self.told} faults"
-        print(f"at the end: {last}; {last.part(first):.0%} of the beginning; {untold}")
+        undecided = f"the machine was too busy to tell: after {self.undecided} of {self.fault_count} faults"
+        print(f"at the end: {last}; {last.part(first):.0%} of the beginning; {undecided}")
         if self.options.without_speed:
             return
         self.speed.judge(first, last)
-        if last.part(first) < LEAST:
-            self.watch.wrong(f"at the end throughput is {last.part(first):.0%} of that at the beginning")
-        if self.low > max(TIMES - 1, LOW * self.told):
-            self.watch.wrong(f"after {self.low} of {self.told} faults throughput did not recover at the first attempt")
-        if self.untold > self.told / 4:
-            self.watch.wrong("the machine is too busy to measure throughput (--without-speed skips this)")
+        if last.part(first) < MIN_FINAL:
+            self.watch.add_violation(f"at the end throughput is {last.part(first):.0%} of that at the beginning")
+        if self.low > max(MAX_ATTEMPTS - 1, MAX_LOW * self.fault_count):
+            self.watch.add_violation(f"after {self.low} of {self.fault_count} faults throughput did not recover at the first attempt")
+        if self.undecided > self.fault_count / 4:
+            self.watch.add_violation("the machine is too busy to measure throughput (--without-speed skips this)")
         if not any(seen[304] for seen in self.watch.seen.values()):
-            self.watch.wrong("no request was answered with 304")
+            self.watch.add_violation("no request was answered with 304")
 
     def end(self):
         server = self.server
@@ -226,12 +226,12 @@ class Soak:
         print(f"log: {server.line_count} lines, {len(server.lines)} not about one request; {dropped:.0f} dropped")
         peak, killed = server.memory("VmHWM"), self.memory.killed()
         if peak > LIMIT or killed:
-            self.watch.wrong(f"memory: {peak >> 20} MiB, killed {killed} times")
+            self.watch.add_violation(f"memory: {peak >> 20} MiB, killed {killed} times")
         if server.panics():
-            self.watch.wrong(f"panics: {server.panics()[:3]}")
+            self.watch.add_violation(f"panics: {server.panics()[:3]}")
         status = server.stop()
         if status != 0:
-            self.watch.wrong(f"exit status {status}")
+            self.watch.add_violation(f"exit status {status}")
 
 
 def main():
@@ -252,14 +252,14 @@ def main():
         soak = Soak(options, pathlib.Path(directory).resolve())
         try:
             soak.prepare()
-            is_chosen = {module: not options.only or options.only in module.NAME for module in (beside, secure)}
+            is_chosen = {module: not options.only or options.only in module.NAME for module in (hanging_storage, tls_and_tokens)}
             if not (soak.fs and any(is_chosen.values())) and not soak.faults:
                 print(f"no fault that is available here has {options.only!r} in its name")
                 return 2
             for line in (COLUMNS, ["---"] * len(COLUMNS)):
                 print("|", " | ".join(line), "|")
-            for module in (beside, secure):
-                if is_chosen[module] and soak.fs and (module is beside or shutil.which("openssl")):
+            for module in (hanging_storage, tls_and_tokens):
+                if is_chosen[module] and soak.fs and (module is hanging_storage or shutil.which("openssl")):
                     asyncio.run(module.run(soak))
                 elif is_chosen[module]:
                     print("left out:", module.NAME)

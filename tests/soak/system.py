@@ -88,20 +88,20 @@ class FaultFs:
         if self.process.stdout.readline() != "mounted\n":
             raise OSError("no FUSE file system can be mounted here")
 
-    def say(self, command):
+    def command(self, command):
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
     def end(self):
-        self.say("none")
+        self.command("none")
         self.process.stdin.close()
         self.process.wait(20)
 
 
 class Server:
-    def __init__(self, binary, config, shared, directory, memory, secure=None):
-        self.secure = secure
+    def __init__(self, binary, config, shared, directory, memory, tls_context=None):
+        self.tls_context = tls_context
         self.controls = directory / "controls"
         self.controls.write_bytes(bytes(128))
         with open(self.controls, "r+b") as file:
@@ -138,8 +138,8 @@ class Server:
 
     def get(self, path, timeout=20):
         try:
-            url = f"{'https' if self.secure else 'http'}://127.0.0.1:{self.port}{path}"
-            with urllib.request.urlopen(url, timeout=timeout, context=self.secure) as answer:
+            url = f"{'https' if self.tls_context else 'http'}://127.0.0.1:{self.port}{path}"
+            with urllib.request.urlopen(url, timeout=timeout, context=self.tls_context) as answer:
                 return answer.status, answer.read().decode()
         except urllib.error.HTTPError as error:
             return error.code, error.read().decode()

@@ -41,31 +41,31 @@ async def paused(watch, stop, seconds, in_faults):
         await asyncio.sleep(0.1)
 
 
-async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, times=None, secure=None, more=None):
+async def honest(port, requests, watch, stop, seed, pause=0.0, in_faults=False, times=None, tls_context=None, more=None):
     """Run an honest HTTP/1.1 client over keep-alive connections until `stop` is set, or for `times` requests.
 
-    `secure` is a TLS context, and `more` are headers for every request.
+    `tls_context` is for TLS, and `more` are headers for every request.
     """
     choose, writer = random.Random(seed), None
     for _ in itertools.count() if times is None else range(times):
         if stop.is_set():
             break
-        request, begun = choose.choice(requests), time.monotonic()
+        request, started = choose.choice(requests), time.monotonic()
         known = condition(watch, request, choose.random())
         try:
             if writer is None or choose.random() < 0.002:
                 if writer:
                     writer.close()
-                reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=secure), 20)
+                reader, writer = await asyncio.wait_for(asyncio.open_connection("127.0.0.1", port, ssl=tls_context), 20)
             headers = {**request.headers, **(more or {}), **({"if-none-match": known} if known else {})}
             lines = [f"{request.method} {request.path} HTTP/1.1", "host: soak", *(f"{k}: {v}" for k, v in headers.items())]
             writer.write(("\r\n".join(lines) + "\r\n\r\n").encode())
             status, tag, body = await asyncio.wait_for(answer(reader, request.method), 20)
-            watch.check(request, begun, status, body, tag, known)
-            if not watch.is_touched(request.container, begun):
-                watch.slowest = max(watch.slowest, time.monotonic() - begun)
+            watch.check(request, started, status, body, tag, known)
+            if not watch.is_touched(request.container, started):
+                watch.slowest = max(watch.slowest, time.monotonic() - started)
         except (OSError, EOFError, TimeoutError, asyncio.IncompleteReadError) as error:
-            watch.broken(request, begun, error)
+            watch.broken(request, started, error)
             if writer:
                 writer.close()
             writer = None
@@ -91,23 +91,23 @@ async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, 
 
     async def one(client):
         """Send one request. Return true if the connection can still be used."""
-        request, begun = choose.choice(requests), time.monotonic()
+        request, started = choose.choice(requests), time.monotonic()
         known = condition(watch, request, choose.random())
         headers = {"accept-encoding": "identity", **request.headers, **({"if-none-match": known} if known else {})}
         try:
             got = await client.request(request.method, url + request.path, headers=headers)
-            watch.check(request, begun, got.status_code, got.content, got.headers.get("etag"), known)
+            watch.check(request, started, got.status_code, got.content, got.headers.get("etag"), known)
         except (httpx.HTTPError, h2.exceptions.H2Error) as error:
-            watch.broken(request, begun, error)
+            watch.broken(request, started, error)
             await asyncio.sleep(0.05)
             return False
         return True
 
     while not stop.is_set():
         async with httpx.AsyncClient(http1=False, http2=True, limits=limits, timeout=20) as client:
-            is_good = True
-            while is_good and not stop.is_set():
-                is_good = all(await asyncio.gather(*(one(client) for _ in range(at_once)))) and not in_faults
+            is_usable = True
+            while is_usable and not stop.is_set():
+                is_usable = all(await asyncio.gather(*(one(client) for _ in range(at_once)))) and not in_faults
                 await paused(watch, stop, pause, in_faults)
 
 

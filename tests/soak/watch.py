@@ -13,10 +13,10 @@ class Fault:
     # Injects the fault until an event is set. Returns how often the fault was met, if that can be counted.
     inject: Callable[..., Awaitable[int | None]]
     # Containers whose requests may fail during the fault.
-    suffering: tuple
+    affected: tuple
     # Beginning of the fault's row in docs/FAULTS.md, which also explains why a fault has no metric or no log line.
     row: str
-    # Metrics that must grow and log lines that must appear; see signs.py.
+    # Metrics that must grow and log lines that must appear; see symptoms.py.
     metrics: tuple = ()
     lines: tuple = ()
     # Statuses with which requests may fail.
@@ -27,7 +27,7 @@ class Fault:
     hides: bool = False
 
     def excuses(self, request, status, body):
-        if request.container not in self.suffering:
+        if request.container not in self.affected:
             return False
         if self.cuts and status == request.status and request.cut is not None and body == request.cut:
             return True
@@ -58,24 +58,24 @@ class Watch:
         # Requests may meet the fault for another second.
         self.faults[-1][2] = time.monotonic() + 1
 
-    def met_since(self, begun):
-        """Return the faults that a request that began at `begun` may have met."""
-        return [fault for fault, _, end in self.faults if end >= begun]
+    def met_since(self, started):
+        """Return the faults that a request that began at `started` may have met."""
+        return [fault for fault, _, end in self.faults if end >= started]
 
-    def phase(self, begun):
-        return next((fault.name for fault, since, end in reversed(self.faults) if since <= begun <= end), "calm")
+    def phase(self, started):
+        return next((fault.name for fault, since, end in reversed(self.faults) if since <= started <= end), "calm")
 
-    def is_touched(self, container, begun):
-        return any(container in fault.suffering for fault in self.met_since(begun))
+    def is_touched(self, container, started):
+        return any(container in fault.affected for fault in self.met_since(started))
 
-    def wrong(self, text):
+    def add_violation(self, text):
         self.violations.append(text)
         if len(self.violations) < 20:
             print("VIOLATION", text, flush=True)
 
-    def check(self, request, begun, status, body, tag=None, known=None):
-        """Judge the answer to a request that began at `begun` with the entity tag `known`, if any."""
-        phase = self.phase(begun)
+    def check(self, request, started, status, body, tag=None, known=None):
+        """Judge the answer to a request that began at `started` with the entity tag `known`, if any."""
+        phase = self.phase(started)
         self.seen[phase][status] += 1
         self.answered += 1
         what = f"{phase}: {request.method} {request.path} {request.headers}: {status}"
@@ -86,16 +86,16 @@ class Watch:
             self.checked_bytes += len(body)
             if tag and status == 200 and request.method == "GET" and not request.headers:
                 self.tags[request.path] = tag
-        elif any(fault.excuses(request, status, body) for fault in self.met_since(begun)):
+        elif any(fault.excuses(request, status, body) for fault in self.met_since(started)):
             pass
         elif status == request.status:
             expected = "what it must be" if request.body is None else f"{len(request.body)}"
-            self.wrong(f"{what}: {len(body)} wrong bytes instead of {expected}: {body[:60]}")
+            self.add_violation(f"{what}: {len(body)} wrong bytes instead of {expected}: {body[:60]}")
         else:
-            self.wrong(f"{what} instead of {request.status}: {body[:300]}")
+            self.add_violation(f"{what} instead of {request.status}: {body[:300]}")
 
-    def broken(self, request, begun, error):
-        phase = self.phase(begun)
+    def broken(self, request, started, error):
+        phase = self.phase(started)
         self.seen[phase]["broken off"] += 1
-        if not self.is_touched(request.container, begun):
-            self.wrong(f"{phase}: {request.path}: broken off: {error!r}")
+        if not self.is_touched(request.container, started):
+            self.add_violation(f"{phase}: {request.path}: broken off: {error!r}")

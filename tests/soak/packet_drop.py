@@ -10,7 +10,7 @@ SO_ATTACH_FILTER = 26
 DROP = struct.pack("HBBI", 0x06, 0, 0, 0)
 
 
-def go_deaf(connection):
+def drop_packets(connection):
     """Drop every packet that arrives from now on, before it is acknowledged."""
     program = ctypes.create_string_buffer(DROP)
     connection.setsockopt(socket.SOL_SOCKET, SO_ATTACH_FILTER, struct.pack("HL", 1, ctypes.addressof(program)))

@@ -1,4 +1,4 @@
-"""Signs of a fault: a metric that grows, and occasional log lines. Both are compared with docs/FAULTS.md."""
+"""Symptoms of a fault: a metric that grows, and occasional log lines. Both are compared with docs/FAULTS.md."""
 
 import asyncio
 import collections
@@ -11,9 +11,9 @@ from dataclasses import dataclass
 DOCUMENT = pathlib.Path(__file__).resolve().parents[2] / "docs/FAULTS.md"
 # Maximum number of log lines with the same text during a fault: this many, plus as many per second. Five kinds of
 # failed requests share a text, and each kind may log a line per second.
-LINES = 5
+MAX_LINES = 5
 # Texts of audit lines, which are logged for each refusal (docs/ACCESS.md).
-EACH = ("access refused",)
+AUDIT_TEXTS = ("access refused",)
 
 
 @dataclass(frozen=True)
@@ -54,18 +54,18 @@ def parsed(text):
     return [(m[1], frozenset(LABEL.findall(m[2] or "")), float(m[3])) for m in found if m]
 
 
-class Signs:
+class Symptoms:
     """Watches metrics and log lines, over a connection opened before the fault: later none may be accepted."""
 
-    def __init__(self, server, secure=None):
-        self.server, self.secure, self.writer = server, secure, None
+    def __init__(self, server, tls_context=None):
+        self.server, self.tls_context, self.writer = server, tls_context, None
 
     async def ask(self):
         """Return the body of /metrics, or None if the server does not answer."""
         for attempt in range(2):
             try:
                 if self.writer is None:
-                    opened = asyncio.open_connection("127.0.0.1", self.server.port, ssl=self.secure)
+                    opened = asyncio.open_connection("127.0.0.1", self.server.port, ssl=self.tls_context)
                     self.reader, self.writer = await asyncio.wait_for(opened, 5)
                 self.writer.write(b"GET /metrics HTTP/1.1\r\nhost: soak\r\n\r\n")
                 head = await asyncio.wait_for(self.reader.readuntil(b"\r\n\r\n"), 10)
@@ -85,42 +85,42 @@ class Signs:
         self.fault, self.grown = fault, dict.fromkeys(fault.metrics, 0.0)
         samples = parsed(await self.ask() or "")
         self.before = {metric: metric.value(samples) for metric in fault.metrics}
-        self.first, self.begun = len(self.server.lines), time.monotonic()
+        self.first, self.started = len(self.server.lines), time.monotonic()
 
     async def look(self):
-        """Update the metrics. Return true if all expected signs have been seen."""
+        """Update the metrics. Return true if all expected symptoms have been seen."""
         text = await self.ask() if self.fault.metrics else None
         if text:
             samples = parsed(text)
             for metric in self.fault.metrics:
                 value = metric.value(samples)
                 self.grown[metric] = max(self.grown[metric], value if metric.is_gauge else value - self.before[metric])
-        return all(self.grown.values()) and all(self.said(line) for line in self.fault.lines)
+        return all(self.grown.values()) and all(self.count_lines(line) for line in self.fault.lines)
 
-    def said(self, text):
+    def count_lines(self, text):
         return sum(text in line for line in self.server.lines[self.first :])
 
     def verdict(self, watch):
-        """Report missing signs as violations. Return two cells of the table: metrics and log lines."""
-        seconds, name = time.monotonic() - self.begun, self.fault.name
+        """Report missing symptoms as violations. Return two cells of the table: metrics and log lines."""
+        seconds, name = time.monotonic() - self.started, self.fault.name
         for metric, grown in self.grown.items():
             if grown <= 0:
-                watch.wrong(f"{name}: {metric} has not grown")
+                watch.add_violation(f"{name}: {metric} has not grown")
         for line in self.fault.lines:
-            if not self.said(line):
-                watch.wrong(f"{name}: no line of the log says {line!r}")
+            if not self.count_lines(line):
+                watch.add_violation(f"{name}: no line of the log says {line!r}")
         texts = collections.Counter(text_of(line) for line in self.server.lines[self.first :])
         for text, count in texts.items():
-            if count > LINES * (seconds + 1) and not text.startswith(EACH):
-                watch.wrong(f"{name}: {count} lines of the log say {text!r} in {seconds:.1f} s")
+            if count > MAX_LINES * (seconds + 1) and not text.startswith(AUDIT_TEXTS):
+                watch.add_violation(f"{name}: {count} lines of the log say {text!r} in {seconds:.1f} s")
         for missing in undocumented(self.fault):
-            watch.wrong(f"{name}: {missing}")
+            watch.add_violation(f"{name}: {missing}")
         metrics = ", ".join(f"`{metric}` {grown:.0f}" for metric, grown in self.grown.items())
-        lines = ", ".join(f"`{line}` {self.said(line)}" for line in self.fault.lines)
+        lines = ", ".join(f"`{line}` {self.count_lines(line)}" for line in self.fault.lines)
         # Other lines are caused by hostile clients and by consequences of the fault.
-        others = {text: n for text, n in texts.items() if not text.startswith((*EACH, "request failed", *self.fault.lines))}
-        beside = ", ".join(f"`{text}` {count}" for text, count in others.items())
-        return metrics or "none", (lines or "none") + (f"; other: {beside}" if beside else "")
+        others = {text: n for text, n in texts.items() if not text.startswith((*AUDIT_TEXTS, "request failed", *self.fault.lines))}
+        other_lines = ", ".join(f"`{text}` {count}" for text, count in others.items())
+        return metrics or "none", (lines or "none") + (f"; other: {other_lines}" if other_lines else "")
 
 
 def text_of(line):

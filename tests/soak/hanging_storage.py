@@ -8,7 +8,7 @@ import json
 import time
 
 import traffic
-from signs import Metric, Signs
+from symptoms import Metric, Symptoms
 from system import Server
 from watch import Fault
 
@@ -70,11 +70,11 @@ async def run(soak):
     fault = Fault(NAME, None, ("net",), "storage hangs", metrics, ("not ready",))
     try:
         others = [request for request in soak.requests if request.container != "net"]
-        signs = Signs(server)
-        await signs.begin(fault)
+        symptoms = Symptoms(server)
+        await symptoms.begin(fault)
         watch.begin(fault)
         watch.slowest = 0.0
-        fs.say("hang 1")
+        fs.command("hang 1")
         tasks = [
             asyncio.create_task(pile_up(server.port, path, stop, watch.seen[f"{NAME}: who waits for it"]))
             for path in PILED_UP * 40
@@ -84,29 +84,29 @@ async def run(soak):
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             await asyncio.sleep(1)
-            await signs.look()
+            await symptoms.look()
         stop.set()
         await asyncio.gather(*honest)
-        met = fs.say("count")
-        fs.say("none")
+        met = fs.command("count")
+        fs.command("none")
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
         watch.end()
-        signs.close()
-        metrics, lines = signs.verdict(watch)
+        symptoms.close()
+        metrics, lines = symptoms.verdict(watch)
         if watch.slowest > SLOWEST:
-            watch.wrong(f"{NAME}: an answer of another container took {watch.slowest:.1f} s")
+            watch.add_violation(f"{NAME}: an answer of another container took {watch.slowest:.1f} s")
         slowest = f"slowest answer of another: {watch.slowest:.2f} s"
         await asyncio.sleep(2)
         watch.slowest = 0.0
-        again, done = [request for request in soak.requests if request.container == "net"], asyncio.Event()
-        clients = [asyncio.create_task(traffic.honest(server.port, again, watch, done, n)) for n in range(4)]
+        of_net, done = [request for request in soak.requests if request.container == "net"], asyncio.Event()
+        clients = [asyncio.create_task(traffic.honest(server.port, of_net, watch, done, n)) for n in range(4)]
         await asyncio.sleep(2)
         done.set()
         await asyncio.gather(*clients)
         if server.stop() != 0:
-            watch.wrong(f"{NAME}: exit status {server.process.returncode}")
+            watch.add_violation(f"{NAME}: exit status {server.process.returncode}")
     finally:
         if server.process.poll() is None:
             server.process.kill()

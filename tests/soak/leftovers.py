@@ -25,7 +25,7 @@ def sockets(server):
     return sum("socket:" in link for link in links(server))
 
 
-class Before:
+class Baseline:
     """Sockets and descriptors of the server before the first request."""
 
     def __init__(self, server):
@@ -34,41 +34,41 @@ class Before:
 
 async def settle(soak, before, threads):
     """Wait until no resources of requests are left, and check memory. `threads` is the number of threads under load."""
-    server, wrong = soak.server, soak.watch.wrong
+    server, add_violation = soak.server, soak.watch.add_violation
     deadline = time.monotonic() + 60
     while True:
-        left = await asyncio.to_thread(leftovers, server, before)
+        remaining = await asyncio.to_thread(remaining_resources, server, before)
         now = server.threads()
-        if not left and now <= threads:
+        if not remaining and now <= threads:
             break
         if time.monotonic() > deadline:
-            wrong(f"left behind: {left}, {now} threads of {threads} under load")
+            add_violation(f"left behind: {remaining}, {now} threads of {threads} under load")
             break
         await asyncio.sleep(1)
     files = [link for link in links(server) if str(soak.directory) in link and not link.endswith("controls")]
     if files:
-        wrong(f"open files: {files}")
+        add_violation(f"open files: {files}")
     held, cached = await asyncio.to_thread(budgets, server), await asyncio.to_thread(caches, server)
     resident = server.memory()
     for budget, cache in (("decode", "decoded"), ("transfer", "stored")):
         # Each cache entry holds a share of the budget, and counts slightly more than this in the cache.
         if held[budget] > cached[cache]:
-            wrong(f"the {budget} budget has lent {held[budget]:.0f} bytes, but the cache accounts for {cached[cache]:.0f}")
+            add_violation(f"the {budget} budget has lent {held[budget]:.0f} bytes, but the cache accounts for {cached[cache]:.0f}")
     await without_caches(soak)
     held_then = await asyncio.to_thread(budgets, server)
     print("budgets at rest:", shown(held), "caches:", shown(cached), "budgets without caches:", shown(held_then))
     if any(held_then.values()):
-        wrong(f"shares are still lent without caches: {held_then}")
+        add_violation(f"shares are still lent without caches: {held_then}")
     empty = server.memory()
     print(f"resident memory: {resident >> 20} MiB at rest, {empty >> 20} MiB without caches, "
           f"{server.memory('VmHWM') >> 20} MiB at the peak; threads: {server.threads()} of {threads}, "
           f"descriptors: {server.descriptors()} of {before.descriptors}")  # fmt: skip
     # Cached attributes remain in both cases.
     if resident > PROCESS_BYTES + sum(cached.values()) or empty > PROCESS_BYTES + cached["attributes"]:
-        wrong(f"memory at rest: {resident >> 20} MiB beside caches of {shown(cached)}, then {empty >> 20} MiB without them")
+        add_violation(f"memory at rest: {resident >> 20} MiB beside caches of {shown(cached)}, then {empty >> 20} MiB without them")
 
 
-def leftovers(server, before):
+def remaining_resources(server, before):
     """Return the resources of requests that are left, by name, without those of the request for the metrics itself."""
     found = {name: server.metrics(name) for name in ("n5_store_calls", "n5_queue_waiting")}
     found["n5_cpu_jobs_running"] = server.metrics("n5_cpu_jobs_running")

@@ -9,10 +9,10 @@ import subprocess
 import time
 
 import traffic
-from asked import Request
-from beside import Unbounded
-from served import certificate
-from signs import Metric, Signs, store_error
+from expected_answers import Request
+from hanging_storage import Unbounded
+from release_server import certificate
+from symptoms import Metric, Symptoms, store_error
 from system import Server, config
 from watch import Fault
 
@@ -20,7 +20,7 @@ NAME = "EIO, with TLS and tokens"
 SECONDS = 5
 
 
-def but(request, status):
+def with_status(request, status):
     """Return the same request with the status for a client without access."""
     return Request(request.container, request.path, status, None, request.headers, request.method)
 
@@ -29,49 +29,50 @@ async def run(soak):
     watch, directory = soak.watch, soak.directory / "secure"
     directory.mkdir()
     certificate(directory)
-    made = subprocess.run([soak.options.binary, "token", "ann"], capture_output=True, text=True, check=True).stdout
-    token, line = made.splitlines()[:2]
+    output = subprocess.run([soak.options.binary, "token", "ann"], capture_output=True, text=True, check=True).stdout
+    token, line = output.splitlines()[:2]
     (directory / "tokens").write_text(line + "\n")
     more = f'[tls]\ncertificate = "{directory}/both.pem"\nkey = "{directory}/both.pem"\n'
     more += f'[access]\ndefault = "private"\ntokens = "{directory}/tokens"\n'
     more += 'rules = ["/net = ann", "/disk = ann", "/mnt = nobody"]\n'
     settings = directory / "config.toml"
     settings.write_text(config(soak.roots, soak.options.request_timeout, soak.options.budget_wait, more=more))
-    secure = ssl.create_default_context()
+    tls_context = ssl.create_default_context()
     # The certificate is self-signed, and will be replaced by another one.
-    secure.check_hostname, secure.verify_mode = False, ssl.CERT_NONE
-    server, stop = Server(soak.options.binary, settings, soak.shared, directory, Unbounded(), secure), asyncio.Event()
+    tls_context.check_hostname, tls_context.verify_mode = False, ssl.CERT_NONE
+    server, stop = Server(soak.options.binary, settings, soak.shared, directory, Unbounded(), tls_context), asyncio.Event()
     metrics = (store_error("io"), Metric("n5_tls_handshakes_total", (("result", "done"),)))
     fault = Fault(NAME, None, ("net",), "a file cannot be read", metrics[:1], ("os error 5",))
-    good = {"authorization": f"Bearer {token}"}
+    credentials = {"authorization": f"Bearer {token}"}
     allowed = [request for request in soak.requests if request.container != "mnt"]
-    nobody = [but(request, 404) for request in soak.requests if request.container == "mnt"]
-    strangers = [but(request, 401) for request in allowed]
+    forbidden = [with_status(request, 404) for request in soak.requests if request.container == "mnt"]
+    anonymous = [with_status(request, 401) for request in allowed]
     try:
-        signs = Signs(server, secure)
-        await signs.begin(fault)
+        symptoms = Symptoms(server, tls_context)
+        await symptoms.begin(fault)
         watch.begin(fault)
-        soak.fs.say("error 5 0.3")
-        clients = [traffic.honest(server.port, requests, watch, stop, n, secure=secure, more=headers)
-                   for n, (requests, headers) in enumerate([(allowed, good)] * 4 + [(nobody, good), (strangers, None)])]  # fmt: skip
+        soak.fs.command("error 5 0.3")
+        kinds = [(allowed, credentials)] * 4 + [(forbidden, credentials), (anonymous, None)]
+        clients = [traffic.honest(server.port, requests, watch, stop, n, tls_context=tls_context, more=headers)
+                   for n, (requests, headers) in enumerate(kinds)]  # fmt: skip
         tasks = [asyncio.create_task(client) for client in clients]
         end = time.monotonic() + SECONDS
         while time.monotonic() < end:
             await asyncio.sleep(1)
             certificate(directory)
-            await signs.look()
-        met = soak.fs.say("count")
-        soak.fs.say("none")
+            await symptoms.look()
+        met = soak.fs.command("count")
+        soak.fs.command("none")
         watch.end()
-        shown, lines = signs.verdict(watch)
+        shown, lines = symptoms.verdict(watch)
         await asyncio.sleep(2)
         stop.set()
         await asyncio.gather(*tasks)
-        signs.close()
+        symptoms.close()
         if any(token in line for line in server.lines):
-            watch.wrong(f"{NAME}: the token is in the log")
+            watch.add_violation(f"{NAME}: the token is in the log")
         if server.stop() != 0:
-            watch.wrong(f"{NAME}: exit status {server.process.returncode}")
+            watch.add_violation(f"{NAME}: exit status {server.process.returncode}")
     finally:
         if server.process.poll() is None:
             server.process.kill()
