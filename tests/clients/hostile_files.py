@@ -50,7 +50,7 @@ def block(compression, content, **more):
     return fill
 
 
-def described(content, stored=header(4, 4) + DATA):
+def with_attributes(content, stored=header(4, 4) + DATA):
     """Return a function that writes a dataset with these attributes and a valid raw block."""
 
     def fill(directory):
@@ -60,7 +60,7 @@ def described(content, stored=header(4, 4) + DATA):
     return fill
 
 
-def but(**members):
+def valid_attributes_with(**members):
     """Return valid attributes with these members changed; None removes a member."""
     changed = attributes([4, 4], [4, 4]) | members
     return {key: value for key, value in changed.items() if value is not None}
@@ -188,47 +188,47 @@ CODECS = [
 ]  # fmt: skip
 
 ATTRIBUTES = [
-    Case("not JSON", described("dimensions: [4, 4]"), NOT_A_DATASET),
-    Case("an empty file", described(""), NOT_A_DATASET),
-    Case("JSON cut off", described('{"dimensions":[4,4],"blockSi'), NOT_A_DATASET),
-    Case("an array", described("[1, 2]"), NOT_A_DATASET),
-    Case("null", described("null"), NOT_A_DATASET),
-    Case("a number of a million digits", described("9" * 1_000_000), NOT_A_DATASET),
-    Case("500000 open brackets", described("[" * 500_000), NOT_A_DATASET),
-    Case("nested objects 100000 deep", described('{"a":' * 100_000), NOT_A_DATASET),
-    Case("UTF-16", described(str(but()).replace("'", '"').encode("utf-16")), NOT_A_DATASET),
-    Case("not UTF-8", described(b'{"dimensions":[4,4],"x":"\xff"}'), NOT_A_DATASET),
-    Case("a byte order mark is ignored", described(b"\xef\xbb\xbf" + str(but()).replace("'", '"').encode()), GOOD),
-    Case("more than limits.attributes", described(but(padding="x" * (17 << 20))), TOO_LARGE),
-    Case("more than two million values", described(but(padding=[0] * 2_000_001)), NOT_A_DATASET),
-    Case("2 MiB of unused numbers beyond the range of floats", described(str(but()).replace("'", '"')[:-1] + ',"x":[' + "1e999," * 350_000 + "1]}"), GOOD),
-    Case("no dimensions", described(but(dimensions=None)), NOT_A_DATASET),
-    Case("dimensions that are text", described(but(dimensions="4,4")), NOT_A_DATASET),
-    Case("a dimension that is an object", described(but(dimensions=[4, {}])), NOT_A_DATASET),
-    Case("a negative dimension", described(but(dimensions=[4, -4])), NOT_A_DATASET),
-    Case("a fractional dimension", described(but(dimensions=[4, 4.5])), NOT_A_DATASET),
-    Case("a dimension beyond the range of floats", described('{"dimensions":[4,1e400],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}'), NOT_A_DATASET),
-    Case("a dimension of 2^63", described(but(dimensions=[4, 2**63])), NOT_A_DATASET),
-    Case("a boolean dimension", described(but(dimensions=[4, True])), NOT_A_DATASET),
-    Case("dimensions within dimensions", described(but(dimensions=[[4], [4]])), NOT_A_DATASET),
-    Case("33 axes", described(but(dimensions=[1] * 33, blockSize=[1] * 33)), NOT_A_DATASET),
-    Case("100000 axes", described(but(dimensions=[1] * 100_000, blockSize=[1] * 100_000)), NOT_A_DATASET),
-    Case("axes that disagree", described(but(blockSize=[4, 4, 4])), NOT_A_DATASET),
-    Case("a block size of 0", described(but(blockSize=[4, 0])), NOT_A_DATASET),
-    Case("a negative block size", described(but(blockSize=[-4, 4])), NOT_A_DATASET),
-    Case("a type that is a number", described(but(dataType=8)), NOT_A_DATASET),
-    Case("an unknown type", described(but(dataType="complex64")), UNSUPPORTED),
-    Case("text elements", described(but(dataType="string")), UNSUPPORTED),
-    Case("no compression", described(but(compression=None)), NOT_A_DATASET),
-    Case("a compression that is a list", described(but(compression=[])), NOT_A_DATASET),
-    Case("an unknown compression", described(but(compression={"type": "jpeg2000"})), UNSUPPORTED),
-    Case("a compression whose name is a path", described(but(compression={"type": "../../../lib/x.so"})), UNSUPPORTED),
-    Case("parameters without meaning are ignored", described(but(compression={"type": "raw", "level": {"a": [None]}})), GOOD),
-    Case("every axis 2^63 - 1 long", described(but(dimensions=[2**63 - 1] * 2)), GOOD, "start=0,0&size=4,4"),
-    Case("the far end of 2^63 - 1", described(but(dimensions=[2**63 - 1] * 2)), ZEROS, f"start={2**63 - 3},{2**63 - 3}&size=2,2"),
-    Case("a slice of 2^126 elements", described(but(dimensions=[2**63 - 1] * 2)), TOO_LARGE),
-    Case("blocks of 2^63 - 1", described(but(dimensions=[2**63 - 1] * 2, blockSize=[2**63 - 1] * 2)), ZEROS, "start=9,9&size=1,1"),
-    Case("blocks of one element", lambda d: write(d / "attributes.json", but(dimensions=[10**6] * 2, blockSize=[1, 1])), ZEROS, "start=0,0&size=200,200"),
+    Case("not JSON", with_attributes("dimensions: [4, 4]"), NOT_A_DATASET),
+    Case("an empty file", with_attributes(""), NOT_A_DATASET),
+    Case("JSON cut off", with_attributes('{"dimensions":[4,4],"blockSi'), NOT_A_DATASET),
+    Case("an array", with_attributes("[1, 2]"), NOT_A_DATASET),
+    Case("null", with_attributes("null"), NOT_A_DATASET),
+    Case("a number of a million digits", with_attributes("9" * 1_000_000), NOT_A_DATASET),
+    Case("500000 open brackets", with_attributes("[" * 500_000), NOT_A_DATASET),
+    Case("nested objects 100000 deep", with_attributes('{"a":' * 100_000), NOT_A_DATASET),
+    Case("UTF-16", with_attributes(str(valid_attributes_with()).replace("'", '"').encode("utf-16")), NOT_A_DATASET),
+    Case("not UTF-8", with_attributes(b'{"dimensions":[4,4],"x":"\xff"}'), NOT_A_DATASET),
+    Case("a byte order mark is ignored", with_attributes(b"\xef\xbb\xbf" + str(valid_attributes_with()).replace("'", '"').encode()), GOOD),
+    Case("more than limits.attributes", with_attributes(valid_attributes_with(padding="x" * (17 << 20))), TOO_LARGE),
+    Case("more than two million values", with_attributes(valid_attributes_with(padding=[0] * 2_000_001)), NOT_A_DATASET),
+    Case("2 MiB of unused numbers beyond the range of floats", with_attributes(str(valid_attributes_with()).replace("'", '"')[:-1] + ',"x":[' + "1e999," * 350_000 + "1]}"), GOOD),
+    Case("no dimensions", with_attributes(valid_attributes_with(dimensions=None)), NOT_A_DATASET),
+    Case("dimensions that are text", with_attributes(valid_attributes_with(dimensions="4,4")), NOT_A_DATASET),
+    Case("a dimension that is an object", with_attributes(valid_attributes_with(dimensions=[4, {}])), NOT_A_DATASET),
+    Case("a negative dimension", with_attributes(valid_attributes_with(dimensions=[4, -4])), NOT_A_DATASET),
+    Case("a fractional dimension", with_attributes(valid_attributes_with(dimensions=[4, 4.5])), NOT_A_DATASET),
+    Case("a dimension beyond the range of floats", with_attributes('{"dimensions":[4,1e400],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}'), NOT_A_DATASET),
+    Case("a dimension of 2^63", with_attributes(valid_attributes_with(dimensions=[4, 2**63])), NOT_A_DATASET),
+    Case("a boolean dimension", with_attributes(valid_attributes_with(dimensions=[4, True])), NOT_A_DATASET),
+    Case("dimensions within dimensions", with_attributes(valid_attributes_with(dimensions=[[4], [4]])), NOT_A_DATASET),
+    Case("33 axes", with_attributes(valid_attributes_with(dimensions=[1] * 33, blockSize=[1] * 33)), NOT_A_DATASET),
+    Case("100000 axes", with_attributes(valid_attributes_with(dimensions=[1] * 100_000, blockSize=[1] * 100_000)), NOT_A_DATASET),
+    Case("axes that disagree", with_attributes(valid_attributes_with(blockSize=[4, 4, 4])), NOT_A_DATASET),
+    Case("a block size of 0", with_attributes(valid_attributes_with(blockSize=[4, 0])), NOT_A_DATASET),
+    Case("a negative block size", with_attributes(valid_attributes_with(blockSize=[-4, 4])), NOT_A_DATASET),
+    Case("a type that is a number", with_attributes(valid_attributes_with(dataType=8)), NOT_A_DATASET),
+    Case("an unknown type", with_attributes(valid_attributes_with(dataType="complex64")), UNSUPPORTED),
+    Case("text elements", with_attributes(valid_attributes_with(dataType="string")), UNSUPPORTED),
+    Case("no compression", with_attributes(valid_attributes_with(compression=None)), NOT_A_DATASET),
+    Case("a compression that is a list", with_attributes(valid_attributes_with(compression=[])), NOT_A_DATASET),
+    Case("an unknown compression", with_attributes(valid_attributes_with(compression={"type": "jpeg2000"})), UNSUPPORTED),
+    Case("a compression whose name is a path", with_attributes(valid_attributes_with(compression={"type": "../../../lib/x.so"})), UNSUPPORTED),
+    Case("parameters without meaning are ignored", with_attributes(valid_attributes_with(compression={"type": "raw", "level": {"a": [None]}})), GOOD),
+    Case("every axis 2^63 - 1 long", with_attributes(valid_attributes_with(dimensions=[2**63 - 1] * 2)), GOOD, "start=0,0&size=4,4"),
+    Case("the far end of 2^63 - 1", with_attributes(valid_attributes_with(dimensions=[2**63 - 1] * 2)), ZEROS, f"start={2**63 - 3},{2**63 - 3}&size=2,2"),
+    Case("a slice of 2^126 elements", with_attributes(valid_attributes_with(dimensions=[2**63 - 1] * 2)), TOO_LARGE),
+    Case("blocks of 2^63 - 1", with_attributes(valid_attributes_with(dimensions=[2**63 - 1] * 2, blockSize=[2**63 - 1] * 2)), ZEROS, "start=9,9&size=1,1"),
+    Case("blocks of one element", lambda d: write(d / "attributes.json", valid_attributes_with(dimensions=[10**6] * 2, blockSize=[1, 1])), ZEROS, "start=0,0&size=200,200"),
 ]  # fmt: skip
 
 

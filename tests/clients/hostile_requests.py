@@ -15,7 +15,7 @@ PARSER = ({400, 404, 405, 408, 413, 414, 431, 501, 505}, None)
 
 
 @dataclass
-class Ask:
+class Request:
     target: bytes | str
     method: str = "GET"
     headers: list = field(default_factory=list)
@@ -140,30 +140,30 @@ SLICES = [
 ]  # fmt: skip
 
 HEADERS = [
-    ("range of 1000 parts", Ask("/vol/0/0/0", headers=[("Range", "bytes=" + ",".join(f"{i}-{i}" for i in range(1000)))]), ({200}, None)),
-    ("overlapping ranges", Ask("/vol/0/0/0", headers=[("Range", "bytes=0-,0-,0-,0-,0-")]), ({200, 206}, None)),
-    ("range beyond 64 bits", Ask("/vol/0/0/0", headers=[("Range", "bytes=99999999999999999999-")]), ({200, 416}, None)),
-    ("range of the last 64-bit byte", Ask("/vol/0/0/0", headers=[("Range", "bytes=18446744073709551615-")]), (416, "range-not-satisfiable")),
-    ("range with a huge end", Ask("/vol/0/0/0", headers=[("Range", "bytes=0-18446744073709551615")]), ({206}, None)),
-    ("two Range headers", Ask("/vol/0/0/0", headers=[("Range", "bytes=0-1"), ("Range", "bytes=2-3")]), ({200, 206}, None)),
-    ("10000 entity tags", Ask("/vol/0/0/0", headers=[("If-None-Match", ", ".join(f'"{i}"' for i in range(5000)))]), ({200}, None)),
-    ("malformed entity tags", Ask("/vol/0/0/0", headers=[("If-None-Match", '"""W/""')]), ({200}, None)),
-    ("malformed dates", Ask("/vol/0/0/0", headers=[("If-Modified-Since", "tomorrow")]), ({200}, None)),
-    ("Accept of 5000 members", Ask("/slice/vol", headers=[("Accept", ",".join("a/b;q=0.1" for _ in range(3000)))]), (406, "not-acceptable")),
-    ("Accept that is garbage", Ask("/slice/vol", headers=[("Accept", ";;;,,,/;q=9")]), ({200}, None)),
-    ("Accept-Encoding that is garbage", Ask("/info/vol", headers=[("Accept-Encoding", "gzip;q=x, ,;")]), ({200}, None)),
-    ("no acceptable content coding", Ask("/info/vol", headers=[("Accept-Encoding", "identity;q=0, *;q=0")]), ({200, 406}, None)),
-    ("forwarded headers from an untrusted address", Ask("/info/vol", headers=[("X-Forwarded-Host", "evil.org"), ("X-Forwarded-Prefix", "//evil.org")]), ({200}, None)),
-    ("a host that is markup", Ask("/info/vol", headers=[("Host", "<script>")]), ({200, 400}, None)),
-    ("a star as the target", Ask("*", "OPTIONS"), ({204, 400}, None)),
-    ("a body on GET", Ask("/vol/0/0/0", headers=[("Content-Length", "0")]), ({200}, None)),
-    ("an unknown method", Ask("/vol/0/0/0", "BREW", [("Content-Length", "0")]), (405, "method-not-allowed")),
-    ("an upload", Ask("/vol/0/0/0", "PUT", [("Content-Length", "0")]), (405, "method-not-allowed")),
-    ("a request to make a directory", Ask("/vol/", "MKCOL"), (405, "method-not-allowed")),
-    ("CONNECT", Ask("evil.org:443", "CONNECT"), PARSER),
-    ("expectation", Ask("/vol/0/0/0", headers=[("Expect", "100-continue")]), ({200, 417}, None)),
-    ("upgrade to a websocket", Ask("/", headers=[("Connection", "Upgrade"), ("Upgrade", "websocket")]), ({200}, None)),
-    ("a request id with a line break", Ask("/nothing", headers=[("X-Request-Id", "a\\r\\nX-Evil: 1")]), MISSING),
+    ("range of 1000 parts", Request("/vol/0/0/0", headers=[("Range", "bytes=" + ",".join(f"{i}-{i}" for i in range(1000)))]), ({200}, None)),
+    ("overlapping ranges", Request("/vol/0/0/0", headers=[("Range", "bytes=0-,0-,0-,0-,0-")]), ({200, 206}, None)),
+    ("range beyond 64 bits", Request("/vol/0/0/0", headers=[("Range", "bytes=99999999999999999999-")]), ({200, 416}, None)),
+    ("range of the last 64-bit byte", Request("/vol/0/0/0", headers=[("Range", "bytes=18446744073709551615-")]), (416, "range-not-satisfiable")),
+    ("range with a huge end", Request("/vol/0/0/0", headers=[("Range", "bytes=0-18446744073709551615")]), ({206}, None)),
+    ("two Range headers", Request("/vol/0/0/0", headers=[("Range", "bytes=0-1"), ("Range", "bytes=2-3")]), ({200, 206}, None)),
+    ("10000 entity tags", Request("/vol/0/0/0", headers=[("If-None-Match", ", ".join(f'"{i}"' for i in range(5000)))]), ({200}, None)),
+    ("malformed entity tags", Request("/vol/0/0/0", headers=[("If-None-Match", '"""W/""')]), ({200}, None)),
+    ("malformed dates", Request("/vol/0/0/0", headers=[("If-Modified-Since", "tomorrow")]), ({200}, None)),
+    ("Accept of 5000 members", Request("/slice/vol", headers=[("Accept", ",".join("a/b;q=0.1" for _ in range(3000)))]), (406, "not-acceptable")),
+    ("Accept that is garbage", Request("/slice/vol", headers=[("Accept", ";;;,,,/;q=9")]), ({200}, None)),
+    ("Accept-Encoding that is garbage", Request("/info/vol", headers=[("Accept-Encoding", "gzip;q=x, ,;")]), ({200}, None)),
+    ("no acceptable content coding", Request("/info/vol", headers=[("Accept-Encoding", "identity;q=0, *;q=0")]), ({200, 406}, None)),
+    ("forwarded headers from an untrusted address", Request("/info/vol", headers=[("X-Forwarded-Host", "evil.org"), ("X-Forwarded-Prefix", "//evil.org")]), ({200}, None)),
+    ("a host that is markup", Request("/info/vol", headers=[("Host", "<script>")]), ({200, 400}, None)),
+    ("a star as the target", Request("*", "OPTIONS"), ({204, 400}, None)),
+    ("a body on GET", Request("/vol/0/0/0", headers=[("Content-Length", "0")]), ({200}, None)),
+    ("an unknown method", Request("/vol/0/0/0", "BREW", [("Content-Length", "0")]), (405, "method-not-allowed")),
+    ("an upload", Request("/vol/0/0/0", "PUT", [("Content-Length", "0")]), (405, "method-not-allowed")),
+    ("a request to make a directory", Request("/vol/", "MKCOL"), (405, "method-not-allowed")),
+    ("CONNECT", Request("evil.org:443", "CONNECT"), PARSER),
+    ("expectation", Request("/vol/0/0/0", headers=[("Expect", "100-continue")]), ({200, 417}, None)),
+    ("upgrade to a websocket", Request("/", headers=[("Connection", "Upgrade"), ("Upgrade", "websocket")]), ({200}, None)),
+    ("a request id with a line break", Request("/nothing", headers=[("X-Request-Id", "a\\r\\nX-Evil: 1")]), MISSING),
 ]  # fmt: skip
 
 RAW = [

@@ -5,15 +5,15 @@ window.harness = (() => {
   // Waits until `ready()` returns a value and returns it. Returns an error after `patience` milliseconds, or if chunks
   // failed and none is pending.
   async function until(patience, ready) {
-    const begun = performance.now();
-    let asked = begun;
+    const started = performance.now();
+    let checked = started;
     for (;;) {
       const answer = ready();
       if (answer !== undefined) return answer;
       const now = performance.now();
-      if (now > begun + patience) return { error: `not loaded in ${patience} ms: ${progress()}` };
-      if (now > asked + 250) {
-        asked = now;
+      if (now > started + patience) return { error: `not loaded in ${patience} ms: ${progress()}` };
+      if (now > checked + 250) {
+        checked = now;
         const { failed, pending } = await chunks();
         if (failed > 0 && pending === 0) return { error: `${failed} chunks failed` };
       }

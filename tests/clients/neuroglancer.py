@@ -91,13 +91,13 @@ class Neuroglancer:
         self.answers, self.failures, self.console = [], [], []
         self.page.on("response", lambda answer: self.answers.append((answer.status, answer.url)))
         self.page.on("requestfailed", lambda request: self.failures.append((request.failure, request.url)))
-        self.page.on("console", self.heard)
+        self.page.on("console", self.record_console)
         self.page.on("pageerror", lambda error: self.console.append(str(error)))
         self.page.add_init_script(path=SCRIPT)
         self.page.goto(f"{self.viewer}/viewer/")
         self.page.wait_for_function("window.viewer && window.harness")
 
-    def heard(self, message) -> None:
+    def record_console(self, message) -> None:
         """Record console errors and messages of Neuroglancer's worker about chunks that it could not retrieve."""
         if message.type == "error" or message.text.startswith("Error retrieving chunk"):
             self.console.append(message.text)
@@ -118,7 +118,7 @@ class Neuroglancer:
 
     def show(self, case: Case) -> Outcome:
         """Show a case and compare what is displayed with its data."""
-        begun = time.monotonic()
+        started = time.monotonic()
         compared, faults = 0, []
         for _ in range(2):
             self.answers.clear(), self.failures.clear(), self.console.clear()
@@ -129,8 +129,8 @@ class Neuroglancer:
             except Exception as error:  # the previous case may be the cause: try again with a new page
                 faults.append(f"{type(error).__name__}: {str(error)[:300]}")
                 self.open()
-        faults += self.dishonest(case)
-        return Outcome(case, faults, time.monotonic() - begun, compared)
+        faults += self.network_faults(case)
+        return Outcome(case, faults, time.monotonic() - started, compared)
 
     def compare(self, case: Case, faults: list[str]) -> int:
         low, high = grey_range(case.truth)
@@ -170,7 +170,7 @@ class Neuroglancer:
             compared += len(indices)
         return compared
 
-    def dishonest(self, case: Case) -> list[str]:
+    def network_faults(self, case: Case) -> list[str]:
         """Return the faults of requests and in the console."""
         faults = [f"request failed: {why} {url}" for why, url in self.failures if why != "net::ERR_ABORTED"]
         for status, url in self.answers:
@@ -260,7 +260,7 @@ def main() -> int:
     parser.add_argument("--layer", choices=["image", "segmentation"], action="append")
     parser.add_argument("--json", type=Path, help="write every outcome to this file")
     options = parser.parse_args()
-    begun, outcomes = time.monotonic(), []
+    started, outcomes = time.monotonic(), []
     layers = options.layer or ("image", "segmentation")
     for outcome in run(
         options.server, options.corpus, options.view, layers, options.only, options.limit, options.viewer
@@ -270,7 +270,7 @@ def main() -> int:
             print(f"{outcome.case.name} ({outcome.case.layer}): {fault}", file=sys.stderr, flush=True)
     print(table(outcomes, options.view))
     elements_compared = sum(outcome.compared for outcome in outcomes)
-    print(f"\n{len(outcomes)} shown in {time.monotonic() - begun:.0f} s, {elements_compared} elements compared")
+    print(f"\n{len(outcomes)} shown in {time.monotonic() - started:.0f} s, {elements_compared} elements compared")
     if options.json:
         options.json.write_text(
             json.dumps(

@@ -64,7 +64,7 @@ def bearer(token):
 
 @pytest.mark.skipif(not NGINX, reason="nginx is not installed (Debian: nginx-light)")
 @pytest.mark.parametrize("greedy", [False, True])
-def test_a_shared_cache_gives_nobody_what_is_anothers(site, tmp_path, greedy, monkeypatch):
+def test_a_shared_cache_never_serves_one_callers_data_to_another(site, tmp_path, greedy, monkeypatch):
     """Send requests of several callers in turn through nginx, whose cache knows neither callers nor tokens.
 
     nginx has the repository's configuration, or in addition (`greedy`) caches every answer that the server does not
@@ -119,19 +119,19 @@ def test_a_shared_cache_gives_nobody_what_is_anothers(site, tmp_path, greedy, mo
 # Logs, metrics, problems
 
 
-def facts(answer):
+def status_and_text(answer):
     """Return the status and the body of an answer of either client."""
     by_http2 = isinstance(answer, httpx.Response)
     return (answer.status_code, answer.text) if by_http2 else (answer.status, answer.body.decode(errors="replace"))
 
 
 @pytest.mark.parametrize("level", ["info", "trace"])
-def test_no_token_is_logged_counted_or_repeated(tmp_path, level):
+def test_tokens_do_not_appear_in_logs_metrics_or_errors(tmp_path, level):
     site = Site(tmp_path, "log.format=json", level=level)
     wrong = "n5t_" + "a1" * 32
     jwt = "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJzb21lYm9keSBzZWNyZXQifQ.c2lnbmF0dXJlLW9mLXNvbWVib2R5"
     secrets = [*site.tokens.values(), wrong, jwt]
-    said = []
+    messages = []
     with site.server as server:
         with httpx.Client(http1=False, http2=True, base_url=server.url, timeout=60) as http2:
             for token in secrets:
@@ -152,20 +152,20 @@ def test_no_token_is_logged_counted_or_repeated(tmp_path, level):
                             answers.append(http2.get(target, headers=headers))
                         for answer in answers:
                             # Successful answers and redirects may repeat the client's token; errors must not.
-                            status, text = facts(answer)
+                            status, text = status_and_text(answer)
                             if status >= 400:
-                                said.append(f"{text}{dict(answer.headers)}")
-        said.append(server.get("/metrics").text())
+                                messages.append(f"{text}{dict(answer.headers)}")
+        messages.append(server.get("/metrics").text())
         # Log lines are written in order. Once this one is there, all earlier ones are.
         server.get("/healthz", X_Request_Id="the-last")
         log = server.logged("the-last")
     assert '"access refused"' in log and '"caller":"eve"' in log
     for secret in secrets:
         assert secret not in log, next(line for line in log.splitlines() if secret in line)
-        assert not [text for text in said if secret in text]
+        assert not [text for text in messages if secret in text]
 
 
-def test_every_refusal_has_a_line_and_is_counted(tmp_path):
+def test_every_refusal_is_logged_and_counted(tmp_path):
     site = Site(tmp_path, "log.format=json")
     with site.server as server:
         server.ask("/secret/a/0/0/0")
@@ -173,9 +173,9 @@ def test_every_refusal_has_a_line_and_is_counted(tmp_path):
         server.ask("/secret/a/0/0/0?token=wrong")
         server.ask(f"/secret/a/0/0/0?token=x&token=y")
         lines = [json.loads(line) for line in server.logged('"reason"', 4).splitlines()]
-        told = [(line["reason"], line.get("caller"), line["path"], line["peer"]) for line in lines if "reason" in line]
+        refusals = [(line["reason"], line.get("caller"), line["path"], line["peer"]) for line in lines if "reason" in line]
         path, peer = "/secret/a/0/0/0", "127.0.0.1"
-        assert told == [
+        assert refusals == [
             ("no_token", None, path, peer), ("forbidden", "bob", path, peer),
             ("unknown_token", None, path, peer), ("several_tokens", None, path, peer),
         ]  # fmt: skip
@@ -187,7 +187,7 @@ def test_every_refusal_has_a_line_and_is_counted(tmp_path):
 # HTTP/2
 
 
-def test_streams_of_one_connection_have_callers_of_their_own(site):
+def test_each_http2_stream_has_its_own_caller(site):
     with httpx.Client(http1=False, http2=True, base_url=site.server.url, timeout=60) as client:
         for _ in range(20):
             for headers, path, status in [
@@ -219,7 +219,7 @@ class Issuer:
     """A token issuer with TLS. Its key can be exchanged, and it counts requests for its keys."""
 
     def __init__(self, directory):
-        self.directory, self.asked, self.answers, self.delay = directory, 0, True, 0
+        self.directory, self.fetches, self.answers, self.delay = directory, 0, True, 0
         openssl("req", "-x509", "-newkey", "rsa:2048", "-nodes", "-keyout", directory / "tls.pem", "-out", directory / "roots.pem",
                 "-days", "2", "-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost,IP:127.0.0.1",
                 "-addext", "basicConstraints=critical,CA:FALSE")  # fmt: skip
@@ -228,7 +228,7 @@ class Issuer:
 
         class Handler(http.server.BaseHTTPRequestHandler):
             def do_GET(self):
-                issuer.asked += 1
+                issuer.fetches += 1
                 time.sleep(issuer.delay)
                 if not issuer.answers:
                     return self.send_error(500)
@@ -286,47 +286,47 @@ def status(server, token):
     return server.ask("/secret/a/0/0/0", headers=bearer(token)).status
 
 
-def test_keys_come_by_tls_and_are_fetched_anew_when_a_name_is_not_known(issuer):
+def test_keys_are_fetched_over_tls_and_again_for_an_unknown_key_id(issuer):
     with serve(issuer, "jwt.refetch=1s") as server:
         # Even the first request waits for the keys.
         assert status(server, issuer.token()) == 200
         assert status(server, issuer.token(aud="other")) == 401
-        assert issuer.asked == 1
+        assert issuer.fetches == 1
         for number in range(10):
             old = issuer.token()
             time.sleep(1)  # the minimum interval jwt.refetch; not a wait for the server
             issuer.exchange(f"next-{number}")
-            token, asked, began = issuer.token(), issuer.asked, time.monotonic()
+            token, fetches, began = issuer.token(), issuer.fetches, time.monotonic()
             assert status(server, token) == 200
             assert status(server, old) == 401
             # The old key id is unknown as well and may cause another fetch once jwt.refetch has passed.
             if time.monotonic() - began < 1:
-                assert issuer.asked == asked + 1
+                assert issuer.fetches == fetches + 1
                 break
         else:
             pytest.fail("two requests never took less than a second")
 
 
-def test_names_that_nobody_has_make_nobody_busy(issuer):
+def test_unknown_key_ids_do_not_cause_repeated_fetches(issuer):
     with serve(issuer, "jwt.refetch=1h") as server:
         assert status(server, issuer.token()) == 200
         for number in range(30):
             assert status(server, issuer.token(kid=f"none-{number}")) == 401
-        assert issuer.asked == 1
+        assert issuer.fetches == 1
 
 
-def test_while_the_issuer_is_away_its_keys_stay_good_for_a_time(issuer):
+def test_keys_stay_valid_for_a_time_while_the_issuer_is_unreachable(issuer):
     # jwt.stale is long enough that the keys are valid at first even if the machine stalls for seconds.
     with serve(issuer, "jwt.refresh=1s", "jwt.refetch=1s", "jwt.stale=10s") as server:
         assert status(server, issuer.token()) == 200
         issuer.answers = False
-        asked = issuer.asked
+        fetches = issuer.fetches
         ended = time.monotonic() + 60
         seen = []
         while time.monotonic() < ended and 503 not in seen:
             seen.append(status(server, issuer.token()))
             time.sleep(0.1)
-        assert seen[0] == 200 and set(seen) == {200, 503} and issuer.asked > asked
+        assert seen[0] == 200 and set(seen) == {200, 503} and issuer.fetches > fetches
         answer = server.ask("/secret/a/0/0/0", headers=bearer(issuer.token()))
         assert answer.problem() == "issuer-unavailable" and answer["retry-after"]
         assert server.ask("/secret/a/0/0/0").status == 401
@@ -336,7 +336,7 @@ def test_while_the_issuer_is_away_its_keys_stay_good_for_a_time(issuer):
         assert status(server, issuer.token()) == 200
 
 
-def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
+def test_a_reload_keeps_the_keys_while_the_issuer_is_unreachable(issuer):
     file = issuer.directory / "n5.toml"
 
     def configure(*more):
@@ -350,7 +350,7 @@ def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
     write_dataset(root / "secret/a", support.counting(*SHAPE), BLOCK, "raw")
     with Server(root, "--config", file, level="info") as server:
         assert status(server, issuer.token()) == 200
-        issuer.answers, asked = False, issuer.asked
+        issuer.answers, fetches = False, issuer.fetches
         # The first change keeps the keys, the second fetches them again from the same URL, the third renames callers.
         for times, more in enumerate(("jwt.leeway=3s", "jwt.refresh=2h", "jwt.name_claim=iss"), 1):
             configure(more)
@@ -358,26 +358,26 @@ def test_other_settings_keep_the_keys_while_the_issuer_is_away(issuer):
             server.logged("configuration read again", times)
             assert status(server, issuer.token()) == (404 if times == 3 else 200), more
         ended = time.monotonic() + 20
-        while issuer.asked == asked and time.monotonic() < ended:
+        while issuer.fetches == fetches and time.monotonic() < ended:
             time.sleep(0.02)
-        assert issuer.asked > asked
+        assert issuer.fetches > fetches
 
 
-def test_a_certificate_that_nobody_vouches_for_is_refused_and_the_server_serves(issuer):
+def test_an_untrusted_issuer_certificate_is_refused_and_the_server_keeps_serving(issuer):
     # No root certificate that browsers trust has signed this certificate.
     with serve(issuer, "jwt.roots=") as server:
         assert status(server, issuer.token()) == 503
         assert server.ask("/healthz").status == 200 and server.ask("/").status == 200
-        assert issuer.asked == 0
+        assert issuer.fetches == 0
 
 
 def test_a_slow_issuer_delays_no_other_request(issuer):
     issuer.delay = 8
     # 4 s only has to be less than the issuer's delay. One success suffices, as the machine itself may stall that long.
-    assert any(others_take(issuer) < 4 for _ in range(3))
+    assert any(time_of_other_requests(issuer) < 4 for _ in range(3))
 
 
-def others_take(issuer):
+def time_of_other_requests(issuer):
     """Return how long requests that need no keys take while another request waits for the keys."""
     with serve(issuer) as server:
         waiting = threading.Thread(target=status, args=(server, issuer.token()))
@@ -412,10 +412,10 @@ class Tab:
     def __init__(self, browser):
         self.context = browser.new_context()
         self.page = self.context.new_page()
-        self.said, self.asked = [], []
-        self.page.on("console", lambda message: self.said.append(message.text) if message.type == "error" else None)
-        self.page.on("pageerror", lambda error: self.said.append(str(error)))
-        self.page.on("request", lambda request: self.asked.append(request))
+        self.errors, self.requests = [], []
+        self.page.on("console", lambda message: self.errors.append(message.text) if message.type == "error" else None)
+        self.page.on("pageerror", lambda error: self.errors.append(str(error)))
+        self.page.on("request", lambda request: self.requests.append(request))
 
     def __enter__(self):
         return self
@@ -425,10 +425,10 @@ class Tab:
 
     def faults(self):
         """Return the errors, except those that report a 404."""
-        return [text for text in self.said if "status of 404" not in text]
+        return [text for text in self.errors if "status of 404" not in text]
 
 
-def test_a_person_walks_from_a_link_with_a_token_through_pages(site, chromium):
+def test_a_link_with_a_token_opens_pages_in_a_browser(site, chromium):
     token = site.tokens["ann"]
     with Tab(chromium) as tab:
         tab.page.goto(f"{site.server.url}secret/a/?token={token}")
@@ -438,7 +438,7 @@ def test_a_person_walks_from_a_link_with_a_token_through_pages(site, chromium):
         assert tab.page.locator(".preview canvas[data-path]").count() > 0
         assert f"/token/{token}/" in tab.page.content(), "no link carries the token"
         assert not tab.faults()
-        for request in tab.asked:
+        for request in tab.requests:
             assert "referer" not in request.all_headers(), request.url
             assert urllib.parse.urlsplit(request.url).netloc in ("", f"{site.server.host}:{site.server.port}")
 
@@ -458,7 +458,7 @@ def test_the_viewer_shows_private_data_by_a_path_with_a_token(tmp_path, chromium
         assert not tab.faults()
 
 
-def test_a_wrong_configuration_is_told_at_the_start(tmp_path):
+def test_an_invalid_access_configuration_is_reported_at_startup(tmp_path):
     (tmp_path / "tokens").write_text("ann not-a-hash\n")
     for setting, word in [
         ('access.rules=["secret = ann"]', "slash"),

@@ -35,7 +35,7 @@ def dataset(directory: Path, element: bytes, x: int, name: str) -> None:
 
 @pytest.mark.parametrize("symlinks", ["inside", "deny"])
 @pytest.mark.parametrize("refusal", ["ENOSYS", "EPERM", "EACCES"])
-def test_a_swap_of_a_directory_and_a_link_leaks_nothing(refusal, symlinks, tmp_path):
+def test_swapping_a_directory_and_a_link_leaks_nothing(refusal, symlinks, tmp_path):
     root, outside = tmp_path / "root", tmp_path / "outside"
     dataset(root / "d", b"i", 4, "inside")
     dataset(outside, b"S", 5, "SSSSS")
@@ -95,11 +95,11 @@ def test_the_same_files_are_readable_without_openat2(refusal, tmp_path):
     (root / "links" / "out").symlink_to("/etc")
     targets = [f"/links/{name}/{file}" for name in ("relative", "absolute", "winding", "slash", "b/..up", "out") for file in ("0", "", "attributes.json", "1")]
     targets += ["/links/", "/slice/links/absolute", "/a/", "/a/0", "/a/2", "/"]
-    said = []
+    answers = []
     for program in ([support.binary()], [Path(sys.executable), LAUNCHER, refusal, support.binary()]):
         with Server(*program[1:], root, program=program[0]) as server:
-            said.append([(target, answer.status, answer.problem() if answer.status != 200 and answer.body else answer.body, answer["etag"]) for target in targets if (answer := server.get(target))])
-    assert said[0] == said[1]
-    read = {target for target, status, *_ in said[0] if status == 200}
+            answers.append([(target, answer.status, answer.problem() if answer.status != 200 and answer.body else answer.body, answer["etag"]) for target in targets if (answer := server.get(target))])
+    assert answers[0] == answers[1]
+    read = {target for target, status, *_ in answers[0] if status == 200}
     assert {f"/links/{name}/0" for name in ("relative", "absolute", "winding", "slash", "b/..up")} <= read, read
     assert not any(target.startswith("/links/out") for target in read), read

@@ -11,7 +11,7 @@ CHECKER = support.CORPUS.parent / "check_corpus.py"
 
 
 @pytest.mark.slow
-def test_every_dataset_attributes_block_and_listing_of_the_corpus_is_right(corpus, corpus_copy):
+def test_the_corpus_is_served_correctly(corpus, corpus_copy):
     if not CHECKER.exists():
         pytest.skip(f"no {CHECKER.name} beside the corpus")
     command = [

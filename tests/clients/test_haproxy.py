@@ -64,7 +64,7 @@ def proxy(tmp_path_factory):
         (b"CONNECT x:80 HTTP/1.1\r\nHost: x:80\r\nContent-Length: 5\r\n\r\nhello", 405),
     ],
 )
-def test_upgrades_and_tunnels_break_no_answer_of_other_clients(proxy, sent, status):
+def test_upgrades_and_tunnels_do_not_disturb_other_clients(proxy, sent, status):
     statuses, is_over = [], threading.Event()
 
     def ask():

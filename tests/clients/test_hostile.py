@@ -12,9 +12,9 @@ import pytest
 import hostile_files
 import hostile_requests
 import support
-from hostile_requests import Ask
+from hostile_requests import Request
 
-MOST_MIB = 600
+MAX_MIB = 600
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +38,7 @@ def server(root):
         assert sound.body == support.counting(8, 8, 8).tobytes("F")
         peak = server.peak_mib()
         print(f"\npeak resident memory: {peak:.0f} MiB")
-        assert peak < MOST_MIB
+        assert peak < MAX_MIB
 
 
 def matches(answer, expected):
@@ -55,7 +55,7 @@ def matches(answer, expected):
     return None
 
 
-def test_the_tables_are_long_enough_and_their_names_distinct():
+def test_there_are_enough_cases_and_their_names_are_distinct():
     for table in (hostile_requests.ALL, hostile_files.ALL):
         names = [case[0] if isinstance(case, tuple) else case.name for case in table]
         assert len(set(names)) == len(names) >= 60
@@ -73,7 +73,7 @@ def test_request(server, case):
         # Closing the connection without an answer is acceptable, too.
         assert not received or not first or int(first[1]) in expected[0] | {200}, received[:200]
     else:
-        ask = request if isinstance(request, Ask) else Ask(request)
+        ask = request if isinstance(request, Request) else Request(request)
         answer = server.ask(ask.target, ask.method, ask.headers, timeout=20)
         assert (fault := matches(answer, expected)) is None, fault
         assert b"secret" not in answer.body and b"root:" not in answer.body
@@ -126,7 +126,7 @@ def test_unreadable_file(unprivileged, case):
         server.logged("denied")
 
 
-def test_all_at_once_and_again(server):
+def test_all_hostile_files_concurrently(server):
     """Request every hostile file eight times, concurrently. The answers and the memory limit are the same."""
 
     def ask(number):
@@ -139,7 +139,7 @@ def test_all_at_once_and_again(server):
     assert not faults, faults[:10]
 
 
-def test_connections_that_say_nothing_do_not_keep_others_out(server):
+def test_silent_connections_do_not_block_others(server):
     silent = [server.connection() for _ in range(200)]
     for connection in silent:
         connection.connect()

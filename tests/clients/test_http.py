@@ -170,7 +170,7 @@ def test_tags_survive_a_restart(server, root):
 # Names and listings
 
 
-def test_any_name_is_reached_as_the_listing_spells_it(server):
+def test_every_name_is_reachable_by_its_listed_link(server):
     listing = server.get("/names/")
     hrefs = re.findall(r'<li><a href="([^"]+)/">', listing.text())
     assert sorted(hrefs) == sorted(support.quote(name) for name in NAMES)
@@ -184,7 +184,7 @@ def test_any_name_is_reached_as_the_listing_spells_it(server):
         assert httpx.get(f"{info['urls']['slice']}?start=1&size=2", timeout=60).content == b"\1\0\2\0", href
 
 
-def test_raw_octets_and_reserved_characters_name_what_they_spell(server):
+def test_raw_octets_and_reserved_characters_in_paths_are_taken_literally(server):
     for name in NAMES:
         if set(name) & set("%?#"):
             continue
@@ -203,7 +203,7 @@ def test_only_n5_keys_are_served_and_listed(server):
     assert with_blocks == ["0", "1", "2", "attributes.json"]
 
 
-def test_listings_have_pages(server):
+def test_listings_are_paginated(server):
     first = server.get("/many/?format=json")
     document = first.json()
     assert len(document["entries"]) == 10_000 and document["next"] == "g09999"
@@ -214,7 +214,7 @@ def test_listings_have_pages(server):
     assert html.text().count("<li>") == 10_000 and 'rel="next"' in html["link"]
 
 
-def test_listings_are_html_or_json_as_asked(server):
+def test_listings_are_html_or_json_by_accept_header(server):
     for accept, media in [
         (None, "text/html"), ("*/*", "text/html"), ("text/html", "text/html"), ("text/*", "text/html"),
         ("application/json", "application/json"), ("application/json, text/html;q=0.5", "application/json"),
@@ -228,7 +228,7 @@ def test_listings_are_html_or_json_as_asked(server):
     assert refused.status == 406 and refused.problem() == "not-acceptable"
 
 
-def test_documents_are_compressed_when_asked_and_data_never(server):
+def test_documents_are_compressed_on_request_and_data_never(server):
     for target in ("/names/", "/names/?format=json", "/info/vol"):
         plain, packed = server.get(target), server.get(target, Accept_Encoding="gzip")
         assert packed["content-encoding"] == "gzip" and gzip.decompress(packed.body) == plain.body, target
@@ -263,7 +263,7 @@ def test_trailing_slashes_and_roots(server):
 # Slices
 
 
-def test_a_slice_says_what_it_is(server):
+def test_slice_headers_describe_the_answer(server):
     answer = server.get("/slice/vol?start=1,2,3&stop=8,9,7&step=2,3,1&order=C")
     expected = {
         "n5-data-type": "uint16", "n5-shape": "4,3,4", "n5-order": "C", "n5-byte-order": "little", "n5-start": "1,2,3",
@@ -327,7 +327,7 @@ STATUSES = [
 
 
 @pytest.mark.parametrize(("status", "method", "target", "headers"), STATUSES)
-def test_every_status_carries_cors_and_an_id(server, status, method, target, headers):
+def test_every_status_has_cors_headers_and_a_request_id(server, status, method, target, headers):
     answer = server.ask(target, method, ORIGIN | headers)
     assert answer.status == status
     assert answer["access-control-allow-origin"] == "*"
@@ -347,7 +347,7 @@ def test_every_status_carries_cors_and_an_id(server, status, method, target, hea
         assert answer.json()["instance"] == target.split("?")[0]
 
 
-def test_the_preflight_lists_the_headers_that_may_be_sent(server):
+def test_the_preflight_lists_the_allowed_headers(server):
     answer = server.ask("/slice/vol", "OPTIONS", ORIGIN | {
         "Access-Control-Request-Method": "GET", "Access-Control-Request-Private-Network": "true"})  # fmt: skip
     assert {name.strip().lower() for name in answer["access-control-allow-headers"].split(",")} == {
@@ -366,7 +366,7 @@ def test_configured_origins_are_matched(root):
                 assert "origin" in ", ".join(answer.headers.get_all("vary")).lower(), target
 
 
-def test_request_ids_are_taken_or_made(server):
+def test_request_ids_are_accepted_or_generated(server):
     assert server.get("/nothing", X_Request_Id="abc-1.2:3_4")["x-request-id"] == "abc-1.2:3_4"
     for unsound in ("", "a b", "a" * 200, "a\tb", "<script>"):
         made = server.get("/nothing", X_Request_Id=unsound)["x-request-id"]
@@ -374,7 +374,7 @@ def test_request_ids_are_taken_or_made(server):
     assert server.get("/")["x-request-id"] != server.get("/")["x-request-id"]
 
 
-def test_a_missing_block_is_a_small_404_that_names_no_policy_of_eternity(root):
+def test_a_missing_block_is_a_small_404_without_immutable(root):
     for policy, found, missing in [
         ("revalidate", "no-cache", "no-cache"),
         ("immutable", "public, max-age=31536000, immutable", None),
@@ -388,7 +388,7 @@ def test_a_missing_block_is_a_small_404_that_names_no_policy_of_eternity(root):
             assert missing is None or absent["cache-control"] == missing
 
 
-def test_methods_other_than_reading_are_405_with_allow(server):
+def test_other_methods_get_405_with_allow(server):
     for method in ("POST", "PUT", "DELETE", "PATCH", "TRACE", "PROPFIND", "get"):
         for target in ("/vol/0/0/0", "/", "/slice/vol", "/nothing"):
             answer = server.ask(target, method, {"Content-Length": "0"})
@@ -396,14 +396,14 @@ def test_methods_other_than_reading_are_405_with_allow(server):
             assert answer["allow"] == "GET, HEAD, OPTIONS"
 
 
-def test_faults_of_damaged_blocks_are_logged_with_the_request(root):
+def test_damaged_blocks_are_logged_with_the_request_id(root):
     with Server(root) as server:
         answer = server.get("/slice/damaged", X_Request_Id="find-me-again")
         assert answer.problem() == "corrupt-block" and answer.json()["block"] == [0]
         server.logged("find-me-again")
 
 
-def test_operations(server):
+def test_operational_endpoints(server):
     assert server.get("/healthz").body == b"ok\n"
     ready = server.get("/readyz").json()
     assert ready == {"status": "ready", "checks": [{"check": "container", "name": "", "ok": True}]}
@@ -439,7 +439,7 @@ def test_a_base_path_is_part_of_the_path(root):
 FORWARDED = {"X-Forwarded-Proto": "https", "X-Forwarded-Host": "data.example.org", "X-Forwarded-Prefix": "/em"}
 
 
-def test_forwarded_headers_are_believed_from_trusted_addresses_only(root):
+def test_forwarded_headers_are_accepted_only_from_trusted_proxies(root):
     with Server(root, "--set", "server.trusted_proxies=127.0.0.1/32") as server:
         urls = server.ask("/info/vol", headers=FORWARDED).json()["urls"]
         assert urls["slice"] == "https://data.example.org/em/slice/vol"
@@ -500,7 +500,7 @@ def test_a_hundred_streams_at_once(server):
     assert "2000 succeeded, 0 failed" in ran.stdout, ran.stdout + ran.stderr
 
 
-def test_a_connection_carries_many_requests_and_pipelining(server):
+def test_a_connection_serves_many_and_pipelined_requests(server):
     connection = server.connection()
     for _ in range(50):
         assert connection.ask("/vol/0/0/0").status == 200
@@ -520,7 +520,7 @@ def test_http_1_0_and_absolute_targets_are_answered(server):
     assert b" 200 OK\r\n" in support.exchange(server, absolute, quiet=20)
 
 
-def test_a_server_told_to_stop_finishes_what_it_has_begun(root):
+def test_a_stopping_server_serves_requests_until_it_exits(root):
     server = Server(root, "--set", "server.drain_delay=10s")
     with socket.create_connection((server.host, server.port)) as connection:
         connection.sendall(b"GET /healthz HTTP/1.1\r\nHost: n5\r\n\r\n")
@@ -534,7 +534,7 @@ def test_a_server_told_to_stop_finishes_what_it_has_begun(root):
     server.stop()
 
 
-def test_a_server_told_to_stop_as_soon_as_it_has_its_address_ends_well(root):
+def test_a_server_stopped_right_after_startup_exits_cleanly(root):
     for _ in range(5):
         server = Server(root)
         server.process.terminate()

@@ -17,8 +17,8 @@ def version_of_java() -> int | None:
     java = shutil.which("java")
     if java is None:
         return None
-    said = subprocess.run([java, "--version"], capture_output=True, text=True).stdout.split()
-    return int(said[1].split(".")[0]) if len(said) > 1 and said[1][0].isdigit() else None
+    output = subprocess.run([java, "--version"], capture_output=True, text=True).stdout.split()
+    return int(output[1].split(".")[0]) if len(output) > 1 and output[1][0].isdigit() else None
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +49,7 @@ def read(server, path, method, *options):
 
 @pytest.mark.parametrize("path", ["/sparse/", "/n5/sparse/", "/as/gzip/sparse/"])
 @pytest.mark.parametrize("method", ["GET", "HEAD"])
-def test_holes_of_a_sparse_dataset_are_missing_and_leave_java_its_connections(server, path, method):
+def test_holes_get_404_and_java_reuses_its_connections(server, path, method):
     # With a large heap, garbage is collected late. Until then, connections that are not reused stay open.
     connections = read(server, path, method, "-Xms1g")
     # The JDK keeps five idle connections per host, and occasionally opens one that it drops again.

@@ -96,7 +96,7 @@ def test_opening_listing_and_reading_a_block_as_java_does(server):
         assert not exists(ask("HEAD", java_target(name, "2", "0")))
 
 
-def test_a_directory_is_no_file_and_a_file_no_directory(server):
+def test_java_tells_directories_and_files_apart(server):
     ask = lambda target: server.ask(target, "HEAD", JAVA)  # noqa: E731
     assert is_directory(ask("/raw/")) and not is_file(ask("/raw"))
     assert is_directory(ask("/deep/")) and not is_file(ask("/deep"))
@@ -122,14 +122,14 @@ def test_listings_give_exactly_the_directories(server):
     assert parse_listing(server.ask("/raw/", headers=JAVA).text()) == []
 
 
-def test_ranges_are_offered_under_the_name_that_java_looks_for(server):
+def test_ranges_are_offered_in_the_header_that_java_reads(server):
     whole = server.ask("/raw/0/0", headers=JAVA)
     assert whole["accept-range"] == "bytes"
     part = server.ask("/raw/0/0", headers=JAVA | {"Range": "bytes=4-11"})
     assert (part.status, part.body) == (206, whole.body[4:12])
 
 
-def test_the_guess_of_the_storage_format_ends_at_n5(server):
+def test_java_detects_the_storage_format_as_n5(server):
     for key in ("zarr.json", ".zgroup", ".zarray", ".zattrs", ".zmetadata"):
         assert server.ask(f"/{key}", "HEAD", JAVA).status == 404
     assert server.ask("/attributes.json", "HEAD", JAVA).status == 200
@@ -142,7 +142,7 @@ def test_nothing_looks_like_s3(server):
         assert b"ListBucketResult" not in answer.body
 
 
-def test_a_lone_star_is_an_acceptable_accept(server):
+def test_accept_with_a_lone_star_is_valid(server):
     for accept in ("text/html, image/gif, image/jpeg, *; q=.2, */*; q=.2", "*", "*/*", ""):
         assert server.ask("/", headers={"Accept": accept}).status == 200, accept
 

@@ -15,7 +15,7 @@ def documents(name):
     return list(yaml.safe_load_all((CONFIG / name).read_text()))
 
 
-def test_kubernetes_reads_every_manifest():
+def test_every_manifest_is_valid_for_kubernetes():
     pytest.importorskip("kubernetes_validate")
     import kubernetes_validate
 
@@ -27,7 +27,7 @@ def test_kubernetes_reads_every_manifest():
     assert kinds == {"ConfigMap", "Secret", "Deployment", "Service", "PodDisruptionBudget"}
 
 
-def test_what_a_pod_refers_to_is_there():
+def test_everything_a_pod_refers_to_exists():
     config, secret, deployment, service, budget = documents("kubernetes/n5-server.yaml")
     pod = deployment["spec"]["template"]
     spec, container = pod["spec"], pod["spec"]["containers"][0]

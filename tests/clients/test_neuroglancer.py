@@ -90,7 +90,7 @@ def test_every_class_of_dataset_is_shown(browser, manifest, view, layer):
         assert {"raw", "gzip", "zlib", "blosc", "zstd"} <= {outcome.case.group["compression"] for outcome in outcomes}
 
 
-def test_pyramids_are_shown_at_every_level_and_in_their_place(browser, manifest, view):
+def test_pyramids_are_shown_at_every_level_and_position(browser, manifest, view):
     entries = {entry["path"]: entry for entry in manifest["datasets"]}
     outcomes = []
     for group in manifest["groups"]:
@@ -107,7 +107,7 @@ def test_pyramids_are_shown_at_every_level_and_in_their_place(browser, manifest,
     assert not {outcome.case.name: outcome.faults for outcome in outcomes if outcome.faults}
 
 
-def test_the_viewer_asks_no_other_host(browser):
+def test_the_viewer_contacts_no_other_host(browser):
     browser.open()
     browser.page.wait_for_load_state("networkidle")
     assert browser.requests() and not browser.failures and not browser.console
@@ -115,7 +115,7 @@ def test_the_viewer_asks_no_other_host(browser):
         assert url.startswith((browser.server, "data:", "blob:")) and status in (200, 304), (status, url)
 
 
-def test_a_comparison_can_fail(browser, tmp_path):
+def test_the_comparison_detects_wrong_data(browser, tmp_path):
     array = support.counting(24, 20, 8, dtype="uint8")
     support.write_dataset(tmp_path / "a", array, (8, 8, 8), "gzip", skip={(0, 0, 0)})
     with support.Server(tmp_path, "--set", "server.viewer=") as other:
@@ -133,7 +133,7 @@ def test_a_comparison_can_fail(browser, tmp_path):
         assert any(fault.startswith("colours") for fault in browser.show(labels).faults)
 
 
-def test_a_level_beside_its_place_is_noticed(browser, tmp_path):
+def test_the_comparison_detects_a_displaced_level(browser, tmp_path):
     array = support.counting(24, 20, 4, dtype="uint16")
     support.write_dataset(tmp_path / "a/s0", array, (8, 8, 4), "gzip")
     support.write_dataset(tmp_path / "a/s1", array[::2, ::2, ::2], (8, 8, 2), "gzip", downsamplingFactors=[2, 2, 2])
@@ -152,7 +152,7 @@ def test_a_level_beside_its_place_is_noticed(browser, tmp_path):
         assert any(fault.startswith("voxel size of y") for fault in browser.show(case).faults)
 
 
-def test_a_missing_block_that_is_there_is_no_honest_404(tmp_path):
+def test_a_404_for_an_existing_block_is_an_error(tmp_path):
     array = support.counting(8, 8, dtype="uint8")
     support.write_dataset(tmp_path / "a", array, (4, 4), skip={(1, 1)})
     case = neuroglancer.Case("a", "n5://host/n5/a/", "image", array, directory=tmp_path / "a")

@@ -80,7 +80,7 @@ def test_levels_are_found_by_listing(server):
     assert listed(server, "/") == {"a b/"}
 
 
-def test_listings_as_s3_are_no_bucket(demo):
+def test_s3_list_requests_do_not_look_like_a_bucket(demo):
     for target in ("/?list-type=2&prefix=n5%2Fvolume%2F&delimiter=%2F", "/n5/?list-type=2&prefix=volume%2F&delimiter=%2F"):
         assert b"ListBucketResult" not in ask(demo, target).body
 
@@ -94,7 +94,7 @@ def test_blocks_are_read_with_fetch_and_missing_ones_are_404(demo):
         assert ask(demo, f"/n5/volume/em/s0/{missing}").status == 404, missing
 
 
-def test_a_stat_is_a_head_or_one_byte(demo):
+def test_head_and_a_one_byte_range_give_the_size(demo):
     head = ask(demo, "/n5/volume/em/s0/0/0/0", "HEAD")
     one = ask(demo, "/n5/volume/em/s0/0/0/0", Range="bytes=0-0")
     assert one.status == 206 and one["content-range"] == f"bytes 0-0/{head['content-length']}"

@@ -107,7 +107,7 @@ def test_refused_paths_are_refused_behind_the_proxy_too(proxy):
         assert answer.status == 400, target
 
 
-def test_ranges_and_conditions_pass(proxy, root):
+def test_ranges_and_preconditions_pass_through(proxy, root):
     stored = (root / "50%/0/0/0").read_bytes()
     whole = proxy.get("/50%25/0/0/0")
     assert whole.body == stored
@@ -164,7 +164,7 @@ def test_a_large_slice_streams_through(proxy, upstream):
     connection.close()
 
 
-def test_cors_and_ids_pass_and_errors_keep_their_documents(proxy):
+def test_cors_request_ids_and_problem_documents_pass_through(proxy):
     for target in ("/nothing/", "/nothing"):
         answer = proxy.get(target, Origin="https://viewer.example.org", X_Request_Id="through-nginx")
         assert answer.status == 404 and (answer.problem() == "not-found" if target.endswith("/") else answer.body == b"")
@@ -198,7 +198,7 @@ def compose(tmp_path_factory):
         proxy.stop()
 
 
-def test_what_compose_serves_is_what_its_server_has(compose):
+def test_nginx_of_compose_serves_the_answers_of_the_server(compose):
     server, proxy = compose
     targets = ["/em/attributes.json", "/em/v/attributes.json", "/em/v/0/0/0", "/em/v/2/1/1", "/em/v/9/9/9", "/n5/em/v/1/0/0",
                "/slice/em/v?size=3,3,3"]  # fmt: skip
@@ -212,7 +212,7 @@ def test_what_compose_serves_is_what_its_server_has(compose):
     assert proxy.get("/em/").status == 200
 
 
-def test_an_answer_of_the_cache_has_the_id_of_its_own_request(compose):
+def test_a_cached_answer_has_the_request_id_of_its_own_request(compose):
     server, proxy = compose
     ids = set()
     for turn in range(3):
@@ -227,7 +227,7 @@ def test_an_answer_of_the_cache_has_the_id_of_its_own_request(compose):
     server.logged(f'id="{answer["x-request-id"]}"')
 
 
-def test_nginx_writes_no_token_and_the_id_that_the_server_writes(compose, tmp_path):
+def test_nginx_logs_no_tokens_and_the_same_request_id_as_the_server(compose, tmp_path):
     server, proxy = compose
     token = "n5t_" + "5e" * 32
     paths = [f"/em/v/attributes.json?token={token}", f"/em/v/1/1/0?token={token}", f"/slice/em/v?size=2,2,2&token={token}",
@@ -289,7 +289,7 @@ SHAPES = {
 }
 
 
-def test_a_probe_of_http_1_0_that_names_no_host_is_answered(proxy):
+def test_an_http_1_0_probe_without_a_host_is_answered(proxy):
     received = support.exchange(proxy, b"GET /50%25/0/0/0 HTTP/1.0\r\n\r\n", quiet=0.5, first=20)
     assert received.startswith(b"HTTP/1.1 200"), received[:200]
 

@@ -34,10 +34,10 @@ def server(tmp_path_factory):
 
 @pytest.mark.parametrize("how", ["fetch", "http"])
 @pytest.mark.parametrize("path", ["/many/", "/as/raw/many/"])
-def test_all_chunks_that_node_asks_for_at_once_come(server, path, how):
+def test_node_gets_all_chunks_that_it_requests_at_once(server, path, how):
     command = ["node", PROGRAM, how, f"{server.url.rstrip('/')}{path}", str(CHUNKS)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    print(how, path, said)
-    assert (said["statuses"], said["wrong"], said["errors"]) == ({"200": CHUNKS}, 0, {})
+    report = json.loads(done.stdout)
+    print(how, path, report)
+    assert (report["statuses"], report["wrong"], report["errors"]) == ({"200": CHUNKS}, 0, {})

@@ -30,7 +30,7 @@ PAGES = ["", "volume/", "volume/em/", "volume/labels/", "volume/distance/", "pho
 
 
 @pytest.mark.parametrize("path", PAGES)
-def test_the_page_asks_nobody_else_and_logs_no_error(browser, demo, path):
+def test_the_page_contacts_no_other_host_and_logs_no_error(browser, demo, path):
     with Visit(browser, demo, path) as visit:
         others = {url for url in visit.requests if not url.startswith((demo.url, "data:", "blob:"))}
         assert not others
@@ -39,7 +39,7 @@ def test_the_page_asks_nobody_else_and_logs_no_error(browser, demo, path):
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("path", PAGES)
-def test_text_stands_out_and_axe_finds_nothing(browser, demo, path, scheme):
+def test_text_has_contrast_and_axe_finds_no_violations(browser, demo, path, scheme):
     with Visit(browser, demo, path, color_scheme=scheme) as visit:
         for details in visit.page.query_selector_all("details"):
             details.evaluate("element => (element.open = true)")
@@ -48,8 +48,8 @@ def test_text_stands_out_and_axe_finds_nothing(browser, demo, path, scheme):
         ground = visit.page.evaluate("getComputedStyle(document.body).backgroundColor")
         assert (int(re.search(r"\d+", ground)[0]) < 60) == (scheme == "dark")
         violations = Axe().run(visit.page).response["violations"]
-        told = [f"{v['id']}: {v['help']}: {[node['html'][:200] for node in v['nodes'][:3]]}" for v in violations]
-        assert not told, "\n".join(told)
+        descriptions = [f"{v['id']}: {v['help']}: {[node['html'][:200] for node in v['nodes'][:3]]}" for v in violations]
+        assert not descriptions, "\n".join(descriptions)
 
 
 @pytest.mark.parametrize("path", PAGES)
@@ -70,21 +70,21 @@ def test_without_script_the_listing_works(browser, demo):
     context.close()
 
 
-def test_entries_say_what_they_are(browser, demo):
+def test_entries_describe_their_content(browser, demo):
     with Visit(browser, demo, "volume/") as visit:
         # An entry's picture appears after its text.
         expect(visit.page.locator("#entries canvas")).to_have_count(3, timeout=30_000)
         texts = visit.page.locator("#entries li").all_inner_texts()
-        told = {text.split("/")[0].strip(): re.sub(r"\s+", " ", text) for text in texts}
-        assert "dataset 96 × 96 × 40 float32 bzip2 1.4 MiB" in told["distance"]
-        assert "multiscale Synthetic EM 192 × 192 × 40 uint8 zstd 1.4 MiB 3 levels 8 × 8 × 32 nm" in told["em"]
+        descriptions = {text.split("/")[0].strip(): re.sub(r"\s+", " ", text) for text in texts}
+        assert "dataset 96 × 96 × 40 float32 bzip2 1.4 MiB" in descriptions["distance"]
+        assert "multiscale Synthetic EM 192 × 192 × 40 uint8 zstd 1.4 MiB 3 levels 8 × 8 × 32 nm" in descriptions["em"]
     with Visit(browser, demo, "compressions/") as visit:
         visit.page.fill("input[type=search]", "bzip")
         assert visit.page.locator("#entries li:visible a").all_text_contents() == ["bzip2/"]
         assert visit.text(".count") == "1 of 8 entries"
 
 
-def test_everything_is_done_with_the_keyboard(browser, demo):
+def test_everything_can_be_done_with_the_keyboard(browser, demo):
     with Visit(browser, demo) as visit:
         keyboard, page = visit.page.keyboard, visit.page
 
@@ -183,20 +183,20 @@ def test_grey_planes_show_the_data(browser, demo):
         assert "z 31 (992 nm)" in visit.page.inner_text(".readout")
 
 
-def test_a_click_moves_the_other_planes_and_tells_the_value(browser, demo):
+def test_a_click_moves_the_other_planes_and_shows_the_value(browser, demo):
     data = stored(support.DEMO, "volume/em/s0")
     with Visit(browser, demo, "volume/em/") as visit:
         box = visit.page.locator(".plane-0 canvas").bounding_box()
         visit.page.mouse.click(box["x"] + box["width"] * 0.25, box["y"] + box["height"] * 0.75)
         visit.page.wait_for_selector(".plane-1 canvas[data-start^='48,']")
         visit.drawn()
-        told = visit.page.inner_text(".readout")
-        assert re.search(r"x 48 .*y 14[34] ", told.replace("\n", " ")), told
+        readout = visit.page.inner_text(".readout")
+        assert re.search(r"x 48 .*y 14[34] ", readout.replace("\n", " ")), readout
         values = {str(data[48, y, 19]) for y in (143, 144)}
-        assert re.search(r"value (\d+)", told)[1] in values
+        assert re.search(r"value (\d+)", readout)[1] in values
 
 
-def test_labels_have_a_colour_each(browser, demo):
+def test_each_label_has_its_own_colour(browser, demo):
     labels = stored(support.DEMO, "volume/labels/s0")
     with Visit(browser, demo, "volume/labels/") as visit:
         assert visit.page.is_checked("input[value=segmentation]")
@@ -258,7 +258,7 @@ def test_every_type_and_rank_of_the_corpus_is_shown(browser, corpus, corpus_copy
             assert np.allclose(grey, expected, atol=0.51), path
 
 
-def test_what_cannot_be_shown_is_said(browser, tmp_path):
+def test_data_that_cannot_be_shown_is_explained(browser, tmp_path):
     damaged = support.write_dataset(tmp_path / "damaged", support.counting(20, 20, 20), (20, 20, 20), "gzip")
     (damaged / "0/0/0").write_bytes((damaged / "0/0/0").read_bytes()[:200])
     support.write_dataset(tmp_path / "empty", support.counting(0, 5), (4, 4))
@@ -275,7 +275,7 @@ def test_what_cannot_be_shown_is_said(browser, tmp_path):
         visit.context.close()
 
 
-def test_a_part_is_shown_where_the_whole_plane_is_too_much(browser, tmp_path):
+def test_a_part_is_shown_if_the_whole_plane_is_too_large(browser, tmp_path):
     array = support.counting(256, 256, 128)
     # The blocks are compressed, because the server reads only the visible parts of uncompressed ones.
     support.write_dataset(tmp_path / "big", array, (64, 64, 64), "gzip")
@@ -301,11 +301,11 @@ def test_zooming_shows_a_part_around_the_point(browser, demo):
         assert_grey(data, shown, pixels, (1, 0))
         box = visit.page.locator(".plane-0 canvas").bounding_box()
         visit.page.mouse.move(box["x"] + box["width"] * 0.01, box["y"] + box["height"] * 0.01)
-        told = visit.page.inner_text(".readout").replace("\n", " ")
-        assert "x 48 " in told and "y 48 " in told and f"value {data[48, 48, 19]}" in told, told
+        readout = visit.page.inner_text(".readout").replace("\n", " ")
+        assert "x 48 " in readout and "y 48 " in readout and f"value {data[48, 48, 19]}" in readout, readout
 
 
-def test_odd_names_keep_working(browser, tmp_path):
+def test_unusual_names_work(browser, tmp_path):
     name = "a b#c?d%e&f<g>ü'"
     support.write_dataset(tmp_path / name / "s,0", support.counting(9, 7), (4, 4))
     with support.Server(tmp_path) as server, Visit(browser, server) as visit:
@@ -321,7 +321,7 @@ def test_odd_names_keep_working(browser, tmp_path):
         visit.page.wait_for_selector(READY)
 
 
-def test_a_token_stays_on_every_request(browser, demo):
+def test_a_token_is_kept_on_every_request(browser, demo):
     with Visit(browser, demo, "volume/em/?token=s%2Bc%27ret") as visit:
         asked = [url for url in visit.requests if re.search(r"/(info|slice|stats)/", url)]
         assert asked and all("token=s%2Bc%27ret" in url for url in asked), asked
@@ -334,8 +334,8 @@ def test_a_token_stays_on_every_request(browser, demo):
             assert "token=s%2Bc%27ret" in text and "c'ret" not in text, "a quote would end the string"
         visit.go("volume/?token=s%2Bc%27ret")
         link = visit.page.locator("a.primary")
-        told = {True: "Open all in Neuroglancer", False: "Open all in the public Neuroglancer (sends it this page's token)"}
-        assert link.text_content() == told[visit.has_viewer()]
+        labels = {True: "Open all in Neuroglancer", False: "Open all in the public Neuroglancer (sends it this page's token)"}
+        assert link.text_content() == labels[visit.has_viewer()]
         for layer in state_of(link.get_attribute("href"))["layers"]:
             assert layer["source"]["url"].endswith("/?token=s%2Bc%27ret")
 
@@ -351,7 +351,7 @@ def test_a_base_path_changes_nothing(browser):
 
 
 @pytest.mark.parametrize("path", ["volume/em/", "volume/labels/s1/", "volume/distance/", "photo/s0/", "compressions/lz4/"])
-def test_the_lines_to_copy_work(browser, demo, tmp_path, path):
+def test_the_copyable_snippets_work(browser, demo, tmp_path, path):
     with Visit(browser, demo, path) as visit:
         code = dict(visit.page.eval_on_selector_all("code[data-tool]", "all => all.map((c) => [c.dataset.tool, c.textContent])"))
     level = path if (support.DEMO / path / "0").is_dir() else f"{path}s0/"

@@ -13,7 +13,7 @@ from cloudvolume import CloudVolume
 import support
 from datasets import all_datasets
 
-HELD = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
+SUPPORTED_TYPES = {"uint8", "int8", "uint16", "int16", "uint32", "int32", "uint64", "float32"}
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +38,9 @@ def through_cloud_volume(server, path, scale=0):
     return CloudVolume(url, mip=scale, fill_missing=True, progress=False, use_https=True)
 
 
-def is_held(attributes) -> bool:
+def is_supported(attributes) -> bool:
     dimensions = attributes["dimensions"]
-    return attributes["dataType"] in HELD and 0 not in dimensions and all(size == 1 for size in dimensions[4:])
+    return attributes["dataType"] in SUPPORTED_TYPES and 0 not in dimensions and all(size == 1 for size in dimensions[4:])
 
 
 def lossless(attributes) -> list[str]:
@@ -75,9 +75,9 @@ def compare(server, dataset, truth, count, classes):
     # Accepting problem documents gives the reason of a 404.
     accept = "application/json, application/problem+json"
     info = server.get(f"/precomputed/{support.quote(dataset.path)}/info", accept=accept)
-    if server.get(f"/slice/{support.quote(dataset.path)}?unknown=1").status == 404 or not is_held(attributes):
+    if server.get(f"/slice/{support.quote(dataset.path)}?unknown=1").status == 404 or not is_supported(attributes):
         assert info.status == 404, f"info answers {info.status}"
-        why = "rank" if attributes["dataType"] in HELD else attributes["dataType"]
+        why = "rank" if attributes["dataType"] in SUPPORTED_TYPES else attributes["dataType"]
         count[f"not held ({why}): 404"] += 1
         return
     if info.status == 404 and ("fourth axis" in info.json()["reason"] or " is time;" in info.json()["reason"]):
@@ -117,7 +117,7 @@ def compare(server, dataset, truth, count, classes):
 
 
 @pytest.mark.slow
-def test_every_dataset_that_the_format_holds_is_equal(servers, truths):
+def test_every_supported_dataset_is_equal(servers, truths):
     count, faults, classes = collections.Counter(), [], set()
     for dataset in all_datasets():
         truth = truths.get(dataset.path) if dataset.server == "corpus" else None
@@ -216,7 +216,7 @@ def test_a_pyramid_of_each_convention_is_one_volume(tmp_path, convention):
             assert list(volume.voxel_offset) == described["voxel_offset"]
 
 
-def test_channels_are_components_of_images_and_apart_otherwise(tmp_path):
+def test_channels_are_read_from_joint_and_separate_blocks(tmp_path):
     for name, dtype, block in [("rgb", "uint8", 3), ("apart", "uint8", 1), ("deep", "uint16", 2), ("ids", "uint32", 1)]:
         array = support.counting(10, 9, 5, 3, dtype=dtype)
         support.write_dataset(tmp_path / name, array, (8, 8, 4, block), "gzip")

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import tensorstore as ts
 
+import corpus_data
 import support
-import tables
 
 pytestmark = pytest.mark.skipif(not support.CORPUS.is_dir(), reason=support.NO_CORPUS)
 
@@ -17,8 +17,8 @@ def read(url: str, part=...):
 @pytest.mark.slow
 @pytest.mark.parametrize("encoding", ["gzip", "raw", "zstd", "blosc"])
 def test_tensorstore_reads_every_dataset(corpus, encoding):
-    table = tables.Table(f"TensorStore, /as/{encoding}")
-    for dataset in tables.datasets():
+    table = corpus_data.Table(f"TensorStore, /as/{encoding}")
+    for dataset in corpus_data.datasets():
         url = f"{corpus.url}as/{encoding}/{support.quote(dataset.path)}/"
         try:
             fault = dataset.check(read(url))
@@ -29,9 +29,9 @@ def test_tensorstore_reads_every_dataset(corpus, encoding):
 
 
 @pytest.mark.slow
-def test_what_is_converted_equals_numpy(corpus):
+def test_converted_elements_equal_numpy(corpus):
     compared = 0
-    for dataset in tables.datasets():
+    for dataset in corpus_data.datasets():
         if dataset.data_type not in ("float64", "int64", "uint8") or np.prod(dataset.dimensions) > 1 << 20:
             continue
         path = support.quote(dataset.path)

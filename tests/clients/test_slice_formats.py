@@ -75,7 +75,7 @@ def test_jpeg_is_close_to_png_and_smaller_with_less_quality(server, data_type):
 
 
 @pytest.mark.parametrize("data_type", support.DATA_TYPES)
-def test_tensorstore_reads_the_block_that_n5_gives(server, data_type, tmp_path):
+def test_tensorstore_reads_slices_in_n5_format(server, data_type, tmp_path):
     start, size = (3, 5, 1), (20, 11, 5)
     query = f"start={','.join(map(str, start))}&size={','.join(map(str, size))}"
     support.write(tmp_path / "0/0/0", body(server, f"/slice/{data_type}?format=n5&{query}"))
@@ -86,7 +86,7 @@ def test_tensorstore_reads_the_block_that_n5_gives(server, data_type, tmp_path):
 
 
 @pytest.mark.parametrize("stored", support.DATA_TYPES)
-def test_dtype_is_numpys_conversion_or_names_the_first_value_that_does_not_fit(server, stored):
+def test_dtype_converts_like_numpy_or_names_the_first_unrepresentable_value(server, stored):
     array = values(stored)
     for wanted in support.DATA_TYPES:
         answer = server.get(f"/slice/{stored}?dtype={wanted}&format=npy")
@@ -104,9 +104,9 @@ def test_dtype_is_numpys_conversion_or_names_the_first_value_that_does_not_fit(s
             np.testing.assert_array_equal(read, array.astype(wanted))
             continue
         assert (answer.status, answer.problem()) == (422, "not-representable")
-        told, first = answer.json(), array.ravel(order="F")[np.argmin(fits.ravel(order="F"))]
-        assert (told["from"], told["to"]) == (stored, wanted)
-        assert type(first)(told["value"]) == first
+        problem, first = answer.json(), array.ravel(order="F")[np.argmin(fits.ravel(order="F"))]
+        assert (problem["from"], problem["to"]) == (stored, wanted)
+        assert type(first)(problem["value"]) == first
 
 
 def test_a_stack_beyond_the_budget_is_streamed_and_opens(tmp_path):

@@ -42,7 +42,7 @@ def read(container, dataset):
 
 
 @pytest.mark.slow
-def test_what_zarr_reads_from_files_it_reads_the_same_over_http(demo, request):
+def test_zarr_reads_the_same_over_http_as_from_files(demo, request):
     every = [dataset for dataset in all_datasets() if suits(dataset)]
     # One dataset of each writer, compression and type, because zarr requests attributes many times per open.
     chosen = {}

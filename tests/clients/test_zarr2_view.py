@@ -5,8 +5,8 @@ import pytest
 import tensorstore as ts
 import zarr
 
+import expected_elements
 import support
-import truth
 
 
 def url(server, path=""):
@@ -15,7 +15,7 @@ def url(server, path=""):
 
 @pytest.mark.slow
 def test_zarr_2_reads_every_dataset_equal(everything):
-    equal, faults = truth.compare(
+    equal, faults = expected_elements.compare(
         everything, lambda dataset: zarr.open_array(url(everything, dataset.path), mode="r")[...]
     )
     assert not faults, f"{len(faults)} differ:\n" + "\n".join(faults[:30])
@@ -28,7 +28,7 @@ def test_tensorstore_reads_every_dataset_equal(everything):
         spec = {"driver": "zarr", "kvstore": url(everything, dataset.path) + "/"}
         return ts.open(spec, read=True).result().read().result()
 
-    equal, faults = truth.compare(everything, read)
+    equal, faults = expected_elements.compare(everything, read)
     assert not faults, f"{len(faults)} differ:\n" + "\n".join(faults[:30])
     assert equal > 0
 
@@ -41,7 +41,7 @@ def test_groups_are_walked_by_their_listings(demo):
     assert group["compressions/bzip2"][3, 2, 1] == 1 + 24 * (2 + 20 * 3)
 
 
-def test_consolidated_metadata_says_what_the_documents_say(demo):
+def test_consolidated_metadata_equals_the_documents(demo):
     group, plain = zarr.open_consolidated(url(demo)), zarr.open_group(url(demo), mode="r")
     seen = {}
     group.visititems(seen.__setitem__)

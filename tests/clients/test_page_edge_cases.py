@@ -16,7 +16,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="Chromium is not instal
 LINE_BREAKS = ["\n", "\r", "\u2028", "\u2029", "\x85"]
 
 
-def test_the_contrast_of_a_colour_image_can_be_moved_again(browser, demo):
+def test_the_contrast_of_a_colour_image_can_be_changed_repeatedly(browser, demo):
     with Visit(browser, demo, "photo/") as visit:
         black = visit.page.locator(".handles input").first
         black.fill("400")
@@ -29,7 +29,7 @@ def test_the_contrast_of_a_colour_image_can_be_moved_again(browser, demo):
 
 
 @pytest.mark.parametrize("end", LINE_BREAKS, ids=ascii)
-def test_the_name_of_an_axis_does_not_become_code(browser, tmp_path, end):
+def test_axis_names_are_not_injected_into_code(browser, tmp_path, end):
     axes = [f"x{end}import os; os.system('id'){end}#", "y", "zé"]
     support.write_dataset(tmp_path / "odd", support.counting(9, 8, 7), (9, 8, 7), "gzip", axes=axes)
     with support.Server(tmp_path) as server, Visit(browser, server, "odd/") as visit:
@@ -52,7 +52,7 @@ ODD_SPACES = {
 
 @pytest.mark.parametrize("case", ODD_SPACES)
 @pytest.mark.parametrize("levels", [False, True], ids=["dataset", "pyramid"])
-def test_a_link_holds_nothing_that_neuroglancer_refuses(browser, tmp_path, case, levels):
+def test_neuroglancer_links_contain_only_valid_state(browser, tmp_path, case, levels):
     odd = {"axes": ["x", "y", "z"], "units": ["nm"] * 3, "resolution": [4, 4, 40]} | ODD_SPACES[case]
     array = support.counting(16, 16, 8)
     if levels:
@@ -83,7 +83,7 @@ def test_a_link_holds_nothing_that_neuroglancer_refuses(browser, tmp_path, case,
     assert state.get("crossSectionScale", 1) > 0 and state.get("projectionScale", 1) > 0
 
 
-def test_what_neuroglancer_cannot_show_is_not_offered(browser, tmp_path):
+def test_neuroglancer_is_not_offered_for_unsupported_data(browser, tmp_path):
     support.write_dataset(tmp_path / "empty", support.counting(0, 5), (4, 4))
     strange = support.attributes([4, 4], [4, 4], "uint8", "raw") | {"compression": {"type": "strange"}}
     support.write(tmp_path / "strange/attributes.json", strange)
@@ -91,18 +91,18 @@ def test_what_neuroglancer_cannot_show_is_not_offered(browser, tmp_path):
     support.write(tmp_path / "huge/attributes.json", huge)
     with support.Server(tmp_path) as server:
         visit = Visit(browser, server, "empty/")
-        for path, told in [("empty/", "no elements"), ("strange/", None), ("huge/", "too large to preview here")]:
+        for path, expected in [("empty/", "no elements"), ("strange/", None), ("huge/", "too large to preview here")]:
             visit.go(path)
             assert visit.page.locator("a.primary").count() == 0, path
             assert "Neuroglancer source" not in visit.text("main"), path
-            assert told is None or told in visit.text(".preview"), path
+            assert expected is None or expected in visit.text(".preview"), path
         visit.page.click(".attributes summary")
         visit.page.wait_for_selector(".attributes code:has-text('1152921504606846977')")
         assert json.loads(visit.text(".attributes code")) == huge
         visit.context.close()
 
 
-def test_from_plain_http_no_link_to_the_public_neuroglancer_is_drawn(browser, demo):
+def test_plain_http_pages_have_no_link_to_the_public_neuroglancer(browser, demo):
     context = browser.new_context()
     page = context.new_page()
     page.goto(demo.url.replace("127.0.0.1", "n5.example") + "volume/em/")
@@ -115,7 +115,7 @@ def test_from_plain_http_no_link_to_the_public_neuroglancer_is_drawn(browser, de
     context.close()
 
 
-def test_a_part_of_a_listing_says_so(browser, tmp_path):
+def test_a_partial_listing_says_so(browser, tmp_path):
     for n in range(10_003):
         (tmp_path / f"g{n:05}").mkdir()
     with support.Server(tmp_path) as server, Visit(browser, server, "?token=secret") as visit:

@@ -1,7 +1,7 @@
 """Print a table of how many datasets of the corpus each client reads through each view.
 
-    tests/.venv-zarr3/bin/python tests/clients/table.py SERVER_URL --json zarr3.json
-    tests/.venv/bin/python tests/clients/table.py SERVER_URL --merge zarr3.json
+    tests/.venv-zarr3/bin/python tests/clients/client_table.py SERVER_URL --json zarr3.json
+    tests/.venv/bin/python tests/clients/client_table.py SERVER_URL --merge zarr3.json
 
 The server must serve the corpus (N5_CORPUS). `neuroglancer.py --json` writes the outcomes of Neuroglancer, which are
 merged in the same way.
@@ -16,8 +16,8 @@ from pathlib import Path
 import tensorstore as ts
 import zarr
 
+import corpus_data
 import support
-import tables
 
 NO_SUCH_TYPE = {"int64", "float64"}
 
@@ -69,7 +69,7 @@ def outcomes(url: str) -> list:
     """Return [client, class, fault] for every dataset that the client's format can hold."""
     found = []
     for client, read in clients().items():
-        for dataset in tables.datasets():
+        for dataset in corpus_data.datasets():
             try:
                 array = read(url, dataset)
                 fault = None if array is None else dataset.check(array)
