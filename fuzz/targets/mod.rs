@@ -18,8 +18,8 @@ mod block;
 mod blosc;
 mod codec;
 mod deflate;
+mod fast_path;
 mod http2;
-mod lane;
 mod lz4;
 mod request;
 mod server;
@@ -40,7 +40,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("attributes", attributes::run),
     ("request", request::run),
     ("views", views::run),
-    ("lane", lane::run),
+    ("fast_path", fast_path::run),
     ("slice", slice::run),
     ("access", access::run),
     ("http2", http2::run),

@@ -12,10 +12,10 @@ use n5_server::http::HttpOptions;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::connections::{Running, start_with};
-use crate::lane::{Answer, Client};
-use crate::support::described;
+use crate::connections::{RunningServer, start_with};
+use crate::fast_path::{Answer, Client};
 use crate::support::faulty::{Fault, Faulty};
+use crate::support::openapi;
 use crate::support::writer::N5;
 use crate::support::{self, local, options, settings};
 
@@ -24,7 +24,7 @@ struct Site {
     em: N5,
     /// Keeps the directory while it is served.
     _seg: N5,
-    server: Running,
+    server: RunningServer,
     secrets: TempDir,
     /// Token that may read `em`.
     alice: String,
@@ -75,7 +75,7 @@ impl Site {
 
     async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
         let answer = Client::connect(&self.server).await.ask(method, path, headers).await;
-        described::check(method, path, StatusCode::from_u16(status(&answer)).unwrap());
+        openapi::check(method, path, StatusCode::from_u16(status(&answer)).unwrap());
         answer
     }
 
@@ -125,7 +125,7 @@ fn text(answer: &Answer) -> String {
 
 /// Returns paths of every route into a container, with existing and missing objects.
 fn paths(of: &str) -> Vec<String> {
-    let things = [
+    let templates = [
         "/{}/",
         "/{}",
         "/{}/attributes.json",
@@ -151,11 +151,11 @@ fn paths(of: &str) -> Vec<String> {
         "/precomputed/{}/pyramid/info",
         "/precomputed/{}/pyramid/s0/raw/0-4_0-4_0-1",
     ];
-    things.iter().map(|thing| thing.replace("{}", of)).collect()
+    templates.iter().map(|thing| thing.replace("{}", of)).collect()
 }
 
 #[tokio::test]
-async fn without_a_token_what_is_private_is_401_and_what_is_public_is_there() {
+async fn a_request_without_a_token_gets_401_for_private_data_and_200_for_public_data() {
     let site = Site::new().await;
     for path in paths("em").into_iter().chain(["/seg/draft/".to_owned(), "/seg/draft/s0/0/0".to_owned()]) {
         let answer = site.get(&path).await;
@@ -182,7 +182,7 @@ async fn without_a_token_what_is_private_is_401_and_what_is_public_is_there() {
 }
 
 #[tokio::test]
-async fn a_wrong_token_is_401_also_where_none_is_needed() {
+async fn an_invalid_token_gets_401_even_for_public_data() {
     let site = Site::new().await;
     let almost = format!("{}0", site.alice);
     for token in ["x", "n5t_", &almost, "", "Bearer"] {
@@ -197,7 +197,7 @@ async fn a_wrong_token_is_401_also_where_none_is_needed() {
 }
 
 #[tokio::test]
-async fn an_expired_token_is_401_and_says_so() {
+async fn an_expired_token_gets_401_with_the_reason() {
     let site = Site::new().await;
     let answer = site.get_as(&site.expired, "/em/v/0/0").await;
     assert_eq!(status(&answer), 401);
@@ -205,7 +205,7 @@ async fn an_expired_token_is_401_and_says_so() {
 }
 
 #[tokio::test]
-async fn another_containers_token_opens_nothing_here() {
+async fn a_token_for_one_container_grants_no_access_to_another() {
     let site = Site::new().await;
     for path in paths("em") {
         assert_eq!(status(&site.get_as(&site.lab, &path).await), 404, "{path}");
@@ -221,7 +221,7 @@ async fn another_containers_token_opens_nothing_here() {
 }
 
 #[tokio::test]
-async fn a_token_counts_in_header_query_and_path_alike() {
+async fn a_token_is_accepted_in_the_header_the_query_and_the_path() {
     let site = Site::new().await;
     let block = std::fs::read(site.em.root().join("v/0/0")).unwrap();
     let token = &site.alice;
@@ -246,7 +246,7 @@ async fn a_token_counts_in_header_query_and_path_alike() {
 }
 
 #[tokio::test]
-async fn two_tokens_that_differ_are_400_and_one_twice_is_one() {
+async fn two_different_tokens_get_400_and_the_same_token_twice_is_accepted() {
     let site = Site::new().await;
     let (a, b) = (&site.alice, &site.lab);
     for path in [
@@ -277,7 +277,7 @@ fn tokens_are_compared_by_digest_and_in_constant_time() {
 
 /// The duration of a refusal cannot depend on what exists, because the store is not accessed.
 #[tokio::test]
-async fn a_refusal_asks_the_storage_nothing() {
+async fn a_refused_request_does_not_access_the_store() {
     let n5 = volume();
     let mut config = Config::default();
     config.access.rules = vec!["/v = nobody".into()];
@@ -311,7 +311,7 @@ async fn a_refusal_asks_the_storage_nothing() {
 }
 
 #[tokio::test]
-async fn what_may_not_be_read_is_refused_alike_whether_it_exists_or_not() {
+async fn refusals_of_existing_and_missing_objects_are_identical() {
     let site = Site::new().await;
     for token in [&site.nobody, &site.link] {
         // Answers for other paths (0) and for keys (1). The 404 of a missing key has no body.
@@ -354,7 +354,7 @@ async fn what_may_not_be_read_is_refused_alike_whether_it_exists_or_not() {
 }
 
 #[tokio::test]
-async fn headers_do_not_tell_whether_a_private_part_exists() {
+async fn headers_do_not_reveal_whether_a_private_part_exists() {
     let absent = |config: &mut Config| {
         config.access.rules.extend(["/seg/pyramid/absent = @lab".into(), "/seg/open/s0 = @lab".into()]);
     };
@@ -378,7 +378,7 @@ async fn headers_do_not_tell_whether_a_private_part_exists() {
 }
 
 #[tokio::test]
-async fn conditions_ranges_heads_and_options_tell_nothing() {
+async fn preconditions_ranges_head_and_options_reveal_nothing() {
     let site = Site::new().await;
     let known = site.get_as(&site.alice, "/em/v/0/0").await;
     let tag = known.header("etag").unwrap().to_owned();
@@ -398,8 +398,8 @@ async fn conditions_ranges_heads_and_options_tell_nothing() {
             assert_eq!((status(&answer), answer.header("etag")), (404, None), "{method} {headers:?}");
         }
     }
-    let mine = [("If-None-Match", tag.as_str()), ("Authorization", &format!("Bearer {}", site.alice))];
-    let answer = site.ask("GET", "/em/v/0/0", &mine).await;
+    let alice_headers = [("If-None-Match", tag.as_str()), ("Authorization", &format!("Bearer {}", site.alice))];
+    let answer = site.ask("GET", "/em/v/0/0", &alice_headers).await;
     assert_eq!((status(&answer), answer.header("cache-control")), (304, Some("private, no-cache")));
     // Preflight requests carry no token. Their answer is the same for every path.
     let preflight = [
@@ -417,7 +417,7 @@ async fn conditions_ranges_heads_and_options_tell_nothing() {
 }
 
 #[tokio::test]
-async fn a_connection_on_which_callers_alternate_gives_each_their_own() {
+async fn callers_that_share_a_connection_each_get_their_own_answers() {
     let site = Site::new().await;
     let mut client = Client::connect(&site.server).await;
     let bearer = |token: &str| format!("Bearer {token}");
@@ -448,7 +448,7 @@ async fn a_connection_on_which_callers_alternate_gives_each_their_own() {
 }
 
 #[tokio::test]
-async fn a_path_is_decided_as_it_is_read_however_it_is_written() {
+async fn access_is_decided_on_the_decoded_path() {
     let site = Site::new().await;
     for path in [
         "/%65m/v/0/0",
@@ -486,7 +486,7 @@ async fn a_path_is_decided_as_it_is_read_however_it_is_written() {
 }
 
 #[tokio::test]
-async fn listings_documents_and_views_show_nothing_that_may_not_be_read() {
+async fn listings_documents_and_views_omit_private_entries() {
     let site = Site::new().await;
     for path in [
         "/seg/",
@@ -514,7 +514,7 @@ async fn listings_documents_and_views_show_nothing_that_may_not_be_read() {
 }
 
 #[tokio::test]
-async fn levels_attributes_above_and_parts_of_datasets_are_decided_where_they_are_read() {
+async fn access_is_checked_for_pyramid_levels_parent_attributes_and_parts_of_datasets() {
     let rules = |config: &mut Config| {
         config.access.rules = vec![
             "/seg/pyramid/s0 = alice".into(),
@@ -552,7 +552,7 @@ async fn levels_attributes_above_and_parts_of_datasets_are_decided_where_they_ar
 }
 
 #[tokio::test]
-async fn only_what_depends_on_the_caller_is_private_in_caches() {
+async fn cache_control_is_private_only_if_the_answer_depends_on_the_caller() {
     let site = Site::with(|config| {
         for container in &mut config.containers {
             container.cache_control = n5_server::config::CacheControl::Immutable;
@@ -583,7 +583,7 @@ async fn only_what_depends_on_the_caller_is_private_in_caches() {
 }
 
 #[tokio::test]
-async fn links_carry_the_token_of_the_url_on_and_no_other() {
+async fn links_repeat_a_token_from_the_url_but_not_from_the_header() {
     let site = Site::new().await;
     let token = &site.alice;
     let info = site.get(&format!("/token/{token}/info/em/pyramid")).await;
@@ -620,7 +620,7 @@ async fn links_carry_the_token_of_the_url_on_and_no_other() {
 }
 
 #[tokio::test]
-async fn whoever_walks_up_from_what_may_be_read_meets_no_401() {
+async fn attributes_above_readable_data_get_404_instead_of_401() {
     let site = Site::with(|config| {
         config.access.default = DefaultAccess::Private;
         config.access.rules = vec!["/em = alice".into(), "/seg/pyramid/s0 = public".into()];
@@ -643,7 +643,7 @@ async fn whoever_walks_up_from_what_may_be_read_meets_no_401() {
 }
 
 #[tokio::test]
-async fn metrics_have_a_rule_of_their_own_and_probes_have_none() {
+async fn metrics_have_their_own_rule_and_health_checks_are_public() {
     let site = Site::with(|config| {
         config.access.metrics = "@lab".into();
         config.access.default = DefaultAccess::Private;
@@ -665,12 +665,12 @@ async fn metrics_have_a_rule_of_their_own_and_probes_have_none() {
 }
 
 #[tokio::test]
-async fn tokens_come_and_go_with_the_file_and_a_broken_file_changes_nothing() {
+async fn the_token_file_is_reloaded_and_an_invalid_file_is_ignored() {
     let site = Site::new().await;
     let mut lines = std::fs::read_to_string(site.tokens()).unwrap();
     let new = issue("alice", None, &[], &[], SystemTime::now()).unwrap();
     assert_eq!(status(&site.get_as(&new.token, "/em/v/0/0").await), 401);
-    let becomes = async |token: &str, expected: u16| {
+    let wait_for = async |token: &str, expected: u16| {
         for _ in 0..400 {
             if status(&site.get_as(token, "/em/v/0/0").await) == expected {
                 return true;
@@ -681,7 +681,7 @@ async fn tokens_come_and_go_with_the_file_and_a_broken_file_changes_nothing() {
     };
     lines = format!("{}\n{lines}", new.line);
     std::fs::write(site.tokens(), &lines).unwrap();
-    assert!(becomes(&new.token, 200).await);
+    assert!(wait_for(&new.token, 200).await);
     // A broken file changes nothing: all former tokens stay valid. The next valid file replaces them.
     std::fs::write(site.tokens(), "nonsense").unwrap();
     let second = issue("alice", None, &[], &[], SystemTime::now()).unwrap();
@@ -690,13 +690,13 @@ async fn tokens_come_and_go_with_the_file_and_a_broken_file_changes_nothing() {
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
     std::fs::write(site.tokens(), format!("{}\n", second.line)).unwrap();
-    assert!(becomes(&second.token, 200).await);
-    assert!(becomes(&new.token, 401).await);
-    assert!(becomes(&site.alice, 401).await);
+    assert!(wait_for(&second.token, 200).await);
+    assert!(wait_for(&new.token, 401).await);
+    assert!(wait_for(&site.alice, 401).await);
 }
 
 #[tokio::test]
-async fn pages_may_load_only_what_they_need_and_tell_nobody_where_they_are() {
+async fn pages_have_a_content_security_policy_and_send_no_referrer() {
     for (ancestors, expected) in [
         (vec![], "frame-ancestors 'none'"),
         (vec!["https://a.example".to_owned()], "frame-ancestors https://a.example"),
@@ -711,7 +711,7 @@ async fn pages_may_load_only_what_they_need_and_tell_nobody_where_they_are() {
 }
 
 #[tokio::test]
-async fn cookies_are_let_in_for_listed_origins_only() {
+async fn cors_allows_credentials_only_for_listed_origins() {
     let site = Site::with(|config| {
         config.cors.origins = vec!["https://viewer.example".into()];
         config.cors.credentials = true;
@@ -729,7 +729,7 @@ async fn cookies_are_let_in_for_listed_origins_only() {
 }
 
 #[tokio::test]
-async fn without_rules_and_tokens_nothing_is_special() {
+async fn without_access_control_tokens_have_no_meaning() {
     let n5 = volume();
     n5.dataset("token/x", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
     let config = Config { containers: vec![container("", &n5)], ..Config::default() };
@@ -748,7 +748,7 @@ async fn without_rules_and_tokens_nothing_is_special() {
 }
 
 #[tokio::test]
-async fn where_tokens_are_known_a_group_of_that_name_is_below_n5() {
+async fn with_access_control_a_group_named_token_is_reachable_below_n5() {
     let n5 = volume();
     n5.dataset("token/x", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
     let mut config = Config { containers: vec![container("", &n5)], ..Config::default() };
@@ -763,7 +763,7 @@ async fn where_tokens_are_known_a_group_of_that_name_is_below_n5() {
 }
 
 #[tokio::test]
-async fn a_base_path_stands_before_the_token() {
+async fn the_base_path_precedes_the_token_in_the_path() {
     let site = Site::with(|config| config.server.base_path = "/data/n5".into()).await;
     let token = &site.alice;
     for (path, expected) in [
@@ -779,7 +779,7 @@ async fn a_base_path_stands_before_the_token() {
 }
 
 #[tokio::test]
-async fn what_is_public_stays_as_fast_and_what_is_private_is_left_to_the_library() {
+async fn only_fully_public_containers_take_the_fast_path() {
     use n5_server::fastpath::{FastOutcome, try_answer};
     let (em, seg) = (volume(), volume());
     let paths = |of: &str| {
@@ -798,7 +798,7 @@ async fn what_is_public_stays_as_fast_and_what_is_private_is_left_to_the_library
         };
         for path in paths("seg") {
             let mut was_answered = false;
-            // The fast path answers from the cache only once the file's times tell its versions apart.
+            // The fast path answers from the cache only once the file's timestamps distinguish its versions.
             for _ in 0..100 {
                 ask(&path).await;
                 was_answered |= answered(&path);

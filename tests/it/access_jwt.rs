@@ -80,7 +80,7 @@ impl Issuer {
         self.sign(&json!({"alg": "EdDSA", "kid": "ed"}), &claims)
     }
 
-    async fn asks(&self, token: &str) -> Result<Caller, TokenError> {
+    async fn caller_of(&self, token: &str) -> Result<Caller, TokenError> {
         self.control.authenticate(token, SystemTime::now()).await
     }
 }
@@ -98,25 +98,25 @@ fn keys(ed: &Ed25519KeyPair, ec: &EcdsaKeyPair) -> Value {
 }
 
 #[tokio::test]
-async fn a_good_jwt_names_its_caller_and_groups() {
+async fn a_valid_jwt_identifies_the_caller_and_groups() {
     let issuer = Issuer::new();
     for (algorithm, kid) in [("EdDSA", Some("ed")), ("ES256", Some("ec")), ("EdDSA", None), ("ES256", None)] {
         let mut header = json!({"alg": algorithm, "typ": "JWT"});
         if let Some(kid) = kid {
             header["kid"] = kid.into();
         }
-        let caller = issuer.asks(&issuer.sign(&header, &claims())).await.unwrap();
+        let caller = issuer.caller_of(&issuer.sign(&header, &claims())).await.unwrap();
         assert_eq!(caller.to_string(), "jwt:ann");
         let may = |path| issuer.control.policy().decide(path, Some(&caller)) == n5_server::access::Decision::Granted;
         assert!(may("a") && may("b") && !may("c"), "{algorithm} {kid:?}");
     }
-    let one = issuer.with(|claims| claims["groups"] = "staff".into());
-    let caller = issuer.asks(&one).await.unwrap();
+    let single_group = issuer.with(|claims| claims["groups"] = "staff".into());
+    let caller = issuer.caller_of(&single_group).await.unwrap();
     assert_eq!(issuer.control.policy().decide("b", Some(&caller)), n5_server::access::Decision::Granted);
 }
 
 #[tokio::test]
-async fn a_jwt_of_another_time_issuer_or_audience_is_refused() {
+async fn a_jwt_with_a_wrong_time_issuer_or_audience_is_refused() {
     let issuer = Issuer::new();
     for (what, expected, token) in [
         ("over", TokenError::Expired, issuer.with(|claims| claims["exp"] = (now() - 10).into())),
@@ -133,18 +133,18 @@ async fn a_jwt_of_another_time_issuer_or_audience_is_refused() {
         ("issuer", TokenError::WrongAudience, issuer.with(|claims| claims["iss"] = "https://issuer/".into())),
         ("audience", TokenError::WrongAudience, issuer.with(|claims| claims["aud"] = "n5-other".into())),
     ] {
-        assert_eq!(issuer.asks(&token).await, Err(expected), "{what}");
+        assert_eq!(issuer.caller_of(&token).await, Err(expected), "{what}");
     }
     // Clocks may differ by up to `leeway_seconds`.
-    assert!(issuer.asks(&issuer.with(|claims| claims["exp"] = (now() - 2).into())).await.is_ok());
-    assert!(issuer.asks(&issuer.with(|claims| claims["nbf"] = (now() + 2).into())).await.is_ok());
+    assert!(issuer.caller_of(&issuer.with(|claims| claims["exp"] = (now() - 2).into())).await.is_ok());
+    assert!(issuer.caller_of(&issuer.with(|claims| claims["nbf"] = (now() + 2).into())).await.is_ok());
 }
 
 #[tokio::test]
-async fn a_signature_must_be_by_the_key_that_is_named_and_an_algorithm_that_is_allowed() {
+async fn a_signature_must_match_the_named_key_and_use_an_allowed_algorithm() {
     let issuer = Issuer::new();
-    let good = issuer.with(|_| {});
-    let parts: Vec<&str> = good.split('.').collect();
+    let valid = issuer.with(|_| {});
+    let parts: Vec<&str> = valid.split('.').collect();
     let altered = base64(claims().to_string().replace("ann", "bob").as_bytes());
     let unsigned = base64(br#"{"alg":"none"}"#);
     for token in [
@@ -161,41 +161,41 @@ async fn a_signature_must_be_by_the_key_that_is_named_and_an_algorithm_that_is_a
         issuer.sign(&json!({"alg": "ES384", "kid": "ec"}), &claims()),
         Issuer::new().with(|_| {}),
     ] {
-        assert_eq!(issuer.asks(&token).await, Err(TokenError::BadSignature), "{token}");
+        assert_eq!(issuer.caller_of(&token).await, Err(TokenError::BadSignature), "{token}");
     }
     for token in [
         format!("{unsigned}.{}.", parts[1]),
         issuer.sign(&json!({"alg": "EdDSA", "kid": "ed", "crit": ["b64"]}), &claims()),
         "eyJ..".to_owned(),
         "ey.ey.ey".to_owned(),
-        format!("{}.{}", "e".repeat(20_000), good),
+        format!("{}.{}", "e".repeat(20_000), valid),
     ] {
-        assert_eq!(issuer.asks(&token).await, Err(TokenError::Malformed), "{token:.60}");
+        assert_eq!(issuer.caller_of(&token).await, Err(TokenError::Malformed), "{token:.60}");
     }
-    assert_eq!(issuer.asks("n5t_nothing").await, Err(TokenError::Unknown));
+    assert_eq!(issuer.caller_of("n5t_nothing").await, Err(TokenError::Unknown));
 }
 
 #[tokio::test]
-async fn keys_are_exchanged_with_their_file() {
+async fn keys_are_reloaded_when_their_file_changes() {
     let issuer = Issuer::new();
     let next = Issuer::new();
     let token = next.with(|_| {});
-    assert_eq!(issuer.asks(&token).await, Err(TokenError::BadSignature));
+    assert_eq!(issuer.caller_of(&token).await, Err(TokenError::BadSignature));
     std::fs::write(issuer.directory.path().join("keys.json"), keys(&next.ed, &next.ec).to_string()).unwrap();
     let mut found = false;
     for _ in 0..400 {
-        found = issuer.asks(&token).await.is_ok();
+        found = issuer.caller_of(&token).await.is_ok();
         if found {
             break;
         }
         tokio::time::sleep(Duration::from_millis(25)).await;
     }
     assert!(found);
-    assert_eq!(issuer.asks(&issuer.with(|_| {})).await, Err(TokenError::BadSignature));
+    assert_eq!(issuer.caller_of(&issuer.with(|_| {})).await, Err(TokenError::BadSignature));
 }
 
 #[tokio::test]
-async fn other_terms_keep_the_keys_also_where_they_cannot_be_read_now() {
+async fn a_reconfiguration_keeps_keys_that_cannot_be_read_now() {
     let issuer = Issuer::new();
     let path = issuer.directory.path().join("keys.json");
     std::fs::remove_file(&path).unwrap();
@@ -243,7 +243,7 @@ fn algorithms_with_a_shared_secret_cannot_be_allowed() {
 }
 
 #[test]
-fn a_subject_forges_neither_a_field_nor_a_line_of_the_log() {
+fn a_subject_cannot_forge_log_fields_or_lines() {
     let issuer = Issuer::new();
     let keys = issuer.directory.path().join("keys.json");
     for format in ["text", "json"] {

@@ -187,7 +187,7 @@ fn imports_within(folder: &[String]) -> BTreeMap<String, BTreeSet<String>> {
 }
 
 #[test]
-fn modules_import_what_the_table_says() {
+fn module_imports_match_the_table() {
     let table = IMPORTS.iter().map(|(module, imported)| {
         ((*module).to_owned(), imported.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>())
     });
@@ -199,7 +199,7 @@ fn modules_import_what_the_table_says() {
 }
 
 #[test]
-fn modules_stand_above_those_that_they_import() {
+fn the_import_table_is_in_layer_order() {
     for (n, (module, imported)) in IMPORTS.iter().enumerate() {
         for name in *imported {
             assert!(IMPORTS[n + 1..].iter().any(|row| row.0 == *name), "{module} stands below {name}");
@@ -208,7 +208,7 @@ fn modules_stand_above_those_that_they_import() {
 }
 
 #[test]
-fn files_of_a_folder_import_only_from_those_below() {
+fn files_import_only_from_files_below_them() {
     let modules = workspace_imports();
     let folders: BTreeSet<Vec<String>> =
         modules.keys().flat_map(|module| (1..module.len()).map(|depth| module[..depth].to_vec())).collect();

@@ -48,7 +48,7 @@ fn store() -> Arc<dyn Store> {
 }
 
 #[tokio::test]
-async fn a_codec_that_is_added_at_start_decodes_for_every_route() {
+async fn a_registered_codec_decodes_for_every_route() {
     let mut codecs = Codecs::built_in().clone();
     codecs.register("inverted", |_| Arc::new(InvertedCodec));
     let client = Client::with_resources(store(), Resources::with_codecs(settings(), codecs), options());

@@ -15,7 +15,7 @@ use n5_server::container::Settings;
 use n5_server::cpu_pool::Priority;
 use n5_server::fair_queue;
 
-use crate::support::loads;
+use crate::support::load_metrics;
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
@@ -26,14 +26,14 @@ fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
     (probe, client)
 }
 
-/// Waits until the times of files just written tell their versions apart.
+/// Waits until the timestamps of files just written distinguish their versions.
 fn settle() {
     std::thread::sleep(Duration::from_millis(30));
 }
 
 #[tokio::test]
-async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
-    let recorder = loads::recorder();
+async fn a_hundred_clients_share_one_load_even_if_the_first_disconnects() {
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
@@ -53,7 +53,7 @@ async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
             tokio::spawn(async move { client.get("/slice/a").await })
         })
         .collect();
-    loads::come(&recorder.handle(), others.len()).await;
+    load_metrics::wait_for_load(&recorder.handle(), others.len()).await;
     first.abort();
     assert!(first.await.is_err());
     probe.open();
@@ -65,8 +65,8 @@ async fn a_hundred_clients_cause_one_load_also_when_the_first_hangs_up() {
 }
 
 #[tokio::test]
-async fn what_only_those_wanted_who_hung_up_is_given_up() {
-    let recorder = loads::recorder();
+async fn a_load_is_cancelled_when_all_its_clients_disconnect() {
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[16, 16], &[4, 4], "gzip").fill(|_| true, |_| false);
@@ -80,18 +80,18 @@ async fn what_only_those_wanted_who_hung_up_is_given_up() {
             tokio::spawn(async move { client.get(path).await.status.as_u16() })
         };
         let until = async |waiting: usize| {
-            let come = async {
+            let waited = async {
                 while probe.waiting() != waiting {
                     tokio::time::sleep(Duration::from_millis(1)).await;
                 }
             };
-            let come = tokio::time::timeout(Duration::from_secs(20), come).await;
-            assert!(come.is_ok(), "{path}: {} reads wait, not {waiting}", probe.waiting());
+            let waited = tokio::time::timeout(Duration::from_secs(20), waited).await;
+            assert!(waited.is_ok(), "{path}: {} reads wait, not {waiting}", probe.waiting());
         };
         let first = ask();
         until(reads).await;
         let second = ask();
-        loads::come(&recorder.handle(), reads).await;
+        load_metrics::wait_for_load(&recorder.handle(), reads).await;
         first.abort();
         assert!(first.await.is_err());
         tokio::time::sleep(Duration::from_millis(50)).await;
@@ -110,7 +110,7 @@ async fn what_only_those_wanted_who_hung_up_is_given_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_hundred_clients_cause_one_read_of_a_stored_block() {
+async fn a_hundred_clients_share_one_read_of_a_stored_block() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
     settle();
@@ -141,7 +141,7 @@ async fn errors_are_never_cached() {
     let slice = client.get("/slice/a").await;
     assert_eq!((slice.status.as_u16(), slice.problem().as_str()), (503, "storage-unavailable"));
     assert_eq!(slice.header("retry-after"), Some("1"));
-    assert!(!slice.json()["detail"].as_str().unwrap().contains("os error"), "the cause belongs into the log");
+    assert!(!slice.json()["detail"].as_str().unwrap().contains("os error"), "the cause belongs in the log");
     assert_eq!(client.get("/a/0").await.status, 503);
     assert_eq!(client.get("/slice/a").await.status, 200);
     assert_eq!(client.get("/a/0").await.status, 200);
@@ -154,7 +154,7 @@ async fn a_warm_slice_reads_no_block_again() {
     settle();
     let (probe, client) = probed(&n5, settings());
     let cold = client.get("/slice/a").await;
-    assert_eq!(probe.gets(), 16, "holes are looked for once, too");
+    assert_eq!(probe.gets(), 16, "holes are looked up once, too");
     let warm = client.get("/slice/a").await;
     assert_eq!(probe.gets(), 16);
     assert_eq!(warm.body, cold.body);
@@ -163,7 +163,7 @@ async fn a_warm_slice_reads_no_block_again() {
 }
 
 #[tokio::test]
-async fn one_request_compares_each_block_once() {
+async fn one_request_revalidates_each_block_once() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[16, 16], "gzip").fill(|_| true, |_| false);
     settle();
@@ -175,7 +175,7 @@ async fn one_request_compares_each_block_once() {
 }
 
 #[tokio::test]
-async fn a_replaced_block_is_seen_when_it_is_rechecked_and_only_then() {
+async fn a_replaced_block_is_noticed_only_on_revalidation() {
     for (recheck, seen) in [(RevalidationPolicy::Always, true), (RevalidationPolicy::Never, false)] {
         let n5 = N5::new();
         let dataset = n5.dataset("a", &[4], &[4], "raw");
@@ -192,7 +192,7 @@ async fn a_replaced_block_is_seen_when_it_is_rechecked_and_only_then() {
 }
 
 #[tokio::test]
-async fn a_block_of_the_same_length_written_at_once_is_seen() {
+async fn a_rewritten_block_of_the_same_length_is_noticed_at_once() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[4], &[4], "raw");
     dataset.fill(|_| true, |_| false);
@@ -207,7 +207,7 @@ async fn a_block_of_the_same_length_written_at_once_is_seen() {
 }
 
 #[tokio::test]
-async fn changed_attributes_change_what_the_blocks_mean() {
+async fn changed_attributes_change_how_blocks_are_decoded() {
     let n5 = N5::new();
     n5.dataset("a", &[4], &[4], "raw").fill(|_| true, |_| false);
     let client = Client::of(n5.root());
@@ -225,7 +225,7 @@ async fn changed_attributes_change_what_the_blocks_mean() {
 }
 
 #[tokio::test]
-async fn memory_comes_back_when_the_body_is_dropped() {
+async fn dropping_a_body_releases_its_memory() {
     let n5 = N5::new();
     n5.dataset("a", &[100, 100], &[16, 16], "raw").fill(|_| true, |_| false);
     let budget_wait = Duration::from_millis(200);
@@ -240,7 +240,7 @@ async fn memory_comes_back_when_the_body_is_dropped() {
 }
 
 #[tokio::test]
-async fn a_walk_plane_by_plane_decodes_each_block_once_also_after_a_scan() {
+async fn reading_plane_by_plane_decodes_each_block_once_even_after_a_scan() {
     let n5 = N5::new();
     // A layer of blocks is 64 x 64 x 16 uint16 = 128 KiB. The cache holds one layer, but not two.
     let walked = n5.dataset("walked", &[64, 64, 48], &[16, 16, 16], "gzip");
@@ -258,7 +258,7 @@ async fn a_walk_plane_by_plane_decodes_each_block_once_also_after_a_scan() {
 }
 
 #[tokio::test]
-async fn caches_of_no_size_still_answer() {
+async fn requests_are_answered_without_caches() {
     let n5 = N5::new();
     n5.dataset("a", &[40, 40], &[16, 16], "gzip").fill(|_| true, |_| false);
     let (_, client) = probed(&n5, Settings { decoded_cache: 0, stored_cache: 0, ..settings() });
@@ -269,7 +269,7 @@ async fn caches_of_no_size_still_answer() {
 }
 
 #[tokio::test]
-async fn one_stored_block_leaves_without_a_copy() {
+async fn a_slice_of_one_block_is_not_copied() {
     let n5 = N5::new();
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
     settle();
@@ -303,7 +303,7 @@ async fn bodies_of_stored_blocks_share_the_cached_bytes() {
 /// Raw blocks of one-byte elements share the buffer that the file was read into. They must not keep the permit of the
 /// read.
 #[tokio::test]
-async fn raw_bytes_beyond_the_caches_are_read_again_and_again() {
+async fn raw_blocks_larger_than_the_caches_can_be_read_repeatedly() {
     let n5 = N5::new();
     let attributes =
         r#"{"dimensions":[256,256,16],"blockSize":[64,64,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
@@ -331,7 +331,7 @@ async fn raw_bytes_beyond_the_caches_are_read_again_and_again() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_of_a_stream_leaves_room_for_short_answers() {
+async fn a_slow_reader_of_a_streamed_slice_leaves_memory_for_small_answers() {
     let n5 = N5::new();
     n5.dataset("a", &[256, 256, 64], &[64, 64, 16], "raw").fill(|_| true, |_| false);
     settle();
@@ -347,7 +347,7 @@ async fn a_slow_reader_of_a_stream_leaves_room_for_short_answers() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slice_larger_than_the_cache_is_what_it_is_through_the_cache() {
+async fn a_slice_is_the_same_with_and_without_a_cache() {
     let n5 = N5::new();
     for compression in ["raw", "gzip"] {
         n5.dataset(compression, &[64, 60], &[16, 16], compression).fill(|p| p[0] != 1, |_| false);
@@ -373,7 +373,7 @@ async fn a_slice_larger_than_the_cache_is_what_it_is_through_the_cache() {
 }
 
 #[tokio::test]
-async fn a_hole_is_believed_no_longer_than_it_was_seen() {
+async fn a_cached_hole_expires_after_the_revalidation_interval() {
     let n5 = N5::new();
     let dataset = n5.dataset("v", &[4, 4], &[4, 4], "raw");
     settle();
@@ -390,7 +390,7 @@ async fn a_hole_is_believed_no_longer_than_it_was_seen() {
 }
 
 #[tokio::test]
-async fn objects_that_fill_the_cache_one_after_the_other_wait_for_nobody() {
+async fn objects_that_replace_each_other_in_the_cache_do_not_block() {
     let n5 = N5::new();
     for number in 0..16 {
         n5.file(&format!("v/{number}"), vec![number; 3_000_000]);
@@ -430,13 +430,13 @@ async fn one_client_never_holds_all_memory_for_slices() {
 }
 
 #[tokio::test]
-async fn a_client_with_hundreds_of_slices_delays_another_by_a_few_of_them() {
-    hundreds_of_slices_of_one_and_one_of_another(GREEDY + 1).await;
+async fn a_client_with_hundreds_of_slices_delays_another_client_only_briefly() {
+    check_one_slice_among_hundreds(GREEDY + 1).await;
 }
 
 #[tokio::test]
-async fn what_two_clients_want_does_not_wait_for_all_that_the_first_of_them_wants() {
-    hundreds_of_slices_of_one_and_one_of_another(GREEDY).await;
+async fn a_slice_shared_by_two_clients_does_not_wait_behind_the_first_clients_queue() {
+    check_one_slice_among_hundreds(GREEDY).await;
 }
 
 /// Number of slices that one client requests at once.
@@ -444,7 +444,7 @@ const GREEDY: usize = 200;
 
 /// One client requests slices 1 to [`GREEDY`], then another client requests slice `number`. Checks that the second
 /// client is answered among the first.
-async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
+async fn check_one_slice_among_hundreds(number: usize) {
     const DEPTH: u64 = 16;
     let n5 = N5::new();
     n5.dataset("v", &[32, 32, DEPTH * (GREEDY as u64 + 2)], &[32, 32, DEPTH], "gzip").fill(|_| true, |_| false);
@@ -473,9 +473,9 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     probe.close();
     let mut greedy = tokio::task::JoinSet::new();
     for n in 1..=GREEDY {
-        let (asked, done) = (ask("192.0.2.1", n), Arc::clone(&done));
+        let (pending, done) = (ask("192.0.2.1", n), Arc::clone(&done));
         greedy.spawn(async move {
-            asked.await;
+            pending.await;
             done.fetch_add(1, Ordering::SeqCst);
         });
     }
@@ -492,7 +492,7 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
     let before = done.load(Ordering::SeqCst);
     // Reads that began earlier may end first: there is memory for 32, and more may pass if a thread is scheduled late.
     // Without fair queueing, this slice would be the last.
-    assert!(before <= 100, "{before} answers of the other came first");
+    assert!(before <= 100, "{before} answers to the other client came first");
     while let Some(ended) = greedy.join_next().await {
         ended.unwrap();
     }
@@ -500,7 +500,7 @@ async fn hundreds_of_slices_of_one_and_one_of_another(number: usize) {
 
 /// Writes a block whose chunk is sent from slice memory and not cached: single bytes need no byte swap, and a block at
 /// the edge is padded.
-fn unkept(n5: &N5) {
+fn write_uncacheable_block(n5: &N5) {
     let attributes = r#"{"dimensions":[7,5],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     n5.file("v/attributes.json", attributes.as_bytes());
     n5.file("v/1/0", [&[0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4][..], &[7; 12]].concat());
@@ -508,27 +508,27 @@ fn unkept(n5: &N5) {
 }
 
 #[tokio::test]
-async fn what_is_not_kept_leaves_no_memory_and_no_open_file_behind() {
+async fn uncached_results_leave_no_memory_or_open_files() {
     // The pinned thread below delays the release of everything that any cache of the process evicts. The test therefore
     // runs in a process of its own.
-    const NAME: &str = "concurrency::what_is_not_kept_leaves_no_memory_and_no_open_file_behind";
+    const NAME: &str = "concurrency::uncached_results_leave_no_memory_or_open_files";
     if std::env::var_os("N5_TEST_ALONE").is_none() {
         let mut alone = std::process::Command::new(std::env::current_exe().unwrap());
         let done = alone.args([NAME, "--exact", "--nocapture"]).env("N5_TEST_ALONE", "1").output().unwrap();
-        let told = [done.stdout, done.stderr].map(|told| String::from_utf8_lossy(&told).into_owned());
-        assert!(done.status.success() && told[0].contains("1 passed"), "{}", told.concat());
+        let output = [done.stdout, done.stderr].map(|text| String::from_utf8_lossy(&text).into_owned());
+        assert!(done.status.success() && output[0].contains("1 passed"), "{}", output.concat());
         return;
     }
     let n5 = N5::new();
-    unkept(&n5);
+    write_uncacheable_block(&n5);
     // A thread that is suspended within an operation on a cache.
-    let ((go, gone), (tell, told)) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel());
-    let standing = std::thread::spawn(move || {
+    let ((release, is_released), (pinned, is_pinned)) = (std::sync::mpsc::channel::<()>(), std::sync::mpsc::channel());
+    let pinning = std::thread::spawn(move || {
         let _inside = crossbeam_epoch::pin();
-        tell.send(()).unwrap();
-        let _ = gone.recv();
+        pinned.send(()).unwrap();
+        let _ = is_released.recv();
     });
-    told.recv().unwrap();
+    is_pinned.recv().unwrap();
     // A listing needs the whole slice budget.
     let tight = Settings { slice_budget: 1 << 20, budget_wait: Duration::ZERO, ..settings() };
     let client = Client::new(local(n5.root()), tight, options());
@@ -544,26 +544,26 @@ async fn what_is_not_kept_leaves_no_memory_and_no_open_file_behind() {
     let before = open();
     assert_eq!(client.get("/w/0/0").await.status, 200);
     assert_eq!(open(), before);
-    drop(go);
-    standing.join().unwrap();
+    drop(release);
+    pinning.join().unwrap();
 }
 
 #[tokio::test]
-async fn what_is_not_kept_is_loaded_once_for_all_also_when_the_first_hangs_up() {
-    let recorder = loads::recorder();
+async fn an_uncached_result_is_loaded_once_for_all_waiters() {
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
-    unkept(&n5);
+    write_uncacheable_block(&n5);
     n5.file("w/0/0", vec![5; 17 << 20]);
     settle();
-    let patient = Duration::from_secs(3600);
+    let interval = Duration::from_secs(3600);
     let recheck = Settings {
-        recheck_data: RevalidationPolicy::After(patient),
-        recheck_metadata: RevalidationPolicy::After(patient),
+        recheck_data: RevalidationPolicy::After(interval),
+        recheck_metadata: RevalidationPolicy::After(interval),
         ..settings()
     };
     for path in ["/zarr2/v/0/1", "/w/0/0"] {
-        for hangs_up in [false, true] {
+        for disconnects in [false, true] {
             // Decoded blocks are not cached either.
             let (probe, client) = probed(&n5, Settings { decoded_cache: 0, ..recheck.clone() });
             probe.close();
@@ -576,26 +576,26 @@ async fn what_is_not_kept_is_loaded_once_for_all_also_when_the_first_hangs_up() 
                 tokio::task::yield_now().await;
             }
             let others: Vec<_> = (0..5).map(|_| ask()).collect();
-            loads::come(&recorder.handle(), others.len()).await;
-            if hangs_up {
+            load_metrics::wait_for_load(&recorder.handle(), others.len()).await;
+            if disconnects {
                 first.abort();
             }
             probe.open();
-            assert_eq!(first.await.is_err(), hangs_up);
+            assert_eq!(first.await.is_err(), disconnects);
             let len = if path == "/w/0/0" { 17 << 20 } else { 16 };
             for other in others {
                 let reply = other.await.unwrap();
                 assert_eq!((reply.status.as_u16(), reply.body.len()), (200, len), "{path}");
             }
-            assert_eq!(probe.gets(), 1, "{path}, {hangs_up}");
+            assert_eq!(probe.gets(), 1, "{path}, {disconnects}");
         }
     }
 }
 
 #[tokio::test]
-async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
+async fn a_popular_dataset_does_not_delay_other_datasets() {
     const HOT: usize = 32;
-    let recorder = loads::recorder();
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("hot", &[64, 64 * HOT as u64], &[64, 64], "gzip").fill(|_| true, |_| false);
@@ -616,12 +616,12 @@ async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
     };
     // All requests wait for the only core. The one for the other dataset comes last.
     let hot: Vec<_> = (0..HOT).map(|n| ask(format!("/slice/hot?start=0,{}&size=64,64&format=raw", 64 * n))).collect();
-    loads::wait(&recorder.handle(), "cpu", HOT).await;
+    load_metrics::wait_for_queue(&recorder.handle(), "cpu", HOT).await;
     let other = ask("/slice/other".to_owned());
-    loads::wait(&recorder.handle(), "cpu", HOT + 1).await;
+    load_metrics::wait_for_queue(&recorder.handle(), "cpu", HOT + 1).await;
     free.send(()).unwrap();
     let before = other.await.unwrap();
-    assert!(before <= 4, "{before} of {HOT} came before it");
+    assert!(before <= 4, "{before} of {HOT} were answered before it");
     for request in hot {
         request.await.unwrap();
     }
@@ -629,7 +629,7 @@ async fn a_dataset_that_everybody_wants_does_not_keep_another_waiting() {
 }
 
 #[tokio::test]
-async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others() {
+async fn documents_waiting_to_be_parsed_for_one_client_leave_memory_to_others() {
     let n5 = N5::new();
     let padding = "x".repeat(1 << 20);
     for number in 0..40 {
@@ -641,7 +641,7 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
         r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#,
     );
     settle();
-    let recorder = loads::recorder();
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let budgets =
         Settings { stored_cache: 0, transfer_budget: 16 << 20, max_attributes_bytes: 2 << 20, cores: 1, ..settings() };
@@ -658,14 +658,14 @@ async fn documents_of_one_client_that_wait_to_be_parsed_leave_memory_to_others()
     };
     let greedy: Vec<_> = (0..40).map(|n| tokio::spawn(ask("192.0.2.1", format!("/info/g{n}")))).collect();
     // Three documents have been read and wait for the core. The other requests wait until they may read theirs.
-    loads::wait(&recorder.handle(), "cpu", 3).await;
+    load_metrics::wait_for_queue(&recorder.handle(), "cpu", 3).await;
     tokio::time::sleep(Duration::from_millis(200)).await;
     let other = tokio::time::timeout(Duration::from_secs(5), ask("192.0.2.2", "/v/0/0".to_owned())).await;
     assert_eq!(other, Ok(200), "{}", recorder.handle().render());
     free.send(()).unwrap();
     taken.await.unwrap().unwrap().unwrap();
-    for asked in greedy {
-        assert_eq!(asked.await.unwrap(), 200);
+    for pending in greedy {
+        assert_eq!(pending.await.unwrap(), 200);
     }
 }
 
@@ -688,7 +688,7 @@ async fn statistics_of_many_clients_leave_memory_for_small_answers() {
 }
 
 #[tokio::test]
-async fn clients_take_turns_to_have_many_blocks_compared() {
+async fn clients_take_turns_at_revalidating_many_blocks() {
     const SLICE: &str = "/slice/v?size=512,512&step=4,4";
     let n5 = N5::new();
     n5.file(
@@ -696,7 +696,7 @@ async fn clients_take_turns_to_have_many_blocks_compared() {
         r#"{"dimensions":[512,512],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#,
     );
     settle();
-    let recorder = loads::recorder();
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
     let etag = client.get(SLICE).await.header("etag").unwrap().to_owned();
@@ -705,17 +705,17 @@ async fn clients_take_turns_to_have_many_blocks_compared() {
     let (free, is_free) = std::sync::mpsc::channel::<()>();
     let taken = tokio::spawn(async move { cpu.run(Priority::Low, 0, move || is_free.recv()).await });
     let other = client.clone();
-    let asked = tokio::spawn(async move { other.get_with(SLICE, &[("if-none-match", &etag)]).await.status });
-    loads::wait(&recorder.handle(), "cpu", 1).await;
-    assert!(!asked.is_finished());
+    let pending = tokio::spawn(async move { other.get_with(SLICE, &[("if-none-match", &etag)]).await.status });
+    load_metrics::wait_for_queue(&recorder.handle(), "cpu", 1).await;
+    assert!(!pending.is_finished());
     assert_eq!(client.get("/v/attributes.json").await.status, 200);
     free.send(()).unwrap();
     taken.await.unwrap().unwrap().unwrap();
-    assert_eq!(asked.await.unwrap(), 304);
+    assert_eq!(pending.await.unwrap(), 304);
 }
 
 #[tokio::test]
-async fn slices_of_cached_blocks_leave_turns_to_other_clients() {
+async fn slices_of_cached_blocks_yield_to_other_clients() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[8, 8], "raw").fill(|_| true, |_| false);
     let never = RevalidationPolicy::Never;
@@ -733,9 +733,9 @@ async fn slices_of_cached_blocks_leave_turns_to_other_clients() {
         })
     };
     ask("192.0.2.1").await.unwrap();
-    let mut asked: Vec<_> = (0..400).map(|_| ask("192.0.2.1")).collect();
-    asked.push(ask("192.0.2.2"));
-    for one in asked {
+    let mut pending: Vec<_> = (0..400).map(|_| ask("192.0.2.1")).collect();
+    pending.push(ask("192.0.2.2"));
+    for one in pending {
         one.await.unwrap();
     }
     let before = answered.lock().unwrap().iter().position(|address| *address == "192.0.2.2").unwrap();
@@ -743,7 +743,7 @@ async fn slices_of_cached_blocks_leave_turns_to_other_clients() {
 }
 
 #[tokio::test]
-async fn compressed_documents_that_are_not_taken_are_within_the_budget() {
+async fn unread_compressed_documents_stay_within_the_budget() {
     let n5 = N5::new();
     let mut state = 1u64;
     let mut next = || {

@@ -20,7 +20,7 @@ fn stderr(output: &Output) -> &str {
 }
 
 #[test]
-fn a_valid_configuration_is_confirmed_with_what_it_comes_to() {
+fn check_config_confirms_and_summarizes_a_valid_configuration() {
     let output = run(&["--check-config", "em=/data/em.n5"], &[("N5_CACHE__DECODED", "1GiB")]);
     assert_eq!(output.status.code(), Some(0));
     assert!(stdout(&output).starts_with("configuration is valid\n"));
@@ -28,7 +28,7 @@ fn a_valid_configuration_is_confirmed_with_what_it_comes_to() {
 }
 
 #[test]
-fn a_wrong_configuration_ends_with_status_2_and_every_fault() {
+fn an_invalid_configuration_exits_with_status_2_and_lists_all_errors() {
     let output = run(&["--set", "cache.decodedd=1GiB"], &[("N5_SERVER__LISTEN", "nowhere")]);
     assert_eq!(output.status.code(), Some(2));
     assert_eq!(stdout(&output), "");
@@ -38,7 +38,7 @@ fn a_wrong_configuration_ends_with_status_2_and_every_fault() {
 }
 
 #[test]
-fn rules_that_cannot_be_used_end_with_status_2() {
+fn invalid_access_rules_exit_with_status_2() {
     // The systemd unit has RestartPreventExitStatus=2: the service is not restarted.
     let output = run(&["--set", "access.rules=/a", "--listen", "127.0.0.1:0"], &[]);
     assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
@@ -46,7 +46,7 @@ fn rules_that_cannot_be_used_end_with_status_2() {
 }
 
 #[test]
-fn a_missing_file_or_an_unknown_option_ends_with_status_2() {
+fn a_missing_file_or_an_unknown_option_exits_with_status_2() {
     let output = run(&["--config", "no-such-file.toml"], &[]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("no-such-file.toml: cannot be read"));
@@ -66,7 +66,7 @@ fn a_printed_configuration_can_be_fed_back() {
 }
 
 #[test]
-fn the_printed_defaults_are_a_configuration() {
+fn the_printed_defaults_are_a_valid_configuration() {
     let directory = tempfile::tempdir().unwrap();
     let file = directory.path().join("default.toml");
     std::fs::write(&file, run(&["--print-default-config"], &[]).stdout).unwrap();
@@ -95,7 +95,7 @@ fn the_version_lists_the_codecs() {
 }
 
 #[test]
-fn no_container_is_named_as_a_view() {
+fn a_container_cannot_have_the_name_of_a_route() {
     for (word, _) in n5_server::http::route::endpoints() {
         let output = run(&["--check-config", &format!("{word}=/data/em.n5")], &[]);
         assert_eq!(output.status.code(), Some(2), "{word}");

@@ -185,7 +185,7 @@ async fn the_memory_store_conforms() {
 }
 
 #[tokio::test]
-async fn links_are_followed_as_far_as_the_policy_says() {
+async fn links_are_followed_according_to_the_policy() {
     let (dir, outside) = (tree(), TempDir::new().unwrap());
     fs::write(outside.path().join("secret"), "secret").unwrap();
     let link = |to: &Path, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
@@ -272,7 +272,7 @@ async fn links_are_followed_as_far_as_the_policy_says() {
 }
 
 #[tokio::test]
-async fn what_a_link_hides_is_not_missing() {
+async fn objects_behind_unfollowed_links_are_errors_not_missing() {
     let dir = tree();
     let link = |to: &str, name: &str| std::os::unix::fs::symlink(to, dir.path().join(name)).unwrap();
     link("loop", "loop");
@@ -319,7 +319,7 @@ async fn what_a_link_hides_is_not_missing() {
 }
 
 #[tokio::test]
-async fn what_is_neither_file_nor_directory_is_missing_and_does_not_wait() {
+async fn special_files_count_as_missing_and_do_not_block() {
     let dir = tree();
     let fifo = dir.path().join("7");
     assert!(std::process::Command::new("mkfifo").arg(&fifo).status().unwrap().success());
@@ -334,7 +334,7 @@ async fn what_is_neither_file_nor_directory_is_missing_and_does_not_wait() {
 }
 
 #[tokio::test]
-async fn names_that_cannot_be_addressed_are_left_out() {
+async fn unaddressable_names_are_left_out_of_listings() {
     use std::os::unix::ffi::OsStrExt;
     let dir = tree();
     for name in [&b"\xff\xfe"[..], b"back\\slash", b"new\nline"] {
@@ -345,7 +345,7 @@ async fn names_that_cannot_be_addressed_are_left_out() {
 }
 
 #[tokio::test]
-async fn a_root_that_is_replaced_is_found_again() {
+async fn a_replaced_root_is_reopened() {
     let dir = TempDir::new().unwrap();
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
@@ -368,7 +368,7 @@ async fn a_root_that_is_replaced_is_found_again() {
 }
 
 #[tokio::test]
-async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
+async fn an_open_object_keeps_its_bytes_when_its_file_is_replaced() {
     let dir = tree();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     let ObjectData::Open(reader) = store.get(&key("a/0/0"), &InlineLimit::new(0)).await.unwrap().unwrap().data else {
@@ -380,7 +380,7 @@ async fn an_open_object_keeps_its_bytes_when_its_name_is_taken() {
 }
 
 #[tokio::test]
-async fn an_open_object_that_is_written_over_is_never_read_as_two_versions() {
+async fn an_overwritten_open_object_is_never_read_as_two_versions() {
     let dir = tree();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     let ObjectData::Open(reader) = store.get(&key("a/0/0"), &InlineLimit::new(0)).await.unwrap().unwrap().data else {
@@ -392,7 +392,7 @@ async fn an_open_object_that_is_written_over_is_never_read_as_two_versions() {
 }
 
 #[tokio::test]
-async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
+async fn a_large_file_is_opened_once_its_timestamps_are_distinct() {
     let dir = TempDir::new().unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     fs::write(dir.path().join("0"), "just written").unwrap();
@@ -402,7 +402,7 @@ async fn a_large_file_is_opened_when_its_times_tell_its_versions_apart() {
 }
 
 #[tokio::test]
-async fn a_file_larger_than_any_memory_is_opened() {
+async fn a_file_larger_than_memory_can_be_opened() {
     let dir = TempDir::new().unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     // A sparse file without any data.
@@ -421,14 +421,14 @@ fn read_nonblocking(store: &LocalStore, key: &Key) -> Option<Option<ObjectMeta>>
 }
 
 #[tokio::test]
-async fn below_a_root_that_is_not_there_nothing_is_missing() {
+async fn a_missing_root_is_an_error_for_every_key() {
     let dir = tree();
     let (root, away) = (dir.path().join("a"), dir.path().join("away"));
     let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
-    let (there, missing) = (key("0/0"), key("0/9"));
+    let (existing, missing) = (key("0/0"), key("0/9"));
     // Now the kernel has cached both.
-    assert!(store.head_many(vec![there.clone(), missing.clone()]).await.unwrap()[1].is_none());
-    assert!(matches!(store.cached_stat(&there), CachedStat::Object(_)));
+    assert!(store.head_many(vec![existing.clone(), missing.clone()]).await.unwrap()[1].is_none());
+    assert!(matches!(store.cached_stat(&existing), CachedStat::Object(_)));
     assert_eq!(store.cached_stat(&missing), CachedStat::Missing);
     assert_eq!(read_nonblocking(&store, &missing), Some(None));
     for is_file in [false, true] {
@@ -436,7 +436,7 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
         if is_file {
             fs::write(&root, "").unwrap();
         }
-        for key in [&there, &missing] {
+        for key in [&existing, &missing] {
             assert_eq!(store.cached_stat(key), CachedStat::Unknown);
             assert_eq!(read_nonblocking(&store, key), None);
             assert!(matches!(store.get(key, &InlineLimit::new(99)).await, Err(StoreError::RootMissing(_))));
@@ -450,12 +450,12 @@ async fn below_a_root_that_is_not_there_nothing_is_missing() {
         assert!(matches!(store.probe().await, Err(StoreError::RootMissing(_))));
         let _ = fs::remove_file(&root);
         fs::rename(&away, &root).unwrap();
-        assert!(store.get(&there, &InlineLimit::new(99)).await.unwrap().is_some());
+        assert!(store.get(&existing, &InlineLimit::new(99)).await.unwrap().is_some());
         assert!(store.get(&missing, &InlineLimit::new(99)).await.unwrap().is_none());
     }
 }
 
-/// Writes a file with an old modification time, so that its times tell its versions apart.
+/// Writes a file with an old modification time, so that its timestamps distinguish its versions.
 fn settled(root: &Path, path: &str, content: &str, seconds_ago: u64) {
     fs::write(root.join(path), content).unwrap();
     let modified = SystemTime::now() - Duration::from_secs(seconds_ago);
@@ -494,7 +494,7 @@ async fn a_local_file_is_unchanged_until_it_is_written_replaced_or_removed() {
 }
 
 #[tokio::test]
-async fn a_glance_follows_no_link_that_the_policy_would_not() {
+async fn cached_stat_follows_links_only_as_the_policy_allows() {
     let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     settled(outside.path(), "0", "secret", 60);
     settled(dir.path(), "1", "inside", 60);

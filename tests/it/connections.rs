@@ -11,26 +11,26 @@ use tokio::sync::oneshot;
 
 use crate::support::writer::N5;
 
-pub struct Running {
+pub struct RunningServer {
     pub address: SocketAddr,
     pub stop: oneshot::Sender<()>,
     pub ended: tokio::task::JoinHandle<()>,
 }
 
 /// Starts a server of the demo container on a free port.
-async fn start(header_timeout: Duration) -> Running {
+async fn start(header_timeout: Duration) -> RunningServer {
     start_with(header_timeout, Config::default()).await
 }
 
 /// Starts a server on a free port.
-pub async fn start_with(header_timeout: Duration, mut config: Config) -> Running {
+pub async fn start_with(header_timeout: Duration, mut config: Config) -> RunningServer {
     config.server.listen = n5_server::config::ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
     config.server.header_timeout = header_timeout;
     let server = Server::bind(config, String::new).await.unwrap();
     let address = server.address().unwrap();
     let (stop, stopped) = oneshot::channel::<()>();
     let ended = tokio::spawn(server.run(async { drop(stopped.await) }));
-    Running { address, stop, ended }
+    RunningServer { address, stop, ended }
 }
 
 #[tokio::test]
@@ -57,7 +57,7 @@ async fn a_connection_that_sends_nothing_or_half_a_head_is_closed() {
 }
 
 #[tokio::test]
-async fn a_head_that_trickles_in_is_not_waited_for() {
+async fn a_connection_whose_head_trickles_in_is_closed() {
     let server = start(Duration::from_millis(500)).await;
     for sent in
         ["GET / HTTP/1.1\r\nX: ", "GET /healthz HTTP/1.1\r\nContent-Length: 0\r\n\r\nGET / HTTP/1.1\r\nX: ", "PRI x"]
@@ -78,7 +78,7 @@ async fn a_head_that_trickles_in_is_not_waited_for() {
 }
 
 #[tokio::test]
-async fn a_head_beyond_the_bound_is_refused() {
+async fn a_head_beyond_the_size_limit_is_refused() {
     let server = start(Duration::from_secs(20)).await;
     let mut connection = TcpStream::connect(server.address).await.unwrap();
     let head = format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n", "a".repeat(200_000));
@@ -90,7 +90,7 @@ async fn a_head_beyond_the_bound_is_refused() {
 }
 
 #[tokio::test]
-async fn the_server_ends_although_half_a_request_is_there() {
+async fn shutdown_does_not_wait_for_half_a_request() {
     let server = start(Duration::from_secs(60)).await;
     let mut unfinished = TcpStream::connect(server.address).await.unwrap();
     unfinished.write_all(b"GET / HT").await.unwrap();
@@ -105,7 +105,7 @@ async fn the_server_ends_although_half_a_request_is_there() {
 }
 
 #[tokio::test]
-async fn the_deadline_of_the_end_holds_although_a_client_waits_to_be_accepted() {
+async fn the_shutdown_deadline_holds_while_a_client_waits_to_be_accepted() {
     let n5 = N5::new();
     // No block is stored. The answer is zeros, more of them than fit the buffers of a connection that is not read.
     n5.dataset("v", &[1024, 1024, 64], &[64, 64, 64], "raw");

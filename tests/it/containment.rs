@@ -19,7 +19,7 @@ fn key(path: &str) -> Key {
     Key::parse(path).unwrap()
 }
 
-/// Writes a file with an old modification time, so that its times tell its versions apart.
+/// Writes a file with an old modification time, so that its timestamps distinguish its versions.
 fn write(path: &Path, content: &str) {
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     fs::write(path, content).unwrap();
@@ -96,8 +96,8 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
 async fn assert_unseen(store: &LocalStore, context: &str) {
     for directory in ["d", "d/sub"] {
         let only_outside = key(&format!("{directory}/only-outside"));
-        assert!(!matches!(store.head(&only_outside).await, Ok(Some(_))), "{context}: it is seen that it exists");
-        assert!(!matches!(store.is_directory(&key("d/folder")).await, Ok(true)), "{context}: a directory is seen");
+        assert!(!matches!(store.head(&only_outside).await, Ok(Some(_))), "{context}: its existence is visible");
+        assert!(!matches!(store.is_directory(&key("d/folder")).await, Ok(true)), "{context}: a directory is visible");
         let listed = store.list(&key(directory), None, 99, FilterDecision::keep_all()).await;
         if let Ok(Some(listing)) = listed {
             let names: Vec<_> = listing.entries.iter().map(|entry| entry.name.as_str()).collect();
@@ -107,7 +107,7 @@ async fn assert_unseen(store: &LocalStore, context: &str) {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_directory_that_is_swapped_for_a_link_leads_nowhere_outside() {
+async fn swapping_a_directory_for_a_link_never_exposes_outside_files() {
     for (policy, by_steps) in [
         (SymlinkPolicy::Inside, false),
         (SymlinkPolicy::Inside, true),
@@ -147,18 +147,18 @@ async fn a_directory_that_is_swapped_for_a_link_leads_nowhere_outside() {
 }
 
 #[tokio::test]
-async fn a_link_does_not_tell_what_exists_outside() {
+async fn a_link_does_not_reveal_what_exists_outside() {
     let (dir, outside) = (TempDir::new().unwrap(), TempDir::new().unwrap());
     write(&outside.path().join("there/file"), SECRET);
     let root = dir.path().file_name().unwrap().to_str().unwrap();
-    let above = dir.path().parent().unwrap();
+    let parent = dir.path().parent().unwrap();
     for name in ["there", "gone"] {
         let at = outside.path().join(name);
         symlink(&at, dir.path().join(format!("{name}-1"))).unwrap();
         symlink(at.join("file"), dir.path().join(format!("{name}-2"))).unwrap();
         // Through the outside path and back into the root.
         let back = "../".repeat(at.components().count() - 1);
-        let back = at.join(back).join(above.strip_prefix("/").unwrap()).join(root);
+        let back = at.join(back).join(parent.strip_prefix("/").unwrap()).join(root);
         symlink(back, dir.path().join(format!("{name}-3"))).unwrap();
     }
     // Through /proc of a process that exists, and of one that does not.
@@ -190,7 +190,7 @@ async fn a_link_does_not_tell_what_exists_outside() {
 }
 
 #[tokio::test]
-async fn a_link_without_end_is_given_up() {
+async fn an_endless_link_is_given_up() {
     let dir = TempDir::new().unwrap();
     write(&dir.path().join("a/b/0"), "inside");
     // Each link doubles the number of components to resolve.
@@ -200,12 +200,12 @@ async fn a_link_without_end_is_given_up() {
     }
     symlink("a/../".repeat(800), dir.path().join("long")).unwrap();
     let store = LocalStore::open(dir.path(), SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap().without_openat2();
-    let begun = Instant::now();
+    let started = Instant::now();
     assert!(store.head(&key("2/a/b/0")).await.unwrap().is_some());
     for path in ["29/a/b/0", "long/a/b/0"] {
         assert!(matches!(store.head(&key(path)).await, Err(StoreError::DanglingLink(_))), "{path}");
     }
-    assert!(begun.elapsed() < Duration::from_secs(2));
+    assert!(started.elapsed() < Duration::from_secs(2));
 }
 
 /// Starts a process that writes into a FIFO as soon as it has a reader.
@@ -217,7 +217,7 @@ fn writer(fifo: &Path) -> Child {
 }
 
 #[tokio::test]
-async fn the_writer_of_a_fifo_waits_as_if_nobody_had_looked() {
+async fn a_fifo_is_never_opened() {
     let dir = TempDir::new().unwrap();
     let fifo = dir.path().join("fifo");
     assert!(Command::new("mkfifo").arg(&fifo).status().unwrap().success());

@@ -76,15 +76,15 @@ fn rows<'a>(text: &'a str, heading: &str) -> Vec<Vec<&'a str>> {
 }
 
 #[test]
-fn every_route_word_is_documented() {
+fn every_route_is_documented() {
     let document = read("docs/API.md");
     let named = quoted(&document);
     for (word, _) in endpoints() {
-        let stands = |text: &&str| {
+        let names_route = |text: &&str| {
             let rest = text.strip_prefix('/').and_then(|text| text.strip_prefix(word));
             rest.is_some_and(|rest| rest.is_empty() || rest.starts_with('/'))
         };
-        assert!(named.iter().any(stands), "docs/API.md does not name the route /{word}");
+        assert!(named.iter().any(names_route), "docs/API.md does not name the route /{word}");
     }
 }
 
@@ -102,8 +102,8 @@ fn every_metric_is_documented_with_its_type_labels_and_meaning() {
         }
     }
     let known: BTreeSet<&str> = metrics::METRICS.iter().map(|metric| metric.name).collect();
-    let told: BTreeSet<&str> = rows.iter().flat_map(|cells| quoted(cells[0])).collect();
-    assert_eq!(told, known);
+    let documented: BTreeSet<&str> = rows.iter().flat_map(|cells| quoted(cells[0])).collect();
+    assert_eq!(documented, known);
 }
 
 #[test]
@@ -118,9 +118,9 @@ fn every_setting_is_documented_and_every_documented_one_exists() {
     keys.extend(commented.filter(|(key, _)| !key.contains(' ')).map(|(key, _)| format!("containers.{key}")));
     assert!(keys.contains("containers.symlinks"), "{keys:?}");
     let document = read("docs/CONFIGURATION.md");
-    let told: BTreeSet<String> =
+    let documented: BTreeSet<String> =
         rows(&document, "key").iter().flat_map(|cells| quoted(cells[0])).map(str::to_owned).collect();
-    assert_eq!(told, keys);
+    assert_eq!(documented, keys);
 }
 
 #[test]
@@ -134,8 +134,8 @@ fn every_documented_default_is_the_default() {
         if section == "containers" {
             continue;
         }
-        let told: toml::Table = format!("value = {}", cells[1].trim_matches('`')).parse().unwrap();
-        assert_eq!(told["value"], defaults[section][name], "{key}");
+        let documented: toml::Table = format!("value = {}", cells[1].trim_matches('`')).parse().unwrap();
+        assert_eq!(documented["value"], defaults[section][name], "{key}");
     }
 }
 
@@ -190,7 +190,7 @@ async fn every_parameter_of_a_slice_is_documented() {
 }
 
 #[test]
-fn the_threads_that_wait_for_disks_are_those_that_are_announced() {
+fn disk_threads_match_the_announced_number() {
     let mut config = Config::default();
     assert_eq!(config.disk_threads(), n5_server::store::max_disk_threads(1));
     let memory = config.memory_bound_bytes();
@@ -203,7 +203,7 @@ fn the_threads_that_wait_for_disks_are_those_that_are_announced() {
 }
 
 #[test]
-fn the_memory_for_viewers_is_what_the_server_announces() {
+fn the_documented_memory_for_viewers_matches_the_announced_memory() {
     /// Memory of the program itself, which the server does not announce.
     const REST_MIB: u64 = 64;
     let operations = read("docs/OPERATIONS.md");
@@ -223,18 +223,18 @@ fn the_memory_for_viewers_is_what_the_server_announces() {
 }
 
 #[test]
-fn the_import_table_is_that_of_the_architecture_test() {
+fn the_documented_import_table_matches_the_architecture_test() {
     let words =
         |text: &str, quote: char| -> Vec<String> { text.split(quote).skip(1).step_by(2).map(str::to_owned).collect() };
     let document = read("docs/ARCHITECTURE.md");
     let table = document.split("<!-- imports -->").nth(1).unwrap().split("<!-- end of imports -->").next().unwrap();
-    let told: BTreeMap<String, BTreeSet<String>> = rows(table, "module")
+    let documented: BTreeMap<String, BTreeSet<String>> = rows(table, "module")
         .into_iter()
         .map(|cells| (words(cells[0], '`').remove(0), words(cells[1], '`').into_iter().collect()))
         .collect();
     let source = read("tests/it/architecture.rs");
     let table = source.split("const IMPORTS").nth(1).unwrap().split("\n];").next().unwrap();
-    let held: BTreeMap<String, BTreeSet<String>> = table
+    let actual: BTreeMap<String, BTreeSet<String>> = table
         .split(']')
         .filter(|row| row.contains('"'))
         .map(|row| {
@@ -242,12 +242,12 @@ fn the_import_table_is_that_of_the_architecture_test() {
             (words.next().unwrap(), words.collect())
         })
         .collect();
-    assert!(held.len() > 10, "{held:?}");
-    assert_eq!(told, held);
+    assert!(actual.len() > 10, "{actual:?}");
+    assert_eq!(documented, actual);
 }
 
 #[test]
-fn every_direct_dependency_has_its_reason() {
+fn every_direct_dependency_has_a_documented_reason() {
     let document = read("docs/DEPENDENCIES.md");
     let mut names = BTreeSet::new();
     for cells in rows(&document, "crate") {
@@ -276,7 +276,7 @@ fn anchor(heading: &str) -> String {
 }
 
 #[test]
-fn every_relative_link_leads_somewhere() {
+fn every_relative_link_has_a_target() {
     for document in DOCUMENTS {
         let text = read(document);
         for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
@@ -335,7 +335,7 @@ async fn every_command_prints_what_the_documents_show() {
     let address = server.address().unwrap().to_string();
     let (stop, stopped) = oneshot::channel::<()>();
     let serving = tokio::spawn(server.run(async { drop(stopped.await) }));
-    let asked = tokio::task::spawn_blocking(move || {
+    let checks = tokio::task::spawn_blocking(move || {
         let directory = tempfile::TempDir::new().unwrap();
         let in_readme = commands(&read("README.md")).len();
         assert!(in_readme >= 5, "{in_readme}");
@@ -343,7 +343,7 @@ async fn every_command_prints_what_the_documents_show() {
         assert!(commands.len() > 15, "{}", commands.len());
         for (command, expected) in commands {
             let real = command.replace("127.0.0.1:8080", &address);
-            assert_ne!(real, command, "it asks no server");
+            assert_ne!(real, command, "it contacts no server");
             assert_eq!(printed(&real, directory.path()), expected, "{command}");
         }
         let tour = demo::tour(&format!("http://{address}/"));
@@ -352,7 +352,7 @@ async fn every_command_prints_what_the_documents_show() {
             assert!(!all.is_empty() || answer.exists(), "{command}");
         }
     });
-    asked.await.unwrap();
+    checks.await.unwrap();
     drop(stop);
     serving.await.unwrap();
 }

@@ -9,7 +9,7 @@ use n5_server::container::Settings;
 use n5_server::http::HttpOptions;
 use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 
-use crate::readiness::becomes;
+use crate::readiness::wait_for_readyz;
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::stores::immutable;
 use crate::support::writer::N5;
@@ -20,7 +20,7 @@ const SLICE: &str = "/slice/v?format=raw";
 /// Requests to dataset `v`: a slice, stored blocks, and chunks of views.
 const REQUESTS: &[&str] = &[SLICE, "/v/0/0", "/v/1/1", "/zarr2/v/0/0", "/zarr2/v/1/1", "/zarr3/v/c/1/1"];
 
-/// Waits until the times of files just written tell their versions apart.
+/// Waits until the timestamps of files just written distinguish their versions.
 fn settle() {
     std::thread::sleep(Duration::from_millis(30));
 }
@@ -41,11 +41,11 @@ fn dataset() -> N5 {
     n5
 }
 
-fn never() -> Settings {
+fn without_revalidation() -> Settings {
     Settings { recheck_data: RevalidationPolicy::Never, recheck_metadata: RevalidationPolicy::Never, ..settings() }
 }
 
-async fn all(client: &Client) -> Vec<Reply> {
+async fn request_all(client: &Client) -> Vec<Reply> {
     let mut replies = Vec::new();
     for path in REQUESTS {
         replies.push(client.get(path).await);
@@ -53,17 +53,17 @@ async fn all(client: &Client) -> Vec<Reply> {
     replies
 }
 
-fn told(replies: &[Reply]) -> Vec<(u16, bytes::Bytes)> {
-    let told = |reply: &Reply| {
+fn outcomes(replies: &[Reply]) -> Vec<(u16, bytes::Bytes)> {
+    let outcome = |reply: &Reply| {
         // The body of a 404 may name the request, so bodies of errors are not compared.
         let body = if reply.status == 200 { reply.body.clone() } else { bytes::Bytes::new() };
         (reply.status.as_u16(), body)
     };
-    replies.iter().map(told).collect()
+    replies.iter().map(outcome).collect()
 }
 
 #[tokio::test]
-async fn each_fault_has_its_answer_and_leaves_nothing_behind() {
+async fn each_fault_gets_its_status_and_nothing_of_it_is_cached() {
     let errno = |number| Fault::Errno(number);
     let key = || Key::parse("v/0/0").unwrap();
     let faults = [
@@ -78,50 +78,50 @@ async fn each_fault_has_its_answer_and_leaves_nothing_behind() {
         ("timeout", Fault::Fails(StoreError::Timeout("read", key())), 504, "timeout"),
     ];
     let n5 = dataset();
-    let sound = told(&all(&Client::of(n5.root())).await);
-    assert_eq!(sound.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 404, 200, 404, 404]);
+    let healthy = outcomes(&request_all(&Client::of(n5.root())).await);
+    assert_eq!(healthy.iter().map(|(status, _)| *status).collect::<Vec<_>>(), [200, 200, 404, 200, 404, 404]);
     for (name, fault, status, problem) in faults {
-        for (caching, settings) in [("checking", settings()), ("caching", never())] {
+        for (caching, settings) in [("checking", settings()), ("caching", without_revalidation())] {
             for hits in [is_block as fn(&Key) -> bool, |_: &Key| true] {
                 let store = Faulty::new(local(n5.root()));
                 let client = client_of(&store, settings.clone(), options());
                 store.begin(hits, fault.clone());
-                for reply in all(&client).await {
+                for reply in request_all(&client).await {
                     assert_eq!(reply.status, status, "{name}, {caching}: {:?}", reply.body);
                     assert_eq!(reply.problem(), problem);
                     assert_eq!(reply.header("retry-after").is_some(), status == 503, "{name}");
                 }
                 assert!(store.injected() >= REQUESTS.len(), "{name}");
                 store.end();
-                assert_eq!(told(&all(&client).await), sound, "after {name}, {caching}");
+                assert_eq!(outcomes(&request_all(&client).await), healthy, "after {name}, {caching}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn what_may_not_be_read_is_no_zeros() {
+async fn unreadable_blocks_are_errors_not_zeros() {
     let n5 = dataset();
-    let sound = told(&all(&Client::of(n5.root())).await);
-    for settings in [settings(), never()] {
+    let healthy = outcomes(&request_all(&Client::of(n5.root())).await);
+    for settings in [settings(), without_revalidation()] {
         let store = Faulty::new(local(n5.root()));
         let client = client_of(&store, settings, options());
         store.begin(is_block, Fault::Errno(13));
-        for (path, reply) in REQUESTS.iter().zip(all(&client).await) {
+        for (path, reply) in REQUESTS.iter().zip(request_all(&client).await) {
             // A stored block that cannot be read looks like a missing one.
             if path.starts_with("/v/") {
                 assert_eq!((reply.status.as_u16(), reply.body.len()), (404, 0), "{path}");
             } else {
-                let told = (reply.status.as_u16(), reply.problem());
-                assert_eq!(told, (422, "unreadable".to_owned()), "{path}: {:?}", reply.body);
+                let outcome = (reply.status.as_u16(), reply.problem());
+                assert_eq!(outcome, (422, "unreadable".to_owned()), "{path}: {:?}", reply.body);
             }
             assert!(reply.header("retry-after").is_none(), "{path}");
         }
         store.end();
-        assert_eq!(told(&all(&client).await), sound);
+        assert_eq!(outcomes(&request_all(&client).await), healthy);
         store.begin(|key| key.name() == Some("attributes.json"), Fault::Errno(1));
-        let hidden = client_of(&store, never(), options());
-        for (path, reply) in REQUESTS.iter().zip(all(&hidden).await) {
+        let hidden = client_of(&store, without_revalidation(), options());
+        for (path, reply) in REQUESTS.iter().zip(request_all(&hidden).await) {
             let expected = match *path {
                 "/v/0/0" => 200,
                 "/v/1/1" => 404,
@@ -130,12 +130,12 @@ async fn what_may_not_be_read_is_no_zeros() {
             assert_eq!(reply.status, expected, "{path}: {:?}", reply.body);
         }
         store.end();
-        assert_eq!(told(&all(&hidden).await), sound);
+        assert_eq!(outcomes(&request_all(&hidden).await), healthy);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn all_who_wait_for_one_load_learn_of_its_end_and_the_next_succeeds() {
+async fn all_waiters_of_a_failed_load_get_its_error_and_the_next_load_succeeds() {
     let n5 = dataset();
     for path in [SLICE, "/v/0/0", "/zarr2/v/0/0"] {
         let store = Faulty::new(local(n5.root()));
@@ -168,68 +168,68 @@ async fn all_who_wait_for_one_load_learn_of_its_end_and_the_next_succeeds() {
 }
 
 #[tokio::test]
-async fn below_a_root_that_vanished_nothing_is_zero() {
+async fn blocks_below_a_vanished_root_are_errors_not_zeros() {
     let n5 = dataset();
     let root = n5.root().join("container");
     fs::create_dir(&root).unwrap();
     fs::rename(n5.root().join("v"), root.join("v")).unwrap();
     let away = n5.root().join("away");
-    for settings in [settings(), never()] {
+    for settings in [settings(), without_revalidation()] {
         let warm = Client::new(local(&root), settings.clone(), options());
         let cold = Client::new(local(&root), settings.clone(), options());
-        let sound = told(&all(&warm).await);
-        becomes(&warm, 200).await;
+        let healthy = outcomes(&request_all(&warm).await);
+        wait_for_readyz(&warm, 200).await;
         fs::rename(&root, &away).unwrap();
-        for reply in all(&cold).await {
+        for reply in request_all(&cold).await {
             assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
         }
         // A cached answer may be sent if it need not be revalidated.
-        for (reply, sound) in all(&warm).await.iter().zip(&sound) {
-            assert!(reply.status == 503 || told(std::slice::from_ref(reply)) == [sound.clone()]);
+        for (reply, healthy) in request_all(&warm).await.iter().zip(&healthy) {
+            assert!(reply.status == 503 || outcomes(std::slice::from_ref(reply)) == [healthy.clone()]);
         }
         for client in [&cold, &warm] {
-            let reason = becomes(client, 503).await["checks"][0]["reason"].clone();
+            let reason = wait_for_readyz(client, 503).await["checks"][0]["reason"].clone();
             assert_eq!(reason, "its directory cannot be read");
             assert_eq!(client.get("/healthz").await.status, 200);
         }
         fs::rename(&away, &root).unwrap();
-        assert_eq!(told(&all(&cold).await), sound);
-        assert_eq!(told(&all(&warm).await), sound);
-        becomes(&cold, 200).await;
+        assert_eq!(outcomes(&request_all(&cold).await), healthy);
+        assert_eq!(outcomes(&request_all(&warm).await), healthy);
+        wait_for_readyz(&cold, 200).await;
     }
 }
 
 #[tokio::test]
-async fn a_dataset_that_goes_away_while_it_is_read_has_no_holes() {
+async fn blocks_of_a_dataset_that_vanishes_during_a_read_are_not_holes() {
     let n5 = dataset();
-    let (there, away) = (n5.root().join("v"), n5.root().join("away"));
-    for settings in [settings(), never()] {
+    let (dataset_root, away) = (n5.root().join("v"), n5.root().join("away"));
+    for settings in [settings(), without_revalidation()] {
         for path in [SLICE, "/slice/v?start=0,0&stop=4,4&format=raw", "/zarr2/v/0/0", "/zarr3/v/c/1/1"] {
             let store = Faulty::new(local(n5.root()));
             let client = client_of(&store, settings.clone(), options());
             // Loads the attributes into the cache.
             assert_eq!(client.get("/v/attributes.json").await.status, 200);
-            let sound = told(&[Client::of(n5.root()).get(path).await]);
-            let (from, to) = (there.clone(), away.clone());
+            let healthy = outcomes(&[Client::of(n5.root()).get(path).await]);
+            let (from, to) = (dataset_root.clone(), away.clone());
             store.begin(is_block, Fault::After(Arc::new(move || drop(fs::rename(&from, &to)))));
             let reply = client.get(path).await;
             assert_eq!(reply.status, 503, "{path}: {:?}", reply.body);
             store.end();
-            fs::rename(&away, &there).unwrap();
-            assert_eq!(told(&[client.get(path).await]), sound, "{path}: no hole was remembered");
+            fs::rename(&away, &dataset_root).unwrap();
+            assert_eq!(outcomes(&[client.get(path).await]), healthy, "{path}: a hole is cached");
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
-    let (hung, sound) = (dataset(), dataset());
+async fn hanging_reads_time_out_and_release_memory_that_others_wait_for() {
+    let (hung, healthy) = (dataset(), dataset());
     let store = Faulty::new(local(hung.root()));
     // The transfer budget suffices for one read at a time.
     let settings = Settings { transfer_budget: 1 << 20, stored_cache: 0, ..settings() };
     let client =
         client_of(&store, settings.clone(), HttpOptions { request_timeout: Duration::from_secs(2), ..options() });
-    let other = client.also(local(sound.root()));
+    let other = client.also(local(healthy.root()));
     store.begin(|_| true, Fault::Hangs);
     let waiters: Vec<_> = (0..8)
         .map(|n| {
@@ -250,11 +250,11 @@ async fn what_hangs_ends_in_time_and_holds_no_memory_that_others_wait_for() {
     }
     store.release();
     assert_eq!(client.get(SLICE).await.status, 200);
-    becomes(&client, 200).await;
+    wait_for_readyz(&client, 200).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storage_that_hangs_gives_way_where_others_need_memory() {
+async fn hanging_storage_releases_memory_to_waiting_requests() {
     let patient = || HttpOptions { request_timeout: Duration::from_secs(60), ..options() };
     let wait = Duration::from_secs(20);
     // Each request below takes the whole of one budget.
@@ -286,10 +286,10 @@ async fn storage_that_hangs_gives_way_where_others_need_memory() {
         };
         // Without this wait, the other request might take the budget first, and no request would wait for this permit.
         tokio::time::timeout(Duration::from_secs(30), hangs).await.expect("no request hangs in the store");
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         let reply = other.get(path).await;
         assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
-        assert!(begun.elapsed() < wait, "{path}");
+        assert!(started.elapsed() < wait, "{path}");
         // The bytes of an answer hold their permit until they are dropped.
         drop(reply);
         let reply = hung.await.unwrap();
@@ -305,12 +305,12 @@ async fn storage_that_hangs_gives_way_where_others_need_memory() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storage_that_hangs_keeps_room_for_requests_to_others() {
-    let (hung, sound) = (dataset(), dataset());
+async fn hanging_storage_leaves_request_permits_to_other_containers() {
+    let (hung, healthy) = (dataset(), dataset());
     let store = Faulty::new(local(hung.root()));
     let options = HttpOptions { concurrent_requests: 16, request_timeout: Duration::from_secs(60), ..options() };
     let stores: Vec<(&str, Arc<dyn n5_server::store::Store>)> =
-        vec![("hung", Arc::<Faulty>::clone(&store)), ("sound", local(sound.root()))];
+        vec![("hung", Arc::<Faulty>::clone(&store)), ("sound", local(healthy.root()))];
     let client = Client::of_several(stores, settings(), options);
     store.begin(|_| true, Fault::Hangs);
     let mut waiters = tokio::task::JoinSet::new();
@@ -342,12 +342,15 @@ async fn storage_that_hangs_keeps_room_for_requests_to_others() {
         assert!([200, 404, 503].contains(&status), "{status}");
         replaced += usize::from(status == 503);
     }
-    assert!([3, 4].contains(&(refused + replaced)), "{refused} of 4 were refused, {replaced} gave way");
+    assert!(
+        [3, 4].contains(&(refused + replaced)),
+        "{refused} of 4 were refused, {replaced} were ended for other requests"
+    );
     assert_eq!(client.get("/hung/v/0/0").await.status, 200);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storage_that_hangs_keeps_what_nobody_else_needs() {
+async fn hanging_storage_keeps_memory_that_no_other_container_needs() {
     let n5 = dataset();
     let store = Faulty::new(local(n5.root()));
     let settings = Settings { slice_budget: 1 << 10, budget_wait: Duration::from_secs(20), ..settings() };
@@ -379,20 +382,20 @@ async fn storage_that_hangs_keeps_what_nobody_else_needs() {
 }
 
 #[tokio::test]
-async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
+async fn blocks_behind_broken_links_are_neither_zeros_nor_holes() {
     for policy in [SymlinkPolicy::Inside, SymlinkPolicy::Deny, SymlinkPolicy::Follow] {
-        for settings in [settings(), never()] {
+        for settings in [settings(), without_revalidation()] {
             let n5 = dataset();
             let (annex, block) = (n5.root().join("annex"), n5.root().join("v/0/0"));
             let open = || Arc::new(LocalStore::open(n5.root(), policy, Duration::from_secs(10)).unwrap());
-            let sound = told(&all(&Client::new(open(), settings.clone(), options())).await);
+            let healthy = outcomes(&request_all(&Client::new(open(), settings.clone(), options())).await);
             // git-annex leaves such links for content that was not fetched.
             fs::rename(&block, &annex).unwrap();
             std::os::unix::fs::symlink("../../annex", &block).unwrap();
             let client = Client::new(open(), settings.clone(), options());
             let is_denied = policy == SymlinkPolicy::Deny;
             if !is_denied {
-                assert_eq!(told(&all(&client).await), sound, "{policy:?}: as good as a file");
+                assert_eq!(outcomes(&request_all(&client).await), healthy, "{policy:?}: the link is followed");
             }
             let away = n5.root().join("away");
             fs::rename(&annex, &away).unwrap();
@@ -403,25 +406,29 @@ async fn blocks_that_links_hide_are_neither_zeros_nor_holes() {
                     assert_eq!(reply.status, 404);
                     continue;
                 }
-                let told = (reply.status.as_u16(), reply.problem());
-                assert_eq!(told, (422, "unreadable".to_owned()), "{policy:?} {path}");
-                let said = String::from_utf8_lossy(&reply.body).into_owned();
+                let outcome = (reply.status.as_u16(), reply.problem());
+                assert_eq!(outcome, (422, "unreadable".to_owned()), "{policy:?} {path}");
+                let body = String::from_utf8_lossy(&reply.body).into_owned();
                 let why = if is_denied { "does not follow" } else { "a link that leads nowhere" };
-                assert!(said.contains("/v/0/0") && said.contains(why), "{said}");
+                assert!(body.contains("/v/0/0") && body.contains(why), "{body}");
             }
             // A missing block that is not behind a link is a hole.
             assert_eq!(client.get("/slice/v?start=4,4&stop=8,8&format=raw").await.status, 200, "{policy:?}");
             assert_eq!(client.get("/v/1/1").await.status, 404, "{policy:?}");
             fs::rename(&away, &annex).unwrap();
             if !is_denied {
-                assert_eq!(told(&all(&client).await), sound, "{policy:?}: nothing is left of it");
+                assert_eq!(
+                    outcomes(&request_all(&client).await),
+                    healthy,
+                    "{policy:?}: the fault has an effect after its end"
+                );
             }
         }
     }
 }
 
 /// Returns the paths of dataset `v` whose answers need its attributes.
-async fn described(client: &Client) -> Vec<String> {
+async fn paths_that_need_attributes(client: &Client) -> Vec<String> {
     let info = client.get("/precomputed/v/info").await.json();
     let scale = info["scales"][0]["key"].as_str().unwrap();
     let of_precomputed =
@@ -432,12 +439,12 @@ async fn described(client: &Client) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn attributes_that_cannot_be_read_make_no_group_of_a_dataset_and_no_holes_of_its_blocks() {
-    for settings in [settings(), never()] {
+async fn unreadable_attributes_turn_a_dataset_neither_into_a_group_nor_into_holes() {
+    for settings in [settings(), without_revalidation()] {
         let n5 = dataset();
         let (file, away) = (n5.root().join("v/attributes.json"), n5.root().join("away"));
         let client = || Client::new(local(n5.root()), settings.clone(), options());
-        let paths = described(&client()).await;
+        let paths = paths_that_need_attributes(&client()).await;
         let statuses = async |client: Client| {
             let mut statuses = Vec::new();
             for path in &paths {
@@ -466,15 +473,15 @@ async fn attributes_that_cannot_be_read_make_no_group_of_a_dataset_and_no_holes_
         }
         fs::rename(&away, &file).unwrap();
         for (status, is_hole, _, path) in statuses(client).await {
-            assert_eq!(status, if is_hole { 404 } else { 200 }, "{path}: nothing is left of it");
+            assert_eq!(status, if is_hole { 404 } else { 200 }, "{path}: the fault has an effect after its end");
         }
     }
 }
 
 #[tokio::test]
-async fn attributes_that_are_too_large_hide_no_dataset_as_missing() {
+async fn a_dataset_with_too_large_attributes_is_not_reported_missing() {
     let n5 = dataset();
-    let paths = described(&Client::new(local(n5.root()), settings(), options())).await;
+    let paths = paths_that_need_attributes(&Client::new(local(n5.root()), settings(), options())).await;
     let client = Client::new(local(n5.root()), Settings { max_attributes_bytes: 8, ..settings() }, options());
     for path in paths {
         let reply = client.get(&path).await;
@@ -487,7 +494,7 @@ async fn attributes_that_are_too_large_hide_no_dataset_as_missing() {
 }
 
 #[tokio::test]
-async fn a_directory_that_cannot_be_read_hides_nothing_beside_it() {
+async fn an_unreadable_directory_does_not_hide_its_siblings() {
     let n5 = dataset();
     n5.file("lost+found/x", "");
     let store = Faulty::new(local(n5.root()));
@@ -506,15 +513,15 @@ async fn a_directory_that_cannot_be_read_hides_nothing_beside_it() {
 }
 
 #[tokio::test]
-async fn no_cache_keeps_what_passes() {
+async fn temporary_errors_are_sent_with_no_store() {
     let n5 = dataset();
     let store = Faulty::new(local(n5.root()));
-    let client = immutable(Arc::<Faulty>::clone(&store), never());
-    let paths = described(&immutable(local(n5.root()), never())).await;
+    let client = immutable(Arc::<Faulty>::clone(&store), without_revalidation());
+    let paths = paths_that_need_attributes(&immutable(local(n5.root()), without_revalidation())).await;
     store.begin(|_| true, Fault::Errno(5));
     for path in paths.iter().map(String::as_str).chain(["/v/0/0", "/v/attributes.json", "/info/v", "/v/"]) {
         let reply = client.get(path).await;
-        let told = (reply.status.as_u16(), reply.header("cache-control").map(str::to_owned));
-        assert_eq!(told, (503, Some("no-store".to_owned())), "{path}");
+        let outcome = (reply.status.as_u16(), reply.header("cache-control").map(str::to_owned));
+        assert_eq!(outcome, (503, Some("no-store".to_owned())), "{path}");
     }
 }

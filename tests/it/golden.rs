@@ -62,20 +62,20 @@ fn sha256(bytes: &[u8]) -> String {
 }
 
 #[test]
-fn blocks_of_every_program_decode_to_what_it_stored() {
+fn blocks_written_by_every_program_decode_to_the_stored_elements() {
     let folders = folders(&fixtures("golden"));
     assert!(folders.len() > 60, "only {} fixtures", folders.len());
     for folder in folders {
-        let truth = json(&folder.join("truth.json"));
+        let expected = json(&folder.join("truth.json"));
         let (array, blocks) = read_all(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         assert!(blocks > 0, "{} has no blocks", folder.display());
-        assert_eq!(truth["bytes"], array.len(), "{}", folder.display());
-        assert_eq!(truth["sha256"], sha256(&array), "{}", folder.display());
+        assert_eq!(expected["bytes"], array.len(), "{}", folder.display());
+        assert_eq!(expected["sha256"], sha256(&array), "{}", folder.display());
     }
 }
 
 #[test]
-fn hostile_blocks_are_refused_with_the_right_words() {
+fn hostile_blocks_are_refused_with_the_expected_error() {
     let folders = folders(&fixtures("hostile"));
     assert!(folders.len() > 20, "only {} fixtures", folders.len());
     for folder in folders {
@@ -94,9 +94,9 @@ fn hostile_blocks_are_refused_with_the_right_words() {
 
 /// Needs the corpus of 543 datasets by other programs, in the folder named by N5_CORPUS or beside the repository.
 #[test]
-fn every_dataset_of_the_corpus_decodes_to_its_truth() {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
-    let corpus = std::env::var_os("N5_CORPUS").map_or(beside, PathBuf::from);
+fn every_dataset_of_the_corpus_decodes_to_the_expected_elements() {
+    let default_corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
+    let corpus = std::env::var_os("N5_CORPUS").map_or(default_corpus, PathBuf::from);
     if !corpus.join("manifest.json").is_file() {
         eprintln!("skipped: no manifest.json in {}, set N5_CORPUS", corpus.display());
         return;

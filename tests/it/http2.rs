@@ -10,8 +10,8 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::support::undisturbed::{Times, undisturbed};
-use crate::torture::{PATIENCE, Program, h2};
+use crate::hostile_clients::{PATIENCE, Program, h2};
+use crate::support::deadlines::{DeadlineWatch, retry_if_late};
 
 /// Path of an answer of 32 MB.
 const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
@@ -24,33 +24,33 @@ const FILE_BYTES: usize = 8 << 20;
 const INITIAL_WINDOW: usize = 65_535;
 
 /// Longest pause after which a client is certainly not disconnected yet, with a `server.send_timeout` of 1 s.
-const LATE: Duration = Duration::from_millis(900);
+const ALLOWED_PAUSE: Duration = Duration::from_millis(900);
 
 /// The frames that a connection has received.
 #[derive(Debug, Default, Clone)]
-struct Seen {
+struct Received {
     /// Streams with status 200.
-    found: Vec<u32>,
+    succeeded: Vec<u32>,
     /// Number of streams with any answer.
     answered: usize,
     /// Bytes received of each stream's body.
     bytes: HashMap<u32, usize>,
     /// Streams that have ended; `reset` has those that were reset.
-    whole: Vec<u32>,
+    ended: Vec<u32>,
     reset: Vec<u32>,
     pings: usize,
-    goes_away: bool,
+    got_goaway: bool,
     is_closed: bool,
 }
 
-impl Seen {
+impl Received {
     fn bytes(&self, stream: u32) -> usize {
         self.bytes.get(&stream).copied().unwrap_or_default()
     }
 
     /// Returns an error if the server has sent GOAWAY.
-    fn may_stay(&self) -> Result<(), String> {
-        if self.goes_away { Err(format!("sent away: {self:?}")) } else { Ok(()) }
+    fn check_no_goaway(&self) -> Result<(), String> {
+        if self.got_goaway { Err(format!("disconnected by GOAWAY: {self:?}")) } else { Ok(()) }
     }
 
     fn frame(&mut self, kind: u8, flags: u8, stream: u32, payload: &[u8]) {
@@ -58,13 +58,13 @@ impl Seen {
         match kind {
             h2::DATA => *self.bytes.entry(stream).or_default() += payload.len(),
             // `:status: 200` has index 8 in the static table of HPACK.
-            h2::HEADERS if payload.first() == Some(&0x88) => self.found.push(stream),
+            h2::HEADERS if payload.first() == Some(&0x88) => self.succeeded.push(stream),
             h2::RESET => self.reset.push(stream),
-            h2::GOAWAY => self.goes_away = true,
+            h2::GOAWAY => self.got_goaway = true,
             _ => {}
         }
         if matches!(kind, h2::DATA | h2::HEADERS) && flags & h2::END_STREAM != 0 {
-            self.whole.push(stream);
+            self.ended.push(stream);
         }
     }
 }
@@ -72,7 +72,7 @@ impl Seen {
 /// A client that reads everything and answers PINGs. It sends other frames only as the test asks.
 struct Client {
     writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
-    seen: Arc<Mutex<Seen>>,
+    seen: Arc<Mutex<Received>>,
 }
 
 impl Client {
@@ -90,16 +90,16 @@ impl Client {
         self.writer.lock().await.write_all(bytes).await
     }
 
-    fn seen(&self) -> Seen {
+    fn seen(&self) -> Received {
         self.seen.lock().unwrap().clone()
     }
 
-    async fn until(&self, what: &str, is_so: impl Fn(&Seen) -> bool) -> Seen {
-        self.unless_closed(what, is_so).await.unwrap()
+    async fn wait_until(&self, what: &str, is_so: impl Fn(&Received) -> bool) -> Received {
+        self.try_wait_until(what, is_so).await.unwrap()
     }
 
-    /// As [`Self::until`], but returns an error if the server closes the connection.
-    async fn unless_closed(&self, what: &str, is_so: impl Fn(&Seen) -> bool) -> Result<Seen, String> {
+    /// As [`Self::wait_until`], but returns an error if the server closes the connection.
+    async fn try_wait_until(&self, what: &str, is_so: impl Fn(&Received) -> bool) -> Result<Received, String> {
         // Progress resets the time limit: encoding in a debug build on a busy machine takes long.
         let (mut since, mut before) = (Instant::now(), (0, 0));
         loop {
@@ -107,7 +107,7 @@ impl Client {
             if is_so(&seen) {
                 return Ok(seen);
             }
-            let now = (seen.whole.len(), seen.bytes.values().sum::<usize>());
+            let now = (seen.ended.len(), seen.bytes.values().sum::<usize>());
             if now > before {
                 (since, before) = (Instant::now(), now);
             }
@@ -126,8 +126,8 @@ impl Client {
 
     async fn try_get(&self, stream: u32, path: &str) -> Result<(), String> {
         self.try_send(&[h2::request(stream, path), update(stream, 1 << 30)].concat()).await?;
-        let seen = self.unless_closed(path, |seen| seen.whole.contains(&stream)).await?;
-        assert!(seen.found.contains(&stream), "{path}");
+        let seen = self.try_wait_until(path, |seen| seen.ended.contains(&stream)).await?;
+        assert!(seen.succeeded.contains(&stream), "{path}");
         Ok(())
     }
 
@@ -136,7 +136,11 @@ impl Client {
     }
 }
 
-async fn receive(mut reader: OwnedReadHalf, writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>, seen: Arc<Mutex<Seen>>) {
+async fn receive(
+    mut reader: OwnedReadHalf,
+    writer: Arc<tokio::sync::Mutex<OwnedWriteHalf>>,
+    seen: Arc<Mutex<Received>>,
+) {
     let mut head = [0; 9];
     while reader.read_exact(&mut head).await.is_ok() {
         let [a, b, c, kind, flags, stream @ ..] = head;
@@ -164,17 +168,21 @@ fn requests(path: &str) -> Vec<u8> {
 /// Two clients request a hundred large slices each and send the frames `more(n)` every 0.4 s, with n = 0, 1, 2, ….
 async fn attack(more: impl Fn(u32) -> Vec<u8>) {
     let mut server = Program::start(&["server.send_timeout=1s"]);
-    let before = server.before_large_answers().await;
-    undisturbed(async |times| attack_once(&server, &more, times).await).await;
-    server.is_well(&before).await;
+    let baseline = server.baseline_for_large_answers().await;
+    retry_if_late(async |deadlines| attack_once(&server, &more, deadlines).await).await;
+    server.assert_recovered(&baseline).await;
 }
 
 /// Returns an error if another client is not served meanwhile.
-async fn attack_once(server: &Program, more: &impl Fn(u32) -> Vec<u8>, times: &Times) -> Result<(), String> {
+async fn attack_once(
+    server: &Program,
+    more: &impl Fn(u32) -> Vec<u8>,
+    deadlines: &DeadlineWatch,
+) -> Result<(), String> {
     let clients = [Client::begin(server, 0).await, Client::begin(server, 0).await];
     for client in &clients {
         client.send(&requests(LARGE)).await.unwrap();
-        client.until("answered", |seen| !seen.found.is_empty()).await;
+        client.wait_until("answered", |seen| !seen.succeeded.is_empty()).await;
     }
     let trickle = async {
         for number in 0.. {
@@ -196,7 +204,7 @@ async fn attack_once(server: &Program, more: &impl Fn(u32) -> Vec<u8>, times: &T
         let mut answer = vec![0; 12];
         connection.read_exact(&mut answer).await.unwrap();
         let ended = loop {
-            let _taking = times.step(LATE);
+            let _reading = deadlines.step(ALLOWED_PAUSE);
             match connection.read_buf(&mut answer).await {
                 Ok(0) => break Ok(()),
                 Ok(_) => {}
@@ -210,30 +218,30 @@ async fn attack_once(server: &Program, more: &impl Fn(u32) -> Vec<u8>, times: &T
         if answer.len() > LARGE_BYTES { Ok(()) } else { Err(format!("{} bytes: {ended:?}", answer.len())) }
     };
     let both = async { tokio::join!(trickle, other).1 };
-    let served = tokio::time::timeout(PATIENCE, both).await.expect("neither connection is hung up on");
+    let served = tokio::time::timeout(PATIENCE, both).await.expect("neither connection is closed");
     for client in &clients {
-        client.until("sent away", |seen| seen.goes_away).await;
+        client.wait_until("disconnected by GOAWAY", |seen| seen.got_goaway).await;
     }
     served
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_byte_of_every_stream_now_and_then_holds_no_memory_from_others() {
+async fn reading_a_byte_of_every_stream_does_not_hold_memory_from_others() {
     attack(|_| (0..100).flat_map(|number| update(2 * number + 1, 1)).collect()).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_byte_of_one_stream_of_a_hundred_holds_no_memory_from_others() {
+async fn reading_a_byte_of_one_stream_does_not_hold_memory_from_others() {
     attack(|_| update(1, 1)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn one_stream_that_is_read_does_not_keep_those_that_are_not() {
+async fn reading_one_stream_does_not_keep_unread_streams_alive() {
     attack(|_| update(1, 20_000)).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn small_requests_do_not_keep_streams_that_are_not_read() {
+async fn small_requests_do_not_keep_unread_streams_alive() {
     attack(|number| {
         let stream = 2 * number + 201;
         [h2::request(stream, "/v/0/0"), update(stream, 1 << 20)].concat()
@@ -252,7 +260,7 @@ async fn status(server: &Program, path: &str) -> String {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
+async fn unread_problems_and_operations_do_not_block_other_requests() {
     let settings = ["limits.concurrent_requests=16", "clients.concurrent_requests=1", "limits.budget_wait=300ms"];
     let server = Program::start(&settings);
     let small = "/slice/v?start=0,0&size=4,4";
@@ -260,8 +268,8 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
     for path in ["/healthz", "/missing/", "/metrics"] {
         let client = Client::begin(&server, 0).await;
         client.send(&requests(path)).await.unwrap();
-        let seen = client.until("answered", |seen| seen.answered == 100).await;
-        assert!(seen.whole.is_empty(), "{seen:?}");
+        let seen = client.wait_until("answered", |seen| seen.answered == 100).await;
+        assert!(seen.ended.is_empty(), "{seen:?}");
         clients.push(client);
     }
     assert_eq!(status(&server, small).await, "200");
@@ -269,7 +277,7 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
     // This request takes the only permit of the address. Requests that need no waiting take none.
     let client = Client::begin(&server, 0).await;
     client.send(&h2::request(1, LARGE)).await.unwrap();
-    client.until("answered", |seen| seen.found == [1]).await;
+    client.wait_until("answered", |seen| seen.succeeded == [1]).await;
     assert_eq!(status(&server, small).await, "429");
     // A request whose data is not in memory has to wait, too, so it is repeated.
     for _ in 0..20 {
@@ -277,52 +285,52 @@ async fn problems_and_operations_that_nobody_takes_keep_nobody_out() {
             return;
         }
     }
-    panic!("a stored block waits for a place");
+    panic!("a stored block waits for a permit");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_answers_pings_and_takes_nothing_is_hung_up_on() {
+async fn a_client_that_answers_pings_but_reads_nothing_is_disconnected() {
     // PINGs are sent well before a stall ends the connection, and late answers are still accepted.
     let mut server = Program::start(&["server.send_timeout=8s", "server.header_timeout=5s"]);
-    let before = server.before_large_answers().await;
+    let baseline = server.baseline_for_large_answers().await;
     let client = Client::begin(&server, 0).await;
     client.send(&requests(FILE)).await.unwrap();
-    let seen = client.until("closed", |seen| seen.is_closed).await;
-    assert!(seen.pings >= 2 && seen.goes_away && seen.found.len() == 100, "{seen:?}");
-    server.is_well(&before).await;
+    let seen = client.wait_until("closed", |seen| seen.is_closed).await;
+    assert!(seen.pings >= 2 && seen.got_goaway && seen.succeeded.len() == 100, "{seen:?}");
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_answers_pings_and_asks_for_nothing_is_sent_away() {
+async fn an_idle_client_that_answers_pings_gets_goaway() {
     let mut server = Program::start(&["server.header_timeout=4s"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await];
     clients[1].get(1, "/v/0/0").await;
     for client in &clients {
-        let seen = client.until("closed", |seen| seen.is_closed).await;
-        assert!(seen.goes_away && seen.reset.is_empty(), "{seen:?}");
+        let seen = client.wait_until("closed", |seen| seen.is_closed).await;
+        assert!(seen.got_goaway && seen.reset.is_empty(), "{seen:?}");
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_asks_for_nothing_for_a_while_may_ask_again() {
+async fn a_client_may_send_a_request_after_a_pause() {
     let server = Program::start(&["server.send_timeout=1s"]);
-    undisturbed(async |times| {
+    retry_if_late(async |deadlines| {
         let client = Client::begin(&server, 0).await;
-        let taking = times.step(LATE);
+        let reading = deadlines.step(ALLOWED_PAUSE);
         client.try_get(1, FILE).await?;
-        drop(taking);
+        drop(reading);
         tokio::time::sleep(Duration::from_secs(5)).await;
-        let _taking = times.step(LATE);
+        let _reading = deadlines.step(ALLOWED_PAUSE);
         client.try_get(3, FILE).await?;
-        client.seen().may_stay()
+        client.seen().check_no_goaway()
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn answers_that_take_their_time_are_waited_for() {
+async fn a_connection_stays_open_while_slow_answers_are_computed() {
     // The slice budget holds two answers of one client at a time.
     let settings = [
         "server.send_timeout=2s",
@@ -332,57 +340,58 @@ async fn answers_that_take_their_time_are_waited_for() {
     ];
     let server = Program::start(&settings);
     let slow = "/slice/v?start=0,0&size=4000,4000&outside=zero&format=png";
-    undisturbed(async |times| {
+    retry_if_late(async |deadlines| {
         let client = Client::begin(&server, 0).await;
         client.try_get(1, slow).await?;
         // Meanwhile, only the beginning of stream 3 is read, for more than twice and less than four times
         // `server.send_timeout`.
-        let pause = times.step(Duration::from_secs(7));
+        let pause = deadlines.step(Duration::from_secs(7));
         client.try_send(&[h2::request(3, FILE), update(3, 100_000)].concat()).await?;
-        client.unless_closed("read in part", |seen| seen.bytes(3) == 100_000).await?;
+        client.try_wait_until("read in part", |seen| seen.bytes(3) == 100_000).await?;
         for stream in [5, 7, 9, 11, 13, 15] {
             client.try_send(&[h2::request(stream, slow), update(stream, 1 << 30)].concat()).await?;
         }
         tokio::time::sleep(Duration::from_secs(5)).await;
         client.try_send(&update(3, 1 << 30)).await?;
         drop(pause);
-        let taking = times.step(2 * LATE);
-        client.unless_closed("whole", |seen| seen.whole.contains(&3)).await?;
-        drop(taking);
+        let reading = deadlines.step(2 * ALLOWED_PAUSE);
+        client.try_wait_until("ended", |seen| seen.ended.contains(&3)).await?;
+        drop(reading);
         let others = [5, 7, 9, 11, 13, 15];
-        let seen = client.unless_closed("read", |seen| others.iter().all(|stream| seen.whole.contains(stream))).await?;
+        let seen =
+            client.try_wait_until("read", |seen| others.iter().all(|stream| seen.ended.contains(stream))).await?;
         assert_eq!(seen.bytes(3), FILE_BYTES);
-        seen.may_stay()
+        seen.check_no_goaway()
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn steady_readers_are_left_alone_however_wide_their_windows() {
+async fn steady_readers_stay_connected_with_any_window_size() {
     let server = Program::start(&["server.send_timeout=1s"]);
     // Window, increment and pause in milliseconds. Like common libraries, the client adds half a window each time.
     let kinds = [(INITIAL_WINDOW, 32 << 10, 700), (2 << 20, 1 << 20, 2100)];
     let readers = kinds.map(|(window, step, pause)| {
         let (server, pause) = (&server, Duration::from_millis(pause));
-        undisturbed(async move |times| {
+        retry_if_late(async move |deadlines| {
             let client = Client::begin(server, u32::try_from(window).unwrap()).await;
-            let mut pausing = times.step(pause + LATE);
+            let mut pausing = deadlines.step(pause + ALLOWED_PAUSE);
             client.try_send(&h2::request(1, FILE)).await?;
             let mut allowed = window;
-            let begun = Instant::now();
-            while begun.elapsed() < Duration::from_secs(9) && allowed < FILE_BYTES {
-                client.unless_closed("read", |seen| seen.bytes(1) == allowed).await?;
+            let started = Instant::now();
+            while started.elapsed() < Duration::from_secs(9) && allowed < FILE_BYTES {
+                client.try_wait_until("read", |seen| seen.bytes(1) == allowed).await?;
                 tokio::time::sleep(pause).await;
                 client.try_send(&update(1, step)).await?;
-                pausing = times.step(pause + LATE);
+                pausing = deadlines.step(pause + ALLOWED_PAUSE);
                 allowed += step as usize;
             }
             drop(pausing);
-            let _taking = times.step(LATE);
+            let _reading = deadlines.step(ALLOWED_PAUSE);
             client.try_send(&update(1, 1 << 30)).await?;
-            let seen = client.unless_closed("whole", |seen| seen.whole == [1]).await?;
+            let seen = client.try_wait_until("ended", |seen| seen.ended == [1]).await?;
             assert_eq!(seen.bytes(1), FILE_BYTES, "a window of {window}");
-            seen.may_stay()
+            seen.check_no_goaway()
         })
     });
     let [first, second] = readers;
@@ -392,48 +401,48 @@ async fn steady_readers_are_left_alone_however_wide_their_windows() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_may_pause_while_others_are_read() {
     let server = Program::start(&["server.send_timeout=2s"]);
-    undisturbed(async |times| {
+    retry_if_late(async |deadlines| {
         let client = Client::begin(&server, 65_535).await;
-        let pause = times.step(Duration::from_secs(7));
+        let pause = deadlines.step(Duration::from_secs(7));
         client.try_send(&h2::request(1, FILE)).await?;
-        client.unless_closed("begun", |seen| seen.bytes(1) == INITIAL_WINDOW).await?;
+        client.try_wait_until("begun", |seen| seen.bytes(1) == INITIAL_WINDOW).await?;
         // Longer than the limit for a connection without any progress, shorter than that for one stream without
         // progress.
-        let begun = Instant::now();
+        let started = Instant::now();
         for number in 1.. {
-            let taking = times.step(2 * LATE);
+            let reading = deadlines.step(2 * ALLOWED_PAUSE);
             client.try_get(2 * number + 1, if number % 2 == 0 { "/v/0/0" } else { FILE }).await?;
-            drop(taking);
+            drop(reading);
             tokio::time::sleep(Duration::from_millis(100)).await;
-            if begun.elapsed() > Duration::from_secs(5) {
+            if started.elapsed() > Duration::from_secs(5) {
                 break;
             }
         }
         client.try_send(&update(1, 1 << 30)).await?;
         drop(pause);
-        let _taking = times.step(2 * LATE);
-        let seen = client.unless_closed("whole", |seen| seen.whole.contains(&1)).await?;
+        let _reading = deadlines.step(2 * ALLOWED_PAUSE);
+        let seen = client.try_wait_until("ended", |seen| seen.ended.contains(&1)).await?;
         assert_eq!(seen.bytes(1), FILE_BYTES);
-        seen.may_stay()
+        seen.check_no_goaway()
     })
     .await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_stream_that_nobody_reads_does_not_keep_the_program() {
+async fn an_unread_stream_does_not_block_shutdown() {
     // At shutdown, a stalled connection ends within 1.25 times `server.send_timeout`; otherwise it would end after
     // twice `server.send_timeout`.
     let limit = Duration::from_secs(18);
     let mut server = Program::start(&["server.send_timeout=10s"]);
     let client = Client::begin(&server, 0).await;
     client.send(&h2::request(1, FILE)).await.unwrap();
-    client.until("answered", |seen| seen.found == [1]).await;
-    let begun = Instant::now();
+    client.wait_until("answered", |seen| seen.succeeded == [1]).await;
+    let started = Instant::now();
     let killed = Command::new("kill").arg(server.id().to_string()).status().unwrap();
     assert!(killed.success());
     while !server.has_ended() {
-        assert!(begun.elapsed() < limit, "it waits for a window that stays shut");
+        assert!(started.elapsed() < limit, "shutdown waits for a stream whose window stays closed");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
-    client.until("sent away", |seen| seen.goes_away).await;
+    client.wait_until("disconnected by GOAWAY", |seen| seen.got_goaway).await;
 }

@@ -41,7 +41,7 @@ fn every_route_is_described_and_every_description_is_a_route() {
 }
 
 #[test]
-fn every_path_describes_get_and_data_describes_head() {
+fn every_path_describes_get_and_only_safe_methods() {
     let document = document();
     for (path, item) in document["paths"].as_object().unwrap() {
         assert!(item.get("get").is_some(), "{path}");

@@ -57,7 +57,7 @@ fn metrics_of(expression: &str) -> BTreeSet<String> {
 }
 
 #[test]
-fn every_metric_of_dashboard_and_alerts_is_one_of_a_running_server() {
+fn every_metric_of_the_dashboard_and_alerts_is_exported() {
     let n5 = N5::new();
     n5.dataset("v", &[64, 64], &[32, 32], "gzip").fill(|_| true, |_| false);
     n5.dataset("bad", &[4], &[4], "gzip");
@@ -101,7 +101,7 @@ fn every_metric_of_dashboard_and_alerts_is_one_of_a_running_server() {
     let text = program.get("/metrics").body;
     let known: BTreeSet<&str> =
         text.lines().filter_map(|line| line.strip_prefix("# TYPE ")?.split(' ').next()).collect();
-    let mut told = BTreeSet::new();
+    let mut used = BTreeSet::new();
     for expression in
         dashboard().into_iter().chain(alerts().iter().map(|rule| rule["expr"].as_str().unwrap().to_owned()))
     {
@@ -109,13 +109,13 @@ fn every_metric_of_dashboard_and_alerts_is_one_of_a_running_server() {
             // The metrics of TLS exist only if TLS is used. The table of metrics has its own test.
             let is_shown = known.contains(metric.as_str()) || metric.starts_with("n5_tls_");
             assert!(is_shown, "{metric} in {expression}");
-            told.insert(metric);
+            used.insert(metric);
         }
     }
-    assert!(told.iter().all(|name| !name.starts_with("n5_") || METRICS.iter().any(|row| row.name == name)), "{told:?}");
+    assert!(used.iter().all(|name| !name.starts_with("n5_") || METRICS.iter().any(|row| row.name == name)), "{used:?}");
     // Conversely, every metric is in the dashboard or in an alert.
     for metric in METRICS {
-        assert!(told.contains(metric.name), "{} is neither in the dashboard nor in an alert", metric.name);
+        assert!(used.contains(metric.name), "{} is neither in the dashboard nor in an alert", metric.name);
     }
 }
 
@@ -135,7 +135,7 @@ fn run(tool: &str, arguments: &[&str]) -> Option<String> {
 }
 
 #[test]
-fn alerts_and_dashboard_are_promql_and_alerts_fire_when_they_should() {
+fn alerts_and_dashboard_are_valid_promql_and_every_alert_can_fire() {
     run("promtool", &["check", "rules", "config/prometheus/alerts.yml"]);
     run("promtool", &["test", "rules", "config/prometheus/alerts_test.yml"]);
     let tests = read("config/prometheus/alerts_test.yml");
@@ -168,7 +168,7 @@ fn alerts_and_dashboard_are_promql_and_alerts_fire_when_they_should() {
 }
 
 #[test]
-fn the_metrics_are_what_prometheus_reads() {
+fn the_metrics_pass_promtool() {
     let n5 = N5::new();
     let program = Program::start(&format!("[[containers]]\nroot = \"{}\"\n", n5.root().display()));
     let text = program.get("/metrics").body;
@@ -186,7 +186,7 @@ fn the_metrics_are_what_prometheus_reads() {
 }
 
 #[test]
-fn each_alert_has_its_paragraph() {
+fn each_alert_is_documented() {
     let document = read("docs/OPERATIONS.md");
     let sections: BTreeSet<&str> = document.lines().filter_map(|line| line.strip_prefix("### ")).collect();
     let alerts = alerts();
@@ -203,7 +203,7 @@ fn each_alert_has_its_paragraph() {
 }
 
 #[test]
-fn each_promise_has_a_test_that_exists() {
+fn each_promise_names_an_existing_test() {
     let document = read("docs/OPERATIONS.md");
     let table = document.split("## Promises").nth(1).unwrap().split("\n## ").next().unwrap();
     let rows: Vec<Vec<&str>> = table
@@ -234,7 +234,7 @@ fn each_promise_has_a_test_that_exists() {
 }
 
 #[test]
-fn the_unit_is_one_of_systemd() {
+fn the_systemd_unit_is_valid() {
     // `systemd-analyze` requires the program to exist, as `/bin/true` does.
     let unit = read("config/systemd/n5-server.service").replace("/usr/local/bin/n5-server", "/bin/true");
     let directory = tempfile::TempDir::new().unwrap();
@@ -264,7 +264,7 @@ fn between<'a>(text: &'a str, before: &str, after: &str) -> &'a str {
 }
 
 #[test]
-fn the_limits_of_memory_that_are_shipped_hold_what_the_server_announces() {
+fn shipped_memory_limits_cover_the_announced_memory() {
     let directory = tempfile::TempDir::new().unwrap();
     let kubernetes = read("config/kubernetes/n5-server.yaml");
     let pod = settings_of_a_pod(&kubernetes, directory.path());
@@ -302,7 +302,7 @@ fn example_configurations_are_valid() {
 }
 
 #[test]
-fn lines_that_cannot_be_written_are_counted_and_nothing_else_comes_of_it() {
+fn log_lines_that_cannot_be_written_are_only_counted() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let program = Program::start_logging_to("[log]\nlevel = \"info\"\n", &[], Some(full));
     let lost = || program.metric("n5_log_lines_dropped_total").unwrap();
@@ -324,28 +324,28 @@ fn lines_that_cannot_be_written_are_counted_and_nothing_else_comes_of_it() {
 }
 
 #[test]
-fn a_supervisor_is_told_of_the_beginning_the_changes_and_the_end() {
+fn sd_notify_reports_ready_reloading_and_stopping() {
     let directory = tempfile::TempDir::new().unwrap();
     let name = directory.path().join("notify");
     let socket = UnixDatagram::bind(&name).unwrap();
     socket.set_read_timeout(Some(PATIENCE)).unwrap();
-    let told = || {
+    let next_notification = || {
         let mut text = vec![0; 1000];
         let length = socket.recv(&mut text).unwrap();
         String::from_utf8_lossy(&text[..length]).into_owned()
     };
     let program = Program::start_in("", &[("NOTIFY_SOCKET", name.to_str().unwrap())]);
-    assert_eq!(told(), "READY=1\n");
+    assert_eq!(next_notification(), "READY=1\n");
     program.reload("");
-    let reloading = told();
+    let reloading = next_notification();
     assert!(reloading.starts_with("RELOADING=1\nMONOTONIC_USEC="), "{reloading}");
-    assert_eq!(told(), "READY=1\n");
+    assert_eq!(next_notification(), "READY=1\n");
     program.signal(rustix::process::Signal::TERM);
-    assert_eq!(told(), "STOPPING=1\n");
+    assert_eq!(next_notification(), "STOPPING=1\n");
 }
 
 #[test]
-fn limits_of_the_system_that_are_too_low_are_told_at_the_start() {
+fn too_low_system_limits_are_logged_at_startup() {
     let run = "ulimit -n 200; ulimit -v 4000000000; exec \"$0\" --listen 127.0.0.1:0";
     let mut command = Command::new("sh");
     let mut server = command

@@ -78,7 +78,7 @@ async fn a_dataset_is_a_volume_of_one_scale() {
 }
 
 #[tokio::test]
-async fn what_is_no_key_of_the_format_is_missing() {
+async fn invalid_keys_get_404() {
     let n5 = N5::new();
     n5.dataset("vol", &[100, 40, 9], &[64, 64, 4], "raw").fill(|_| true, |_| false);
     typed(&n5, "ids", &[8, 8, 8], &[8, 8, 8], "uint32", &json!({}));
@@ -116,7 +116,7 @@ async fn what_is_no_key_of_the_format_is_missing() {
 }
 
 #[tokio::test]
-async fn levels_of_a_pyramid_are_scales_with_their_place_in_nanometres() {
+async fn pyramid_levels_are_scales_positioned_in_nanometres() {
     let n5 = N5::new();
     let own = json!({"downsamplingFactors": [[1, 1, 1], [2, 2, 1]], "pixelResolution": {"unit": "µm", "dimensions": [0.0324, 0.5, 2]}});
     n5.file("em/attributes.json", own.to_string());
@@ -140,7 +140,7 @@ async fn levels_of_a_pyramid_are_scales_with_their_place_in_nanometres() {
 }
 
 #[tokio::test]
-async fn segments_are_compressed_unless_something_else_is_asked_for() {
+async fn segmentations_are_compressed_unless_requested_otherwise() {
     let n5 = N5::new();
     typed(
         &n5,
@@ -169,7 +169,7 @@ async fn segments_are_compressed_unless_something_else_is_asked_for() {
 }
 
 #[tokio::test]
-async fn channels_come_one_after_the_other_in_one_chunk() {
+async fn channels_follow_each_other_within_a_chunk() {
     let n5 = N5::new();
     let dataset = n5.dataset("c", &[5, 4, 3, 3], &[4, 4, 4, 2], "gzip");
     dataset.fill(|_| true, |_| true);
@@ -188,7 +188,7 @@ async fn channels_come_one_after_the_other_in_one_chunk() {
 }
 
 #[tokio::test]
-async fn what_the_format_does_not_hold_says_what_does() {
+async fn unsupported_datasets_and_parameters_name_alternatives() {
     let n5 = N5::new();
     for (path, data_type) in [("f", "float64"), ("i", "int64"), ("g", "float32"), ("u", "uint8")] {
         typed(&n5, path, &[8, 8, 8], &[8, 8, 8], data_type, &json!({}));
@@ -203,8 +203,8 @@ async fn what_the_format_does_not_hold_says_what_does() {
         ("five/info", "x, y, z and channels"),
         ("empty/info", "empty"),
     ] {
-        let said = refusal(&client, path).await;
-        assert!(said.contains(reason), "{path}: {said}");
+        let problem = refusal(&client, path).await;
+        assert!(problem.contains(reason), "{path}: {problem}");
     }
     for (path, parameter, detail) in [
         ("g/info?type=segmentation", "type", "integers"),
@@ -220,8 +220,8 @@ async fn what_the_format_does_not_hold_says_what_does() {
         ("u/?encoding=foo", "encoding", "known: raw"),
         ("nothing/info?encoding=foo", "encoding", "known: raw"),
     ] {
-        let said = refused(&client, path, parameter).await;
-        assert!(said.contains(detail), "{path}: {said}");
+        let problem = refused(&client, path, parameter).await;
+        assert!(problem.contains(detail), "{path}: {problem}");
     }
     for path in ["u/info?cache=7&encodings=foo", "u/raw/0-8_0-8_0-8?v=%ff", "u/info?quality=7"] {
         assert_eq!(client.get(&format!("/precomputed/{path}")).await.status, 200, "{path}");

@@ -11,7 +11,7 @@ use crate::support::writer::N5;
 use crate::support::{Client, local, options, settings};
 
 /// Requests `/readyz` until it has this status, for up to 30 s. The server caches a check of the storage for a second.
-pub async fn becomes(client: &Client, status: u16) -> serde_json::Value {
+pub async fn wait_for_readyz(client: &Client, status: u16) -> serde_json::Value {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let reply = client.get("/readyz").await;
@@ -23,8 +23,8 @@ pub async fn becomes(client: &Client, status: u16) -> serde_json::Value {
     }
 }
 
-/// Like [`becomes`], for the real program.
-fn turns(program: &Program, status: u16) -> Reply {
+/// Like [`wait_for_readyz`], for the real program.
+fn wait_for_program_readyz(program: &Program, status: u16) -> Reply {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let reply = program.get("/readyz");
@@ -37,18 +37,18 @@ fn turns(program: &Program, status: u16) -> Reply {
 }
 
 #[tokio::test]
-async fn storage_that_hangs_is_asked_once_and_waited_for_briefly() {
+async fn hanging_storage_is_probed_once_and_waited_for_briefly() {
     let n5 = N5::new();
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     assert_eq!(
-        becomes(&client, 200).await,
+        wait_for_readyz(&client, 200).await,
         json!({ "status": "ready", "checks": [{ "check": "container", "name": "", "ok": true }] })
     );
     store.hang();
-    let reply = becomes(&client, 503).await;
+    let reply = wait_for_readyz(&client, 503).await;
     assert_eq!(reply["checks"][0]["reason"], "its storage does not answer");
-    let asked = store.probes();
+    let probes = store.probes();
     // Concurrent requests: each waits briefly, and none for longer than a client would.
     let many = futures_util::future::join_all((0..50).map(|_| client.get("/readyz")));
     let many = tokio::time::timeout(Duration::from_secs(20), many).await.expect("bounded");
@@ -56,69 +56,69 @@ async fn storage_that_hangs_is_asked_once_and_waited_for_briefly() {
         assert_eq!((reply.status.as_u16(), reply.problem()), (503, "storage-unavailable".to_owned()));
         assert!(reply.header("retry-after").is_some());
     }
-    assert_eq!(store.probes(), asked, "storage was probed again before it had answered");
+    assert_eq!(store.probes(), probes, "storage was probed again before it had answered");
     assert_eq!(client.get("/healthz").await.status, 200);
     store.wake();
-    becomes(&client, 200).await;
+    wait_for_readyz(&client, 200).await;
 }
 
 #[tokio::test]
-async fn what_storage_says_is_repeated_for_a_moment() {
+async fn the_result_of_a_probe_is_cached_for_a_second() {
     let n5 = N5::new();
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     let began = Instant::now();
     for _ in 0..100 {
-        let asked = Instant::now();
+        let started = Instant::now();
         let status = client.get("/readyz").await.status;
         // Otherwise this machine stalled for about as long as the server waits for storage.
-        assert!(status == 200 || asked.elapsed() >= Duration::from_millis(700), "{status}");
+        assert!(status == 200 || started.elapsed() >= Duration::from_millis(700), "{status}");
     }
     let seconds = usize::try_from(began.elapsed().as_secs()).unwrap();
     assert!(store.probes() <= seconds + 1, "{} times within {seconds} s", store.probes());
 }
 
 #[tokio::test]
-async fn a_root_that_vanishes_is_not_ready_until_it_is_back() {
+async fn a_container_is_unready_while_its_root_is_missing() {
     let n5 = N5::new();
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
     let (root, away) = (n5.root().join("root"), n5.root().join("away"));
     std::fs::create_dir(&root).unwrap();
     let client = Client::of(&root);
-    becomes(&client, 200).await;
+    wait_for_readyz(&client, 200).await;
     std::fs::rename(&root, &away).unwrap();
-    let reply = becomes(&client, 503).await;
+    let reply = wait_for_readyz(&client, 503).await;
     assert_eq!(
         reply["checks"],
         json!([{ "check": "container", "name": "", "ok": false, "reason": "its directory cannot be read" }])
     );
     assert!(!reply.to_string().contains("root"), "{reply}");
     std::fs::rename(&away, &root).unwrap();
-    becomes(&client, 200).await;
+    wait_for_readyz(&client, 200).await;
 }
 
 #[test]
-fn who_may_not_know_of_a_container_does_not_learn_of_it_here() {
+fn readyz_does_not_reveal_private_containers() {
     let n5 = N5::new();
     let root = n5.root().display();
     let config = format!(
         "access.rules = [\"/hidden = nobody\"]\n[[containers]]\nname = \"shown\"\nroot = \"{root}\"\n[[containers]]\nname = \"hidden\"\nroot = \"{root}\"\n"
     );
-    let reply = turns(&Program::start(&config), 200);
+    let reply = wait_for_program_readyz(&Program::start(&config), 200);
     assert!(reply.body.contains("\"shown\"") && !reply.body.contains("hidden"), "{}", reply.body);
     assert_eq!(reply.body.matches("\"ok\":true").count(), 3, "{}", reply.body);
 }
 
 #[test]
-fn one_container_of_two_is_enough_where_that_is_said() {
+fn one_ready_container_is_enough_if_configured() {
     let (n5, lost) = (N5::new(), N5::new());
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
     let root = lost.root().join("root");
     std::fs::create_dir(&root).unwrap();
-    let (sound, gone) = (n5.root().display(), root.display());
+    let (healthy, missing) = (n5.root().display(), root.display());
     for (setting, status) in [("all", 503), ("any", 200)] {
         let config = format!(
-            "server.ready = \"{setting}\"\n[[containers]]\nname = \"a\"\nroot = \"{sound}\"\n[[containers]]\nname = \"b\"\nroot = \"{gone}\"\n"
+            "server.ready = \"{setting}\"\n[[containers]]\nname = \"a\"\nroot = \"{healthy}\"\n[[containers]]\nname = \"b\"\nroot = \"{missing}\"\n"
         );
         let program = Program::start(&config);
         std::fs::rename(&root, lost.root().join("away")).unwrap();
@@ -128,7 +128,7 @@ fn one_container_of_two_is_enough_where_that_is_said() {
             assert!(Instant::now() < until, "{setting}");
             std::thread::sleep(Duration::from_millis(50));
         }
-        let reply = turns(&program, status);
+        let reply = wait_for_program_readyz(&program, status);
         assert!(reply.body.contains("its directory cannot be read"), "{}", reply.body);
         assert_eq!(program.metric("n5_ready"), Some(if status == 200 { 1.0 } else { 0.0 }));
         assert_eq!(program.get("/a/v/0").status, 200);
@@ -137,7 +137,7 @@ fn one_container_of_two_is_enough_where_that_is_said() {
 }
 
 #[test]
-fn a_token_of_another_time_is_not_logged() {
+fn a_token_is_not_logged_even_without_access_control() {
     let n5 = N5::new();
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
     let token = format!("n5t_{}", "0".repeat(64));
@@ -153,39 +153,39 @@ fn a_token_of_another_time_is_not_logged() {
 }
 
 #[test]
-fn a_server_told_to_stop_answers_as_ever_for_as_long_as_balancers_need_to_look_away() {
+fn a_stopping_server_serves_requests_during_the_drain_delay() {
     let n5 = N5::new();
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
     let config = format!("server.drain_delay = \"10s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
     let mut program = Program::start(&config);
     let mut open = program.connect();
-    turns(&program, 200);
+    wait_for_program_readyz(&program, 200);
     assert_eq!(open.get("/v/0", "").unwrap().status, 200);
-    let told = Instant::now();
+    let signalled = Instant::now();
     program.signal(rustix::process::Signal::TERM);
     program.logged("not ready any more");
     let shortest = (0..8).map(|_| {
-        let asked = Instant::now();
+        let started = Instant::now();
         let reply = program.get("/readyz");
         assert_eq!(reply.status, 503);
         assert!(reply.body.contains("shutting down"), "{}", reply.body);
-        asked.elapsed()
+        started.elapsed()
     });
     // This 503 reaches a load balancer at once: the delay of other rejections does not apply to it.
     assert!(shortest.min() < Some(Duration::from_millis(250)));
     assert_eq!(open.get("/v/0", "").unwrap().status, 200);
     assert_eq!(program.get("/v/0").status, 200);
     assert!(program.child.wait().unwrap().success());
-    assert!(told.elapsed() >= Duration::from_secs(10), "{:?}", told.elapsed());
+    assert!(signalled.elapsed() >= Duration::from_secs(10), "{:?}", signalled.elapsed());
 }
 
 #[test]
-fn who_was_let_in_before_a_server_was_told_to_stop_is_answered() {
+fn clients_accepted_before_shutdown_are_answered() {
     let n5 = N5::new();
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
     let config = format!("server.drain_delay = \"0s\"\n[[containers]]\nroot = \"{}\"\n", n5.root().display());
     let mut program = Program::start(&config);
-    turns(&program, 200);
+    wait_for_program_readyz(&program, 200);
     // The kernel accepts connections while the program is stopped.
     program.signal(rustix::process::Signal::STOP);
     let mut clients: Vec<_> = (0..100)
@@ -204,7 +204,7 @@ fn who_was_let_in_before_a_server_was_told_to_stop_is_answered() {
 }
 
 #[test]
-fn a_client_that_hangs_up_is_counted() {
+fn a_disconnected_client_is_counted() {
     let n5 = N5::new();
     n5.dataset("v", &[1024, 1024], &[256, 256], "gzip").fill(|_| true, |_| false);
     let program = Program::start(&format!("[[containers]]\nroot = \"{}\"\n", n5.root().display()));

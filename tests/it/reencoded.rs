@@ -7,7 +7,7 @@ use n5_format::{AttributesDocument, Block, DatasetAttributes};
 use n5_server::container::Settings;
 use serde_json::{Value, json};
 
-use crate::support::loads;
+use crate::support::load_metrics;
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
 use crate::support::{Client, local, options, settings};
@@ -30,24 +30,24 @@ fn expected(dataset: &Dataset, position: &[u64]) -> Vec<u8> {
 #[tokio::test]
 async fn every_encoding_holds_the_same_elements_and_holes_stay_holes() {
     let n5 = N5::new();
-    let kept = |position: &[u64]| position.iter().sum::<u64>() % 3 != 1;
+    let is_stored = |position: &[u64]| position.iter().sum::<u64>() % 3 != 1;
     let client = Client::of(n5.root());
     for stored in ["raw", "gzip"] {
         let dataset = n5.dataset(stored, &[7, 5, 4], &[3, 2, 3], stored);
-        dataset.fill(kept, |position| position[0] % 2 == 0);
+        dataset.fill(is_stored, |position| position[0] % 2 == 0);
         for encoding in ["raw", "gzip", "zstd", "blosc"] {
             let attributes = client.get(&format!("/as/{encoding}/{stored}/attributes.json")).await.json();
             assert_eq!(attributes["compression"]["type"], *encoding);
             for position in all_indices(&[3, 3, 2]) {
                 let path = position.iter().map(u64::to_string).collect::<Vec<_>>().join("/");
                 let reply = client.get(&format!("/as/{encoding}/{stored}/{path}")).await;
-                if !kept(&position) {
+                if !is_stored(&position) {
                     assert_eq!(reply.status, 404, "{encoding} {path}");
                     continue;
                 }
                 assert_eq!(reply.status, 200, "{encoding} {path}: {:?}", reply.body);
                 let block = decode(&attributes, &reply.body, &position);
-                if block.size == client_size(&dataset, &position) {
+                if block.size == cropped_size(&dataset, &position) {
                     assert_eq!(block.data, expected(&dataset, &position), "{encoding} {path}");
                 } else {
                     // A block that is passed through keeps its padding.
@@ -59,13 +59,13 @@ async fn every_encoding_holds_the_same_elements_and_holes_stay_holes() {
     }
 }
 
-fn client_size(dataset: &Dataset, position: &[u64]) -> n5_format::Coords {
+fn cropped_size(dataset: &Dataset, position: &[u64]) -> n5_format::Coords {
     let sizes = position.iter().zip(&dataset.block_size).zip(&dataset.dimensions);
     sizes.map(|((p, b), d)| (*b).min(d - p * b)).collect()
 }
 
 #[tokio::test]
-async fn what_has_the_wanted_encoding_passes_untouched_and_undecoded() {
+async fn blocks_in_the_requested_encoding_are_passed_through_undecoded() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 8], &[4, 4], "gzip");
     dataset.fill(|_| true, |_| false);
@@ -91,7 +91,7 @@ async fn what_has_the_wanted_encoding_passes_untouched_and_undecoded() {
 }
 
 #[tokio::test]
-async fn types_are_converted_and_what_does_not_fit_is_said() {
+async fn types_are_converted_and_unrepresentable_values_are_reported() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[4, 4], &[4, 4], "raw");
     dataset.fill(|_| true, |_| false);
@@ -110,7 +110,7 @@ async fn types_are_converted_and_what_does_not_fit_is_said() {
 }
 
 #[tokio::test]
-async fn keys_that_the_view_lacks_are_404() {
+async fn keys_outside_the_view_get_404() {
     let n5 = N5::new();
     n5.dataset("g/a", &[4, 4], &[4, 4], "raw").fill(|_| true, |_| false);
     let client = Client::of(n5.root());
@@ -143,7 +143,7 @@ async fn keys_that_the_view_lacks_are_404() {
 }
 
 #[tokio::test]
-async fn encoded_blocks_are_objects_with_tags_and_ranges() {
+async fn encoded_blocks_have_entity_tags_and_ranges() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 8], &[4, 4], "raw");
     dataset.fill(|position| position != [1, 1], |_| false);
@@ -178,8 +178,8 @@ async fn encoded_blocks_are_objects_with_tags_and_ranges() {
 }
 
 #[tokio::test]
-async fn many_who_want_the_same_encoded_block_cause_one_load() {
-    let recorder = loads::recorder();
+async fn many_requests_for_an_encoded_block_share_one_load() {
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
@@ -187,24 +187,24 @@ async fn many_who_want_the_same_encoded_block_cause_one_load() {
     let probe = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
     probe.close();
-    let asks: Vec<_> = (0..50)
+    let requests: Vec<_> = (0..50)
         .map(|_| {
             let client = client.clone();
             tokio::spawn(async move { client.get("/as/blosc/a/0/0").await })
         })
         .collect();
-    loads::come(&recorder.handle(), asks.len() - 1).await;
+    load_metrics::wait_for_load(&recorder.handle(), requests.len() - 1).await;
     // The client of the first request disconnects.
-    asks[0].abort();
+    requests[0].abort();
     probe.open();
-    for ask in asks.into_iter().skip(1) {
-        assert_eq!(ask.await.unwrap().status, 200);
+    for request in requests.into_iter().skip(1) {
+        assert_eq!(request.await.unwrap().status, 200);
     }
     assert_eq!(probe.gets(), 1);
 }
 
 #[tokio::test]
-async fn pyramids_with_levels_of_other_names_are_found_by_number() {
+async fn pyramid_levels_with_other_names_are_found_by_number() {
     let n5 = N5::new();
     let scale = |factor: f64| json!([{"type": "scale", "scale": [factor, factor]}]);
     let multiscales = json!({"multiscales": [{"version": "0.4",
@@ -228,7 +228,7 @@ async fn pyramids_with_levels_of_other_names_are_found_by_number() {
 const MIB: u64 = 1 << 20;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn chunks_that_are_the_elements_themselves_keep_no_share_of_other_budgets() {
+async fn raw_chunks_hold_no_permits_of_other_budgets() {
     let n5 = N5::new();
     // Uncompressed blocks of 1 MiB of `uint8`: raw chunks are the decoded blocks, but chunks at the edge are assembled.
     let attributes = json!({"dimensions": [128, 128, 64 * 24 + 8], "blockSize": [128, 128, 64], "dataType": "uint8",
@@ -264,7 +264,7 @@ async fn chunks_that_are_the_elements_themselves_keep_no_share_of_other_budgets(
 }
 
 #[tokio::test]
-async fn a_block_beyond_every_budget_passes_with_its_tag_too() {
+async fn a_block_beyond_every_budget_is_passed_through_with_its_entity_tag() {
     let n5 = N5::new();
     let attributes = json!({"dimensions": [8192, 4096], "blockSize": [8192, 4096], "dataType": "uint8",
         "compression": {"type": "gzip"}});
@@ -287,7 +287,7 @@ async fn a_block_beyond_every_budget_passes_with_its_tag_too() {
 }
 
 #[tokio::test]
-async fn levels_that_are_not_decoded_are_left_out() {
+async fn levels_with_unsupported_compression_are_left_out() {
     let n5 = N5::new();
     let own = json!({"downsamplingFactors": [[1, 1], [2, 2], [4, 4]]});
     n5.file("p/attributes.json", own.to_string());

@@ -13,7 +13,7 @@ fn volume() -> N5 {
     n5
 }
 
-fn served(n5: &N5, more: &str) -> String {
+fn config_for(n5: &N5, more: &str) -> String {
     format!("{more}\n[[containers]]\nname = \"em\"\nroot = \"{}\"\n", n5.root().display())
 }
 
@@ -21,29 +21,30 @@ fn served(n5: &N5, more: &str) -> String {
 fn no_request_is_lost_while_the_configuration_changes() {
     let n5 = volume();
     let policies = ["revalidate", "immutable"];
-    let config = |round: usize| served(&n5, &format!("container_defaults.cache_control = {:?}", policies[round % 2]));
+    let config =
+        |round: usize| config_for(&n5, &format!("container_defaults.cache_control = {:?}", policies[round % 2]));
     let program = Program::start(&config(0));
-    let (is_over, asked) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
+    let (is_over, answered) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicUsize::new(0)));
     let clients: Vec<_> = ["/em/v/0/1", "/em/v/attributes.json", "/slice/em/v?start=3,4&stop=40,50", "/zarr2/em/v/1/0"]
         .into_iter()
         .map(|path| {
-            let (is_over, asked, mut connection) = (Arc::clone(&is_over), Arc::clone(&asked), program.connect());
+            let (is_over, answered, mut connection) = (Arc::clone(&is_over), Arc::clone(&answered), program.connect());
             std::thread::spawn(move || {
-                let truth = connection.get(path, "").unwrap();
+                let expected = connection.get(path, "").unwrap();
                 while !is_over.load(Ordering::Relaxed) {
                     let reply = connection.get(path, "").expect("the connection stays");
-                    assert_eq!((reply.status, &reply.body), (200, &truth.body), "{path}");
-                    asked.fetch_add(1, Ordering::Relaxed);
+                    assert_eq!((reply.status, &reply.body), (200, &expected.body), "{path}");
+                    answered.fetch_add(1, Ordering::Relaxed);
                 }
             })
         })
         .collect();
     for round in 1..20 {
-        let before = asked.load(Ordering::Relaxed);
+        let before = answered.load(Ordering::Relaxed);
         assert!(program.reload(&config(round)).contains("configuration read again"));
         let policy = program.get("/em/v/0/0").header("cache-control").unwrap().to_owned();
         assert_eq!(policy.contains("immutable"), round % 2 == 1, "{policy}");
-        while asked.load(Ordering::Relaxed) < before + 8 && clients.iter().all(|client| !client.is_finished()) {
+        while answered.load(Ordering::Relaxed) < before + 8 && clients.iter().all(|client| !client.is_finished()) {
             std::thread::yield_now();
         }
     }
@@ -54,9 +55,9 @@ fn no_request_is_lost_while_the_configuration_changes() {
 }
 
 #[test]
-fn a_rule_holds_from_the_next_request_on_also_on_connections_that_are_open() {
+fn a_new_rule_applies_to_the_next_request_on_open_connections() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, ""));
     let paths = ["/em/v/0/0", "/em/v/9/9", "/zarr2/em/v/0/0", "/slice/em/v", "/info/em/v", "/em/v/attributes.json"];
     let mut open: Vec<_> = paths.iter().map(|path| (path, program.connect())).collect();
     let statuses = |open: &mut Vec<(&&str, Connection)>| -> Vec<u16> {
@@ -66,48 +67,48 @@ fn a_rule_holds_from_the_next_request_on_also_on_connections_that_are_open() {
     for _ in 0..2 {
         assert_eq!(statuses(&mut open), [200, 404, 200, 200, 200, 200]);
     }
-    program.reload(&served(&n5, "access.rules = [\"/em = nobody\"]"));
+    program.reload(&config_for(&n5, "access.rules = [\"/em = nobody\"]"));
     assert_eq!(statuses(&mut open), [401; 6]);
-    program.reload(&served(&n5, "access.rules = [\"/em = public\"]"));
+    program.reload(&config_for(&n5, "access.rules = [\"/em = public\"]"));
     assert_eq!(statuses(&mut open), [200, 404, 200, 200, 200, 200]);
 }
 
 #[test]
-fn a_file_cut_off_before_its_rules_opens_nothing() {
+fn a_configuration_truncated_before_its_rules_grants_no_access() {
     let n5 = volume();
-    let program = Program::start(&format!("{}\n[access]\ndefault = \"private\"\n", served(&n5, "")));
+    let program = Program::start(&format!("{}\n[access]\ndefault = \"private\"\n", config_for(&n5, "")));
     for beginning in ["", "[access]", "[access]\nmetrics = \"ann\""] {
-        let line = program.reload(&format!("{}\n{beginning}\n", served(&n5, "")));
+        let line = program.reload(&format!("{}\n{beginning}\n", config_for(&n5, "")));
         assert!(line.contains("ERROR") && line.contains("is the file whole?"), "{line}");
         assert_eq!(program.get("/em/v/0/0").status, 401);
         assert_eq!(program.metric("n5_config_last_reload_successful"), Some(0.0));
     }
-    program.reload(&served(&n5, "access.rules = [\"/ = public\"]"));
+    program.reload(&config_for(&n5, "access.rules = [\"/ = public\"]"));
     assert_eq!(program.get("/em/v/0/0").status, 200);
-    let program = Program::start(&served(&n5, "access.metrics = \"ann\""));
-    let line = program.reload(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, "access.metrics = \"ann\""));
+    let line = program.reload(&config_for(&n5, ""));
     assert!(line.contains("ERROR") && line.contains("is the file whole?"), "{line}");
     assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (200, 401));
     // The file is cut off after `tokens`, with all containers private. Only the line that protects the metrics is
     // missing.
     let tokens = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(tokens.path(), "# None yet.\n").unwrap();
-    let begun = format!("[access]\ndefault = \"private\"\ntokens = \"{}\"", tokens.path().display());
-    let program = Program::start(&format!("{}\n{begun}\nmetrics = \"ann\"\n", served(&n5, "")));
-    let line = program.reload(&format!("{}\n{begun}\n", served(&n5, "")));
+    let access = format!("[access]\ndefault = \"private\"\ntokens = \"{}\"", tokens.path().display());
+    let program = Program::start(&format!("{}\n{access}\nmetrics = \"ann\"\n", config_for(&n5, "")));
+    let line = program.reload(&format!("{}\n{access}\n", config_for(&n5, "")));
     assert!(line.contains("ERROR") && line.contains("make the metrics public"), "{line}");
     assert_eq!((program.get("/em/v/0/0").status, program.get("/metrics").status), (401, 401));
 }
 
 #[test]
-fn a_faulty_file_changes_nothing_and_is_loud() {
+fn an_invalid_file_changes_nothing_and_is_reported() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, ""));
     let successful = || program.metric("n5_config_last_reload_successful");
     assert_eq!(successful(), Some(1.0));
     let time = || program.metric("n5_config_last_reload_success_timestamp_seconds").unwrap();
     let started = time();
-    let faulty = served(&n5, "limits.slise = 1\naccess.default = \"privat\"\ncors.origins = [\"x\"]");
+    let faulty = config_for(&n5, "limits.slise = 1\naccess.default = \"privat\"\ncors.origins = [\"x\"]");
     let line = program.reload(&faulty);
     assert!(line.contains("ERROR") && line.contains("stays in force"), "{line}");
     for key in ["limits.slise", "access.default", "cors.origins"] {
@@ -117,8 +118,8 @@ fn a_faulty_file_changes_nothing_and_is_loud() {
     // Each of these errors is detected at a different stage of the reload.
     for faulty in [
         "[[containers]".to_owned(),
-        served(&n5, "access.tokens = \"/does/not/exist\""),
-        served(&n5, "access.rules = [\"/em\"]"),
+        config_for(&n5, "access.tokens = \"/does/not/exist\""),
+        config_for(&n5, "access.rules = [\"/em\"]"),
         "[[containers]]\nname = \"em\"\nroot = \"/does/not/exist\"".to_owned(),
         String::new(),
         "# [[containers]]\nlog.level = \"info\"\n".to_owned(),
@@ -128,16 +129,16 @@ fn a_faulty_file_changes_nothing_and_is_loud() {
         assert_eq!(program.get("/em/v/0/0").status, 200);
         assert_eq!(successful(), Some(0.0));
     }
-    assert!(program.reload(&served(&n5, "")).contains("read again"));
+    assert!(program.reload(&config_for(&n5, "")).contains("read again"));
     assert_eq!(successful(), Some(1.0));
     assert!(time() > started);
 }
 
 #[test]
-fn containers_come_and_go_and_what_is_cached_of_the_others_stays() {
+fn adding_and_removing_containers_keeps_the_cache_of_the_others() {
     let (n5, other) = (volume(), volume());
-    let both = format!("{}[[containers]]\nname = \"lm\"\nroot = \"{}\"\n", served(&n5, ""), other.root().display());
-    let program = Program::start(&served(&n5, ""));
+    let both = format!("{}[[containers]]\nname = \"lm\"\nroot = \"{}\"\n", config_for(&n5, ""), other.root().display());
+    let program = Program::start(&config_for(&n5, ""));
     let misses = || program.metric("n5_cache_requests_total{cache=\"stored\",result=\"miss\"}").unwrap() as u64;
     let decoded = || program.metric("n5_blocks_decoded_total{codec=\"raw\"}").unwrap() as u64;
     let read = |name: &str| {
@@ -160,16 +161,16 @@ fn containers_come_and_go_and_what_is_cached_of_the_others_stays() {
     assert_eq!(program.metric("n5_cache_capacity_bytes{cache=\"decoded\"}"), Some(f64::from(10 << 20)));
     read("lm");
     assert!(decoded() > known);
-    program.reload(&served(&n5, ""));
+    program.reload(&config_for(&n5, ""));
     assert_eq!(program.get("/lm/v/0/0").status, 404);
     read("em");
 }
 
 #[test]
-fn the_memory_of_a_cache_that_was_replaced_comes_back() {
+fn a_replaced_cache_releases_its_memory() {
     let n5 = N5::new();
     n5.dataset("v", &[1024, 512], &[128, 128], "raw").fill(|_| true, |_| false);
-    let program = Program::start(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, ""));
     let held = || program.metric("n5_budget_bytes{budget=\"decode\"}").unwrap();
     // A connection from before the reload that is idle during it.
     let mut idle = program.connect();
@@ -177,7 +178,7 @@ fn the_memory_of_a_cache_that_was_replaced_comes_back() {
     assert_eq!(idle.get("/slice/em/v?start=1,1&stop=1023,511", "").unwrap().status, 200);
     let full = f64::from(1 << 20);
     assert!(held() >= full, "{}", held());
-    program.reload(&served(&n5, "cache.decoded = \"250MiB\""));
+    program.reload(&config_for(&n5, "cache.decoded = \"250MiB\""));
     let until = Instant::now() + PATIENCE;
     while held() > full / 8.0 {
         assert!(Instant::now() < until, "{} are still held", held());
@@ -187,13 +188,13 @@ fn the_memory_of_a_cache_that_was_replaced_comes_back() {
 }
 
 #[test]
-fn a_rule_is_taken_while_the_directory_of_a_container_is_away() {
-    let (sound, n5) = (volume(), volume());
+fn a_new_rule_applies_while_a_containers_directory_is_missing() {
+    let (healthy, n5) = (volume(), volume());
     let root = n5.root().join("root");
     std::fs::create_dir(&root).unwrap();
     std::fs::rename(n5.root().join("v"), root.join("v")).unwrap();
     let config = |more: &str| {
-        format!("{}[[containers]]\nname = \"sick\"\nroot = \"{}\"\n", served(&sound, more), root.display())
+        format!("{}[[containers]]\nname = \"sick\"\nroot = \"{}\"\n", config_for(&healthy, more), root.display())
     };
     let program = Program::start(&config(""));
     assert_eq!(program.get("/sick/v/0/0").status, 200);
@@ -233,7 +234,7 @@ impl Drop for Tmpfs<'_> {
 }
 
 #[test]
-fn what_was_mounted_is_not_missing_after_a_reload() {
+fn an_unmounted_container_stays_unavailable_after_a_reload() {
     let (n5, place) = (volume(), tempfile::TempDir::new().unwrap());
     let Some(mounted) = Tmpfs::mount(place.path()) else {
         eprintln!("skipped: this process may not mount");
@@ -254,11 +255,11 @@ fn what_was_mounted_is_not_missing_after_a_reload() {
 }
 
 #[test]
-fn what_must_be_mounted_is_not_missing_at_the_start() {
+fn a_container_that_must_be_mounted_is_unavailable_until_it_is() {
     let (n5, place) = (volume(), tempfile::TempDir::new().unwrap());
     let mount =
         format!("[[containers]]\nname = \"mount\"\nroot = \"{}\"\nmust_be_mount = true\n", place.path().display());
-    let program = Program::start(&format!("{}{mount}", served(&n5, "")));
+    let program = Program::start(&format!("{}{mount}", config_for(&n5, "")));
     let line = program.logged("without this container");
     assert!(line.contains("nothing is mounted there"), "{line}");
     let statuses = || ["/em/v/0/0", "/mount/v/0/0", "/readyz"].map(|path| program.get(path).status);
@@ -272,9 +273,9 @@ fn what_must_be_mounted_is_not_missing_at_the_start() {
 }
 
 #[test]
-fn the_end_does_not_wait_for_a_reload_that_hangs() {
+fn shutdown_does_not_wait_for_a_hanging_reload() {
     let n5 = volume();
-    let mut program = Program::start(&served(&n5, "server.drain_delay = \"0s\""));
+    let mut program = Program::start(&config_for(&n5, "server.drain_delay = \"0s\""));
     let hanging = program.replace_configuration_by_pipe();
     program.signal(rustix::process::Signal::HUP);
     // Returns when the server opens the pipe. The server's read then blocks, as nothing is written.
@@ -285,14 +286,16 @@ fn the_end_does_not_wait_for_a_reload_that_hangs() {
 }
 
 #[test]
-fn a_server_that_is_starting_heeds_signals() {
+fn a_starting_server_handles_signals() {
     let n5 = volume();
     let many = |n| format!("[[containers]]\nname = \"c{n}\"\nroot = \"{}\"\n", n5.root().display());
     let config: String = (0..200).map(many).collect();
     // The signals may come after the start has ended, so this takes several attempts.
     for _ in 0..20 {
         let mut program = Program::starting(&config);
-        while !program.heeds(rustix::process::Signal::HUP) || !program.heeds(rustix::process::Signal::TERM) {
+        while !program.handles_signal(rustix::process::Signal::HUP)
+            || !program.handles_signal(rustix::process::Signal::TERM)
+        {
             assert!(program.child.try_wait().unwrap().is_none(), "the server has ended by itself");
         }
         program.signal(rustix::process::Signal::HUP);
@@ -306,10 +309,10 @@ fn a_server_that_is_starting_heeds_signals() {
 }
 
 #[test]
-fn a_container_that_cannot_be_opened_at_the_start_is_served_when_it_can() {
+fn a_container_that_cannot_be_opened_at_startup_is_served_later() {
     let (n5, late) = (volume(), volume());
     let root = late.root().join("root");
-    let config = format!("{}[[containers]]\nname = \"late\"\nroot = \"{}\"\n", served(&n5, ""), root.display());
+    let config = format!("{}[[containers]]\nname = \"late\"\nroot = \"{}\"\n", config_for(&n5, ""), root.display());
     let program = Program::start(&config);
     let line = program.logged("without this container");
     assert!(line.contains("ERROR") && line.contains("late") && line.contains("No such file"), "{line}");
@@ -328,7 +331,7 @@ fn a_container_that_cannot_be_opened_at_the_start_is_served_when_it_can() {
 }
 
 #[test]
-fn a_server_of_which_no_container_can_be_opened_ends_and_says_so() {
+fn a_server_without_any_usable_container_exits_with_an_error() {
     let n5 = volume();
     let config =
         |name: &str| format!("[[containers]]\nname = \"{name}\"\nroot = \"{}\"\n", n5.root().join(name).display());
@@ -339,12 +342,12 @@ fn a_server_of_which_no_container_can_be_opened_ends_and_says_so() {
 }
 
 #[test]
-fn what_only_a_restart_changes_is_named_and_the_rest_is_taken() {
+fn settings_that_need_a_restart_are_logged_and_the_others_apply() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, ""));
     // The test gives the address on the command line, which takes precedence over the file.
     let more = "server.threads = 7\nserver.max_connections = 3\nlog.format = \"json\"\ntls.handshake_timeout = \"7s\"\nserver.base_path = \"/p\"";
-    program.configure(&served(&n5, more));
+    program.configure(&config_for(&n5, more));
     program.signal(rustix::process::Signal::HUP);
     let line = program.logged("restart");
     assert!(line.contains("\"log.format, server.max_connections, server.threads, tls.handshake_timeout\""), "{line}");
@@ -354,14 +357,14 @@ fn what_only_a_restart_changes_is_named_and_the_rest_is_taken() {
 }
 
 #[test]
-fn the_log_says_more_or_less_from_then_on() {
+fn a_reload_changes_the_log_level() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, ""));
     program.get("/em/v/0/0?first");
     program.logged("first");
-    program.reload(&served(&n5, "log.level = \"warn,n5_server::server=info\""));
+    program.reload(&config_for(&n5, "log.level = \"warn,n5_server::server=info\""));
     program.get("/em/v/0/0?second");
-    program.configure(&served(&n5, "log.level = \"info\"\nserver.threads = 5"));
+    program.configure(&config_for(&n5, "log.level = \"info\"\nserver.threads = 5"));
     program.signal(rustix::process::Signal::HUP);
     // All lines up to the one that names what needs a restart.
     let mut line = program.logged("");

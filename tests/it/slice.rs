@@ -36,7 +36,7 @@ fn kept(position: &[u64]) -> bool {
 }
 
 #[tokio::test]
-async fn every_box_equals_looking_up_each_element() {
+async fn every_box_equals_a_per_element_lookup() {
     let n5 = N5::new();
     let dataset = sparse(&n5, "a", "gzip");
     let client = Client::of(n5.root());
@@ -53,7 +53,7 @@ async fn every_box_equals_looking_up_each_element() {
 }
 
 #[tokio::test]
-async fn steps_and_what_lies_outside_equal_looking_up_each_element() {
+async fn steps_and_outside_regions_equal_a_per_element_lookup() {
     let n5 = N5::new();
     let dataset = sparse(&n5, "a", "raw");
     let client = Client::of(n5.root());
@@ -73,7 +73,7 @@ async fn steps_and_what_lies_outside_equal_looking_up_each_element() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_has_the_bytes_of_a_whole_one() {
+async fn a_streamed_answer_equals_a_buffered_one() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[70, 50, 40], &[16, 16, 16], "gzip");
     dataset.fill(kept, |_| false);
@@ -98,7 +98,7 @@ async fn a_streamed_answer_has_the_bytes_of_a_whole_one() {
 }
 
 #[tokio::test]
-async fn what_is_too_large_or_too_costly_is_refused_before_a_block_is_read() {
+async fn too_large_or_too_costly_slices_are_refused_before_reading() {
     let n5 = N5::new();
     n5.dataset("huge", &[1 << 20, 1 << 20, 1 << 10], &[64, 64, 64], "raw");
     n5.dataset("deep", &[1 << 14, 1 << 14, 64, 64], &[64, 64, 64, 64], "raw");
@@ -114,7 +114,7 @@ async fn what_is_too_large_or_too_costly_is_refused_before_a_block_is_read() {
 }
 
 #[tokio::test]
-async fn orders_and_byte_orders_label_the_same_elements() {
+async fn axis_and_byte_orders_give_the_same_elements() {
     let n5 = N5::new();
     let dataset = sparse(&n5, "a", "raw");
     let client = Client::of(n5.root());
@@ -132,7 +132,7 @@ async fn orders_and_byte_orders_label_the_same_elements() {
 }
 
 #[tokio::test]
-async fn the_etag_follows_the_blocks_and_survives_a_restart() {
+async fn the_entity_tag_depends_on_the_blocks_and_survives_a_restart() {
     let n5 = N5::new();
     let dataset = sparse(&n5, "a", "gzip");
     let path = "/slice/a?start=0,0,0&stop=3,4,3";
@@ -188,7 +188,7 @@ async fn empty_selections_and_rank_0_are_answered() {
 }
 
 #[tokio::test]
-async fn head_says_what_get_would_without_reading() {
+async fn head_gives_the_headers_of_get_without_reading() {
     let n5 = N5::new();
     sparse(&n5, "a", "gzip");
     let client = Client::of(n5.root());
@@ -206,7 +206,7 @@ async fn head_says_what_get_would_without_reading() {
 }
 
 #[tokio::test]
-async fn nothing_is_nothing_however_long_its_other_axes_are() {
+async fn an_empty_region_is_empty_however_long_its_other_axes_are() {
     let n5 = N5::new();
     sparse(&n5, "a", "raw");
     let attributes = |dimensions: &str| {

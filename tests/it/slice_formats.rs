@@ -44,10 +44,10 @@ async fn dtype_converts_before_every_format() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_is_converted_as_a_whole_one_is() {
+async fn a_streamed_answer_is_converted_like_a_buffered_one() {
     let n5 = N5::new();
     counting(&n5);
-    let whole = Client::of(n5.root());
+    let buffered = Client::of(n5.root());
     for budget in [96_000, 30_000, 4_000] {
         let streaming = tight(&n5, budget);
         for query in [
@@ -61,7 +61,7 @@ async fn a_streamed_answer_is_converted_as_a_whole_one_is() {
             "?format=tiff&select=...,:3",
         ] {
             let path = format!("/slice/a{query}");
-            let (a, b) = (whole.get(&path).await, streaming.get(&path).await);
+            let (a, b) = (buffered.get(&path).await, streaming.get(&path).await);
             assert_eq!((a.status.as_u16(), b.status.as_u16()), (200, 200), "{path} {budget} {:?}", b.body);
             assert_eq!(a.body, b.body, "{path} {budget}");
             let head = streaming.send("HEAD", &path, &[]).await;
@@ -75,13 +75,13 @@ async fn a_streamed_answer_is_converted_as_a_whole_one_is() {
 }
 
 #[tokio::test]
-async fn directories_of_many_pages_count_as_memory() {
+async fn tiff_directories_count_against_the_slice_budget() {
     let n5 = N5::new();
     n5.dataset("deep", &[20, 10, 3000], &[20, 10, 100], "raw");
     let path = "/slice/deep?format=tiff";
     // 3,000 directories of 126 bytes take 378 KB. That is an eighth of 3.1 MB, but more than an eighth of 1 MB.
-    let whole = Client::of(n5.root()).get(path).await;
-    assert_eq!((whole.status.as_u16(), whole.body.len() / 1000), (200, 1578));
+    let buffered = Client::of(n5.root()).get(path).await;
+    assert_eq!((buffered.status.as_u16(), buffered.body.len() / 1000), (200, 1578));
     let refused = tight(&n5, 1_000_000).get(path).await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"));
     let client = tight(&n5, 3_100_000);
@@ -95,23 +95,26 @@ async fn directories_of_many_pages_count_as_memory() {
 }
 
 #[tokio::test]
-async fn a_value_that_the_type_lacks_is_named() {
+async fn an_unrepresentable_value_is_named() {
     let n5 = N5::new();
     counting(&n5);
     let client = Client::of(n5.root());
     // The first element above 255 is 256, in the first plane.
     let reply = client.get("/slice/a?dtype=uint8").await;
     assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (422, "not-representable"));
-    let told = reply.json();
-    assert_eq!((&told["value"], &told["from"], &told["to"]), (&"256".into(), &"uint16".into(), &"uint8".into()));
-    assert!(told["detail"].as_str().unwrap().contains("float32"), "{told}");
+    let problem = reply.json();
+    assert_eq!(
+        (&problem["value"], &problem["from"], &problem["to"]),
+        (&"256".into(), &"uint16".into(), &"uint8".into())
+    );
+    assert!(problem["detail"].as_str().unwrap().contains("float32"), "{problem}");
     assert_eq!(client.get("/slice/a?dtype=uint8&size=40,6,1").await.status, 200);
     // The value is in the first band, so the status can still report it.
     assert_eq!(tight(&n5, 10_000).get("/slice/a?dtype=int8").await.problem(), "not-representable");
 }
 
 #[tokio::test]
-async fn a_value_that_a_later_band_lacks_breaks_the_answer_off() {
+async fn an_unrepresentable_value_in_a_later_band_aborts_the_answer() {
     use http_body_util::BodyExt;
     let n5 = N5::new();
     n5.dataset("late", &[64, 64, 64], &[64, 64, 8], "raw");
@@ -135,7 +138,7 @@ async fn a_value_that_a_later_band_lacks_breaks_the_answer_off() {
 }
 
 #[tokio::test]
-async fn parameters_that_cannot_be_are_refused_with_what_can() {
+async fn invalid_parameters_are_refused_with_the_allowed_values() {
     let n5 = N5::new();
     counting(&n5);
     let client = Client::of(n5.root());
@@ -160,7 +163,7 @@ async fn parameters_that_cannot_be_are_refused_with_what_can() {
 }
 
 #[tokio::test]
-async fn a_block_can_be_stored_as_it_comes() {
+async fn a_slice_in_n5_format_can_be_stored_as_a_block() {
     let n5 = N5::new();
     counting(&n5);
     let client = Client::of(n5.root());
@@ -175,7 +178,7 @@ async fn a_block_can_be_stored_as_it_comes() {
 }
 
 #[tokio::test]
-async fn jpeg_answers_accept_only_where_nothing_else_does() {
+async fn jpeg_is_chosen_only_if_no_other_format_is_acceptable() {
     let n5 = N5::new();
     counting(&n5);
     let client = Client::of(n5.root());

@@ -25,7 +25,7 @@ fn stored(dataset: &Dataset, keep: impl Fn(&[u64]) -> bool) -> Vec<u16> {
 }
 
 #[tokio::test]
-async fn a_small_dataset_is_read_whole_and_its_statistics_are_exact() {
+async fn a_small_dataset_gets_exact_statistics() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[7, 5, 4], &[3, 2, 3], "gzip");
     // The padding, 0xdead, must not count.
@@ -81,7 +81,7 @@ async fn a_large_dataset_is_sampled_evenly_and_within_bounds() {
 }
 
 #[tokio::test]
-async fn of_a_sparse_dataset_blocks_that_exist_are_looked_for() {
+async fn existing_blocks_of_a_sparse_dataset_are_found() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[64, 64, 64], &[4, 4, 4], "raw");
     dataset.fill(|position| position[0] == 7, |_| false);
@@ -98,7 +98,7 @@ async fn of_a_sparse_dataset_blocks_that_exist_are_looked_for() {
 }
 
 #[tokio::test]
-async fn holes_alone_are_zeros_and_nothing_at_all_has_no_extremes() {
+async fn a_dataset_of_holes_is_zeros_and_an_empty_one_has_no_extremes() {
     let n5 = N5::new();
     n5.dataset("holes", &[7, 5], &[3, 2], "raw");
     n5.dataset("empty", &[0, 5], &[3, 2], "raw");
@@ -113,7 +113,7 @@ async fn holes_alone_are_zeros_and_nothing_at_all_has_no_extremes() {
 }
 
 #[tokio::test]
-async fn damaged_blocks_are_passed_over_unless_all_are() {
+async fn damaged_blocks_are_skipped_unless_all_are_damaged() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 2], &[2, 2], "gzip");
     dataset.fill(|_| true, |_| false);
@@ -130,7 +130,7 @@ async fn damaged_blocks_are_passed_over_unless_all_are() {
 }
 
 #[tokio::test]
-async fn a_multiscale_group_is_judged_by_the_coarsest_level_that_suffices() {
+async fn a_multiscale_group_is_sampled_at_the_coarsest_sufficient_level() {
     let n5 = N5::new();
     let sizes = [[256, 128, 128], [128, 128, 64], [64, 64, 32]];
     for (level, size) in sizes.iter().enumerate() {
@@ -152,7 +152,7 @@ async fn a_multiscale_group_is_judged_by_the_coarsest_level_that_suffices() {
 }
 
 #[tokio::test]
-async fn an_entity_tag_stands_for_the_answer() {
+async fn an_entity_tag_identifies_the_statistics() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 2], &[2, 2], "gzip");
     dataset.fill(|_| true, |_| false);
@@ -180,7 +180,7 @@ async fn an_entity_tag_stands_for_the_answer() {
 }
 
 #[tokio::test]
-async fn what_cannot_be_answered_is_a_problem() {
+async fn unanswerable_requests_get_a_problem_document() {
     let n5 = N5::new();
     n5.dataset("a", &[8], &[2], "lzma-of-tomorrow");
     n5.file("group/attributes.json", "{}");

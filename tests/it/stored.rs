@@ -31,7 +31,7 @@ fn names(listing: &serde_json::Value) -> Vec<String> {
 }
 
 #[tokio::test]
-async fn objects_leave_byte_for_byte_with_their_headers() {
+async fn objects_are_sent_byte_for_byte_with_their_headers() {
     let n5 = nested();
     let client = Client::of(n5.root());
     for (path, media_type) in [("a/b/0/0", "application/octet-stream"), ("a/b/attributes.json", "application/json")] {
@@ -106,7 +106,7 @@ async fn only_n5_keys_are_served_and_anything_else_is_missing() {
 }
 
 #[tokio::test]
-async fn directories_redirect_but_for_absent_blocks() {
+async fn directories_redirect_unless_they_are_in_a_blocks_place() {
     let n5 = nested();
     let client = Client::of(n5.root());
     for (path, location) in [
@@ -150,7 +150,7 @@ async fn listings_name_groups_datasets_and_attributes() {
 }
 
 #[tokio::test]
-async fn the_page_has_an_entry_a_line_and_no_other_link() {
+async fn the_page_has_one_entry_per_line_and_no_other_links() {
     let n5 = nested();
     n5.file("<&\"'>/attributes.json", "{}");
     let client = Client::of(n5.root());
@@ -180,7 +180,7 @@ async fn the_page_has_an_entry_a_line_and_no_other_link() {
 }
 
 #[tokio::test]
-async fn long_listings_come_in_pages() {
+async fn long_listings_are_paginated() {
     let n5 = N5::new();
     for n in 0..10_050 {
         std::fs::create_dir(n5.root().join(format!("g{n:05}"))).unwrap();
@@ -199,7 +199,7 @@ async fn long_listings_come_in_pages() {
 }
 
 #[tokio::test]
-async fn a_page_ends_early_where_names_are_long() {
+async fn a_page_is_shorter_if_names_are_long() {
     let n5 = N5::new();
     for n in 0..2200 {
         std::fs::create_dir(n5.root().join(format!("{n:0>250}g"))).unwrap();
@@ -259,13 +259,13 @@ async fn listings_and_info_are_never_immutable_and_wait_for_memory() {
     }
     drop(all);
     let sent = client.get("/a/").await;
-    assert!(container.reserve_memory(16 << 20).await.is_err(), "the page holds its share until it is sent");
+    assert!(container.reserve_memory(16 << 20).await.is_err(), "the page holds its permit until it is sent");
     drop(sent);
     assert!(container.reserve_memory(16 << 20).await.is_ok());
 }
 
 #[tokio::test]
-async fn attributes_that_are_too_much_count_as_missing_for_info() {
+async fn too_large_attributes_count_as_missing_for_info() {
     let n5 = N5::new();
     n5.dataset("g/s0", &[40], &[10], "raw");
     n5.dataset("g/s1", &[20], &[10], "raw");
@@ -293,7 +293,7 @@ async fn attributes_that_are_too_much_count_as_missing_for_info() {
 }
 
 #[tokio::test]
-async fn ranges_and_preconditions_hold_for_objects() {
+async fn objects_support_ranges_and_preconditions() {
     let n5 = nested();
     let client = Client::of(n5.root());
     let whole = client.get("/a/b/0/0").await;
@@ -329,7 +329,7 @@ async fn a_base_path_is_part_of_every_path() {
 }
 
 #[tokio::test]
-async fn every_answer_carries_cors_and_a_request_id() {
+async fn every_answer_has_cors_headers_and_a_request_id() {
     let n5 = nested();
     let client = Client::new(local(n5.root()), settings(), HttpOptions { base_path: String::new(), ..options() });
     for (method, path, status) in [
@@ -356,7 +356,7 @@ async fn every_answer_carries_cors_and_a_request_id() {
 }
 
 #[tokio::test]
-async fn a_missing_key_has_no_body_but_for_those_who_ask_for_one() {
+async fn a_missing_key_gets_no_body_unless_requested() {
     let n5 = nested();
     let client = Client::of(n5.root());
     for path in [
@@ -384,10 +384,10 @@ async fn a_missing_key_has_no_body_but_for_those_who_ask_for_one() {
             assert_eq!(reply.header("access-control-allow-origin"), Some("*"), "{method} {path}");
             assert!(reply.header("cache-control").is_some() && reply.header("x-request-id").is_some(), "{path}");
         }
-        let asked = client.get_with(path, &[("accept", "text/plain, Application/Problem+JSON;q=0.5")]).await;
-        assert_eq!(asked.status, 404);
-        assert!(["not-found", "not-a-dataset"].contains(&asked.problem().as_str()), "{path}");
-        assert!(asked.headers.get_all("vary").iter().any(|name| name == "accept"), "{path}");
+        let requested = client.get_with(path, &[("accept", "text/plain, Application/Problem+JSON;q=0.5")]).await;
+        assert_eq!(requested.status, 404);
+        assert!(["not-found", "not-a-dataset"].contains(&requested.problem().as_str()), "{path}");
+        assert!(requested.headers.get_all("vary").iter().any(|name| name == "accept"), "{path}");
     }
     for path in ["/nothing/", "/n5/nothing/", "/zarr3/nothing/", "/slice/nothing", "/info/nothing", "/stats/nothing"] {
         assert_eq!(client.get(path).await.problem(), "not-found", "{path}");
@@ -395,7 +395,7 @@ async fn a_missing_key_has_no_body_but_for_those_who_ask_for_one() {
 }
 
 #[tokio::test]
-async fn values_that_parameters_of_a_listing_do_not_have_are_refused() {
+async fn invalid_listing_parameters_are_refused() {
     let n5 = nested();
     let client = Client::of(n5.root());
     for (query, parameter) in [
@@ -427,13 +427,13 @@ async fn values_that_parameters_of_a_listing_do_not_have_are_refused() {
 async fn preflight_is_answered_without_a_body() {
     let n5 = nested();
     let client = Client::of(n5.root());
-    let asked = [
+    let preflight = [
         ("origin", "http://viewer"),
         ("access-control-request-method", "GET"),
         ("access-control-request-headers", "range"),
         ("access-control-request-private-network", "true"),
     ];
-    let reply = client.send("OPTIONS", "/a/b/0/0", &asked).await;
+    let reply = client.send("OPTIONS", "/a/b/0/0", &preflight).await;
     assert_eq!((reply.status.as_u16(), reply.body.len()), (204, 0));
     assert_eq!(reply.header("access-control-allow-methods"), Some("GET,HEAD,OPTIONS"));
     let allowed = reply.header("access-control-allow-headers").unwrap();
@@ -452,13 +452,13 @@ async fn preflight_is_answered_without_a_body() {
     assert_eq!(reply.header("access-control-max-age"), Some("86400"));
     assert_eq!(reply.header("access-control-allow-private-network"), Some("true"));
     let closed = Client::new(local(n5.root()), settings(), HttpOptions { cors_private_network: false, ..options() });
-    let reply = closed.send("OPTIONS", "/a/b/0/0", &asked).await;
+    let reply = closed.send("OPTIONS", "/a/b/0/0", &preflight).await;
     assert_eq!((reply.status.as_u16(), reply.header("access-control-allow-origin")), (204, Some("*")));
     assert_eq!(reply.header("access-control-allow-private-network"), None);
 }
 
 #[tokio::test]
-async fn listed_origins_are_told_apart() {
+async fn only_listed_origins_are_allowed() {
     let n5 = nested();
     let origins = vec!["http://good".to_owned(), "http://fine:81".to_owned()];
     let client = Client::new(local(n5.root()), settings(), HttpOptions { cors_origins: origins, ..options() });
@@ -472,7 +472,7 @@ async fn listed_origins_are_told_apart() {
 }
 
 #[test]
-fn a_file_replaced_by_one_of_equal_length_and_time_is_read_anew_and_has_another_tag_by_inode() {
+fn replacing_a_file_with_equal_length_and_mtime_changes_its_inode_tag() {
     let n5 = nested();
     let path = n5.root().join("one/0");
     let modified = std::time::SystemTime::now() - Duration::from_secs(3600);

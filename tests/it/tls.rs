@@ -22,9 +22,9 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion, version};
 
-use super::connections::{Running, start_with};
-use crate::bounds::queued_bytes;
-use crate::lane::running;
+use super::connections::{RunningServer, start_with};
+use crate::connection_memory::queued_bytes;
+use crate::fast_path::open_connections;
 use crate::support::program::Program;
 use crate::support::writer::N5;
 
@@ -38,51 +38,51 @@ fn bytes(length: usize) -> Vec<u8> {
     (0..length).map(|at| (at * 31 + (at >> 8) * 7) as u8).collect()
 }
 
-struct Certified {
+struct Identity {
     certificate: String,
     key: String,
     der: CertificateDer<'static>,
 }
 
 /// Creates a self-signed certificate for localhost.
-fn certified() -> Certified {
+fn self_signed() -> Identity {
     let CertifiedKey { cert, signing_key } = generate_simple_self_signed(["localhost".to_owned()]).unwrap();
-    Certified { certificate: cert.pem(), key: signing_key.serialize_pem(), der: cert.der().clone() }
+    Identity { certificate: cert.pem(), key: signing_key.serialize_pem(), der: cert.der().clone() }
 }
 
-fn expired() -> Certified {
-    certified_with(|parameters| parameters.not_after = date_time_ymd(2020, 1, 1))
+fn expired() -> Identity {
+    self_signed_with(|parameters| parameters.not_after = date_time_ymd(2020, 1, 1))
 }
 
 /// Creates a certificate that is not valid yet.
-fn early() -> Certified {
+fn not_yet_valid() -> Identity {
     let tomorrow = SystemTime::now() + Duration::from_secs(86_400);
-    certified_with(|parameters| parameters.not_before = tomorrow.into())
+    self_signed_with(|parameters| parameters.not_before = tomorrow.into())
 }
 
-fn certified_with(change: impl FnOnce(&mut rcgen::CertificateParams)) -> Certified {
+fn self_signed_with(change: impl FnOnce(&mut rcgen::CertificateParams)) -> Identity {
     let mut parameters = rcgen::CertificateParams::new(["localhost".to_owned()]).unwrap();
     change(&mut parameters);
     let key = KeyPair::generate().unwrap();
     let certificate = parameters.self_signed(&key).unwrap();
-    Certified { certificate: certificate.pem(), key: key.serialize_pem(), der: certificate.der().clone() }
+    Identity { certificate: certificate.pem(), key: key.serialize_pem(), der: certificate.der().clone() }
 }
 
-struct Secure {
-    server: Running,
+struct TlsServer {
+    server: RunningServer,
     directory: tempfile::TempDir,
-    certified: Certified,
+    identity: Identity,
     _n5: N5,
 }
 
-impl Secure {
+impl TlsServer {
     async fn start(change: impl FnOnce(&mut Config)) -> Self {
         let n5 = N5::new();
         n5.dataset("v", &[512, 512, 64], &[64, 64, 64], "raw").fill(|at| at[0] == at[1] && at[0] < 2, |_| false);
         n5.file("v/9/9/9", bytes(LARGE));
         n5.file("v/9/9/8", bytes(300_000));
         let directory = tempfile::tempdir().unwrap();
-        let certified = certified();
+        let identity = self_signed();
         let container = ContainerConfig {
             name: String::new(),
             root: n5.root().to_owned(),
@@ -94,11 +94,11 @@ impl Secure {
         let mut config = Config { containers: vec![container], ..Config::default() };
         config.tls.certificate = directory.path().join("tls.crt");
         config.tls.key = directory.path().join("tls.key");
-        write(directory.path(), &certified);
+        write(directory.path(), &identity);
         change(&mut config);
         let timeout = config.server.header_timeout;
         let server = start_with(timeout, config).await;
-        Self { server, directory, certified, _n5: n5 }
+        Self { server, directory, identity, _n5: n5 }
     }
 
     async fn plain(&self) -> TcpStream {
@@ -106,17 +106,17 @@ impl Secure {
     }
 
     async fn connect(&self, protocol: &[u8]) -> TlsStream<TcpStream> {
-        connect(self, &self.certified.der, protocol, &[&version::TLS13]).await.unwrap()
+        connect(self, &self.identity.der, protocol, &[&version::TLS13]).await.unwrap()
     }
 }
 
-fn write(directory: &Path, pair: &Certified) {
+fn write(directory: &Path, pair: &Identity) {
     fs::write(directory.join("tls.crt"), &pair.certificate).unwrap();
     fs::write(directory.join("tls.key"), &pair.key).unwrap();
 }
 
 async fn connect(
-    secure: &Secure,
+    secure: &TlsServer,
     trusted: &CertificateDer<'static>,
     protocol: &[u8],
     versions: &[&'static SupportedProtocolVersion],
@@ -130,10 +130,10 @@ async fn connect_to(
     protocol: &[u8],
     versions: &[&'static SupportedProtocolVersion],
 ) -> std::io::Result<TlsStream<TcpStream>> {
-    shake(TcpStream::connect(address).await?, trusted, protocol, versions).await
+    tls_handshake(TcpStream::connect(address).await?, trusted, protocol, versions).await
 }
 
-async fn shake(
+async fn tls_handshake(
     stream: TcpStream,
     trusted: &CertificateDer<'static>,
     protocol: &[u8],
@@ -179,18 +179,18 @@ fn answers(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
 }
 
 /// Sends one request on a connection of its own. Returns the head and the body of the answer.
-async fn ask(secure: &Secure, path: &str) -> (String, Vec<u8>) {
+async fn ask(secure: &TlsServer, path: &str) -> (String, Vec<u8>) {
     let mut stream = secure.connect(b"http/1.1").await;
     answers(&exchange(&mut stream, &get(path, "Connection: close\r\n")).await).remove(0)
 }
 
 #[tokio::test]
-async fn http_1_is_served_with_either_version_and_without_a_name() {
-    let secure = Secure::start(|config| config.tls.hsts = Duration::from_secs(3600)).await;
+async fn http_1_is_served_over_both_tls_versions_and_without_sni() {
+    let secure = TlsServer::start(|config| config.tls.hsts = Duration::from_secs(3600)).await;
     for (versions, protocol) in
         [(&version::TLS13, &b"http/1.1"[..]), (&version::TLS12, b"http/1.1"), (&version::TLS13, b"")]
     {
-        let mut stream = connect(&secure, &secure.certified.der, protocol, &[versions]).await.unwrap();
+        let mut stream = connect(&secure, &secure.identity.der, protocol, &[versions]).await.unwrap();
         assert_eq!(stream.get_ref().1.protocol_version(), Some(versions.version));
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol).filter(|name| !name.is_empty()));
         // By the fast path, by hyper, and by the fast path again.
@@ -203,14 +203,14 @@ async fn http_1_is_served_with_either_version_and_without_a_name() {
         }
         assert!(String::from_utf8_lossy(&received[1].1).contains("https://localhost/"), "{:?}", received[1]);
     }
-    let without = Secure::start(|_| {}).await;
+    let without = TlsServer::start(|_| {}).await;
     assert!(!ask(&without, "/v/attributes.json").await.0.contains("strict-transport-security"));
     assert!(ask(&without, "/healthz").await.0.contains(" 200 "));
 }
 
 #[tokio::test]
-async fn http_2_is_served_as_alpn_agrees() {
-    let secure = Secure::start(|_| {}).await;
+async fn http_2_is_served_if_alpn_selects_it() {
+    let secure = TlsServer::start(|_| {}).await;
     let stream = secure.connect(b"h2").await;
     assert_eq!(stream.get_ref().1.alpn_protocol(), Some(&b"h2"[..]));
     let handshake = hyper::client::conn::http2::handshake(TokioExecutor::new(), TokioIo::new(stream));
@@ -230,13 +230,13 @@ async fn http_2_is_served_as_alpn_agrees() {
     futures_util::future::join_all(taken).await;
     drop(sender);
     running.await.unwrap().unwrap();
-    let refused = connect(&secure, &secure.certified.der, b"smtp", &[&version::TLS13]).await;
+    let refused = connect(&secure, &secure.identity.der, b"smtp", &[&version::TLS13]).await;
     assert!(refused.is_err(), "an unknown protocol is accepted");
 }
 
 #[tokio::test]
-async fn large_answers_come_byte_for_byte() {
-    let secure = Secure::start(|config| config.limits.slice_budget = 4 << 20).await;
+async fn large_answers_are_sent_byte_for_byte() {
+    let secure = TlsServer::start(|config| config.limits.slice_budget = 4 << 20).await;
     // A stored file, twice: read from storage, then from the cache if it is cached.
     for _ in 0..2 {
         let (head, body) = ask(&secure, "/v/9/9/9").await;
@@ -247,14 +247,14 @@ async fn large_answers_come_byte_for_byte() {
     // The answer streamed in bands equals the answer assembled as a whole.
     let (head, streamed) = ask(&secure, "/slice/v").await;
     assert!(head.contains(" 200 "), "{head}");
-    let whole = Secure::start(|_| {}).await;
+    let whole = TlsServer::start(|_| {}).await;
     let (_, expected) = ask(&whole, "/slice/v").await;
     assert!(streamed == expected && !streamed.is_empty());
 }
 
 #[tokio::test]
-async fn many_small_requests_at_once_are_answered_in_order() {
-    let secure = Secure::start(|_| {}).await;
+async fn many_pipelined_requests_are_answered_in_order() {
+    let secure = TlsServer::start(|_| {}).await;
     let mut sent: String =
         (0..1000).map(|n| get(["/v/attributes.json", "/v/9/9/8", "/none", "/info/v"][n % 4], "")).collect();
     sent.push_str(&get("/healthz", "Connection: close\r\n"));
@@ -275,8 +275,8 @@ async fn many_small_requests_at_once_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn whoever_stops_sending_is_answered_what_is_at_hand_and_then_left() {
-    let secure = Secure::start(|_| {}).await;
+async fn a_client_that_closes_its_sending_side_gets_only_immediate_answers() {
+    let secure = TlsServer::start(|_| {}).await;
     // A request that has to wait is cancelled, as without TLS: the client has closed the connection.
     for (path, count) in [("/v/attributes.json", 1), ("/slice/v", 0)] {
         // From the second request on, the fast path answers without waiting.
@@ -297,15 +297,15 @@ async fn whoever_stops_sending_is_answered_what_is_at_hand_and_then_left() {
 }
 
 #[tokio::test]
-async fn a_client_that_takes_nothing_is_hung_up_on() {
-    let secure = Secure::start(|config| config.server.send_timeout = Duration::from_millis(300)).await;
+async fn a_client_that_reads_nothing_is_disconnected() {
+    let secure = TlsServer::start(|config| config.server.send_timeout = Duration::from_millis(300)).await;
     for path in ["/v/9/9/9", "/slice/v"] {
         let mut stream = secure.connect(b"http/1.1").await;
         stream.write_all(get(path, "").as_bytes()).await.unwrap();
         let mut first = [0; 100];
         stream.read_exact(&mut first).await.unwrap();
         // The server closes the connection while the client does not read. A reading client would get the whole answer.
-        while running(&secure.server) > 0 {
+        while open_connections(&secure.server) > 0 {
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
         let mut received = Vec::new();
@@ -315,8 +315,8 @@ async fn a_client_that_takes_nothing_is_hung_up_on() {
 }
 
 #[tokio::test]
-async fn plain_http_is_told_and_other_bytes_are_hung_up_on() {
-    let secure = Secure::start(|_| {}).await;
+async fn plain_http_gets_a_hint_and_other_bytes_are_disconnected() {
+    let secure = TlsServer::start(|_| {}).await;
     let mut stream = secure.plain().await;
     stream.write_all(get("/v/attributes.json", "").as_bytes()).await.unwrap();
     let mut received = String::new();
@@ -341,8 +341,8 @@ async fn plain_http_is_told_and_other_bytes_are_hung_up_on() {
 }
 
 #[tokio::test]
-async fn a_handshake_has_its_time_and_takes_a_place() {
-    let secure = Secure::start(|config| {
+async fn a_handshake_has_a_timeout_and_counts_as_a_connection() {
+    let secure = TlsServer::start(|config| {
         // The handshake of the client that is served must end within it, too, even on a busy machine.
         config.tls.handshake_timeout = Duration::from_secs(15);
         config.server.max_connections = 3;
@@ -364,8 +364,8 @@ async fn a_handshake_has_its_time_and_takes_a_place() {
 }
 
 #[tokio::test]
-async fn the_health_check_speaks_tls_and_the_configuration_is_checked_with_its_files() {
-    let secure = Secure::start(|_| {}).await;
+async fn the_health_check_uses_tls_and_check_config_reads_the_certificate() {
+    let secure = TlsServer::start(|_| {}).await;
     let program = |check: &'static str, key: &str| {
         let (directory, address) = (secure.directory.path().to_owned(), secure.server.address.to_string());
         let key = directory.join(key);
@@ -387,11 +387,11 @@ async fn the_health_check_speaks_tls_and_the_configuration_is_checked_with_its_f
 }
 
 #[tokio::test]
-async fn an_open_connection_is_let_go_at_the_end_and_an_answer_is_finished() {
-    let secure = Secure::start(|_| {}).await;
+async fn shutdown_closes_idle_connections_and_finishes_answers() {
+    let secure = TlsServer::start(|_| {}).await;
     let mut idle = secure.connect(b"http/1.1").await;
     let mut busy = secure.connect(b"http/1.1").await;
-    let shaking = secure.plain().await;
+    let handshake = secure.plain().await;
     busy.write_all(get("/v/9/9/9", "").as_bytes()).await.unwrap();
     let mut first = [0; 1000];
     busy.read_exact(&mut first).await.unwrap();
@@ -402,14 +402,14 @@ async fn an_open_connection_is_let_go_at_the_end_and_an_answer_is_finished() {
     // The server sends `close_notify` before it closes the connection.
     assert_eq!(tokio::time::timeout(PATIENCE, idle.read(&mut first)).await.unwrap().unwrap(), 0);
     tokio::time::timeout(PATIENCE, secure.server.ended).await.unwrap().unwrap();
-    drop(shaking);
+    drop(handshake);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn who_was_let_in_before_the_end_may_finish_its_handshake_and_is_answered() {
-    let (n5, directory, certified) = (N5::new(), tempfile::tempdir().unwrap(), certified());
+async fn clients_accepted_before_shutdown_finish_their_handshake_and_are_answered() {
+    let (n5, directory, identity) = (N5::new(), tempfile::tempdir().unwrap(), self_signed());
     n5.dataset("v", &[4], &[4], "raw").fill(|_| true, |_| false);
-    write(directory.path(), &certified);
+    write(directory.path(), &identity);
     let at = directory.path().display();
     let config = format!(
         "server.drain_delay = \"0s\"\ntls.certificate = \"{at}/tls.crt\"\ntls.key = \"{at}/tls.key\"\n\
@@ -422,9 +422,9 @@ async fn who_was_let_in_before_the_end_may_finish_its_handshake_and_is_answered(
     program.signal(Signal::STOP);
     let mut clients = tokio::task::JoinSet::new();
     for n in 0..100 {
-        let (stream, trusted) = (TcpStream::connect(address).await.unwrap(), certified.der.clone());
+        let (stream, trusted) = (TcpStream::connect(address).await.unwrap(), identity.der.clone());
         clients.spawn(async move {
-            let mut stream = shake(stream, &trusted, b"", &[&version::TLS13]).await?;
+            let mut stream = tls_handshake(stream, &trusted, b"", &[&version::TLS13]).await?;
             // The fast path answers half of the requests, hyper the other half.
             stream.write_all(get(if n % 2 == 0 { "/v/0" } else { "/slice/v" }, "").as_bytes()).await?;
             let mut answer = [0; 12];
@@ -440,9 +440,9 @@ async fn who_was_let_in_before_the_end_may_finish_its_handshake_and_is_answered(
 }
 
 #[test]
-fn the_end_waits_for_a_handshake_that_does_not_come_without_taking_the_processor() {
-    let (directory, certified) = (tempfile::tempdir().unwrap(), certified());
-    write(directory.path(), &certified);
+fn waiting_for_a_handshake_at_shutdown_uses_no_cpu() {
+    let (directory, identity) = (tempfile::tempdir().unwrap(), self_signed());
+    write(directory.path(), &identity);
     let at = directory.path().display();
     let config =
         format!("server.drain_delay = \"0s\"\ntls.certificate = \"{at}/tls.crt\"\ntls.key = \"{at}/tls.key\"\n");
@@ -459,8 +459,8 @@ fn the_end_waits_for_a_handshake_that_does_not_come_without_taking_the_processor
 }
 
 #[tokio::test]
-async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
-    let secure = Secure::start(|_| {}).await;
+async fn a_new_certificate_is_used_and_an_invalid_one_is_ignored() {
+    let secure = TlsServer::start(|_| {}).await;
     let mut old = secure.connect(b"http/1.1").await;
     old.write_all(get("/v/attributes.json", "").as_bytes()).await.unwrap();
     let mut first = [0; 12];
@@ -468,11 +468,11 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
     let path = secure.directory.path();
     // A key that does not match, an expired certificate, one that is not valid yet, and a file without a certificate:
     // the server never uses any of them.
-    let (other, over, early) = (certified(), expired(), early());
+    let (other, over, not_yet_valid) = (self_signed(), expired(), not_yet_valid());
     for (certificate, key) in [
-        (&other.certificate, &secure.certified.key),
+        (&other.certificate, &secure.identity.key),
         (&over.certificate, &over.key),
-        (&early.certificate, &early.key),
+        (&not_yet_valid.certificate, &not_yet_valid.key),
         (&"nothing".to_owned(), &other.key),
     ] {
         fs::write(path.join("tls.crt"), certificate).unwrap();
@@ -485,7 +485,7 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
         }
     }
     // A renewal replaces one file after the other.
-    let new = certified();
+    let new = self_signed();
     fs::write(path.join("tls.key"), &new.key).unwrap();
     assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
     fs::write(path.join("tls.crt"), &new.certificate).unwrap();
@@ -495,7 +495,7 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
         assert!(tries < 300, "the new certificate is not used");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
-    assert!(connect(&secure, &secure.certified.der, b"http/1.1", &[&version::TLS13]).await.is_err());
+    assert!(connect(&secure, &secure.identity.der, b"http/1.1", &[&version::TLS13]).await.is_err());
     // Connections from before the renewal continue.
     let rest = exchange(&mut old, &get("/info/v", "Connection: close\r\n")).await;
     let received = answers(&[&first[..], &rest].concat());
@@ -504,36 +504,36 @@ async fn a_new_certificate_is_taken_over_and_one_of_no_use_is_not() {
 }
 
 #[tokio::test]
-async fn a_certificate_is_exchanged_as_kubernetes_does_it() {
-    let secure = Secure::start(|_| {}).await;
+async fn a_certificate_can_be_replaced_as_kubernetes_does_it() {
+    let secure = TlsServer::start(|_| {}).await;
     let path = secure.directory.path();
     // The files are links into `..data`. This is a link to the directory of one version, and is replaced atomically.
-    let version = |name: &str, pair: &Certified| {
+    let version = |name: &str, pair: &Identity| {
         fs::create_dir(path.join(name)).unwrap();
         write(&path.join(name), pair);
         symlink(name, path.join("..data_tmp")).unwrap();
         fs::rename(path.join("..data_tmp"), path.join("..data")).unwrap();
     };
-    version("..1", &secure.certified);
+    version("..1", &secure.identity);
     for name in ["tls.crt", "tls.key"] {
         symlink(Path::new("..data").join(name), path.join("link")).unwrap();
         fs::rename(path.join("link"), path.join(name)).unwrap();
     }
     assert!(ask(&secure, "/healthz").await.0.contains(" 200 "));
-    let new = certified();
+    let new = self_signed();
     version("..2", &new);
     fs::remove_dir_all(path.join("..1")).unwrap();
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     while connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_err() {
-        assert!(begun.elapsed() < PATIENCE, "the new certificate is not used");
+        assert!(started.elapsed() < PATIENCE, "the new certificate is not used");
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
 }
 
 #[tokio::test]
-async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
+async fn a_reader_of_pipelined_answers_that_stops_is_disconnected() {
     const ASKED: usize = 300;
-    let secure = Secure::start(|config| config.server.send_timeout = Duration::from_millis(500)).await;
+    let secure = TlsServer::start(|config| config.server.send_timeout = Duration::from_millis(500)).await;
     // From the second request on, the file is cached and sent by the fast path.
     for _ in 0..3 {
         assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
@@ -542,7 +542,7 @@ async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
     writer.write_all(get("/v/9/9/8", "").repeat(ASKED).as_bytes()).await.unwrap();
     let mut received = vec![0; 1000];
     reader.read_exact(&mut received).await.unwrap();
-    while running(&secure.server) > 0 {
+    while open_connections(&secure.server) > 0 {
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let ended = tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received)).await.unwrap();
@@ -558,8 +558,8 @@ async fn cached_answers_wait_for_a_reader_who_stops_and_are_then_given_up() {
 const HALF: &[u8] = b"\x16\x03\x01\x02\x00\x01";
 
 #[tokio::test]
-async fn handshakes_that_do_not_end_leave_some_to_other_clients() {
-    let secure = Secure::start(|config| config.tls.handshake_timeout = PATIENCE).await;
+async fn stalled_handshakes_leave_capacity_for_other_clients() {
+    let secure = TlsServer::start(|config| config.tls.handshake_timeout = PATIENCE).await;
     let from = async |number: usize| {
         let socket = TcpSocket::new_v4().unwrap();
         socket.bind(format!("127.0.0.{number}:0").parse().unwrap()).unwrap();
@@ -575,24 +575,24 @@ async fn handshakes_that_do_not_end_leave_some_to_other_clients() {
     // The server may not have seen all of them yet.
     tokio::time::sleep(Duration::from_millis(200)).await;
     for number in 10..13 {
-        let shaking = shake(from(number).await, &secure.certified.der, b"", &versions);
-        tokio::time::timeout(Duration::from_secs(10), shaking)
+        let handshake = tls_handshake(from(number).await, &secure.identity.der, b"", &versions);
+        tokio::time::timeout(Duration::from_secs(10), handshake)
             .await
             .expect("other clients' handshakes are blocked")
             .unwrap();
     }
-    let mut shaking = std::pin::pin!(shake(from(2).await, &secure.certified.der, b"", &versions));
+    let mut handshake = std::pin::pin!(tls_handshake(from(2).await, &secure.identity.der, b"", &versions));
     assert!(
-        tokio::time::timeout(Duration::from_millis(500), &mut shaking).await.is_err(),
+        tokio::time::timeout(Duration::from_millis(500), &mut handshake).await.is_err(),
         "a handshake beyond the client's share is served"
     );
     drop(half);
-    shaking.await.unwrap();
+    handshake.await.unwrap();
 }
 
 #[tokio::test]
-async fn what_a_client_does_not_take_of_a_handshake_that_fails_is_dropped() {
-    let secure = Secure::start(|config| {
+async fn unread_bytes_of_a_failed_handshake_are_dropped() {
+    let secure = TlsServer::start(|config| {
         let chain = fs::read_to_string(&config.tls.certificate).unwrap().repeat(30);
         fs::write(&config.tls.certificate, chain).unwrap();
     })
@@ -610,22 +610,22 @@ async fn what_a_client_does_not_take_of_a_handshake_that_fails_is_dropped() {
     ClientConnection::new(Arc::new(config), name).unwrap().write_tls(&mut hello).unwrap();
     stream.write_all(&hello).await.unwrap();
     let port = secure.server.address.port();
-    let comes = async |is_any: bool| {
+    let wait_until_queued = async |is_any: bool| {
         while (queued_bytes(port) > 0) != is_any {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    tokio::time::timeout(PATIENCE, comes(true)).await.expect("nothing is sent");
+    tokio::time::timeout(PATIENCE, wait_until_queued(true)).await.expect("nothing is sent");
     // A record that cannot be decrypted.
     stream.write_all(b"\x17\x03\x03\x00\x20abcdefghijklmnopqrstuvwxyz012345").await.unwrap();
-    tokio::time::timeout(PATIENCE, comes(false)).await.expect("the kernel keeps the unread bytes");
+    tokio::time::timeout(PATIENCE, wait_until_queued(false)).await.expect("the kernel keeps the unread bytes");
     assert!(stream.read_to_end(&mut Vec::new()).await.is_err(), "the connection is not reset");
 }
 
 #[tokio::test]
-async fn a_probe_that_only_connects_is_no_handshake() {
-    let (n5, certified, directory) = (N5::new(), certified(), tempfile::tempdir().unwrap());
-    write(directory.path(), &certified);
+async fn a_probe_that_only_connects_is_not_counted_as_a_handshake() {
+    let (n5, identity, directory) = (N5::new(), self_signed(), tempfile::tempdir().unwrap());
+    write(directory.path(), &identity);
     let [certificate, key] = ["tls.crt", "tls.key"].map(|name| directory.path().join(name).display().to_string());
     let program = Program::start(&format!(
         "tls.certificate = {certificate:?}\ntls.key = {key:?}\n[[containers]]\nroot = {:?}\n",
@@ -638,9 +638,9 @@ async fn a_probe_that_only_connects_is_no_handshake() {
     let mut broken = TcpStream::connect(address).await.unwrap();
     broken.write_all(HALF).await.unwrap();
     drop(broken);
-    let begun = tokio::time::Instant::now();
+    let started = tokio::time::Instant::now();
     loop {
-        let mut stream = connect_to(address, &certified.der, b"http/1.1", &[&version::TLS13]).await.unwrap();
+        let mut stream = connect_to(address, &identity.der, b"http/1.1", &[&version::TLS13]).await.unwrap();
         let received = exchange(&mut stream, &get("/metrics", "Connection: close\r\n")).await;
         let (_, text) = answers(&received).remove(0);
         let text = String::from_utf8(text).unwrap();
@@ -653,6 +653,6 @@ async fn a_probe_that_only_connects_is_no_handshake() {
             assert_eq!(value("n5_tls_handshakes_total{result=\"failed\"}"), 1);
             break;
         }
-        assert!(begun.elapsed() < PATIENCE, "{text}");
+        assert!(started.elapsed() < PATIENCE, "{text}");
     }
 }

@@ -101,7 +101,7 @@ fn volume() -> N5 {
 }
 
 #[test]
-fn a_collector_gets_a_request_with_its_steps_and_no_token() {
+fn the_collector_gets_a_span_per_request_and_step_and_no_token() {
     let (n5, collector) = (volume(), Collector::start());
     n5.file("tokens", b"# none\n");
     let access = format!(
@@ -120,15 +120,15 @@ fn a_collector_gets_a_request_with_its_steps_and_no_token() {
     assert_eq!(attribute(&request, "http.response.status_code").as_deref(), Some("200"));
     let (began, ended) = (nanoseconds(&request, "startTimeUnixNano"), nanoseconds(&request, "endTimeUnixNano"));
     assert!(began < ended);
-    let mut done = BTreeSet::new();
+    let mut recorded = BTreeSet::new();
     for step in &steps {
         assert_eq!(step["traceId"], TRACE);
         let (from, to) = (nanoseconds(step, "startTimeUnixNano"), nanoseconds(step, "endTimeUnixNano"));
         assert!(began <= from && from <= to && to <= ended, "{step} outside of {request}");
-        done.insert(format!("{} {}", step["name"].as_str().unwrap(), attribute(step, "n5.of").unwrap()));
+        recorded.insert(format!("{} {}", step["name"].as_str().unwrap(), attribute(step, "n5.of").unwrap()));
     }
-    for wanted in ["storage get", "decode gzip", "encode png"] {
-        assert!(done.contains(wanted), "{wanted} is not in {done:?}");
+    for expected in ["storage get", "decode gzip", "encode png"] {
+        assert!(recorded.contains(expected), "{expected} is not in {recorded:?}");
     }
     // Requests on the fast path are traced, too. A trusted caller can exclude a request.
     assert_eq!(connection.get("/v/0/0", &parent).unwrap().status, 200);
@@ -149,7 +149,7 @@ fn a_collector_gets_a_request_with_its_steps_and_no_token() {
 }
 
 #[test]
-fn a_collector_that_is_away_costs_only_its_traces() {
+fn an_unreachable_collector_loses_only_traces() {
     let n5 = volume();
     // The listener is dropped at once, so no process listens on this address.
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
@@ -164,7 +164,7 @@ fn a_collector_that_is_away_costs_only_its_traces() {
 }
 
 #[test]
-fn the_variables_of_opentelemetry_apply() {
+fn opentelemetry_environment_variables_apply() {
     let (n5, collector) = (volume(), Collector::start());
     let endpoint = format!("http://{}/", collector.address);
     let environment = [

@@ -25,7 +25,7 @@ use crate::support::writer::{N5, encode};
 use crate::support::{Client, settings};
 
 /// Timeout of a run, long enough on a busy machine.
-const LONGEST: Duration = Duration::from_secs(120);
+const TIMEOUT: Duration = Duration::from_secs(120);
 
 fn command(arguments: &[&str]) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
@@ -37,7 +37,7 @@ fn run(arguments: &[&str]) -> Output {
     command(arguments).output().unwrap()
 }
 
-fn shown(output: &Output) -> String {
+fn output_text(output: &Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
 }
 
@@ -49,7 +49,7 @@ fn lines(report: &Path) -> Vec<Value> {
 }
 
 /// Returns the findings, datasets and the summary, which do not depend on how often a run was interrupted.
-fn told(report: &Path) -> Vec<Value> {
+fn results(report: &Path) -> Vec<Value> {
     let kept = lines(report).into_iter().filter(|line| line["record"] != "checkpoint" && line["record"] != "run");
     kept.collect()
 }
@@ -62,7 +62,7 @@ fn verify(root: &Path, further: &[&str]) -> (i32, BTreeMap<String, BTreeSet<Stri
     arguments.extend(further);
     let output = run(&arguments);
     let lines = lines(&report);
-    assert_eq!(lines.last().unwrap()["record"], "summary", "{}", shown(&output));
+    assert_eq!(lines.last().unwrap()["record"], "summary", "{}", output_text(&output));
     let mut found: BTreeMap<String, BTreeSet<String>> = BTreeMap::new();
     for line in lines.iter().filter(|line| line["record"] == "finding") {
         assert!(!line["message"].as_str().unwrap().is_empty() && !line["advice"].as_str().unwrap().is_empty());
@@ -81,15 +81,15 @@ fn gzip(bytes: &[u8]) -> Vec<u8> {
 }
 
 /// Creates an undamaged container of one dataset, `a`, of 3 x 2 blocks.
-fn sound() -> N5 {
+fn intact_container() -> N5 {
     let n5 = N5::new();
     n5.dataset("a", &[14, 7], &[5, 4], "gzip").fill(|_| true, |_| false);
     n5
 }
 
 #[test]
-fn a_sound_container_gives_no_error_and_counts_everything() {
-    let (status, found, lines) = verify(sound().root(), &[]);
+fn an_intact_container_has_no_errors_and_complete_counts() {
+    let (status, found, lines) = verify(intact_container().root(), &[]);
     let errors: Vec<_> = lines.iter().filter(|line| line["severity"] == "error").collect();
     assert_eq!((status, errors.len()), (0, 0), "{found:?}");
     let summary = lines.last().unwrap();
@@ -107,8 +107,8 @@ fn a_sound_container_gives_no_error_and_counts_everything() {
 }
 
 #[test]
-fn each_damage_of_a_block_has_its_kind() {
-    let n5 = sound();
+fn each_kind_of_block_damage_is_detected() {
+    let n5 = intact_container();
     let good = fs::read(n5.root().join("a/0/0")).unwrap();
     let header = &good[..12];
     let elements: Vec<u8> = (0..40).collect();
@@ -143,8 +143,8 @@ fn each_damage_of_a_block_has_its_kind() {
 }
 
 #[test]
-fn each_fault_of_the_hierarchy_has_its_kind() {
-    let n5 = sound();
+fn each_kind_of_hierarchy_fault_is_detected() {
+    let n5 = intact_container();
     let array = |further: Value| {
         let mut all = json!({"dimensions": [8], "blockSize": [4], "dataType": "uint8", "compression": {"type": "raw"}});
         all.as_object_mut().unwrap().extend(further.as_object().unwrap().clone());
@@ -203,8 +203,8 @@ fn each_fault_of_the_hierarchy_has_its_kind() {
 
 /// If one task walked all levels, they would overflow its stack.
 #[test]
-fn directories_as_deep_as_a_key_may_be_are_walked_in_the_order_of_names() {
-    let n5 = sound();
+fn directories_up_to_the_maximum_depth_are_walked_in_name_order() {
+    let n5 = intact_container();
     let below = |levels| ["deep"].iter().chain(&vec!["x"; levels]).copied().collect::<Vec<_>>().join("/");
     // The directories of the blocks are on both sides of a level at which another task begins.
     let nested = format!("{}/a", below(29));
@@ -221,8 +221,8 @@ fn directories_as_deep_as_a_key_may_be_are_walked_in_the_order_of_names() {
 }
 
 #[test]
-fn attributes_among_blocks_hide_none_of_them() {
-    let n5 = sound();
+fn attributes_among_blocks_do_not_hide_blocks() {
+    let n5 = intact_container();
     let whole = fs::read(n5.root().join("a/0/0")).unwrap();
     n5.file("a/0/0", &whole[..whole.len() / 2]);
     for (attributes, key, kind) in [
@@ -248,13 +248,13 @@ fn attributes_among_blocks_hide_none_of_them() {
 }
 
 #[test]
-fn what_is_not_listed_where_blocks_would_be_is_an_error() {
+fn unlisted_names_where_blocks_may_be_are_errors() {
     let link = |n5: &N5, at: &str| {
         drop(fs::remove_file(n5.root().join(at)));
         drop(fs::remove_dir_all(n5.root().join(at)));
         std::os::unix::fs::symlink("nowhere", n5.root().join(at)).unwrap();
     };
-    let n5 = sound();
+    let n5 = intact_container();
     for (at, key) in [("a/0/0", "a/0/0"), ("a/1", "a/1"), ("b", "")] {
         link(&n5, at);
         let (status, found, lines) = verify(n5.root(), &["--missing"]);
@@ -263,12 +263,12 @@ fn what_is_not_listed_where_blocks_would_be_is_an_error() {
         assert!(found.get(key).is_some_and(|kinds| kinds.contains(kind)), "{at}: {found:?}");
         assert!(!lines.iter().any(|line| line["kind"] == "missing-range"), "{at}: {found:?}");
     }
-    let n5 = sound();
+    let n5 = intact_container();
     link(&n5, "a/attributes.json");
     let (status, found, _) = verify(n5.root(), &[]);
     assert!(status == 1 && found["a/attributes.json"].contains("unreadable-file"), "{found:?}");
     // A listing names 16 omitted names at most. The others may be those of blocks, even if none of the 16 is.
-    let n5 = sound();
+    let n5 = intact_container();
     for n in 0..40 {
         link(&n5, &format!("a/0/x{n}"));
         link(&n5, &format!("x{n}"));
@@ -298,8 +298,8 @@ fn missing_blocks_are_counted_or_listed_as_boxes() {
 }
 
 #[test]
-fn statuses_are_fit_for_cron() {
-    let n5 = sound();
+fn exit_statuses_suit_cron() {
+    let n5 = intact_container();
     let root = n5.root().to_str().unwrap();
     let status = |arguments: &[&str]| {
         let output = run(arguments);
@@ -327,8 +327,8 @@ fn statuses_are_fit_for_cron() {
 }
 
 #[test]
-fn a_report_goes_into_no_file_but_a_report() {
-    let n5 = sound();
+fn a_report_never_overwrites_another_file() {
+    let n5 = intact_container();
     let root = n5.root().to_str().unwrap();
     let folder = TempDir::new().unwrap();
     let path = |name: &str| folder.path().join(name);
@@ -363,7 +363,7 @@ fn a_report_goes_into_no_file_but_a_report() {
 }
 
 #[test]
-fn a_block_beyond_the_budget_is_told_and_can_be_verified_with_more() {
+fn a_block_beyond_the_budget_is_reported_with_a_sufficient_budget() {
     let n5 = N5::new();
     let attributes =
         r#"{"dimensions":[3000000],"blockSize":[3000000],"dataType":"uint8","compression":{"type":"gzip"}}"#;
@@ -382,9 +382,9 @@ fn a_block_beyond_the_budget_is_told_and_can_be_verified_with_more() {
 }
 
 /// Waits until the report has more than `before` checkpoints. Returns false if the run ends first.
-fn checkpointed(child: &mut Child, report: &Path, before: usize) -> bool {
-    let begun = Instant::now();
-    while begun.elapsed() < LONGEST {
+fn wait_for_checkpoint(child: &mut Child, report: &Path, before: usize) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < TIMEOUT {
         let text = fs::read_to_string(report).unwrap_or_default();
         if text.matches(r#""record":"checkpoint""#).count() > before {
             return true;
@@ -398,7 +398,7 @@ fn checkpointed(child: &mut Child, report: &Path, before: usize) -> bool {
 }
 
 /// Creates a damaged container, and the report of an uninterrupted run.
-fn damaged() -> (N5, TempDir, PathBuf) {
+fn damaged_container() -> (N5, TempDir, PathBuf) {
     let n5 = N5::new();
     for name in ["a", "b", "c/d"] {
         let dataset = n5.dataset(name, &[200, 120], &[5, 4], "gzip");
@@ -410,23 +410,23 @@ fn damaged() -> (N5, TempDir, PathBuf) {
     let folder = TempDir::new().unwrap();
     let report = folder.path().join("undisturbed");
     let output = run(&["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap()]);
-    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
     (n5, folder, report)
 }
 
 #[test]
-fn a_run_that_is_killed_goes_on_where_it_stopped() {
-    let (n5, folder, undisturbed) = damaged();
+fn a_killed_run_resumes_where_it_stopped() {
+    let (n5, folder, undisturbed) = damaged_container();
     let report = folder.path().join("killed");
     let arguments =
         ["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap(), "--resume"];
     let mut child = command(&arguments).stdout(Stdio::null()).spawn().unwrap();
-    checkpointed(&mut child, &report, 0);
+    wait_for_checkpoint(&mut child, &report, 0);
     child.kill().unwrap();
     child.wait().unwrap();
     let before = fs::read_to_string(&report).unwrap().matches(r#""record":"checkpoint""#).count();
     let mut child = command(&arguments).stdout(Stdio::null()).spawn().unwrap();
-    if checkpointed(&mut child, &report, before) {
+    if wait_for_checkpoint(&mut child, &report, before) {
         let terminated = Command::new("kill").args(["-TERM", &child.id().to_string()]).status().unwrap();
         assert!(terminated.success());
         let status = child.wait().unwrap().code();
@@ -435,13 +435,13 @@ fn a_run_that_is_killed_goes_on_where_it_stopped() {
         assert_eq!(lines(&report).last().unwrap()["complete"], json!(status == Some(1)));
     }
     let output = run(&arguments);
-    assert_eq!(output.status.code(), Some(1), "{}", shown(&output));
-    assert_eq!(told(&report), told(&undisturbed));
+    assert_eq!(output.status.code(), Some(1), "{}", output_text(&output));
+    assert_eq!(results(&report), results(&undisturbed));
 }
 
 #[test]
-fn a_report_that_was_cut_anywhere_is_completed() {
-    let (n5, folder, undisturbed) = damaged();
+fn a_report_truncated_anywhere_is_completed() {
+    let (n5, folder, undisturbed) = damaged_container();
     let whole = fs::read(&undisturbed).unwrap();
     let report = folder.path().join("cut");
     let arguments =
@@ -449,14 +449,14 @@ fn a_report_that_was_cut_anywhere_is_completed() {
     for part in [0, 3, 40, 55, 70, 85, 99] {
         fs::write(&report, &whole[..whole.len() * part / 100]).unwrap();
         let output = run(&arguments);
-        assert_eq!(output.status.code(), Some(1), "{part}: {}", shown(&output));
-        assert_eq!(told(&report), told(&undisturbed), "{part}");
+        assert_eq!(output.status.code(), Some(1), "{part}: {}", output_text(&output));
+        assert_eq!(results(&report), results(&undisturbed), "{part}");
     }
 }
 
 #[test]
 fn a_report_of_another_version_or_other_limits_is_not_resumed() {
-    let (n5, folder, undisturbed) = damaged();
+    let (n5, folder, undisturbed) = damaged_container();
     let whole = fs::read_to_string(&undisturbed).unwrap();
     let (first, rest) = whole.split_once('\n').unwrap();
     let report = folder.path().join("other");
@@ -474,20 +474,24 @@ fn a_report_of_another_version_or_other_limits_is_not_resumed() {
         let mut arguments = vec!["verify", root, "--missing", "--report", report.to_str().unwrap(), "--resume"];
         arguments.extend(setting.iter().flat_map(|setting| ["--set", setting]));
         let output = run(&arguments);
-        assert!(output.status.code() == Some(2) && shown(&output).contains(words), "{words}: {}", shown(&output));
+        assert!(
+            output.status.code() == Some(2) && output_text(&output).contains(words),
+            "{words}: {}",
+            output_text(&output)
+        );
         assert_eq!(fs::read_to_string(&report).unwrap(), text);
     }
 }
 
 #[test]
-fn a_report_that_was_changed_is_gone_on_with_only_as_far_as_it_holds() {
-    let (n5, folder, _) = damaged();
+fn an_edited_report_is_resumed_only_as_far_as_it_is_intact() {
+    let (n5, folder, _) = damaged_container();
     n5.dataset("z", &[200, 120], &[2, 4], "gzip").fill(|_| true, |_| false);
     let report = folder.path().join("changed");
     let root = n5.root().to_str().unwrap();
     let arguments = ["verify", root, "--missing", "--report", report.to_str().unwrap(), "--resume"];
     assert_eq!(run(&arguments).status.code(), Some(1));
-    let whole = told(&report);
+    let whole = results(&report);
     // Cuts a report off after its last checkpoint, as if the run had been stopped there.
     let cut = |text: &str| {
         let at = text.rfind(r#""record":"checkpoint""#).unwrap();
@@ -533,30 +537,30 @@ fn a_report_that_was_changed_is_gone_on_with_only_as_far_as_it_holds() {
     for (what, text) in cases {
         fs::write(&report, text).unwrap();
         let output = run(&arguments);
-        assert_eq!(output.status.code(), Some(1), "{what}: {}", shown(&output));
-        assert!(shown(&output).contains("that this program has not written"), "{what}: {}", shown(&output));
-        assert_eq!(told(&report), whole, "{what}");
+        assert_eq!(output.status.code(), Some(1), "{what}: {}", output_text(&output));
+        assert!(output_text(&output).contains("that this program has not written"), "{what}: {}", output_text(&output));
+        assert_eq!(results(&report), whole, "{what}");
     }
     fs::write(&report, &stopped).unwrap();
     let output = run(&arguments);
     assert!(
-        shown(&output).contains("resumed after") && !shown(&output).contains("has not written"),
+        output_text(&output).contains("resumed after") && !output_text(&output).contains("has not written"),
         "an unchanged report is not resumed"
     );
     // A resumed report can be resumed again.
     fs::write(&report, cut(&fs::read_to_string(&report).unwrap())).unwrap();
     let output = run(&arguments);
     assert!(
-        shown(&output).contains("resumed after") && !shown(&output).contains("has not written"),
+        output_text(&output).contains("resumed after") && !output_text(&output).contains("has not written"),
         "{}",
-        shown(&output)
+        output_text(&output)
     );
-    assert_eq!(told(&report), whole);
+    assert_eq!(results(&report), whole);
 }
 
 #[test]
-fn attributes_that_changed_since_are_noticed_once() {
-    let (n5, folder, undisturbed) = damaged();
+fn attributes_changed_since_the_last_run_are_reported_once() {
+    let (n5, folder, undisturbed) = damaged_container();
     let whole = fs::read_to_string(&undisturbed).unwrap();
     let (before, _) = whole.rsplit_once(r#""record":"checkpoint""#).unwrap();
     let at = before.len() + whole[before.len()..].find('\n').unwrap() + 1;
@@ -568,7 +572,7 @@ fn attributes_that_changed_since_are_noticed_once() {
         ["verify", n5.root().to_str().unwrap(), "--missing", "--report", report.to_str().unwrap(), "--resume"];
     run(&arguments);
     let changed = |report: &Path| -> Vec<Value> {
-        told(report)
+        results(report)
             .into_iter()
             .filter(|line| line["kind"] == "changed-since")
             .map(|line| line["key"].clone())
@@ -578,7 +582,7 @@ fn attributes_that_changed_since_are_noticed_once() {
 }
 
 #[test]
-fn memory_is_that_of_the_budgets() {
+fn verify_uses_only_the_memory_of_its_budgets() {
     let n5 = N5::new();
     // 100 blocks of 8 MiB, each a few KiB when stored.
     let attributes =
@@ -592,7 +596,7 @@ fn memory_is_that_of_the_budgets() {
     let mut child =
         command(&["verify", root, "--set", "limits.decode_budget=32MiB"]).stdout(Stdio::null()).spawn().unwrap();
     let mut most_kib = 0_u64;
-    let begun = Instant::now();
+    let started = Instant::now();
     let status = loop {
         let text = fs::read_to_string(format!("/proc/{}/status", child.id())).unwrap_or_default();
         let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"));
@@ -601,7 +605,7 @@ fn memory_is_that_of_the_budgets() {
         if let Some(status) = child.try_wait().unwrap() {
             break status;
         }
-        assert!(begun.elapsed() < LONGEST);
+        assert!(started.elapsed() < TIMEOUT);
         std::thread::yield_now();
     };
     assert_eq!(status.code(), Some(0));
@@ -610,11 +614,11 @@ fn memory_is_that_of_the_budgets() {
 }
 
 #[test]
-fn a_terminal_shows_a_bar_and_a_pipe_does_not() {
-    let n5 = sound();
+fn progress_is_shown_on_a_terminal_but_not_in_a_pipe() {
+    let n5 = intact_container();
     let root = n5.root().to_str().unwrap();
     let piped = run(&["verify", root]);
-    assert!(piped.stderr.is_empty(), "{}", shown(&piped));
+    assert!(piped.stderr.is_empty(), "{}", output_text(&piped));
     let line = format!("{} verify {root}", env!("CARGO_BIN_EXE_n5-server"));
     let Ok(drawn) = Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output() else {
         eprintln!("skipped: `script` is not installed");
@@ -625,15 +629,15 @@ fn a_terminal_shows_a_bar_and_a_pipe_does_not() {
 }
 
 #[test]
-fn the_corpus_of_other_programs_is_sound() {
-    let beside = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
-    let corpus = std::env::var_os("N5_CORPUS").map_or(beside, PathBuf::from);
+fn the_corpus_of_other_programs_has_no_errors() {
+    let default_corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
+    let corpus = std::env::var_os("N5_CORPUS").map_or(default_corpus, PathBuf::from);
     let Ok(manifest) = fs::read_to_string(corpus.join("manifest.json")) else {
         eprintln!("skipped: no manifest.json in {}, set N5_CORPUS", corpus.display());
         return;
     };
     let manifest: Value = serde_json::from_str(&manifest).unwrap();
-    let sound: BTreeSet<&str> = manifest["datasets"]
+    let valid: BTreeSet<&str> = manifest["datasets"]
         .as_array()
         .unwrap()
         .iter()
@@ -641,11 +645,11 @@ fn the_corpus_of_other_programs_is_sound() {
         .map(|dataset| dataset["path"].as_str().unwrap())
         .collect();
     let (_, found, lines) = verify(&corpus, &["--set", "limits.decode_budget=512MiB"]);
-    assert!(sound.len() > 300 && lines.last().unwrap()["datasets"].as_u64().unwrap() >= sound.len() as u64);
+    assert!(valid.len() > 300 && lines.last().unwrap()["datasets"].as_u64().unwrap() >= valid.len() as u64);
     let errors: Vec<&str> =
         FINDING_KINDS.iter().filter(|row| row.severity.name() == "error").map(|row| row.name).collect();
     for (key, kinds) in found {
-        let dataset = sound.iter().find(|path| key == **path || key.starts_with(&format!("{path}/")));
+        let dataset = valid.iter().find(|path| key == **path || key.starts_with(&format!("{path}/")));
         let wrong: Vec<&String> = kinds.iter().filter(|kind| errors.contains(&kind.as_str())).collect();
         assert!(dataset.is_none() || wrong.is_empty(), "{key}: {wrong:?}");
     }
@@ -653,7 +657,7 @@ fn the_corpus_of_other_programs_is_sound() {
 
 /// A store in which some directories and files cannot be read.
 #[derive(Debug)]
-struct Failing(MemoryStore);
+struct UnreadableStore(MemoryStore);
 
 fn refuse(key: &Key) -> StoreError {
     let cause = Arc::new(std::io::Error::from_raw_os_error(5));
@@ -661,7 +665,7 @@ fn refuse(key: &Key) -> StoreError {
 }
 
 #[async_trait]
-impl Store for Failing {
+impl Store for UnreadableStore {
     fn backend(&self) -> &'static str {
         "failing"
     }
@@ -704,9 +708,9 @@ impl Store for Failing {
 
 /// Findings as key and kind, the last checkpoint, and the messages of the findings.
 #[derive(Default)]
-struct Heard(Vec<(String, &'static str)>, Option<Checkpoint>, Vec<String>);
+struct RecordedFindings(Vec<(String, &'static str)>, Option<Checkpoint>, Vec<String>);
 
-impl EventSink for Heard {
+impl EventSink for RecordedFindings {
     fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
         if let VerifyEvent::Finding(finding) = event {
             self.0.push((finding.key.clone(), finding.kind));
@@ -723,7 +727,7 @@ impl EventSink for Heard {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_store_cannot_read_is_told_and_the_rest_verified() {
+async fn unreadable_objects_are_reported_and_the_rest_is_verified() {
     let attributes = r#"{"dimensions":[12],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     let block: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3, 4];
     let flat = r#"{"dimensions":[4,1],"blockSize":[4,1],"dataType":"uint8","compression":{"type":"raw"}}"#;
@@ -743,12 +747,12 @@ async fn what_a_store_cannot_read_is_told_and_the_rest_verified() {
         ("shut/x", b""),
     ];
     let objects = objects.map(|(key, bytes)| (Key::parse(key).unwrap(), bytes.to_vec().into()));
-    let store: Arc<dyn Store> = Arc::new(Failing(MemoryStore::new(objects, 0)));
+    let store: Arc<dyn Store> = Arc::new(UnreadableStore(MemoryStore::new(objects, 0)));
     let container = Container::new(Arc::clone(&store), Resources::new(settings()));
     let job =
         Verifier { container, store, roots: vec![Key::root()], report_missing: false, stall_timeout: Duration::ZERO };
-    let mut heard = Heard::default();
-    let VerifyOutcome::Complete(totals) = job.run(None, &mut heard, std::future::pending()).await.unwrap() else {
+    let mut recorded = RecordedFindings::default();
+    let VerifyOutcome::Complete(totals) = job.run(None, &mut recorded, std::future::pending()).await.unwrap() else {
         panic!("stopped")
     };
     assert_eq!((totals.blocks, totals.unverified, totals.stored_bytes), (4, 2, 28));
@@ -762,13 +766,17 @@ async fn what_a_store_cannot_read_is_told_and_the_rest_verified() {
         ("c", "missing-blocks"),
         ("shut", "unreadable-directory"),
     ] {
-        assert!(heard.0.iter().any(|(key, kind)| (key.as_str(), *kind) == expected), "{expected:?}: {:?}", heard.0);
+        assert!(
+            recorded.0.iter().any(|(key, kind)| (key.as_str(), *kind) == expected),
+            "{expected:?}: {:?}",
+            recorded.0
+        );
     }
     // Messages do not claim that unreadable blocks read as zeros.
-    assert!(!heard.2.iter().any(|message| message.contains("zeros")), "{:?}", heard.2);
+    assert!(!recorded.2.iter().any(|message| message.contains("zeros")), "{:?}", recorded.2);
 }
 
-impl Heard {
+impl RecordedFindings {
     fn has(&self, key: &str, kind: &str) -> bool {
         self.0.iter().any(|(at, what)| at == key && *what == kind)
     }
@@ -779,7 +787,7 @@ impl Heard {
 }
 
 /// Creates an undamaged dataset, `a`, of 3 blocks, in a store that can be made to fail.
-fn fallible() -> Arc<Faulty> {
+fn faulty_store() -> Arc<Faulty> {
     let attributes = r#"{"dimensions":[12],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     let block: &[u8] = &[0, 0, 0, 1, 0, 0, 0, 4, 1, 2, 3, 4];
     let objects = [("a/attributes.json", attributes.as_bytes()), ("a/0", block), ("a/1", block), ("a/2", block)];
@@ -793,12 +801,16 @@ fn job(store: &Arc<Faulty>, patience: Duration) -> Verifier {
     Verifier { container, store, roots: vec![Key::root()], report_missing: false, stall_timeout: patience }
 }
 
-async fn listen(store: &Arc<Faulty>, patience: Duration, earlier: Option<Checkpoint>) -> (VerifyOutcome, Heard) {
-    let mut heard = Heard::default();
+async fn run_verify(
+    store: &Arc<Faulty>,
+    patience: Duration,
+    earlier: Option<Checkpoint>,
+) -> (VerifyOutcome, RecordedFindings) {
+    let mut recorded = RecordedFindings::default();
     let earlier = earlier.map(|checkpoint| PreviousRun { checkpoint, ..PreviousRun::default() });
-    let running = job(store, patience).run(earlier, &mut heard, std::future::pending());
-    let ended = tokio::time::timeout(LONGEST, running).await.expect("it never ends").unwrap();
-    (ended, heard)
+    let running = job(store, patience).run(earlier, &mut recorded, std::future::pending());
+    let ended = tokio::time::timeout(TIMEOUT, running).await.expect("the run never ends").unwrap();
+    (ended, recorded)
 }
 
 fn complete(ended: VerifyOutcome) -> Totals {
@@ -807,7 +819,7 @@ fn complete(ended: VerifyOutcome) -> Totals {
 }
 
 /// Returns the checkpoint of a run after the first block of `a`.
-async fn within_a(store: &Arc<Faulty>) -> Checkpoint {
+async fn checkpoint_within_a(store: &Arc<Faulty>) -> Checkpoint {
     struct First(Option<Checkpoint>);
     impl EventSink for First {
         fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
@@ -829,7 +841,7 @@ async fn within_a(store: &Arc<Faulty>) -> Checkpoint {
 }
 
 /// Returns transient faults: they end when the storage as a whole recovers.
-fn passing() -> [Fault; 4] {
+fn transient_faults() -> [Fault; 4] {
     [
         Fault::Fails(StoreError::Stalled("read", Key::root())),
         Fault::Fails(StoreError::Timeout("read", Key::root())),
@@ -839,78 +851,78 @@ fn passing() -> [Fault; 4] {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_moment_without_storage_condemns_nothing() {
-    let store = fallible();
-    let (ended, undisturbed) = listen(&store, LONGEST, None).await;
+async fn a_transient_storage_fault_causes_no_findings() {
+    let store = faulty_store();
+    let (ended, undisturbed) = run_verify(&store, TIMEOUT, None).await;
     let expected = complete(ended);
     assert_eq!((expected.blocks, expected.unverified), (3, 0));
-    let stand = within_a(&store).await;
-    for fault in passing() {
-        for earlier in [None, Some(stand.clone())] {
+    let checkpoint = checkpoint_within_a(&store).await;
+    for fault in transient_faults() {
+        for earlier in [None, Some(checkpoint.clone())] {
             // The first access to every key fails.
-            let asked = Mutex::new(BTreeSet::new());
-            store.begin(move |key| asked.lock().unwrap().insert(key.as_str().to_owned()), fault.clone());
-            let (ended, heard) = listen(&store, LONGEST, earlier.clone()).await;
+            let failed_keys = Mutex::new(BTreeSet::new());
+            store.begin(move |key| failed_keys.lock().unwrap().insert(key.as_str().to_owned()), fault.clone());
+            let (ended, recorded) = run_verify(&store, TIMEOUT, earlier.clone()).await;
             assert!(store.injected() > 3);
             assert_eq!(complete(ended), expected);
-            assert!(earlier.is_some() || heard.0 == undisturbed.0, "{:?}", heard.0);
-            assert!(!heard.has_any("changed-since") && !heard.has_any("unreadable-file"), "{:?}", heard.0);
+            assert!(earlier.is_some() || recorded.0 == undisturbed.0, "{:?}", recorded.0);
+            assert!(!recorded.has_any("changed-since") && !recorded.has_any("unreadable-file"), "{:?}", recorded.0);
         }
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn storage_that_answers_nobody_ends_the_run_and_a_file_alone_is_told() {
-    let store = fallible();
-    let expected = complete(listen(&store, LONGEST, None).await.0);
-    for fault in passing() {
-        let gone = AtomicBool::new(false);
+async fn unresponsive_storage_ends_the_run_but_a_single_unreadable_file_is_reported() {
+    let store = faulty_store();
+    let expected = complete(run_verify(&store, TIMEOUT, None).await.0);
+    for fault in transient_faults() {
+        let is_gone = AtomicBool::new(false);
         let hits = move |key: &Key| {
-            gone.fetch_or(key.as_str() == "a/2", Ordering::SeqCst);
-            gone.load(Ordering::SeqCst) && matches!(key.as_str(), "" | "a/2")
+            is_gone.fetch_or(key.as_str() == "a/2", Ordering::SeqCst);
+            is_gone.load(Ordering::SeqCst) && matches!(key.as_str(), "" | "a/2")
         };
         store.begin(hits, fault.clone());
-        let (ended, heard) = listen(&store, Duration::ZERO, None).await;
+        let (ended, recorded) = run_verify(&store, Duration::ZERO, None).await;
         assert!(matches!(&ended, VerifyOutcome::StorageStalled(_, why) if !why.is_empty()), "{ended:?}");
-        assert!(!heard.has_any("unreadable-file"), "{:?}", heard.0);
+        assert!(!recorded.has_any("unreadable-file"), "{:?}", recorded.0);
         store.end();
         // The run can be resumed from its last checkpoint.
-        assert_eq!(complete(listen(&store, LONGEST, heard.1).await.0), expected);
+        assert_eq!(complete(run_verify(&store, TIMEOUT, recorded.1).await.0), expected);
         store.begin(|key| key.as_str() == "a/2", fault);
-        let (ended, heard) = listen(&store, Duration::ZERO, None).await;
+        let (ended, recorded) = run_verify(&store, Duration::ZERO, None).await;
         assert_eq!(complete(ended).unverified, 1);
-        assert!(heard.has("a/2", "unreadable-file"), "{:?}", heard.0);
+        assert!(recorded.has("a/2", "unreadable-file"), "{:?}", recorded.0);
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn attributes_that_cannot_be_read_have_not_changed_and_stop_is_heard() {
-    let store = fallible();
-    let stand = within_a(&store).await;
+async fn unreadable_attributes_do_not_count_as_changed_and_the_run_can_be_stopped() {
+    let store = faulty_store();
+    let checkpoint = checkpoint_within_a(&store).await;
     store.begin(|key| key.as_str() == "a/attributes.json", Fault::Errno(5));
-    let (_, heard) = listen(&store, LONGEST, Some(stand.clone())).await;
-    assert!(heard.has("a", "unreadable-file") && !heard.has_any("changed-since"), "{:?}", heard.0);
+    let (_, recorded) = run_verify(&store, TIMEOUT, Some(checkpoint.clone())).await;
+    assert!(recorded.has("a", "unreadable-file") && !recorded.has_any("changed-since"), "{:?}", recorded.0);
     store.begin(|key| key.as_str() == "a/attributes.json", Fault::Hangs);
-    let earlier = PreviousRun { checkpoint: stand, ..PreviousRun::default() };
-    let mut heard = Heard::default();
+    let earlier = PreviousRun { checkpoint, ..PreviousRun::default() };
+    let mut recorded = RecordedFindings::default();
     let stop = async {
         while store.hanging() == 0 {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let stopping = job(&store, LONGEST).run(Some(earlier), &mut heard, stop);
-    let ended = tokio::time::timeout(LONGEST, stopping).await.expect("the run does not stop").unwrap();
+    let stopping = job(&store, TIMEOUT).run(Some(earlier), &mut recorded, stop);
+    let ended = tokio::time::timeout(TIMEOUT, stopping).await.expect("the run does not stop").unwrap();
     assert!(matches!(ended, VerifyOutcome::Stopped(_)), "{ended:?}");
 }
 
 #[tokio::test]
-async fn inspect_prints_what_info_says() {
-    let n5 = sound();
+async fn inspect_prints_the_same_as_info() {
+    let n5 = intact_container();
     let root = n5.root().to_str().unwrap();
     let tree = run(&["inspect", root]);
-    assert_eq!(tree.status.code(), Some(0), "{}", shown(&tree));
-    assert!(shown(&tree).contains("uint16 14 x 7  gzip"), "{}", shown(&tree));
-    let text = shown(&run(&["inspect", root, "a"]));
+    assert_eq!(tree.status.code(), Some(0), "{}", output_text(&tree));
+    assert!(output_text(&tree).contains("uint16 14 x 7  gzip"), "{}", output_text(&tree));
+    let text = output_text(&run(&["inspect", root, "a"]));
     for words in ["a: dataset", "5 x 4 in a grid of 3 x 2: 6", "Neuroglancer, TensorStore", "refused by"] {
         assert!(text.contains(words), "{words}: {text}");
     }
@@ -925,13 +937,13 @@ async fn inspect_prints_what_info_says() {
     assert_eq!(printed, answered);
     let missing = run(&["inspect", root, "nothing"]);
     assert_eq!(missing.status.code(), Some(2));
-    assert!(shown(&missing).contains("nothing"), "{}", shown(&missing));
-    let within = shown(&run(&["inspect", &format!("{root}/a")]));
+    assert!(output_text(&missing).contains("nothing"), "{}", output_text(&missing));
+    let within = output_text(&run(&["inspect", &format!("{root}/a")]));
     assert!(within.contains(": dataset"), "{within}");
 }
 
 #[test]
-fn what_others_wrote_moves_no_cursor_and_forges_no_line() {
+fn control_characters_in_attributes_are_escaped() {
     let folder = TempDir::new().unwrap();
     fs::create_dir(folder.path().join("a")).unwrap();
     let attributes = json!({ "dimensions": [4], "blockSize": [4], "dataType": "uint8", "units": ["\u{9b}31mµm"],
@@ -939,7 +951,7 @@ fn what_others_wrote_moves_no_cursor_and_forges_no_line() {
     fs::write(folder.path().join("a/attributes.json"), attributes.to_string()).unwrap();
     let root = folder.path().to_str().unwrap();
     for arguments in [vec!["inspect", root], vec!["inspect", root, "a"], vec!["verify", root]] {
-        let text = shown(&run(&arguments));
+        let text = output_text(&run(&arguments));
         assert!(text.contains("odd\\u{1b}]0;title\\u{7}\\nerror    forged"), "{text:?}");
         assert!(!text.contains(|c: char| c.is_control() && c != '\n'), "{text:?}");
         assert!(!text.lines().any(|line| line.starts_with("error    forged")), "{text}");
@@ -948,14 +960,14 @@ fn what_others_wrote_moves_no_cursor_and_forges_no_line() {
 
 /// A store that lists after varying delays, and counts concurrent calls.
 #[derive(Debug)]
-struct Uneven {
+struct DelayedStore {
     inner: MemoryStore,
     asked: AtomicUsize,
     waiting: AtomicUsize,
     most_waiting: AtomicUsize,
 }
 
-impl Uneven {
+impl DelayedStore {
     async fn answers(&self) {
         let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_waiting.fetch_max(waiting, Ordering::SeqCst);
@@ -966,7 +978,7 @@ impl Uneven {
 }
 
 #[async_trait]
-impl Store for Uneven {
+impl Store for DelayedStore {
     fn backend(&self) -> &'static str {
         "uneven"
     }
@@ -1001,9 +1013,9 @@ impl Store for Uneven {
 
 /// All findings and datasets in their order, and all checkpoints.
 #[derive(Default)]
-struct Everything(Vec<String>, Vec<Checkpoint>);
+struct RecordedEvents(Vec<String>, Vec<Checkpoint>);
 
-impl EventSink for Everything {
+impl EventSink for RecordedEvents {
     fn record(&mut self, event: VerifyEvent<'_>) -> std::io::Result<()> {
         match event {
             VerifyEvent::Finding(finding) => {
@@ -1022,7 +1034,7 @@ impl EventSink for Everything {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn directories_are_walked_at_the_same_time_and_told_in_the_order_of_names() {
+async fn concurrently_walked_directories_are_reported_in_name_order() {
     let grid = r#"{"dimensions":[6,5,40],"blockSize":[1,1,1],"dataType":"uint8","compression":{"type":"raw"}}"#;
     let block: &[u8] = &[0, 0, 0, 3, 0, 0, 0, 1, 0, 0, 0, 1, 0, 0, 0, 1, 9];
     let mut objects = vec![("attributes.json".to_owned(), br#"{"n5":"4.0.0"}"#.as_slice())];
@@ -1036,34 +1048,34 @@ async fn directories_are_walked_at_the_same_time_and_told_in_the_order_of_names(
         objects.extend((0..300).map(|n| (format!("{dataset}/3/x/stray{n}"), b"x".as_slice())));
     }
     let objects: Vec<_> = objects.into_iter().map(|(key, bytes)| (Key::parse(&key).unwrap(), bytes.into())).collect();
-    let uneven = || Uneven {
+    let uneven = || DelayedStore {
         inner: MemoryStore::new(objects.clone(), 0),
         asked: AtomicUsize::new(0),
         waiting: AtomicUsize::new(0),
         most_waiting: AtomicUsize::new(0),
     };
     let run = async |store: Arc<dyn Store>, checkpoint: Option<Checkpoint>| {
-        let mut heard = Everything::default();
+        let mut recorded = RecordedEvents::default();
         let container = Container::new(Arc::clone(&store), Resources::new(settings()));
-        let job = Verifier { container, store, roots: vec![Key::root()], report_missing: true, stall_timeout: LONGEST };
+        let job = Verifier { container, store, roots: vec![Key::root()], report_missing: true, stall_timeout: TIMEOUT };
         let earlier = checkpoint.map(|checkpoint| PreviousRun { checkpoint, ..PreviousRun::default() });
-        let totals = complete(job.run(earlier, &mut heard, std::future::pending()).await.unwrap());
-        (totals, heard)
+        let totals = complete(job.run(earlier, &mut recorded, std::future::pending()).await.unwrap());
+        (totals, recorded)
     };
-    let (expected, told) = run(Arc::new(MemoryStore::new(objects.clone(), 0)), None).await;
+    let (expected, in_order) = run(Arc::new(MemoryStore::new(objects.clone(), 0)), None).await;
     assert_eq!((expected.datasets, expected.unverified), (3, 0));
-    let files: Vec<&str> = told.1.iter().map(|stand| stand.after.as_str()).collect();
+    let files: Vec<&str> = in_order.1.iter().map(|checkpoint| checkpoint.after.as_str()).collect();
     let by_segments = |key: &&str| key.split('/').map(str::to_owned).collect::<Vec<_>>();
     assert!(files.len() > 2000 && files.is_sorted_by_key(by_segments), "{} files", files.len());
     let store = Arc::new(uneven());
-    let (totals, slowly) = run(Arc::<Uneven>::clone(&store), None).await;
-    assert!(totals == expected && slowly.0 == told.0 && slowly.1 == told.1);
+    let (totals, slowly) = run(Arc::<DelayedStore>::clone(&store), None).await;
+    assert!(totals == expected && slowly.0 == in_order.0 && slowly.1 == in_order.1);
     // At most eight prefetched directories on each of five levels, and the current one.
     let most = store.most_waiting.load(Ordering::SeqCst);
     assert!((4..=5 * 8 + 1).contains(&most), "{most} at once");
     // A run can be resumed from any checkpoint.
-    for stand in told.1.iter().step_by(401) {
-        let (totals, rest) = run(Arc::new(uneven()), Some(stand.clone())).await;
-        assert!(totals == expected && told.0.ends_with(&rest.0), "from {}", stand.after);
+    for checkpoint in in_order.1.iter().step_by(401) {
+        let (totals, rest) = run(Arc::new(uneven()), Some(checkpoint.clone())).await;
+        assert!(totals == expected && in_order.0.ends_with(&rest.0), "from {}", checkpoint.after);
     }
 }

@@ -34,7 +34,7 @@ fn client(n5: &N5, directory: &Path) -> Client {
 }
 
 #[tokio::test]
-async fn the_index_stands_at_the_slash_and_the_way_there_without() {
+async fn the_path_without_a_slash_redirects_to_the_index() {
     let (n5, directory) = (N5::new(), built());
     let client = client(&n5, &directory.path().join("dist"));
     let bare = client.get("/viewer?x=1").await;
@@ -52,7 +52,7 @@ async fn the_index_stands_at_the_slash_and_the_way_there_without() {
 }
 
 #[tokio::test]
-async fn hashed_names_are_kept_and_sent_as_the_client_accepts_them() {
+async fn hashed_files_are_immutable_and_sent_precompressed() {
     let (n5, directory) = (N5::new(), built());
     let client = client(&n5, &directory.path().join("dist"));
     let path = format!("/viewer/{SCRIPT}");
@@ -75,7 +75,7 @@ async fn hashed_names_are_kept_and_sent_as_the_client_accepts_them() {
 }
 
 #[tokio::test]
-async fn whatever_else_is_not_found_or_refused() {
+async fn other_paths_are_not_found_or_refused() {
     let (n5, directory) = (N5::new(), built());
     let client = client(&n5, &directory.path().join("dist"));
     for missing in ["nothing", "sub", "sub/", "sub/nothing", "attributes.json", "index.html/", "index.html/x"] {
@@ -110,7 +110,7 @@ async fn without_a_directory_there_is_no_viewer() {
 }
 
 #[test]
-fn a_file_that_a_browser_has_already_is_sent_to_its_end_without_a_body() {
+fn a_304_of_a_cached_file_counts_as_complete() {
     let directory = built();
     let program = Program::start(&format!("server.viewer = \"{}\"\n", directory.path().join("dist").display()));
     let mut connection = program.connect();
@@ -125,7 +125,7 @@ fn a_file_that_a_browser_has_already_is_sent_to_its_end_without_a_body() {
 }
 
 #[tokio::test]
-async fn files_behind_links_that_leave_the_directory_are_not_there() {
+async fn files_behind_links_out_of_the_directory_are_not_found() {
     let (n5, directory) = (N5::new(), built());
     let dist = directory.path().join("dist");
     let link = |target: &Path, name: &str| std::os::unix::fs::symlink(target, dist.join(name)).unwrap();
@@ -156,7 +156,7 @@ async fn files_behind_links_that_leave_the_directory_are_not_there() {
 }
 
 #[tokio::test]
-async fn what_is_no_file_is_not_opened() {
+async fn special_files_are_not_opened() {
     let (n5, directory) = (N5::new(), built());
     let dist = directory.path().join("dist");
     let client = client(&n5, &dist);

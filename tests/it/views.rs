@@ -37,7 +37,7 @@ fn payload(n5: &N5, path: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn a_full_block_in_a_known_scheme_is_passed_through() {
+async fn a_full_block_with_a_supported_codec_is_passed_through() {
     let n5 = container();
     let client = Client::of(n5.root());
     // A whole block, one padded at the edge, and one cropped where the chunk ends with the array. Block (x, y) is chunk
@@ -59,7 +59,7 @@ async fn a_full_block_in_a_known_scheme_is_passed_through() {
 }
 
 #[tokio::test]
-async fn a_cropped_block_becomes_a_full_cell() {
+async fn a_cropped_block_is_padded_to_a_full_chunk() {
     let n5 = container();
     let client = Client::of(n5.root());
     let dataset = n5.dataset("raw", &[25], &[10], "raw");
@@ -73,7 +73,7 @@ async fn a_cropped_block_becomes_a_full_cell() {
 }
 
 #[tokio::test]
-async fn holes_and_keys_of_other_forms_are_missing() {
+async fn holes_and_invalid_keys_get_404() {
     let n5 = container();
     let client = Client::of(n5.root());
     for path in [
@@ -110,7 +110,7 @@ async fn holes_and_keys_of_other_forms_are_missing() {
 }
 
 #[tokio::test]
-async fn chunks_have_tags_ranges_and_heads() {
+async fn chunks_support_entity_tags_ranges_and_head() {
     let n5 = container();
     let client = Client::of(n5.root());
     for path in ["/zarr2/g/a/0/0", "/zarr3/g/a/c/1/0", "/zarr3/em/s0/zarr.json"] {
@@ -144,7 +144,7 @@ async fn a_chunk_costs_one_read_and_no_listing() {
 }
 
 #[tokio::test]
-async fn a_pyramid_is_an_image_in_both_versions() {
+async fn a_pyramid_is_an_ome_ngff_image_in_both_zarr_versions() {
     let n5 = container();
     let client = Client::of(n5.root());
     let two = client.get("/zarr2/em/.zattrs").await.json();
@@ -164,7 +164,7 @@ async fn a_pyramid_is_an_image_in_both_versions() {
 }
 
 #[tokio::test]
-async fn consolidated_metadata_is_all_documents_below() {
+async fn consolidated_metadata_contains_all_documents_below() {
     let n5 = container();
     let client = Client::of(n5.root());
     let two = client.get("/zarr2/.zmetadata").await.json();
@@ -186,7 +186,7 @@ async fn consolidated_metadata_is_all_documents_below() {
 }
 
 #[tokio::test]
-async fn what_is_too_much_for_one_document_is_not_consolidated() {
+async fn too_many_entries_are_not_consolidated() {
     let n5 = container();
     for number in 0..500 {
         n5.file(&format!("many/{number}/attributes.json"), "{}");

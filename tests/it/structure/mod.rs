@@ -127,7 +127,7 @@ fn no_imports_form_a_circle_or_run_back_up() {
 }
 
 #[test]
-fn the_name_of_a_type_is_unique() {
+fn type_names_are_unique() {
     let structure = Structure::read(&src());
     let repeated = structure.repeated_types();
     assert!(repeated.is_empty(), "defined more than once: {repeated:?}");

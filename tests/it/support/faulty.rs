@@ -50,13 +50,13 @@ pub struct Faulty {
 struct Hanging {
     inner: Arc<dyn ReadAt>,
     gate: Arc<Semaphore>,
-    come: Arc<AtomicUsize>,
+    started: Arc<AtomicUsize>,
 }
 
 #[async_trait]
 impl ReadAt for Hanging {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.come.fetch_add(1, Ordering::SeqCst);
+        self.started.fetch_add(1, Ordering::SeqCst);
         self.gate.acquire().await.unwrap().forget();
         self.inner.read_at(range).await
     }
@@ -110,7 +110,7 @@ impl Faulty {
         self.hanging.load(Ordering::SeqCst)
     }
 
-    async fn meet(&self, key: &Key) -> Result<(), StoreError> {
+    async fn inject(&self, key: &Key) -> Result<(), StoreError> {
         let fault = match &*self.script.lock().unwrap() {
             Some((hits, fault)) if hits(key) => fault.clone(),
             Some(_) | None => return Ok(()),
@@ -151,23 +151,23 @@ impl Store for Faulty {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
-        self.meet(key).await?;
+        self.inject(key).await?;
         self.inner.head(key).await
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        self.meet(key).await?;
+        self.inject(key).await?;
         let mut found = self.inner.get(key, inline).await?;
         let hangs = matches!(&*self.script.lock().unwrap(), Some((hits, Fault::ReadingHangs)) if hits(key));
         if let Some(Object { data: ObjectData::Open(reader), .. }) = found.as_mut().filter(|_| hangs) {
-            let (gate, come) = (Arc::clone(&self.gate), Arc::clone(&self.hanging));
-            *reader = Arc::new(Hanging { inner: Arc::clone(reader), gate, come });
+            let (gate, started) = (Arc::clone(&self.gate), Arc::clone(&self.hanging));
+            *reader = Arc::new(Hanging { inner: Arc::clone(reader), gate, started });
         }
         Ok(found)
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
-        self.meet(key).await?;
+        self.inject(key).await?;
         self.inner.is_directory(key).await
     }
 
@@ -178,7 +178,7 @@ impl Store for Faulty {
         limit: usize,
         keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
-        self.meet(key).await?;
+        self.inject(key).await?;
         self.inner.list(key, after, limit, keep).await
     }
 
@@ -188,7 +188,7 @@ impl Store for Faulty {
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
-        self.meet(&Key::root()).await?;
+        self.inject(&Key::root()).await?;
         self.inner.probe().await
     }
 }

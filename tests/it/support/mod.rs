@@ -1,13 +1,13 @@
 //! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, and an in-process
 //! client.
 
-pub mod described;
+pub mod deadlines;
 pub mod faulty;
-pub mod loads;
+pub mod load_metrics;
+pub mod openapi;
 pub mod program;
 pub mod remote;
 pub mod stores;
-pub mod undisturbed;
 pub mod writer;
 
 use std::path::Path;
@@ -152,7 +152,7 @@ impl Client {
             request = request.header(*name, *value);
         }
         let response = self.ask(request.body(Body::empty()).unwrap()).await;
-        described::check(method, path, response.status());
+        openapi::check(method, path, response.status());
         let (parts, body) = response.into_parts();
         let length = parts.headers.get("content-length").and_then(|n| n.to_str().ok()?.parse().ok());
         Reply { status: parts.status, headers: parts.headers, body: read(body, length).await }

@@ -54,9 +54,9 @@ impl Program {
         command.arg("--config").arg(&file).args(["--set", "server.listen=127.0.0.1:0"]).envs(environment.to_vec());
         command.stdout(Stdio::piped()).stderr(file_of_log.map_or_else(Stdio::piped, Stdio::from));
         let mut child = command.spawn().unwrap();
-        let (tell, log) = channel();
+        let (sender, log) = channel();
         if let Some(stderr) = child.stderr.take().map(BufReader::new) {
-            std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| tell.send(line)));
+            std::thread::spawn(move || stderr.lines().map_while(Result::ok).try_for_each(|line| sender.send(line)));
         }
         let stdout = child.stdout.take().unwrap();
         (Self { child, address: String::new(), log, directory }, stdout)
@@ -99,7 +99,7 @@ impl Program {
     }
 
     /// Returns true if the program handles a signal.
-    pub fn heeds(&self, signal: rustix::process::Signal) -> bool {
+    pub fn handles_signal(&self, signal: rustix::process::Signal) -> bool {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
         let caught = status.lines().find_map(|line| line.strip_prefix("SigCgt:")).unwrap();
         u64::from_str_radix(caught.trim(), 16).unwrap() & (1 << (signal.as_raw() - 1)) != 0
@@ -131,8 +131,8 @@ impl Program {
     pub fn logged(&self, text: &str) -> String {
         let until = Instant::now() + PATIENCE;
         loop {
-            let left = until.saturating_duration_since(Instant::now());
-            let line = self.log.recv_timeout(left).unwrap_or_else(|_| panic!("nothing is logged of {text:?}"));
+            let remaining = until.saturating_duration_since(Instant::now());
+            let line = self.log.recv_timeout(remaining).unwrap_or_else(|_| panic!("nothing is logged of {text:?}"));
             if line.contains(text) {
                 return line;
             }
@@ -218,8 +218,9 @@ impl Connection {
 
     /// Sends pipelined requests and does not read the answers.
     pub fn ask_all(&mut self, paths: &[&str]) {
-        let asked: Vec<String> = paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
-        self.0.get_mut().write_all(asked.concat().as_bytes()).unwrap();
+        let requests: Vec<String> =
+            paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
+        self.0.get_mut().write_all(requests.concat().as_bytes()).unwrap();
     }
 
     /// Resets the connection, as when a client crashes.

@@ -45,13 +45,13 @@ pub(crate) fn run(data: &[u8]) {
     }
     SERVER.with_borrow_mut(|server| {
         let server = server.get_or_insert_with(begin);
-        let (by_lane, heads) = in_turn(server, data);
+        let (by_fast_path, heads) = in_turn(server, data);
         let alone = library(server, data);
-        let (by_lane, alone) = (served(&by_lane, &heads), served(&alone, &heads));
-        for (ours, theirs) in by_lane.iter().zip(&alone) {
+        let (by_fast_path, alone) = (served(&by_fast_path, &heads), served(&alone, &heads));
+        for (ours, theirs) in by_fast_path.iter().zip(&alone) {
             assert_eq!(ours, theirs, "{}", data.escape_ascii());
         }
-        assert_eq!(by_lane.len(), alone.len(), "{}", data.escape_ascii());
+        assert_eq!(by_fast_path.len(), alone.len(), "{}", data.escape_ascii());
     });
 }
 

@@ -10,18 +10,18 @@ pub fn recorder() -> PrometheusRecorder {
 }
 
 /// Waits until `count` requests wait for a load that another request leads.
-pub async fn come(handle: &PrometheusHandle, count: usize) {
-    wait(handle, "load", count).await;
+pub async fn wait_for_load(handle: &PrometheusHandle, count: usize) {
+    wait_for_queue(handle, "load", count).await;
 }
 
 /// Waits until `count` requests wait in `queue`, a label of `n5_queue_waiting`.
-pub async fn wait(handle: &PrometheusHandle, queue: &str, count: usize) {
+pub async fn wait_for_queue(handle: &PrometheusHandle, queue: &str, count: usize) {
     let line = format!("n5_queue_waiting{{queue=\"{queue}\"}} {count}");
-    let come = async {
-        while !handle.render().lines().any(|told| told == line) {
+    let waited = async {
+        while !handle.render().lines().any(|found| found == line) {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    let come = tokio::time::timeout(Duration::from_secs(20), come).await;
-    assert!(come.is_ok(), "no {count} requests wait in the queue: {}", handle.render());
+    let waited = tokio::time::timeout(Duration::from_secs(20), waited).await;
+    assert!(waited.is_ok(), "no {count} requests wait in the queue: {}", handle.render());
 }

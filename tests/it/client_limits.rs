@@ -16,14 +16,14 @@ fn volume() -> N5 {
     n5
 }
 
-fn served(n5: &N5, more: &str) -> String {
+fn config_for(n5: &N5, more: &str) -> String {
     format!("{more}\n[[containers]]\nroot = \"{}\"\n", n5.root().display())
 }
 
 /// Polls until `is_so` returns true, for up to [`PATIENCE`]. Returns false if it never does.
-fn comes_true(mut is_so: impl FnMut() -> bool) -> bool {
-    let begun = Instant::now();
-    while begun.elapsed() < PATIENCE {
+fn eventually(mut is_so: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
         if is_so() {
             return true;
         }
@@ -37,10 +37,11 @@ fn status(connection: &mut Connection, path: &str) -> Option<u16> {
 }
 
 #[test]
-fn the_oldest_idle_connection_of_an_address_makes_place_and_others_have_theirs() {
+fn the_longest_idle_connection_of_an_address_is_evicted() {
     let n5 = volume();
-    let config =
-        |most: usize| served(&n5, &format!("clients.connections = {most}\nserver.trusted_proxies = [\"127.0.0.4\"]"));
+    let config = |most: usize| {
+        config_for(&n5, &format!("clients.connections = {most}\nserver.trusted_proxies = [\"127.0.0.4\"]"))
+    };
     let program = Program::start(&config(3));
     let open = |address: &str| {
         let mut connection = program.connect_from(address);
@@ -71,9 +72,9 @@ fn the_oldest_idle_connection_of_an_address_makes_place_and_others_have_theirs()
 }
 
 #[test]
-fn a_connection_beyond_those_of_its_address_waits_and_is_refused_in_the_end() {
+fn a_connection_beyond_the_limit_of_its_address_waits_and_is_then_refused() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, "clients.connections = 2\nserver.header_timeout = \"2s\""));
+    let program = Program::start(&config_for(&n5, "clients.connections = 2\nserver.header_timeout = \"2s\""));
     let mut busy: Vec<_> = (0..2)
         .map(|_| {
             let mut connection = program.connect_from("127.0.0.2");
@@ -84,10 +85,10 @@ fn a_connection_beyond_those_of_its_address_waits_and_is_refused_in_the_end() {
         .collect();
     let mut waits = program.connect_from("127.0.0.2");
     waits.ask("/v/0/0");
-    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"connection\"}") == Some(1.0)));
+    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"connection\"}") == Some(1.0)));
     assert_eq!(program.connect_from("127.0.0.3").get("/v/0/0", "").unwrap().status, 200);
     busy.pop();
-    assert_eq!(waits.answer().unwrap().status, 200, "a place is handed on");
+    assert_eq!(waits.answer().unwrap().status, 200, "a permit is passed on");
     waits.ask(LARGE);
     waits.head().unwrap();
     assert_eq!(program.connect_from("127.0.0.2").get("/v/0/0", ""), None);
@@ -97,9 +98,9 @@ fn a_connection_beyond_those_of_its_address_waits_and_is_refused_in_the_end() {
 }
 
 #[test]
-fn one_address_never_has_all_connections() {
+fn one_address_cannot_take_all_connections() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, "server.max_connections = 8"));
+    let program = Program::start(&config_for(&n5, "server.max_connections = 8"));
     let mut held: Vec<_> = (0..8).map(|_| program.connect_from("127.0.0.2")).collect();
     let statuses: Vec<_> = held.iter_mut().map(|connection| status(connection, "/healthz")).collect();
     assert_eq!(statuses, [Some(200), Some(200), Some(200), Some(200), Some(200), Some(200), None, None]);
@@ -107,13 +108,13 @@ fn one_address_never_has_all_connections() {
 }
 
 #[test]
-fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
+fn a_request_beyond_the_clients_limit_waits_and_then_gets_429() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300ms\""));
+    let program = Program::start(&config_for(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300ms\""));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
     // The request is in flight until its client reads the last byte of the answer.
-    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
     let refused = program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap();
     assert_eq!(refused.status, 429, "{refused:?}");
     assert!(refused.header("retry-after").is_some() && refused.body.contains("#too-many"), "{refused:?}");
@@ -122,41 +123,41 @@ fn a_clients_request_waits_for_another_of_its_own_and_is_then_429() {
     assert_eq!(program.metric("n5_queue_wait_duration_seconds_count{queue=\"client\"}"), Some(1.0));
     assert_eq!(reading.answer().unwrap().status, 200);
     // The request releases its permit a moment after its answer.
-    assert!(comes_true(|| program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status == 200));
+    assert!(eventually(|| program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status == 200));
 }
 
 #[test]
-fn a_request_that_waits_is_given_up_with_its_connection_although_another_was_sent_ahead() {
+fn a_waiting_request_is_cancelled_on_reset_even_if_another_is_pipelined() {
     let n5 = volume();
     let patient = "limits.budget_wait = \"300s\"\nserver.send_timeout = \"300s\"";
-    let program = Program::start(&served(&n5, &format!("clients.concurrent_requests = 1\n{patient}")));
+    let program = Program::start(&config_for(&n5, &format!("clients.concurrent_requests = 1\n{patient}")));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
-    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
     let mut waiting = program.connect_from("127.0.0.2");
     waiting.ask_all(&["/slice/v?size=4,4", "/slice/v?size=5,5"]);
-    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
+    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     waiting.reset();
-    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(0.0)));
+    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(0.0)));
 }
 
 #[test]
-fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
+fn the_rate_limit_slows_answers_without_losing_bytes() {
     let n5 = volume();
-    let free = Program::start(&served(&n5, ""));
-    let slowed = Program::start(&served(&n5, "clients.bytes_per_second = \"2MiB\"\nclients.burst = \"512KiB\""));
+    let free = Program::start(&config_for(&n5, ""));
+    let slowed = Program::start(&config_for(&n5, "clients.bytes_per_second = \"2MiB\"\nclients.burst = \"512KiB\""));
     // A slice of 2 MiB, and stored blocks of the same total size.
     for paths in [&["/slice/v"; 1][..], &["/v/0/0", "/v/1/0", "/v/0/1", "/v/1/1"]] {
-        let truth: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
-        let bytes: usize = truth.iter().map(Reply::length).sum();
+        let expected: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
+        let bytes: usize = expected.iter().map(Reply::length).sum();
         // Another address for each, whose rate limiter is still unused.
         let mut connection = slowed.connect_from(if paths.len() == 1 { "127.0.0.2" } else { "127.0.0.3" });
-        let begun = Instant::now();
-        for (path, truth) in paths.iter().zip(&truth) {
-            assert_eq!(connection.get(path, "").unwrap().body, truth.body, "{path}");
+        let started = Instant::now();
+        for (path, expected) in paths.iter().zip(&expected) {
+            assert_eq!(connection.get(path, "").unwrap().body, expected.body, "{path}");
         }
         let least = Duration::from_secs_f64((bytes - (512 << 10) - (64 << 10)) as f64 / f64::from(2 << 20));
-        assert!(begun.elapsed() >= least, "{bytes} bytes in {:?}", begun.elapsed());
+        assert!(started.elapsed() >= least, "{bytes} bytes in {:?}", started.elapsed());
     }
     assert!(slowed.metric("n5_queue_wait_duration_seconds_count{queue=\"rate\"}") >= Some(1.0));
     assert_eq!(free.metric("n5_queue_wait_duration_seconds_count{queue=\"rate\"}"), None);
@@ -164,9 +165,9 @@ fn bytes_come_no_faster_than_configured_and_all_of_them_come() {
 
 /// Returns the status of a small slice. Repeats the request while the status is 503, and counts that in `refused`: an
 /// earlier request keeps its permit for a moment after its answer.
-fn admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
+fn retry_until_admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
     let mut status = 503;
-    comes_true(|| {
+    eventually(|| {
         status = connection.get("/slice/v?size=4,4", "").unwrap().status;
         refused.fetch_add(usize::from(status == 503), Ordering::Relaxed);
         status != 503
@@ -175,30 +176,30 @@ fn admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
 }
 
 #[test]
-fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
+fn a_request_waiting_for_its_own_client_takes_no_permit_from_others() {
     let n5 = volume();
     // No wait ends within the time that this test takes.
-    let program = Program::start(&served(
+    let program = Program::start(&config_for(
         &n5,
         "clients.concurrent_requests = 1\nlimits.concurrent_requests = 2\nlimits.budget_wait = \"60s\"",
     ));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
-    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
     let mut waiting = program.connect_from("127.0.0.2");
     let refused = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refused);
-    let waiting = std::thread::spawn(move || admitted(&mut waiting, &counted));
-    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
+    let waiting = std::thread::spawn(move || retry_until_admitted(&mut waiting, &counted));
+    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     let refused_before = refused.load(Ordering::Relaxed);
     // These two requests, and the one for the metrics.
-    assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
+    assert!(eventually(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
     // A client may have one waiting request here, and has one already.
-    assert_eq!(admitted(&mut program.connect_from("127.0.0.2"), &AtomicUsize::new(0)), 429);
+    assert_eq!(retry_until_admitted(&mut program.connect_from("127.0.0.2"), &AtomicUsize::new(0)), 429);
     // The last requests release their permits a moment after their answers.
     let is_free = || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200;
-    assert!(comes_true(is_free));
-    assert!(comes_true(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
+    assert!(eventually(is_free));
+    assert!(eventually(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
     assert_eq!(reading.answer().unwrap().status, 200);
     assert_eq!(waiting.join().unwrap(), 200);
     // The waiter got its permit without another 503.
@@ -206,9 +207,9 @@ fn who_waits_for_a_request_of_its_own_takes_no_place_from_others() {
 }
 
 #[test]
-fn requests_beyond_those_that_are_answered_at_once_wait_and_are_answered() {
+fn requests_beyond_the_concurrency_limit_wait_and_are_answered() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, "limits.concurrent_requests = 1"));
+    let program = Program::start(&config_for(&n5, "limits.concurrent_requests = 1"));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
     assert_eq!(reading.head().unwrap().status, 200);
@@ -216,39 +217,39 @@ fn requests_beyond_those_that_are_answered_at_once_wait_and_are_answered() {
     for connection in &mut waiting {
         connection.ask("/slice/v?size=4,4");
     }
-    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"request\"}") > Some(40.0)));
+    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"request\"}") > Some(40.0)));
     drop(reading);
     assert!(waiting.iter_mut().all(|connection| connection.answer().unwrap().status == 200));
     assert_eq!(program.metric("n5_requests_shed_total{reason=\"requests\"}"), Some(0.0));
 }
 
 #[test]
-fn who_is_refused_and_asks_again_at_once_gains_nothing_by_it() {
+fn immediate_retries_after_a_refusal_are_delayed() {
     let n5 = volume();
-    let program = Program::start(&served(&n5, "limits.concurrent_requests = 1\nlimits.budget_wait = \"50ms\""));
+    let program = Program::start(&config_for(&n5, "limits.concurrent_requests = 1\nlimits.budget_wait = \"50ms\""));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
     assert_eq!(reading.head().unwrap().status, 200);
     let mut refused = program.connect_from("127.0.0.2");
-    let begun = Instant::now();
+    let started = Instant::now();
     for _ in 0..4 {
         let reply = refused.get("/slice/v?size=4,4", "").unwrap();
         assert_eq!((reply.status, reply.header("retry-after")), (503, Some("1")), "{reply:?}");
     }
-    assert!(begun.elapsed() >= Duration::from_secs(1), "{:?}", begun.elapsed());
+    assert!(started.elapsed() >= Duration::from_secs(1), "{:?}", started.elapsed());
     // Requests whose rejection is delayed hold no permit.
     let mut others: Vec<_> = (0..8).map(|_| program.connect_from("127.0.0.2")).collect();
     for other in &mut others {
         other.ask("/slice/v?size=4,4");
     }
     drop(reading);
-    assert!(comes_true(|| program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200));
+    assert!(eventually(|| program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200));
 }
 
 #[test]
-fn who_is_being_refused_when_the_server_is_told_to_stop_is_told_so() {
+fn delayed_refusals_are_sent_at_shutdown() {
     let n5 = volume();
-    let mut program = Program::start(&served(
+    let mut program = Program::start(&config_for(
         &n5,
         "limits.concurrent_requests = 1\nlimits.budget_wait = \"50ms\"\nserver.drain_delay = \"0s\"",
     ));
@@ -260,7 +261,7 @@ fn who_is_being_refused_when_the_server_is_told_to_stop_is_told_so() {
         other.ask("/slice/v?size=4,4");
     }
     // Each attempt sends one more request, as the earlier ones may be answered by then.
-    assert!(comes_true(|| {
+    assert!(eventually(|| {
         let mut other = program.connect_from("127.0.0.2");
         other.ask("/slice/v?size=4,4");
         others.push(other);
@@ -275,9 +276,9 @@ fn who_is_being_refused_when_the_server_is_told_to_stop_is_told_so() {
 }
 
 #[test]
-fn what_is_sent_slowly_holds_little_memory_meanwhile() {
+fn a_rate_limited_answer_holds_little_memory() {
     let n5 = volume();
-    let program = Program::start(&served(
+    let program = Program::start(&config_for(
         &n5,
         "clients.bytes_per_second = \"256KiB\"\nclients.burst = \"64KiB\"\nlimits.slice_budget = \"16MiB\"\n\
          limits.budget_wait = \"1s\"",
@@ -310,15 +311,15 @@ fn large_blocks() -> N5 {
     n5
 }
 
-fn small_budgets(n5: &N5, wait: &str) -> Program {
+fn start_with_small_budgets(n5: &N5, wait: &str) -> Program {
     let budgets = "limits.slice_budget = \"32MiB\"\nlimits.decode_budget = \"32MiB\"\nlimits.transfer_budget = \"16MiB\"\n\
          cache.decoded = \"16MiB\"\ncache.stored = \"24MiB\"";
-    Program::start(&served(n5, &format!("{budgets}\nlimits.budget_wait = \"{wait}\"")))
+    Program::start(&config_for(n5, &format!("{budgets}\nlimits.budget_wait = \"{wait}\"")))
 }
 
 /// Returns paths that one client requests without reading the answers: whole slices, streamed slices, stored blocks,
 /// cached decoded blocks, chunks, text.
-fn unread() -> Vec<(&'static str, Vec<String>)> {
+fn unread_requests() -> Vec<(&'static str, Vec<String>)> {
     let each = |path: fn(u64) -> String| (0..8).map(path).collect();
     vec![
         ("whole slices", each(|n| format!("/slice/v?start=0,{}&size=4096,2500", n * 2500))),
@@ -331,10 +332,10 @@ fn unread() -> Vec<(&'static str, Vec<String>)> {
 }
 
 #[test]
-fn a_client_that_reads_nothing_keeps_no_other_from_any_route() {
+fn a_client_that_reads_nothing_blocks_no_route_for_other_clients() {
     let n5 = large_blocks();
-    for (kind, paths) in unread() {
-        let program = small_budgets(&n5, "3s");
+    for (kind, paths) in unread_requests() {
+        let program = start_with_small_budgets(&n5, "3s");
         let mut slow: Vec<_> = paths.iter().map(|_| program.connect_from("127.0.0.2")).collect();
         for (connection, path) in slow.iter_mut().zip(&paths) {
             connection.ask(path);
@@ -357,19 +358,19 @@ fn a_client_that_reads_nothing_keeps_no_other_from_any_route() {
             "/info/v",
             "/v/?format=json",
         ] {
-            let begun = Instant::now();
+            let started = Instant::now();
             let reply = program.connect_from("127.0.0.3").get(path, "");
             let status = reply.as_ref().map(|reply| reply.status);
-            assert_eq!(status, Some(200), "{kind}: {path} after {:?}: {reply:.300?}", begun.elapsed());
+            assert_eq!(status, Some(200), "{kind}: {path} after {:?}: {reply:.300?}", started.elapsed());
         }
     }
 }
 
 #[test]
-fn a_client_that_is_alone_gets_all_that_it_asks_for_at_once() {
+fn a_single_client_gets_all_its_concurrent_requests() {
     let n5 = large_blocks();
-    let program = small_budgets(&n5, "30s");
-    for (kind, paths) in unread() {
+    let program = start_with_small_budgets(&n5, "30s");
+    for (kind, paths) in unread_requests() {
         let mut connections: Vec<_> = paths.iter().map(|_| program.connect_from("127.0.0.2")).collect();
         for (connection, path) in connections.iter_mut().zip(&paths) {
             connection.ask(path);
@@ -384,7 +385,7 @@ fn a_client_that_is_alone_gets_all_that_it_asks_for_at_once() {
 }
 
 #[test]
-fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks() {
+fn unread_large_objects_do_not_block_stored_blocks_for_other_clients() {
     let n5 = N5::new();
     n5.dataset("v", &[4, 4], &[4, 4], "raw");
     n5.file("v/0/0", vec![1; 17 << 20]);
@@ -392,7 +393,7 @@ fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks(
         n5.file(&format!("v/0/{number}"), vec![2; 1 << 20]);
     }
     let budgets = "cache.stored = \"8MiB\"\nlimits.transfer_budget = \"4MiB\"\nlimits.budget_wait = \"3s\"";
-    let program = Program::start(&served(&n5, budgets));
+    let program = Program::start(&config_for(&n5, budgets));
     // The query keeps the request off the fast path. The general path caches the block.
     let stored = |number: u64| program.connect_from("127.0.0.3").get(&format!("/v/0/{number}?x=1"), "").unwrap();
     for number in 1..16 {
@@ -402,7 +403,7 @@ fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks(
     for connection in &mut slow {
         connection.ask("/v/0/0");
     }
-    assert!(comes_true(|| program.metric("n5_budget_bytes{budget=\"transfer\"}") > Some(f64::from(11 << 20))));
+    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"transfer\"}") > Some(f64::from(11 << 20))));
     for number in 16..32 {
         let reply = stored(number);
         assert_eq!((reply.status, reply.length()), (200, 1 << 20), "{number}: {reply:.300?}");
@@ -410,9 +411,9 @@ fn large_objects_that_one_client_does_not_read_keep_no_other_from_stored_blocks(
 }
 
 #[test]
-fn small_slices_pass_a_large_one_that_waits_for_slow_clients() {
+fn small_slices_overtake_a_large_one_that_waits_for_slow_clients() {
     let n5 = large_blocks();
-    let program = small_budgets(&n5, "20s");
+    let program = start_with_small_budgets(&n5, "20s");
     let waiting = || program.metric("n5_queue_waiting{queue=\"slice\"}");
     let mut slow = ["127.0.0.2", "127.0.0.3"].map(|client| program.connect_from(client));
     for connection in &mut slow {
@@ -421,7 +422,7 @@ fn small_slices_pass_a_large_one_that_waits_for_slow_clients() {
     }
     let mut large = program.connect_from("127.0.0.4");
     large.ask("/slice/v?start=0,9000&size=4096,3000&format=png");
-    assert!(comes_true(|| waiting() == Some(1.0)));
+    assert!(eventually(|| waiting() == Some(1.0)));
     for _ in 0..3 {
         assert_eq!(program.connect_from("127.0.0.5").get("/slice/v?start=7,7&size=300,300", "").unwrap().status, 200);
     }
@@ -431,9 +432,9 @@ fn small_slices_pass_a_large_one_that_waits_for_slow_clients() {
 }
 
 #[test]
-fn clients_that_read_nothing_of_large_slices_leave_memory_for_small_ones() {
+fn unread_large_slices_leave_memory_for_small_ones() {
     let n5 = large_blocks();
-    let program = small_budgets(&n5, "3s");
+    let program = start_with_small_budgets(&n5, "3s");
     let mut slow: Vec<_> = (2..12).map(|n| program.connect_from(&format!("127.0.0.{n}"))).collect();
     // Four of these slices would take the whole budget. Images cannot be sent in bands, so they wait.
     for connection in &mut slow[..3] {
@@ -443,7 +444,7 @@ fn clients_that_read_nothing_of_large_slices_leave_memory_for_small_ones() {
     for connection in &mut slow[3..] {
         connection.ask("/slice/v?start=0,2500&size=4096,2048&format=png");
     }
-    assert!(comes_true(|| program.metric("n5_queue_waiting{queue=\"slice\"}") == Some(7.0)));
+    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"slice\"}") == Some(7.0)));
     for _ in 0..10 {
         let reply = program.connect_from("127.0.0.100").get("/slice/v?start=7,7&size=300,300", "").unwrap();
         assert_eq!(reply.status, 200, "{reply:.300?}");
@@ -452,19 +453,19 @@ fn clients_that_read_nothing_of_large_slices_leave_memory_for_small_ones() {
 }
 
 #[test]
-fn listings_of_few_entries_do_not_wait_for_slow_clients() {
+fn short_listings_do_not_wait_for_slow_clients() {
     let n5 = large_blocks();
     for number in 0..2000 {
         n5.file(&format!("many/{number}/attributes.json"), "{}");
     }
-    let program = Program::start(&served(&n5, "limits.slice_budget = \"16MiB\"\nlimits.budget_wait = \"1s\""));
+    let program = Program::start(&config_for(&n5, "limits.slice_budget = \"16MiB\"\nlimits.budget_wait = \"1s\""));
     let mut slow: Vec<_> = (2..12).map(|n| program.connect_from(&format!("127.0.0.{n}"))).collect();
     for connection in &mut slow {
         connection.ask("/slice/v?size=4096,20000");
     }
     // Less memory is free than a page of 10,000 entries takes.
     let held = || program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap_or_default();
-    assert!(comes_true(|| held() > 10e6), "{} bytes", held());
+    assert!(eventually(|| held() > 10e6), "{} bytes", held());
     let list = |path| {
         let reply = program.connect_from("127.0.0.100").get(path, "").unwrap();
         (reply.status, reply.body.matches("\"name\"").count())
@@ -472,20 +473,20 @@ fn listings_of_few_entries_do_not_wait_for_slow_clients() {
     assert_eq!(list("/?format=json"), (200, 3));
     assert_eq!(list("/v/?format=json"), (200, 1));
     // The slow clients' slices may not have taken their memory yet.
-    assert!(comes_true(|| list("/many/?format=json").0 == 503));
+    assert!(eventually(|| list("/many/?format=json").0 == 503));
     drop(slow);
     assert_eq!(list("/many/?format=json"), (200, 2000));
 }
 
 #[test]
-fn calls_to_storage_of_one_client_delay_those_of_others_by_turns_only() {
+fn clients_take_turns_at_storage_calls() {
     let n5 = volume();
     let big = n5.root().join("big");
     std::fs::create_dir(&big).unwrap();
     for n in 0..20_000 {
         std::os::unix::fs::symlink("../v", big.join(format!("{n:05}"))).unwrap();
     }
-    let program = Program::start(&served(&n5, ""));
+    let program = Program::start(&config_for(&n5, ""));
     let mut greedy: Vec<_> = (0..300).map(|_| program.connect_from("127.0.0.2")).collect();
     for connection in &mut greedy {
         connection.ask("/info/big");
@@ -502,13 +503,13 @@ fn calls_to_storage_of_one_client_delay_those_of_others_by_turns_only() {
             })
         })
         .collect();
-    assert!(comes_true(|| answered.load(Ordering::Relaxed) > 0));
-    let mut honest = program.connect_from("127.0.0.3");
+    assert!(eventually(|| answered.load(Ordering::Relaxed) > 0));
+    let mut other = program.connect_from("127.0.0.3");
     for path in ["/v/0/0", "/v/1/1", "/v/?format=json", "/info/v", "/slice/v?start=5,5&size=600,600"] {
         let before = answered.load(Ordering::Relaxed);
-        assert_eq!(status(&mut honest, path), Some(200), "{path}");
+        assert_eq!(status(&mut other, path), Some(200), "{path}");
         let meanwhile = answered.load(Ordering::Relaxed) - before;
-        assert!(meanwhile <= 40, "{path} waited for {meanwhile} answers to the other");
+        assert!(meanwhile <= 40, "{path} waited for {meanwhile} answers to the other client");
     }
     for reader in readers {
         assert_eq!(reader.join().unwrap(), Some(200));

@@ -11,16 +11,16 @@ use std::path::{Path, PathBuf};
 use targets::TARGETS;
 
 /// Number of mutations of each seed.
-const CHANGED: u32 = 8;
+const MUTATIONS: u32 = 8;
 
 fn seeds(target: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("fuzz/seeds").join(target)
 }
 
 /// A deterministic xorshift generator of random numbers.
-struct Chance(u64);
+struct Xorshift(u64);
 
-impl Chance {
+impl Xorshift {
     fn below(&mut self, end: usize) -> usize {
         self.0 ^= self.0 << 13;
         self.0 ^= self.0 >> 7;
@@ -29,7 +29,7 @@ impl Chance {
     }
 
     /// Returns a mutation of `seed`, with some bytes changed, removed or repeated.
-    fn changed(&mut self, seed: &[u8]) -> Vec<u8> {
+    fn mutate(&mut self, seed: &[u8]) -> Vec<u8> {
         let mut input = seed.to_vec();
         for _ in 0..=self.below(4) {
             let (at, length) = (self.below(input.len()), self.below(8));
@@ -51,9 +51,9 @@ impl Chance {
 }
 
 /// Runs a target over all of its seeds and some mutations of each.
-fn tried(name: &str) {
+fn run_target(name: &str) {
     let target = TARGETS.iter().find(|(known, _)| *known == name).unwrap().1;
-    let mut chance = Chance(0x9e37_79b9_7f4a_7c15);
+    let mut random = Xorshift(0x9e37_79b9_7f4a_7c15);
     let entries = fs::read_dir(seeds(name)).unwrap_or_else(|error| panic!("fuzz/seeds/{name}: {error}"));
     let mut files: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
     files.sort();
@@ -62,10 +62,10 @@ fn tried(name: &str) {
         let seed = fs::read(&file).unwrap();
         let found = std::panic::catch_unwind(|| target(&seed));
         assert!(found.is_ok(), "{}", file.display());
-        for _ in 0..CHANGED {
-            let input = chance.changed(&seed);
+        for _ in 0..MUTATIONS {
+            let input = random.mutate(&seed);
             let found = std::panic::catch_unwind(|| target(&input));
-            assert!(found.is_ok(), "made of {}: {}", file.display(), input.escape_ascii());
+            assert!(found.is_ok(), "mutation of {}: {}", file.display(), input.escape_ascii());
         }
     }
 }
@@ -74,7 +74,7 @@ macro_rules! targets {
     ($($name:ident),+ $(,)?) => {
         $(#[test]
         fn $name() {
-            tried(stringify!($name));
+            run_target(stringify!($name));
         })+
 
         #[test]
@@ -85,11 +85,10 @@ macro_rules! targets {
     };
 }
 
-targets!(block, deflate, lz4, blosc, streams, attributes, request, views, lane, slice, access, http2);
+targets!(block, deflate, lz4, blosc, streams, attributes, request, views, fast_path, slice, access, http2);
 
-/// Fuzzing must use the crate versions of the server.
 #[test]
-fn both_workspaces_have_the_same_versions() {
+fn fuzzing_uses_the_crate_versions_of_the_server() {
     let packages = |path: &str| {
         let text = fs::read_to_string(Path::new(env!("CARGO_MANIFEST_DIR")).join(path)).unwrap();
         let mut versions: BTreeMap<String, Vec<String>> = BTreeMap::new();

@@ -1,4 +1,4 @@
-//! The seams for what comes next: a store that answers only after a while and has no page cache.
+//! A remote store: it answers only after a while and has no page cache.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -41,7 +41,7 @@ fn client(remote: &Arc<Remote>, metadata: RevalidationPolicy, data: Revalidation
 }
 
 /// Returns the status line of the answer of the fast path, if it answers.
-fn fast(client: &Client, path: &str) -> Option<String> {
+fn fast_path_status(client: &Client, path: &str) -> Option<String> {
     let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     match try_answer(&client.app, None, head.as_bytes()) {
         FastOutcome::Request(_, reply) => {
@@ -81,13 +81,13 @@ async fn cached_objects_and_chunks_take_the_fast_path() {
         [("/v/attributes.json", true), ("/v/0/0", true), ("/zarr3/v/c/1/0", true), ("/zarr2/v/1/0", false)]
     {
         if is_cold {
-            assert_eq!(fast(&client, path), None, "{path}");
+            assert_eq!(fast_path_status(&client, path), None, "{path}");
             assert!(remote.take_requests().is_empty(), "{path}: the fast path does not wait for the store");
             assert_eq!(client.get(path).await.status, 200, "{path}");
             remote.take_requests();
         }
         for _ in 0..2 {
-            assert_eq!(fast(&client, path).as_deref(), Some("HTTP/1.1 200 OK"), "{path}");
+            assert_eq!(fast_path_status(&client, path).as_deref(), Some("HTTP/1.1 200 OK"), "{path}");
         }
         assert!(remote.take_requests().is_empty(), "{path}");
     }
@@ -110,7 +110,7 @@ async fn a_stale_entry_costs_one_conditional_request() {
 }
 
 #[tokio::test]
-async fn a_hole_costs_no_request_beyond_its_own() {
+async fn a_hole_costs_one_request() {
     let remote = remote();
     let client = client(&remote, FOREVER, RevalidationPolicy::Always);
     let path = "/slice/v?start=0,4&stop=4,6&format=raw";
@@ -124,7 +124,7 @@ async fn a_hole_costs_no_request_beyond_its_own() {
 }
 
 #[tokio::test]
-async fn blocks_of_a_store_without_conditional_requests_are_compared_together_and_only_changed_ones_are_read() {
+async fn without_conditional_requests_only_changed_blocks_are_read_again() {
     let remote = remote_of(Remote::unconditional());
     let client = client(&remote, FOREVER, RevalidationPolicy::Always);
     let path = "/slice/v?start=0,0&stop=4,4&format=raw";

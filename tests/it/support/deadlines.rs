@@ -7,28 +7,28 @@ const ATTEMPTS: usize = 10;
 
 /// Records if the client missed a deadline, by its own clock.
 #[derive(Default)]
-pub struct Times {
+pub struct DeadlineWatch {
     is_late: Cell<bool>,
 }
 
-impl Times {
+impl DeadlineWatch {
     /// Begins a step that may take `allowed` until it is dropped. Steps may be nested.
-    pub fn step(&self, allowed: Duration) -> Step<'_> {
-        Step { times: self, begun: Instant::now(), allowed }
+    pub fn step(&self, allowed: Duration) -> TimedStep<'_> {
+        TimedStep { deadlines: self, started: Instant::now(), allowed }
     }
 }
 
 #[must_use]
-pub struct Step<'a> {
-    times: &'a Times,
-    begun: Instant,
+pub struct TimedStep<'a> {
+    deadlines: &'a DeadlineWatch,
+    started: Instant,
     allowed: Duration,
 }
 
-impl Drop for Step<'_> {
+impl Drop for TimedStep<'_> {
     fn drop(&mut self) {
-        if self.begun.elapsed() > self.allowed {
-            self.times.is_late.set(true);
+        if self.started.elapsed() > self.allowed {
+            self.deadlines.is_late.set(true);
         }
     }
 }
@@ -36,13 +36,13 @@ impl Drop for Step<'_> {
 /// Returns the result of `attempt`. A failure after the client was late says nothing about the server, so the attempt
 /// is repeated. A failure of a client that was in time is an error. Success counts even if the client was late, because
 /// lateness only makes the test harder.
-pub async fn undisturbed<T>(attempt: impl AsyncFn(&Times) -> Result<T, String>) -> T {
+pub async fn retry_if_late<T>(attempt: impl AsyncFn(&DeadlineWatch) -> Result<T, String>) -> T {
     let mut faults = Vec::new();
     while faults.len() < ATTEMPTS {
-        let times = Times::default();
-        match attempt(&times).await {
+        let deadlines = DeadlineWatch::default();
+        match attempt(&deadlines).await {
             Ok(done) => return done,
-            Err(fault) if times.is_late.get() => faults.push(fault),
+            Err(fault) if deadlines.is_late.get() => faults.push(fault),
             Err(fault) => panic!("{fault}"),
         }
     }

@@ -7,13 +7,13 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpSocket, TcpStream};
 
-use crate::torture::{PATIENCE, Program, h2};
+use crate::hostile_clients::{PATIENCE, Program, h2};
 
 /// Path of a file of 8 MiB, of which the kernel would queue half.
 const FILE: &str = "/v/0/2";
 
 /// SETTINGS_INITIAL_WINDOW_SIZE of 0: the client accepts no body.
-const SHUT: [u8; 6] = [0, 4, 0, 0, 0, 0];
+const ZERO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 
 /// Capacity of the memory pool that a thousand connections share, in MiB.
 const SHARED_MIB: u64 = 6;
@@ -34,39 +34,39 @@ impl Program {
         value.unwrap_or_else(|| panic!("no metric {name}"))
     }
 
-    async fn comes_to(&self, name: &str, is_so: impl Fn(f64) -> bool) {
-        let begun = Instant::now();
+    async fn wait_for_metric(&self, name: &str, is_so: impl Fn(f64) -> bool) {
+        let started = Instant::now();
         loop {
             let value = self.metric(name).await;
             if is_so(value) {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{name} stays {value}");
+            assert!(started.elapsed() < PATIENCE, "{name} stays {value}");
             tokio::time::sleep(Duration::from_millis(20)).await;
         }
     }
 
     /// Opens 19,200 streams from `addresses` addresses and reads none. The memory pool does not suffice for them.
     async fn connections_beyond_the_memory(&self, addresses: usize) -> Vec<TcpStream> {
-        let asked: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/v/0/0")).collect();
+        let requests: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/v/0/0")).collect();
         let mut held = Vec::new();
         for number in 0..150 {
             let mut client = self.connect_from(&format!("127.0.2.{}", 1 + number % addresses), 4096).await;
-            client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
+            client.write_all(&[h2::begin(&ZERO_WINDOW), requests.clone()].concat()).await.unwrap();
             held.push(client);
         }
-        self.comes_to("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
+        self.wait_for_metric("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
         held
     }
 
     /// Checks that an address without connections still gets memory.
-    async fn serves_another(&self, address: &str) {
-        self.answers_with(h2::DATA, address, &[]).await;
+    async fn assert_serves_another(&self, address: &str) {
+        self.request_until(h2::DATA, address, &[]).await;
     }
 
     /// Sends a request with these settings and returns when a frame of `kind` is received. The stream stays open if
     /// that frame is not its last.
-    async fn answers_with(&self, kind: u8, address: &str, settings: &[u8]) -> TcpStream {
+    async fn request_until(&self, kind: u8, address: &str, settings: &[u8]) -> TcpStream {
         let mut other = self.connect_from(address, 4096).await;
         // This head needs more memory than the greedy clients leave to each other.
         let path = format!("/v/0/0?{}", "a".repeat(110));
@@ -97,44 +97,44 @@ pub(crate) fn queued_bytes(port: u16) -> u64 {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_that_are_not_taken_wait_in_their_connection_and_others_are_served() {
+async fn unread_streams_wait_in_their_connection_and_other_clients_are_served() {
     let mut server = Program::start(&["server.max_connections=1000"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let resident = server.mib("VmRSS");
     let held = server.connections_beyond_the_memory(5).await;
     let peak = server.mib("VmHWM") - resident;
     let most = SHARED_MIB + ((150 * 36) >> 10) + 12;
     assert!(peak <= most, "{peak} of {most} MiB for 19,200 streams");
-    server.serves_another("127.0.0.9").await;
+    server.assert_serves_another("127.0.0.9").await;
     drop(held);
-    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
-    server.is_well(&before).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn streams_of_many_addresses_leave_each_address_some() {
+async fn streams_of_many_addresses_leave_memory_for_each_address() {
     let mut server = Program::start(&["server.max_connections=1000"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     // Without the reserve, each address would take half of the rest, and the next request would not fit.
     let held = server.connections_beyond_the_memory(16).await;
     let capacity = server.metric("n5_connection_pool_capacity_bytes{pool=\"memory\"}").await;
-    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
-    let begun = Instant::now();
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
+    let started = Instant::now();
     let mut others = Vec::new();
     for number in 1..=8 {
-        others.push(server.answers_with(h2::HEADERS, &format!("127.0.3.{number}"), &SHUT).await);
+        others.push(server.request_until(h2::HEADERS, &format!("127.0.3.{number}"), &ZERO_WINDOW).await);
     }
-    server.serves_another("127.0.3.9").await;
-    assert!(begun.elapsed() < Duration::from_secs(3), "{:?}", begun.elapsed());
+    server.assert_serves_another("127.0.3.9").await;
+    assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     drop((held, others));
-    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
-    server.is_well(&before).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() {
+async fn unfinished_heads_share_a_memory_pool_and_long_heads_are_answered() {
     let mut server = Program::start(&["server.max_connections=1000"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let resident = server.mib("VmRSS");
     let long = |end: &str| format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: {}{end}", "a".repeat(90_000));
     let mut held = Vec::new();
@@ -148,14 +148,14 @@ async fn heads_that_do_not_end_share_what_there_is_and_long_ones_are_answered() 
     let most = SHARED_MIB + ((600 * 18) >> 10) + 12;
     assert!(peak <= most, "{peak} of {most} MiB for 54 MB of heads");
     drop(held);
-    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     for _ in 0..20 {
         // Several heads: the memory of each must be released before the next.
-        let asked = long("\r\n\r\n").repeat(2) + &long("\r\nConnection: close\r\n\r\n");
-        let answers = server.exchange(asked.as_bytes()).await;
+        let requests = long("\r\n\r\n").repeat(2) + &long("\r\nConnection: close\r\n\r\n");
+        let answers = server.exchange(requests.as_bytes()).await;
         assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 /// Returns the number of answers that have begun.
@@ -166,19 +166,19 @@ fn answers(received: &[u8]) -> usize {
 /// Requests the file twice and reads 6 MiB, so that the kernel enlarges the send queue; then reads nothing.
 async fn read_half(server: &Program, address: &str) -> TcpStream {
     let mut client = server.connect_from(address, 1 << 20).await;
-    let asked = format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(2);
-    client.write_all(asked.as_bytes()).await.unwrap();
+    let requests = format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(2);
+    client.write_all(requests.as_bytes()).await.unwrap();
     client.read_exact(&mut vec![0; 6 << 20]).await.unwrap();
     client
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn send_queues_of_slow_readers_are_bounded_together_and_one_alone_is_not_throttled() {
+async fn send_queues_of_slow_readers_share_a_limit_and_a_single_reader_is_not_throttled() {
     let server = Program::start(&["cache.stored=0"]);
     let one = read_half(&server, "127.0.0.2").await;
-    let begun = Instant::now();
+    let started = Instant::now();
     while server.queued_bytes() < 1 << 20 {
-        assert!(begun.elapsed() < PATIENCE, "{} bytes on their way to the only client", server.queued_bytes());
+        assert!(started.elapsed() < PATIENCE, "{} bytes on their way to the only client", server.queued_bytes());
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     let mut held = vec![one];
@@ -192,14 +192,14 @@ async fn send_queues_of_slow_readers_are_bounded_together_and_one_alone_is_not_t
     let mut other = server.connect_from("127.0.0.9", 1 << 16).await;
     other.write_all(format!("GET {FILE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await.unwrap();
     let mut received = Vec::new();
-    tokio::time::timeout(PATIENCE, other.read_to_end(&mut received)).await.expect("it takes for ever").unwrap();
+    tokio::time::timeout(PATIENCE, other.read_to_end(&mut received)).await.expect("the transfer never ends").unwrap();
     assert!(received.len() > 8 << 20);
     drop(held);
-    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes < 65_536.0).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes < 65_536.0).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_readers_of_one_address_leave_most_of_the_send_queues_to_others() {
+async fn slow_readers_of_one_address_leave_send_queue_memory_to_others() {
     let server = Program::start(&["cache.stored=0"]);
     let mut held = Vec::new();
     for _ in 0..60 {
@@ -207,20 +207,20 @@ async fn slow_readers_of_one_address_leave_most_of_the_send_queues_to_others() {
         client.write_all(format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").as_bytes()).await.unwrap();
         held.push(client);
     }
-    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(16 << 20)).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(16 << 20)).await;
     tokio::time::sleep(Duration::from_millis(300)).await;
     let bytes = server.metric("n5_connection_pool_bytes{pool=\"sockets\"}").await;
     assert!(bytes <= f64::from(21 << 20), "one address has {bytes} of 40 MiB");
     // A connection from another address still gets half of what it would get alone.
     let _other = read_half(&server, "127.0.0.9").await;
-    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(43 << 19)).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(43 << 19)).await;
     drop(held);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_silent_client_of_http2_gives_back_the_send_queue_that_it_has_emptied() {
+async fn an_idle_http2_client_releases_the_send_queue_that_it_has_emptied() {
     let mut server = Program::start(&[]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let mut client = server.connect_from("127.0.0.2", 1 << 20).await;
     client.write_all(&h2::begin(&[])).await.unwrap();
     let mut received = Vec::new();
@@ -233,34 +233,34 @@ async fn a_silent_client_of_http2_gives_back_the_send_queue_that_it_has_emptied(
             assert!(read.expect("no answer").unwrap() > 0, "closed after {} bytes", received.len());
         }
     }
-    server.comes_to("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes == 0.0).await;
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes == 0.0).await;
     drop(client);
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_a_client_does_not_take_of_a_last_answer_is_counted_and_then_dropped() {
+async fn unread_bytes_of_a_last_answer_are_counted_and_then_dropped() {
     let server = Program::start(&["server.send_timeout=1s", "cache.stored=0"]);
     let mut client = server.connect_from("127.0.0.2", 4096).await;
-    let asked = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20)
+    let requests = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20)
         + "GET /v/1/1 HTTP/1.1\r\nConnection: close\r\nHost: x\r\n\r\n";
-    client.write_all(asked.as_bytes()).await.unwrap();
-    server.comes_to("n5_connections_open", |open| open > 1.5).await;
-    let begun = Instant::now();
+    client.write_all(requests.as_bytes()).await.unwrap();
+    server.wait_for_metric("n5_connections_open", |open| open > 1.5).await;
+    let started = Instant::now();
     while server.queued_bytes() == 0 {
-        assert!(begun.elapsed() < PATIENCE, "nothing is counted");
+        assert!(started.elapsed() < PATIENCE, "nothing is counted");
         tokio::time::sleep(Duration::from_millis(1)).await;
     }
-    server.comes_to("n5_connections_open", |open| open < 1.5).await;
-    let begun = Instant::now();
+    server.wait_for_metric("n5_connections_open", |open| open < 1.5).await;
+    let started = Instant::now();
     while server.queued_bytes() > 0 {
-        assert!(begun.elapsed() < PATIENCE, "the kernel keeps it");
+        assert!(started.elapsed() < PATIENCE, "the kernel keeps it");
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_handshake_of_web_sockets_is_405_and_breaks_no_other_answer_of_the_connection() {
+async fn a_websocket_handshake_gets_405_and_other_streams_continue() {
     let server = Program::start(&[]);
     let mut client = server.connect().await;
     let literal = |name: &str, value: &str| {
@@ -296,7 +296,7 @@ async fn a_handshake_of_web_sockets_is_405_and_breaks_no_other_answer_of_the_con
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connection() {
+async fn a_header_list_of_over_100_fields_gets_431_and_ends_the_connection() {
     let server = Program::start(&[]);
     let mut client = server.connect().await;
     // The first field is added to the HPACK table. Each further one is then one byte.
@@ -308,7 +308,7 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
     }
     client.write_all(&sent).await.unwrap();
     let mut received = Vec::new();
-    let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
+    let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("the connection stays open");
     let answered = answers(&received);
     // The frames of one poll may be admitted before hyper has decoded the first of them.
     assert!(answered <= 33, "{answered}");
@@ -316,7 +316,7 @@ async fn a_header_list_of_more_than_a_hundred_fields_is_431_and_ends_the_connect
 }
 
 /// Returns a request for a missing block. Its path is added to the HPACK table, and `more` follows in the header list.
-fn asks_and_adds(stream: u32, more: &[u8]) -> Vec<u8> {
+fn indexed_request(stream: u32, more: &[u8]) -> Vec<u8> {
     let path = format!("/v/9/{stream}");
     let list = [&[0x82, 0x86, 0x44, u8::try_from(path.len()).unwrap()], path.as_bytes(), b"\x01\x01x", more].concat();
     h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, &list)
@@ -354,8 +354,10 @@ async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize
             if !read.is_ok_and(|read| read.is_ok_and(|bytes| bytes > 0)) {
                 break 'sending;
             }
-            let asked = h2::frames(&received).into_iter().filter(|(kind, flags, _)| (*kind, *flags) == (h2::PING, 0));
-            let new: Vec<_> = asked.skip(pings).map(|(.., payload)| h2::frame(h2::PING, h2::ACK, 0, payload)).collect();
+            let received_pings =
+                h2::frames(&received).into_iter().filter(|(kind, flags, _)| (*kind, *flags) == (h2::PING, 0));
+            let new: Vec<_> =
+                received_pings.skip(pings).map(|(.., payload)| h2::frame(h2::PING, h2::ACK, 0, payload)).collect();
             pings += new.len();
             let _ = client.write_all(&new.concat()).await;
         }
@@ -366,19 +368,19 @@ async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_that_is_ended_for_its_memory_tells_which_requests_can_be_repeated() {
+async fn goaway_for_lack_of_memory_names_the_last_processed_stream() {
     let server = Program::start(&["server.max_connections=1000"]);
     let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x20][..], &[b'a'; 4096 + 127]].concat();
-    let asked: Vec<_> = (0..110)
-        .map(|n| [if n == 0 { h2::begin(&[]) } else { Vec::new() }, asks_and_adds(2 * n + 1, &long)].concat())
+    let requests: Vec<_> = (0..110)
+        .map(|n| [if n == 0 { h2::begin(&[]) } else { Vec::new() }, indexed_request(2 * n + 1, &long)].concat())
         .collect();
-    let mut asking = Vec::new();
+    let mut clients = Vec::new();
     for number in 0..80 {
         let client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 1 << 16).await;
-        asking.push(last_stream_served(client, asked.clone()));
+        clients.push(last_stream_served(client, requests.clone()));
     }
     let mut ended = 0;
-    for (answered, last) in futures_util::future::join_all(asking).await {
+    for (answered, last) in futures_util::future::join_all(clients).await {
         let Some(last) = last else { continue };
         ended += 1;
         // GOAWAY names the last stream that was answered or begun, and no later one.
@@ -389,42 +391,42 @@ async fn a_connection_that_is_ended_for_its_memory_tells_which_requests_can_be_r
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn tables_of_header_fields_that_hold_large_buffers_are_bounded_and_ordinary_ones_are_served() {
+async fn hpack_tables_that_hold_large_buffers_are_bounded() {
     let mut server = Program::start(&["server.max_connections=1000"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     // While a path is in its HPACK table, hyper keeps the 8 KiB buffer in which the path was received.
     let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x40][..], &[b'a'; 8192 + 127]].concat();
-    let asked = |first: Vec<u8>, more: &[u8]| {
-        let parts = (0..110).map(|n| asks_and_adds(2 * n + 1, more));
-        std::iter::once([first, asks_and_adds(1, more)].concat()).chain(parts.skip(1)).collect::<Vec<_>>()
+    let requests = |first: Vec<u8>, more: &[u8]| {
+        let parts = (0..110).map(|n| indexed_request(2 * n + 1, more));
+        std::iter::once([first, indexed_request(1, more)].concat()).chain(parts.skip(1)).collect::<Vec<_>>()
     };
     let resident = server.mib("VmRSS");
-    let mut asking = Vec::new();
+    let mut clients = Vec::new();
     for number in 0..80 {
         let client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 1 << 16).await;
-        asking.push(answers_one_by_one(client, asked(h2::begin(&[]), &long), Duration::from_secs(5)));
+        clients.push(answers_one_by_one(client, requests(h2::begin(&[]), &long), Duration::from_secs(5)));
     }
-    let held = futures_util::future::join_all(asking).await;
+    let held = futures_util::future::join_all(clients).await;
     let peak = server.mib("VmHWM") - resident;
     let most = SHARED_MIB + ((80 * 36) >> 10) + 12;
     let ended = held.iter().filter(|(answered, _)| *answered < 110).count();
     assert!(peak <= most, "{peak} of {most} MiB for 80 tables; {ended} connections were ended or wait");
     // An ordinary client that adds all its fields to the table.
     let client = server.connect_from("127.0.0.9", 4096).await;
-    let (answered, client) = answers_one_by_one(client, asked(h2::begin(&[]), b""), PATIENCE).await;
+    let (answered, client) = answers_one_by_one(client, requests(h2::begin(&[]), b""), PATIENCE).await;
     assert_eq!(answered, 110);
     // Waiting connections cannot see that their clients are gone: the FIN comes after bytes that do not fit the
     // kernel's receive buffer.
     drop((held, client));
-    let begun = Instant::now();
-    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    let started = Instant::now();
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     // Sooner than by the time limit of a request head, 30 s.
-    assert!(begun.elapsed() < Duration::from_secs(15), "{:?}", begun.elapsed());
-    server.is_well(&before).await;
+    assert!(started.elapsed() < Duration::from_secs(15), "{:?}", started.elapsed());
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_header_list_of_more_fields_than_any_client_sends_is_not_even_decoded() {
+async fn an_excessive_header_list_is_not_decoded() {
     let server = Program::start(&[]);
     let mut client = server.connect().await;
     let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
@@ -436,15 +438,15 @@ async fn a_header_list_of_more_fields_than_any_client_sends_is_not_even_decoded(
         assert!(client.read_buf(&mut received).await.unwrap() > 0);
     }
     client.write_all(&ask(3, &many)).await.unwrap();
-    let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("it stays open");
+    let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("the connection stays open");
     assert_eq!(answers(&received), 1);
     assert!(h2::kinds(&received).contains(&h2::GOAWAY));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
+async fn unread_complete_answers_hold_no_request_permits() {
     let server = Program::start(&["limits.concurrent_requests=16", "limits.budget_wait=2s"]);
-    let asked: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?format=npy&start=0,0&size=4,4"]
+    let requests: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?format=npy&start=0,0&size=4,4"]
         .iter()
         .enumerate()
         .flat_map(|(n, path)| h2::request(2 * n as u32 + 1, path))
@@ -452,12 +454,12 @@ async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
     let mut held = Vec::new();
     for number in 0..60 {
         let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 4096).await;
-        client.write_all(&[h2::begin(&SHUT), asked.clone()].concat()).await.unwrap();
+        client.write_all(&[h2::begin(&ZERO_WINDOW), requests.clone()].concat()).await.unwrap();
         held.push(client);
         // Waits until the server has made the answers.
-        let asked = 4.0 * f64::from(number + 1);
-        server.comes_to("n5_http_requests_in_flight", |running| running >= asked).await;
-        server.comes_to("n5_queue_waiting{queue=\"request\"}", |waiting| waiting == 0.0).await;
+        let requests = 4.0 * f64::from(number + 1);
+        server.wait_for_metric("n5_http_requests_in_flight", |running| running >= requests).await;
+        server.wait_for_metric("n5_queue_waiting{queue=\"request\"}", |waiting| waiting == 0.0).await;
     }
     for path in ["/v/attributes.json", "/v/0/0", "/info/v"] {
         let answer =
@@ -468,7 +470,7 @@ async fn whole_answers_that_are_not_taken_keep_no_place_from_others() {
 
 /// The end of the stream lies behind further bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_ends_when_its_client_goes_although_another_one_follows() {
+async fn a_request_is_cancelled_on_disconnect_even_if_another_is_pipelined() {
     let server = Program::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);
     let slice =
         |size: u32| format!("GET /slice/v?start=0,0&size={size},{size}&outside=zero HTTP/1.1\r\nHost: x\r\n\r\n");
@@ -477,7 +479,7 @@ async fn a_request_ends_when_its_client_goes_although_another_one_follows() {
     first.write_all(slice(4000).as_bytes()).await.unwrap();
     first.read_exact(&mut [0; 100]).await.unwrap();
     let with = |line: &str| slice(4).replace("Host", &format!("{line}\r\nHost"));
-    for asked in [
+    for requests in [
         slice(4).repeat(2),
         slice(4) + &"x".repeat(100),
         slice(4).repeat(100),
@@ -486,71 +488,71 @@ async fn a_request_ends_when_its_client_goes_although_another_one_follows() {
         with("Upgrade: websocket\r\nConnection: upgrade") + &slice(4),
     ] {
         let mut client = server.connect_from("127.0.0.2", 4096).await;
-        client.write_all(asked.as_bytes()).await.unwrap();
-        server.comes_to("n5_queue_waiting{queue=\"client\"}", |waiting| waiting > 0.0).await;
+        client.write_all(requests.as_bytes()).await.unwrap();
+        server.wait_for_metric("n5_queue_waiting{queue=\"client\"}", |waiting| waiting > 0.0).await;
         drop(client);
-        server.comes_to("n5_queue_waiting{queue=\"client\"}", |waiting| waiting == 0.0).await;
+        server.wait_for_metric("n5_queue_waiting{queue=\"client\"}", |waiting| waiting == 0.0).await;
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn connections_that_wait_for_memory_end_when_their_clients_go() {
+async fn connections_waiting_for_memory_end_when_their_clients_disconnect() {
     let mut server = Program::start(&["server.max_connections=1000"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let held = server.connections_beyond_the_memory(5).await;
     drop(held);
-    let begun = Instant::now();
-    server.comes_to("n5_connections_open", |open| open < 2.0).await;
-    assert!(begun.elapsed() < Duration::from_secs(5), "{:?}", begun.elapsed());
-    server.comes_to("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
-    server.is_well(&before).await;
+    let started = Instant::now();
+    server.wait_for_metric("n5_connections_open", |open| open < 2.0).await;
+    assert!(started.elapsed() < Duration::from_secs(5), "{:?}", started.elapsed());
+    server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn idle_connections_give_the_memory_of_their_streams_to_those_that_ask() {
+async fn idle_connections_release_stream_memory_to_active_ones() {
     let server = Program::start(&["server.max_connections=500"]);
     // A 404 has no body, so the client need not open its window.
-    let asked: Vec<u8> = (0..100).flat_map(|n| h2::request(2 * n + 1, "/v/9/9")).collect();
+    let requests: Vec<u8> = (0..100).flat_map(|n| h2::request(2 * n + 1, "/v/9/9")).collect();
     // Together, the connections have several times more streams than there is memory for.
     let (mut held, mut longest) = (Vec::new(), Duration::ZERO);
     for number in 0..100 {
-        let begun = Instant::now();
+        let started = Instant::now();
         let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 1 << 20).await;
-        client.write_all(&[h2::begin(&[]), asked.clone()].concat()).await.unwrap();
+        client.write_all(&[h2::begin(&[]), requests.clone()].concat()).await.unwrap();
         let mut received = Vec::new();
         while answers(&received) < 100 {
             let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
             assert!(read.expect("no answer").unwrap() > 0, "{number} closed after {}", answers(&received));
         }
-        longest = longest.max(begun.elapsed());
+        longest = longest.max(started.elapsed());
         held.push(client);
     }
     assert!(longest < Duration::from_secs(10), "{longest:?}");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn deep_paths_take_no_memory_for_each_directory_above() {
+async fn deep_paths_take_no_memory_per_parent_directory() {
     let mut server = Program::start(&["server.max_connections=1000"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let resident = server.mib("VmRSS");
     // Shorter than a head that is charged to the memory pool.
     let path = ["x".repeat(28).as_str(); 250].join("/");
-    let mut asking = Vec::new();
+    let mut clients = Vec::new();
     for number in 0..400 {
         let route = ["info", "stats", "as/gzip", "precomputed"][number % 4];
         let end = if number % 4 < 2 { "" } else { "/info" };
         let mut client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 4096).await;
-        let asked = format!("GET /{route}/{path}{end} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
-        asking.push(async move {
-            client.write_all(asked.as_bytes()).await.unwrap();
+        let requests = format!("GET /{route}/{path}{end} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
+        clients.push(async move {
+            client.write_all(requests.as_bytes()).await.unwrap();
             let mut received = Vec::new();
             tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("no answer").unwrap();
             assert!(received.starts_with(b"HTTP/1.1 404 "), "{}", String::from_utf8_lossy(&received));
         });
     }
-    futures_util::future::join_all(asking).await;
+    futures_util::future::join_all(clients).await;
     let peak = server.mib("VmHWM") - resident;
     let most = ((400 * 36) >> 10) + 40;
     assert!(peak <= most, "{peak} of {most} MiB for 400 requests");
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }

@@ -92,46 +92,46 @@ impl Program {
     }
 
     /// Asserts that the server serves another client.
-    async fn serves(&self) {
+    async fn assert_serves(&self) {
         let answer = self.exchange(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
     }
 
     /// Asserts that the server is alive, and uses no more memory and descriptors than before the attack.
-    pub(crate) async fn is_well(&mut self, before: &Before) {
-        self.serves().await;
+    pub(crate) async fn assert_recovered(&mut self, baseline: &Baseline) {
+        self.assert_serves().await;
         assert!(!self.has_ended(), "the server has died");
         let peak = self.mib("VmHWM");
-        assert!(peak <= before.most_mib, "{peak} MiB at most; before: {before:?}");
-        let begun = Instant::now();
+        assert!(peak <= baseline.most_mib, "{peak} MiB at most; before: {baseline:?}");
+        let started = Instant::now();
         // Connections end with a delay.
         loop {
             let (descriptors, resident) = (self.descriptors(), self.mib("VmRSS"));
-            if descriptors <= before.descriptors + 2 && resident <= before.resident_mib + 48 {
+            if descriptors <= baseline.descriptors + 2 && resident <= baseline.resident_mib + 48 {
                 return;
             }
-            assert!(begun.elapsed() < PATIENCE, "{descriptors} descriptors, {resident} MiB; before: {before:?}");
+            assert!(started.elapsed() < PATIENCE, "{descriptors} descriptors, {resident} MiB; before: {baseline:?}");
             tokio::time::sleep(Duration::from_millis(50)).await;
         }
     }
 
     /// Records the state before an attack that should take hardly any memory.
-    pub(crate) async fn before(&self) -> Before {
-        self.serves().await;
+    pub(crate) async fn baseline(&self) -> Baseline {
+        self.assert_serves().await;
         // Resets the peak of the resident memory.
         fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").unwrap();
         let resident_mib = self.mib("VmRSS");
-        Before { descriptors: self.descriptors(), resident_mib, most_mib: resident_mib + 64 }
+        Baseline { descriptors: self.descriptors(), resident_mib, most_mib: resident_mib + 64 }
     }
 
-    /// Like [`Self::before`], for an attack that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
-    pub(crate) async fn before_large_answers(&self) -> Before {
-        Before { most_mib: 600, ..self.before().await }
+    /// Like [`Self::baseline`], for an attack that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
+    pub(crate) async fn baseline_for_large_answers(&self) -> Baseline {
+        Baseline { most_mib: 600, ..self.baseline().await }
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Before {
+pub(crate) struct Baseline {
     descriptors: usize,
     resident_mib: u64,
     most_mib: u64,
@@ -150,11 +150,11 @@ fn statuses(answers: &str) -> Vec<&str> {
 }
 
 /// Name of a request, its head, and the allowed statuses of its answer. If several are allowed, so is no answer.
-type Shape = (&'static str, String, &'static [&'static str]);
+type AmbiguousRequest = (&'static str, String, &'static [&'static str]);
 
 /// Returns requests whose bodies two parsers could end at different places. Each is followed by `length` bytes that
 /// only a confused parser takes for a request.
-fn lengths(length: usize) -> Vec<Shape> {
+fn ambiguous_lengths(length: usize) -> Vec<AmbiguousRequest> {
     vec![
         ("length", format!("POST /v HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"), &["405"]),
         ("length of a GET", format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nContent-Length: {length}\r\n\r\n"), &["200"]),
@@ -206,7 +206,7 @@ fn lengths(length: usize) -> Vec<Shape> {
 }
 
 /// Returns heads that two parsers could interpret differently.
-fn heads(length: usize) -> Vec<Shape> {
+fn ambiguous_heads(length: usize) -> Vec<AmbiguousRequest> {
     vec![
         (
             "a space before the colon",
@@ -275,8 +275,8 @@ fn heads(length: usize) -> Vec<Shape> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_smuggled_within_another() {
     let mut server = Program::start(&["server.header_timeout=500ms"]);
-    let before = server.before().await;
-    for (name, head, allowed) in [lengths(SMUGGLED.len()), heads(SMUGGLED.len())].concat() {
+    let baseline = server.baseline().await;
+    for (name, head, allowed) in [ambiguous_lengths(SMUGGLED.len()), ambiguous_heads(SMUGGLED.len())].concat() {
         // Alone, and after a request that the fast path answers.
         for first in ["", "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n"] {
             let answers = server.exchange(format!("{first}{head}{SMUGGLED}").as_bytes()).await;
@@ -288,11 +288,11 @@ async fn no_request_is_smuggled_within_another() {
             assert!(statuses.len() <= 1 + usize::from(!first.is_empty()), "{name}: {statuses:?}");
         }
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_names_one_host() {
+async fn an_http_1_1_request_must_name_one_host() {
     let server = Program::start(&[]);
     // By the fast path and by hyper.
     for path in ["/v/0/0", "/v/9/9", "/slice/v", "/healthz", "http://x/v/0/0"] {
@@ -319,9 +319,9 @@ async fn a_request_names_one_host() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_of_http_1_does_not_become_one_of_http_2() {
+async fn an_http_1_connection_cannot_switch_to_http_2() {
     let mut server = Program::start(&["server.header_timeout=500ms"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     for first in ["/v/0/0", "/slice/v", "/v/9/9"] {
         for preface in ["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", "PRI * HTTP/2.0\r\n\r\n"] {
             let sent = format!("HEAD {first} HTTP/1.1\r\nHost: x\r\n\r\n{preface}");
@@ -337,13 +337,13 @@ async fn a_connection_of_http_1_does_not_become_one_of_http_2() {
         let sent = format!("{get}\r\nPRI /v/0/0 HTTP/1.1\r\nHost: x\r\n{length}\r\n{get}Connection: close\r\n\r\n");
         assert_eq!(statuses(&server.exchange(sent.as_bytes()).await), ["200", "405", "200"], "{length}");
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn requests_of_sound_framing_are_answered_each_once_and_in_turn() {
+async fn well_framed_requests_are_answered_once_and_in_order() {
     let mut server = Program::start(&["server.header_timeout=500ms"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\nConnection: close\r\n\r\n";
     for (name, sent, expected) in [
         ("empty lines first", "\r\n\r\nGET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n", vec!["200", "200"]),
@@ -365,13 +365,13 @@ async fn requests_of_sound_framing_are_answered_each_once_and_in_turn() {
         assert_eq!(statuses(&answers), expected, "{name}");
         assert_eq!(answers.matches("x-request-id: last").count(), 1, "{name}");
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_with_a_body_is_the_last_of_its_connection_and_its_answer_says_so() {
+async fn a_request_with_a_body_closes_the_connection_and_the_answer_says_so() {
     let mut server = Program::start(&["server.header_timeout=500ms"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\n\r\n";
     let (get, sized) = ("GET /v/0/0 HTTP/1.1\r\nHost: x\r\n", "Content-Length: 3\r\n");
     let chunked = "Transfer-Encoding: chunked\r\n\r\n";
@@ -399,13 +399,13 @@ async fn a_request_with_a_body_is_the_last_of_its_connection_and_its_answer_says
     assert!(answer.starts_with("HTTP/1.0 200") && !answer.contains("keep-alive"), "{answer}");
     let empty = format!("{get}Content-Length: 0\r\n\r\n{}", end.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
     assert_eq!(statuses(&server.exchange(empty.as_bytes()).await), ["200", "200"]);
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn what_is_too_long_is_refused_and_what_is_odd_is_a_defined_answer() {
+async fn too_long_requests_are_refused_and_odd_ones_get_a_defined_status() {
     let mut server = Program::start(&["server.header_timeout=500ms"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let get = |target: &str| format!("GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes();
     let headers = |count: usize| {
         format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{}\r\n", "a: b\r\n".repeat(count)).into_bytes()
@@ -496,13 +496,13 @@ async fn what_is_too_long_is_refused_and_what_is_odd_is_a_defined_answer() {
         assert!(status.is_some_and(|status| allowed.contains(&status)), "{name}: {status:?}");
         assert!(!answer.contains("root:"), "{name}");
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_clients_are_hung_up_on_while_others_are_served() {
+async fn slow_clients_are_disconnected_while_others_are_served() {
     let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     let kinds = [
         "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: ",
         "\r\n",
@@ -531,19 +531,19 @@ async fn slow_clients_are_hung_up_on_while_others_are_served() {
         }));
     }
     for _ in 0..10 {
-        server.serves().await;
+        server.assert_serves().await;
     }
     for (number, client) in clients.into_iter().enumerate() {
         let ended = tokio::time::timeout(PATIENCE, client).await;
         assert!(ended.is_ok(), "{:?} is left open", kinds[number % kinds.len()]);
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn whoever_takes_nothing_of_a_large_answer_is_hung_up_on() {
+async fn clients_that_do_not_read_large_answers_are_disconnected() {
     let mut server = Program::start(&["server.send_timeout=1s", "server.header_timeout=2s"]);
-    let before = server.before_large_answers().await;
+    let baseline = server.baseline_for_large_answers().await;
     let mut clients = Vec::new();
     for path in ["/v/0/2", "/n5/v/0/2?x", "/slice/v?start=0,0&size=4000,4000&outside=zero"] {
         for _ in 0..8 {
@@ -552,9 +552,9 @@ async fn whoever_takes_nothing_of_a_large_answer_is_hung_up_on() {
             clients.push(connection);
         }
     }
-    server.serves().await;
+    server.assert_serves().await;
     // The server closes its descriptors, although the clients read nothing and keep theirs open.
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
     drop(clients);
 }
 
@@ -643,9 +643,9 @@ async fn flood(
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
+async fn floods_of_http2_frames_end_the_connection_or_are_harmless() {
     let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     // CVE-2023-44487 (rapid reset): requests that are cancelled at once.
     let reset = |number: u32| {
         let stream = 2 * number + 1;
@@ -653,31 +653,31 @@ async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
     };
     let received = flood(&server, h2::begin(&[]), 100_000, true, reset).await;
     assert!(h2::kinds(&received).contains(&h2::GOAWAY), "endless cancelled requests are accepted");
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 
     // A header block that never ends.
-    let begun = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
+    let started = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
     let received =
-        flood(&server, begun, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[0, 1, b'a', 1, b'b'])).await;
+        flood(&server, started, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[0, 1, b'a', 1, b'b'])).await;
     assert!(h2::kinds(&received).contains(&h2::GOAWAY), "an endless header block is accepted");
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 
     // The same with empty frames.
-    let begun = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
-    let received = flood(&server, begun, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[])).await;
+    let started = [h2::begin(&[]), h2::frame(h2::HEADERS, h2::END_STREAM, 1, &h2::get("/v/0/0"))].concat();
+    let received = flood(&server, started, 100_000, true, |_| h2::frame(h2::CONTINUATION, 0, 1, &[])).await;
     assert!(h2::kinds(&received).contains(&h2::GOAWAY), "an endless header block is accepted");
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 
     for reads in [true, false] {
         flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(h2::PING, 0, 0, &[7; 8])).await;
-        server.is_well(&before).await;
+        server.assert_recovered(&baseline).await;
         flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(h2::SETTINGS, 0, 0, &[0, 4, 0, 0, 255, 255]))
             .await;
-        server.is_well(&before).await;
+        server.assert_recovered(&baseline).await;
         flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(h2::WINDOW_UPDATE, 0, 0, &[0, 0, 0, 1])).await;
-        server.is_well(&before).await;
+        server.assert_recovered(&baseline).await;
         flood(&server, h2::begin(&[]), 200_000, reads, |_| h2::frame(0x42, 0, 0, &[1; 64])).await;
-        server.is_well(&before).await;
+        server.assert_recovered(&baseline).await;
     }
 
     // Header blocks that are large when decompressed: they refer thousands of times to one long header in the table.
@@ -687,11 +687,11 @@ async fn floods_of_http2_frames_cost_their_sender_the_connection_or_nothing() {
         h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 2 * number + 1, &block)
     };
     flood(&server, h2::begin(&[]), 1000, true, heads).await;
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 /// Sends `sent` and returns the types of the received frames, up to one that refuses it.
-async fn refused(server: &Program, name: &str, sent: &[u8]) -> Vec<u8> {
+async fn frames_until_refused(server: &Program, name: &str, sent: &[u8]) -> Vec<u8> {
     let mut connection = server.connect().await;
     connection.write_all(&[h2::begin(&[]), sent.to_vec()].concat()).await.unwrap();
     let mut received = Vec::new();
@@ -706,9 +706,9 @@ async fn refused(server: &Program, name: &str, sent: &[u8]) -> Vec<u8> {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn frames_that_are_none_end_the_connection() {
+async fn invalid_http2_frames_end_the_connection() {
     let mut server = Program::start(&["server.header_timeout=60s"]);
-    let before = server.before().await;
+    let baseline = server.baseline().await;
     for (name, sent) in [
         ("a frame on an even stream", h2::request(2, "/v/0/0")),
         ("a stream used again", [h2::request(5, "/v/0/0"), h2::request(3, "/v/0/0")].concat()),
@@ -722,7 +722,7 @@ async fn frames_that_are_none_end_the_connection() {
         ("HPACK that names nothing", h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 1, &[0xff, 0xff, 0xff])),
         ("nonsense", vec![0x55; 4000]),
     ] {
-        let kinds = refused(&server, name, &sent).await;
+        let kinds = frames_until_refused(&server, name, &sent).await;
         assert!(kinds.contains(&h2::GOAWAY), "{name}: {kinds:?}");
     }
     // Nor does the server accept fields that would become other headers in HTTP/1.
@@ -736,14 +736,16 @@ async fn frames_that_are_none_end_the_connection() {
         ("a second path", &[0x04, 2, b'/', b'v']),
     ] {
         let block = [h2::get("/v/0/0"), headers.to_vec()].concat();
-        let kinds = refused(&server, name, &h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 1, &block)).await;
+        let kinds =
+            frames_until_refused(&server, name, &h2::frame(h2::HEADERS, h2::END_STREAM | h2::END_HEADERS, 1, &block))
+                .await;
         assert!(!kinds.contains(&h2::DATA) && !kinds.contains(&h2::HEADERS), "{name} is answered");
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
+async fn many_hostile_clients_do_not_deny_service_to_others() {
     let mut server = Program::start(&[
         "server.header_timeout=1s",
         "server.send_timeout=1s",
@@ -751,7 +753,7 @@ async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
         // The attackers and the other clients share one address.
         "clients.connections=0",
     ]);
-    let before = server.before_large_answers().await;
+    let baseline = server.baseline_for_large_answers().await;
     let address = Arc::new(server.address.clone());
     let attacks: Vec<_> = (0u32..200)
         .map(|number| {
@@ -776,15 +778,15 @@ async fn many_hostile_clients_at_once_leave_the_server_to_the_others() {
         })
         .collect();
     // The attackers take all connections. Another client waits only until the server closes one of them.
-    server.serves().await;
+    server.assert_serves().await;
     for attack in attacks {
         tokio::time::timeout(PATIENCE, attack).await.expect("a client that is left waiting").unwrap();
     }
-    server.is_well(&before).await;
+    server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn files_of_any_time_are_served() {
+async fn files_with_any_modification_time_are_served() {
     let server = Program::start(&[]);
     let file = fs::File::options().write(true).open(server.n5.root().join("v/0/0")).unwrap();
     file.set_modified(std::time::UNIX_EPOCH - Duration::from_secs(1)).unwrap();

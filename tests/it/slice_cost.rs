@@ -7,7 +7,7 @@ use std::sync::Arc;
 use n5_server::container::Settings;
 use proptest::prelude::*;
 
-use crate::support::loads;
+use crate::support::load_metrics;
 use crate::support::program::Program;
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
@@ -21,14 +21,20 @@ fn list<T: ToString>(numbers: impl IntoIterator<Item = T>) -> String {
     numbers.into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the samples of a region of which only the blocks selected by `kept` exist.
-fn reference(dataset: &Dataset, start: &[i64], shape: &[u64], step: &[u64], kept: impl Fn(&[u64]) -> bool) -> Vec<u8> {
+/// Returns the samples of a region of which only the blocks selected by `is_stored` exist.
+fn reference(
+    dataset: &Dataset,
+    start: &[i64],
+    shape: &[u64],
+    step: &[u64],
+    is_stored: impl Fn(&[u64]) -> bool,
+) -> Vec<u8> {
     let samples = all_indices(shape).into_iter().flat_map(|k| {
         let at: Vec<i64> =
             (0..k.len()).map(|axis| start[axis] + i64::try_from(k[axis] * step[axis]).unwrap()).collect();
         let value = dataset.value(&at);
         let block: Vec<u64> = at.iter().zip(&dataset.block_size).map(|(i, b)| i.unsigned_abs() / b).collect();
-        (if value > 0 && kept(&block) { value } else { 0 }).to_le_bytes()
+        (if value > 0 && is_stored(&block) { value } else { 0 }).to_le_bytes()
     });
     samples.collect()
 }
@@ -39,15 +45,15 @@ fn tight() -> Settings {
 }
 
 #[tokio::test]
-async fn blocks_that_do_not_exist_are_not_counted_as_decoded() {
+async fn missing_blocks_do_not_count_as_decoded() {
     let n5 = N5::new();
     let dataset = n5.dataset("v", &[256, 256, 64], &[16, 16, 16], "gzip");
-    let kept = |position: &[u64]| position[0] == position[1] && position[0] > 12 && position[2] == 1;
-    dataset.fill(kept, |_| false);
+    let is_stored = |position: &[u64]| position[0] == position[1] && position[0] > 12 && position[2] == 1;
+    dataset.fill(is_stored, |_| false);
     let client = Client::new(local(n5.root()), tight(), options());
     let whole = client.get("/slice/v").await;
     assert_eq!(whole.status, 200, "{:?}", whole.body);
-    assert!(whole.body == reference(&dataset, &[0, 0, 0], &[256, 256, 64], &[1, 1, 1], kept));
+    assert!(whole.body == reference(&dataset, &[0, 0, 0], &[256, 256, 64], &[1, 1, 1], is_stored));
     let npy = client.get("/slice/v?format=npy").await;
     assert!(npy.status == 200 && npy.body.ends_with(&whole.body));
     for (query, start, shape, step) in [
@@ -57,7 +63,7 @@ async fn blocks_that_do_not_exist_are_not_counted_as_decoded() {
     ] {
         let reply = client.get(&format!("/slice/v?{query}")).await;
         assert_eq!(reply.status, 200, "{query}: {:?}", reply.body);
-        assert!(reply.body == reference(&dataset, &start, &shape, &step, kept), "{query}");
+        assert!(reply.body == reference(&dataset, &start, &shape, &step, is_stored), "{query}");
     }
     // Directories in place of blocks and files in place of directories are not counted either.
     for x in 0..12 {
@@ -77,7 +83,7 @@ async fn blocks_that_do_not_exist_are_not_counted_as_decoded() {
 }
 
 #[tokio::test]
-async fn which_blocks_exist_is_found_out_with_little_work_and_only_where_that_decides() {
+async fn existing_blocks_are_listed_only_if_the_decision_depends_on_it() {
     let n5 = N5::new();
     let dataset = n5.dataset("v", &[1 << 13, 1 << 13, 1 << 7], &[16, 16, 16], "gzip");
     dataset.write_block(&[7, 8, 0], false);
@@ -153,7 +159,7 @@ fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bo
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(48))]
     #[test]
-    fn parts_of_uncompressed_blocks_are_what_whole_ones_are(
+    fn partial_reads_of_uncompressed_blocks_equal_whole_reads(
         axes in prop::collection::vec((1u64..40, 2u64..20, -3i64..30, 1u64..40, 1u64..9), 1..4),
         holes in 1u64..5,
         padded in any::<bool>(),
@@ -162,8 +168,8 @@ proptest! {
         let n5 = N5::new();
         let of = |n: usize| axes.iter().map(|a| [a.0, a.1, a.3, a.4][n]).collect::<Vec<u64>>();
         let dataset = n5.dataset("v", &of(0), &of(1), "raw");
-        let kept = |position: &[u64]| position.iter().sum::<u64>() % holes == 0;
-        dataset.fill(kept, |_| padded);
+        let is_stored = |position: &[u64]| position.iter().sum::<u64>() % holes == 0;
+        dataset.fill(is_stored, |_| padded);
         let start: Vec<i64> = axes.iter().map(|a| a.2).collect();
         // No block fits into the decode budget, so each is read in parts.
         let budgets = Settings { slice_budget, decode_budget: 8, decoded_cache: 4 << 10, decode_factor: 100, ..settings() };
@@ -177,12 +183,12 @@ proptest! {
             return Ok(());
         }
         prop_assert_eq!(reply.status.as_u16(), 200, "{}: {:?}", path, reply.body);
-        prop_assert!(reply.body == reference(&dataset, &start, &of(2), &of(3), kept), "{}", path);
+        prop_assert!(reply.body == reference(&dataset, &start, &of(2), &of(3), is_stored), "{}", path);
     }
 }
 
 #[tokio::test]
-async fn an_uncompressed_block_beyond_the_budget_is_sliced_and_its_length_checked() {
+async fn an_uncompressed_block_beyond_the_budget_can_be_sliced() {
     let n5 = N5::new();
     // The block has 64 MiB, the decode budget 16 MiB.
     let dataset = n5.dataset("v", &[2048, 2048, 8], &[2048, 2048, 8], "raw");
@@ -206,7 +212,7 @@ async fn an_uncompressed_block_beyond_the_budget_is_sliced_and_its_length_checke
 }
 
 #[test]
-fn of_a_large_uncompressed_block_only_what_is_needed_is_read() {
+fn only_the_needed_part_of_a_large_uncompressed_block_is_read() {
     let n5 = N5::new();
     n5.dataset("v", &[1024, 1024, 32], &[1024, 1024, 32], "raw");
     n5.file("v/0/0/0", crate::support::writer::encode(&[1024, 1024, 32], &vec![5; 32 << 20], false));
@@ -225,7 +231,7 @@ fn of_a_large_uncompressed_block_only_what_is_needed_is_read() {
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(60))]
     #[test]
-    fn a_piece_that_a_refusal_names_is_accepted(
+    fn the_piece_that_a_refusal_suggests_is_accepted(
         axes in prop::collection::vec((1u64..400, 1u64..60, 1u64..5), 2..4),
         compression in prop::sample::select(vec!["raw", "gzip"]),
         slice_budget in 100u64..200_000,
@@ -300,7 +306,7 @@ fn large_raw_blocks() -> N5 {
 }
 
 #[tokio::test]
-async fn chunks_of_large_uncompressed_blocks_are_sent_whatever_the_budgets() {
+async fn chunks_of_large_uncompressed_blocks_do_not_depend_on_the_budgets() {
     let n5 = large_raw_blocks();
     let large = Settings { slice_budget: 256 << 20, decode_budget: 256 << 20, ..settings() };
     let large = Client::new(local(n5.root()), large, options());
@@ -360,7 +366,7 @@ async fn a_range_of_a_large_uncompressed_block_reads_little_more_than_the_range(
     // A block of 18 MiB with one sample along the slowest axis.
     n5.dataset("v", &[1024, 9216, 1], &[1024, 9216, 1], "raw").fill(|_| true, |_| false);
     std::thread::sleep(std::time::Duration::from_millis(30));
-    let recorder = loads::recorder();
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let small = Settings { slice_budget: 4 << 20, decode_budget: 2 << 20, decoded_cache: 0, ..settings() };
     let client = Client::new(local(n5.root()), small, options());

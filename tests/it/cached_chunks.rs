@@ -14,10 +14,15 @@ use crate::support::writer::N5;
 use crate::support::{Client, Reply, local, options, settings};
 
 /// Longer than the 100 ms for which a thread repeats an answer without a lookup in the shared cache.
-const A_MOMENT: Duration = Duration::from_millis(150);
+const THREAD_CACHE_EXPIRY: Duration = Duration::from_millis(150);
 
 /// Returns status, headers and body of the fast path's answer, or `None` if the request would go to the router.
-fn at_once(client: &Client, method: &str, path: &str, tag: Option<&str>) -> Option<(String, BTreeSet<String>, Bytes)> {
+fn try_fast_path(
+    client: &Client,
+    method: &str,
+    path: &str,
+    tag: Option<&str>,
+) -> Option<(String, BTreeSet<String>, Bytes)> {
     let condition = tag.map(|tag| format!("If-None-Match: {tag}\r\n")).unwrap_or_default();
     let text = format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{condition}\r\n");
     let FastOutcome::Request(_, reply) = fastpath::try_answer(&client.app, None, text.as_bytes()) else {
@@ -31,8 +36,8 @@ fn at_once(client: &Client, method: &str, path: &str, tag: Option<&str>) -> Opti
     Some((status.split(' ').nth(1).unwrap().to_owned(), lines, body))
 }
 
-fn body_at_once(client: &Client, path: &str) -> Option<Bytes> {
-    at_once(client, "GET", path, None).map(|(_, _, body)| body)
+fn fast_path_body(client: &Client, path: &str) -> Option<Bytes> {
+    try_fast_path(client, "GET", path, None).map(|(_, _, body)| body)
 }
 
 /// Returns the headers of an answer of the router, without those that differ between answers.
@@ -60,38 +65,39 @@ async fn settled() {
 }
 
 #[tokio::test]
-async fn a_chunk_sent_before_is_sent_at_once_and_in_the_same_words() {
+async fn the_fast_path_repeats_a_cached_chunk_exactly() {
     let n5 = container();
     settled().await;
     let client = Client::of(n5.root());
     for path in CHUNKS {
         let fresh = Client::of(n5.root());
-        assert!(at_once(&fresh, "GET", path, None).is_none(), "{path} was never read");
+        assert!(try_fast_path(&fresh, "GET", path, None).is_none(), "{path} was never read");
         let reply = client.get(path).await;
         assert_eq!(reply.status, 200, "{path}");
         for round in 0..3 {
-            let (status, head, body) = at_once(&client, "GET", path, None).unwrap_or_else(|| panic!("{path} {round}"));
+            let (status, head, body) =
+                try_fast_path(&client, "GET", path, None).unwrap_or_else(|| panic!("{path} {round}"));
             assert_eq!((status.as_str(), &body), ("200", &reply.body), "{path}");
             assert_eq!(comparable(head), lines(&reply), "{path}");
-            let (status, head, body) = at_once(&client, "HEAD", path, None).unwrap();
+            let (status, head, body) = try_fast_path(&client, "HEAD", path, None).unwrap();
             assert_eq!((status.as_str(), body.len()), ("200", 0), "{path}");
             assert_eq!(comparable(head), lines(&client.send("HEAD", path, &[]).await), "{path}");
             let tag = reply.header("etag").unwrap();
-            let (status, head, body) = at_once(&client, "GET", path, Some(tag)).unwrap();
+            let (status, head, body) = try_fast_path(&client, "GET", path, Some(tag)).unwrap();
             assert_eq!((status.as_str(), body.len()), ("304", 0), "{path}");
             // hyper removes this header before it sends a 304.
             let mut expected = lines(&client.get_with(path, &[("if-none-match", tag)]).await);
             expected.remove("content-length: 0");
             assert_eq!(comparable(head), expected, "{path}");
-            let (status, _, body) = at_once(&client, "GET", path, Some("\"other\"")).unwrap();
+            let (status, _, body) = try_fast_path(&client, "GET", path, Some("\"other\"")).unwrap();
             assert_eq!((status.as_str(), &body), ("200", &reply.body), "{path}");
-            tokio::time::sleep(A_MOMENT).await;
+            tokio::time::sleep(THREAD_CACHE_EXPIRY).await;
         }
     }
 }
 
 #[tokio::test]
-async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
+async fn a_cached_chunk_is_revalidated_before_it_is_sent() {
     let n5 = container();
     let dataset = n5.dataset("a", &[7, 5], &[3, 2], "gzip");
     let attributes = fs::read(n5.root().join("a/attributes.json")).unwrap();
@@ -102,7 +108,7 @@ async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
             settled().await;
             let client = Client::of(n5.root());
             let before = client.get(path).await;
-            assert_eq!(body_at_once(&client, path), Some(before.body.clone()), "{path}");
+            assert_eq!(fast_path_body(&client, path), Some(before.body.clone()), "{path}");
             match change {
                 // The requested blocks become copies of another block with the same size in elements.
                 "block" => ["1/0", "2/2"].iter().for_each(|block| {
@@ -112,12 +118,12 @@ async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
                 "attributes" => n5.file("a/attributes.json", String::from_utf8_lossy(&attributes).replace('7', "8")),
                 _ => fs::remove_file(n5.root().join("a/attributes.json")).unwrap(),
             }
-            assert_eq!(body_at_once(&client, path), None, "{path}: {change}");
+            assert_eq!(fast_path_body(&client, path), None, "{path}: {change}");
             settled().await;
             let after = client.get(path).await;
             if matches!(change, "hole" | "no attributes") {
                 assert_eq!(after.status, 404, "{path}: {change}");
-                if let Some((status, head, body)) = at_once(&client, "GET", path, None) {
+                if let Some((status, head, body)) = try_fast_path(&client, "GET", path, None) {
                     assert_eq!((status.as_str(), comparable(head)), ("404", lines(&after)), "{path}: {change}");
                     assert_eq!(body.len(), after.body.len(), "{path}: {change}");
                 }
@@ -125,14 +131,14 @@ async fn what_a_chunk_depends_on_is_compared_before_it_is_sent_again() {
                 assert_eq!(after.status, 200, "{path}: {change}");
                 assert_ne!(after.header("etag"), before.header("etag"), "{path}: {change}");
                 assert_eq!(after.body == before.body, change == "attributes", "{path}: {change}");
-                assert_eq!(body_at_once(&client, path), Some(after.body), "{path}: {change}");
+                assert_eq!(fast_path_body(&client, path), Some(after.body), "{path}: {change}");
             }
         }
     }
 }
 
 #[tokio::test]
-async fn what_is_not_at_hand_is_not_begun() {
+async fn the_fast_path_does_not_answer_uncached_chunks() {
     let n5 = container();
     settled().await;
     for path in CHUNKS {
@@ -141,17 +147,17 @@ async fn what_is_not_at_hand_is_not_begun() {
         // This caches the attributes, but no blocks.
         client.get("/info/a").await;
         for _ in 0..2 {
-            assert!(at_once(&client, "GET", path, None).is_none(), "{path}");
-            assert!(at_once(&client, "GET", path, Some(&tag)).is_none(), "{path}");
-            tokio::time::sleep(A_MOMENT).await;
+            assert!(try_fast_path(&client, "GET", path, None).is_none(), "{path}");
+            assert!(try_fast_path(&client, "GET", path, Some(&tag)).is_none(), "{path}");
+            tokio::time::sleep(THREAD_CACHE_EXPIRY).await;
         }
         assert_eq!(client.get_with(path, &[("if-none-match", &tag)]).await.status, 304, "{path}");
-        assert!(at_once(&client, "GET", path, None).is_none(), "{path}: a 304 needs no chunk");
+        assert!(try_fast_path(&client, "GET", path, None).is_none(), "{path}: a 304 needs no chunk");
     }
 }
 
 #[tokio::test]
-async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
+async fn chunks_that_depend_on_several_datasets_are_resolved_every_time() {
     let n5 = container();
     // A level with another name, and a dataset whose name could be a part of a position.
     let level = |path: &str| {
@@ -170,7 +176,7 @@ async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
     for path in ["/as/gzip/p/s0/0/0", "/as/gzip/b/3/0/0"] {
         let reply = client.get(path).await;
         assert_eq!(reply.status, 200, "{path}");
-        assert!(body_at_once(&client, path).is_none_or(|body| body == reply.body), "{path}");
+        assert!(fast_path_body(&client, path).is_none_or(|body| body == reply.body), "{path}");
     }
     level("part");
     let further_up = json!({"dimensions": [8, 8, 8], "blockSize": [4, 4, 4], "dataType": "uint8",
@@ -178,28 +184,28 @@ async fn what_depends_on_more_than_a_dataset_is_resolved_every_time() {
     n5.file("b/attributes.json", further_up.to_string());
     settled().await;
     let part = fs::read(n5.root().join("p/part/0/0")).unwrap();
-    assert!(body_at_once(&client, "/as/gzip/p/s0/0/0").is_none_or(|body| body == part));
+    assert!(fast_path_body(&client, "/as/gzip/p/s0/0/0").is_none_or(|body| body == part));
     assert_eq!(client.get("/as/gzip/p/s0/0/0").await.body, part);
     // The path can be split in two places. The split with the shorter path of the dataset wins.
-    assert!(body_at_once(&client, "/as/gzip/b/3/0/0").is_none());
+    assert!(fast_path_body(&client, "/as/gzip/b/3/0/0").is_none());
     assert_eq!(client.get("/as/gzip/b/3/0/0").await.status, 404);
 }
 
 #[tokio::test]
-async fn what_is_asked_for_in_another_way_is_left_to_the_library() {
+async fn an_unusual_request_goes_to_the_http_library() {
     let n5 = container();
     settled().await;
     let client = Client::of(n5.root());
     for path in ["/as/gzip/a/0/0?x=y", "/as/gzip/a/0/0/", "/as/gzip/a/attributes.json", "/as/lzma/a/0/0"] {
         for _ in 0..2 {
             client.get(path).await;
-            assert!(at_once(&client, "GET", path, None).is_none(), "{path}");
+            assert!(try_fast_path(&client, "GET", path, None).is_none(), "{path}");
         }
     }
 }
 
 #[tokio::test]
-async fn what_the_cache_has_let_go_of_is_made_again() {
+async fn an_evicted_chunk_is_encoded_again() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[8, 8], "raw").fill(|_| true, |_| true);
     settled().await;
@@ -209,8 +215,8 @@ async fn what_the_cache_has_let_go_of_is_made_again() {
     for n in 0..64 {
         client.get(&format!("/as/gzip/a/{}/{}", n / 8, n % 8)).await;
     }
-    tokio::time::sleep(A_MOMENT).await;
-    assert_eq!(body_at_once(&client, "/as/gzip/a/0/0"), None);
+    tokio::time::sleep(THREAD_CACHE_EXPIRY).await;
+    assert_eq!(fast_path_body(&client, "/as/gzip/a/0/0"), None);
     assert_eq!(client.get("/as/gzip/a/0/0").await.body, first);
-    assert_eq!(body_at_once(&client, "/as/gzip/a/0/0"), Some(first));
+    assert_eq!(fast_path_body(&client, "/as/gzip/a/0/0"), Some(first));
 }

@@ -29,11 +29,11 @@ pub fn check(method: &str, target: &str, status: StatusCode) {
         return;
     }
     let segments: Vec<&str> = path.split('/').skip(1).collect();
-    let best = paths().iter().filter(|described| stands_for(&described.segments, &segments));
+    let best = paths().iter().filter(|documented| stands_for(&documented.segments, &segments));
     // The most specific description.
-    let Some(best) = best.max_by_key(|described| {
-        let own = described.segments.iter().filter(|(_, stands)| *stands == Stands::Itself);
-        (own.count(), described.segments.len())
+    let Some(best) = best.max_by_key(|documented| {
+        let own = documented.segments.iter().filter(|(_, stands)| *stands == Stands::Itself);
+        (own.count(), documented.segments.len())
     }) else {
         assert!(status.is_client_error(), "openapi.yaml has no path for {method} {target}, answered with {status}");
         return;
@@ -73,8 +73,8 @@ fn paths() -> &'static [Path] {
     })
 }
 
-fn stands_for(described: &[(String, Stands)], path: &[&str]) -> bool {
-    match (described.split_first(), path.split_first()) {
+fn stands_for(documented: &[(String, Stands)], path: &[&str]) -> bool {
+    match (documented.split_first(), path.split_first()) {
         (None, None) => true,
         (Some(((own, stands), others)), Some((first, rest))) => match stands {
             Stands::Itself => own == first && stands_for(others, rest),

@@ -17,12 +17,12 @@ use n5_server::container::Settings;
 
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, loads, local, options, settings};
+use crate::support::{Client, load_metrics, local, options, settings};
 
 const MIB: u64 = 1 << 20;
 
 /// Writes a dataset of one block of `len` bytes, stored as `payload`.
-fn one_block(n5: &N5, path: &str, len: usize, payload: &[u8]) {
+fn write_block(n5: &N5, path: &str, len: usize, payload: &[u8]) {
     let attributes = serde_json::json!({
         "dimensions": [len], "blockSize": [len], "dataType": "uint8", "compression": {"type": "bzip2", "blockSize": 9},
     });
@@ -38,34 +38,34 @@ fn bzip2(data: &[u8]) -> Vec<u8> {
 }
 
 /// Writes a valid block that takes at least `twentieths` / 20 s of a core to decode. Returns its decoded length.
-fn slow(n5: &N5, path: &str, twentieths: usize) -> usize {
+fn write_slow_block(n5: &N5, path: &str, twentieths: usize) -> usize {
     let mut state = 1u64;
     let mut next = || {
         state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
         state.to_be_bytes()[0]
     };
     let data: Vec<u8> = (0..890_000).map(|_| next()).collect();
-    one_block(n5, path, twentieths * data.len(), &bzip2(&data).repeat(twentieths));
+    write_block(n5, path, twentieths * data.len(), &bzip2(&data).repeat(twentieths));
     twentieths * data.len()
 }
 
-fn generous() -> Settings {
+fn generous_settings() -> Settings {
     Settings { decode_budget: 256 * MIB, slice_budget: 128 * MIB, ..settings() }
 }
 
-fn counted(handle: &PrometheusHandle, name: &str) -> u64 {
+fn metric_sum(handle: &PrometheusHandle, name: &str) -> u64 {
     let text = handle.render();
     let lines = text.lines().filter(|line| line.starts_with(name));
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-async fn until(what: &str, holds: impl Fn() -> bool) {
-    let come = async {
-        while !holds() {
+async fn wait_until(what: &str, is_true: impl Fn() -> bool) {
+    let waited = async {
+        while !is_true() {
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
     };
-    assert!(tokio::time::timeout(Duration::from_secs(60), come).await.is_ok(), "{what}");
+    assert!(tokio::time::timeout(Duration::from_secs(60), waited).await.is_ok(), "{what}");
 }
 
 fn ask(client: &Client, address: &str, path: &str) -> tokio::task::JoinHandle<u16> {
@@ -82,13 +82,13 @@ fn ask(client: &Client, address: &str, path: &str) -> tokio::task::JoinHandle<u1
 
 /// Decoding all members of this block would take 20 s of a core, and as much again for every request.
 #[tokio::test]
-async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
-    let recorder = loads::recorder();
+async fn a_corrupt_block_is_decoded_once_until_its_file_changes() {
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     let empty = bzip2(&[]);
     assert_eq!(empty.len(), 14);
-    one_block(&n5, "bad", 1000, &empty.repeat(15_000_000 / 14));
+    write_block(&n5, "bad", 1000, &empty.repeat(15_000_000 / 14));
     let probe = Probe::new(local(n5.root()));
     let client =
         Client::new(Arc::<Probe>::clone(&probe), Settings { decode_budget: 32 * MIB, ..settings() }, options());
@@ -96,16 +96,16 @@ async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
     assert_eq!((first.status.as_u16(), first.problem().as_str()), (422, "corrupt-block"));
     let text = first.json()["detail"].as_str().unwrap().to_owned();
     assert!(text.contains("its first 64 members hold only 0 bytes"), "{text}");
-    assert_eq!(counted(&recorder.handle(), "n5_decode_errors_total"), 1);
+    assert_eq!(metric_sum(&recorder.handle(), "n5_decode_errors_total"), 1);
     let gets = probe.gets();
     for path in ["/slice/bad", "/slice/bad?start=5&size=1", "/zarr3/bad/c/0", "/stats/bad"] {
         let again = client.get(path).await;
         assert_eq!(again.status, 422, "{path}");
         assert!(String::from_utf8_lossy(&again.body).contains("hold only 0 bytes"), "{path}: {:?}", again.body);
     }
-    assert_eq!((probe.gets() - gets, counted(&recorder.handle(), "n5_decode_errors_total")), (0, 1));
+    assert_eq!((probe.gets() - gets, metric_sum(&recorder.handle(), "n5_decode_errors_total")), (0, 1));
     // The error is cached only for this version of the file.
-    one_block(&n5, "bad", 1000, &bzip2(&[7; 1000]));
+    write_block(&n5, "bad", 1000, &bzip2(&[7; 1000]));
     let mended = client.get("/slice/bad").await;
     assert_eq!((mended.status.as_u16(), &mended.body[..]), (200, &[7; 1000][..]));
     fs::remove_file(n5.root().join("bad/0")).unwrap();
@@ -113,10 +113,10 @@ async fn a_bad_block_is_decoded_once_as_long_as_its_file_is_the_same() {
 }
 
 #[tokio::test]
-async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its_file() {
+async fn a_slow_read_releases_its_memory_to_waiting_requests() {
     let n5 = N5::new();
-    one_block(&n5, "v", 1000, &bzip2(&[7; 1000]));
-    one_block(&n5, "w", 1000, &bzip2(&[8; 1000]));
+    write_block(&n5, "v", 1000, &bzip2(&[7; 1000]));
+    write_block(&n5, "w", 1000, &bzip2(&[8; 1000]));
     let probe = Probe::new(local(n5.root()));
     // The transfer budget suffices for one read at a time while the length of the object is unknown.
     let small = Settings { stored_cache: 0, transfer_budget: 100 << 10, ..settings() };
@@ -128,17 +128,17 @@ async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its
     // A slow read keeps its memory if no request waits for it.
     probe.close();
     let alone = get("/v/0");
-    until("it is read", || probe.waiting() == 1).await;
+    wait_until("it is read", || probe.waiting() == 1).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
     probe.open();
     assert_eq!(alone.await.unwrap().status, 200);
     assert_eq!(probe.inline_bytes(), [64 << 10]);
     probe.close();
     let first = get("/slice/v");
-    until("the first is read", || probe.waiting() == 1).await;
+    wait_until("the first is read", || probe.waiting() == 1).await;
     tokio::time::sleep(Duration::from_millis(1200)).await;
     let second = get("/slice/w");
-    until("the second has its memory", || probe.waiting() == 2).await;
+    wait_until("the second has its memory", || probe.waiting() == 2).await;
     probe.open();
     for (answer, value) in [(first, 7), (second, 8)] {
         let answer = answer.await.unwrap();
@@ -151,9 +151,9 @@ async fn a_read_gives_its_memory_back_when_others_wait_for_it_and_only_opens_its
 
 /// Errors that may be temporary are not cached.
 #[tokio::test]
-async fn a_fault_of_the_store_is_not_remembered() {
+async fn store_errors_are_not_cached() {
     let n5 = N5::new();
-    one_block(&n5, "a", 1000, &bzip2(&[7; 1000]));
+    write_block(&n5, "a", 1000, &bzip2(&[7; 1000]));
     let probe = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
     assert_eq!(client.get("/info/a").await.status, 200);
@@ -164,44 +164,44 @@ async fn a_fault_of_the_store_is_not_remembered() {
 }
 
 #[tokio::test]
-async fn a_slow_block_is_given_up_when_nobody_waits_for_it() {
-    let recorder = loads::recorder();
+async fn decoding_is_cancelled_when_no_request_waits_for_it() {
+    let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
-    let len = slow(&n5, "slow", 50);
-    let client = Client::new(local(n5.root()), generous(), options());
+    let len = write_slow_block(&n5, "slow", 50);
+    let client = Client::new(local(n5.root()), generous_settings(), options());
     let cpu = client.container.resources().cpu().clone();
     let leaves = ask(&client, "192.0.2.1", "/slice/slow");
-    until("it is decoded", || cpu.running() > 0).await;
+    wait_until("it is decoded", || cpu.running() > 0).await;
     leaves.abort();
     assert!(leaves.await.is_err());
-    until("it is given up", || cpu.running() == 0).await;
-    assert_eq!(counted(&recorder.handle(), "n5_blocks_decoded_total"), 0);
-    assert_eq!(counted(&recorder.handle(), "n5_decode_errors_total"), 0);
+    wait_until("it is given up", || cpu.running() == 0).await;
+    assert_eq!(metric_sum(&recorder.handle(), "n5_blocks_decoded_total"), 0);
+    assert_eq!(metric_sum(&recorder.handle(), "n5_decode_errors_total"), 0);
     // The cancelled decoding leaves no error behind. A request that comes soon enough joins the one that has begun.
     let leaves = ask(&client, "192.0.2.1", "/slice/slow");
-    until("it is decoded again", || cpu.running() > 0).await;
+    wait_until("it is decoded again", || cpu.running() > 0).await;
     leaves.abort();
     assert!(leaves.await.is_err());
     let reply = client.get("/slice/slow").await;
     assert_eq!((reply.status.as_u16(), reply.body.len()), (200, len));
-    assert_eq!(counted(&recorder.handle(), "n5_blocks_decoded_total"), 1);
+    assert_eq!(metric_sum(&recorder.handle(), "n5_blocks_decoded_total"), 1);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn slow_blocks_of_one_client_do_not_keep_others_waiting() {
+async fn slow_blocks_of_one_client_do_not_delay_other_clients() {
     let n5 = N5::new();
     for path in ["slow/0", "slow/1", "slow/2"] {
-        slow(&n5, path, 15);
+        write_slow_block(&n5, path, 15);
     }
     n5.dataset("quick", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
-    let client = Client::new(local(n5.root()), generous(), options());
+    let client = Client::new(local(n5.root()), generous_settings(), options());
     let cpu = client.container.resources().cpu().clone();
     let slow: Vec<_> =
         ["slow/0", "slow/1", "slow/2"].map(|path| ask(&client, "192.0.2.1", &format!("/slice/{path}"))).into();
-    until("all cores are taken", || cpu.running() == cpu.cores()).await;
+    wait_until("all cores are taken", || cpu.running() == cpu.cores()).await;
     assert_eq!(ask(&client, "192.0.2.2", "/slice/quick").await.unwrap(), 200);
-    assert!(slow.iter().all(|slow| !slow.is_finished()), "it waited for a block of somebody else");
+    assert!(slow.iter().all(|slow| !slow.is_finished()), "it waited for a block of another client");
     for slow in slow {
         assert_eq!(slow.await.unwrap(), 200);
     }

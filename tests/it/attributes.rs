@@ -14,16 +14,16 @@ use crate::support::{Client, local, options, settings};
 
 const MIB: u64 = 1 << 20;
 
-fn sixteen() -> Settings {
+fn settings_for_16_mib() -> Settings {
     Settings { max_attributes_bytes: 16 * MIB, slice_budget: 128 * MIB, stored_cache: 64 * MIB, ..settings() }
 }
 
 fn client(n5: &N5) -> Client {
-    Client::new(local(n5.root()), sixteen(), options())
+    Client::new(local(n5.root()), settings_for_16_mib(), options())
 }
 
 /// Returns the attributes of a dataset of `uint8`, with `further` members.
-fn array(dimensions: &[u64], block: u64, further: &str) -> String {
+fn array_attributes(dimensions: &[u64], block: u64, further: &str) -> String {
     let blocks = vec![block; dimensions.len()];
     format!(
         r#"{{"dimensions":{dimensions:?},"blockSize":{blocks:?},"dataType":"uint8","compression":{{"type":"raw"}}{further}}}"#
@@ -32,7 +32,7 @@ fn array(dimensions: &[u64], block: u64, further: &str) -> String {
 
 /// Returns an array of about `bytes` bytes of text. Each of its objects of 7 bytes takes 900 bytes as a tree. It has
 /// fewer than two million values.
-fn trees(bytes: usize) -> String {
+fn nested_objects(bytes: usize) -> String {
     let each = if bytes > 4 << 20 { r#"{"":0},         "# } else { r#"{"":0},"# };
     format!("[{}0]", each.repeat(bytes / each.len()))
 }
@@ -42,7 +42,7 @@ fn problems(info: &Value) -> String {
 }
 
 #[tokio::test]
-async fn three_megabytes_of_attributes_are_served_everywhere() {
+async fn three_megabytes_of_attributes_are_served_by_every_route() {
     let n5 = N5::new();
     let history: Vec<Value> = (0..14_000)
         .map(|n| json!({"step": n, "program": "align 1.2", "parameters": {"shift": [0.5, n], "note": "\u{fc} \n"}}))
@@ -52,11 +52,11 @@ async fn three_megabytes_of_attributes_are_served_everywhere() {
     let history = Value::Array(history);
     let own =
         format!(",\n  \"resolution\": [4, 8],\n  \"history\": {}", serde_json::to_string_pretty(&history).unwrap());
-    n5.file("g/v/attributes.json", array(&[40, 36], 16, &own));
+    n5.file("g/v/attributes.json", array_attributes(&[40, 36], 16, &own));
     n5.file("g/v/0/0", [&[0, 0, 0, 2, 0, 0, 0, 16, 0, 0, 0, 16][..], &[7; 256]].concat());
     let group = json!({"multiscales": images, "history": history, "omero": {"id": 1}});
     n5.file("h/attributes.json", group.to_string());
-    n5.file("h/s0/attributes.json", array(&[40], 16, ""));
+    n5.file("h/s0/attributes.json", array_attributes(&[40], 16, ""));
     let client = client(&n5);
 
     let info = client.get("/info/g/v").await.json();
@@ -87,14 +87,14 @@ async fn three_megabytes_of_attributes_are_served_everywhere() {
 }
 
 #[tokio::test]
-async fn numbers_and_escapes_that_no_type_holds_are_repeated_as_they_are_written() {
+async fn unrepresentable_numbers_and_escapes_are_repeated_verbatim() {
     let n5 = N5::new();
     let strange =
         r#","over":[ 1e999, -1E+400, 0.10, 123456789012345678901234567890 ],"lone":"\ud800 \udc00x","\udfff":1"#;
     let repeated = r#""over":[1e999,-1E+400,0.10,123456789012345678901234567890],"lone":"\ud800 \udc00x","\udfff":1"#;
-    n5.file("v/attributes.json", array(&[4], 4, strange));
+    n5.file("v/attributes.json", array_attributes(&[4], 4, strange));
     n5.file("g/attributes.json", format!("{{{}}}", &strange[1..]));
-    n5.file("g/d/attributes.json", array(&[4], 4, ""));
+    n5.file("g/d/attributes.json", array_attributes(&[4], 4, ""));
     let client = client(&n5);
     for path in [
         "/info/v",
@@ -114,24 +114,24 @@ async fn numbers_and_escapes_that_no_type_holds_are_repeated_as_they_are_written
     }
     assert_eq!(client.get("/slice/v").await.body.len(), 4);
     // An attribute that is needed is not read if it contains such a number.
-    n5.file("bad/attributes.json", array(&[4], 4, r#","resolution":[1e999]"#));
+    n5.file("bad/attributes.json", array_attributes(&[4], 4, r#","resolution":[1e999]"#));
     let reply = client.get("/info/bad").await;
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
     assert!(
         text.contains(r#""resolution":null"#) && text.contains("the attribute resolution counts as missing"),
         "{text}"
     );
-    n5.file("bad/attributes.json", array(&[4], 4, r#","blockSize":[1e999]"#));
+    n5.file("bad/attributes.json", array_attributes(&[4], 4, r#","blockSize":[1e999]"#));
     let reply = client.get("/slice/bad").await;
     assert_eq!(reply.problem(), "not-a-dataset");
     assert!(reply.json()["detail"].as_str().unwrap().contains("blockSize cannot be read"), "{:?}", reply.body);
 }
 
 #[tokio::test]
-async fn attributes_beyond_the_limits_are_refused_with_the_reason_and_break_nothing_around_them() {
-    let deep = array(&[4], 4, &format!(r#","a":{}{}"#, "[".repeat(64), "]".repeat(64)));
-    let many = array(&[4], 4, &format!(r#","a":[{}0]"#, "0,".repeat(2_000_000)));
-    let long = array(&[4], 4, &format!(r#","a":"{}""#, "x".repeat(16 << 20)));
+async fn attributes_beyond_the_limits_are_refused_with_the_reason_and_do_not_affect_siblings() {
+    let deep = array_attributes(&[4], 4, &format!(r#","a":{}{}"#, "[".repeat(64), "]".repeat(64)));
+    let many = array_attributes(&[4], 4, &format!(r#","a":[{}0]"#, "0,".repeat(2_000_000)));
+    let long = array_attributes(&[4], 4, &format!(r#","a":"{}""#, "x".repeat(16 << 20)));
     for (attributes, reason, slice) in [
         (deep, "it has more than 64 levels of arrays and objects", "not-a-dataset"),
         (many, "it has more than 2000000 values", "not-a-dataset"),
@@ -139,7 +139,7 @@ async fn attributes_beyond_the_limits_are_refused_with_the_reason_and_break_noth
     ] {
         let n5 = N5::new();
         n5.file("g/bad/attributes.json", attributes);
-        n5.file("g/good/attributes.json", array(&[4], 4, r#","mine":1"#));
+        n5.file("g/good/attributes.json", array_attributes(&[4], 4, r#","mine":1"#));
         n5.file("g/attributes.json", r#"{"mine":2}"#);
         let client = client(&n5);
         let info = client.get("/info/g/bad").await.json();
@@ -172,10 +172,13 @@ async fn attributes_beyond_the_limits_are_refused_with_the_reason_and_break_noth
 #[tokio::test]
 async fn an_attribute_that_is_too_large_to_be_interpreted_counts_as_missing() {
     let n5 = N5::new();
-    n5.file("v/attributes.json", array(&[4], 4, &format!(r#","transform":{},"axes":["x"]"#, trees(1 << 20))));
+    n5.file(
+        "v/attributes.json",
+        array_attributes(&[4], 4, &format!(r#","transform":{},"axes":["x"]"#, nested_objects(1 << 20))),
+    );
     n5.file(
         "c/attributes.json",
-        format!(r#"{{"dimensions":[4],"blockSize":[4],"dataType":"uint8","compression":{}}}"#, trees(1 << 20)),
+        format!(r#"{{"dimensions":[4],"blockSize":[4],"dataType":"uint8","compression":{}}}"#, nested_objects(1 << 20)),
     );
     let client = client(&n5);
     let info = client.get("/info/v").await.json();
@@ -196,28 +199,28 @@ async fn an_attribute_that_is_too_large_to_be_interpreted_counts_as_missing() {
 }
 
 #[tokio::test]
-async fn attributes_around_a_directory_are_bounded_together() {
+async fn the_attributes_around_a_directory_share_one_budget() {
     let n5 = N5::new();
     // Each takes a fifth of what may be interpreted. Four of them exceed the budget of a request.
-    let some = format!(r#","scales":{}"#, trees(1000));
+    let some = format!(r#","scales":{}"#, nested_objects(1000));
     n5.file("g/attributes.json", r#"{"scales":[[1],[2],[4]]}"#);
     for level in ["s0", "s1", "s2"] {
-        n5.file(&format!("g/{level}/attributes.json"), array(&[8], 4, &some));
+        n5.file(&format!("g/{level}/attributes.json"), array_attributes(&[8], 4, &some));
     }
-    let client = Client::new(local(n5.root()), Settings { slice_budget: MIB, ..sixteen() }, options());
+    let client = Client::new(local(n5.root()), Settings { slice_budget: MIB, ..settings_for_16_mib() }, options());
     let info = client.get("/info/g").await.json();
     assert!(problems(&info).contains("g/s1/attributes.json counts as missing: all attributes around"), "{info}");
     assert_eq!(info["multiscale"]["levels"][0]["path"], "s0");
 }
 
 #[tokio::test]
-async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
+async fn documents_beyond_the_slice_budget_get_413_or_are_shortened() {
     let n5 = N5::new();
-    n5.file("v/attributes.json", array(&[16], 16, &format!(r#","more":"{}""#, "x".repeat(300 << 10))));
+    n5.file("v/attributes.json", array_attributes(&[16], 16, &format!(r#","more":"{}""#, "x".repeat(300 << 10))));
     for number in 0..1300 {
         n5.file(&format!("g/{number}/attributes.json"), "{}");
     }
-    let small = Client::new(local(n5.root()), Settings { slice_budget: MIB, ..sixteen() }, options());
+    let small = Client::new(local(n5.root()), Settings { slice_budget: MIB, ..settings_for_16_mib() }, options());
     // The budget is charged for five copies of the text.
     let refused = small.get("/zarr2/v/.zattrs").await;
     assert_eq!((refused.status.as_u16(), refused.problem().as_str()), (413, "too-large"), "{:?}", refused.body);
@@ -231,7 +234,7 @@ async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
     let after = page["next"].as_str().unwrap();
     let rest = small.get(&format!("/g/?format=json&after={after}")).await.json();
     assert!(rest["entries"].as_array().unwrap().len() == 49 && rest["next"].is_null());
-    let large = Client::new(local(n5.root()), sixteen(), options());
+    let large = Client::new(local(n5.root()), settings_for_16_mib(), options());
     assert_eq!(large.get("/zarr2/v/.zattrs").await.status, 200);
     assert_eq!(large.get("/g/?format=json").await.json()["entries"].as_array().unwrap().len(), 1300);
     // Consolidated metadata is omitted if there is no memory for it.
@@ -240,14 +243,14 @@ async fn what_takes_more_than_the_slice_budget_is_413_or_made_smaller() {
         n5.file(&format!("g/{number}/attributes.json"), "{}");
     }
     for (slice_budget, is_there) in [(MIB, false), (16 * MIB, true)] {
-        let client = Client::new(local(n5.root()), Settings { slice_budget, ..sixteen() }, options());
+        let client = Client::new(local(n5.root()), Settings { slice_budget, ..settings_for_16_mib() }, options());
         let group = client.get("/zarr3/g/zarr.json").await;
         assert_eq!((group.status.as_u16(), group.json().get("consolidated_metadata").is_some()), (200, is_there));
     }
 }
 
 /// Starts a server of these datasets with small caches and budgets, 89 MiB in total with 8 MiB for attributes.
-fn program(n5: &N5) -> Program {
+fn start_program(n5: &N5) -> Program {
     let root = n5.root().display();
     Program::start(&format!(
         "[server]\nmax_connections = 256\n[log]\nlevel = 'error'\n[cache]\ndecoded = '16MiB'\nstored = '16MiB'\n[limits]\n\
@@ -269,14 +272,14 @@ impl Program {
 }
 
 #[test]
-fn datasets_with_large_attributes_hold_little_while_their_slices_wait() {
+fn datasets_with_large_attributes_hold_little_memory_while_their_slices_wait() {
     for (count, bytes) in [(16, 1 << 20), (6, 15 << 20)] {
         let n5 = N5::new();
         for number in 0..count {
-            let further = format!(r#","nobody":{}"#, trees(bytes));
-            n5.file(&format!("d{number}/attributes.json"), array(&[4096, 2048], 512, &further));
+            let further = format!(r#","nobody":{}"#, nested_objects(bytes));
+            n5.file(&format!("d{number}/attributes.json"), array_attributes(&[4096, 2048], 512, &further));
         }
-        let program = program(&n5);
+        let program = start_program(&n5);
         // Answers of 8 MiB. Clients read nothing before every request is answered or waits for memory.
         let (clients, heads, read) = (count * 4, AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
@@ -293,9 +296,9 @@ fn datasets_with_large_attributes_hold_little_while_their_slices_wait() {
                     assert_eq!(std::io::copy(&mut connection.body(8 << 20), &mut std::io::sink()).unwrap(), 8 << 20);
                 });
             }
-            let begun = Instant::now();
+            let started = Instant::now();
             let waiting = || program.metric("n5_queue_waiting{queue=\"slice\"}").unwrap_or(0.0) as usize;
-            while heads.load(Ordering::Relaxed) + waiting() < clients && begun.elapsed() < PATIENCE / 2 {
+            while heads.load(Ordering::Relaxed) + waiting() < clients && started.elapsed() < PATIENCE / 2 {
                 std::thread::sleep(Duration::from_millis(20));
             }
             let peak = program.peak_mib();
@@ -308,12 +311,12 @@ fn datasets_with_large_attributes_hold_little_while_their_slices_wait() {
 }
 
 #[test]
-fn documents_made_of_one_large_file_for_many_clients_stay_within_the_budgets() {
+fn large_documents_for_many_clients_stay_within_the_budgets() {
     let n5 = N5::new();
-    let large = format!(r#""nobody":{},"more":{}"#, trees(1 << 19), trees(1 << 19));
-    n5.file("v/attributes.json", array(&[16], 16, &format!(",{large}")));
+    let large = format!(r#""nobody":{},"more":{}"#, nested_objects(1 << 19), nested_objects(1 << 19));
+    n5.file("v/attributes.json", array_attributes(&[16], 16, &format!(",{large}")));
     n5.file("g/attributes.json", format!("{{{large},\"ome\":{{{large}}}}}"));
-    let program = program(&n5);
+    let program = start_program(&n5);
     let paths = ["/zarr2/v/.zattrs", "/info/v", "/zarr3/v/zarr.json", "/zarr2/g/.zattrs", "/as/raw/g/attributes.json"];
     let replies: Vec<_> = std::thread::scope(|scope| {
         let ask = |path| {
