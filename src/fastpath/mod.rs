@@ -4,7 +4,7 @@
 //! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
 //!
 //! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making
-//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/lane.rs` compares the two. Every
+//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two. Every
 //! unusual request is left to the slow path.
 
 mod chunk;
