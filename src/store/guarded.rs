@@ -12,12 +12,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::Store;
+use super::disk_pool::StoreLoad;
 use super::error::StoreError;
 use super::key::Key;
 use super::listing::{EntryFilter, Listing};
-use super::load::StoreLoad;
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, ReadAt, Revalidation};
-use super::page_cache::{CachedStat, PageCache};
+use super::page_cache::PageCache;
 use crate::metrics::{self, StoreOperation};
 use crate::trace;
 
@@ -64,10 +64,6 @@ impl Store for GuardedStore {
 
     fn page_cache(&self) -> Option<&dyn PageCache> {
         self.0.page_cache()
-    }
-
-    fn cached_stat(&self, key: &Key) -> CachedStat {
-        self.0.cached_stat(key)
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {

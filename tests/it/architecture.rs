@@ -157,12 +157,8 @@ const ORDER: &[(&str, &str)] = &[
         "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
     ),
     ("server", "reload allocator_trim memory_limit mounts settings"),
-    (
-        "store",
-        "guarded local listing_limiter memory page_cache sendfile disk_pool file_meta load unavailable listing object error key",
-    ),
-    ("store::disk_pool", "state queue job"),
-    ("store::local", "files links open_file page_cache page_cache_reader run scan tree errors resolve reopen root"),
+    ("store", "guarded local memory page_cache file_meta unavailable listing disk_pool object error key"),
+    ("store::local", "page_cache scan tree open_file resolve"),
     ("telemetry", "panics quoted"),
     ("trace", "export settings spans"),
     (
