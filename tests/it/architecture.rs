@@ -124,7 +124,7 @@ const ORDER: &[(&str, &str)] = &[
         "container",
         "browse confirm_missing groups memory reconfigured revalidate stored_blocks handle resources visibility",
     ),
-    ("fair_queue", "semaphore single_flight state flow client"),
+    ("fair_queue", "semaphore single_flight state flow"),
     ("fastpath", "chunk thread_cache reply"),
     (
         "http",
