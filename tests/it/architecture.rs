@@ -136,7 +136,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("http::query", "lenient slice_query strict numpy_index"),
     ("http::routes", "info operations slice stats view viewer stored listing page"),
-    ("metrics", "connections float handles labels names"),
+    ("metrics", "labels names"),
     (
         "n5_format",
         "array convert element range_reads block attributes document encode compression json_object json statistics data_type grid",
