@@ -159,8 +159,7 @@ const ORDER: &[(&str, &str)] = &[
     ("server", "reload allocator_trim memory_limit mounts settings"),
     ("store", "guarded local memory page_cache file_meta unavailable listing disk_pool object error key"),
     ("store::local", "page_cache scan tree open_file resolve"),
-    ("telemetry", "panics quoted"),
-    ("trace", "export settings spans"),
+    ("trace", "export settings"),
     (
         "verify",
         "aggregator block_findings event previous_run tally walk attribute_findings entry_role prefetch item finding gaps retry",
