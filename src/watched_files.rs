@@ -1,6 +1,5 @@
 //! Small files that are read again when they change, so that secrets can be replaced while the server runs.
 
-use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -22,15 +21,10 @@ const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Parsed content of files. A thread keeps it up to date and ends when this value is dropped.
+#[derive(Debug)]
 pub struct WatchedFiles<T> {
     current: Arc<RwLock<Arc<T>>>,
     _stop_sender: Sender<()>,
-}
-
-impl<T: fmt::Debug> fmt::Debug for WatchedFiles<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WatchedFiles").field(&self.current()).finish()
-    }
 }
 
 impl<T> WatchedFiles<T> {

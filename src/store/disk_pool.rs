@@ -316,7 +316,7 @@ impl DiskPoolShared {
             // The existing threads will run the job.
             return None;
         }
-        let rejected = state.queue.take_all();
+        let rejected = state.queue.take_where(|_| true);
         drop(state);
         for job in rejected {
             job.reject(LocalError::Io(io::Error::from(error.kind())));
@@ -380,7 +380,7 @@ impl DiskPoolShared {
                     state.idle -= 1;
                 }
                 state.min_idle.0 = state.min_idle.0.min(state.idle);
-                if wait_result.timed_out() && state.queue.is_empty() {
+                if wait_result.timed_out() && state.queue.len() == 0 {
                     break;
                 }
             }

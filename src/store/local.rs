@@ -99,8 +99,7 @@ impl LocalStore {
     /// # Errors
     /// As [`Store::head`].
     pub async fn metadata(&self, key: &Key) -> Result<Option<Metadata>, StoreError> {
-        let owned_key = key.clone();
-        self.run("stat", key, move |tree| tree.metadata(&owned_key)).await
+        self.run("stat", key, LocalTree::metadata).await
     }
 
     /// Opens a file for reading. Returns `None` if there is none.
@@ -108,8 +107,7 @@ impl LocalStore {
     /// # Errors
     /// As [`Store::get`].
     pub async fn open_for_reading(&self, key: &Key) -> Result<Option<File>, StoreError> {
-        let owned_key = key.clone();
-        self.run("open", key, move |tree| tree.open_for_reading(&owned_key)).await
+        self.run("open", key, LocalTree::open_for_reading).await
     }
 
     /// Returns true if `key` is a file. Blocks on the disk.
@@ -120,15 +118,15 @@ impl LocalStore {
         Ok(self.tree.metadata(key)?.is_some_and(|metadata| metadata.is_file()))
     }
 
-    /// Runs a call that may block on the disk.
+    /// Runs a call on `key` that may block on the disk.
     async fn run<T: Send + 'static>(
         &self,
         action: &'static str,
         key: &Key,
-        call: impl FnOnce(&LocalTree) -> Result<T, LocalError> + Send + 'static,
+        call: impl FnOnce(&LocalTree, &Key) -> Result<T, LocalError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let tree = self.tree.clone();
-        self.disk_pool.run_action(action, key, move || call(&tree)).await
+        let (tree, owned_key) = (self.tree.clone(), key.clone());
+        self.disk_pool.run_action(action, key, move || call(&tree, &owned_key)).await
     }
 }
 
@@ -143,14 +141,12 @@ impl Store for LocalStore {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
-        let owned_key = key.clone();
-        let metas = self.run("stat", key, move |tree| tree.head_many(std::slice::from_ref(&owned_key))).await?;
-        Ok(metas.into_iter().next().flatten())
+        self.run("stat", key, LocalTree::head).await
     }
 
     async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<ObjectMeta>>, StoreError> {
         let Some(first) = keys.first().cloned() else { return Ok(Vec::new()) };
-        self.run("stat", &first, move |tree| tree.head_many(&keys)).await
+        self.run("stat", &first, move |tree, _| tree.head_many(&keys)).await
     }
 
     fn page_cache(&self) -> Option<&dyn PageCache> {
@@ -158,10 +154,9 @@ impl Store for LocalStore {
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        let (owned_key, inline) = (key.clone(), inline.clone());
-        let wait_token = Arc::new(());
+        let (inline, wait_token) = (inline.clone(), Arc::new(()));
         let is_wanted = Arc::downgrade(&wait_token);
-        let get = move |tree: &LocalTree| tree.get(&owned_key, &inline, || is_wanted.strong_count() > 0);
+        let get = move |tree: &LocalTree, key: &Key| tree.get(key, &inline, || is_wanted.strong_count() > 0);
         let found = self.run("read", key, get).await;
         drop(wait_token);
         Ok(found?.map(|(meta, data)| {
@@ -178,8 +173,7 @@ impl Store for LocalStore {
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
-        let owned_key = key.clone();
-        self.run("stat", key, move |tree| tree.is_directory(&owned_key)).await
+        self.run("stat", key, LocalTree::is_directory).await
     }
 
     async fn list(
@@ -189,13 +183,12 @@ impl Store for LocalStore {
         limit: usize,
         filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
-        let (owned_key, after) = (key.clone(), after.map(str::to_owned));
+        let after = after.map(str::to_owned);
         // A directory may be large: a listing without a caller is not read to its end.
         let progress = Arc::default();
         let is_wanted = progress_reporter(&progress);
-        let list = move |tree: &LocalTree| {
-            let page = PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted };
-            tree.list(&owned_key, &page)
+        let list = move |tree: &LocalTree, key: &Key| {
+            tree.list(key, &PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted })
         };
         let listed = run_limited(&self.disk_pool, &progress, self.run("list", key, list)).await;
         drop(progress);
@@ -203,8 +196,7 @@ impl Store for LocalStore {
     }
 
     async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {
-        let owned_key = key.clone();
-        self.run("stat", key, move |tree| tree.identity(&owned_key)).await
+        self.run("stat", key, LocalTree::identity).await
     }
 
     fn current_load(&self) -> StoreLoad {
@@ -212,7 +204,7 @@ impl Store for LocalStore {
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
-        self.run("open", &Key::root(), LocalTree::probe).await
+        self.run("open", &Key::root(), |tree, _| tree.probe()).await
     }
 }
 

@@ -131,10 +131,6 @@ impl DiskQueue {
         self.len
     }
 
-    pub(super) fn is_empty(&self) -> bool {
-        self.len == 0
-    }
-
     /// Adds a job to the end of its client's line.
     pub(super) fn push(&mut self, client: ClientId, job: DiskJob) {
         let client_queue = self.clients.entry(client).or_default();
@@ -212,17 +208,8 @@ impl DiskQueue {
         })
     }
 
-    /// Removes and returns the jobs whose callers have gone.
-    pub(super) fn take_abandoned(&mut self) -> Vec<DiskJob> {
-        self.take_where(|job| !job.has_waiter())
-    }
-
-    /// Removes and returns all jobs.
-    pub(super) fn take_all(&mut self) -> Vec<DiskJob> {
-        self.take_where(|_| true)
-    }
-
-    fn take_where(&mut self, predicate: impl Fn(&DiskJob) -> bool) -> Vec<DiskJob> {
+    /// Removes and returns the jobs for which `predicate` returns true.
+    pub(super) fn take_where(&mut self, predicate: impl Fn(&DiskJob) -> bool) -> Vec<DiskJob> {
         let mut removed = Vec::new();
         for client in std::mem::take(&mut self.round_robin) {
             let Some(client_queue) = self.clients.get_mut(&client) else { continue };
@@ -347,7 +334,7 @@ impl DiskPoolState {
         if self.queue.len() < self.purge_at_len && !(is_full && self.last_purge.elapsed() >= PURGE_INTERVAL) {
             return Vec::new();
         }
-        let abandoned = self.queue.take_abandoned();
+        let abandoned = self.queue.take_where(|job| !job.has_waiter());
         self.last_purge = Instant::now();
         self.purge_at_len = self.queue.len().saturating_mul(2).max(MIN_PURGE_LEN);
         abandoned
@@ -514,7 +501,7 @@ mod tests {
         assert!(queued.queue.evict_from_longest(ClientId::new(2)).is_none(), "each client has two jobs");
         // The callers of the second client's jobs have gone.
         drop(queued.waiters.drain(5..));
-        assert_eq!(queued.queue.take_abandoned().len(), 2);
+        assert_eq!(queued.queue.take_where(|job| !job.has_waiter()).len(), 2);
         assert_eq!((queued.start_all(), queued.queue.active_clients), (vec![1, 1], 1));
         queued.finish(1);
         queued.finish(1);

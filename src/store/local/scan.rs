@@ -34,10 +34,7 @@ pub(super) struct PageRequest<'a> {
 impl LocalTree {
     pub(super) fn list(&self, key: &Key, page: &PageRequest<'_>) -> Result<Option<Listing>, LocalError> {
         let root = self.open_root()?;
-        let directory = match self.open_path(&root, key, OFlags::DIRECTORY) {
-            Ok(directory) => directory,
-            Err(error) => return self.none_if_missing_or_unfollowed(&root, error, key),
-        };
+        let Some(directory) = self.find_visible(&root, key, OFlags::DIRECTORY)? else { return Ok(None) };
         let mut listing = Listing { entries: Vec::new(), has_more: false, omitted_names: Vec::new(), omitted_count: 0 };
         let select = |name, kind| Ok(candidate(page, name, kind));
         let omit = |name: &CStr| omit(&mut listing, &name.to_string_lossy());

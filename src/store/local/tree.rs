@@ -132,7 +132,7 @@ impl LocalTree {
         self.open_with_flags(root, key, OFlags::PATH | flags).map(File::from)
     }
 
-    pub(super) fn open_with_flags(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<OwnedFd, LocalError> {
+    fn open_with_flags(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<OwnedFd, LocalError> {
         let flags = flags | OFlags::CLOEXEC;
         let path = if key.is_root() { "." } else { key.as_str() };
         let resolve = match self.symlinks {
@@ -177,12 +177,7 @@ impl LocalTree {
     ///
     /// # Errors
     /// All other errors, [`LocalError::DanglingLink`] and [`LocalError::RootMissing`].
-    pub(super) fn none_if_missing<T>(
-        &self,
-        root: &OwnedFd,
-        error: LocalError,
-        key: &Key,
-    ) -> Result<Option<T>, LocalError> {
+    fn none_if_missing<T>(&self, root: &OwnedFd, error: LocalError, key: &Key) -> Result<Option<T>, LocalError> {
         static NOT_FOLLOWED_LOG: LogThrottle = LogThrottle::new();
         let is_dangling = match error.errno() {
             Some(Errno::NOENT | Errno::NOTDIR) => self.is_behind_dangling_link(root, key)?,
@@ -206,17 +201,17 @@ impl LocalTree {
         if is_dangling { Err(LocalError::DanglingLink(key.clone())) } else { Ok(None) }
     }
 
-    /// Like [`Self::none_if_missing`], but also returns `None` behind a link that is not followed. Only for answers
-    /// that do not turn missing blocks into zeros.
-    pub(super) fn none_if_missing_or_unfollowed<T>(
-        &self,
-        root: &OwnedFd,
-        error: LocalError,
-        key: &Key,
-    ) -> Result<Option<T>, LocalError> {
-        match self.none_if_missing(root, error, key) {
+    /// Opens what `key` names as a path, if it exists: [`Self::open_path`], [`Self::none_if_missing`].
+    fn find(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<Option<File>, LocalError> {
+        self.open_path(root, key, flags).map(Some).or_else(|error| self.none_if_missing(root, error, key))
+    }
+
+    /// Like [`Self::find`], but also returns `None` behind a link that is not followed. Only for answers that do not
+    /// turn missing blocks into zeros.
+    pub(super) fn find_visible(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<Option<File>, LocalError> {
+        match self.find(root, key, flags) {
             Err(LocalError::LinkNotFollowed(_)) => Ok(None),
-            other => other,
+            found => found,
         }
     }
 
@@ -278,14 +273,14 @@ impl LocalTree {
         self.check_root()
     }
 
-    pub(super) fn head_below(&self, root: &OwnedFd, key: &Key) -> Result<Option<ObjectMeta>, LocalError> {
-        match self.open_path(root, key, OFlags::empty()) {
-            Ok(file) => {
-                let stat = stat_file(file)?;
-                Ok(file_type(&stat).is_file().then(|| raw_meta_of(&stat, self.tag).into()))
-            }
-            Err(error) => self.none_if_missing(root, error, key),
-        }
+    pub(super) fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, LocalError> {
+        self.head_below(&self.open_root()?, key)
+    }
+
+    fn head_below(&self, root: &OwnedFd, key: &Key) -> Result<Option<ObjectMeta>, LocalError> {
+        let Some(file) = self.find(root, key, OFlags::empty())? else { return Ok(None) };
+        let stat = stat_file(file)?;
+        Ok(file_type(&stat).is_file().then(|| raw_meta_of(&stat, self.tag).into()))
     }
 
     /// Returns the facts of the file at `key`, and either its bytes or the open file, if there are more bytes than may
@@ -300,11 +295,8 @@ impl LocalTree {
         let root = self.open_root()?;
         // A file that is being written is read again a clock tick later, when its times tell its versions apart.
         for _ in 0..MAX_READ_ATTEMPTS {
-            let (mut file, meta) = match self.open_file(&root, key) {
-                Ok(Some(opened)) => opened,
-                Ok(None) => return Ok(None),
-                Err(error) => return self.none_if_missing(&root, error, key),
-            };
+            let opened = self.open_file(&root, key).or_else(|error| self.none_if_missing(&root, error, key))?;
+            let Some((mut file, meta)) = opened else { return Ok(None) };
             // The caller may release the memory meanwhile.
             let may_read = || meta.len <= inline.bytes() && is_wanted();
             if let Some(bytes) = read_whole(&mut file, meta.len, may_read)? {
@@ -322,19 +314,14 @@ impl LocalTree {
     }
 
     pub(super) fn metadata(&self, key: &Key) -> Result<Option<Metadata>, LocalError> {
-        let root = self.open_root()?;
-        match self.open_path(&root, key, OFlags::empty()) {
-            Ok(file) => Ok(Some(file.metadata()?)),
-            Err(error) => self.none_if_missing(&root, error, key),
-        }
+        let file = self.find(&self.open_root()?, key, OFlags::empty())?;
+        Ok(file.map(|file| file.metadata()).transpose()?)
     }
 
     pub(super) fn open_for_reading(&self, key: &Key) -> Result<Option<File>, LocalError> {
         let root = self.open_root()?;
-        match self.open_file(&root, key) {
-            Ok(opened) => Ok(opened.map(|(file, _)| file)),
-            Err(error) => self.none_if_missing(&root, error, key),
-        }
+        let opened = self.open_file(&root, key).or_else(|error| self.none_if_missing(&root, error, key))?;
+        Ok(opened.map(|(file, _)| file))
     }
 
     /// Returns true if the object exists. Returns false if it is unreadable or behind a link that hides it, so that one
@@ -347,24 +334,14 @@ impl LocalTree {
     }
 
     pub(super) fn identity(&self, key: &Key) -> Result<Option<u64>, LocalError> {
-        let root = self.open_root()?;
-        match self.open_path(&root, key, OFlags::DIRECTORY) {
-            Ok(directory) => {
-                let metadata = directory.metadata()?;
-                Ok(Some(xxh3_64(&[metadata.dev().to_le_bytes(), metadata.ino().to_le_bytes()].concat())))
-            }
-            Err(error) => self.none_if_missing_or_unfollowed(&root, error, key),
-        }
+        let Some(directory) = self.find_visible(&self.open_root()?, key, OFlags::DIRECTORY)? else { return Ok(None) };
+        let metadata = directory.metadata()?;
+        Ok(Some(xxh3_64(&[metadata.dev().to_le_bytes(), metadata.ino().to_le_bytes()].concat())))
     }
 
     pub(super) fn is_directory(&self, key: &Key) -> Result<bool, LocalError> {
-        let root = self.open_root()?;
-        match self.open_path(&root, key, OFlags::empty()) {
-            Ok(file) => Ok(file.metadata()?.is_dir()),
-            Err(error) => {
-                self.none_if_missing_or_unfollowed(&root, error, key).map(|present: Option<()>| present.is_some())
-            }
-        }
+        let Some(file) = self.find_visible(&self.open_root()?, key, OFlags::empty())? else { return Ok(false) };
+        Ok(file.metadata()?.is_dir())
     }
 }
 
