@@ -19,6 +19,26 @@ use tokio::runtime::{Builder, Runtime};
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 use crate::{allocator, metrics, trace};
 
+/// Largest input of a high-priority job: ten milliseconds of compression.
+const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
+
+/// Additional niceness of threads for low-priority jobs. They get a tenth of the share of other threads on a contended
+/// core, and all of an uncontended one.
+const NICENESS: i32 = 10;
+
+/// Time for which a job has its core before it yields to jobs of other clients.
+const TIME_SLICE: Duration = Duration::from_millis(10);
+
+/// Maximum number of paused jobs per core, since each keeps a thread. Above it, a job keeps its core.
+const MAX_PAUSED_PER_CORE: usize = 4;
+
+/// Idle threads do not end, since a new thread would not know which core is free.
+const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
+
+/// Spare threads are kept, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
+/// pins threads to cores.
+const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
+
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
 #[derive(Debug, Clone)]
 pub struct CpuPool {
@@ -43,13 +63,6 @@ impl Priority {
     }
 }
 
-/// Largest input of a high-priority job: ten milliseconds of compression.
-const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
-
-/// Additional niceness of threads for low-priority jobs. They get a tenth of the share of other threads on a contended
-/// core, and all of an uncontended one.
-const NICENESS: i32 = 10;
-
 /// Threads for jobs of one priority only. If they were shared with calls that block on a disk, one disk that hangs would
 /// stop all decoding.
 #[derive(Debug)]
@@ -62,16 +75,6 @@ struct PriorityLane {
     /// Number of jobs that have yielded their core to others.
     paused_jobs: Arc<AtomicUsize>,
 }
-
-/// Time for which a job has its core before it yields to jobs of other clients.
-const TIME_SLICE: Duration = Duration::from_millis(10);
-
-/// Maximum number of paused jobs per core, since each keeps a thread. Above it, a job keeps its core.
-const MAX_PAUSED_PER_CORE: usize = 4;
-
-/// Spare threads are kept, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
-/// pins threads to cores.
-const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
 
 /// A job's hold on its core, which it can yield for a while.
 #[derive(Debug)]
@@ -108,9 +111,6 @@ impl CoreLease {
         self.running_since.set(Instant::now());
     }
 }
-
-/// Idle threads do not end, since a new thread would not know which core is free.
-const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
 
 /// Returns the numbers of the cores that this process may use.
 fn allowed_cores() -> Vec<usize> {

@@ -30,6 +30,18 @@ impl GuardedStore {
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self(store)
     }
+
+    /// Counts the bytes of an object, and those that will be read from it.
+    fn guard(&self, Object { meta, data }: Object) -> Object {
+        let data = match data {
+            ObjectData::InMemory(bytes) => {
+                metrics::store_read_bytes(self.backend(), bytes.len() as u64);
+                ObjectData::InMemory(bytes)
+            }
+            ObjectData::Open(inner) => ObjectData::Open(Arc::new(GuardedReader { inner, backend: self.backend() })),
+        };
+        Object { meta, data }
+    }
 }
 
 /// Runs `call` and records its duration and error.
@@ -114,20 +126,6 @@ impl Store for GuardedStore {
 
     async fn probe(&self) -> Result<(), StoreError> {
         record(StoreOperation::Head, self.backend(), self.0.probe()).await
-    }
-}
-
-impl GuardedStore {
-    /// Counts the bytes of an object, and those that will be read from it.
-    fn guard(&self, Object { meta, data }: Object) -> Object {
-        let data = match data {
-            ObjectData::InMemory(bytes) => {
-                metrics::store_read_bytes(self.backend(), bytes.len() as u64);
-                ObjectData::InMemory(bytes)
-            }
-            ObjectData::Open(inner) => ObjectData::Open(Arc::new(GuardedReader { inner, backend: self.backend() })),
-        };
-        Object { meta, data }
     }
 }
 

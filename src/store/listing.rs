@@ -6,7 +6,6 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use super::disk_pool::DiskPool;
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
 
 /// One page of a directory listing.
@@ -66,7 +65,7 @@ const LISTINGS_PER_CORE: usize = 2;
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Permits for the listings of all stores of the process.
-static LISTING_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
+pub(super) static LISTING_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
     let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
     listing_permits(LISTINGS_PER_CORE * cores)
 });
@@ -85,30 +84,16 @@ pub(super) fn progress_reporter(progress: &Arc<AtomicUsize>) -> impl Fn() -> boo
     move || progress.upgrade().map(|count| count.fetch_add(1, Ordering::Relaxed)).is_some()
 }
 
-/// Runs `listing`, which uses a thread of `disk_pool`, once its client gets a permit, and returns its result. Returns
-/// `None` if it gets none within the deadline of `disk_pool`.
+/// Runs `listing` once its client gets one of `permits`, and returns its result. Returns `None` if it gets none within
+/// `deadline`. If the storage `is_stalled`, the listing uses no core and releases its permit.
 pub(super) async fn run_limited<T>(
-    disk_pool: &DiskPool,
-    progress: &AtomicUsize,
-    listing: impl Future<Output = T>,
-) -> Option<T> {
-    let is_storage_stalled = || {
-        let load = disk_pool.load();
-        load.is_stalled || load.is_unresponsive()
-    };
-    run_with_permits(&LISTING_PERMITS, disk_pool.deadline(), is_storage_stalled, progress, listing).await
-}
-
-/// Like [`run_limited`], with permits of `shares`. If the storage `is_stalled`, the listing uses no core and releases
-/// its permit.
-async fn run_with_permits<T>(
-    shares: &FairSemaphore,
+    permits: &FairSemaphore,
     deadline: Duration,
     is_stalled: impl Fn() -> bool,
     progress: &AtomicUsize,
     listing: impl Future<Output = T>,
 ) -> Option<T> {
-    let permit = tokio::time::timeout(deadline, shares.acquire((ClientId::current(), 0), 1)).await.ok()?;
+    let permit = tokio::time::timeout(deadline, permits.acquire((ClientId::current(), 0), 1)).await.ok()?;
     let mut listing = std::pin::pin!(listing);
     while !is_stalled() {
         let count_before = progress.load(Ordering::Relaxed);
@@ -140,7 +125,7 @@ mod tests {
             .map(|_| {
                 let shares = shares.clone();
                 let listing = async move {
-                    run_with_permits(&shares, DEADLINE, || false, &AtomicUsize::new(0), pending::<()>()).await
+                    run_limited(&shares, DEADLINE, || false, &AtomicUsize::new(0), pending::<()>()).await
                 };
                 tokio::spawn(ClientId::new(1).scope(listing))
             })
@@ -149,9 +134,7 @@ mod tests {
         assert_eq!(shares.free(), 2);
         let progress = AtomicUsize::new(0);
         assert_eq!(
-            ClientId::new(2)
-                .scope(run_with_permits(&shares, DEADLINE, || false, &progress, async { 7 }))
-                .now_or_never(),
+            ClientId::new(2).scope(run_limited(&shares, DEADLINE, || false, &progress, async { 7 })).now_or_never(),
             Some(Some(7))
         );
         // After `PROGRESS_TIMEOUT` they count as waiting for the disk and hold no permit.
@@ -170,7 +153,7 @@ mod tests {
         for client in 0..40 {
             let progress = AtomicUsize::new(0);
             let listing =
-                ClientId::new(client).scope(run_with_permits(&shares, DEADLINE, || true, &progress, pending::<()>()));
+                ClientId::new(client).scope(run_limited(&shares, DEADLINE, || true, &progress, pending::<()>()));
             let mut listing = std::pin::pin!(listing);
             assert_eq!((&mut listing).now_or_never(), None);
             assert_eq!(shares.free(), 8);
@@ -188,7 +171,7 @@ mod tests {
                 assert_eq!(shares.free(), 7);
             }
         };
-        assert!(run_with_permits(&shares, DEADLINE, || false, &progress, listing).await.is_some());
+        assert!(run_limited(&shares, DEADLINE, || false, &progress, listing).await.is_some());
         assert_eq!(shares.free(), 8);
         drop(progress);
         assert!(!report_progress());
@@ -200,8 +183,7 @@ mod tests {
         let _held = shares.acquire((ClientId::new(1), 0), 1).await;
         let progress = AtomicUsize::new(0);
         let listing =
-            ClientId::new(2)
-                .scope(run_with_permits(&shares, Duration::from_millis(20), || false, &progress, async { 7 }));
+            ClientId::new(2).scope(run_limited(&shares, Duration::from_millis(20), || false, &progress, async { 7 }));
         assert_eq!(listing.await, None);
     }
 }

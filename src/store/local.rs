@@ -1,4 +1,5 @@
-//! A container on the file system. Every async call runs on a thread that may block on the disk.
+//! A container on the file system, and a stand-in for one that could not be reached at startup. Every async call runs on
+//! a thread that may block on the disk.
 
 mod open_file;
 mod page_cache;
@@ -22,7 +23,7 @@ use super::disk_pool::{DiskPool, StoreLoad};
 use super::error::{LocalError, StoreError};
 use super::file_meta::{EntityTagSource, file_type, has_version, raw_meta_of};
 use super::key::Key;
-use super::listing::{EntryFilter, Listing, progress_reporter, run_limited};
+use super::listing::{EntryFilter, LISTING_PERMITS, Listing, progress_reporter, run_limited};
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta};
 use super::page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
 pub use crate::config::SymlinkPolicy;
@@ -190,7 +191,12 @@ impl Store for LocalStore {
         let list = move |tree: &LocalTree, key: &Key| {
             tree.list(key, &PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted })
         };
-        let listed = run_limited(&self.disk_pool, &progress, self.run("list", key, list)).await;
+        let is_stalled = || {
+            let load = self.disk_pool.load();
+            load.is_stalled || load.is_unresponsive()
+        };
+        let listing = self.run("list", key, list);
+        let listed = run_limited(&LISTING_PERMITS, self.disk_pool.deadline(), is_stalled, &progress, listing).await;
         drop(progress);
         listed.unwrap_or_else(|| Err(StoreError::Overloaded("list", key.clone())))
     }
@@ -253,5 +259,53 @@ impl PageCache for LocalStore {
     fn open_for_sendfile(&self, key: &Key, max_bytes: u64) -> Option<SendfileSource> {
         let (file, meta) = PageCacheReader::new(&self.tree)?.open(key).ok()?;
         SendfileSource::new(file, meta, max_bytes, &self.disk_pool)
+    }
+}
+
+/// Stands in for a tree that is not available yet. Every call fails; no object is reported as missing.
+#[derive(Debug)]
+pub struct UnavailableStore(String);
+
+impl UnavailableStore {
+    /// Creates a stand-in for the tree at `root`.
+    pub fn new(root: &Path) -> Self {
+        Self(format!("the container's directory is missing: {} could not be opened yet", root.display()))
+    }
+
+    fn root_missing<T>(&self) -> Result<T, StoreError> {
+        Err(StoreError::RootMissing(self.0.clone()))
+    }
+}
+
+#[async_trait]
+impl Store for UnavailableStore {
+    fn backend(&self) -> &'static str {
+        "local"
+    }
+
+    async fn head(&self, _key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
+        self.root_missing()
+    }
+
+    async fn get(&self, _key: &Key, _inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
+        self.root_missing()
+    }
+
+    async fn is_directory(&self, _key: &Key) -> Result<bool, StoreError> {
+        self.root_missing()
+    }
+
+    async fn list(
+        &self,
+        _key: &Key,
+        _after: Option<&str>,
+        _limit: usize,
+        _filter: EntryFilter,
+    ) -> Result<Option<Listing>, StoreError> {
+        self.root_missing()
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.root_missing()
     }
 }

@@ -10,7 +10,6 @@ mod local;
 mod memory;
 mod object;
 mod page_cache;
-mod unavailable;
 
 use std::fmt;
 
@@ -22,11 +21,10 @@ pub use file_meta::EntityTagSource;
 pub use guarded::GuardedStore;
 pub use key::{Key, KeyError};
 pub use listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
-pub use local::{LocalStore, SymlinkPolicy};
+pub use local::{LocalStore, SymlinkPolicy, UnavailableStore};
 pub use memory::MemoryStore;
 pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt, Revalidation};
 pub use page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
-pub use unavailable::UnavailableStore;
 
 /// Read access to a tree of objects.
 ///

@@ -157,7 +157,7 @@ const ORDER: &[(&str, &str)] = &[
         "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
     ),
     ("server", "reload allocator_trim memory_limit mounts settings"),
-    ("store", "guarded local memory page_cache file_meta unavailable listing disk_pool object error key"),
+    ("store", "guarded local memory page_cache file_meta listing disk_pool object error key"),
     ("store::local", "page_cache scan tree open_file resolve"),
     ("trace", "export settings"),
     (
