@@ -139,7 +139,8 @@ pub fn install_metrics() -> Result<MetricsHandle, TelemetryError> {
     if let Some(metrics) = INSTALLED.get() {
         return Ok(metrics.clone());
     }
-    match prometheus_builder()?.install_recorder() {
+    let durations = Matcher::Suffix("_duration_seconds".to_owned());
+    match PrometheusBuilder::new().set_buckets_for_metric(durations, &DURATION_BUCKETS)?.install_recorder() {
         Ok(handle) => {
             metrics_process::Collector::default().describe();
             Ok(INSTALLED.get_or_init(|| MetricsHandle(handle)).clone())
@@ -147,10 +148,6 @@ pub fn install_metrics() -> Result<MetricsHandle, TelemetryError> {
         // Another thread may have installed the recorder at the same time.
         Err(error) => INSTALLED.get().cloned().ok_or(error.into()),
     }
-}
-
-fn prometheus_builder() -> Result<PrometheusBuilder, BuildError> {
-    PrometheusBuilder::new().set_buckets_for_metric(Matcher::Suffix("_duration_seconds".to_owned()), &DURATION_BUCKETS)
 }
 
 impl MetricsHandle {
@@ -184,11 +181,8 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     let backtrace = Backtrace::capture();
-    if backtrace.status() == BacktraceStatus::Captured {
-        tracing::error!(text, place, unsaid, %backtrace, "panic: this is a bug in n5-server; please report it");
-    } else {
-        tracing::error!(text, place, unsaid, "panic: this is a bug in n5-server; please report it");
-    }
+    let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));
+    tracing::error!(text, place, unsaid, backtrace, "panic: this is a bug in n5-server; please report it");
 }
 
 /// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as by

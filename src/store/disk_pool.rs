@@ -287,7 +287,7 @@ impl DiskPoolShared {
     /// Makes sure that a thread runs the next job of the queue. Returns an error if there is no thread and none can be
     /// started. The queue has then been emptied.
     fn wake_or_spawn_thread(self: &Arc<Self>, mut state: MutexGuard<'_, DiskPoolState>) -> Option<io::Error> {
-        let has_thread = state.idle > 0 || state.may_add_thread();
+        let has_thread = state.idle > 0 || state.threads < state.max_threads();
         if !has_thread
             || state.woken + state.starting >= state.queue.len()
             || !state.queue.has_runnable(state.max_threads())

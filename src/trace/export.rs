@@ -1,5 +1,5 @@
-//! Traces with their spans, and their export to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends them. Traces are
-//! dropped and counted if the thread cannot keep up or the collector is unreachable.
+//! Traces with their spans, and their export to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends them.
+//! Traces are dropped and counted if the thread cannot keep up or the collector is unreachable.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -246,60 +246,40 @@ fn write_spans(finished: &FinishedTrace, out: &mut String) {
         let unix_time = clock.checked_add(offset).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
         unix_time.unwrap_or_default().as_nanos().to_string()
     };
-    let build_span = |span: u64, parent: Option<u64>, name: String, kind: u8, start: Duration, duration: Duration| {
-        let mut value = json!({
-            "traceId": format!("{:032x}", trace.trace_id),
-            "spanId": format!("{span:016x}"),
-            "name": name,
-            "kind": kind,
-            "startTimeUnixNano": nanoseconds(start),
-            "endTimeUnixNano": nanoseconds(start.saturating_add(duration)),
-        });
-        if let (Some(parent), Some(members)) = (parent, value.as_object_mut()) {
-            members.insert("parentSpanId".to_owned(), json!(format!("{parent:016x}")));
+    let mut append_span = |mut span: Value, parent: Option<u64>, start: Duration, duration: Duration| {
+        span["traceId"] = format!("{:032x}", trace.trace_id).into();
+        span["startTimeUnixNano"] = nanoseconds(start).into();
+        span["endTimeUnixNano"] = nanoseconds(start.saturating_add(duration)).into();
+        if let Some(parent) = parent {
+            span["parentSpanId"] = format!("{parent:016x}").into();
         }
-        value
-    };
-    let mut append_span = |span: &Value| {
         let comma = if out.is_empty() { "" } else { "," };
         let _ = write!(out, "{comma}{span}");
     };
-    let mut request = build_span(
-        trace.span_id,
-        trace.parent_span_id,
-        format!("{method} {route}"),
-        SPAN_KIND_SERVER,
-        Duration::ZERO,
-        *elapsed,
-    );
-    if let Some(members) = request.as_object_mut() {
-        let attributes = [
+    let mut request = json!({
+        "spanId": format!("{:016x}", trace.span_id),
+        "name": format!("{method} {route}"),
+        "kind": SPAN_KIND_SERVER,
+        "attributes": [
             string_attribute("http.request.method", method),
             string_attribute("http.route", route),
             string_attribute("url.path", &trace.path),
             int_attribute("http.response.status_code", u64::from(*status)),
             int_attribute("http.response.body.size", *bytes),
-        ];
-        members.insert("attributes".to_owned(), json!(attributes));
-        if *status >= 500 {
-            members.insert("status".to_owned(), json!({ "code": STATUS_CODE_ERROR }));
-        }
+        ],
+    });
+    if *status >= 500 {
+        request["status"] = json!({ "code": STATUS_CODE_ERROR });
     }
-    append_span(&request);
+    append_span(request, trace.parent_span_id, Duration::ZERO, *elapsed);
     for child in child_spans {
-        let start = child.started.saturating_duration_since(started);
-        let mut span = build_span(
-            child.span_id,
-            Some(trace.span_id),
-            child.name.to_owned(),
-            SPAN_KIND_INTERNAL,
-            start,
-            child.elapsed,
-        );
-        if let Some(members) = span.as_object_mut() {
-            members.insert("attributes".to_owned(), json!([string_attribute("n5.of", child.detail)]));
-        }
-        append_span(&span);
+        let span = json!({
+            "spanId": format!("{:016x}", child.span_id),
+            "name": child.name,
+            "kind": SPAN_KIND_INTERNAL,
+            "attributes": [string_attribute("n5.of", child.detail)],
+        });
+        append_span(span, Some(trace.span_id), child.started.saturating_duration_since(started), child.elapsed);
     }
 }
 

@@ -65,19 +65,18 @@ impl DiskJob {
         let waiter = Arc::downgrade(has_started);
         let has_started = Weak::clone(&waiter);
         let run_or_reject = Box::new(move |on_end: Result<&dyn Fn(), LocalError>| {
-            let result = on_end.map(|on_end| {
-                if let Some(has_started) = has_started.upgrade() {
-                    has_started.store(true, Ordering::Relaxed);
-                }
-                let result = catch_unwind(AssertUnwindSafe(job));
-                on_end();
-                result
-            });
-            match result {
-                Ok(Ok(value)) => drop(reply.send(Ok(value))),
-                // The reply never comes, which tells the caller.
-                Ok(Err(_panic)) => {}
-                Err(error) => drop(reply.send(Err(error))),
+            let on_end = match on_end {
+                Ok(on_end) => on_end,
+                Err(error) => return drop(reply.send(Err(error))),
+            };
+            if let Some(has_started) = has_started.upgrade() {
+                has_started.store(true, Ordering::Relaxed);
+            }
+            let result = catch_unwind(AssertUnwindSafe(job));
+            on_end();
+            // After a panic, the reply never comes, which tells the caller.
+            if let Ok(value) = result {
+                let _ = reply.send(Ok(value));
             }
         });
         Self { operation, waiter, run_or_reject }
@@ -283,11 +282,6 @@ impl DiskPoolState {
             .max(RESERVED_THREADS)
             .saturating_add(self.free_shared_threads.load(Ordering::Relaxed))
             .min(MAX_THREADS_PER_STORE)
-    }
-
-    /// Returns true if another thread may be started.
-    pub(super) fn may_add_thread(&self) -> bool {
-        self.threads < self.max_threads()
     }
 
     /// Counts another thread if one may be started. Returns true if so.
