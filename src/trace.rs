@@ -172,13 +172,12 @@ impl Trace {
 /// Records a step of the current request that ends now and took `elapsed`. `name` comes from a fixed set; `detail` is
 /// the queue, storage operation, codec or format.
 pub fn record(name: &'static str, detail: &'static str, elapsed: Duration) {
-    let now = Instant::now;
-    let new_span =
-        || ChildSpan { span_id: 0, name, detail, started: now().checked_sub(elapsed).unwrap_or_else(now), elapsed };
     let _ = CURRENT.try_with(|trace| {
+        let now = Instant::now();
+        let started = now.checked_sub(elapsed).unwrap_or(now);
         let mut child_spans = trace.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
         if child_spans.len() < MAX_CHILD_SPANS {
-            child_spans.push(new_span());
+            child_spans.push(ChildSpan { span_id: 0, name, detail, started, elapsed });
         }
     });
 }

@@ -27,14 +27,12 @@ pub struct WatchedFiles<T> {
     _stop_sender: Sender<()>,
 }
 
-impl<T> WatchedFiles<T> {
+impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// Returns the current content of the files, or the last valid content.
     pub fn current(&self) -> Arc<T> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
-}
 
-impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// Reads the files now, and reads all of them again whenever one changes. `what` describes them in the log.
     /// `on_failure` is called at each poll that finds them invalid, except the first of several in a row. Files that
     /// belong together are replaced one after the other, and a poll may find one half written. Therefore, only a
