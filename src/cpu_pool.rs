@@ -19,6 +19,26 @@ use tokio::runtime::{Builder, Runtime};
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 use crate::{allocator, metrics, trace};
 
+/// Largest input of a high-priority job: ten milliseconds of compression.
+const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
+
+/// Additional niceness of threads for low-priority jobs. They get a tenth of the share of other threads on a contended
+/// core, and all of an uncontended one.
+const NICENESS: i32 = 10;
+
+/// Time for which a job has its core before it yields to jobs of other clients.
+const TIME_SLICE: Duration = Duration::from_millis(10);
+
+/// Maximum number of paused jobs per core, since each keeps a thread. Above it, a job keeps its core.
+const MAX_PAUSED_PER_CORE: usize = 4;
+
+/// Idle threads do not end, since a new thread would not know which core is free.
+const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
+
+/// Spare threads are kept, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
+/// pins threads to cores.
+const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
+
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
 #[derive(Debug, Clone)]
 pub struct CpuPool {
@@ -43,13 +63,6 @@ impl Priority {
     }
 }
 
-/// Largest input of a high-priority job: ten milliseconds of compression.
-const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
-
-/// Additional niceness of threads for low-priority jobs. They get a tenth of the share of other threads on a contended
-/// core, and all of an uncontended one.
-const NICENESS: i32 = 10;
-
 /// Threads for jobs of one priority only. If they were shared with calls that block on a disk, one disk that hangs would
 /// stop all decoding.
 #[derive(Debug)]
@@ -63,28 +76,12 @@ struct PriorityLane {
     paused_jobs: Arc<AtomicUsize>,
 }
 
-/// Time for which a job has its core before it yields to jobs of other clients.
-const TIME_SLICE: Duration = Duration::from_millis(10);
-
-/// Maximum number of paused jobs per core, since each keeps a thread. Above it, a job keeps its core.
-const MAX_PAUSED_PER_CORE: usize = 4;
-
-/// Spare threads are kept, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
-/// pins threads to cores.
-const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
-
 /// A job's hold on its core, which it can yield for a while.
 #[derive(Debug)]
 pub struct CoreLease {
+    /// `None` if the job does not share its core.
     permit: RefCell<Option<FairPermit>>,
     running_since: Cell<Instant>,
-    yield_context: Option<YieldContext>,
-}
-
-#[derive(Debug)]
-struct YieldContext {
-    core_permits: FairSemaphore,
-    client: ClientId,
     paused_jobs: Arc<AtomicUsize>,
     max_paused: usize,
 }
@@ -92,30 +89,28 @@ struct YieldContext {
 impl CoreLease {
     /// Creates a lease for a job that does not share its core.
     pub fn unshared() -> Self {
-        Self { permit: RefCell::default(), running_since: Cell::new(Instant::now()), yield_context: None }
+        Self::new(None, Arc::default(), 0)
+    }
+
+    fn new(permit: Option<FairPermit>, paused_jobs: Arc<AtomicUsize>, max_paused: usize) -> Self {
+        Self { permit: RefCell::new(permit), running_since: Cell::new(Instant::now()), paused_jobs, max_paused }
     }
 
     /// Yields the core to waiting jobs of other clients if this job has had it for some time. Returns when it is this
     /// job's turn again. Jobs that may take long should call this regularly.
     pub fn yield_if_contended(&self) {
-        let Some(YieldContext { core_permits, client, paused_jobs, max_paused }) = &self.yield_context else {
-            return;
-        };
-        if self.running_since.get().elapsed() < TIME_SLICE || !core_permits.has_waiters_other_than(*client) {
+        let mut permit = self.permit.borrow_mut();
+        if self.running_since.get().elapsed() < TIME_SLICE || !permit.as_ref().is_some_and(FairPermit::is_contended) {
             return;
         }
         // Counted before the core is free: the job that gets it must know that this thread is still occupied.
-        if paused_jobs.fetch_add(1, Ordering::Relaxed) < *max_paused {
-            let permit = self.permit.take();
-            self.permit.replace(permit.map(|core| core_permits.blocking_yield(core)));
+        if self.paused_jobs.fetch_add(1, Ordering::Relaxed) < self.max_paused {
+            *permit = permit.take().map(FairPermit::blocking_yield);
         }
-        paused_jobs.fetch_sub(1, Ordering::Relaxed);
+        self.paused_jobs.fetch_sub(1, Ordering::Relaxed);
         self.running_since.set(Instant::now());
     }
 }
-
-/// Idle threads do not end, since a new thread would not know which core is free.
-const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
 
 /// Returns the numbers of the cores that this process may use.
 fn allowed_cores() -> Vec<usize> {
@@ -241,18 +236,9 @@ impl CpuPool {
             trace::record("wait", "cpu", started.elapsed());
             permit
         };
-        let yield_context = YieldContext {
-            core_permits: lane.core_permits.clone(),
-            client: flow.0,
-            paused_jobs: Arc::clone(&lane.paused_jobs),
-            max_paused: self.cores.saturating_mul(MAX_PAUSED_PER_CORE),
-        };
+        let (paused_jobs, max_paused) = (Arc::clone(&lane.paused_jobs), self.cores.saturating_mul(MAX_PAUSED_PER_CORE));
         let job = move || {
-            let lease = CoreLease {
-                permit: RefCell::new(Some(permit)),
-                running_since: Cell::new(Instant::now()),
-                yield_context: Some(yield_context),
-            };
+            let lease = CoreLease::new(Some(permit), paused_jobs, max_paused);
             let output = job(&lease);
             // Releases the core to the next job.
             drop(lease);

@@ -3,30 +3,16 @@
 //! The functions use only the facade `metrics` and do nothing without a recorder. Units are base units (bytes,
 //! seconds). Names of counters end in `_total`. No label contains the name of a dataset.
 
-mod connections;
-mod float;
-mod handles;
 mod labels;
 mod names;
 
 use std::time::{Duration, Instant};
 
-use metrics::{counter, gauge, histogram};
+use metrics::{Counter, Gauge, Histogram, SharedString, Unit, counter, gauge, histogram};
 
-pub use connections::{ConnectionMetrics, OpenConnectionGuard, PoolGauge};
-use float::as_f64;
-pub use handles::{LookupCounters, RouteMetrics, http_request};
 pub use labels::{
     BudgetLabel, CacheLabel, CancelStage, CloseReason, ConnectionPoolLabel, HandshakeResult, LookupResult, QueueLabel,
     ShedReason, StoreOperation,
-};
-use names::{
-    ACCEPT_ERRORS, ACCESS_REFUSALS, ACCESS_RELOAD_FAILURES, BLOCKS_DECODED, BROKEN_ANSWERS, BUDGET_BYTES,
-    BUDGET_CAPACITY, BUILD_INFO, CACHE_BYTES, CACHE_CAPACITY, CACHE_EVICTIONS, CACHE_REQUESTS, CANCELLED,
-    CONFIG_SUCCESSFUL, CONFIG_TIMESTAMP, CONNECTIONS_CLOSED, CONTAINERS_UNREADY, CPU_RUNNING, DECODE_DURATION,
-    DECODE_ERRORS, ENCODE_DURATION, HTTP_IN_FLIGHT, HTTP_RESPONSE_BYTES, LOG_DROPPED, MEMORY_BOUND, QUEUE_DURATION,
-    QUEUE_WAITING, READY, REQUESTS_SHED, STORE_CALLS, STORE_DURATION, STORE_ERRORS, STORE_READ_BYTES, STORES_STALLED,
-    TLS_HANDSHAKES, TLS_NOT_AFTER, TLS_RELOAD_FAILURES, TRACES_DROPPED, TRACES_EXPORTED,
 };
 pub use names::{METRICS, MetricDescription, MetricKind};
 
@@ -34,184 +20,182 @@ pub use names::{METRICS, MetricDescription, MetricKind};
 /// so a rate over them is 0 and not missing.
 pub fn describe() {
     for row in METRICS {
-        match (row.kind, row.unit) {
-            (MetricKind::Counter, None) => metrics::describe_counter!(row.name, row.help),
-            (MetricKind::Counter, Some(unit)) => metrics::describe_counter!(row.name, unit, row.help),
-            (MetricKind::Gauge, None) => metrics::describe_gauge!(row.name, row.help),
-            (MetricKind::Gauge, Some(unit)) => metrics::describe_gauge!(row.name, unit, row.help),
-            (MetricKind::Histogram, None) => metrics::describe_histogram!(row.name, row.help),
-            (MetricKind::Histogram, Some(unit)) => metrics::describe_histogram!(row.name, unit, row.help),
+        let unit = row.unit.unwrap_or(Unit::Count);
+        match row.kind {
+            MetricKind::Counter => metrics::describe_counter!(row.name, unit, row.help),
+            MetricKind::Gauge => metrics::describe_gauge!(row.name, unit, row.help),
+            MetricKind::Histogram => metrics::describe_histogram!(row.name, unit, row.help),
         }
     }
-    gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
+    gauge!(names::BUILD_INFO, "version" => env!("CARGO_PKG_VERSION")).set(1.0);
     requests_in_flight(0);
-    counter!(BROKEN_ANSWERS).increment(0);
-    counter!(ACCEPT_ERRORS).increment(0);
+    counter!(names::BROKEN_ANSWERS).increment(0);
+    counter!(names::ACCEPT_ERRORS).increment(0);
     traces_exported(0);
     traces_dropped("queue", 0);
     traces_dropped("collector", 0);
     for queue in QueueLabel::ALL {
-        gauge!(QUEUE_WAITING, "queue" => queue.name()).set(0.0);
+        gauge!(names::QUEUE_WAITING, "queue" => queue.name()).set(0.0);
     }
     for stage in CancelStage::ALL {
-        counter!(CANCELLED, "stage" => stage.name()).increment(0);
+        counter!(names::CANCELLED, "stage" => stage.name()).increment(0);
     }
     for reason in CloseReason::ALL {
-        counter!(CONNECTIONS_CLOSED, "reason" => reason.name()).increment(0);
+        counter!(names::CONNECTIONS_CLOSED, "reason" => reason.name()).increment(0);
     }
     for reason in ShedReason::ALL {
-        counter!(REQUESTS_SHED, "reason" => reason.name()).increment(0);
+        counter!(names::REQUESTS_SHED, "reason" => reason.name()).increment(0);
     }
     for cache in CacheLabel::ALL {
         for result in LookupResult::ALL {
-            counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(0);
+            counter!(names::CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(0);
         }
-        counter!(CACHE_EVICTIONS, "cache" => cache.name()).increment(0);
+        counter!(names::CACHE_EVICTIONS, "cache" => cache.name()).increment(0);
     }
     for budget in BudgetLabel::ALL {
-        gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(0.0);
+        gauge!(names::BUDGET_BYTES, "budget" => budget.name()).increment(0.0);
     }
 }
 
 /// Initializes the counters of these codecs to 0, like [`describe`] for labels that this module knows.
 pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
     for name in names {
-        counter!(BLOCKS_DECODED, "codec" => name).increment(0);
-        counter!(DECODE_ERRORS, "codec" => name).increment(0);
+        counter!(names::BLOCKS_DECODED, "codec" => name).increment(0);
+        counter!(names::DECODE_ERRORS, "codec" => name).increment(0);
     }
 }
 
 /// Counts bytes of a response body that were sent.
 pub fn http_response_bytes(route: &'static str, bytes: u64) {
-    counter!(HTTP_RESPONSE_BYTES, "route" => route).increment(bytes);
+    counter!(names::HTTP_RESPONSE_BYTES, "route" => route).increment(bytes);
 }
 
 /// Sets the number of requests in progress.
 pub fn requests_in_flight(count: usize) {
-    gauge!(HTTP_IN_FLIGHT).set(as_f64(count as u64));
+    gauge!(names::HTTP_IN_FLIGHT).set(as_f64(count as u64));
 }
 
 /// Counts a request rejected with 503, or with 429 because of its client's own limit.
 pub fn request_shed(reason: ShedReason) {
-    counter!(REQUESTS_SHED, "reason" => reason.name()).increment(1);
+    counter!(names::REQUESTS_SHED, "reason" => reason.name()).increment(1);
 }
 
 /// Counts a streamed response that was aborted.
 pub fn broken_answer() {
-    counter!(BROKEN_ANSWERS).increment(1);
+    counter!(names::BROKEN_ANSWERS).increment(1);
 }
 
 /// Counts a request whose client disconnected.
 pub fn request_cancelled(stage: CancelStage) {
-    counter!(CANCELLED, "stage" => stage.name()).increment(1);
+    counter!(names::CANCELLED, "stage" => stage.name()).increment(1);
 }
 
 /// Counts a request refused by access control. The reasons are a small fixed set.
 pub fn access_refused(reason: &'static str) {
-    counter!(ACCESS_REFUSALS, "reason" => reason).increment(1);
+    counter!(names::ACCESS_REFUSALS, "reason" => reason).increment(1);
 }
 
 /// Counts a failed reload; `what` is `tokens` or `keys`.
 pub fn access_reload_failed(what: &'static str) {
-    counter!(ACCESS_RELOAD_FAILURES, "what" => what).increment(1);
+    counter!(names::ACCESS_RELOAD_FAILURES, "what" => what).increment(1);
 }
 
 /// Counts a TLS handshake that ended with this result.
 pub fn tls_handshake(result: HandshakeResult) {
-    counter!(TLS_HANDSHAKES, "result" => result.name()).increment(1);
+    counter!(names::TLS_HANDSHAKES, "result" => result.name()).increment(1);
 }
 
 /// Sets the time at which the certificate in use expires, in seconds since 1970.
 pub fn tls_certificate(not_after_seconds: u64) {
-    gauge!(TLS_NOT_AFTER).set(as_f64(not_after_seconds));
+    gauge!(names::TLS_NOT_AFTER).set(as_f64(not_after_seconds));
 }
 
 /// Counts a new certificate and key that could not be used.
 pub fn tls_reload_failed() {
-    counter!(TLS_RELOAD_FAILURES).increment(1);
+    counter!(names::TLS_RELOAD_FAILURES).increment(1);
 }
 
 /// Initializes the counters of TLS to 0. Call it only if TLS is enabled.
 pub fn describe_tls() {
     for result in HandshakeResult::ALL {
-        counter!(TLS_HANDSHAKES, "result" => result.name()).increment(0);
+        counter!(names::TLS_HANDSHAKES, "result" => result.name()).increment(0);
     }
-    counter!(TLS_RELOAD_FAILURES).increment(0);
+    counter!(names::TLS_RELOAD_FAILURES).increment(0);
 }
 
 /// Counts `count` look-ups in a cache with this result.
 pub fn cache_requests(cache: CacheLabel, result: LookupResult, count: u64) {
     if count > 0 {
-        counter!(CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(count);
+        counter!(names::CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name()).increment(count);
     }
 }
 
 /// Sets the current and the maximum memory of a cache's entries, in bytes.
 pub fn cache_bytes(cache: CacheLabel, bytes: u64, capacity_bytes: u64) {
-    gauge!(CACHE_BYTES, "cache" => cache.name()).set(as_f64(bytes));
-    gauge!(CACHE_CAPACITY, "cache" => cache.name()).set(as_f64(capacity_bytes));
+    gauge!(names::CACHE_BYTES, "cache" => cache.name()).set(as_f64(bytes));
+    gauge!(names::CACHE_CAPACITY, "cache" => cache.name()).set(as_f64(capacity_bytes));
 }
 
 /// Counts an entry that a full cache dropped.
 pub fn cache_eviction(cache: CacheLabel) {
-    counter!(CACHE_EVICTIONS, "cache" => cache.name()).increment(1);
+    counter!(names::CACHE_EVICTIONS, "cache" => cache.name()).increment(1);
 }
 
 /// Records the duration of a request to storage, successful or not.
 pub fn store_request(operation: StoreOperation, backend: &'static str, elapsed: Duration) {
-    histogram!(STORE_DURATION, "op" => operation.name(), "backend" => backend).record(elapsed);
+    histogram!(names::STORE_DURATION, "op" => operation.name(), "backend" => backend).record(elapsed);
 }
 
 /// Initializes the counters of storage errors of these kinds to 0, like [`describe`].
 pub fn describe_store_errors(kinds: &[&'static str]) {
     for operation in StoreOperation::ALL {
         for kind in kinds {
-            counter!(STORE_ERRORS, "op" => operation.name(), "kind" => *kind).increment(0);
+            counter!(names::STORE_ERRORS, "op" => operation.name(), "kind" => *kind).increment(0);
         }
     }
 }
 
 /// Counts a failed request to storage. The kinds are a small fixed set.
 pub fn store_error(operation: StoreOperation, kind: &'static str) {
-    counter!(STORE_ERRORS, "op" => operation.name(), "kind" => kind).increment(1);
+    counter!(names::STORE_ERRORS, "op" => operation.name(), "kind" => kind).increment(1);
 }
 
 /// Sets the numbers of running and queued requests to storage, and the number of stores that do not respond.
 pub fn store_calls(running: usize, queued: usize, stalled: usize) {
-    gauge!(STORE_CALLS, "state" => "running").set(as_f64(running as u64));
-    gauge!(STORE_CALLS, "state" => "queued").set(as_f64(queued as u64));
-    gauge!(STORES_STALLED).set(as_f64(stalled as u64));
+    gauge!(names::STORE_CALLS, "state" => "running").set(as_f64(running as u64));
+    gauge!(names::STORE_CALLS, "state" => "queued").set(as_f64(queued as u64));
+    gauge!(names::STORES_STALLED).set(as_f64(stalled as u64));
 }
 
 /// Sets the number of log lines that were dropped or could not be written since the start.
 pub fn log_lines_dropped(count: u64) {
-    counter!(LOG_DROPPED).absolute(count);
+    counter!(names::LOG_DROPPED).absolute(count);
 }
 
 /// Counts a connection that could not be accepted.
 pub fn accept_error() {
-    counter!(ACCEPT_ERRORS).increment(1);
+    counter!(names::ACCEPT_ERRORS).increment(1);
 }
 
 /// Counts bytes read from storage.
 pub fn store_read_bytes(backend: &'static str, bytes: u64) {
-    counter!(STORE_READ_BYTES, "backend" => backend).increment(bytes);
+    counter!(names::STORE_READ_BYTES, "backend" => backend).increment(bytes);
 }
 
 /// Records a decoded block. `codec` is a name in the table of codecs.
 pub fn block_decoded(codec: &'static str, elapsed: Duration) {
-    counter!(BLOCKS_DECODED, "codec" => codec).increment(1);
-    histogram!(DECODE_DURATION, "codec" => codec).record(elapsed);
+    counter!(names::BLOCKS_DECODED, "codec" => codec).increment(1);
+    histogram!(names::DECODE_DURATION, "codec" => codec).record(elapsed);
 }
 
 /// Counts a block that could not be decoded. An unknown codec is `unknown`, because attributes can contain any name.
 pub fn decode_error(codec: &'static str) {
-    counter!(DECODE_ERRORS, "codec" => codec).increment(1);
+    counter!(names::DECODE_ERRORS, "codec" => codec).increment(1);
 }
 
 /// Records the time to encode a slice or a piece of one.
 pub fn slice_encoded(format: &'static str, elapsed: Duration) {
-    histogram!(ENCODE_DURATION, "format" => format).record(elapsed);
+    histogram!(names::ENCODE_DURATION, "format" => format).record(elapsed);
 }
 
 /// Timer of a wait in a queue, from [`Self::begin`] until it is dropped.
@@ -224,72 +208,216 @@ pub struct QueueWaitTimer {
 impl QueueWaitTimer {
     /// Starts the wait.
     pub fn begin(queue: QueueLabel) -> Self {
-        gauge!(QUEUE_WAITING, "queue" => queue.name()).increment(1.0);
+        gauge!(names::QUEUE_WAITING, "queue" => queue.name()).increment(1.0);
         Self { queue, started: Instant::now() }
     }
 }
 
 impl Drop for QueueWaitTimer {
     fn drop(&mut self) {
-        gauge!(QUEUE_WAITING, "queue" => self.queue.name()).decrement(1.0);
-        histogram!(QUEUE_DURATION, "queue" => self.queue.name()).record(self.started.elapsed());
+        gauge!(names::QUEUE_WAITING, "queue" => self.queue.name()).decrement(1.0);
+        histogram!(names::QUEUE_DURATION, "queue" => self.queue.name()).record(self.started.elapsed());
     }
 }
 
 /// Sets the number of jobs that run in the CPU pool.
 pub fn cpu_jobs(running: usize) {
-    gauge!(CPU_RUNNING).set(as_f64(running as u64));
+    gauge!(names::CPU_RUNNING).set(as_f64(running as u64));
 }
 
 /// Sets the size of a budget, in bytes.
 pub fn budget_capacity(budget: BudgetLabel, bytes: u64) {
-    gauge!(BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
+    gauge!(names::BUDGET_CAPACITY, "budget" => budget.name()).set(as_f64(bytes));
 }
 
 /// Sets the maximum memory of caches, budgets and threads, in bytes.
 pub fn memory_bound(bytes: u64) {
-    gauge!(MEMORY_BOUND).set(as_f64(bytes));
+    gauge!(names::MEMORY_BOUND).set(as_f64(bytes));
 }
 
 /// Records bytes taken from a budget.
 pub fn budget_taken(budget: BudgetLabel, bytes: u64) {
-    gauge!(BUDGET_BYTES, "budget" => budget.name()).increment(as_f64(bytes));
+    gauge!(names::BUDGET_BYTES, "budget" => budget.name()).increment(as_f64(bytes));
 }
 
 /// Records bytes returned to a budget.
 pub fn budget_returned(budget: BudgetLabel, bytes: u64) {
-    gauge!(BUDGET_BYTES, "budget" => budget.name()).decrement(as_f64(bytes));
+    gauge!(names::BUDGET_BYTES, "budget" => budget.name()).decrement(as_f64(bytes));
 }
 
 /// Counts traces that a collector accepted.
 pub fn traces_exported(count: u64) {
-    counter!(TRACES_EXPORTED).increment(count);
+    counter!(names::TRACES_EXPORTED).increment(count);
 }
 
 /// Counts dropped traces.
 pub fn traces_dropped(reason: &'static str, count: u64) {
-    counter!(TRACES_DROPPED, "reason" => reason).increment(count);
+    counter!(names::TRACES_DROPPED, "reason" => reason).increment(count);
 }
 
 /// Sets the readiness that `/readyz` reports, and the number of unreadable containers.
 pub fn set_readiness(is_ready: bool, unready: u32) {
-    gauge!(READY).set(if is_ready { 1.0 } else { 0.0 });
-    gauge!(CONTAINERS_UNREADY).set(f64::from(unready));
+    gauge!(names::READY).set(if is_ready { 1.0 } else { 0.0 });
+    gauge!(names::CONTAINERS_UNREADY).set(f64::from(unready));
 }
 
 /// Records that the configuration was read at `now`, a time since 1970, and whether it was applied.
 pub fn config_loaded(is_valid: bool, now: Duration) {
-    gauge!(CONFIG_SUCCESSFUL).set(if is_valid { 1.0 } else { 0.0 });
+    gauge!(names::CONFIG_SUCCESSFUL).set(if is_valid { 1.0 } else { 0.0 });
     if is_valid {
-        gauge!(CONFIG_TIMESTAMP).set(now.as_secs_f64());
+        gauge!(names::CONFIG_TIMESTAMP).set(now.as_secs_f64());
     }
+}
+
+/// Methods and statuses of the responses that [`RouteMetrics`] records without a search.
+const FREQUENT: [(&str, u16); 6] =
+    [("GET", 200), ("GET", 304), ("GET", 404), ("HEAD", 200), ("HEAD", 304), ("HEAD", 404)];
+
+/// Records a completed request. `method` and `route` come from small fixed sets. The route is a template, or
+/// `unmatched` if there is none; an unusual method is `other`.
+pub fn http_request(method: &'static str, route: &'static str, status: u16, elapsed: Duration) {
+    request_duration(method, route, status).record(elapsed);
+}
+
+fn request_duration(method: &'static str, route: &'static str, status: u16) -> Histogram {
+    let status = SharedString::from_owned(status.to_string());
+    histogram!(names::HTTP_DURATION, "method" => method, "route" => route, "status" => status)
+}
+
+/// Handles to the metrics of the responses of one route. A search of the recorder by name and labels for each response
+/// would take as long as one of the smallest responses.
+pub struct RouteMetrics {
+    route: &'static str,
+    durations: [Histogram; FREQUENT.len()],
+    bytes: Counter,
+}
+
+impl RouteMetrics {
+    /// Creates the handles of `route` in the currently installed recorder.
+    pub fn new(route: &'static str) -> Self {
+        Self {
+            route,
+            durations: FREQUENT.map(|(method, status)| request_duration(method, route, status)),
+            bytes: counter!(names::HTTP_RESPONSE_BYTES, "route" => route),
+        }
+    }
+
+    /// Records a completed request with a response body of `bytes`, like [`http_request`] and
+    /// [`http_response_bytes`].
+    pub fn record(&self, method: &'static str, status: u16, elapsed: Duration, bytes: u64) {
+        match FREQUENT.iter().position(|known| *known == (method, status)).and_then(|n| self.durations.get(n)) {
+            Some(histogram) => histogram.record(elapsed),
+            None => http_request(method, self.route, status, elapsed),
+        }
+        self.bytes.increment(bytes);
+    }
+}
+
+/// Handles to the counters of [`cache_requests`] for one cache.
+#[derive(Debug, Clone)]
+pub struct LookupCounters([Counter; LookupResult::ALL.len()]);
+
+impl LookupCounters {
+    /// Creates the handles of `cache` in the currently installed recorder.
+    pub fn new(cache: CacheLabel) -> Self {
+        let counter =
+            |result: LookupResult| counter!(names::CACHE_REQUESTS, "cache" => cache.name(), "result" => result.name());
+        Self([LookupResult::Hit, LookupResult::Miss, LookupResult::Stale, LookupResult::Absent].map(counter))
+    }
+
+    /// Counts `count` look-ups with this result.
+    pub fn count(&self, result: LookupResult, count: u64) {
+        let [hit, miss, stale, absent] = &self.0;
+        let counter = match result {
+            LookupResult::Hit => hit,
+            LookupResult::Miss => miss,
+            LookupResult::Stale => stale,
+            LookupResult::Absent => absent,
+        };
+        counter.increment(count);
+    }
+}
+
+/// Handles to the metrics of connections.
+#[derive(Clone)]
+pub struct ConnectionMetrics {
+    open: Gauge,
+    accepted: Counter,
+}
+
+/// Guard of an open connection, which is counted until this is dropped.
+pub struct OpenConnectionGuard {
+    open: Gauge,
+    close_reason: CloseReason,
+}
+
+impl ConnectionMetrics {
+    /// Creates the handles and sets the maximum number of open connections to `max_connections`.
+    pub fn new(max_connections: usize) -> Self {
+        gauge!(names::CONNECTIONS_MAX).set(as_f64(max_connections as u64));
+        Self { open: gauge!(names::CONNECTIONS_OPEN), accepted: counter!(names::CONNECTIONS_ACCEPTED) }
+    }
+
+    /// Counts an accepted connection, which stays open until the guard is dropped.
+    pub fn record_accepted(&self) -> OpenConnectionGuard {
+        self.accepted.increment(1);
+        self.open.increment(1.0);
+        OpenConnectionGuard { open: self.open.clone(), close_reason: CloseReason::Error }
+    }
+}
+
+impl OpenConnectionGuard {
+    /// Sets the reason for closing the connection; without a call, the reason is an error.
+    pub fn set_close_reason(&mut self, reason: CloseReason) {
+        self.close_reason = reason;
+    }
+}
+
+impl Drop for OpenConnectionGuard {
+    fn drop(&mut self) {
+        self.open.decrement(1.0);
+        counter!(names::CONNECTIONS_CLOSED, "reason" => self.close_reason.name()).increment(1);
+    }
+}
+
+/// Gauge of the bytes taken from a pool that all connections share.
+#[derive(Debug)]
+pub struct PoolGauge(Gauge);
+
+impl PoolGauge {
+    /// Creates the gauge of a pool of `capacity_bytes`, of which none are taken.
+    pub fn new(pool: ConnectionPoolLabel, capacity_bytes: usize) -> Self {
+        gauge!(names::CONNECTION_POOL_CAPACITY, "pool" => pool.name()).set(as_f64(capacity_bytes as u64));
+        let taken = gauge!(names::CONNECTION_POOL_BYTES, "pool" => pool.name());
+        taken.set(0.0);
+        Self(taken)
+    }
+
+    /// Records that `bytes` were taken.
+    pub fn add(&self, bytes: usize) {
+        if bytes > 0 {
+            self.0.increment(as_f64(bytes as u64));
+        }
+    }
+
+    /// Records that `bytes` were returned.
+    pub fn subtract(&self, bytes: usize) {
+        if bytes > 0 {
+            self.0.decrement(as_f64(bytes as u64));
+        }
+    }
+}
+
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; exact below 2^53 bytes")]
+/// Converts a count or a number of bytes to the float that a gauge holds.
+fn as_f64(bytes: u64) -> f64 {
+    bytes as f64
 }
 
 #[cfg(test)]
 mod tests {
     use std::collections::BTreeSet;
 
-    use metrics::Unit;
     use metrics_exporter_prometheus::PrometheusBuilder;
 
     use super::*;

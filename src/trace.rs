@@ -6,7 +6,6 @@
 
 mod export;
 mod settings;
-mod spans;
 
 use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
@@ -16,14 +15,13 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt as _;
 
-use export::{Exporter, FinishedTrace};
-use settings::Sampling;
+use export::Exporter;
+use export::{ChildSpan, FinishedTrace, MAX_CHILD_SPANS};
+pub use export::{Trace, TracedResponse};
 pub use settings::TraceSettings;
-use spans::ChildSpan;
-pub use spans::{Trace, TracedResponse};
 
 /// Maximum number of traces per second that are sampled because a trusted caller sampled them, in addition to one
-/// request in [`Sampling::one_in`].
+/// request in [`TraceSettings::one_in`].
 const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
 /// Maximum number of characters of a path.
@@ -31,18 +29,19 @@ const MAX_PATH_CHARS: usize = 200;
 
 struct Tracer {
     exporter: Exporter,
-    sampling: Sampling,
-    /// Number of requests so far, of which `sampling` takes some.
+    one_in: u64,
+    follows_caller: bool,
+    /// Number of requests so far, of which one in `one_in` is traced.
     requests: AtomicU64,
     /// The current second, and the number of its traces that callers sampled.
     caller_sampled: Mutex<(u64, u32)>,
 }
 
 /// Returns an id that differs from all others of this process and, most likely, of other processes.
-fn new_id() -> [u8; 8] {
+fn new_id() -> u64 {
     static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
-    SECRET.hash_one(COUNT.fetch_add(1, Ordering::Relaxed)).max(1).to_be_bytes()
+    SECRET.hash_one(COUNT.fetch_add(1, Ordering::Relaxed)).max(1)
 }
 
 static TRACER: OnceLock<Tracer> = OnceLock::new();
@@ -80,8 +79,9 @@ pub fn begin(
 
 impl Tracer {
     fn new(settings: &TraceSettings) -> std::io::Result<Self> {
-        let (exporter, sampling) = (Exporter::start(settings, new_id())?, settings.sampling);
-        Ok(Self { exporter, sampling, requests: AtomicU64::new(0), caller_sampled: Mutex::default() })
+        let (exporter, requests) = (Exporter::start(settings, new_id())?, AtomicU64::new(0));
+        let TraceSettings { one_in, follows_caller, .. } = *settings;
+        Ok(Self { exporter, one_in, follows_caller, requests, caller_sampled: Mutex::default() })
     }
 
     /// Returns true if another trace may be sampled in this second because a caller sampled it.
@@ -100,8 +100,7 @@ impl Tracer {
         is_trusted: impl FnOnce() -> bool,
         path: impl FnOnce() -> String,
     ) -> Option<Arc<Trace>> {
-        let Sampling { one_in, follows_caller } = self.sampling;
-        let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(one_in) && one_in > 0;
+        let is_next = self.requests.fetch_add(1, Ordering::Relaxed).is_multiple_of(self.one_in) && self.one_in > 0;
         #[expect(
             clippy::disallowed_methods,
             reason = "collectors order the traces of several programs by wall-clock time"
@@ -110,7 +109,7 @@ impl Tracer {
         let second = || clock().duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default().as_secs();
         let parent = parent.and_then(TraceParent::parse);
         let is_sampled = match &parent {
-            Some(parent) if follows_caller && is_trusted() => {
+            Some(parent) if self.follows_caller && is_trusted() => {
                 parent.is_sampled && (is_next || self.allow_caller_sampled(second()))
             }
             Some(_) | None => is_next,
@@ -118,11 +117,7 @@ impl Tracer {
         if !is_sampled {
             return None;
         }
-        let new_trace_id = || {
-            let mut id = [0; 16];
-            id.iter_mut().zip(new_id().into_iter().chain(new_id())).for_each(|(to, from)| *to = from);
-            id
-        };
+        let new_trace_id = || u128::from(new_id()) << 64 | u128::from(new_id());
         Some(Arc::new(Trace {
             trace_id: parent.as_ref().map_or_else(new_trace_id, |parent| parent.trace_id),
             span_id: new_id(),
@@ -137,34 +132,27 @@ impl Tracer {
 /// A parsed `traceparent` header (W3C Trace Context, section 3.2).
 #[derive(Debug, PartialEq, Eq)]
 struct TraceParent {
-    trace_id: [u8; 16],
-    span_id: [u8; 8],
+    trace_id: u128,
+    span_id: u64,
     is_sampled: bool,
 }
 
 impl TraceParent {
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
-        let [version, trace, span, flags] = [parts.next()?, parts.next()?, parts.next()?, parts.next()?];
-        let [version] = parse_hex::<1>(version)?;
-        let ([flags], trace, span) = (parse_hex::<1>(flags)?, parse_hex::<16>(trace)?, parse_hex::<8>(span)?);
+        let mut next_field = |digits| parse_hex(parts.next()?, digits);
+        let (version, trace_id) = (next_field(2)?, next_field(32)?);
+        let (span_id, flags) = (u64::try_from(next_field(16)?).ok()?, next_field(2)?);
         // Later versions may have further fields; version ff is invalid.
-        let is_valid = version != 0xff && (version > 0 || parts.next().is_none()) && trace != [0; 16] && span != [0; 8];
-        is_valid.then_some(Self { trace_id: trace, span_id: span, is_sampled: flags & 1 == 1 })
+        let is_valid = version != 0xff && (version > 0 || parts.next().is_none()) && trace_id != 0 && span_id != 0;
+        is_valid.then_some(Self { trace_id, span_id, is_sampled: flags & 1 == 1 })
     }
 }
 
-/// Parses exactly `N` bytes of lower-case hexadecimal digits.
-fn parse_hex<const N: usize>(text: &str) -> Option<[u8; N]> {
+/// Parses a number of exactly so many lower-case hexadecimal digits.
+fn parse_hex(text: &str, digits: usize) -> Option<u128> {
     let is_lower = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
-    if text.len() != 2 * N || !text.bytes().all(is_lower) {
-        return None;
-    }
-    let mut bytes = [0; N];
-    for (n, byte) in bytes.iter_mut().enumerate() {
-        *byte = u8::from_str_radix(text.get(2 * n..2 * n + 2)?, 16).ok()?;
-    }
-    Some(bytes)
+    (text.len() == digits && text.bytes().all(is_lower)).then(|| u128::from_str_radix(text, 16).ok())?
 }
 
 impl Trace {
@@ -184,15 +172,14 @@ impl Trace {
 /// Records a step of the current request that ends now and took `elapsed`. `name` comes from a fixed set; `detail` is
 /// the queue, storage operation, codec or format.
 pub fn record(name: &'static str, detail: &'static str, elapsed: Duration) {
-    let now = Instant::now;
-    let new_span = || ChildSpan {
-        span_id: [0; 8],
-        name,
-        detail,
-        started: now().checked_sub(elapsed).unwrap_or_else(now),
-        elapsed,
-    };
-    let _ = CURRENT.try_with(|trace| trace.record(new_span()));
+    let _ = CURRENT.try_with(|trace| {
+        let now = Instant::now();
+        let started = now.checked_sub(elapsed).unwrap_or(now);
+        let mut child_spans = trace.child_spans.lock().unwrap_or_else(PoisonError::into_inner);
+        if child_spans.len() < MAX_CHILD_SPANS {
+            child_spans.push(ChildSpan { span_id: 0, name, detail, started, elapsed });
+        }
+    });
 }
 
 /// Returns the trace of the request that the calling code works for.
@@ -225,7 +212,6 @@ pub fn job_in_current_scope<T>(job: impl FnOnce() -> T) -> impl FnOnce() -> T {
 
 #[cfg(test)]
 mod tests {
-    use super::spans::MAX_CHILD_SPANS;
     use super::*;
 
     const SPAN: &str = "00f067aa0ba902b7";
@@ -285,13 +271,16 @@ mod tests {
         let parent = format!("00-{TRACE}-{SPAN}-01");
         assert!(tracer.begin(Some(&parent), || false, String::new).is_none());
         let trace = tracer.begin(Some(&parent), || true, String::new).unwrap();
-        assert_eq!((trace.trace_id, trace.parent_span_id), (parse_hex(TRACE).unwrap(), parse_hex(SPAN)));
-        let tracer = Tracer { sampling: Sampling { one_in: 1, follows_caller: true }, ..tracer };
+        assert_eq!(
+            (trace.trace_id, trace.parent_span_id.map(u128::from)),
+            (parse_hex(TRACE, 32).unwrap(), parse_hex(SPAN, 16))
+        );
+        let tracer = Tracer { one_in: 1, follows_caller: true, ..tracer };
         let unwanted = format!("00-{TRACE}-{SPAN}-00");
         assert!(tracer.begin(Some(&unwanted), || true, String::new).is_none());
-        let tracer = Tracer { sampling: Sampling { one_in: 1, follows_caller: false }, ..tracer };
+        let tracer = Tracer { one_in: 1, follows_caller: false, ..tracer };
         assert!(tracer.begin(Some(&unwanted), || true, String::new).is_some(), "the sampler ignores callers");
-        let tracer = Tracer { sampling: Sampling { one_in: 0, follows_caller: true }, ..tracer };
+        let tracer = Tracer { one_in: 0, follows_caller: true, ..tracer };
         assert!(
             tracer.begin(None, || true, String::new).is_none()
                 && tracer.begin(Some(&parent), || true, String::new).is_some()
@@ -304,7 +293,7 @@ mod tests {
         let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
             // Takes as many ids as finishing a trace with this many child spans.
-            trace.is_some() && (0..5).all(|_| new_id() != [0; 8])
+            trace.is_some() && (0..5).all(|_| new_id() != 0)
         });
         assert_eq!(sampled.count(), 100);
         let tracer = new_tracer(u64::MAX);
@@ -318,13 +307,8 @@ mod tests {
         let listener = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let endpoint = format!("http://{}", listener.local_addr().unwrap());
         let tracer = Tracer::new(&TraceSettings::new(&endpoint, 1, |_| None).unwrap()).unwrap();
-        let new_span = || ChildSpan {
-            span_id: [1; 8],
-            name: "decode",
-            detail: "xz",
-            started: Instant::now(),
-            elapsed: Duration::ZERO,
-        };
+        let new_span =
+            || ChildSpan { span_id: 1, name: "decode", detail: "xz", started: Instant::now(), elapsed: Duration::ZERO };
         for _ in 0..4096 {
             let trace = tracer.begin(None, || true, || "/a".to_owned()).unwrap();
             let child_spans = (0..MAX_CHILD_SPANS).map(|_| new_span()).collect();

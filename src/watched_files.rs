@@ -1,6 +1,5 @@
 //! Small files that are read again when they change, so that secrets can be replaced while the server runs.
 
-use std::fmt;
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
@@ -22,25 +21,18 @@ const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Parsed content of files. A thread keeps it up to date and ends when this value is dropped.
+#[derive(Debug)]
 pub struct WatchedFiles<T> {
     current: Arc<RwLock<Arc<T>>>,
     _stop_sender: Sender<()>,
 }
 
-impl<T: fmt::Debug> fmt::Debug for WatchedFiles<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("WatchedFiles").field(&self.current()).finish()
-    }
-}
-
-impl<T> WatchedFiles<T> {
+impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// Returns the current content of the files, or the last valid content.
     pub fn current(&self) -> Arc<T> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
-}
 
-impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// Reads the files now, and reads all of them again whenever one changes. `what` describes them in the log.
     /// `on_failure` is called at each poll that finds them invalid, except the first of several in a row. Files that
     /// belong together are replaced one after the other, and a poll may find one half written. Therefore, only a

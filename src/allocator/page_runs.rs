@@ -85,11 +85,6 @@ impl FreeLists {
         Some(page)
     }
 
-    /// Takes all runs out of the lists.
-    fn take_all(&mut self) -> Self {
-        std::mem::replace(self, Self::new())
-    }
-
     /// Empties the lists. Calls `visit` with the first page and the length of every run.
     fn drain(mut self, arena: RunArena, mut visit: impl FnMut(u32, usize)) {
         for pages in 1..=MAX_RUN_PAGES {
@@ -218,7 +213,7 @@ pub(super) unsafe fn deallocate(run: *mut u8, bytes: usize) {
     if shard.bytes <= SHARD_RESIDENT_BYTES {
         return;
     }
-    let surplus = shard.take_all();
+    let surplus = std::mem::replace(&mut *shard, FreeLists::new());
     drop(shard);
     let mut lists = central();
     if lists.resident.bytes < CENTRAL_RESIDENT_BYTES {

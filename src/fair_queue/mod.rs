@@ -2,14 +2,12 @@
 //! the next permit goes to the flow that has received the least service. A flow that requests much, or holds it for
 //! long, delays others by one permit, not by all of its own.
 
-mod client;
 mod flow;
 mod semaphore;
 mod single_flight;
 mod state;
 
-pub use client::{ClientId, FlowId};
-pub use flow::ClientQuota;
+pub use flow::{ClientId, ClientQuota, FlowId};
 pub use semaphore::{FairPermit, FairSemaphore};
-pub use single_flight::{FlightHandle, Leader, SingleFlight, Waiter};
+pub use single_flight::{FlightHandle, Leader, SingleFlight, Waiter, panic_message};
 pub use state::{CostBasis, max_overtaking_units};

@@ -7,8 +7,7 @@ use std::time::{Duration, Instant};
 use futures_util::stream::{FuturesUnordered, StreamExt};
 use tokio::sync::oneshot;
 
-use super::client::{ClientId, FlowId};
-use super::flow::{ClientQuota, GrantKind, PendingAcquire};
+use super::flow::{ClientId, ClientQuota, FlowId, GrantKind, PendingAcquire};
 use super::single_flight;
 use super::state::{CostBasis, FairSemaphoreState};
 
@@ -43,27 +42,6 @@ impl FairSemaphore {
     /// Returns true if any request waits.
     pub fn has_waiters(&self) -> bool {
         self.state().flows.iter().any(|flow| !flow.queue.is_empty())
-    }
-
-    /// Returns true if a request of a client other than `client` waits.
-    pub fn has_waiters_other_than(&self, client: ClientId) -> bool {
-        self.state().flows.iter().any(|flow| flow.id.0 != client && !flow.queue.is_empty())
-    }
-
-    /// Releases `permit` and blocks the thread until its flow is served again. The request goes to the front of its
-    /// flow.
-    pub fn blocking_yield(&self, permit: FairPermit) -> FairPermit {
-        let (flow, units) = (permit.flow, permit.units);
-        let (sender, receiver) = oneshot::channel();
-        self.state().flow_mut(flow).queue.push_front(PendingAcquire::new(units, GrantKind::InTurn, sender));
-        // Dropped only now: the service that a flow has received is forgotten when it holds nothing and nothing waits
-        // in it.
-        drop(permit);
-        // The sender is never dropped without sending a grant.
-        receiver.blocking_recv().map_or_else(
-            |_| self.new_permit(flow, 0, GrantKind::InTurn, Instant::now()),
-            |(kind, granted_at)| self.new_permit(flow, units, kind, granted_at),
-        )
     }
 
     /// Returns the number of units that are not granted.
@@ -235,13 +213,39 @@ impl FairSemaphore {
         let request = make_request(sender);
         let units = request.units;
         self.state().flow_mut(flow).queue.push_back(request);
-        let mut guard = PendingAcquireGuard { semaphore: self, flow, units, is_served, receiver };
+        let cancel = |receiver| self.cancel(flow, units, is_served.load(Ordering::Relaxed), receiver);
+        let mut receiver = scopeguard::guard(receiver, cancel);
         self.grant_waiters();
         // The sender is dropped only with a sent grant, or when the request was cancelled.
-        (&mut guard.receiver).await.map_or_else(
+        (&mut *receiver).await.map_or_else(
             |_| self.new_permit(flow, 0, GrantKind::Charged, Instant::now()),
             |(kind, granted_at)| self.new_permit(flow, units, kind, granted_at),
         )
+    }
+
+    /// Removes a request of `flow`, unless it has got its permit. The future that waited for it is dropped. `is_served` is
+    /// true if the work has got its permit through another request.
+    fn cancel(
+        &self,
+        flow: FlowId,
+        units: usize,
+        is_served: bool,
+        mut receiver: oneshot::Receiver<(GrantKind, Instant)>,
+    ) {
+        if receiver.is_terminated() {
+            return;
+        }
+        // Under the lock. Otherwise another request of the flow that is dropped now would remove this one.
+        let mut state = self.state();
+        receiver.close();
+        state.remove_cancelled(flow, is_served);
+        if let Ok((kind, granted_at)) = receiver.try_recv() {
+            // The units were granted at this moment. If the work is served, they were granted twice.
+            state.release(flow, units, kind, (!is_served).then(|| granted_at.elapsed()));
+        }
+        drop(state);
+        // Others may have waited behind the request.
+        self.grant_waiters();
     }
 
     fn new_permit(&self, flow: FlowId, units: usize, kind: GrantKind, granted_at: Instant) -> FairPermit {
@@ -280,6 +284,28 @@ impl FairPermit {
         self.units
     }
 
+    /// Returns true if a request of another client waits.
+    pub fn is_contended(&self) -> bool {
+        self.semaphore.state().flows.iter().any(|flow| flow.id.0 != self.flow.0 && !flow.queue.is_empty())
+    }
+
+    /// Releases the units and blocks the thread until the flow is served again. The request goes to the front of its
+    /// flow.
+    #[must_use]
+    pub fn blocking_yield(self) -> Self {
+        let (semaphore, flow, units) = (self.semaphore.clone(), self.flow, self.units);
+        let (sender, receiver) = oneshot::channel();
+        semaphore.state().flow_mut(flow).queue.push_front(PendingAcquire::new(units, GrantKind::InTurn, sender));
+        // Dropped only now: the service that a flow has received is forgotten when it holds nothing and nothing waits
+        // in it.
+        drop(self);
+        // The sender is never dropped without sending a grant.
+        receiver.blocking_recv().map_or_else(
+            |_| semaphore.new_permit(flow, 0, GrantKind::InTurn, Instant::now()),
+            |(kind, granted_at)| semaphore.new_permit(flow, units, kind, granted_at),
+        )
+    }
+
     /// Splits off a permit of `units` units, or of all if there are fewer.
     #[must_use]
     pub fn split(&mut self, units: usize) -> Self {
@@ -298,11 +324,7 @@ impl FairPermit {
             state.uncount_overtaking(self.flow, self.units);
             self.kind = GrantKind::InTurn;
         }
-        if state.tracks_held_units() && self.flow != server_flow {
-            let flow = state.flow_mut(self.flow);
-            flow.held_units = flow.held_units.saturating_sub(self.units);
-            state.flow_mut(server_flow).held_units += self.units;
-        }
+        state.move_held_units(self.flow, server_flow, self.units);
         drop(state);
         self.flow = server_flow;
         self.semaphore.grant_waiters();
@@ -327,11 +349,7 @@ impl FairPermit {
             if self.kind == GrantKind::Overtaking {
                 self.kind = GrantKind::InTurn;
             }
-            if other.flow != self.flow && state.tracks_held_units() {
-                let flow = state.flow_mut(other.flow);
-                flow.held_units = flow.held_units.saturating_sub(units);
-                state.flow_mut(self.flow).held_units += units;
-            }
+            state.move_held_units(other.flow, self.flow, units);
             drop(state);
             // Others may have waited to overtake, or for their client to hold less.
             self.semaphore.grant_waiters();
@@ -351,38 +369,6 @@ impl FairPermit {
 impl Drop for FairPermit {
     fn drop(&mut self) {
         self.release(|granted_at| granted_at.elapsed());
-    }
-}
-
-/// Removes a request from its flow when the future that waits for it is dropped.
-struct PendingAcquireGuard<'a> {
-    semaphore: &'a FairSemaphore,
-    flow: FlowId,
-    units: usize,
-    /// True once the work has got its permit through another request.
-    is_served: &'a AtomicBool,
-    receiver: oneshot::Receiver<(GrantKind, Instant)>,
-}
-
-impl Drop for PendingAcquireGuard<'_> {
-    fn drop(&mut self) {
-        if self.receiver.is_terminated() {
-            return;
-        }
-        let is_served = self.is_served.load(Ordering::Relaxed);
-        {
-            // Under the lock. Otherwise another request of the flow that is dropped now would remove this one.
-            let mut state = self.semaphore.state();
-            self.receiver.close();
-            state.remove_cancelled(self.flow, is_served);
-            if let Ok((kind, granted_at)) = self.receiver.try_recv() {
-                // The units were granted at this moment. If the work is served, they were granted twice.
-                let held_for = (!is_served).then(|| granted_at.elapsed());
-                state.release(self.flow, self.units, kind, held_for);
-            }
-        }
-        // Others may have waited behind the request.
-        self.semaphore.grant_waiters();
     }
 }
 

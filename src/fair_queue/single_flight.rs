@@ -1,6 +1,7 @@
 //! Single flight: one run of work serves all clients that want the same key at the same time. It gets its permits in the
 //! turn of whichever of these clients is first.
 
+use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::Hash;
@@ -12,7 +13,7 @@ use futures_util::FutureExt;
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
-use super::client::ClientId;
+use super::flow::ClientId;
 
 tokio::task_local! {
     static CURRENT_FLIGHT: FlightHandle;
@@ -41,16 +42,8 @@ struct Flight<T> {
     handle: FlightHandle,
     /// The task that runs the work, unless the leader runs it itself.
     task: OnceLock<AbortHandle>,
-    result: watch::Sender<Option<FlightResult<T>>>,
-}
-
-/// How the work of a flight ended.
-#[derive(Debug, Clone)]
-enum FlightResult<T> {
-    Finished(T),
-    /// The leader gave up. A waiter may lead another flight.
-    Abandoned,
-    Panicked(String),
+    /// Set when the flight has ended: the result of [`Waiter::wait`].
+    result: watch::Sender<Option<Result<Option<T>, String>>>,
 }
 
 /// Handle by which the work of a flight sees its waiters. Cheap to clone. The default handle belongs to no flight.
@@ -194,7 +187,7 @@ impl<K: Eq + Hash, T> Leader<K, T> {
 
     /// Ends the flight with its result.
     pub fn finish(self, result: T) {
-        self.flight.result.send_replace(Some(FlightResult::Finished(result)));
+        self.flight.result.send_replace(Some(Ok(Some(result))));
     }
 }
 
@@ -209,20 +202,19 @@ where
         let flight = Arc::clone(&self.flight);
         let task = tokio::spawn(CURRENT_FLIGHT.scope(self.flight.handle.clone(), async move {
             let result = AssertUnwindSafe(work).catch_unwind().await;
-            self.flight.result.send_replace(Some(match result {
-                Ok(result) => FlightResult::Finished(result),
-                Err(panic) => FlightResult::Panicked(panic_message(&*panic)),
-            }));
+            let result = result.map(Some).map_err(|panic| {
+                format!("the work of a flight panicked: {}", panic_message(&*panic).unwrap_or("no message"))
+            });
+            self.flight.result.send_replace(Some(result));
         }));
         // Set once only, here.
         let _ = flight.task.set(task.abort_handle());
     }
 }
 
-/// Returns the message of a panic.
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str));
-    format!("the work of a flight panicked: {}", text.unwrap_or("no message"))
+/// Returns the message of a panic, if it has one.
+pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
 impl<K: Eq + Hash, T> Drop for Leader<K, T> {
@@ -230,9 +222,7 @@ impl<K: Eq + Hash, T> Drop for Leader<K, T> {
         self.flights.remove(&self.key, &self.flight);
         self.flight.result.send_if_modified(|result| {
             let is_unfinished = result.is_none();
-            if is_unfinished {
-                *result = Some(FlightResult::Abandoned);
-            }
+            result.get_or_insert(Ok(None));
             is_unfinished
         });
     }
@@ -258,11 +248,7 @@ impl<K: Eq + Hash, T: Clone> Waiter<K, T> {
         let mut results = self.flight.result.subscribe();
         loop {
             if let Some(result) = &*results.borrow_and_update() {
-                return match result {
-                    FlightResult::Finished(result) => Ok(Some(result.clone())),
-                    FlightResult::Abandoned => Ok(None),
-                    FlightResult::Panicked(message) => Err(message.clone()),
-                };
+                return result.clone();
             }
             // The sender of `results` lives as long as this waiter.
             let Some(parent_clients) = &mut self.parent_clients else {

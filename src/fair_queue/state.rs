@@ -3,8 +3,7 @@
 use std::collections::VecDeque;
 use std::time::Duration;
 
-use super::client::{ClientId, FlowId};
-use super::flow::{ClientQuota, Flow, GrantKind, PendingAcquire};
+use super::flow::{ClientId, ClientQuota, Flow, FlowId, GrantKind, PendingAcquire};
 
 /// A permit of at most one in this many of all units may overtake a larger request, which waits until others release
 /// enough.
@@ -228,11 +227,24 @@ impl FairSemaphoreState {
         waiting.map(|(index, flow)| (flow.start_tag, index))
     }
 
+    fn find_flow(&mut self, flow: FlowId) -> Option<&mut Flow> {
+        self.flows.iter_mut().find(|candidate| candidate.id == flow)
+    }
+
+    /// Counts `units` that the flow `from` holds for `to`, if held units are tracked.
+    pub(super) fn move_held_units(&mut self, from: FlowId, to: FlowId, units: usize) {
+        if from != to && self.tracks_held_units() {
+            let flow = self.flow_mut(from);
+            flow.held_units = flow.held_units.saturating_sub(units);
+            self.flow_mut(to).held_units += units;
+        }
+    }
+
     /// Records that `units` with which `flow` overtook others are released, or no longer count as overtaking.
     pub(super) fn uncount_overtaking(&mut self, flow: FlowId, units: usize) {
         debug_assert!(units <= self.overtaking_units, "more units than overtook");
         self.overtaking_units = self.overtaking_units.saturating_sub(units);
-        if let Some(entry) = self.flows.iter_mut().find(|line| line.id == flow) {
+        if let Some(entry) = self.find_flow(flow) {
             entry.overtaking_units = entry.overtaking_units.saturating_sub(units);
         }
     }
@@ -245,7 +257,7 @@ impl FairSemaphoreState {
         let is_charged = self.cost == CostBasis::Units && !is_served;
         // However many requests are cancelled together, others go first only until all units have been granted once.
         let max_start_tag = self.virtual_time.saturating_add(self.total as u64);
-        let Some(entry) = self.flows.iter_mut().find(|line| line.id == flow) else { return };
+        let Some(entry) = self.find_flow(flow) else { return };
         entry.queue.retain(|request| {
             let is_cancelled = request.sender.is_closed();
             if is_cancelled && is_charged && request.blocked_others.get() {
@@ -261,8 +273,7 @@ impl FairSemaphoreState {
         self.overcommitted += taken.saturating_sub(self.free);
         self.free = self.free.saturating_sub(taken);
         let (is_counted, cost) = (self.tracks_held_units(), self.cost);
-        let is_known = self.flows.iter().any(|entry| entry.id == flow);
-        if is_known || is_counted {
+        if is_counted || self.find_flow(flow).is_some() {
             let entry = self.flow_mut(flow);
             let start_tag = entry.start_tag;
             if cost == CostBasis::Units {
@@ -285,7 +296,7 @@ impl FairSemaphoreState {
             self.uncount_overtaking(flow, units);
         }
         let (is_counted, cost) = (self.tracks_held_units(), self.cost);
-        let Some(entry) = self.flows.iter_mut().find(|line| line.id == flow) else { return };
+        let Some(entry) = self.find_flow(flow) else { return };
         if is_counted {
             entry.held_units = entry.held_units.saturating_sub(units);
         }

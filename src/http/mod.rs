@@ -43,6 +43,7 @@ use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use tokio_util::task::AbortOnDropHandle;
 
+use crate::fair_queue::panic_message;
 use crate::trace::{self, Trace};
 use admission::{fair_polling, rate_limited_body};
 pub use app::App;
@@ -173,7 +174,7 @@ async fn handle_request(
     let timeout = app.options.request_timeout;
     let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => Err(Problem::internal(panic_message(&*panic))),
+        Ok(Err(panic)) => Err(Problem::internal(panic_message(&*panic).unwrap_or("panic without a message"))),
         Err(_elapsed) => Err(Problem::with_cause(
             problem::TIMEOUT,
             "the response took too long; request less at once",
@@ -218,9 +219,4 @@ async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
         Endpoint::Operation(operation) => Box::pin(operations::answer(context, operation)),
     };
     handling.await
-}
-
-fn panic_message(panic: &(dyn std::any::Any + Send)) -> String {
-    let text = panic.downcast_ref::<&str>().map(ToString::to_string);
-    text.or_else(|| panic.downcast_ref::<String>().cloned()).unwrap_or_else(|| "panic without a message".to_owned())
 }

@@ -4,24 +4,47 @@
 //! The pool has threads of its own. The runtime's blocking threads are shared by all stores, and the runtime panics if
 //! the system cannot start one.
 
-mod job;
-mod queue;
 mod state;
 
 use std::io;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use self::job::{DiskJob, ErasedDiskJob};
-use self::queue::DiskQueue;
-use self::state::{DiskPoolState, IDLE_TIMEOUT, MAX_THREADS_PER_STORE, RESERVED_THREADS, RunningCall};
-
-pub(super) use self::job::{DiskOperation, DiskPoolError};
-use super::load::StoreLoad;
+use self::state::{
+    DiskJob, DiskOperation, DiskPoolState, DiskQueue, IDLE_TIMEOUT, MAX_THREADS_PER_STORE, RESERVED_THREADS,
+    RunningCall,
+};
+use super::error::{LocalError, StoreError};
+use super::key::Key;
 use crate::fair_queue::ClientId;
+
+/// Load of a store: the calls that wait for it.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct StoreLoad {
+    /// Number of calls that have started.
+    pub running: usize,
+    /// Number of calls that have not started.
+    pub queued: usize,
+    /// True if no call has ended for so long that further calls fail at once, except for an occasional probe.
+    pub is_stalled: bool,
+    /// Time for which no call has ended, while calls run whose callers may still wait.
+    pub no_progress_for: Duration,
+    /// Age of the longest-running call whose caller may still wait.
+    pub longest_running: Duration,
+}
+
+impl StoreLoad {
+    /// Time without an answer after which the store counts as unresponsive.
+    const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
+
+    /// Returns true if the store has answered no request for so long that nothing should be held for it.
+    pub fn is_unresponsive(&self) -> bool {
+        self.no_progress_for >= Self::UNRESPONSIVE_AFTER
+    }
+}
 
 /// Further threads that all stores of the process share. Two stores that hang leave 60 of them to the others.
 const SHARED_THREADS: usize = 180;
@@ -48,20 +71,14 @@ const MIN_STALL: Duration = Duration::from_secs(1);
 /// How long other calls wait for the result of a probe.
 const STALL_PROBE_WAIT: Duration = Duration::from_millis(500);
 
-/// Runs jobs that may block on the disk. Cheap to clone; clones share the threads, which end with the last clone.
-#[derive(Debug, Clone)]
-pub(super) struct DiskPool(Arc<DiskPoolOwner>);
-
+/// Runs jobs that may block on the disk. The threads end when the pool is dropped.
 #[derive(Debug)]
-struct DiskPoolOwner {
-    shared: Arc<DiskPoolShared>,
-    deadline: Duration,
-}
+pub(super) struct DiskPool(Arc<DiskPoolShared>);
 
-impl Drop for DiskPoolOwner {
+impl Drop for DiskPool {
     fn drop(&mut self) {
-        self.shared.lock().is_closed = true;
-        self.shared.work_available.notify_all();
+        self.0.lock().is_closed = true;
+        self.0.work_available.notify_all();
     }
 }
 
@@ -86,11 +103,11 @@ impl std::fmt::Debug for DiskPoolShared {
 
 impl DiskPool {
     /// Creates a pool for jobs that take at most `deadline`. Starts no thread yet.
-    pub(super) fn new(deadline: Duration) -> Self {
+    pub(super) fn new(deadline: Duration) -> Arc<Self> {
         Self::with_limits(deadline, MAX_QUEUED, Arc::clone(&FREE_SHARED_THREADS))
     }
 
-    fn with_limits(deadline: Duration, max_queued: usize, free_shared_threads: Arc<AtomicUsize>) -> Self {
+    fn with_limits(deadline: Duration, max_queued: usize, free_shared_threads: Arc<AtomicUsize>) -> Arc<Self> {
         let stall_after = (deadline / STALL_DIVISOR).max(MIN_STALL).min(deadline);
         let state = DiskPoolState {
             queue: DiskQueue::default(),
@@ -108,18 +125,29 @@ impl DiskPool {
             purge_at_len: 0,
             is_closed: false,
         };
-        Self(Arc::new(DiskPoolOwner {
-            shared: Arc::new(DiskPoolShared {
-                state: Mutex::new(state),
-                work_available: Condvar::new(),
-                call_ended: Notify::new(),
-                abandoned_call_ended: Notify::new(),
-                stall_after,
-                deadline,
-                max_queued,
-            }),
+        Arc::new(Self(Arc::new(DiskPoolShared {
+            state: Mutex::new(state),
+            work_available: Condvar::new(),
+            call_ended: Notify::new(),
+            abandoned_call_ended: Notify::new(),
+            stall_after,
             deadline,
-        }))
+            max_queued,
+        })))
+    }
+
+    /// Runs `call` for `action` on the object or directory at `key`, like [`Self::run`].
+    ///
+    /// # Errors
+    /// Those of the call and of the pool.
+    pub(super) async fn run_action<T: Send + 'static>(
+        &self,
+        action: &'static str,
+        key: &Key,
+        call: impl FnOnce() -> Result<T, LocalError> + Send + 'static,
+    ) -> Result<T, StoreError> {
+        let result = self.run(Some((action, key.clone())), call).await;
+        result.flatten().map_err(|error| error.of_call(action, key))
     }
 
     /// Runs a job that may block on the disk, and waits for it up to the deadline. An abandoned job, whose caller gave
@@ -127,38 +155,37 @@ impl DiskPool {
     /// until then.
     ///
     /// # Errors
-    /// [`DiskPoolError`]. The error comes within half a second if the store is stalled. It comes at once if other calls
+    /// [`LocalError`]. The error comes within half a second if the store is stalled. It comes at once if other calls
     /// for the same operation wait in vain, or if too many calls wait.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: Option<DiskOperation>,
         job: impl FnOnce() -> T + Send + 'static,
-    ) -> Result<T, DiskPoolError> {
-        let DiskPoolOwner { shared, deadline } = &*self.0;
+    ) -> Result<T, LocalError> {
+        let shared = &self.0;
         let client = ClientId::current();
         shared.admit(client, operation.as_ref()).await?;
         let (reply, mut result) = oneshot::channel();
         let has_started = Arc::new(AtomicBool::new(false));
-        shared.enqueue(client, Box::new(DiskJob::new(operation, job, &has_started, reply)))?;
-        let job_lost =
-            |_: oneshot::error::RecvError| DiskPoolError::Thread(io::Error::other("a disk job did not complete"));
+        shared.enqueue(client, DiskJob::new(operation, job, &has_started, reply))?;
+        let job_lost = |_: oneshot::error::RecvError| LocalError::Io(io::Error::other("a disk job did not complete"));
         let (started, mut timeout) = (Instant::now(), shared.stall_after / 4);
         loop {
             if let Ok(result) = tokio::time::timeout(timeout, &mut result).await {
                 return result.map_err(job_lost)?;
             }
             let (remaining, is_queued) =
-                (deadline.saturating_sub(started.elapsed()), !has_started.load(Ordering::Relaxed));
+                (shared.deadline.saturating_sub(started.elapsed()), !has_started.load(Ordering::Relaxed));
             // If all threads that this call may use hang, it has waited long enough.
             if is_queued {
                 let state = shared.lock();
                 if state.all_threads_stalled_for(client, shared.stall_after) {
-                    return Err(DiskPoolError::Stalled);
+                    return Err(LocalError::Stalled);
                 }
                 shared.wake_or_spawn_thread(state);
             }
             if remaining.is_zero() {
-                return Err(DiskPoolError::Timeout);
+                return Err(LocalError::Timeout);
             }
             timeout = if is_queued { remaining.min(shared.stall_after / 4) } else { remaining };
         }
@@ -171,7 +198,7 @@ impl DiskPool {
 
     /// Returns the current load.
     pub(super) fn load(&self) -> StoreLoad {
-        let shared = &self.0.shared;
+        let shared = &self.0;
         let state = shared.lock();
         let ages = state.running.iter().map(|call| call.started.elapsed());
         // A call that hangs forever on one bad file says nothing about the others.
@@ -195,7 +222,7 @@ impl DiskPoolShared {
     /// Admits a call unless the store is stalled. A stalled store admits one call per second as a probe, and the other
     /// calls wait briefly for its result. A call for an operation that was abandoned often waits until one of the
     /// abandoned calls ends, for at most the stall time.
-    async fn admit(&self, client: ClientId, operation: Option<&DiskOperation>) -> Result<(), DiskPoolError> {
+    async fn admit(&self, client: ClientId, operation: Option<&DiskOperation>) -> Result<(), LocalError> {
         let started = Instant::now();
         loop {
             let (mut call_ended, mut abandoned_call_ended) =
@@ -206,7 +233,7 @@ impl DiskPoolShared {
             let (timeout, error, notified) = {
                 let mut state = self.lock();
                 if operation.is_some_and(|what| state.is_operation_stalled(what, self.stall_after, self.deadline)) {
-                    return Err(DiskPoolError::OperationStalled);
+                    return Err(LocalError::OperationStalled);
                 }
                 let has_many_abandoned = operation.is_some_and(|what| state.has_many_abandoned(what, self.deadline));
                 let is_stalled = state.is_stalled(self.stall_after);
@@ -217,11 +244,11 @@ impl DiskPoolShared {
                     let probe_elapsed =
                         state.last_stall_probe.map_or(STALL_PROBE_WAIT, |probed_at| probed_at.elapsed());
                     let elapsed = if has_many_abandoned { started.elapsed() } else { probe_elapsed };
-                    (STALL_PROBE_WAIT.saturating_sub(elapsed), DiskPoolError::Stalled, call_ended)
+                    (STALL_PROBE_WAIT.saturating_sub(elapsed), LocalError::Stalled, call_ended)
                 } else {
                     (
                         self.stall_after.saturating_sub(started.elapsed()),
-                        DiskPoolError::OperationStalled,
+                        LocalError::OperationStalled,
                         abandoned_call_ended,
                     )
                 }
@@ -234,7 +261,7 @@ impl DiskPoolShared {
 
     /// Queues a job and makes sure that a thread runs it. If the queue is full, the client with the most queued jobs
     /// loses its newest one.
-    fn enqueue(self: &Arc<Self>, client: ClientId, job: Box<dyn ErasedDiskJob>) -> Result<(), DiskPoolError> {
+    fn enqueue(self: &Arc<Self>, client: ClientId, job: DiskJob) -> Result<(), LocalError> {
         let mut state = self.lock();
         let is_full = state.queue.len() >= self.max_queued;
         let abandoned = state.purge_abandoned(is_full);
@@ -247,20 +274,20 @@ impl DiskPoolShared {
             if is_full {
                 let Some(evicted) = evicted else {
                     drop(job);
-                    return Err(DiskPoolError::QueueFull);
+                    return Err(LocalError::QueueFull);
                 };
-                evicted.reject(DiskPoolError::QueueFull);
+                evicted.reject(LocalError::QueueFull);
             }
             state = self.lock();
         }
         state.queue.push(client, job);
-        self.wake_or_spawn_thread(state).map_or(Ok(()), |error| Err(DiskPoolError::Thread(error)))
+        self.wake_or_spawn_thread(state).map_or(Ok(()), |error| Err(LocalError::Io(error)))
     }
 
     /// Makes sure that a thread runs the next job of the queue. Returns an error if there is no thread and none can be
     /// started. The queue has then been emptied.
     fn wake_or_spawn_thread(self: &Arc<Self>, mut state: MutexGuard<'_, DiskPoolState>) -> Option<io::Error> {
-        let has_thread = state.idle > 0 || state.may_add_thread();
+        let has_thread = state.idle > 0 || state.threads < state.max_threads();
         if !has_thread
             || state.woken + state.starting >= state.queue.len()
             || !state.queue.has_runnable(state.max_threads())
@@ -289,10 +316,10 @@ impl DiskPoolShared {
             // The existing threads will run the job.
             return None;
         }
-        let rejected = state.queue.take_all();
+        let rejected = state.queue.take_where(|_| true);
         drop(state);
         for job in rejected {
-            job.reject(DiskPoolError::Thread(io::Error::from(error.kind())));
+            job.reject(LocalError::Io(io::Error::from(error.kind())));
         }
         Some(error)
     }
@@ -334,7 +361,7 @@ impl DiskPoolShared {
                 }
                 state.started_calls += 1;
                 let id = state.started_calls;
-                let (operation, waiter) = (job.operation(), job.waiter());
+                let (operation, waiter) = (job.operation.clone(), Weak::clone(&job.waiter));
                 state.running.push(RunningCall { id, operation, started: now, waiter, client });
                 // One ended job may allow several others to start.
                 self.wake_or_spawn_thread(state);
@@ -353,7 +380,7 @@ impl DiskPoolShared {
                     state.idle -= 1;
                 }
                 state.min_idle.0 = state.min_idle.0.min(state.idle);
-                if wait_result.timed_out() && state.queue.is_empty() {
+                if wait_result.timed_out() && state.queue.len() == 0 {
                     break;
                 }
             }
@@ -370,24 +397,24 @@ mod tests {
     use super::*;
     use crate::store::key::Key;
 
-    fn pool_with_deadline(deadline: Duration) -> DiskPool {
+    fn pool_with_deadline(deadline: Duration) -> Arc<DiskPool> {
         pool_with_queue(deadline, MAX_QUEUED)
     }
 
-    fn pool_with_queue(deadline: Duration, max_queued: usize) -> DiskPool {
+    fn pool_with_queue(deadline: Duration, max_queued: usize) -> Arc<DiskPool> {
         DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_THREADS)))
     }
 
     /// A pool of which `count` calls hang until the sender is dropped.
     fn pool_with_hanging_calls(
         count: usize,
-    ) -> (DiskPool, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), DiskPoolError>>) {
+    ) -> (Arc<DiskPool>, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), LocalError>>) {
         let pool = pool_with_deadline(Duration::from_secs(3));
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..count {
-            let (pool, released) = (pool.clone(), Arc::clone(&released));
+            let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
             calls.spawn(async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
         }
         (pool, release, calls)
@@ -410,8 +437,8 @@ mod tests {
         // The first call was the probe and found that the store answers.
         assert!(matches!((first, second), (Ok(7), Ok(7))));
         wait_until(&pool, |load| load.is_stalled).await;
-        pool.0.shared.lock().last_stall_probe = Instant::now().checked_sub(STALL_PROBE_WAIT);
-        assert!(matches!(pool.run(None, || 7).await, Err(DiskPoolError::Stalled)), "at once");
+        pool.0.lock().last_stall_probe = Instant::now().checked_sub(STALL_PROBE_WAIT);
+        assert!(matches!(pool.run(None, || 7).await, Err(LocalError::Stalled)), "at once");
         drop(release);
         while let Some(call) = calls.join_next().await {
             let _ = call.unwrap();
@@ -426,8 +453,8 @@ mod tests {
         let (mut stalled, mut timed_out) = (0, 0);
         while let Some(call) = calls.join_next().await {
             match call.unwrap() {
-                Err(DiskPoolError::Stalled) => stalled += 1,
-                Err(DiskPoolError::Timeout) => timed_out += 1,
+                Err(LocalError::Stalled) => stalled += 1,
+                Err(LocalError::Timeout) => timed_out += 1,
                 other => panic!("{other:?}"),
             }
         }
@@ -443,7 +470,7 @@ mod tests {
         let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE);
         wait_until(&pool, |load| load.running == MAX_THREADS_PER_STORE).await;
         // This call is queued and abandoned.
-        let (last, shared) = (pool.clone(), Arc::downgrade(&pool.0.shared));
+        let (last, shared) = (Arc::clone(&pool), Arc::downgrade(&pool.0));
         let abandoned = tokio::time::timeout(Duration::from_millis(5), pool.run(None, move || drop(last)));
         assert!(abandoned.await.is_err());
         calls.abort_all();
@@ -461,8 +488,8 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for n in 1..=MAX_THREADS_PER_STORE + 4 {
-            let (pool, released) = (pool.clone(), Arc::clone(&released));
-            let call = pool.clone();
+            let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
+            let call = Arc::clone(&pool);
             calls.spawn(async move { call.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
             wait_until(&pool, |load| {
                 load.running + load.queued == n && (n <= load.running || load.running == MAX_THREADS_PER_STORE)
@@ -471,12 +498,12 @@ mod tests {
         }
         assert!(pool.load().longest_running > Duration::ZERO && pool.load().no_progress_for > Duration::ZERO);
         let full = pool.run(None, || 7).await;
-        assert!(matches!(full, Err(DiskPoolError::QueueFull)), "{full:?}");
+        assert!(matches!(full, Err(LocalError::QueueFull)), "{full:?}");
         // All callers are gone, but the running jobs do not notice.
         calls.abort_all();
         while calls.join_next().await.is_some() {}
-        pool.0.shared.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let (queued, last) = (pool.clone(), pool.clone());
+        pool.0.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
+        let (queued, last) = (Arc::clone(&pool), Arc::clone(&pool));
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
         wait_until(&pool, |load| load.queued == 1).await;
         drop(release);
@@ -490,7 +517,7 @@ mod tests {
         client: ClientId,
         release: mpsc::Sender<()>,
         released: Arc<Mutex<mpsc::Receiver<()>>>,
-        calls: tokio::task::JoinSet<Result<(), DiskPoolError>>,
+        calls: tokio::task::JoinSet<Result<(), LocalError>>,
     }
 
     impl HangingCalls {
@@ -500,8 +527,8 @@ mod tests {
             Self { client: ClientId::new(client), release, released, calls: tokio::task::JoinSet::new() }
         }
 
-        fn start_call(&mut self, pool: &DiskPool) {
-            let (pool, released) = (pool.clone(), Arc::clone(&self.released));
+        fn start_call(&mut self, pool: &Arc<DiskPool>) {
+            let (pool, released) = (Arc::clone(pool), Arc::clone(&self.released));
             let call = async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
             self.calls.spawn(self.client.scope(call));
         }
@@ -523,8 +550,8 @@ mod tests {
             // Other clients are answered all the time: the disk does not stall.
             assert_eq!(ClientId::new(2).scope(pool.run(None, || 7)).await.unwrap(), 7);
             match hanging.calls.try_join_next() {
-                Some(Ok(Err(DiskPoolError::Stalled))) => stalled += 1,
-                Some(Ok(Err(DiskPoolError::Timeout))) => timed_out += 1,
+                Some(Ok(Err(LocalError::Stalled))) => stalled += 1,
+                Some(Ok(Err(LocalError::Timeout))) => timed_out += 1,
                 None => tokio::time::sleep(Duration::from_millis(1)).await,
                 other => panic!("{other:?}"),
             }
@@ -548,14 +575,14 @@ mod tests {
                 .await;
         }
         let refused = ClientId::new(1).scope(pool.run(None, || 7)).await;
-        assert!(matches!(refused, Err(DiskPoolError::QueueFull)), "{refused:?}");
+        assert!(matches!(refused, Err(LocalError::QueueFull)), "{refused:?}");
         let other_call = ClientId::new(2).scope(pool.run(None, || 7));
         let (other_result, evicted) = tokio::join!(other_call, async {
             let evicted = greedy_calls.calls.join_next().await.unwrap().unwrap();
             server_calls.finish();
             evicted
         });
-        assert!(matches!((other_result, evicted), (Ok(7), Err(DiskPoolError::QueueFull))));
+        assert!(matches!((other_result, evicted), (Ok(7), Err(LocalError::QueueFull))));
         greedy_calls.finish();
         wait_until(&pool, |load| load == StoreLoad::default()).await;
     }
@@ -563,7 +590,7 @@ mod tests {
     #[tokio::test]
     async fn a_panic_of_a_job_is_an_error_and_its_thread_continues() {
         let pool = pool_with_deadline(Duration::from_secs(5));
-        assert!(matches!(pool.run(None, || panic!("broken")).await, Err(DiskPoolError::Thread(_))));
+        assert!(matches!(pool.run(None, || panic!("broken")).await, Err(LocalError::Io(_))));
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
         assert_eq!(pool.load(), StoreLoad::default());
     }
@@ -574,7 +601,7 @@ mod tests {
         wait_until(&pool, |load| load.is_stalled).await;
         let mut others = tokio::task::JoinSet::new();
         for n in 0..30 {
-            let pool = pool.clone();
+            let pool = Arc::clone(&pool);
             others.spawn(async move { pool.run(None, move || n).await });
         }
         while let Some(answer) = others.join_next().await {
@@ -589,8 +616,8 @@ mod tests {
         let (pool, release, mut calls) = pool_with_hanging_calls(1);
         wait_until(&pool, |load| load.is_stalled).await;
         for _ in 0..200 {
-            pool.0.shared.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
-            pool.0.shared.lock().last_stall_probe = None;
+            pool.0.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
+            pool.0.lock().last_stall_probe = None;
             assert!(pool.load().is_stalled);
             assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
             let load = pool.load();
@@ -610,27 +637,27 @@ mod tests {
             let released = Arc::clone(&released);
             pool.run(operation(path), move || released.lock().unwrap().recv().unwrap_or(()))
         };
-        assert!(matches!(call("bad").await, Err(DiskPoolError::Timeout)));
+        assert!(matches!(call("bad").await, Err(LocalError::Timeout)));
         // The thread started the job a little after the call.
-        pool.0.shared.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
+        pool.0.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
         for _ in 0..2 * MAX_THREADS_PER_STORE {
-            assert!(matches!(call("bad").await, Err(DiskPoolError::OperationStalled)));
+            assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
         assert_eq!(pool.load().running, 1);
-        pool.0.shared.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
-        assert!(matches!(call("bad").await, Err(DiskPoolError::Timeout)), "tried again");
-        pool.0.shared.lock().running[1].started = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
-        assert!(matches!(call("bad").await, Err(DiskPoolError::OperationStalled)), "the retry interval grows");
+        pool.0.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
+        assert!(matches!(call("bad").await, Err(LocalError::Timeout)), "tried again");
+        pool.0.lock().running[1].started = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
+        assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)), "the retry interval grows");
         assert_eq!(pool.run(operation("good"), || 7).await.unwrap(), 7, "other operations are answered");
         assert_eq!(pool.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
         // However many calls were lost, one at a time is let through.
         for hung_calls in 2..=MAX_STALLED_PER_OPERATION {
             let later = Duration::from_secs(2 << hung_calls);
-            for call in &mut pool.0.shared.lock().running {
+            for call in &mut pool.0.lock().running {
                 call.started = Instant::now().checked_sub(later).unwrap();
             }
-            assert!(matches!(call("bad").await, Err(DiskPoolError::Timeout)), "tried again after {hung_calls}");
-            assert!(matches!(call("bad").await, Err(DiskPoolError::OperationStalled)));
+            assert!(matches!(call("bad").await, Err(LocalError::Timeout)), "tried again after {hung_calls}");
+            assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
         drop(release);
         wait_until(&pool, |load| load == StoreLoad::default()).await;
@@ -672,7 +699,7 @@ mod tests {
         let gate = Arc::new(std::sync::Barrier::new(9));
         let tasks: Vec<_> = (0..8)
             .map(|_| {
-                let (pool, gate) = (pool.clone(), Arc::clone(&gate));
+                let (pool, gate) = (Arc::clone(&pool), Arc::clone(&gate));
                 tokio::spawn(async move { pool.run(None, move || gate.wait()).await.is_ok() })
             })
             .collect();
@@ -681,13 +708,13 @@ mod tests {
             assert!(task.await.unwrap());
         }
         last.join().unwrap();
-        assert_eq!(pool.0.shared.lock().threads, 8);
+        assert_eq!(pool.0.lock().threads, 8);
         let deadline = Instant::now() + Duration::from_secs(20);
         // If several threads were awake at once, others are left for the next time.
-        while pool.0.shared.lock().threads > 4 {
+        while pool.0.lock().threads > 4 {
             loop {
                 {
-                    let mut state = pool.0.shared.lock();
+                    let mut state = pool.0.lock();
                     if state.idle == state.threads {
                         // Pretend that this was a while ago.
                         state.min_idle = (state.idle - 1, Instant::now().checked_sub(IDLE_TIMEOUT).unwrap());
@@ -700,7 +727,7 @@ mod tests {
             for _ in 0..64 {
                 pool.run(None, || ()).await.unwrap();
             }
-            assert!(Instant::now() < deadline, "{} threads are left", pool.0.shared.lock().threads);
+            assert!(Instant::now() < deadline, "{} threads are left", pool.0.lock().threads);
         }
         pool.run(None, || ()).await.unwrap();
     }
@@ -715,7 +742,7 @@ mod tests {
         let mut calls = tokio::task::JoinSet::new();
         for store in &stores {
             for client in 0..20 {
-                let (store, released) = (store.clone(), Arc::clone(&released));
+                let (store, released) = (Arc::clone(store), Arc::clone(&released));
                 let call = async move { store.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
                 calls.spawn(ClientId::new(1 + client).scope(call));
             }
@@ -728,7 +755,7 @@ mod tests {
         while let Some(call) = calls.join_next().await {
             call.unwrap().unwrap();
         }
-        let shared = stores.each_ref().map(|store| Arc::downgrade(&store.0.shared));
+        let shared = stores.each_ref().map(|store| Arc::downgrade(&store.0));
         drop(stores);
         while shared.iter().any(|shared| shared.strong_count() > 0) {
             tokio::time::sleep(Duration::from_millis(5)).await;
@@ -740,9 +767,9 @@ mod tests {
     async fn abandoned_calls_do_not_accumulate_in_the_queue() {
         let (pool, release, mut calls) = pool_with_hanging_calls(RESERVED_THREADS);
         wait_until(&pool, |load| load.running == RESERVED_THREADS).await;
-        pool.0.shared.lock().free_shared_threads.store(0, Ordering::Relaxed);
+        pool.0.lock().free_shared_threads.store(0, Ordering::Relaxed);
         // As after this many jobs with waiting callers.
-        pool.0.shared.lock().purge_at_len = MAX_QUEUED;
+        pool.0.lock().purge_at_len = MAX_QUEUED;
         for _ in 0..10_000 {
             let mut call = Box::pin(pool.run(None, || ()));
             assert!(futures_util::poll!(&mut call).is_pending());

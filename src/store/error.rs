@@ -1,6 +1,9 @@
 //! Why a store did not answer.
 
+use std::io;
 use std::sync::Arc;
+
+use rustix::io::Errno;
 
 use super::key::Key;
 
@@ -15,7 +18,7 @@ pub enum StoreError {
         /// Key of the object or directory.
         key: Key,
         /// Cause of the failure.
-        cause: Arc<std::io::Error>,
+        cause: Arc<io::Error>,
     },
     /// The object became shorter while it was read.
     #[error("{0:?} became shorter while it was read")]
@@ -53,14 +56,13 @@ pub enum StoreError {
 impl StoreError {
     /// Returns the kind of failure, used as a metric label.
     pub fn kind(&self) -> &'static str {
-        use rustix::io::Errno;
         match self {
             Self::Io { cause, .. } => match Errno::from_io_error(cause) {
                 Some(Errno::ACCESS | Errno::PERM) => "permission",
                 Some(Errno::STALE) => "stale",
                 Some(Errno::MFILE | Errno::NFILE) => "descriptors",
                 // A refusal by the symlink policy has no error number.
-                None if cause.kind() == std::io::ErrorKind::PermissionDenied => "permission",
+                None if cause.kind() == io::ErrorKind::PermissionDenied => "permission",
                 Some(_) | None => "io",
             },
             Self::Truncated(_) | Self::Torn(_) => "torn",
@@ -81,4 +83,90 @@ impl StoreError {
     /// All values of [`Self::kind`].
     pub const KINDS: &[&str] =
         &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
+}
+
+/// Why a call that may block on a disk failed. [`Self::of_call`] adds the action and the key.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum LocalError {
+    /// The system returned an error.
+    #[error(transparent)]
+    Io(#[from] io::Error),
+    /// The file was written during every attempt to read it.
+    #[error("the file is being written")]
+    Torn,
+    /// The root is missing. Objects below it must not be reported as missing.
+    #[error("{0}")]
+    RootMissing(String),
+    /// A symbolic link is not followed: the policy follows none, or the target is outside the root.
+    #[error("a symbolic link on the way to {0:?} is not followed")]
+    LinkNotFollowed(Key),
+    /// The target of a symbolic link does not exist: it was not fetched yet, or its volume is not mounted.
+    #[error("{0:?} is a dangling symbolic link, or lies behind one")]
+    DanglingLink(Key),
+    /// The call took longer than the deadline.
+    #[error("no answer in time")]
+    Timeout,
+    /// The disk has answered no call for so long that this one was not tried.
+    #[error("the storage has not responded for a while")]
+    Stalled,
+    /// Other calls for the same operation have waited for too long.
+    #[error("earlier calls for the same operation got no answer")]
+    OperationStalled,
+    /// The queue is full.
+    #[error("too many calls are waiting for the storage")]
+    QueueFull,
+}
+
+impl LocalError {
+    /// Returns the error number, if the system returned one.
+    pub(super) fn errno(&self) -> Option<Errno> {
+        if let Self::Io(cause) = self { Errno::from_io_error(cause) } else { None }
+    }
+
+    /// Returns true if a symbolic link hides what is at the key.
+    pub(super) fn is_link(&self) -> bool {
+        matches!(self, Self::LinkNotFollowed(_) | Self::DanglingLink(_))
+    }
+
+    /// Returns true if the process lacks permission.
+    pub(super) fn is_permission_denied(&self) -> bool {
+        matches!(self, Self::Io(cause) if cause.kind() == io::ErrorKind::PermissionDenied)
+    }
+
+    /// Returns the store's error for this failure of `action` on the object or directory at `key`.
+    pub(super) fn of_call(self, action: &'static str, key: &Key) -> StoreError {
+        let key = key.clone();
+        match self {
+            Self::Io(cause) => StoreError::Io { action, key, cause: Arc::new(cause) },
+            Self::Torn => StoreError::Torn(key),
+            Self::RootMissing(reason) => StoreError::RootMissing(reason),
+            Self::LinkNotFollowed(hidden) => StoreError::LinkNotFollowed(hidden),
+            Self::DanglingLink(hidden) => StoreError::DanglingLink(hidden),
+            Self::Timeout => StoreError::Timeout(action, key),
+            Self::Stalled => StoreError::Stalled(action, key),
+            Self::OperationStalled => StoreError::KeyStalled(action, key),
+            Self::QueueFull => StoreError::Overloaded(action, key),
+        }
+    }
+}
+
+impl From<Errno> for LocalError {
+    fn from(errno: Errno) -> Self {
+        Self::Io(errno.into())
+    }
+}
+
+impl From<LocalError> for io::Error {
+    fn from(error: LocalError) -> Self {
+        match error {
+            LocalError::Io(cause) => cause,
+            LocalError::Timeout | LocalError::Stalled | LocalError::OperationStalled | LocalError::QueueFull => {
+                io::ErrorKind::TimedOut.into()
+            }
+            other @ (LocalError::Torn
+            | LocalError::RootMissing(_)
+            | LocalError::LinkNotFollowed(_)
+            | LocalError::DanglingLink(_)) => Self::other(other),
+        }
+    }
 }

@@ -1,9 +1,10 @@
 //! Metadata of a file, and the facts that tell its versions apart.
 
-use std::os::unix::fs::MetadataExt;
+use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
 
-use rustix::fs::{Statx, makedev};
+use rustix::fs::{AtFlags, FileType, Statx, StatxFlags, StatxTimestamp, makedev, statx};
+use rustix::io::Errno;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::object::{ObjectMeta, RawObjectMeta};
@@ -13,78 +14,49 @@ pub use crate::config::EntityTagSource;
 /// and length do not tell its versions apart.
 pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
 
-/// Returns the metadata that a store reports for a file.
-pub(super) fn meta_of(metadata: &std::fs::Metadata, tag: EntityTagSource) -> ObjectMeta {
-    version_of_metadata(metadata).raw_meta(tag).into()
+/// Returns the system's metadata of an open file.
+pub(super) fn stat_file(file: impl AsFd) -> Result<Statx, Errno> {
+    statx(file, "", AtFlags::EMPTY_PATH, StatxFlags::BASIC_STATS)
 }
 
-/// Returns true if an open file still has the content that it had with the metadata `before`. It may have been unlinked
-/// since.
-pub(super) fn has_same_content(now: &std::fs::Metadata, before: &std::fs::Metadata) -> bool {
-    let content = |metadata: &std::fs::Metadata| (metadata.len(), metadata.mtime(), metadata.mtime_nsec());
-    content(now) == content(before)
+pub(super) fn file_type(stat: &Statx) -> FileType {
+    FileType::from_raw_mode(stat.stx_mode.into())
+}
+
+/// Returns the facts from which a store builds the metadata of a file.
+pub(super) fn raw_meta_of(stat: &Statx, tag: EntityTagSource) -> RawObjectMeta {
+    let modified = nanoseconds(stat.stx_mtime);
+    let changed = (tag == EntityTagSource::Inode).then(|| (nanoseconds(stat.stx_ctime), stat.stx_ino));
+    RawObjectMeta { len: stat.stx_size, modified, changed, version: version_hash(stat) ^ racy_nonce(modified) }
+}
+
+/// Returns true if a file still has the content that it had when it was opened. It may have been unlinked since.
+pub(super) fn has_same_content(now: &Statx, at_open: &RawObjectMeta) -> bool {
+    (now.stx_size, nanoseconds(now.stx_mtime)) == (at_open.len, at_open.modified)
 }
 
 /// Returns true if the last write to a file is long enough ago that another write would change the result of
-/// [`meta_of`].
-pub(super) fn is_settled(metadata: &std::fs::Metadata) -> bool {
-    racy_nonce(nanoseconds(metadata.mtime(), metadata.mtime_nsec())) == 0
-}
-
-/// Returns the facts of a file from the result of `statx`.
-pub(super) fn raw_meta_of(file: &Statx, tag: EntityTagSource) -> RawObjectMeta {
-    version_of_statx(file).raw_meta(tag)
+/// [`raw_meta_of`].
+pub(super) fn is_settled(meta: &RawObjectMeta) -> bool {
+    racy_nonce(meta.modified) == 0
 }
 
 /// Returns true if the file still has this version, and its times told its versions apart when the version was
 /// assigned.
-pub(super) fn has_version(file: &Statx, version: u64) -> bool {
-    version_of_statx(file).hash() == version
+pub(super) fn has_version(stat: &Statx, version: u64) -> bool {
+    version_hash(stat) == version
 }
 
-fn version_of_metadata(metadata: &std::fs::Metadata) -> FileVersion {
-    FileVersion {
-        len: metadata.len(),
-        modified: nanoseconds(metadata.mtime(), metadata.mtime_nsec()),
-        changed: nanoseconds(metadata.ctime(), metadata.ctime_nsec()),
-        file: (metadata.dev(), metadata.ino()),
+/// Returns a hash of the facts that tell versions of a file apart.
+fn version_hash(stat: &Statx) -> u64 {
+    let (modified, changed) = (nanoseconds(stat.stx_mtime), nanoseconds(stat.stx_ctime));
+    let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
+    let values = [stat.stx_size.into(), modified, stat.stx_ino.into(), device.into(), changed];
+    let mut bytes = [0u8; 80];
+    for (slot, value) in bytes.chunks_exact_mut(16).zip(values) {
+        slot.copy_from_slice(&value.to_le_bytes());
     }
-}
-
-fn version_of_statx(file: &Statx) -> FileVersion {
-    FileVersion {
-        len: file.stx_size,
-        modified: nanoseconds(file.stx_mtime.tv_sec, i64::from(file.stx_mtime.tv_nsec)),
-        changed: nanoseconds(file.stx_ctime.tv_sec, i64::from(file.stx_ctime.tv_nsec)),
-        file: (makedev(file.stx_dev_major, file.stx_dev_minor), file.stx_ino),
-    }
-}
-
-/// Facts that tell versions of a file apart. Times are in nanoseconds since 1970.
-struct FileVersion {
-    len: u64,
-    modified: i128,
-    changed: i128,
-    /// Device and inode.
-    file: (u64, u64),
-}
-
-impl FileVersion {
-    fn hash(&self) -> u64 {
-        let (device, inode) = self.file;
-        let values = [i128::from(self.len), self.modified, i128::from(inode), i128::from(device), self.changed];
-        let mut bytes = [0u8; 80];
-        for (slot, value) in bytes.chunks_exact_mut(16).zip(values) {
-            slot.copy_from_slice(&value.to_le_bytes());
-        }
-        xxh3_64(&bytes)
-    }
-
-    fn raw_meta(&self, tag: EntityTagSource) -> RawObjectMeta {
-        let Self { len, modified, changed, file: (_, inode) } = *self;
-        let changed = (tag == EntityTagSource::Inode).then_some((changed, inode));
-        RawObjectMeta { len, modified, changed, version: self.hash() ^ racy_nonce(modified) }
-    }
+    xxh3_64(&bytes)
 }
 
 impl From<RawObjectMeta> for ObjectMeta {
@@ -98,8 +70,9 @@ impl From<RawObjectMeta> for ObjectMeta {
     }
 }
 
-fn nanoseconds(seconds: i64, nanos: i64) -> i128 {
-    i128::from(seconds) * 1_000_000_000 + i128::from(nanos)
+/// Returns a time in nanoseconds since 1970.
+fn nanoseconds(time: StatxTimestamp) -> i128 {
+    i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
 
 fn system_time(nanoseconds: i128) -> Option<SystemTime> {

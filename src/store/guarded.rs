@@ -12,12 +12,12 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::Store;
+use super::disk_pool::StoreLoad;
 use super::error::StoreError;
 use super::key::Key;
 use super::listing::{EntryFilter, Listing};
-use super::load::StoreLoad;
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, ReadAt, Revalidation};
-use super::page_cache::{CachedStat, PageCache};
+use super::page_cache::PageCache;
 use crate::metrics::{self, StoreOperation};
 use crate::trace;
 
@@ -29,6 +29,18 @@ impl GuardedStore {
     /// Records the calls of `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self(store)
+    }
+
+    /// Counts the bytes of an object, and those that will be read from it.
+    fn guard(&self, Object { meta, data }: Object) -> Object {
+        let data = match data {
+            ObjectData::InMemory(bytes) => {
+                metrics::store_read_bytes(self.backend(), bytes.len() as u64);
+                ObjectData::InMemory(bytes)
+            }
+            ObjectData::Open(inner) => ObjectData::Open(Arc::new(GuardedReader { inner, backend: self.backend() })),
+        };
+        Object { meta, data }
     }
 }
 
@@ -64,10 +76,6 @@ impl Store for GuardedStore {
 
     fn page_cache(&self) -> Option<&dyn PageCache> {
         self.0.page_cache()
-    }
-
-    fn cached_stat(&self, key: &Key) -> CachedStat {
-        self.0.cached_stat(key)
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
@@ -118,20 +126,6 @@ impl Store for GuardedStore {
 
     async fn probe(&self) -> Result<(), StoreError> {
         record(StoreOperation::Head, self.backend(), self.0.probe()).await
-    }
-}
-
-impl GuardedStore {
-    /// Counts the bytes of an object, and those that will be read from it.
-    fn guard(&self, Object { meta, data }: Object) -> Object {
-        let data = match data {
-            ObjectData::InMemory(bytes) => {
-                metrics::store_read_bytes(self.backend(), bytes.len() as u64);
-                ObjectData::InMemory(bytes)
-            }
-            ObjectData::Open(inner) => ObjectData::Open(Arc::new(GuardedReader { inner, backend: self.backend() })),
-        };
-        Object { meta, data }
     }
 }
 

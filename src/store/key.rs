@@ -53,22 +53,13 @@ impl Key {
     pub fn from_segments<S: AsRef<str>>(segments: impl IntoIterator<Item = S>) -> Result<Self, KeyError> {
         let mut path = String::new();
         for (depth, segment) in segments.into_iter().enumerate() {
-            let segment = segment.as_ref();
-            if depth == MAX_DEPTH {
-                return Err(KeyError::Depth);
-            }
-            if let Some(fault) = segment_fault(segment) {
-                return Err(KeyError::Segment(segment.to_owned(), fault));
-            }
+            check_segment(depth, segment.as_ref())?;
             if depth > 0 {
                 path.push('/');
             }
-            path.push_str(segment);
+            path.push_str(segment.as_ref());
         }
-        if path.len() > MAX_LEN {
-            return Err(KeyError::Length);
-        }
-        Ok(Self(path.into()))
+        if path.len() > MAX_LEN { Err(KeyError::Length) } else { Ok(Self(path.into())) }
     }
 
     /// Parses a key from the form that [`Self::as_str`] returns. Does not accept the root.
@@ -79,14 +70,7 @@ impl Key {
         if path.len() > MAX_LEN {
             return Err(KeyError::Length);
         }
-        for (depth, segment) in path.split('/').enumerate() {
-            if depth == MAX_DEPTH {
-                return Err(KeyError::Depth);
-            }
-            if let Some(fault) = segment_fault(segment) {
-                return Err(KeyError::Segment(segment.to_owned(), fault));
-            }
-        }
+        path.split('/').enumerate().try_for_each(|(depth, segment)| check_segment(depth, segment))?;
         Ok(Self(Arc::from(path)))
     }
 
@@ -149,6 +133,15 @@ impl Key {
 impl fmt::Display for Key {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(&self.0)
+    }
+}
+
+/// Checks the segment below `depth` others.
+fn check_segment(depth: usize, segment: &str) -> Result<(), KeyError> {
+    match segment_fault(segment) {
+        _ if depth >= MAX_DEPTH => Err(KeyError::Depth),
+        Some(fault) => Err(KeyError::Segment(segment.to_owned(), fault)),
+        None => Ok(()),
     }
 }
 

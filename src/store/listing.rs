@@ -1,6 +1,12 @@
-//! Listings of a store's directories.
+//! Listings of a store's directories, and the limit of concurrent ones. The listing of a large directory takes much of a
+//! core. Many of them at once, of any number of stores, would keep all other threads waiting for a core.
 
-use std::sync::Arc;
+use std::future::Future;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
 
 /// One page of a directory listing.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -49,5 +55,135 @@ impl FilterDecision {
     /// Returns a filter that keeps every entry.
     pub fn keep_all() -> EntryFilter {
         Arc::new(|_| Self::Keep)
+    }
+}
+
+/// Concurrent listings per core. More than one, because some wait for the disk meanwhile.
+const LISTINGS_PER_CORE: usize = 2;
+
+/// A listing that reports no progress for this long waits for the disk or for a thread. It releases its permit.
+const PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
+
+/// Permits for the listings of all stores of the process.
+pub(super) static LISTING_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
+    let cores = std::thread::available_parallelism().map_or(1, std::num::NonZero::get);
+    listing_permits(LISTINGS_PER_CORE * cores)
+});
+
+/// Returns a semaphore for this many listings. One client leaves a quarter free while it is alone, and half while
+/// others are active.
+fn listing_permits(listings: usize) -> FairSemaphore {
+    let quota = ClientQuota { alone: (listings / 4 * 3).max(1), among_others: (listings / 2).max(1) };
+    FairSemaphore::new(listings, quota, CostBasis::Time)
+}
+
+/// Returns a function by which a listing reports that some more entries have been examined. It returns true while the
+/// caller holds `progress`.
+pub(super) fn progress_reporter(progress: &Arc<AtomicUsize>) -> impl Fn() -> bool + Send + use<> {
+    let progress = Arc::downgrade(progress);
+    move || progress.upgrade().map(|count| count.fetch_add(1, Ordering::Relaxed)).is_some()
+}
+
+/// Runs `listing` once its client gets one of `permits`, and returns its result. Returns `None` if it gets none within
+/// `deadline`. If the storage `is_stalled`, the listing uses no core and releases its permit.
+pub(super) async fn run_limited<T>(
+    permits: &FairSemaphore,
+    deadline: Duration,
+    is_stalled: impl Fn() -> bool,
+    progress: &AtomicUsize,
+    listing: impl Future<Output = T>,
+) -> Option<T> {
+    let permit = tokio::time::timeout(deadline, permits.acquire((ClientId::current(), 0), 1)).await.ok()?;
+    let mut listing = std::pin::pin!(listing);
+    while !is_stalled() {
+        let count_before = progress.load(Ordering::Relaxed);
+        if let Ok(result) = tokio::time::timeout(PROGRESS_TIMEOUT, &mut listing).await {
+            return Some(result);
+        }
+        if progress.load(Ordering::Relaxed) == count_before {
+            break;
+        }
+    }
+    drop(permit);
+    Some(listing.await)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::future::pending;
+
+    use futures_util::FutureExt;
+
+    use super::*;
+
+    const DEADLINE: Duration = Duration::from_secs(60);
+
+    #[tokio::test]
+    async fn hanging_listings_of_one_client_do_not_stop_others() {
+        let shares = listing_permits(8);
+        let tasks: Vec<_> = (0..40)
+            .map(|_| {
+                let shares = shares.clone();
+                let listing = async move {
+                    run_limited(&shares, DEADLINE, || false, &AtomicUsize::new(0), pending::<()>()).await
+                };
+                tokio::spawn(ClientId::new(1).scope(listing))
+            })
+            .collect();
+        tokio::task::yield_now().await;
+        assert_eq!(shares.free(), 2);
+        let progress = AtomicUsize::new(0);
+        assert_eq!(
+            ClientId::new(2).scope(run_limited(&shares, DEADLINE, || false, &progress, async { 7 })).now_or_never(),
+            Some(Some(7))
+        );
+        // After `PROGRESS_TIMEOUT` they count as waiting for the disk and hold no permit.
+        while shares.free() < 8 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(tasks.iter().all(|task| !task.is_finished()));
+        for task in tasks {
+            task.abort();
+        }
+    }
+
+    #[tokio::test]
+    async fn listings_of_stalled_storage_keep_no_permit() {
+        let shares = listing_permits(8);
+        for client in 0..40 {
+            let progress = AtomicUsize::new(0);
+            let listing =
+                ClientId::new(client).scope(run_limited(&shares, DEADLINE, || true, &progress, pending::<()>()));
+            let mut listing = std::pin::pin!(listing);
+            assert_eq!((&mut listing).now_or_never(), None);
+            assert_eq!(shares.free(), 8);
+        }
+    }
+
+    #[tokio::test]
+    async fn a_listing_with_progress_keeps_its_permit() {
+        let (shares, progress) = (listing_permits(8), Arc::default());
+        let report_progress = progress_reporter(&progress);
+        let listing = async {
+            for _ in 0..40 {
+                assert!(report_progress());
+                tokio::time::sleep(PROGRESS_TIMEOUT / 10).await;
+                assert_eq!(shares.free(), 7);
+            }
+        };
+        assert!(run_limited(&shares, DEADLINE, || false, &progress, listing).await.is_some());
+        assert_eq!(shares.free(), 8);
+        drop(progress);
+        assert!(!report_progress());
+    }
+
+    #[tokio::test]
+    async fn the_wait_for_a_permit_ends_at_the_deadline() {
+        let shares = listing_permits(1);
+        let _held = shares.acquire((ClientId::new(1), 0), 1).await;
+        let progress = AtomicUsize::new(0);
+        let listing =
+            ClientId::new(2).scope(run_limited(&shares, Duration::from_millis(20), || false, &progress, async { 7 }));
+        assert_eq!(listing.await, None);
     }
 }

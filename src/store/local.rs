@@ -1,15 +1,9 @@
-//! A container on the file system. Every async call runs on a thread that may block on the disk.
+//! A container on the file system, and a stand-in for one that could not be reached at startup. Every async call runs on
+//! a thread that may block on the disk.
 
-mod errors;
-mod files;
-mod links;
 mod open_file;
 mod page_cache;
-mod page_cache_reader;
-mod reopen;
 mod resolve;
-mod root;
-mod run;
 mod scan;
 mod tree;
 
@@ -20,32 +14,30 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, statx};
+use rustix::io::Errno;
 
 use super::Store;
-use super::disk_pool::DiskPool;
-use super::error::StoreError;
-use super::file_meta::EntityTagSource;
+use super::disk_pool::{DiskPool, StoreLoad};
+use super::error::{LocalError, StoreError};
+use super::file_meta::{EntityTagSource, file_type, has_version, raw_meta_of};
 use super::key::Key;
-use super::listing::{EntryFilter, Listing};
-use super::listing_limiter::{self, ListingMonitor};
-use super::load::StoreLoad;
+use super::listing::{EntryFilter, LISTING_PERMITS, Listing, progress_reporter, run_limited};
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta};
-use super::page_cache::PageCache;
+use super::page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
+pub use crate::config::SymlinkPolicy;
 use open_file::OpenFile;
-use page_cache::LocalPageCache;
-use root::StoreRoot;
-use run::run_blocking;
+use page_cache::{PageCacheReader, cached_device, device_of, is_certainly_missing, path_below};
 use scan::PageRequest;
 use tree::LocalTree;
-
-pub use tree::SymlinkPolicy;
 
 /// A store on a directory tree.
 #[derive(Debug, Clone)]
 pub struct LocalStore {
     tree: LocalTree,
-    disk_pool: DiskPool,
-    page_cache: Option<LocalPageCache>,
+    disk_pool: Arc<DiskPool>,
+    /// Device of the root, if its files may be read from the page cache without waiting.
+    cached_device: Option<(u32, u32)>,
 }
 
 impl LocalStore {
@@ -58,54 +50,48 @@ impl LocalStore {
         let root = std::fs::canonicalize(root)?;
         #[expect(clippy::disallowed_methods, reason = "the store accesses the disk here")]
         std::fs::read_dir(&root)?;
-        let root = StoreRoot::new(&root);
-        reopen::open_proc_in_advance();
-        let refusal = root.openat2_refusal()?;
-        if let Some(why) = refusal {
+        resolve::open_proc_in_advance();
+        let mut tree = LocalTree::new(&root, symlinks);
+        if let Some(why) = tree.openat2_refusal()? {
             tracing::warn!(
-                root = %root.path().display(),
+                root = %root.display(),
                 %why,
                 "openat2 is not available: paths are resolved component by component, and every request needs a thread \
                  that may block on the disk"
             );
+            tree.has_openat2 = false;
         }
-        let tree = LocalTree { root, symlinks, has_openat2: refusal.is_none(), tag: EntityTagSource::default() };
-        let disk_pool = DiskPool::new(deadline);
-        Ok(Self { page_cache: LocalPageCache::new(&tree, &disk_pool), tree, disk_pool })
+        Ok(Self { cached_device: cached_device(&tree), tree, disk_pool: DiskPool::new(deadline) })
     }
 
     /// Returns the same tree with names resolved component by component, as on systems that refuse `openat2`.
     #[must_use]
     pub fn without_openat2(self) -> Self {
-        Self { tree: LocalTree { has_openat2: false, ..self.tree }, page_cache: None, ..self }
+        Self { tree: LocalTree { has_openat2: false, ..self.tree }, cached_device: None, ..self }
     }
 
     /// Returns the same tree with another policy and deadline. Does not check that the tree is present.
     #[must_use]
     pub fn with_settings(&self, symlinks: SymlinkPolicy, deadline: Duration) -> Self {
-        self.with_tree(LocalTree { symlinks, ..self.tree.clone() }, DiskPool::new(deadline))
+        let tree = LocalTree { symlinks, ..self.tree.clone() };
+        Self { tree, disk_pool: DiskPool::new(deadline), cached_device: self.cached_device }
     }
 
     /// Returns the same tree with entity tags from another source.
     #[must_use]
     pub fn with_entity_tag(self, tag: EntityTagSource) -> Self {
-        self.with_tree(LocalTree { tag, ..self.tree.clone() }, self.disk_pool.clone())
-    }
-
-    fn with_tree(&self, tree: LocalTree, disk_pool: DiskPool) -> Self {
-        let page_cache = self.page_cache.as_ref().map(|cache| cache.with_tree(&tree, &disk_pool));
-        Self { tree, disk_pool, page_cache }
+        Self { tree: LocalTree { tag, ..self.tree }, ..self }
     }
 
     /// Returns true if the directory was a mount point when it was opened. If so, nothing below it is reported as
     /// missing while nothing is mounted there.
     pub fn is_mount(&self) -> bool {
-        self.tree.root.is_mount()
+        self.tree.is_mount
     }
 
     /// Returns the directory, without symbolic links in its path.
     pub fn root(&self) -> &Path {
-        self.tree.root.path()
+        &self.tree.root
     }
 
     /// Returns the system's metadata of a file or directory, or `None` if there is none.
@@ -113,8 +99,7 @@ impl LocalStore {
     /// # Errors
     /// As [`Store::head`].
     pub async fn metadata(&self, key: &Key) -> Result<Option<Metadata>, StoreError> {
-        let owned_key = key.clone();
-        self.run("stat", key, move |tree| tree.metadata(&owned_key)).await
+        self.run("stat", key, LocalTree::metadata).await
     }
 
     /// Opens a file for reading. Returns `None` if there is none.
@@ -122,8 +107,7 @@ impl LocalStore {
     /// # Errors
     /// As [`Store::get`].
     pub async fn open_for_reading(&self, key: &Key) -> Result<Option<File>, StoreError> {
-        let owned_key = key.clone();
-        self.run("open", key, move |tree| tree.open_for_reading(&owned_key)).await
+        self.run("open", key, LocalTree::open_for_reading).await
     }
 
     /// Returns true if `key` is a file. Blocks on the disk.
@@ -134,15 +118,15 @@ impl LocalStore {
         Ok(self.tree.metadata(key)?.is_some_and(|metadata| metadata.is_file()))
     }
 
-    /// Runs a call that may block on the disk: [`run_blocking`].
+    /// Runs a call on `key` that may block on the disk.
     async fn run<T: Send + 'static>(
         &self,
         action: &'static str,
         key: &Key,
-        call: impl FnOnce(&LocalTree) -> io::Result<T> + Send + 'static,
+        call: impl FnOnce(&LocalTree, &Key) -> Result<T, LocalError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let tree = self.tree.clone();
-        run_blocking(&self.disk_pool, action, key, move || call(&tree)).await
+        let (tree, owned_key) = (self.tree.clone(), key.clone());
+        self.disk_pool.run_action(action, key, move || call(&tree, &owned_key)).await
     }
 }
 
@@ -157,42 +141,39 @@ impl Store for LocalStore {
     }
 
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
-        let owned_key = key.clone();
-        let metas = self.run("stat", key, move |tree| tree.head_many(std::slice::from_ref(&owned_key))).await?;
-        Ok(metas.into_iter().next().flatten())
+        self.run("stat", key, LocalTree::head).await
     }
 
     async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<ObjectMeta>>, StoreError> {
         let Some(first) = keys.first().cloned() else { return Ok(Vec::new()) };
-        self.run("stat", &first, move |tree| tree.head_many(&keys)).await
+        self.run("stat", &first, move |tree, _| tree.head_many(&keys)).await
     }
 
     fn page_cache(&self) -> Option<&dyn PageCache> {
-        self.page_cache.as_ref().map(|cache| cache as &dyn PageCache)
+        self.cached_device.map(|_| self as &dyn PageCache)
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        let (owned_key, inline) = (key.clone(), inline.clone());
-        let wait_token = Arc::new(());
+        let (inline, wait_token) = (inline.clone(), Arc::new(()));
         let is_wanted = Arc::downgrade(&wait_token);
-        let get = move |tree: &LocalTree| tree.get(&owned_key, &inline, || is_wanted.strong_count() > 0);
+        let get = move |tree: &LocalTree, key: &Key| tree.get(key, &inline, || is_wanted.strong_count() > 0);
         let found = self.run("read", key, get).await;
         drop(wait_token);
         Ok(found?.map(|(meta, data)| {
             let data = match data {
                 Ok(bytes) => ObjectData::InMemory(bytes),
-                Err(file) => {
-                    let file = Arc::new(file);
-                    ObjectData::Open(Arc::new(OpenFile { disk_pool: self.disk_pool.clone(), key: key.clone(), file }))
-                }
+                Err(file) => ObjectData::Open(Arc::new(OpenFile {
+                    disk_pool: Arc::clone(&self.disk_pool),
+                    key: key.clone(),
+                    file: Arc::new((file, meta)),
+                })),
             };
-            Object { meta, data }
+            Object { meta: meta.into(), data }
         }))
     }
 
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError> {
-        let owned_key = key.clone();
-        self.run("stat", key, move |tree| tree.is_directory(&owned_key)).await
+        self.run("stat", key, LocalTree::is_directory).await
     }
 
     async fn list(
@@ -202,27 +183,25 @@ impl Store for LocalStore {
         limit: usize,
         filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
-        let (owned_key, after) = (key.clone(), after.map(str::to_owned));
+        let after = after.map(str::to_owned);
         // A directory may be large: a listing without a caller is not read to its end.
-        let monitor = ListingMonitor::default();
-        let reporter = monitor.reporter();
-        let list = move |tree: &LocalTree| {
-            let page = PageRequest {
-                after: after.as_deref(),
-                limit,
-                filter: &filter,
-                is_wanted: &|| reporter.report_progress(),
-            };
-            tree.list(&owned_key, &page)
+        let progress = Arc::default();
+        let is_wanted = progress_reporter(&progress);
+        let list = move |tree: &LocalTree, key: &Key| {
+            tree.list(key, &PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted })
         };
-        let listed = listing_limiter::run_limited(&self.disk_pool, &monitor, self.run("list", key, list)).await;
-        drop(monitor);
+        let is_stalled = || {
+            let load = self.disk_pool.load();
+            load.is_stalled || load.is_unresponsive()
+        };
+        let listing = self.run("list", key, list);
+        let listed = run_limited(&LISTING_PERMITS, self.disk_pool.deadline(), is_stalled, &progress, listing).await;
+        drop(progress);
         listed.unwrap_or_else(|| Err(StoreError::Overloaded("list", key.clone())))
     }
 
     async fn identity(&self, key: &Key) -> Result<Option<u64>, StoreError> {
-        let owned_key = key.clone();
-        self.run("stat", key, move |tree| tree.identity(&owned_key)).await
+        self.run("stat", key, LocalTree::identity).await
     }
 
     fn current_load(&self) -> StoreLoad {
@@ -230,6 +209,102 @@ impl Store for LocalStore {
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
-        self.run("open", &Key::root(), LocalTree::probe).await
+        self.run("open", &Key::root(), |tree, _| tree.probe()).await
+    }
+}
+
+impl PageCache for LocalStore {
+    /// A key that leads through a symbolic link is unknown, unless all links are followed.
+    ///
+    /// Costs one path lookup in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`: 0.8 us,
+    /// compared with 10 to 90 us for a switch to a thread that may block. A missing file costs another `statx`, of the
+    /// root.
+    fn stat(&self, key: &Key) -> CachedStat {
+        let path = path_below(&self.tree.root, key);
+        let follows_links = self.tree.symlinks == SymlinkPolicy::Follow;
+        let links = if follows_links { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
+        let flags = OFlags::PATH | OFlags::CLOEXEC;
+        let file = match openat2(CWD, path.as_slice(), flags, Mode::empty(), ResolveFlags::CACHED | links) {
+            Ok(file) => file,
+            Err(Errno::NOENT | Errno::NOTDIR)
+                if (!follows_links || is_certainly_missing(CWD, path.as_slice())) && self.tree.is_root_present() =>
+            {
+                return CachedStat::Missing;
+            }
+            Err(_would_wait_or_unusual) => return CachedStat::Unknown,
+        };
+        match statx(&file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS) {
+            // Another file system may be mounted below the root.
+            Ok(stat) if Some(device_of(&stat)) != self.cached_device => CachedStat::Unknown,
+            Ok(stat) if file_type(&stat).is_file() => CachedStat::Object(raw_meta_of(&stat, self.tree.tag)),
+            Ok(_) => CachedStat::NotAnObject,
+            Err(_) => CachedStat::Unknown,
+        }
+    }
+
+    /// A bare `statx` takes 0.35 us, less than half the time of [`Self::stat`]. It follows links and could block. But
+    /// the kernel still has in memory what it looked up a moment ago. A version includes device and inode, so no other
+    /// file can pass for the one that was allowed then.
+    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
+        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
+        statx(CWD, path_below(&self.tree.root, key).as_slice(), flags, StatxFlags::BASIC_STATS)
+            .is_ok_and(|stat| Some(device_of(&stat)) == self.cached_device && has_version(&stat, version))
+    }
+
+    fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
+        Some(Box::new(PageCacheReader::new(&self.tree)?))
+    }
+
+    fn open_for_sendfile(&self, key: &Key, max_bytes: u64) -> Option<SendfileSource> {
+        let (file, meta) = PageCacheReader::new(&self.tree)?.open(key).ok()?;
+        SendfileSource::new(file, meta, max_bytes, &self.disk_pool)
+    }
+}
+
+/// Stands in for a tree that is not available yet. Every call fails; no object is reported as missing.
+#[derive(Debug)]
+pub struct UnavailableStore(String);
+
+impl UnavailableStore {
+    /// Creates a stand-in for the tree at `root`.
+    pub fn new(root: &Path) -> Self {
+        Self(format!("the container's directory is missing: {} could not be opened yet", root.display()))
+    }
+
+    fn root_missing<T>(&self) -> Result<T, StoreError> {
+        Err(StoreError::RootMissing(self.0.clone()))
+    }
+}
+
+#[async_trait]
+impl Store for UnavailableStore {
+    fn backend(&self) -> &'static str {
+        "local"
+    }
+
+    async fn head(&self, _key: &Key) -> Result<Option<ObjectMeta>, StoreError> {
+        self.root_missing()
+    }
+
+    async fn get(&self, _key: &Key, _inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
+        self.root_missing()
+    }
+
+    async fn is_directory(&self, _key: &Key) -> Result<bool, StoreError> {
+        self.root_missing()
+    }
+
+    async fn list(
+        &self,
+        _key: &Key,
+        _after: Option<&str>,
+        _limit: usize,
+        _filter: EntryFilter,
+    ) -> Result<Option<Listing>, StoreError> {
+        self.root_missing()
+    }
+
+    async fn probe(&self) -> Result<(), StoreError> {
+        self.root_missing()
     }
 }

@@ -6,32 +6,25 @@ mod file_meta;
 mod guarded;
 mod key;
 mod listing;
-mod listing_limiter;
-mod load;
 mod local;
 mod memory;
 mod object;
 mod page_cache;
-mod sendfile;
-mod unavailable;
 
 use std::fmt;
 
 use async_trait::async_trait;
 
-pub use disk_pool::max_disk_threads;
+pub use disk_pool::{StoreLoad, max_disk_threads};
 pub use error::StoreError;
 pub use file_meta::EntityTagSource;
 pub use guarded::GuardedStore;
 pub use key::{Key, KeyError};
 pub use listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
-pub use load::StoreLoad;
-pub use local::{LocalStore, SymlinkPolicy};
+pub use local::{LocalStore, SymlinkPolicy, UnavailableStore};
 pub use memory::MemoryStore;
 pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt, Revalidation};
-pub use page_cache::{CachedStat, NonblockingReader, PageCache};
-pub use sendfile::SendfileSource;
-pub use unavailable::UnavailableStore;
+pub use page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
 
 /// Read access to a tree of objects.
 ///

@@ -1,10 +1,23 @@
-//! Access to objects without waiting: local files that the kernel holds in memory.
+//! Access to objects without waiting: local files that the kernel holds in memory, and those that it sends from there
+//! without a copy into the process.
 
 use std::fmt;
+use std::fs::File;
+use std::future::Future;
+use std::io::{self, IoSliceMut};
+use std::ops::Range;
+use std::os::fd::BorrowedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::Arc;
 
+use rustix::fs::sendfile;
+use rustix::io::{ReadWriteFlags, preadv2};
+
+use super::disk_pool::DiskPool;
+use super::file_meta::{has_same_content, is_settled, stat_file};
 use super::key::Key;
 use super::object::{ObjectMeta, RawObjectMeta};
-use super::sendfile::SendfileSource;
+use crate::fair_queue::ClientId;
 
 /// Access to objects that are in memory. No call waits for a disk or a network, so threads that must not block may use
 /// it. A store returns it from [`Store::page_cache`](super::Store::page_cache).
@@ -47,4 +60,114 @@ pub trait NonblockingReader: fmt::Debug + Send {
     /// Reads an object of at most `max_bytes` into `buffer`, replacing its content. Returns `Some(None)` if there is no
     /// object, and `None` if reading would or might block, or fails.
     fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> Option<Option<ObjectMeta>>;
+}
+
+/// Minimum distance between the bytes that are sampled to see if a file is in the page cache. The kernel mostly evicts
+/// larger pieces than this.
+const MIN_SAMPLE_STRIDE: u64 = 64 << 10;
+
+/// Maximum number of sampled bytes, not counting the last byte.
+const MAX_SAMPLES: u64 = 16;
+
+/// Maximum number of bytes sent by one call, which limits how long others wait.
+const CHUNK_BYTES: u64 = 512 << 10;
+
+/// An open file of a [`super::Store`], with its metadata at the time of opening.
+#[derive(Debug)]
+pub struct SendfileSource {
+    file: File,
+    at_open: RawObjectMeta,
+    meta: ObjectMeta,
+    disk_pool: Arc<DiskPool>,
+    /// Client that requested the file.
+    client: ClientId,
+}
+
+impl SendfileSource {
+    /// Wraps an open file. Returns `None` if the file is empty, has more than `max_bytes` or was written just now, or
+    /// if reading it would block.
+    pub(super) fn new(file: File, at_open: RawObjectMeta, max_bytes: u64, disk_pool: &Arc<DiskPool>) -> Option<Self> {
+        let last = at_open.len.checked_sub(1).filter(|_| at_open.len <= max_bytes && is_settled(&at_open))?;
+        let stride = usize::try_from(MIN_SAMPLE_STRIDE.max(at_open.len / MAX_SAMPLES)).ok()?;
+        let is_cached = |at| is_in_page_cache(&file, at);
+        if !(0..last).step_by(stride).all(is_cached) || !is_cached(last) {
+            return None;
+        }
+        let (disk_pool, client) = (Arc::clone(disk_pool), ClientId::current());
+        Some(Self { file, at_open, meta: at_open.into(), disk_pool, client })
+    }
+
+    /// Returns the metadata of the file.
+    pub fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    /// Returns true if the bytes that [`Self::send`] sends next are still in the page cache. Always true for a file
+    /// that was just opened (`from` is 0).
+    pub fn is_next_chunk_cached(&self, from: u64) -> bool {
+        let last = self.next_chunk(from).end - 1;
+        from == 0 || (is_in_page_cache(&self.file, from) && (last == from || is_in_page_cache(&self.file, last)))
+    }
+
+    /// Makes the kernel read the bytes that [`Self::send`] sends next.
+    ///
+    /// # Errors
+    /// If the bytes cannot be read, or not in time.
+    pub fn prefetch(self: &Arc<Self>, from: u64) -> impl Future<Output = io::Result<()>> + Send + Sync + 'static {
+        let this = Arc::clone(self);
+        let read_chunk = move || {
+            let mut scratch = vec![0; 64 << 10];
+            let (mut at, end) = (from, this.next_chunk(from).end);
+            while at < end {
+                match this.file.read_at(&mut scratch, at)? {
+                    0 => return Err(io::ErrorKind::UnexpectedEof.into()),
+                    read => at += read as u64,
+                }
+            }
+            Ok(())
+        };
+        let (disk_pool, client) = (Arc::clone(&self.disk_pool), self.client);
+        async move { client.scope(disk_pool.run(None, read_chunk)).await.map_err(io::Error::from)? }
+    }
+
+    /// Returns the range that is sent at once from `from` on. The last byte is sent alone.
+    fn next_chunk(&self, from: u64) -> Range<u64> {
+        let last = self.meta.len.saturating_sub(1);
+        let end = if from >= last { from.saturating_add(1) } else { last.min(from.saturating_add(CHUNK_BYTES)) };
+        from..end
+    }
+
+    /// Returns the maximum number of bytes that [`Self::send`] sends from `from` on.
+    pub fn next_chunk_bytes(&self, from: u64) -> u64 {
+        let chunk = self.next_chunk(from);
+        chunk.end - chunk.start
+    }
+
+    /// Sends bytes from `from` on to a nonblocking socket, as many as it accepts, up to `max_bytes` and 512 KiB.
+    ///
+    /// The last byte is sent alone, after a second check of the file. A file that was written meanwhile is never sent
+    /// to its end, so the client notices. A file whose name, mode or owner changed has the same bytes and is sent.
+    /// Bytes that wait in the socket while the file is overwritten in place, without being truncated or replaced first,
+    /// are sent as they are then.
+    ///
+    /// # Errors
+    /// Errors of the socket; `UnexpectedEof` if the file has become shorter or was written.
+    pub fn send(&self, socket: BorrowedFd<'_>, from: u64, max_bytes: usize) -> io::Result<usize> {
+        let chunk = self.next_chunk(from);
+        if chunk.end >= self.meta.len && !has_same_content(&stat_file(&self.file)?, &self.at_open) {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        let count = usize::try_from(chunk.end - chunk.start).unwrap_or(usize::MAX).min(max_bytes);
+        let mut offset = from;
+        match sendfile(socket, &self.file, Some(&mut offset), count)? {
+            0 => Err(io::ErrorKind::UnexpectedEof.into()),
+            sent => Ok(sent),
+        }
+    }
+}
+
+/// Returns true if the byte at `offset` can be read without blocking.
+fn is_in_page_cache(file: &File, at: u64) -> bool {
+    let mut byte = [0];
+    preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == 1)
 }

@@ -1,10 +1,10 @@
-//! Exports finished traces to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends them. Traces are
-//! dropped and counted if the thread cannot keep up or the collector is unreachable.
+//! Traces with their spans, and their export to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends them.
+//! Traces are dropped and counted if the thread cannot keep up or the collector is unreachable.
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender, SyncSender, channel, sync_channel};
+use std::sync::{Arc, Mutex};
 use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
@@ -12,7 +12,6 @@ use ureq::Agent;
 use ureq::http::{HeaderName, HeaderValue};
 
 use super::settings::TraceSettings;
-use super::spans::{ChildSpan, Trace, TracedResponse};
 use crate::metrics;
 
 /// Maximum memory of traces that wait to be sent; further traces are dropped.
@@ -30,6 +29,44 @@ const SPAN_KIND_SERVER: u8 = 2;
 
 /// OTLP's `StatusCode` of a failed request.
 const STATUS_CODE_ERROR: u8 = 2;
+
+/// Maximum number of child spans of a trace. For a request with thousands of blocks, the first ones are enough.
+pub(super) const MAX_CHILD_SPANS: usize = 256;
+
+/// Properties of a response that its trace reports.
+#[derive(Debug, Clone, Copy)]
+pub struct TracedResponse {
+    /// Request method, as the metrics name it.
+    pub method: &'static str,
+    /// Route, as the metrics name it.
+    pub route: &'static str,
+    /// Status code.
+    pub status: u16,
+    /// Number of bytes of the body that were sent.
+    pub bytes: u64,
+}
+
+/// The trace of one request.
+#[derive(Debug)]
+#[expect(clippy::struct_field_names, reason = "trace_id is the term of the trace context")]
+pub struct Trace {
+    pub(super) trace_id: u128,
+    pub(super) span_id: u64,
+    pub(super) parent_span_id: Option<u64>,
+    pub(super) path: String,
+    pub(super) started: (Instant, SystemTime),
+    pub(super) child_spans: Mutex<Vec<ChildSpan>>,
+}
+
+/// A step that was done for a request.
+#[derive(Debug)]
+pub(super) struct ChildSpan {
+    pub(super) span_id: u64,
+    pub(super) name: &'static str,
+    pub(super) detail: &'static str,
+    pub(super) started: Instant,
+    pub(super) elapsed: Duration,
+}
 
 /// The trace of a completed or aborted request, with its child spans.
 pub(super) struct FinishedTrace {
@@ -77,7 +114,7 @@ impl Exporter {
     ///
     /// # Errors
     /// If no thread can be started.
-    pub(super) fn start(settings: &TraceSettings, instance: [u8; 8]) -> std::io::Result<Self> {
+    pub(super) fn start(settings: &TraceSettings, instance: u64) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
         let config = Agent::config_builder().timeout_global(Some(settings.timeout)).max_redirects(0).proxy(None);
         let agent: Agent = config.user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION"))).build().into();
@@ -86,7 +123,7 @@ impl Exporter {
             agent,
             url: settings.url.clone(),
             headers: settings.headers.clone(),
-            resource_attributes: resource_attributes(&settings.resource_attributes, &to_hex(&instance)),
+            resource_attributes: resource_attributes(&settings.resource_attributes, &format!("{instance:016x}")),
             queued_bytes: Arc::clone(&queued_bytes),
             is_unreachable: false,
         };
@@ -209,61 +246,40 @@ fn write_spans(finished: &FinishedTrace, out: &mut String) {
         let unix_time = clock.checked_add(offset).and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
         unix_time.unwrap_or_default().as_nanos().to_string()
     };
-    let build_span =
-        |span: [u8; 8], parent: Option<[u8; 8]>, name: String, kind: u8, start: Duration, duration: Duration| {
-            let mut value = json!({
-                "traceId": to_hex(&trace.trace_id),
-                "spanId": to_hex(&span),
-                "name": name,
-                "kind": kind,
-                "startTimeUnixNano": nanoseconds(start),
-                "endTimeUnixNano": nanoseconds(start.saturating_add(duration)),
-            });
-            if let (Some(parent), Some(members)) = (parent, value.as_object_mut()) {
-                members.insert("parentSpanId".to_owned(), json!(to_hex(&parent)));
-            }
-            value
-        };
-    let mut append_span = |span: &Value| {
+    let mut append_span = |mut span: Value, parent: Option<u64>, start: Duration, duration: Duration| {
+        span["traceId"] = format!("{:032x}", trace.trace_id).into();
+        span["startTimeUnixNano"] = nanoseconds(start).into();
+        span["endTimeUnixNano"] = nanoseconds(start.saturating_add(duration)).into();
+        if let Some(parent) = parent {
+            span["parentSpanId"] = format!("{parent:016x}").into();
+        }
         let comma = if out.is_empty() { "" } else { "," };
         let _ = write!(out, "{comma}{span}");
     };
-    let mut request = build_span(
-        trace.span_id,
-        trace.parent_span_id,
-        format!("{method} {route}"),
-        SPAN_KIND_SERVER,
-        Duration::ZERO,
-        *elapsed,
-    );
-    if let Some(members) = request.as_object_mut() {
-        let attributes = [
+    let mut request = json!({
+        "spanId": format!("{:016x}", trace.span_id),
+        "name": format!("{method} {route}"),
+        "kind": SPAN_KIND_SERVER,
+        "attributes": [
             string_attribute("http.request.method", method),
             string_attribute("http.route", route),
             string_attribute("url.path", &trace.path),
             int_attribute("http.response.status_code", u64::from(*status)),
             int_attribute("http.response.body.size", *bytes),
-        ];
-        members.insert("attributes".to_owned(), json!(attributes));
-        if *status >= 500 {
-            members.insert("status".to_owned(), json!({ "code": STATUS_CODE_ERROR }));
-        }
+        ],
+    });
+    if *status >= 500 {
+        request["status"] = json!({ "code": STATUS_CODE_ERROR });
     }
-    append_span(&request);
+    append_span(request, trace.parent_span_id, Duration::ZERO, *elapsed);
     for child in child_spans {
-        let start = child.started.saturating_duration_since(started);
-        let mut span = build_span(
-            child.span_id,
-            Some(trace.span_id),
-            child.name.to_owned(),
-            SPAN_KIND_INTERNAL,
-            start,
-            child.elapsed,
-        );
-        if let Some(members) = span.as_object_mut() {
-            members.insert("attributes".to_owned(), json!([string_attribute("n5.of", child.detail)]));
-        }
-        append_span(&span);
+        let span = json!({
+            "spanId": format!("{:016x}", child.span_id),
+            "name": child.name,
+            "kind": SPAN_KIND_INTERNAL,
+            "attributes": [string_attribute("n5.of", child.detail)],
+        });
+        append_span(span, Some(trace.span_id), child.started.saturating_duration_since(started), child.elapsed);
     }
 }
 
@@ -274,11 +290,4 @@ fn string_attribute(key: &str, value: &str) -> Value {
 /// Returns an OTLP attribute. Protobuf's JSON represents 64-bit integers as strings.
 fn int_attribute(key: &str, value: u64) -> Value {
     json!({ "key": key, "value": { "intValue": value.to_string() } })
-}
-
-fn to_hex(bytes: &[u8]) -> String {
-    bytes.iter().fold(String::new(), |mut text, byte| {
-        let _ = write!(text, "{byte:02x}");
-        text
-    })
 }

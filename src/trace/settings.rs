@@ -23,12 +23,6 @@ pub struct TraceSettings {
     pub(super) resource_attributes: Vec<(String, String)>,
     /// Time limit for sending a batch.
     pub(super) timeout: Duration,
-    pub(super) sampling: Sampling,
-}
-
-/// Decides which requests are traced.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct Sampling {
     /// One in this many requests is traced; 0 for none.
     pub(super) one_in: u64,
     /// True if a trusted caller's `traceparent` decides instead.
@@ -40,29 +34,30 @@ impl TraceSettings {
     /// `OTEL_TRACES_SAMPLER` wins over `one_in`. Returns `None` if no traces are sent. A variable that cannot be used is
     /// logged and ignored, as the specification demands.
     pub fn new(endpoint: &str, one_in: u64, variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
-        let variables = OtelVariables(&variable);
-        let exporter = variables.get("OTEL_TRACES_EXPORTER").unwrap_or_else(|| "otlp".to_owned());
-        if exporter == "none"
-            || variables.get("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true"))
-        {
+        let variable = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
+        let exporter = variable("OTEL_TRACES_EXPORTER").unwrap_or_else(|| "otlp".to_owned());
+        if exporter == "none" || variable("OTEL_SDK_DISABLED").is_some_and(|text| text.eq_ignore_ascii_case("true")) {
             return None;
         }
-        let url = if endpoint.is_empty() { variables.url()? } else { traces_url(endpoint) };
+        let url = if endpoint.is_empty() { collector_url(&variable)? } else { traces_url(endpoint) };
         if exporter != "otlp" {
             ignored("OTEL_TRACES_EXPORTER", "traces are only sent as OTLP");
         }
-        if variables.of_exporter("PROTOCOL").is_some_and(|(_, protocol)| protocol == "grpc") {
+        if of_exporter(&variable, "PROTOCOL").is_some_and(|(_, protocol)| protocol == "grpc") {
             ignored("OTEL_EXPORTER_OTLP_PROTOCOL", "traces are sent over HTTP as JSON, usually to port 4318");
         }
-        let sampling = variables.sampling().unwrap_or(Some(Sampling { one_in, follows_caller: true }))?;
+        let (one_in, follows_caller) = sampler(&variable).unwrap_or((one_in, true));
+        if one_in == 0 && !follows_caller {
+            return None;
+        }
         // They may hold the secret of the collector that the variables name, which must not be sent to another one.
-        let names_another = !endpoint.is_empty() && variables.url().is_some_and(|other| other != url);
-        let headers = if names_another { Vec::new() } else { variables.headers() };
-        if names_another && variables.of_exporter("HEADERS").is_some() {
+        let names_another = !endpoint.is_empty() && collector_url(&variable).is_some_and(|other| other != url);
+        let headers = if names_another { Vec::new() } else { header_fields(&variable) };
+        if names_another && of_exporter(&variable, "HEADERS").is_some() {
             ignored("OTEL_EXPORTER_OTLP_HEADERS", "tracing.otlp_endpoint names another collector than the variables");
         }
-        let resource_attributes = variables.resource_attributes();
-        Some(Self { url, headers, resource_attributes, timeout: variables.timeout(), sampling })
+        let resource_attributes = resource_attributes(&variable);
+        Some(Self { url, headers, resource_attributes, timeout: send_timeout(&variable), one_in, follows_caller })
     }
 }
 
@@ -75,90 +70,78 @@ fn ignored(variable: &str, why: &str) {
     tracing::warn!(variable, why, "environment variable ignored");
 }
 
-/// The environment variables `OTEL_*`.
-struct OtelVariables<'a>(&'a dyn Fn(&str) -> Option<String>);
+/// Returns name and value of the exporter's variable for traces, or else of that for all signals.
+fn of_exporter(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
+    let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}")];
+    names.into_iter().find_map(|name| variable(&name).map(|text| (name, text)))
+}
 
-impl OtelVariables<'_> {
-    /// Returns the value of a variable; an empty one counts as not set.
-    fn get(&self, name: &str) -> Option<String> {
-        (self.0)(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+fn collector_url(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
+    let (name, endpoint) = of_exporter(variable, "ENDPOINT")?;
+    if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
+        ignored(&name, "it is not a URL such as http://collector:4318");
+        return None;
     }
+    Some(if name.contains("TRACES") { endpoint } else { traces_url(&endpoint) })
+}
 
-    /// Returns name and value of the exporter's variable for traces, or else of that for all signals.
-    fn of_exporter(&self, name: &str) -> Option<(String, String)> {
-        let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}")];
-        names.into_iter().find_map(|name| self.get(&name).map(|text| (name, text)))
+fn header_fields(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(HeaderName, HeaderValue)> {
+    let Some((name, text)) = of_exporter(variable, "HEADERS") else { return Vec::new() };
+    let to_header = |(key, value): (String, String)| {
+        let (name, mut value): (HeaderName, HeaderValue) = (key.parse().ok()?, value.parse().ok()?);
+        value.set_sensitive(true);
+        // The message has its own.
+        (name != CONTENT_TYPE && name != CONTENT_LENGTH).then_some((name, value))
+    };
+    let headers = parse_pairs(&text).and_then(|pairs| pairs.into_iter().map(to_header).collect());
+    headers.unwrap_or_else(|| {
+        // Its value is a secret and not logged.
+        ignored(&name, "it is not a list of header fields: name=value,name=value");
+        Vec::new()
+    })
+}
+
+fn resource_attributes(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(String, String)> {
+    let text = variable("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
+    let mut attributes = parse_pairs(&text).unwrap_or_else(|| {
+        ignored("OTEL_RESOURCE_ATTRIBUTES", "it is not a list of attributes: key=value,key=value");
+        Vec::new()
+    });
+    attributes.extend(variable("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
+    attributes
+}
+
+fn send_timeout(variable: &dyn Fn(&str) -> Option<String>) -> Duration {
+    let Some((name, text)) = of_exporter(variable, "TIMEOUT") else { return SEND_TIMEOUT };
+    match text.parse() {
+        Ok(millis) if millis > 0 => Duration::from_millis(millis).min(MAX_SEND_TIMEOUT),
+        _ => {
+            ignored(&name, "it is not a number of milliseconds");
+            SEND_TIMEOUT
+        }
     }
+}
 
-    fn url(&self) -> Option<String> {
-        let (name, endpoint) = self.of_exporter("ENDPOINT")?;
-        if !endpoint.starts_with("http://") && !endpoint.starts_with("https://") {
-            ignored(&name, "it is not a URL such as http://collector:4318");
+/// Returns [`TraceSettings::one_in`] and [`TraceSettings::follows_caller`] if a sampler is set.
+fn sampler(variable: &dyn Fn(&str) -> Option<String>) -> Option<(u64, bool)> {
+    let sampler = variable("OTEL_TRACES_SAMPLER")?;
+    let (kind, follows_caller) = match sampler.strip_prefix("parentbased_") {
+        Some(kind) => (kind, true),
+        None => (sampler.as_str(), false),
+    };
+    let one_in = match kind {
+        "always_on" => 1,
+        "always_off" => 0,
+        "traceidratio" => one_in_of_ratio(variable("OTEL_TRACES_SAMPLER_ARG").as_deref()),
+        _ => {
+            ignored(
+                "OTEL_TRACES_SAMPLER",
+                "it is not always_on, always_off or traceidratio, or parentbased_ with these",
+            );
             return None;
         }
-        Some(if name.contains("TRACES") { endpoint } else { traces_url(&endpoint) })
-    }
-
-    fn headers(&self) -> Vec<(HeaderName, HeaderValue)> {
-        let Some((name, text)) = self.of_exporter("HEADERS") else { return Vec::new() };
-        let to_header = |(key, value): (String, String)| {
-            let (name, mut value): (HeaderName, HeaderValue) = (key.parse().ok()?, value.parse().ok()?);
-            value.set_sensitive(true);
-            // The message has its own.
-            (name != CONTENT_TYPE && name != CONTENT_LENGTH).then_some((name, value))
-        };
-        let headers = parse_pairs(&text).and_then(|pairs| pairs.into_iter().map(to_header).collect());
-        headers.unwrap_or_else(|| {
-            // Its value is a secret and not logged.
-            ignored(&name, "it is not a list of header fields: name=value,name=value");
-            Vec::new()
-        })
-    }
-
-    fn resource_attributes(&self) -> Vec<(String, String)> {
-        let text = self.get("OTEL_RESOURCE_ATTRIBUTES").unwrap_or_default();
-        let mut attributes = parse_pairs(&text).unwrap_or_else(|| {
-            ignored("OTEL_RESOURCE_ATTRIBUTES", "it is not a list of attributes: key=value,key=value");
-            Vec::new()
-        });
-        attributes.extend(self.get("OTEL_SERVICE_NAME").map(|name| ("service.name".to_owned(), name)));
-        attributes
-    }
-
-    fn timeout(&self) -> Duration {
-        let Some((name, text)) = self.of_exporter("TIMEOUT") else { return SEND_TIMEOUT };
-        match text.parse() {
-            Ok(millis) if millis > 0 => Duration::from_millis(millis).min(MAX_SEND_TIMEOUT),
-            _ => {
-                ignored(&name, "it is not a number of milliseconds");
-                SEND_TIMEOUT
-            }
-        }
-    }
-
-    /// Returns `None` if no sampler is set, and `Some(None)` if none of the requests is traced.
-    #[expect(clippy::option_option, reason = "whether a sampler is set, and whether it traces anything")]
-    fn sampling(&self) -> Option<Option<Sampling>> {
-        let sampler = self.get("OTEL_TRACES_SAMPLER")?;
-        let (kind, follows_caller) = match sampler.strip_prefix("parentbased_") {
-            Some(kind) => (kind, true),
-            None => (sampler.as_str(), false),
-        };
-        let one_in = match kind {
-            "always_on" => 1,
-            "always_off" => 0,
-            "traceidratio" => one_in_of_ratio(self.get("OTEL_TRACES_SAMPLER_ARG").as_deref()),
-            _ => {
-                ignored(
-                    "OTEL_TRACES_SAMPLER",
-                    "it is not always_on, always_off or traceidratio, or parentbased_ with these",
-                );
-                return None;
-            }
-        };
-        let sampling = Sampling { one_in, follows_caller };
-        Some(Some(sampling).filter(|sampling| sampling.one_in > 0 || sampling.follows_caller))
-    }
+    };
+    Some((one_in, follows_caller))
 }
 
 /// Converts the share of requests that is traced, from 0 to 1, to one request in so many. The default is 1.
@@ -195,7 +178,7 @@ mod tests {
 
     fn sampling(sampler: &str, argument: &str) -> Option<(u64, bool)> {
         let variables = [("OTEL_TRACES_SAMPLER", sampler), ("OTEL_TRACES_SAMPLER_ARG", argument)];
-        settings("http://a", &variables).map(|settings| (settings.sampling.one_in, settings.sampling.follows_caller))
+        settings("http://a", &variables).map(|settings| (settings.one_in, settings.follows_caller))
     }
 
     #[test]

@@ -124,7 +124,7 @@ const ORDER: &[(&str, &str)] = &[
         "container",
         "browse confirm_missing groups memory reconfigured revalidate stored_blocks handle resources visibility",
     ),
-    ("fair_queue", "semaphore single_flight state flow client"),
+    ("fair_queue", "semaphore single_flight state flow"),
     ("fastpath", "chunk thread_cache reply"),
     (
         "http",
@@ -136,7 +136,7 @@ const ORDER: &[(&str, &str)] = &[
     ),
     ("http::query", "lenient slice_query strict numpy_index"),
     ("http::routes", "info operations slice stats view viewer stored listing page"),
-    ("metrics", "connections float handles labels names"),
+    ("metrics", "labels names"),
     (
         "n5_format",
         "array convert element range_reads block attributes document encode compression json_object json statistics data_type grid",
@@ -157,14 +157,9 @@ const ORDER: &[(&str, &str)] = &[
         "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
     ),
     ("server", "reload allocator_trim memory_limit mounts settings"),
-    (
-        "store",
-        "guarded local listing_limiter memory page_cache sendfile disk_pool file_meta load unavailable listing object error key",
-    ),
-    ("store::disk_pool", "state queue job"),
-    ("store::local", "files links open_file page_cache page_cache_reader run scan tree errors resolve reopen root"),
-    ("telemetry", "panics quoted"),
-    ("trace", "export settings spans"),
+    ("store", "guarded local memory page_cache file_meta listing disk_pool object error key"),
+    ("store::local", "page_cache scan tree open_file resolve"),
+    ("trace", "export settings"),
     (
         "verify",
         "aggregator block_findings event previous_run tally walk attribute_findings entry_role prefetch item finding gaps retry",

@@ -1,12 +1,21 @@
-//! The running and queued calls of one store, and what they tell about its disk.
+//! The calls of one store: queued ones, with a line for each client; running ones, with the threads that they occupy;
+//! and what they tell about the disk.
+//!
+//! Clients are served round-robin. The queued calls of a client, and their duration, delay other clients by one turn at
+//! most.
 
+use std::collections::{HashMap, VecDeque};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::job::{DiskOperation, ErasedDiskJob};
-use super::queue::DiskQueue;
+use tokio::sync::oneshot;
+
+use crate::allocator;
 use crate::fair_queue::ClientId;
+use crate::store::error::LocalError;
+use crate::store::key::Key;
 
 /// Maximum number of calls of one store that block on its disk at once. Further calls are queued.
 pub(super) const MAX_THREADS_PER_STORE: usize = 64;
@@ -30,6 +39,202 @@ const MIN_PURGE_LEN: usize = 1024;
 
 /// Minimum interval between two searches of a full queue.
 const PURGE_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Operation of a call: the action and the key.
+pub(in crate::store) type DiskOperation = (&'static str, Key);
+
+/// A job and its caller.
+pub(super) struct DiskJob {
+    pub(super) operation: Option<DiskOperation>,
+    /// Held by the caller while it waits.
+    pub(super) waiter: Weak<AtomicBool>,
+    /// With a function, runs the job, and calls the function before the caller gets the result. With an error, tells
+    /// the caller that the job is not run.
+    #[expect(clippy::type_complexity, reason = "named by the two methods that call it")]
+    run_or_reject: Box<dyn FnOnce(Result<&dyn Fn(), LocalError>) + Send>,
+}
+
+impl DiskJob {
+    /// Creates a job. `has_started` becomes true when the job starts; the caller holds it while it waits.
+    pub(super) fn new<T: Send + 'static>(
+        operation: Option<DiskOperation>,
+        job: impl FnOnce() -> T + Send + 'static,
+        has_started: &Arc<AtomicBool>,
+        reply: oneshot::Sender<Result<T, LocalError>>,
+    ) -> Self {
+        let waiter = Arc::downgrade(has_started);
+        let has_started = Weak::clone(&waiter);
+        let run_or_reject = Box::new(move |on_end: Result<&dyn Fn(), LocalError>| {
+            let on_end = match on_end {
+                Ok(on_end) => on_end,
+                Err(error) => return drop(reply.send(Err(error))),
+            };
+            if let Some(has_started) = has_started.upgrade() {
+                has_started.store(true, Ordering::Relaxed);
+            }
+            let result = catch_unwind(AssertUnwindSafe(job));
+            on_end();
+            // After a panic, the reply never comes, which tells the caller.
+            if let Ok(value) = result {
+                let _ = reply.send(Ok(value));
+            }
+        });
+        Self { operation, waiter, run_or_reject }
+    }
+
+    /// Returns true while the caller waits.
+    pub(super) fn has_waiter(&self) -> bool {
+        self.waiter.strong_count() > 0
+    }
+
+    /// Runs the job. Calls `on_end` before the caller gets the result.
+    pub(super) fn run(self, on_end: &dyn Fn()) {
+        (self.run_or_reject)(Ok(on_end));
+        allocator::collect_thread_heap();
+    }
+
+    /// Tells the caller that the job is not run.
+    pub(super) fn reject(self, error: LocalError) {
+        (self.run_or_reject)(Err(error));
+    }
+}
+
+/// Queued calls of all clients.
+#[derive(Default)]
+pub(super) struct DiskQueue {
+    clients: HashMap<ClientId, ClientDiskQueue>,
+    /// Clients with queued calls, in the order of their turns.
+    round_robin: VecDeque<ClientId>,
+    /// Number of queued calls.
+    len: usize,
+    /// Number of clients, except the server, with queued or running calls.
+    active_clients: usize,
+}
+
+#[derive(Default)]
+struct ClientDiskQueue {
+    waiting: VecDeque<DiskJob>,
+    running: usize,
+    /// Time when a call last ended, or started while none was running.
+    last_progress: Option<Instant>,
+}
+
+impl ClientDiskQueue {
+    fn is_idle(&self) -> bool {
+        self.waiting.is_empty() && self.running == 0
+    }
+}
+
+impl DiskQueue {
+    pub(super) fn len(&self) -> usize {
+        self.len
+    }
+
+    /// Adds a job to the end of its client's line.
+    pub(super) fn push(&mut self, client: ClientId, job: DiskJob) {
+        let client_queue = self.clients.entry(client).or_default();
+        if client_queue.is_idle() && client != ClientId::default() {
+            self.active_clients += 1;
+        }
+        if client_queue.waiting.is_empty() {
+            self.round_robin.push_back(client);
+        }
+        client_queue.waiting.push_back(job);
+        self.len += 1;
+    }
+
+    /// Removes the newest job of the client that has the most, if that client has more than `client` would have with
+    /// another job.
+    pub(super) fn evict_from_longest(&mut self, client: ClientId) -> Option<DiskJob> {
+        let own_len = self.clients.get(&client).map_or(0, |client_queue| client_queue.waiting.len());
+        let client_queue = self.clients.values_mut().max_by_key(|client_queue| client_queue.waiting.len())?;
+        if client_queue.waiting.len() <= own_len + 1 {
+            return None;
+        }
+        self.len -= 1;
+        // That client still has a job and keeps its turn.
+        client_queue.waiting.pop_back()
+    }
+
+    /// Removes and returns the next job whose client may use one of `threads`. The job counts as running from now on.
+    pub(super) fn pop(&mut self, threads: usize) -> Option<(ClientId, DiskJob)> {
+        let index = self.round_robin.iter().position(|client| self.may_run(*client, threads))?;
+        let client = self.round_robin.remove(index)?;
+        let client_queue = self.clients.get_mut(&client)?;
+        let job = client_queue.waiting.pop_front()?;
+        self.len -= 1;
+        if client_queue.running == 0 {
+            client_queue.last_progress = Some(Instant::now());
+        }
+        client_queue.running += 1;
+        if !client_queue.waiting.is_empty() {
+            self.round_robin.push_back(client);
+        }
+        Some((client, job))
+    }
+
+    /// Records that a job of `client` has ended.
+    pub(super) fn finish(&mut self, client: ClientId) {
+        if let Some(client_queue) = self.clients.get_mut(&client) {
+            client_queue.running = client_queue.running.saturating_sub(1);
+            client_queue.last_progress = Some(Instant::now());
+        }
+        self.remove_if_idle(client);
+    }
+
+    /// Returns true if a client with queued calls may use one of `threads`.
+    pub(super) fn has_runnable(&self, threads: usize) -> bool {
+        self.round_robin.iter().any(|client| self.may_run(*client, threads))
+    }
+
+    /// Returns true if another call of `client` may use one of `threads`. Clients have equal parts of three quarters of
+    /// the threads. The rest stays free for clients without running calls.
+    pub(super) fn may_run(&self, client: ClientId, threads: usize) -> bool {
+        if client == ClientId::default() {
+            return true;
+        }
+        let client_queue = self.clients.get(&client);
+        let is_new = client_queue.is_none_or(ClientDiskQueue::is_idle);
+        let max_running = (threads / 4 * 3 / (self.active_clients + usize::from(is_new)).max(1)).max(1);
+        client_queue.is_none_or(|client_queue| client_queue.running < max_running)
+    }
+
+    /// Returns true if calls of `client` are running and none of its calls has ended for `stall_after`.
+    pub(super) fn is_stalled(&self, client: ClientId, stall_after: Duration) -> bool {
+        self.clients.get(&client).is_some_and(|client_queue| {
+            client_queue.running > 0
+                && client_queue.last_progress.is_some_and(|progress| progress.elapsed() > stall_after)
+        })
+    }
+
+    /// Removes and returns the jobs for which `predicate` returns true.
+    pub(super) fn take_where(&mut self, predicate: impl Fn(&DiskJob) -> bool) -> Vec<DiskJob> {
+        let mut removed = Vec::new();
+        for client in std::mem::take(&mut self.round_robin) {
+            let Some(client_queue) = self.clients.get_mut(&client) else { continue };
+            let (matching, others): (Vec<_>, Vec<_>) = client_queue.waiting.drain(..).partition(&predicate);
+            client_queue.waiting = others.into();
+            if !client_queue.waiting.is_empty() {
+                self.round_robin.push_back(client);
+            }
+            self.len -= matching.len();
+            removed.extend(matching);
+            self.remove_if_idle(client);
+        }
+        removed
+    }
+
+    /// Forgets `client` if it has neither queued nor running calls.
+    fn remove_if_idle(&mut self, client: ClientId) {
+        if !self.clients.get(&client).is_some_and(ClientDiskQueue::is_idle) {
+            return;
+        }
+        if client != ClientId::default() {
+            self.active_clients = self.active_clients.saturating_sub(1);
+        }
+        self.clients.remove(&client);
+    }
+}
 
 pub(super) struct DiskPoolState {
     pub(super) queue: DiskQueue,
@@ -79,11 +284,6 @@ impl DiskPoolState {
             .min(MAX_THREADS_PER_STORE)
     }
 
-    /// Returns true if another thread may be started.
-    pub(super) fn may_add_thread(&self) -> bool {
-        self.threads < self.max_threads()
-    }
-
     /// Counts another thread if one may be started. Returns true if so.
     pub(super) fn add_thread(&mut self) -> bool {
         let take_shared =
@@ -122,13 +322,13 @@ impl DiskPoolState {
 
     /// Removes abandoned calls from the queue, whenever it has doubled in length or is full. Abandoned calls therefore
     /// never greatly outnumber the others, and each call is examined only a few times.
-    pub(super) fn purge_abandoned(&mut self, is_full: bool) -> Vec<Box<dyn ErasedDiskJob>> {
+    pub(super) fn purge_abandoned(&mut self, is_full: bool) -> Vec<DiskJob> {
         // The queue has become shorter since the last search.
         self.purge_at_len = self.purge_at_len.min(self.queue.len().saturating_mul(4).max(MIN_PURGE_LEN));
         if self.queue.len() < self.purge_at_len && !(is_full && self.last_purge.elapsed() >= PURGE_INTERVAL) {
             return Vec::new();
         }
-        let abandoned = self.queue.take_abandoned();
+        let abandoned = self.queue.take_where(|job| !job.has_waiter());
         self.last_purge = Instant::now();
         self.purge_at_len = self.queue.len().saturating_mul(2).max(MIN_PURGE_LEN);
         abandoned
@@ -171,5 +371,134 @@ impl DiskPoolState {
         // file is fine.
         let attempts = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
         is_stalled && ages().min().is_some_and(|youngest| youngest <= deadline.saturating_mul(1 << attempts))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const ONE_CLIENT_THREADS: usize = 48;
+
+    /// A queue, and what the jobs' callers hold.
+    #[derive(Default)]
+    struct Queued {
+        queue: DiskQueue,
+        receivers: Vec<oneshot::Receiver<Result<(), LocalError>>>,
+        waiters: Vec<Arc<AtomicBool>>,
+    }
+
+    impl Queued {
+        fn push(&mut self, client: u64, count: usize) {
+            for _ in 0..count {
+                let ((reply, receiver), waiter) = (oneshot::channel(), Arc::default());
+                let job = DiskJob::new(Some(("read", Key::root())), || (), &waiter, reply);
+                self.queue.push(ClientId::new(client), job);
+                self.receivers.push(receiver);
+                self.waiters.push(waiter);
+            }
+        }
+
+        /// Starts all jobs that may start and returns their clients.
+        fn start_all(&mut self) -> Vec<u64> {
+            let mut started = Vec::new();
+            while let Some((client, _)) = self.queue.pop(64) {
+                started.push((0..9).find(|number| ClientId::new(*number) == client).unwrap());
+            }
+            started
+        }
+
+        fn finish(&mut self, client: u64) {
+            self.queue.finish(ClientId::new(client));
+        }
+
+        fn is_empty(&self) -> bool {
+            self.queue.clients.is_empty()
+                && self.queue.round_robin.is_empty()
+                && self.queue.len == 0
+                && self.queue.active_clients == 0
+        }
+    }
+
+    #[test]
+    fn one_client_gets_three_quarters_of_few_threads_and_two_get_one_each() {
+        let mut queued = Queued::default();
+        queued.push(1, 9);
+        let start_count = |queued: &mut Queued| std::iter::from_fn(|| queued.queue.pop(4)).count();
+        assert_eq!(start_count(&mut queued), 3);
+        queued.push(2, 9);
+        assert_eq!(start_count(&mut queued), 1);
+        // The second client continues. The first does not while it has more than its part.
+        queued.finish(1);
+        assert_eq!(start_count(&mut queued), 0);
+        queued.finish(2);
+        assert_eq!(start_count(&mut queued), 1);
+    }
+
+    #[test]
+    fn a_client_with_many_calls_delays_others_by_a_turn() {
+        let mut queued = Queued::default();
+        queued.push(1, 300);
+        queued.push(2, 2);
+        queued.push(3, 1);
+        let mut order = Vec::new();
+        while let Some((client, _)) = queued.queue.pop(64) {
+            order.push(client);
+            queued.queue.finish(client);
+        }
+        assert_eq!(order[..6], [1, 2, 3, 1, 2, 1].map(ClientId::new));
+        assert!(order.len() == 303 && queued.is_empty());
+    }
+
+    #[test]
+    fn one_client_leaves_threads_to_others_and_several_have_equal_shares() {
+        let mut queued = Queued::default();
+        queued.push(1, 300);
+        assert_eq!(queued.start_all().len(), ONE_CLIENT_THREADS);
+        queued.push(2, 300);
+        assert_eq!(queued.start_all(), [2; ONE_CLIENT_THREADS / 2]);
+        // The first client now has more than its part: it gets none of the threads that become free.
+        for _ in 0..ONE_CLIENT_THREADS / 2 {
+            queued.finish(1);
+        }
+        assert!(queued.start_all().is_empty());
+        queued.finish(1);
+        assert_eq!(queued.start_all(), [1]);
+        queued.push(3, 300);
+        assert_eq!(queued.start_all(), [3; ONE_CLIENT_THREADS / 3]);
+        queued.push(0, 2);
+        assert_eq!(queued.start_all(), [0, 0], "the server's own calls are not limited");
+        // Sixteen clients, however many calls they have, leave threads to one more.
+        let mut queued = Queued::default();
+        for client in 0..16 {
+            queued.queue.active_clients += 1;
+            queued
+                .queue
+                .clients
+                .insert(ClientId::new(100 + client), ClientDiskQueue { running: 3, ..ClientDiskQueue::default() });
+        }
+        queued.push(1, 5);
+        assert_eq!(queued.start_all(), [1, 1]);
+    }
+
+    #[test]
+    fn a_full_queue_evicts_from_the_client_with_most_jobs() {
+        let mut queued = Queued::default();
+        queued.push(1, 5);
+        queued.push(2, 2);
+        assert!(queued.queue.evict_from_longest(ClientId::new(1)).is_none(), "the client would evict its own job");
+        drop(queued.queue.evict_from_longest(ClientId::new(2)).unwrap());
+        assert!(queued.receivers[4].try_recv().is_err() && queued.receivers[4].is_terminated(), "the newest");
+        drop(queued.queue.evict_from_longest(ClientId::new(3)).unwrap());
+        assert_eq!(queued.queue.len(), 5);
+        drop(queued.queue.evict_from_longest(ClientId::new(3)).unwrap());
+        assert!(queued.queue.evict_from_longest(ClientId::new(2)).is_none(), "each client has two jobs");
+        // The callers of the second client's jobs have gone.
+        drop(queued.waiters.drain(5..));
+        assert_eq!(queued.queue.take_where(|job| !job.has_waiter()).len(), 2);
+        assert_eq!((queued.start_all(), queued.queue.active_clients), (vec![1, 1], 1));
+        queued.finish(1);
+        queued.finish(1);
+        assert!(queued.is_empty());
     }
 }

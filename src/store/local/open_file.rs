@@ -1,6 +1,6 @@
 //! Reads open files in steps, while the caller waits and has memory for the bytes.
 
-use std::fs::{File, Metadata};
+use std::fs::File;
 use std::io::{self, ErrorKind, Read};
 use std::ops::Range;
 use std::os::unix::fs::FileExt;
@@ -9,13 +9,11 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::Bytes;
 
-use super::errors::ConcurrentWrite;
-use super::run::run_blocking;
 use crate::store::disk_pool::DiskPool;
-use crate::store::error::StoreError;
-use crate::store::file_meta::has_same_content;
+use crate::store::error::{LocalError, StoreError};
+use crate::store::file_meta::{has_same_content, stat_file};
 use crate::store::key::Key;
-use crate::store::object::ReadAt;
+use crate::store::object::{RawObjectMeta, ReadAt};
 
 /// Number of bytes that are read between two checks that the caller still wants them.
 const STEP_BYTES: usize = 128 << 10;
@@ -23,10 +21,10 @@ const STEP_BYTES: usize = 128 << 10;
 /// An open file. It stays the same file if its name is given to another one.
 #[derive(Debug)]
 pub(super) struct OpenFile {
-    pub(super) disk_pool: DiskPool,
+    pub(super) disk_pool: Arc<DiskPool>,
     pub(super) key: Key,
     /// The file, and its metadata at the time of opening.
-    pub(super) file: Arc<(File, Metadata)>,
+    pub(super) file: Arc<(File, RawObjectMeta)>,
 }
 
 #[async_trait]
@@ -37,16 +35,12 @@ impl ReadAt for OpenFile {
         let wait_token = Arc::new(());
         let is_wanted = Arc::downgrade(&wait_token);
         let job = move || {
-            let (file, metadata_at_open) = &*file;
+            let (file, at_open) = &*file;
             let bytes = read_range(file, range, || is_wanted.strong_count() > 0)?;
             // One answer never combines parts of two versions.
-            if has_same_content(&file.metadata()?, metadata_at_open) {
-                Ok(Bytes::from(bytes))
-            } else {
-                Err(io::Error::other(ConcurrentWrite))
-            }
+            if has_same_content(&stat_file(file)?, at_open) { Ok(Bytes::from(bytes)) } else { Err(LocalError::Torn) }
         };
-        let result = run_blocking(&self.disk_pool, "read", &self.key, job).await;
+        let result = self.disk_pool.run_action("read", &self.key, job).await;
         drop(wait_token);
         match result {
             Err(StoreError::Io { cause, .. }) if cause.kind() == ErrorKind::UnexpectedEof => {

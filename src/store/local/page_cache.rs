@@ -1,21 +1,109 @@
-//! Local files as far as the kernel holds them in memory. Never waits for a disk.
+//! Reads local files without blocking: only what the kernel already holds in memory.
+//!
+//! CPU jobs may use this. It saves two thread switches and a buffer for each block: the bytes go into memory that the
+//! caller reuses from block to block.
 
+use std::fs::File;
+use std::io::IoSliceMut;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, Statx, StatxFlags, openat2, statfs, statx};
-use rustix::io::Errno;
+use rustix::io::{Errno, ReadWriteFlags, preadv2};
 use smallvec::SmallVec;
 
-use super::page_cache_reader::{PageCacheReader, is_certainly_missing};
-use super::tree::{LocalTree, SymlinkPolicy};
-use crate::store::disk_pool::DiskPool;
-use crate::store::file_meta::{has_version, raw_meta_of};
+use super::resolve::reopen;
+use super::tree::LocalTree;
+use crate::config::SymlinkPolicy;
+use crate::store::file_meta::{file_type, raw_meta_of, stat_file};
 use crate::store::key::Key;
-use crate::store::page_cache::{CachedStat, NonblockingReader, PageCache};
-use crate::store::sendfile::SendfileSource;
+use crate::store::object::{ObjectMeta, RawObjectMeta};
+use crate::store::page_cache::NonblockingReader;
+
+/// Reads files below a root that is opened once, for the time that a job keeps its core. A missing file is missing in
+/// that directory, even if the root's name leads elsewhere by then.
+#[derive(Debug)]
+pub(super) struct PageCacheReader {
+    tree: LocalTree,
+    root_fd: OwnedFd,
+}
+
+impl NonblockingReader for PageCacheReader {
+    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> Option<Option<ObjectMeta>> {
+        let (file, meta) = match self.open(key) {
+            Ok(opened) => opened,
+            Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
+            Err(_) => return None,
+        };
+        if meta.len > max_bytes {
+            return None;
+        }
+        let len = usize::try_from(meta.len).ok()?;
+        // The bytes of the previous block are overwritten. Only additional bytes must be filled first.
+        buffer.resize(len, 0);
+        let mut read_bytes = 0;
+        while read_bytes < len {
+            let rest = buffer.get_mut(read_bytes..)?;
+            match preadv2(&file, &mut [IoSliceMut::new(rest)], read_bytes as u64, ReadWriteFlags::NOWAIT) {
+                Ok(read) if read > 0 => read_bytes += read,
+                _ => return None,
+            }
+        }
+        (raw_meta_of(&stat_file(&file).ok()?, self.tree.tag) == meta).then(|| Some(meta.into()))
+    }
+}
+
+impl PageCacheReader {
+    /// Creates a reader. Returns `None` if the root is missing or the kernel does not have it in memory.
+    pub(super) fn new(tree: &LocalTree) -> Option<Self> {
+        Some(Self { root_fd: tree.open_root_nonblocking().ok()?, tree: tree.clone() })
+    }
+
+    /// Opens the file at `key`. Returns [`Errno::ISDIR`] if it is not a regular file, which is then not opened. Does
+    /// not cross into other file systems mounted below the root, since opening a file there may involve a server.
+    pub(super) fn open(&self, key: &Key) -> Result<(File, RawObjectMeta), Errno> {
+        if key.is_root() {
+            return Err(Errno::ISDIR);
+        }
+        let path_file = self.open_path(key)?;
+        let stat = stat_file(&path_file).ok().filter(|stat| file_type(stat).is_file()).ok_or(Errno::ISDIR)?;
+        // Without /proc, a thread that may block opens the file.
+        Ok((reopen(&path_file).ok_or(Errno::AGAIN)??.into(), raw_meta_of(&stat, self.tree.tag)))
+    }
+
+    /// Opens what `key` names as a path (`O_PATH`).
+    fn open_path(&self, key: &Key) -> Result<OwnedFd, Errno> {
+        let open = |resolve| {
+            let flags = OFlags::PATH | OFlags::CLOEXEC;
+            let resolve = ResolveFlags::CACHED | ResolveFlags::NO_XDEV | resolve;
+            openat2(&self.root_fd, key.as_str(), flags, Mode::empty(), resolve)
+        };
+        // Without a link on the path, nothing can be hidden. One call is mostly enough to find that a file is missing.
+        match open(ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS) {
+            Err(Errno::NOENT | Errno::NOTDIR) if !self.tree.is_still_mounted(&self.root_fd) => Err(Errno::AGAIN),
+            Err(Errno::LOOP) if self.tree.symlinks != SymlinkPolicy::Deny => {
+                let is_inside = self.tree.symlinks == SymlinkPolicy::Inside;
+                match open(if is_inside { ResolveFlags::BENEATH } else { ResolveFlags::empty() }) {
+                    // A dangling link may hide something.
+                    Err(Errno::NOENT | Errno::NOTDIR) => Err(Errno::AGAIN),
+                    result => result,
+                }
+            }
+            result => result,
+        }
+    }
+}
 
 /// Length up to which a path is built without an allocation.
 const PATH_BYTES: usize = 256;
+
+/// Returns the path of `key` below `root` for a system call.
+pub(super) fn path_below(root: &Path, key: &Key) -> SmallVec<[u8; PATH_BYTES]> {
+    let mut path = SmallVec::from_slice(root.as_os_str().as_encoded_bytes());
+    path.push(b'/');
+    path.extend_from_slice(key.as_str().as_bytes());
+    path
+}
 
 /// `statfs` magic numbers of file systems without a server behind them: cached metadata is never older than the disk's.
 const LOCAL_FILESYSTEM_MAGICS: &[u64] = &[
@@ -28,91 +116,22 @@ const LOCAL_FILESYSTEM_MAGICS: &[u64] = &[
     0x794c_7630, // overlayfs
 ];
 
-/// The files below a root, as far as the kernel has them in memory.
-#[derive(Debug, Clone)]
-pub(super) struct LocalPageCache {
-    tree: LocalTree,
-    /// Device of the root.
-    device: (u32, u32),
-    /// Reads what the page cache has lost when it is sent.
-    disk_pool: DiskPool,
+/// Returns the device of the tree if its files may be read without waiting. That needs `openat2` and a local file
+/// system: on others, opening a file may involve a server, and the kernel's copy may be older than the file.
+pub(super) fn cached_device(tree: &LocalTree) -> Option<(u32, u32)> {
+    let kind = u64::try_from(statfs(&*tree.root).ok()?.f_type).ok()?;
+    let stat = statx(CWD, &*tree.root, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
+    (tree.has_openat2 && LOCAL_FILESYSTEM_MAGICS.contains(&kind)).then(|| device_of(&stat))
 }
 
-impl LocalPageCache {
-    /// Returns the page cache of `tree`. Returns `None` without `openat2`, or if the root is not on a local file
-    /// system: on others, opening a file may involve a server, and the kernel's copy may be older than the file.
-    pub(super) fn new(tree: &LocalTree, disk_pool: &DiskPool) -> Option<Self> {
-        let root = tree.root.path();
-        let kind = u64::try_from(statfs(root).ok()?.f_type).ok()?;
-        let stat = statx(CWD, root, AtFlags::empty(), StatxFlags::BASIC_STATS).ok()?;
-        let cache = Self { tree: tree.clone(), device: device_of(&stat), disk_pool: disk_pool.clone() };
-        (tree.has_openat2 && LOCAL_FILESYSTEM_MAGICS.contains(&kind)).then_some(cache)
-    }
-
-    /// Returns the page cache of the same files with other settings.
-    pub(super) fn with_tree(&self, tree: &LocalTree, disk_pool: &DiskPool) -> Self {
-        Self { tree: tree.clone(), device: self.device, disk_pool: disk_pool.clone() }
-    }
-}
-
-impl PageCache for LocalPageCache {
-    /// A key that leads through a symbolic link is unknown, unless all links are followed.
-    ///
-    /// Costs one path lookup in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`: 0.8 us,
-    /// compared with 10 to 90 us for a switch to a thread that may block. A missing file costs another `statx`, of the
-    /// root.
-    fn stat(&self, key: &Key) -> CachedStat {
-        let path = path_below(self.tree.root.path(), key);
-        let follows_links = self.tree.symlinks == SymlinkPolicy::Follow;
-        let links = if follows_links { ResolveFlags::empty() } else { ResolveFlags::NO_SYMLINKS };
-        let flags = OFlags::PATH | OFlags::CLOEXEC;
-        let file = match openat2(CWD, path.as_slice(), flags, Mode::empty(), ResolveFlags::CACHED | links) {
-            Ok(file) => file,
-            Err(Errno::NOENT | Errno::NOTDIR)
-                if (!follows_links || is_certainly_missing(CWD, path.as_slice())) && self.tree.root.is_present() =>
-            {
-                return CachedStat::Missing;
-            }
-            Err(_would_wait_or_unusual) => return CachedStat::Unknown,
-        };
-        match statx(&file, "", AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC, StatxFlags::BASIC_STATS) {
-            // Another file system may be mounted below the root.
-            Ok(stat) if device_of(&stat) != self.device => CachedStat::Unknown,
-            Ok(stat) if rustix::fs::FileType::from_raw_mode(stat.stx_mode.into()).is_file() => {
-                CachedStat::Object(raw_meta_of(&stat, self.tree.tag))
-            }
-            Ok(_) => CachedStat::NotAnObject,
-            Err(_) => CachedStat::Unknown,
-        }
-    }
-
-    /// A bare `statx` takes 0.35 us, less than half the time of [`Self::stat`]. It follows links and could block. But
-    /// the kernel still has in memory what it looked up a moment ago. A version includes device and inode, so no other
-    /// file can pass for the one that was allowed then.
-    fn is_unchanged(&self, key: &Key, version: u64) -> bool {
-        let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
-        statx(CWD, path_below(self.tree.root.path(), key).as_slice(), flags, StatxFlags::BASIC_STATS)
-            .is_ok_and(|stat| device_of(&stat) == self.device && has_version(&stat, version))
-    }
-
-    fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
-        Some(Box::new(PageCacheReader::new(&self.tree)?))
-    }
-
-    fn open_for_sendfile(&self, key: &Key, max_bytes: u64) -> Option<SendfileSource> {
-        let (file, metadata) = PageCacheReader::new(&self.tree)?.open(key).ok()?;
-        SendfileSource::new(file, metadata, self.tree.tag, max_bytes, &self.disk_pool)
-    }
-}
-
-/// Returns the path of `key` for a system call.
-fn path_below(root: &Path, key: &Key) -> SmallVec<[u8; PATH_BYTES]> {
-    let mut path = SmallVec::from_slice(root.as_os_str().as_encoded_bytes());
-    path.push(b'/');
-    path.extend_from_slice(key.as_str().as_bytes());
-    path
-}
-
-fn device_of(stat: &Statx) -> (u32, u32) {
+pub(super) fn device_of(stat: &Statx) -> (u32, u32) {
     (stat.stx_dev_major, stat.stx_dev_minor)
+}
+
+/// Returns true if nothing exists at `path` and no symbolic link on the way could hide it, as far as the kernel has
+/// that in memory. The path is absolute or relative to the directory `directory`.
+pub(super) fn is_certainly_missing(directory: impl AsFd, path: &[u8]) -> bool {
+    let resolve = ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS;
+    let result = openat2(directory, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);
+    matches!(result, Err(Errno::NOENT | Errno::NOTDIR))
 }

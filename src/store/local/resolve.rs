@@ -1,4 +1,6 @@
-//! Resolves a key component by component, for systems that refuse `openat2` and for links that it does not resolve.
+//! Opens what a key or a descriptor names, where the kernel does not do it in one call.
+//!
+//! [`resolve_path`] resolves a key component by component, for systems that refuse `openat2` and for links that it does not resolve.
 //!
 //! Every component is opened relative to its parent's descriptor, without following links. Replacing a directory by a
 //! link therefore cannot lead out of the root. Links are read and resolved here. `..` is resolved with the names on the
@@ -7,12 +9,14 @@
 //! way, so no answer reveals what exists there.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::OnceLock;
 
-use rustix::fs::{CWD, FileType, Mode, OFlags, fstat, openat, readlinkat};
+use rustix::fs::{CWD, FileType, Mode, OFlags, PROC_SUPER_MAGIC, fstat, fstatfs, openat, readlinkat};
 use rustix::io::Errno;
+use rustix::path::DecInt;
 
-use super::reopen::is_procfs;
-use crate::store::Key;
+use crate::store::error::LocalError;
+use crate::store::key::Key;
 
 /// Maximum number of links that one key may lead through, as in the kernel.
 const MAX_LINKS: usize = 40;
@@ -26,34 +30,20 @@ const MAX_COMPONENTS: usize = 1024;
 /// Flags of every descriptor here. It names a file without opening it.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Why a key cannot be resolved.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum ResolveError {
-    /// A link is not followed: the policy follows none, or the target is outside the root.
-    LinkNotFollowed,
-    /// An error of the system.
-    Errno(Errno),
-}
-
-impl From<Errno> for ResolveError {
-    fn from(errno: Errno) -> Self {
-        Self::Errno(errno)
-    }
-}
-
 /// Opens what `key` names below `root` as a path. A file is opened for reading if `flags` lack `O_PATH`. With
 /// `O_DIRECTORY`, only a directory is opened.
 ///
 /// # Errors
-/// [`ResolveError`].
+/// [`LocalError::LinkNotFollowed`], and errors of the system.
 pub(super) fn resolve_path(
     root: &OwnedFd,
     key: &Key,
     follows_links: bool,
     flags: OFlags,
-) -> Result<OwnedFd, ResolveError> {
+) -> Result<OwnedFd, LocalError> {
     let mut walk = PathResolver {
         root,
+        key,
         remaining: Vec::new(),
         names: Vec::new(),
         current: None,
@@ -64,23 +54,15 @@ pub(super) fn resolve_path(
         must_be_directory: flags.contains(OFlags::DIRECTORY),
         file_flags: (!flags.contains(OFlags::PATH)).then_some(flags | OFlags::NOFOLLOW | OFlags::CLOEXEC),
     };
-    walk.push_components(key.as_str().as_bytes(), ComponentOrigin::Inside)?;
+    walk.push_components(key.as_str().as_bytes(), false)?;
     walk.run()
-}
-
-/// Where a component comes from.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum ComponentOrigin {
-    /// The key, or a link below the root.
-    Inside,
-    /// A link outside the root.
-    Outside,
 }
 
 /// A component that is still to be opened.
 struct PathComponent {
     name: Vec<u8>,
-    origin: ComponentOrigin,
+    /// True if a link outside the root contains it, and not the key or a link below the root.
+    is_from_outside: bool,
 }
 
 /// A directory outside the root.
@@ -92,6 +74,7 @@ struct OutsideDirectory {
 
 struct PathResolver<'a> {
     root: &'a OwnedFd,
+    key: &'a Key,
     /// Components that are still to be opened, in reverse order.
     remaining: Vec<PathComponent>,
     /// Names from the root to `current`. None of them is a link.
@@ -108,17 +91,12 @@ struct PathResolver<'a> {
     file_flags: Option<OFlags>,
 }
 
-enum OpenedComponent {
-    Link(Vec<u8>),
-    NotLink(OwnedFd),
-}
-
 impl PathResolver<'_> {
-    fn run(mut self) -> Result<OwnedFd, ResolveError> {
+    fn run(mut self) -> Result<OwnedFd, LocalError> {
         loop {
             let Some(component) = self.remaining.pop() else {
                 if self.outside.is_some() {
-                    return Err(ResolveError::LinkNotFollowed);
+                    return Err(self.not_followed());
                 }
                 match self.current.take() {
                     Some(directory) => return Ok(directory),
@@ -138,23 +116,41 @@ impl PathResolver<'_> {
                 (b".", outside) => self.outside = outside,
                 (b"..", None) => self.ascend()?,
                 (_, None) => self.descend(component)?,
-                (_, Some(outside)) => self.step_outside(outside, &component).map_err(conceal_error)?,
+                (_, Some(outside)) => {
+                    self.step_outside(outside, &component).map_err(|error| self.conceal_error(error))?;
+                }
             }
+        }
+    }
+
+    fn not_followed(&self) -> LocalError {
+        LocalError::LinkNotFollowed(self.key.clone())
+    }
+
+    /// Conceals an error outside the root, unless the process lacks a resource or was interrupted.
+    fn conceal_error(&self, error: LocalError) -> LocalError {
+        match error.errno() {
+            Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => error,
+            Some(_) | None => self.not_followed(),
         }
     }
 
     /// Schedules the names on the path so far to be opened again.
     fn reopen_from_root(&mut self) {
         let names = self.names.drain(..).rev();
-        self.remaining.extend(names.map(|name| PathComponent { name, origin: ComponentOrigin::Inside }));
+        self.remaining.extend(names.map(|name| PathComponent { name, is_from_outside: false }));
     }
 
-    fn ascend(&mut self) -> Result<(), ResolveError> {
+    fn ascend(&mut self) -> Result<(), LocalError> {
         self.current = None;
-        if self.names.pop().is_some() { Ok(()) } else { self.leave_root(self.root, "..").map_err(conceal_error) }
+        if self.names.pop().is_some() {
+            Ok(())
+        } else {
+            self.leave_root(self.root, "..").map_err(|error| self.conceal_error(error))
+        }
     }
 
-    fn descend(&mut self, component: PathComponent) -> Result<(), ResolveError> {
+    fn descend(&mut self, component: PathComponent) -> Result<(), LocalError> {
         if self.current.is_none() && !self.names.is_empty() {
             self.remaining.push(component);
             self.reopen_from_root();
@@ -162,85 +158,81 @@ impl PathResolver<'_> {
         }
         let (parent, must_be_directory) =
             (self.current.as_ref().unwrap_or(self.root), self.must_be_directory || !self.remaining.is_empty());
-        match open_component(parent, &component.name, must_be_directory)? {
-            OpenedComponent::Link(text) => self.follow_link(&text, ComponentOrigin::Inside),
-            OpenedComponent::NotLink(mut entered) => {
-                if let Some(file_flags) = self.file_flags.filter(|_| self.remaining.is_empty())
-                    && FileType::from_raw_mode(fstat(&entered)?.st_mode).is_file()
-                {
-                    entered = openat(parent, component.name.as_slice(), file_flags, Mode::empty())?;
-                }
-                self.names.push(component.name);
-                self.current = Some(entered);
-                Ok(())
-            }
+        let (mut entered, link) = open_component(parent, &component.name, must_be_directory)?;
+        if let Some(text) = link {
+            return self.follow_link(&text, false);
         }
+        if let Some(file_flags) = self.file_flags.filter(|_| self.remaining.is_empty())
+            && FileType::from_raw_mode(fstat(&entered)?.st_mode).is_file()
+        {
+            entered = openat(parent, component.name.as_slice(), file_flags, Mode::empty())?;
+        }
+        self.names.push(component.name);
+        self.current = Some(entered);
+        Ok(())
     }
 
     /// Continues outside the root, at `path`.
-    fn leave_root(&mut self, base: impl AsFd, path: &str) -> Result<(), ResolveError> {
+    fn leave_root(&mut self, base: impl AsFd, path: &str) -> Result<(), LocalError> {
         let directory = openat(base, path, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
         self.enter_outside(OutsideDirectory { directory, was_entered: false })
     }
 
     /// Resolves one component outside the root.
-    fn step_outside(&mut self, outside: OutsideDirectory, component: &PathComponent) -> Result<(), ResolveError> {
+    fn step_outside(&mut self, outside: OutsideDirectory, component: &PathComponent) -> Result<(), LocalError> {
         if component.name == b".." {
             // Entering a name and leaving it again would reveal whether it exists.
-            if outside.was_entered && component.origin == ComponentOrigin::Inside {
-                return Err(ResolveError::LinkNotFollowed);
+            if outside.was_entered && !component.is_from_outside {
+                return Err(self.not_followed());
             }
             let directory = openat(&outside.directory, "..", PATH_FLAGS | OFlags::DIRECTORY, Mode::empty())?;
             return self.enter_outside(OutsideDirectory { directory, ..outside });
         }
-        match open_component(&outside.directory, &component.name, true)? {
-            OpenedComponent::Link(text) => {
-                self.outside = Some(outside);
-                self.follow_link(&text, ComponentOrigin::Outside)
-            }
-            OpenedComponent::NotLink(directory) => {
-                self.enter_outside(OutsideDirectory { directory, was_entered: true })
-            }
+        let (directory, link) = open_component(&outside.directory, &component.name, true)?;
+        if let Some(text) = link {
+            self.outside = Some(outside);
+            return self.follow_link(&text, true);
         }
+        self.enter_outside(OutsideDirectory { directory, was_entered: true })
     }
 
     /// Continues in the given directory, inside the root if it is the root.
-    fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), ResolveError> {
+    fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), LocalError> {
         let (stat, root_stat) = (fstat(&outside.directory)?, fstat(self.root)?);
         let is_root = (stat.st_dev, stat.st_ino) == (root_stat.st_dev, root_stat.st_ino);
         // Links in procfs would reveal which processes exist.
         if !is_root && is_procfs(&outside.directory) {
-            return Err(ResolveError::LinkNotFollowed);
+            return Err(self.not_followed());
         }
         self.outside = (!is_root).then_some(outside);
         Ok(())
     }
 
-    fn follow_link(&mut self, text: &[u8], origin: ComponentOrigin) -> Result<(), ResolveError> {
+    fn follow_link(&mut self, text: &[u8], is_from_outside: bool) -> Result<(), LocalError> {
         if !self.follows_links {
-            return Err(ResolveError::LinkNotFollowed);
+            return Err(self.not_followed());
         }
         self.links_left = self.links_left.checked_sub(1).ok_or(Errno::LOOP)?;
         if text.is_empty() {
             return Err(Errno::NOENT.into());
         }
-        self.push_components(text, origin)?;
+        self.push_components(text, is_from_outside)?;
         if text.first() == Some(&b'/') {
             self.names.clear();
             self.current = None;
             self.outside = None;
-            self.leave_root(CWD, "/").map_err(conceal_error)?;
+            self.leave_root(CWD, "/").map_err(|error| self.conceal_error(error))?;
         }
         Ok(())
     }
 
     /// Puts the components of `path` before the remaining ones.
-    fn push_components(&mut self, path: &[u8], origin: ComponentOrigin) -> Result<(), ResolveError> {
+    fn push_components(&mut self, path: &[u8], is_from_outside: bool) -> Result<(), LocalError> {
         // A path that ends with a slash names a directory.
         let end = path.ends_with(b"/").then_some(&b"."[..]);
         let names = path.split(|byte| *byte == b'/').filter(|name| !name.is_empty()).chain(end);
         let start = self.remaining.len();
-        self.remaining.extend(names.map(|name| PathComponent { name: name.to_vec(), origin }));
+        self.remaining.extend(names.map(|name| PathComponent { name: name.to_vec(), is_from_outside }));
         if let Some(added) = self.remaining.get_mut(start..) {
             added.reverse();
         }
@@ -253,34 +245,63 @@ impl PathResolver<'_> {
 }
 
 /// Opens `name` in the directory `parent` as a path, without following links. If `must_be_directory` is set, anything
-/// other than a link must be a directory.
-fn open_component(parent: &OwnedFd, name: &[u8], must_be_directory: bool) -> Result<OpenedComponent, ResolveError> {
+/// other than a link must be a directory. If it is a link, its text is returned as well.
+fn open_component(parent: &OwnedFd, name: &[u8], must_be_directory: bool) -> Result<(OwnedFd, Option<Vec<u8>>), Errno> {
     if must_be_directory {
         // Triggers an automount.
         match openat(parent, name, PATH_FLAGS | OFlags::DIRECTORY, Mode::empty()) {
-            Ok(entered) => return Ok(OpenedComponent::NotLink(entered)),
+            Ok(entered) => return Ok((entered, None)),
             // Not a directory, or a link.
             Err(Errno::NOTDIR | Errno::LOOP) => {}
-            Err(other) => return Err(other.into()),
+            Err(other) => return Err(other),
         }
     }
     let entered = openat(parent, name, PATH_FLAGS, Mode::empty())?;
     let kind = FileType::from_raw_mode(fstat(&entered)?.st_mode);
     if kind.is_symlink() {
-        Ok(OpenedComponent::Link(readlinkat(&entered, "", Vec::new())?.into_bytes()))
+        let text = readlinkat(&entered, "", Vec::new())?.into_bytes();
+        Ok((entered, Some(text)))
     } else if must_be_directory && !kind.is_dir() {
-        Err(Errno::NOTDIR.into())
+        Err(Errno::NOTDIR)
     } else {
-        Ok(OpenedComponent::NotLink(entered))
+        Ok((entered, None))
     }
 }
 
-/// Conceals an error outside the root, unless the process lacks a resource or was interrupted.
-fn conceal_error(error: ResolveError) -> ResolveError {
-    match error {
-        ResolveError::Errno(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => error,
-        ResolveError::Errno(_) | ResolveError::LinkNotFollowed => ResolveError::LinkNotFollowed,
-    }
+/// Opens for reading the regular file that the descriptor `path_fd` (`O_PATH`) refers to. Its type is known by then:
+/// opening a FIFO or a device has side effects, and its name may lead to another file meanwhile. Returns `None` without `/proc`; then it can only be
+/// opened by name.
+pub(super) fn reopen(path_fd: impl AsFd) -> Option<Result<OwnedFd, Errno>> {
+    let descriptors = proc_self_fd()?;
+    // NONBLOCK: fails instead of waiting if another process has a lease on the file.
+    let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
+    Some(openat(descriptors, DecInt::from_fd(path_fd), flags, Mode::empty()).map_err(|errno| match errno {
+        // The file existed, so none of these errors means that it is missing.
+        Errno::NOENT | Errno::NOTDIR | Errno::LOOP => Errno::AGAIN,
+        other => other,
+    }))
+}
+
+/// Opens the directory that [`reopen`] needs, so that it is available even when descriptors run out.
+pub(super) fn open_proc_in_advance() {
+    proc_self_fd();
+}
+
+/// Returns `/proc/self/fd`, which is opened once.
+fn proc_self_fd() -> Option<&'static OwnedFd> {
+    static DESCRIPTORS: OnceLock<Option<OwnedFd>> = OnceLock::new();
+    DESCRIPTORS
+        .get_or_init(|| {
+            let flags = OFlags::PATH | OFlags::DIRECTORY | OFlags::CLOEXEC;
+            let opened = openat(CWD, "/proc/self/fd", flags, Mode::empty()).ok()?;
+            is_procfs(&opened).then_some(opened)
+        })
+        .as_ref()
+}
+
+/// Returns true if the descriptor refers to a file on procfs.
+pub(super) fn is_procfs(opened: impl AsFd) -> bool {
+    fstatfs(opened).is_ok_and(|stats| stats.f_type == PROC_SUPER_MAGIC)
 }
 
 #[cfg(test)]
@@ -311,7 +332,7 @@ mod tests {
             let file = File::from(open(key).unwrap());
             assert_eq!(Errno::from_io_error(&(&file).read(&mut [0]).unwrap_err()), Some(Errno::BADF), "{key}");
         }
-        assert_eq!(open("a/1").unwrap_err(), ResolveError::Errno(Errno::NOENT));
-        assert_eq!(open("a/0/1").unwrap_err(), ResolveError::Errno(Errno::NOTDIR));
+        assert_eq!(open("a/1").unwrap_err().errno(), Some(Errno::NOENT));
+        assert_eq!(open("a/0/1").unwrap_err().errno(), Some(Errno::NOTDIR));
     }
 }
