@@ -1,8 +1,6 @@
 //! `n5-server verify`: opens the container, follows the run, writes the report, and returns the exit status.
 
-mod recovery;
 mod report;
-mod report_header;
 mod terminal;
 
 use std::sync::Arc;
@@ -11,12 +9,10 @@ use std::time::Duration;
 use anyhow::{Context, bail};
 use tokio::runtime::Builder;
 
-use self::report::{OpenedReport, ReportWriter};
-use self::report_header::ReportHeader;
+use self::report::{ReportHeader, ReportWriter};
 use self::terminal::Terminal;
 use super::arguments::VerifyArgs;
-use super::block_on::block_on;
-use super::signals::shutdown_signal;
+use super::process::{block_on, shutdown_signal};
 use crate::config::{Config, ContainerConfig, EntityTagSource};
 use crate::container::{Container, Resources, Settings};
 use crate::server::{container_settings, open_store};
@@ -60,16 +56,15 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let roots = parse_roots(&container, &args.datasets).await?;
     let header =
         ReportHeader::new(container_config, &roots, args.missing, container.resources().settings().decode_budget)?;
-    let OpenedReport { report, previous, fault } = match &args.report {
-        Some(path) => ReportWriter::open(path, &header, args.resume).map_err(anyhow::Error::msg)?,
-        None => OpenedReport::default(),
-    };
+    let report = args.report.as_deref().map(|path| ReportWriter::open(path, &header, args.resume));
+    let mut report = report.transpose().map_err(anyhow::Error::msg)?;
+    let previous = report.as_mut().and_then(|report| report.previous.take());
     let verifier = Verifier { container, store, roots, report_missing: args.missing, stall_timeout: STORAGE_TIMEOUT };
     let mut terminal = Terminal::new(args.quiet.then_some(args.deny));
     if terminal.shows_progress() {
         terminal.set_expected_blocks(verifier.estimate_blocks().await);
     }
-    if let Some(fault) = &fault {
+    if let Some(fault) = report.as_ref().and_then(|report| report.fault.as_ref()) {
         terminal.warn_report_fault(fault);
     }
     if let Some(previous) = &previous {

@@ -113,9 +113,9 @@ const ORDER: &[(&str, &str)] = &[
         "cache",
         "block_load charging decode block_cache block_entry block_waiters datasets load_times memory_permit nonblocking_objects dependency objects block_source fetch object_cache admission_filter object_entry large_object backpressure validated cache_memory budget buffer_pool error freshness pinned_buffers permit footprint waiter_counts",
     ),
-    ("cli", "run healthcheck inspect serve sd_notify token exit verify arguments block_on escape_control signals"),
-    ("cli::verify", "report recovery report_header terminal"),
-    ("config", "load default memory_bounds source summary validate error sections container policies values"),
+    ("cli", "run healthcheck inspect serve verify arguments process"),
+    ("cli::verify", "report terminal"),
+    ("config", "load memory_bounds summary validate sections values"),
     (
         "conn",
         "listener connections hyper_connection fast_connection connection_signals connection_timers header_filter http2_watchdog peers reply_writer serving_snapshot tls tls_socket metered_socket send_queue connection_memory goaway_reason http2_frames hpack limits so_meminfo socket threshold_pool workers",

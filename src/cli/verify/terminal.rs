@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
-use super::super::escape_control::escape_control_chars;
+use super::super::process::escape_control_chars;
 use crate::verify::{Checkpoint, FINDING_KINDS, Finding, Severity, Totals, VerifyEvent};
 
 /// Maximum number of findings of one kind shown for one dataset or group; the report has all.
