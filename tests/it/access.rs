@@ -281,7 +281,7 @@ async fn a_refusal_asks_the_storage_nothing() {
     let n5 = volume();
     let mut config = Config::default();
     config.access.rules = vec!["/v = nobody".into()];
-    let control = n5_server::server::open_access_control(&config).unwrap();
+    let control = n5_server::server::open_access_control(&config, None).unwrap();
     let store = Faulty::new(local(n5.root()));
     store.begin(|_| true, Fault::Errno(5));
     let client = support::Client::new(

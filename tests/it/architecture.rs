@@ -118,8 +118,9 @@ const ORDER: &[(&str, &str)] = &[
     ("config", "load memory_bounds summary validate sections values"),
     (
         "conn",
-        "listener connections hyper_connection fast_connection connection_signals connection_timers header_filter http2_watchdog peers reply_writer serving_snapshot tls tls_socket metered_socket send_queue connection_memory goaway_reason http2_frames hpack limits so_meminfo socket threshold_pool workers",
+        "listener connections hyper_connection fast_connection header_filter http2 peers reply_writer serving_snapshot tls metered_socket send_queue so_meminfo socket threshold_pool workers",
     ),
+    ("conn::http2", "watchdog memory frames hpack"),
     (
         "container",
         "browse confirm_missing groups memory reconfigured revalidate stored_blocks handle resources visibility",
@@ -156,7 +157,7 @@ const ORDER: &[(&str, &str)] = &[
         "read",
         "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
     ),
-    ("server", "reload allocator_trim memory_limit mounts settings"),
+    ("server", "reload mounts process_memory settings"),
     (
         "store",
         "guarded local listing_limiter memory page_cache sendfile disk_pool file_meta load unavailable listing object error key",
