@@ -11,11 +11,10 @@ use indicatif::{BinaryBytes, HumanCount};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
-use tokio::runtime::Builder;
 use tower::ServiceExt;
 
 use super::arguments::InspectArgs;
-use super::process::{block_on, escape_control_chars, write_stdout};
+use super::process::{escape_control_chars, write_stdout};
 use crate::config::{CacheControl, Config, ListenAddress};
 use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
@@ -41,13 +40,7 @@ const READERS: [(&str, &str); 5] = [
 ///
 /// # Errors
 /// If it does not exist or cannot be read.
-pub(super) fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
-    let text = block_on(Builder::new_multi_thread(), run(config, args))?;
-    write_stdout(&format!("{}\n", text.trim_end()))?;
-    Ok(0)
-}
-
-async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
+pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(container_settings(config));
     let container = Container::new(open_store(container_config, config)?, Arc::clone(&resources));
@@ -57,7 +50,8 @@ async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
     let app = App::new(vec![mount], resources, http_options(config, None), String::new);
     let body = info(&app, config, &key).await?;
     if args.json {
-        return Ok(body);
+        write_stdout(&format!("{}\n", body.trim_end()))?;
+        return Ok(0);
     }
     let document = document(&body).context("/info")?;
     let mut levels = Vec::new();
@@ -70,7 +64,9 @@ async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
     let is_group = document["kind"] == "group";
     let tree = if is_group { tree(&container, &app, config, &key).await? } else { String::new() };
     let title = if key.is_root() { container_config.root.display().to_string() } else { key.as_str().to_owned() };
-    Ok(render(&title, &document, &levels, &tree))
+    let text = render(&title, &document, &levels, &tree);
+    write_stdout(&format!("{}\n", text.trim_end()))?;
+    Ok(0)
 }
 
 /// Parses a document of `/info`, and replaces the attributes with their number: they may hold numbers and strings that

@@ -8,11 +8,12 @@ use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use tokio::runtime::Builder;
 
 use super::arguments::{Cli, Command, server_cli};
 use super::healthcheck::healthcheck;
 use super::inspect::inspect;
-use super::process::{EXIT_USAGE, fail, print};
+use super::process::{EXIT_USAGE, block_on, fail, print};
 use super::serve::serve;
 use super::verify::verify;
 use crate::config::{Config, ConfigFile, DEFAULTS};
@@ -31,11 +32,11 @@ pub fn run() -> ExitCode {
         }
         Some(Command::Verify(args)) => {
             let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            return run_maintenance(&server, |config| verify(config, args));
+            return run_maintenance(&server, async |config| verify(config, args).await);
         }
         Some(Command::Inspect(args)) => {
             let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            return run_maintenance(&server, |config| inspect(config, args));
+            return run_maintenance(&server, async |config| inspect(config, args).await);
         }
         None => {}
     }
@@ -79,8 +80,8 @@ fn issue_token(name: &str, expires: Option<&str>, groups: &[String], read: &[Str
 
 /// Runs a maintenance command with the configuration that a server with this command line would have. The status is 2
 /// if the command cannot be run.
-fn run_maintenance(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
-    match load_config(server).and_then(|config| job(&config)) {
+fn run_maintenance(server: &Cli, job: impl AsyncFnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
+    match load_config(server).and_then(|config| block_on(Builder::new_multi_thread(), job(&config))) {
         Ok(status) => ExitCode::from(status),
         Err(error) => fail(&error, EXIT_USAGE),
     }

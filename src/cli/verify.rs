@@ -7,12 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::runtime::Builder;
 
 use self::report::{ReportHeader, ReportWriter};
 use self::terminal::Terminal;
 use super::arguments::VerifyArgs;
-use super::process::{block_on, shutdown_signal};
+use super::process::{escape_control_chars, shutdown_signal};
 use crate::config::{Config, ContainerConfig, EntityTagSource};
 use crate::container::{Container, Resources, Settings};
 use crate::server::{container_settings, open_store};
@@ -39,11 +38,7 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 ///
 /// # Errors
 /// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
-pub(super) fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
-    block_on(Builder::new_multi_thread(), run(config, args))
-}
-
-async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
+pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
     let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
@@ -65,7 +60,7 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
         terminal.set_expected_blocks(verifier.estimate_blocks().await);
     }
     if let Some(fault) = report.as_ref().and_then(|report| report.fault.as_ref()) {
-        terminal.warn_report_fault(fault);
+        terminal.print_line(&escape_control_chars(fault));
     }
     if let Some(previous) = &previous {
         terminal.resumed(&previous.checkpoint);
@@ -78,7 +73,8 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
         VerifyOutcome::Complete(totals) => (totals, true),
         VerifyOutcome::Stopped(totals) => (totals, false),
         VerifyOutcome::StorageStalled(totals, why) => {
-            terminal.report_stalled_storage(STORAGE_TIMEOUT, &why);
+            let stalled_for = humantime::format_duration(STORAGE_TIMEOUT);
+            terminal.print_line(&format!("given up: the storage has not answered for {stalled_for}: {why}"));
             (totals, false)
         }
     };

@@ -204,10 +204,8 @@ impl ConfigMerger {
         let last_segment = key.rsplit('.').next().unwrap_or(key);
         let same_name =
             self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last_segment));
-        if let Some(known) = nearest_key(key, self.defaults.keys().map(String::as_str)) {
-            return suggest("unknown key", Some(known));
-        }
-        suggest("unknown key", same_name.map(String::as_str))
+        let nearest = nearest_key(key, self.defaults.keys().map(String::as_str));
+        suggest("unknown key", nearest.or(same_name.map(String::as_str)))
     }
 
     /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default, then

@@ -129,23 +129,20 @@ impl TlsTerminator {
         send_timeout: Duration,
         peer: IpAddr,
     ) -> Option<TlsSocket> {
-        match self.try_accept(stream, meter, send_timeout, peer).await {
-            Ok(None) => None,
-            Ok(Some(stream)) => {
-                metrics::tls_handshake(HandshakeResult::Done);
-                Some(stream)
-            }
+        let accepted = self.try_accept(stream, meter, send_timeout, peer).await;
+        metrics::tls_handshake(match &accepted {
+            Ok(None) => return None,
+            Ok(Some(_)) => HandshakeResult::Done,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 tracing::debug!(%peer, "TLS handshake took too long");
-                metrics::tls_handshake(HandshakeResult::TimedOut);
-                None
+                HandshakeResult::TimedOut
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "TLS handshake failed");
-                metrics::tls_handshake(HandshakeResult::Failed);
-                None
+                HandshakeResult::Failed
             }
-        }
+        });
+        accepted.ok().flatten()
     }
 
     /// Like [`Self::accept`], but returns failures of the handshake and of the socket. Returns `None` if the client

@@ -1,4 +1,5 @@
-//! Accounts for the memory of connections: beyond its fixed share, each takes memory from a pool shared by all.
+//! Limits of requests, and the memory of connections: beyond its fixed share, each takes memory from a pool shared by
+//! all.
 //!
 //! The fixed share ([`crate::config::Config::max_connections_bytes`]) covers a connection with hyper, without streams
 //! and with a head of ordinary length. HTTP/2 streams and long heads are charged to the pool before hyper sees them. A
