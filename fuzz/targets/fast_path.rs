@@ -22,7 +22,7 @@ use tower::ServiceExt;
 use super::request::objects;
 use super::server::{Server, wait_for};
 
-/// As in `src/conn/limits.rs`.
+/// As in `src/conn/http2/memory.rs`.
 const HEADER_BYTES: usize = 96 << 10;
 
 /// As in `src/conn/fast_connection.rs`.

@@ -6,7 +6,7 @@ use std::path::{Path, PathBuf};
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{Args, Parser, Subcommand};
 
-use crate::config::{ConfigFile, ConfigSources, RootArgument};
+use crate::config::{ConfigFile, ConfigSources, parse_root};
 use crate::verify::Severity;
 
 const AFTER_HELP: &str = "\
@@ -122,30 +122,26 @@ pub(super) struct Cli {
 #[derive(Debug, Clone, Subcommand)]
 pub(super) enum Command {
     /// Creates a token and prints it, once, together with its line for the file named by access.tokens
-    Token(TokenArgs),
+    Token {
+        /// Name of the token's owner: letters, digits and - . _
+        name: String,
+
+        /// Expiry, as a duration from now (90d) or a time (2027-01-31T00:00:00Z); without it, the token never expires
+        #[arg(long, value_name = "WHEN")]
+        expires: Option<String>,
+
+        /// Group of the token's owner; may be repeated
+        #[arg(long = "group", value_name = "GROUP")]
+        groups: Vec<String>,
+
+        /// Path that the token may read, such as /em/volume; all others that are not public are refused; may be repeated
+        #[arg(long, value_name = "PATH")]
+        read: Vec<String>,
+    },
     /// Decodes every block of a container and reports what is missing, corrupt or unreadable, and to which programs
     Verify(VerifyArgs),
     /// Describes a container, group or dataset
     Inspect(InspectArgs),
-}
-
-/// Arguments of `n5-server token`.
-#[derive(Debug, Clone, Args)]
-pub(super) struct TokenArgs {
-    /// Name of the token's owner: letters, digits and - . _
-    pub(super) name: String,
-
-    /// Expiry, as a duration from now (90d) or a time (2027-01-31T00:00:00Z); without it, the token never expires
-    #[arg(long, value_name = "WHEN")]
-    pub(super) expires: Option<String>,
-
-    /// Group of the token's owner; may be repeated
-    #[arg(long = "group", value_name = "GROUP")]
-    pub(super) groups: Vec<String>,
-
-    /// Path that the token may read, such as /em/volume; all others that are not public are refused; may be repeated
-    #[arg(long, value_name = "PATH")]
-    pub(super) read: Vec<String>,
 }
 
 /// Arguments of `n5-server verify`.
@@ -239,7 +235,7 @@ impl Cli {
             environment,
             set: self.set.clone(),
             listen: self.listen.clone(),
-            roots: self.roots.iter().map(|text| RootArgument::parse(text, &is_directory)).collect(),
+            roots: self.roots.iter().map(|text| parse_root(text, &is_directory)).collect(),
             reserved,
         }
     }

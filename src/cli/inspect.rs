@@ -1,23 +1,20 @@
 //! `n5-server inspect`: prints the information of `/info`, taken from the router in this process, for people.
 
-mod text;
-
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use anyhow::{Context, bail};
 use axum::body::Body;
 use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
+use indicatif::{BinaryBytes, HumanCount};
 use serde::Deserialize;
 use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
-use tokio::runtime::Builder;
 use tower::ServiceExt;
 
-use self::text::TreeListing;
 use super::arguments::InspectArgs;
-use super::block_on::block_on;
-use super::exit::write_stdout;
+use super::process::{escape_control_chars, write_stdout};
 use crate::config::{CacheControl, Config, ListenAddress};
 use crate::container::{Container, EntryKind, Resources};
 use crate::http::{self, App};
@@ -30,41 +27,46 @@ const MAX_TREE_LINES: usize = 500;
 /// Maximum number of entries read from one directory.
 const MAX_ENTRIES: usize = 10_000;
 
+/// Programs, by their keys in the document and their usual names.
+const READERS: [(&str, &str); 5] = [
+    ("neuroglancer", "Neuroglancer"),
+    ("tensorstore", "TensorStore"),
+    ("java", "N5 for Java"),
+    ("zarr", "zarr-python 2"),
+    ("z5", "z5"),
+];
+
 /// Prints a description of a container, group or dataset and returns the exit status.
 ///
 /// # Errors
 /// If it does not exist or cannot be read.
-pub(super) fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
-    let text = block_on(Builder::new_multi_thread(), run(config, args))?;
-    write_stdout(&format!("{}\n", text.trim_end()))?;
-    Ok(0)
-}
-
-async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
+pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(container_settings(config));
     let container = Container::new(open_store(container_config, config)?, Arc::clone(&resources));
     let mount = mount("", container.clone(), CacheControl::Revalidate);
     let name = args.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
-    let client =
-        InProcessClient { app: App::new(vec![mount], resources, http_options(config, None), String::new), config };
-    let body = client.info(&key).await?;
+    let app = App::new(vec![mount], resources, http_options(config, None), String::new);
+    let body = info(&app, config, &key).await?;
     if args.json {
-        return Ok(body);
+        write_stdout(&format!("{}\n", body.trim_end()))?;
+        return Ok(0);
     }
     let document = document(&body).context("/info")?;
     let mut levels = Vec::new();
     for path in document["multiscale"]["levels"].as_array().into_iter().flatten() {
         let path = path["path"].as_str().unwrap_or_default();
         let level_key = Key::from_segments(key.segments().chain(path.split('/')))?;
-        let info = client.info(&level_key).await.unwrap_or_default();
+        let info = info(&app, config, &level_key).await.unwrap_or_default();
         levels.push((path.to_owned(), self::document(&info).unwrap_or_default()));
     }
     let is_group = document["kind"] == "group";
-    let tree = if is_group { Some(tree(&container, &client, &key).await?) } else { None };
+    let tree = if is_group { tree(&container, &app, config, &key).await? } else { String::new() };
     let title = if key.is_root() { container_config.root.display().to_string() } else { key.as_str().to_owned() };
-    Ok(text::render(&title, &document, &levels, tree.as_ref()))
+    let text = render(&title, &document, &levels, &tree);
+    write_stdout(&format!("{}\n", text.trim_end()))?;
+    Ok(0)
 }
 
 /// Parses a document of `/info`, and replaces the attributes with their number: they may hold numbers and strings that
@@ -72,40 +74,37 @@ async fn run(config: &Config, args: &InspectArgs) -> anyhow::Result<String> {
 fn document(text: &str) -> serde_json::Result<Value> {
     #[derive(Deserialize)]
     struct InfoDocument {
-        attributes: MemberCount,
+        #[serde(deserialize_with = "count_members")]
+        attributes: usize,
         #[serde(rename = "tensorstore")]
         _tensorstore: IgnoredAny,
         #[serde(flatten)]
         others: Map<String, Value>,
     }
     let InfoDocument { attributes, mut others, .. } = serde_json::from_str(text)?;
-    others.insert("attributes".to_owned(), attributes.0.into());
+    others.insert("attributes".to_owned(), attributes.into());
     Ok(Value::Object(others))
 }
 
-/// Number of members of a JSON object.
-struct MemberCount(usize);
+/// Returns the number of members of a JSON object.
+fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D::Error> {
+    struct MemberCounter;
+    impl<'de> Visitor<'de> for MemberCounter {
+        type Value = usize;
 
-impl<'de> Deserialize<'de> for MemberCount {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct MemberCountVisitor;
-        impl<'de> Visitor<'de> for MemberCountVisitor {
-            type Value = MemberCount;
-
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("an object")
-            }
-
-            fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<MemberCount, A::Error> {
-                let mut count = 0;
-                while members.next_entry::<IgnoredName, IgnoredAny>()?.is_some() {
-                    count += 1;
-                }
-                Ok(MemberCount(count))
-            }
+        fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+            formatter.write_str("an object")
         }
-        deserializer.deserialize_map(MemberCountVisitor)
+
+        fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<usize, A::Error> {
+            let mut count = 0;
+            while members.next_entry::<IgnoredName, IgnoredAny>()?.is_some() {
+                count += 1;
+            }
+            Ok(count)
+        }
     }
+    deserializer.deserialize_map(MemberCounter)
 }
 
 /// A member's name, which is not kept. It is read as bytes, since it may have unpaired surrogates.
@@ -129,40 +128,31 @@ impl<'de> Deserialize<'de> for IgnoredName {
     }
 }
 
-/// A client of the server's own router, without a socket.
-struct InProcessClient<'a> {
-    app: Arc<App>,
-    config: &'a Config,
-}
-
-impl InProcessClient<'_> {
-    /// Returns the document of `/info` about `key`, as the server would answer it.
-    async fn info(&self, key: &Key) -> anyhow::Result<String> {
-        let path: Vec<String> = key.segments().map(|name| http::route::encode_segment(name).to_string()).collect();
-        let host = match &self.config.server.listen {
-            ListenAddress::Tcp(address) => address.to_string(),
-            ListenAddress::Unix(_) => "localhost".to_owned(),
-        };
-        let base = &self.config.server.base_path;
-        let request =
-            Request::get(format!("{base}/info/{}", path.join("/"))).header("host", host).body(Body::empty())?;
-        let response = http::router(Arc::clone(&self.app)).oneshot(request).await?;
-        let status = response.status();
-        let body = response.into_body().collect().await?.to_bytes();
-        let text = String::from_utf8_lossy(&body).into_owned();
-        if status != StatusCode::OK {
-            let problem: Value = serde_json::from_str(&text).unwrap_or_default();
-            let detail = problem["detail"].as_str().map_or_else(|| status.to_string(), str::to_owned);
-            bail!("{:?}: {detail}", key.as_str());
-        }
-        Ok(text)
+/// Returns the document of `/info` about `key`, as a server of `app` with this configuration would answer it.
+async fn info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
+    let path: Vec<String> = key.segments().map(|name| http::route::encode_segment(name).to_string()).collect();
+    let host = match &config.server.listen {
+        ListenAddress::Tcp(address) => address.to_string(),
+        ListenAddress::Unix(_) => "localhost".to_owned(),
+    };
+    let base = &config.server.base_path;
+    let request = Request::get(format!("{base}/info/{}", path.join("/"))).header("host", host).body(Body::empty())?;
+    let response = http::router(Arc::clone(app)).oneshot(request).await?;
+    let status = response.status();
+    let body = response.into_body().collect().await?.to_bytes();
+    let text = String::from_utf8_lossy(&body).into_owned();
+    if status != StatusCode::OK {
+        let problem: Value = serde_json::from_str(&text).unwrap_or_default();
+        let detail = problem["detail"].as_str().map_or_else(|| status.to_string(), str::to_owned);
+        bail!("{:?}: {detail}", key.as_str());
     }
+    Ok(text)
 }
 
-/// Returns the tree below a group, depth first, within the limits of the display.
-async fn tree(container: &Container, client: &InProcessClient<'_>, key: &Key) -> anyhow::Result<TreeListing> {
+/// Returns the lines of the tree below a group, depth first, within the limits of the display.
+async fn tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
     let freshness = container.resources().request_freshness();
-    let mut tree = TreeListing::default();
+    let (mut lines, mut is_truncated) = (Vec::new(), false);
     // A stack: the next entry of the directory being walked is last.
     let mut pending: Vec<(Key, usize)> = Vec::new();
     let mut next_group = Some((key.clone(), 0));
@@ -170,22 +160,178 @@ async fn tree(container: &Container, client: &InProcessClient<'_>, key: &Key) ->
         if let Some((key, depth)) = next_group.take()
             && let Some(page) = container.list(freshness, &key, None, MAX_ENTRIES, false).await?
         {
-            tree.is_truncated |= page.has_more;
+            is_truncated |= page.has_more;
             let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
             pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
         }
-        let Some((key, depth)) = pending.pop() else { return Ok(tree) };
-        if tree.lines.len() >= MAX_TREE_LINES {
-            tree.is_truncated = true;
-            return Ok(tree);
+        let Some((key, depth)) = pending.pop() else { break };
+        if lines.len() >= MAX_TREE_LINES {
+            is_truncated = true;
+            break;
         }
-        let info = client.info(&key).await.unwrap_or_default();
-        let document = document(&info).unwrap_or_default();
-        tree.lines.push(text::tree_line(key.name().unwrap_or_default(), depth, &document));
+        let info = info(app, config, &key).await.unwrap_or_default();
+        lines.push(tree_line(key.name().unwrap_or_default(), depth, &document(&info).unwrap_or_default()));
         if depth < 64 {
             next_group = Some((key, depth + 1));
         }
     }
+    let mut text = columns(&lines);
+    if is_truncated && !lines.is_empty() {
+        text.push_str("  ... and more: name a group to see what is below it\n");
+    }
+    Ok(text)
+}
+
+/// Returns the line of a group or dataset in a tree.
+fn tree_line(name: &str, depth: usize, info: &Value) -> (String, String) {
+    let slash = if info["kind"] == "dataset" { "" } else { "/" };
+    let description = match info["kind"].as_str() {
+        Some("dataset") => format!("{}  {}", elements(info), compression(info)),
+        Some("multiscale") => {
+            let levels = info["multiscale"]["levels"].as_array().map_or(0, Vec::len);
+            format!("multiscale ({}), {levels} levels", text(&info["multiscale"]["convention"]))
+        }
+        _ if info["problems"].as_array().is_some_and(|problems| !problems.is_empty()) => {
+            text(&info["problems"][0]).to_owned()
+        }
+        _ => String::new(),
+    };
+    (
+        format!("{:indent$}{}{slash}", "", escape_control_chars(name), indent = 2 * depth),
+        escape_control_chars(&description).into_owned(),
+    )
+}
+
+/// Renders everything about a group or dataset. `levels` has the path of each level of a pyramid and its document; `tree`
+/// is the text below a group.
+fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: &str) -> String {
+    let mut out = format!("{}: {}\n", escape_control_chars(path), text(&info["kind"]));
+    let mut rows: Vec<(&str, String)> = Vec::new();
+    if info["kind"] == "dataset" {
+        rows.push(("elements", elements(info)));
+        rows.push(("size", info["size_bytes"].as_str().map_or_else(|| "unknown".to_owned(), size)));
+        let grid = info["grid"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+        let blocks = grid.fold(1, u64::saturating_mul);
+        rows.push((
+            "blocks",
+            format!(
+                "{} in a grid of {}: {}",
+                join_by_x(&info["block_size"]),
+                join_by_x(&info["grid"]),
+                HumanCount(blocks)
+            ),
+        ));
+        rows.push(("compression", compression(info)));
+    }
+    if info["kind"] == "multiscale" {
+        rows.push(("convention", text(&info["multiscale"]["convention"]).to_owned()));
+    }
+    if let Some(axes) = info["axes"].as_array() {
+        rows.push((
+            "axes",
+            format!("{} (the first is the fastest)", axes.iter().map(plain).collect::<Vec<_>>().join(", ")),
+        ));
+    }
+    if let Some(resolution) = info["resolution"].as_array() {
+        let units = info["units"].as_array().cloned().unwrap_or_default();
+        let sizes = resolution.iter().enumerate().map(|(axis, size)| {
+            let unit = units.get(axis).map(text).unwrap_or_default();
+            format!("{size} {unit}").trim_end().to_owned()
+        });
+        rows.push(("voxel", sizes.collect::<Vec<_>>().join(" x ")));
+    }
+    if let Some(volume) = info["volume"].as_str() {
+        rows.push(("shows", volume.to_owned()));
+    }
+    if let Some(readable) = info["readable"].as_object() {
+        let reader_names = |reads: bool| -> Vec<&str> {
+            let readers = READERS.iter().filter(|(key, _)| readable.get(*key) == Some(&Value::Bool(reads)));
+            readers.map(|(_, name)| *name).collect()
+        };
+        let or_none = |names: Vec<&str>| if names.is_empty() { "none".to_owned() } else { names.join(", ") };
+        rows.push(("read by", or_none(reader_names(true))));
+        rows.push(("refused by", or_none(reader_names(false))));
+    }
+    if let Some(view) = info["urls"]["recommended"]["view"].as_str() {
+        rows.push(("best view", format!("/{view} (for Neuroglancer)")));
+    }
+    let attribute_count = info["attributes"].as_u64().unwrap_or(0);
+    rows.push(("attributes", format!("{attribute_count} (--json shows them)")));
+    for (name, value) in rows {
+        let _ = writeln!(out, "  {name:<12} {}", escape_control_chars(&value));
+    }
+    if !levels.is_empty() {
+        out.push_str("\nlevels\n");
+        let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
+        let lines = levels.iter().enumerate().map(|(n, (path, info))| {
+            let level_info = pyramid.get(n).unwrap_or(&Value::Null);
+            let description = format!(
+                "{}  {}  factors {}  voxel {}",
+                elements(info),
+                compression(info),
+                join_by_x(&level_info["factors"]),
+                join_by_x(&level_info["resolution"])
+            );
+            (escape_control_chars(path).into_owned(), escape_control_chars(&description).into_owned())
+        });
+        out.push_str(&columns(&lines.collect::<Vec<_>>()));
+    }
+    if !tree.is_empty() {
+        let _ = write!(out, "\nbelow\n{tree}");
+    }
+    if let Some(problems) = info["problems"].as_array().filter(|problems| !problems.is_empty()) {
+        out.push_str("\nnotes\n");
+        for problem in problems {
+            let _ = writeln!(out, "  - {}", escape_control_chars(text(problem)));
+        }
+    }
+    out
+}
+
+/// Renders pairs of a name and its description as two columns.
+fn columns(lines: &[(String, String)]) -> String {
+    let mut out = String::new();
+    let width = lines.iter().map(|(name, _)| name.chars().count()).max().unwrap_or(0).min(48);
+    for (name, description) in lines {
+        let _ = writeln!(out, "{}", format!("  {name:<width$}  {description}").trim_end());
+    }
+    out
+}
+
+fn elements(info: &Value) -> String {
+    format!("{} {}", text(&info["data_type"]), join_by_x(&info["dimensions"]))
+}
+
+/// Returns the scheme and its parameters, such as `gzip (level 5)`.
+fn compression(info: &Value) -> String {
+    let Some(members) = info["compression"].as_object() else { return String::new() };
+    let parameters: Vec<String> = members
+        .iter()
+        .filter(|(key, _)| *key != "type")
+        .map(|(key, value)| format!("{key} {}", plain(value)))
+        .collect();
+    let scheme = members.get("type").map(text).unwrap_or_default();
+    if parameters.is_empty() { scheme.to_owned() } else { format!("{scheme} ({})", parameters.join(", ")) }
+}
+
+fn size(bytes: &str) -> String {
+    let format_size = |bytes: u64| format!("{} ({} bytes)", BinaryBytes(bytes), HumanCount(bytes));
+    bytes.parse().map_or_else(|_| format!("{bytes} bytes"), format_size)
+}
+
+fn text(value: &Value) -> &str {
+    value.as_str().unwrap_or_default()
+}
+
+/// Returns a value as text, a string without quotes.
+fn plain(value: &Value) -> String {
+    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+}
+
+/// Joins the elements of an array, such as `512 x 512 x 64`.
+fn join_by_x(value: &Value) -> String {
+    let parts: Vec<String> = value.as_array().into_iter().flatten().map(plain).collect();
+    if parts.is_empty() { "(no axes)".to_owned() } else { parts.join(" x ") }
 }
 
 #[cfg(test)]

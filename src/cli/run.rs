@@ -3,22 +3,21 @@
 //! The status is 0 after a shutdown by signal, 1 if serving failed, and 2 if the command line or configuration is
 //! wrong. The help of `verify` and `inspect` lists their statuses.
 
-use std::fmt::Write as _;
 use std::path::Path;
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::{CommandFactory as _, FromArgMatches as _};
+use tokio::runtime::Builder;
 
 use super::arguments::{Cli, Command, server_cli};
-use super::exit::{EXIT_USAGE, fail, print};
 use super::healthcheck::healthcheck;
 use super::inspect::inspect;
+use super::process::{EXIT_USAGE, block_on, fail, print};
 use super::serve::serve;
-use super::token::issue_token;
 use super::verify::verify;
 use crate::config::{Config, ConfigFile, DEFAULTS};
-use crate::{http, server};
+use crate::{access, http, server};
 
 /// Runs the program with the arguments of its command line and returns its exit status.
 pub fn run() -> ExitCode {
@@ -28,14 +27,16 @@ pub fn run() -> ExitCode {
         Err(error) => error.exit(),
     };
     match &cli.command {
-        Some(Command::Token(args)) => return issue_token(args),
+        Some(Command::Token { name, expires, groups, read }) => {
+            return issue_token(name, expires.as_deref(), groups, read);
+        }
         Some(Command::Verify(args)) => {
             let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            return run_maintenance(&server, |config| verify(config, args));
+            return run_maintenance(&server, async |config| verify(config, args).await);
         }
         Some(Command::Inspect(args)) => {
             let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            return run_maintenance(&server, |config| inspect(config, args));
+            return run_maintenance(&server, async |config| inspect(config, args).await);
         }
         None => {}
     }
@@ -65,10 +66,22 @@ pub fn run() -> ExitCode {
     }
 }
 
+/// Prints a new token and its line for the token file. The token appears nowhere else.
+#[expect(clippy::disallowed_methods, reason = "the token's lifetime begins now")]
+fn issue_token(name: &str, expires: Option<&str>, groups: &[String], read: &[String]) -> ExitCode {
+    match access::issue(name, expires, groups, read, std::time::SystemTime::now()) {
+        Ok(issued) => {
+            eprintln!("The token, which is shown only once, and the line for the file that access.tokens names:");
+            print(&format!("{}\n{}\n", issued.token, issued.line))
+        }
+        Err(why) => fail(&anyhow::anyhow!(why), EXIT_USAGE),
+    }
+}
+
 /// Runs a maintenance command with the configuration that a server with this command line would have. The status is 2
 /// if the command cannot be run.
-fn run_maintenance(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
-    match load_config(server).and_then(|config| job(&config)) {
+fn run_maintenance(server: &Cli, job: impl AsyncFnOnce(&Config) -> anyhow::Result<u8>) -> ExitCode {
+    match load_config(server).and_then(|config| block_on(Builder::new_multi_thread(), job(&config))) {
         Ok(status) => ExitCode::from(status),
         Err(error) => fail(&error, EXIT_USAGE),
     }
@@ -76,7 +89,8 @@ fn run_maintenance(server: &Cli, job: impl FnOnce(&Config) -> anyhow::Result<u8>
 
 fn load_config(cli: &Cli) -> anyhow::Result<Config> {
     let file = cli.config.as_deref().map(read_config_file).transpose()?;
-    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, reserved_names()))?)
+    let reserved_names = http::route::endpoints().map(|(name, _)| name).collect();
+    Ok(Config::load(&cli.sources(file, environment()?, Path::is_dir, reserved_names))?)
 }
 
 #[expect(clippy::disallowed_methods, reason = "the configuration file is not part of a container")]
@@ -101,15 +115,6 @@ fn environment() -> anyhow::Result<Vec<(String, String)>> {
 
 /// Returns the text of `--version`, which lists the codecs below the version that `-V` prints.
 fn long_version() -> String {
-    let mut text = env!("CARGO_PKG_VERSION").to_owned();
-    let _ = write!(text, "\ncodecs:");
-    for name in n5_format::Codecs::built_in().names() {
-        let _ = write!(text, " {name}");
-    }
-    text
-}
-
-/// Returns the reserved first path segments, which no container may have as its name.
-fn reserved_names() -> Vec<&'static str> {
-    http::route::endpoints().map(|(name, _)| name).collect()
+    let codecs: Vec<_> = n5_format::Codecs::built_in().names().collect();
+    format!("{}\ncodecs: {}", env!("CARGO_PKG_VERSION"), codecs.join(" "))
 }

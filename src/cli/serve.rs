@@ -1,14 +1,17 @@
 //! The server's process: its log, limits, signals and supervisor.
 
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context;
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Builder;
+use tokio::signal::unix::{SignalKind, signal};
 
-use super::block_on::block_on;
-use super::sd_notify::SdNotifier;
-use super::signals::shutdown_signal;
+use super::process::{block_on, shutdown_signal};
 use crate::config::Config;
 use crate::server::Server;
 use crate::store::StoreError;
@@ -50,7 +53,7 @@ async fn run(
     // Installed before anything slow. A signal that arrives during startup is then not lost, and does not end the
     // process by its default action.
     let mut stop = Box::pin(shutdown_signal()?);
-    let mut hangup = tokio::signal::unix::signal(tokio::signal::unix::SignalKind::hangup())?;
+    let mut hangup = signal(SignalKind::hangup())?;
     let metrics = telemetry::install_metrics()?;
     metrics::describe();
     metrics::describe_store_errors(StoreError::KINDS);
@@ -95,7 +98,6 @@ async fn run(
 /// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and another one
 /// while a file is sent on it.
 fn raise_descriptor_limit(config: &Config) {
-    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
     let limit = getrlimit(Resource::Nofile);
     // If the limit cannot be raised, the current one stays.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
@@ -113,11 +115,53 @@ fn raise_descriptor_limit(config: &Config) {
 /// Warns if the address space is limited. The server reserves much more address space than it takes memory, and is
 /// aborted if address space is not available.
 fn warn_of_address_space() {
-    if let Some(limit_bytes) = rustix::process::getrlimit(rustix::process::Resource::As).current {
+    if let Some(limit_bytes) = getrlimit(Resource::As).current {
         tracing::warn!(
             limit_bytes,
             "the address space is limited (ulimit -v): the server is aborted when it reaches the limit, however little memory it \
              uses; limit the memory of its control group instead"
         );
+    }
+}
+
+/// A notifier of the supervisor, such as systemd (`sd_notify(3)`), if there is one.
+#[derive(Debug, Default)]
+pub(super) struct SdNotifier(Option<(UnixDatagram, SocketAddr)>);
+
+impl SdNotifier {
+    /// Creates a notifier for the socket that `NOTIFY_SOCKET` names: a path, or `@` and an abstract name. With any
+    /// other name it sends nothing.
+    pub(super) fn from_socket_name(name: &str) -> Self {
+        let address = match name.strip_prefix('@') {
+            Some(name) => SocketAddr::from_abstract_name(name),
+            None if name.starts_with('/') => SocketAddr::from_pathname(name),
+            None => return Self(None),
+        };
+        let socket = UnixDatagram::unbound().and_then(|socket| socket.set_nonblocking(true).map(|()| socket));
+        Self(socket.ok().zip(address.ok()))
+    }
+
+    /// Notifies that connections are accepted.
+    pub(super) fn ready(&self) {
+        self.send("READY=1\n");
+    }
+
+    /// Notifies that the configuration is being reloaded. [`Self::ready`] ends the reload.
+    pub(super) fn reloading(&self) {
+        let now = clock_gettime(ClockId::Monotonic);
+        let now = Duration::try_from(now).unwrap_or_default();
+        self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", now.as_micros()));
+    }
+
+    /// Notifies that the shutdown has begun.
+    pub(super) fn stopping(&self) {
+        self.send("STOPPING=1\n");
+    }
+
+    fn send(&self, state: &str) {
+        let Some((socket, address)) = &self.0 else { return };
+        if let Err(error) = socket.send_to_addr(state.as_bytes(), address) {
+            tracing::warn!(%error, "cannot notify the supervisor");
+        }
     }
 }

@@ -1,22 +1,17 @@
 //! `n5-server verify`: opens the container, follows the run, writes the report, and returns the exit status.
 
-mod recovery;
 mod report;
-mod report_header;
 mod terminal;
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, bail};
-use tokio::runtime::Builder;
 
-use self::report::{OpenedReport, ReportWriter};
-use self::report_header::ReportHeader;
+use self::report::{ReportHeader, ReportWriter};
 use self::terminal::Terminal;
 use super::arguments::VerifyArgs;
-use super::block_on::block_on;
-use super::signals::shutdown_signal;
+use super::process::{escape_control_chars, shutdown_signal};
 use crate::config::{Config, ContainerConfig, EntityTagSource};
 use crate::container::{Container, Resources, Settings};
 use crate::server::{container_settings, open_store};
@@ -43,11 +38,7 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 ///
 /// # Errors
 /// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
-pub(super) fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
-    block_on(Builder::new_multi_thread(), run(config, args))
-}
-
-async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
+pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
     let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
@@ -60,17 +51,16 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let roots = parse_roots(&container, &args.datasets).await?;
     let header =
         ReportHeader::new(container_config, &roots, args.missing, container.resources().settings().decode_budget)?;
-    let OpenedReport { report, previous, fault } = match &args.report {
-        Some(path) => ReportWriter::open(path, &header, args.resume).map_err(anyhow::Error::msg)?,
-        None => OpenedReport::default(),
-    };
+    let report = args.report.as_deref().map(|path| ReportWriter::open(path, &header, args.resume));
+    let mut report = report.transpose().map_err(anyhow::Error::msg)?;
+    let previous = report.as_mut().and_then(|report| report.previous.take());
     let verifier = Verifier { container, store, roots, report_missing: args.missing, stall_timeout: STORAGE_TIMEOUT };
     let mut terminal = Terminal::new(args.quiet.then_some(args.deny));
     if terminal.shows_progress() {
         terminal.set_expected_blocks(verifier.estimate_blocks().await);
     }
-    if let Some(fault) = &fault {
-        terminal.warn_report_fault(fault);
+    if let Some(fault) = report.as_ref().and_then(|report| report.fault.as_ref()) {
+        terminal.print_line(&escape_control_chars(fault));
     }
     if let Some(previous) = &previous {
         terminal.resumed(&previous.checkpoint);
@@ -83,7 +73,8 @@ async fn run(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
         VerifyOutcome::Complete(totals) => (totals, true),
         VerifyOutcome::Stopped(totals) => (totals, false),
         VerifyOutcome::StorageStalled(totals, why) => {
-            terminal.report_stalled_storage(STORAGE_TIMEOUT, &why);
+            let stalled_for = humantime::format_duration(STORAGE_TIMEOUT);
+            terminal.print_line(&format!("given up: the storage has not answered for {stalled_for}: {why}"));
             (totals, false)
         }
     };

@@ -1,15 +1,51 @@
 //! Merges the sources, deserializes the result, and collects every error.
 
 use std::collections::BTreeMap;
+use std::ffi::OsStr;
+use std::path::{Path, PathBuf};
 
 use toml::de::{DeTable, DeValue};
 use toml::{Spanned, Table, Value};
 
-use super::source::{self, Setting};
-use super::{
-    Config, ConfigError, ConfigErrors, ConfigFile, ConfigSources, ContainerConfig, DEFAULTS, RootArgument,
-    SettingOrigin,
-};
+use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS};
+use super::validate::{ConfigError, ConfigErrors};
+
+/// All sources of a configuration except the defaults. `cli` fills it in.
+#[derive(Debug, Clone, Default)]
+pub struct ConfigSources {
+    /// File given with `--config`.
+    pub file: Option<ConfigFile>,
+    /// Environment variables; those that do not look like `N5_SECTION__KEY` are ignored.
+    pub environment: Vec<(String, String)>,
+    /// Arguments of `--set`, in order: `section.key=value`.
+    pub set: Vec<String>,
+    /// Argument of `--listen`.
+    pub listen: Option<String>,
+    /// Arguments ROOT, each as [`parse_root`] returns it; if there are any, they replace all configured containers.
+    pub roots: Vec<(String, PathBuf)>,
+    /// First path segments that the server uses itself; no container may have such a name.
+    pub reserved: Vec<&'static str>,
+}
+
+/// A configuration file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigFile {
+    /// Name that it was opened with, for messages.
+    pub name: String,
+    /// Contents of the file, TOML.
+    pub text: String,
+}
+
+/// Parses `ROOT` or `NAME=ROOT` into the container's name, empty if there is none, and its directory. The text is a path
+/// that happens to contain `=` if the part before the first `=` contains a slash, or if `is_directory` is true for the
+/// whole text.
+pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String, PathBuf) {
+    let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
+    match named {
+        Some((name, path)) if !is_directory(Path::new(text)) => (name.to_owned(), PathBuf::from(path)),
+        _ => (String::new(), PathBuf::from(text)),
+    }
+}
 
 impl Config {
     /// Builds the configuration from the defaults and `sources`. The fields of [`ConfigSources`] are ordered from the
@@ -25,80 +61,95 @@ impl Config {
         merger.add_sources(sources);
         let mut config = merger.deserialize()?;
         if !sources.roots.is_empty() {
-            let inherited: ContainerConfig = merger
-                .container_defaults()
-                .try_into()
-                .map_err(|error| ConfigErrors(vec![syntax_error("container_defaults", &error)]))?;
-            let container = |root: &RootArgument| ContainerConfig {
-                name: root.name.clone(),
-                root: root.path.clone(),
-                ..inherited.clone()
+            let ContainerDefaults { cache_control, symlinks, must_be_mount, entity_tag } = config.container_defaults;
+            let container = |(name, root): &(String, PathBuf)| {
+                let (name, root) = (name.clone(), root.clone());
+                ContainerConfig { name, root, cache_control, symlinks, must_be_mount, entity_tag }
             };
             config.containers = sources.roots.iter().map(container).collect();
             merger.clear_container_origins();
         }
-        let faults = config.validate(&sources.reserved).err().map(|faults| faults.0).unwrap_or_default();
-        merger.errors.extend(faults.into_iter().map(|fault| merger.origins.locate(fault)));
+        for fault in config.validate(&sources.reserved).err().into_iter().flat_map(|faults| faults.0) {
+            merger.errors.push(merger.locate(fault));
+        }
         if merger.errors.is_empty() { Ok(config) } else { Err(ConfigErrors(merger.errors)) }
     }
 }
 
-/// Merges settings by key and records where each was written; defaults have no origin.
+/// Merges settings by key.
+#[derive(Default)]
 struct ConfigMerger {
     defaults: BTreeMap<String, Value>,
     settings: BTreeMap<String, Value>,
-    origins: SettingOrigins,
+    /// Places where settings were written, by key; defaults have none.
+    origins: BTreeMap<String, String>,
+    /// Origins within `containers` of the file, until that setting is merged.
+    file_container_origins: BTreeMap<String, String>,
     errors: Vec<ConfigError>,
 }
 
 impl ConfigMerger {
     fn new(defaults: Table) -> Self {
-        let flat = source::flatten(defaults, |_key| SettingOrigin::Flag(String::new()));
-        let mut defaults: BTreeMap<_, _> = flat.into_iter().map(|setting| (setting.key, setting.value)).collect();
+        let mut defaults: BTreeMap<_, _> = flatten(defaults).into_iter().collect();
         defaults.insert("containers".to_owned(), Value::Array(Vec::new()));
-        Self { settings: defaults.clone(), defaults, origins: SettingOrigins::default(), errors: Vec::new() }
+        Self { settings: defaults.clone(), defaults, ..Self::default() }
     }
 
+    /// Merges all sources, the weakest first. Sources that cannot be read are reported before settings.
     fn add_sources(&mut self, sources: &ConfigSources) {
-        let mut settings = Vec::new();
+        let mut source_errors = Vec::new();
         if let Some(file) = &sources.file {
-            settings.extend(self.parse_file(file));
+            match file.text.parse::<Table>() {
+                Ok(table) => self.add_file(file, table),
+                Err(error) => source_errors.push(syntax_error(&file.name, &error)),
+            }
         }
-        let default = |key: &str| self.defaults.get(key);
-        settings.extend(source::environment_settings(&sources.environment, default, &mut self.errors));
-        settings.extend(source::set_argument_settings(&sources.set, default, &mut self.errors));
+        for (variable, text) in &sources.environment {
+            if let Some(key) = environment_key(variable) {
+                source_errors.extend(self.add_text(&key, text, format!("environment variable {variable}")).err());
+            }
+        }
+        for argument in &sources.set {
+            let origin = format!("--set {argument}");
+            source_errors.extend(match argument.split_once('=') {
+                Some((key, text)) => self.add_text(key.trim(), text, origin).err(),
+                None => Some(ConfigError::new("", "write --set section.key=value").with_origin(origin)),
+            });
+        }
         if let Some(listen) = &sources.listen {
-            let (key, value) = ("server.listen".to_owned(), listen.as_str().into());
-            settings.push(Setting { key, value, origin: SettingOrigin::Flag(format!("--listen {listen}")) });
+            self.apply("server.listen", listen.as_str().into(), format!("--listen {listen}"));
         }
-        for setting in settings {
-            self.apply(setting);
+        self.errors.splice(..0, source_errors);
+    }
+
+    fn add_file(&mut self, file: &ConfigFile, table: Table) {
+        let mut lines = BTreeMap::new();
+        if let Ok(document) = DeTable::parse(&file.text) {
+            collect_key_lines("", document.get_ref(), &file.text, &mut lines);
+        }
+        let origin = |key: &str| format!("{}:{}", file.name, lines.get(key).copied().unwrap_or(1));
+        let inner = lines.keys().filter(|key| key.starts_with("containers"));
+        self.file_container_origins = inner.map(|key| (key.clone(), origin(key))).collect();
+        for (key, value) in flatten(table) {
+            self.apply(&key, value, origin(&key));
         }
     }
 
-    fn parse_file(&mut self, file: &ConfigFile) -> Vec<Setting> {
-        match file.text.parse::<Table>() {
-            Err(error) => {
-                self.errors.push(syntax_error(&file.name, &error));
-                Vec::new()
-            }
-            Ok(table) => {
-                let mut lines = BTreeMap::new();
-                if let Ok(document) = DeTable::parse(&file.text) {
-                    collect_key_lines("", document.get_ref(), &file.text, &mut lines);
-                }
-                let origin = |key: &str| SettingOrigin::File(file.name.clone(), lines.get(key).copied().unwrap_or(1));
-                let inner = lines.keys().filter(|key| key.starts_with("containers"));
-                self.origins.pending = inner.map(|key| (key.clone(), origin(key))).collect();
-                source::flatten(table, origin)
-            }
+    /// Merges a setting that is written as text.
+    ///
+    /// # Errors
+    /// If the text does not have the type of the setting's default.
+    fn add_text(&mut self, key: &str, text: &str, origin: String) -> Result<(), ConfigError> {
+        match coerce(self.defaults.get(key), text) {
+            Ok(value) => self.apply(key, value, origin),
+            Err(message) => return Err(ConfigError::new(key, message).with_origin(origin)),
         }
+        Ok(())
     }
 
-    fn apply(&mut self, setting: Setting) {
-        let Setting { key, value, origin } = setting;
-        let Some(default) = self.defaults.get(&key) else {
-            self.errors.push(ConfigError::new(&key, self.unknown_key_message(&key)).with_origin(origin));
+    fn apply(&mut self, key: &str, value: Value, origin: String) {
+        let Some(default) = self.defaults.get(key) else {
+            self.errors.push(ConfigError::new(key, self.unknown_key_message(key)).with_origin(origin));
             return;
         };
         if key != "containers" {
@@ -106,32 +157,29 @@ impl ConfigMerger {
             if default.is_array() != value.is_array() {
                 let message =
                     if default.is_array() { "write a list, [...]" } else { "takes a single value, not a list" };
-                self.errors.push(ConfigError::new(&key, message).with_origin(origin));
+                self.errors.push(ConfigError::new(key, message).with_origin(origin));
                 return;
             }
-            self.origins.insert(&key, origin);
-            self.settings.insert(key, value);
+            self.origins.insert(key.to_owned(), origin);
+            self.settings.insert(key.to_owned(), value);
             return;
         }
         self.clear_container_origins();
-        if matches!(origin, SettingOrigin::File(..)) {
-            let pending = std::mem::take(&mut self.origins.pending);
-            self.origins.by_key.extend(pending);
-        }
-        self.origins.insert(&key, origin);
-        let value = self.drop_unknown_container_keys(source::container_tables(value));
-        self.settings.insert(key, value);
+        self.origins.append(&mut self.file_container_origins);
+        self.origins.insert(key.to_owned(), origin);
+        let value = self.drop_unknown_container_keys(container_tables(value));
+        self.settings.insert(key.to_owned(), value);
     }
 
     fn clear_container_origins(&mut self) {
-        self.origins.by_key.retain(|key, _origin| !key.starts_with("containers"));
+        self.origins.retain(|key, _origin| !key.starts_with("containers"));
     }
 
     /// Returns the tables of `containers` without unknown keys, which are reported.
     fn drop_unknown_container_keys(&mut self, value: Value) -> Value {
         let Value::Array(items) = value else {
             let fault = ConfigError::new("containers", "write [[containers]] above the keys of each container");
-            self.errors.push(self.origins.locate(fault));
+            self.errors.push(self.locate(fault));
             return Value::Array(Vec::new());
         };
         let inherited = self.container_defaults();
@@ -144,8 +192,7 @@ impl ConfigMerger {
                     filtered.insert(key, value);
                 } else {
                     let message = suggest("unknown key", nearest_key(&key, known_keys()));
-                    self.errors
-                        .push(self.origins.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
+                    self.errors.push(self.locate(ConfigError::new(format!("containers[{index}].{key}"), message)));
                 }
             }
             tables.push(Value::Table(filtered));
@@ -157,10 +204,8 @@ impl ConfigMerger {
         let last_segment = key.rsplit('.').next().unwrap_or(key);
         let same_name =
             self.defaults.keys().find(|known| known.split_once('.').is_some_and(|(_, k)| k == last_segment));
-        if let Some(known) = nearest_key(key, self.defaults.keys().map(String::as_str)) {
-            return suggest("unknown key", Some(known));
-        }
-        suggest("unknown key", same_name.map(String::as_str))
+        let nearest = nearest_key(key, self.defaults.keys().map(String::as_str));
+        suggest("unknown key", nearest.or(same_name.map(String::as_str)))
     }
 
     /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default, then
@@ -174,7 +219,7 @@ impl ConfigMerger {
             };
             let path = error.path().to_string();
             let fault = ConfigError::new(&path, error.inner().message().trim());
-            self.errors.push(self.origins.locate(fault));
+            self.errors.push(self.locate(fault));
             if !self.reset_to_default(&path) {
                 return Err(ConfigErrors(std::mem::take(&mut self.errors)));
             }
@@ -227,28 +272,13 @@ impl ConfigMerger {
             }
         }
     }
-}
-
-/// Places where settings were written, by key.
-#[derive(Default)]
-struct SettingOrigins {
-    by_key: BTreeMap<String, SettingOrigin>,
-    /// Origins within `containers` of the file, until that setting is merged.
-    pending: BTreeMap<String, SettingOrigin>,
-}
-
-impl SettingOrigins {
-    fn insert(&mut self, key: &str, origin: SettingOrigin) {
-        self.by_key.insert(key.to_owned(), origin);
-    }
 
     /// Adds to the error the origin of its key, or of the nearest enclosing key.
     fn locate(&self, fault: ConfigError) -> ConfigError {
         let mut key = fault.key.as_str();
         loop {
-            if let Some(origin) = self.by_key.get(key) {
-                let origin = origin.clone();
-                return fault.with_origin(origin);
+            if let Some(origin) = self.origins.get(key) {
+                return fault.with_origin(origin.clone());
             }
             match key.rfind(['.', '[']) {
                 Some(end) => key = key.get(..end).unwrap_or_default(),
@@ -256,6 +286,57 @@ impl SettingOrigins {
             }
         }
     }
+}
+
+/// Flattens a TOML table, two levels deep, into settings by key: `section.key`, or `containers`.
+fn flatten(table: Table) -> Vec<(String, Value)> {
+    let mut settings = Vec::new();
+    for (section, value) in table {
+        if let Value::Table(inner) = value {
+            settings.extend(inner.into_iter().map(|(key, value)| (format!("{section}.{key}"), value)));
+        } else {
+            settings.push((section, value));
+        }
+    }
+    settings
+}
+
+/// Maps `N5_SECTION__KEY` to `section.key` and `N5_CONTAINERS` to `containers`; `None` for any other variable.
+fn environment_key(variable: &str) -> Option<String> {
+    let name = variable.strip_prefix("N5_")?.to_ascii_lowercase();
+    match name.split_once("__") {
+        Some((section, key)) => Some(format!("{section}.{key}")),
+        None => (name == "containers").then_some(name),
+    }
+}
+
+/// Parses text as the type of `default`. Strings need no quotes; a list is TOML or comma-separated.
+fn coerce(default: Option<&Value>, text: &str) -> Result<Value, String> {
+    let text = text.trim();
+    let toml = text.parse::<Value>();
+    match default {
+        Some(Value::Array(_)) if text.starts_with('[') => {
+            toml.map_err(|error| format!("{text:?} is not a TOML list: {}", error.message()))
+        }
+        Some(Value::Array(_)) => {
+            let items = text.split(',').map(str::trim).filter(|item| !item.is_empty());
+            Ok(Value::Array(items.map(Value::from).collect()))
+        }
+        Some(Value::Integer(_) | Value::Boolean(_) | Value::Float(_)) => Ok(toml.unwrap_or_else(|_| text.into())),
+        // A quoted string may have kept its quotes on its way through a shell or an env file.
+        _ => Ok(toml.ok().filter(Value::is_str).unwrap_or_else(|| text.into())),
+    }
+}
+
+/// Converts items such as `a=/data/a` in a list of containers to tables; other items stay as they are.
+fn container_tables(list: Value) -> Value {
+    let to_table = |item: Value| {
+        let Some(text) = item.as_str() else { return item };
+        let (name, path) = parse_root(OsStr::new(text), |_path| false);
+        let path = path.to_string_lossy().into_owned();
+        Value::Table([("name".to_owned(), name.into()), ("root".to_owned(), path.into())].into_iter().collect())
+    };
+    if let Value::Array(items) = list { Value::Array(items.into_iter().map(to_table).collect()) } else { list }
 }
 
 /// Collects the line of every key of a document, such as `section.key` and `containers[0].name`.
@@ -309,5 +390,298 @@ fn suggest(message: &str, known: Option<&str>) -> String {
 }
 
 #[cfg(test)]
-#[path = "load_tests.rs"]
-mod tests;
+mod tests {
+    use super::super::sections::{EntityTagSource, LogFormat, SymlinkPolicy};
+    use super::super::values::{CacheControl, ListenAddress};
+    use super::*;
+
+    fn from_file(text: &str) -> ConfigSources {
+        ConfigSources {
+            file: Some(ConfigFile { name: "lab.toml".into(), text: text.into() }),
+            ..ConfigSources::default()
+        }
+    }
+
+    fn environment(pairs: &[(&str, &str)]) -> ConfigSources {
+        let environment = pairs.iter().map(|(name, value)| ((*name).to_owned(), (*value).to_owned())).collect();
+        ConfigSources { environment, ..ConfigSources::default() }
+    }
+
+    fn set(arguments: &[&str]) -> ConfigSources {
+        ConfigSources { set: arguments.iter().map(ToString::to_string).collect(), ..ConfigSources::default() }
+    }
+
+    fn load_error(sources: &ConfigSources) -> String {
+        Config::load(sources).unwrap_err().to_string()
+    }
+
+    #[test]
+    fn no_sources_give_the_defaults() {
+        assert_eq!(Config::load(&ConfigSources::default()).unwrap(), Config::default());
+    }
+
+    #[test]
+    fn a_stronger_source_wins() {
+        let mut sources =
+            from_file("[cache]\ndecoded = '1MiB'\nstored = '1MiB'\n[log]\nformat = 'json'\n[server]\nthreads = 1");
+        sources.environment = environment(&[("N5_CACHE__DECODED", "2MiB"), ("N5_CACHE__STORED", "2MiB")]).environment;
+        sources.environment.push(("N5_SERVER__LISTEN".into(), "127.0.0.1:2".into()));
+        sources.set = vec!["cache.stored=3MiB".into(), "server.listen=127.0.0.1:3".into()];
+        sources.listen = Some("127.0.0.1:4".into());
+        let config = Config::load(&sources).unwrap();
+        assert_eq!(config.limits, Config::default().limits);
+        assert_eq!(config.server.threads, 1);
+        assert_eq!(config.log.format, LogFormat::Json);
+        assert_eq!(config.cache.decoded, 2 << 20);
+        assert_eq!(config.cache.stored, 3 << 20);
+        assert_eq!(config.server.listen, ListenAddress::Tcp("127.0.0.1:4".parse().unwrap()));
+    }
+
+    #[test]
+    fn the_last_set_wins() {
+        assert_eq!(Config::load(&set(&["server.threads=1", "server.threads=2"])).unwrap().server.threads, 2);
+    }
+
+    #[test]
+    fn every_setting_can_come_from_the_environment() {
+        let defaults: Table = DEFAULTS.parse().unwrap();
+        for (key, value) in flatten(defaults) {
+            let variable = format!("N5_{}", key.to_uppercase().replacen('.', "__", 1));
+            let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+            assert_eq!(Config::load(&environment(&[(&variable, &text)])).unwrap(), Config::default(), "{variable}");
+            let texts = [
+                "server.viewer",
+                "access.metrics",
+                "access.tokens",
+                "tls.certificate",
+                "tls.key",
+                "jwt.keys",
+                "jwt.roots",
+                "jwt.issuer",
+                "jwt.name_claim",
+                "jwt.groups_claim",
+            ];
+            if texts.contains(&key.as_str()) {
+                // Any text is a valid path, name or claim.
+                continue;
+            }
+            let result = Config::load(&environment(&[(&variable, "[[")]));
+            assert!(result.unwrap_err().to_string().contains(&variable), "{variable}");
+        }
+    }
+
+    #[test]
+    fn lists_are_read_from_commas_and_from_toml() {
+        for text in ["https://a,https://b:1", "['https://a', 'https://b:1']"] {
+            let config = Config::load(&environment(&[("N5_CORS__ORIGINS", text)])).unwrap();
+            assert_eq!(config.cors.origins, ["https://a", "https://b:1"]);
+        }
+        let config = Config::load(&set(&["server.trusted_proxies=10.0.0.0/8,::1"])).unwrap();
+        assert_eq!(config.server.trusted_proxies, ["10.0.0.0/8".parse().unwrap(), "::1/128".parse().unwrap()]);
+    }
+
+    #[test]
+    fn other_variables_are_ignored() {
+        assert!(Config::load(&environment(&[("N5_CORPUS", "x"), ("PATH", "/bin"), ("N5SERVER__LISTEN", "x")])).is_ok());
+    }
+
+    #[test]
+    fn containers_come_from_a_file_the_environment_or_roots() {
+        let file = "[[containers]]\nname = 'a'\nroot = '/a'\n[[containers]]\nname = 'b'\nroot = '/b'\n";
+        let config = Config::load(&from_file(file)).unwrap();
+        assert_eq!(config.containers.len(), 2);
+        for text in ["a=/a,b=/b", "[{name='a', root='/a'}, {name='b', root='/b'}]"] {
+            assert_eq!(Config::load(&environment(&[("N5_CONTAINERS", text)])).unwrap(), config);
+        }
+        let mut sources = from_file(file);
+        sources.roots = vec![(String::new(), "/c".into())];
+        let config = Config::load(&sources).unwrap();
+        assert_eq!(config.containers.len(), 1);
+        assert_eq!(config.containers[0].root.to_str(), Some("/c"));
+    }
+
+    #[test]
+    fn containers_inherit_unset_settings() {
+        let text = "[container_defaults]\ncache_control = 'immutable'\nsymlinks = 'deny'\nmust_be_mount = true\nentity_tag = 'inode'\n\
+                    [[containers]]\nname = 'a'\nroot = '/a'\ncache_control = 'revalidate'\nmust_be_mount = false\nentity_tag = 'mtime'\n\
+                    [[containers]]\nname = 'b'\nroot = '/b'\nsymlinks = 'inside'\n";
+        let config = Config::load(&from_file(text)).unwrap();
+        let settings_of = |index: usize| (config.containers[index].cache_control, config.containers[index].symlinks);
+        assert_eq!(settings_of(0), (CacheControl::Revalidate, SymlinkPolicy::Deny));
+        assert_eq!(settings_of(1), (CacheControl::Immutable, SymlinkPolicy::Inside));
+        assert_eq!(
+            config.containers.iter().map(|container| container.must_be_mount).collect::<Vec<_>>(),
+            [false, true]
+        );
+        let mut sources = from_file(text);
+        sources.roots = vec![(String::new(), "/c".into())];
+        let container = &Config::load(&sources).unwrap().containers[0];
+        assert_eq!(
+            (container.symlinks, container.must_be_mount, container.entity_tag),
+            (SymlinkPolicy::Deny, true, EntityTagSource::Inode)
+        );
+        let tags: Vec<_> = config.containers.iter().map(|container| container.entity_tag).collect();
+        assert_eq!(tags, [EntityTagSource::Mtime, EntityTagSource::Inode]);
+    }
+
+    #[test]
+    fn unknown_keys_are_reported_with_origin_and_suggestion() {
+        let file = from_file("[cache]\n\ndecodedd = '1MiB'\n");
+        assert_eq!(
+            load_error(&file),
+            "the configuration has a fault:\n  lab.toml:3: cache.decodedd: unknown key; did you mean cache.decoded?"
+        );
+        for (text, message) in [
+            ("listen = '127.0.0.1:1'", "listen: unknown key; did you mean server.listen?"),
+            ("[caches]\nstored = 1", "lab.toml:2: caches.stored: unknown key; did you mean cache.stored?"),
+            ("[server]\ndecoded = 1", "server.decoded: unknown key; did you mean cache.decoded?"),
+            ("[a]\nb = 1", "lab.toml:2: a.b: unknown key"),
+            (
+                "[[containers]]\nroot = '/a'\nsymlink = 'deny'",
+                "lab.toml:3: containers[0].symlink: unknown key; did you mean symlinks?",
+            ),
+        ] {
+            assert!(load_error(&from_file(text)).ends_with(message), "{text}: {}", load_error(&from_file(text)));
+        }
+        let from_environment = load_error(&environment(&[("N5_CACHE__DECODEDD", "1")]));
+        assert!(
+            from_environment.contains("environment variable N5_CACHE__DECODEDD: cache.decodedd: unknown key; did you")
+        );
+        assert!(
+            load_error(&set(&["cache.decodedd=1"])).contains("--set cache.decodedd=1: cache.decodedd: unknown key")
+        );
+    }
+
+    #[test]
+    fn all_faults_are_reported_at_once() {
+        let mut sources = from_file(
+            r#"[server]
+listen = "localhost:8080"
+header_timeout = 10
+base_path = "n5/"
+max_connections = -1
+trusted_proxies = ["proxy"]
+[[containers]]
+name = "slice"
+root = "/a"
+symlinks = "some"
+[[containers]]
+cache_control = "sometimes"
+[container_defaults]
+cache_control = "1500ms"
+[limits]
+slice_budget = "1KiB"
+decode_factor = "many"
+[cache]
+decoded = "lots"
+policy = "fifo"
+recheck_cached_data = "often"
+stored = ["64MiB"]
+[cors]
+origins = ["https://viewer/"]
+[compression]
+slices = "yes"
+[log]
+level = "loud"
+colour = true
+"#,
+        );
+        sources.environment = vec![("N5_LIMITS__ATTRIBUTES".into(), "-1".into())];
+        sources.set = vec!["limits.slice=big".into(), "log.format".into()];
+        sources.listen = None;
+        sources.reserved = vec!["slice", "info"];
+        insta::assert_snapshot!(load_error(&sources));
+    }
+
+    #[test]
+    fn broken_toml_shows_the_place() {
+        insta::assert_snapshot!(load_error(&from_file("[cache]\ndecoded = 256MiB\n")));
+    }
+
+    #[test]
+    fn print_config_can_be_fed_back() {
+        let mut sources = from_file(include_str!("../../config/example.toml"));
+        sources.set = vec!["limits.budget_wait=90s".into(), "limits.slice=1000001B".into()];
+        let config = Config::load(&sources).unwrap();
+        let text = config.to_toml().unwrap();
+        assert_eq!(Config::load(&from_file(&text)).unwrap(), config);
+        insta::assert_snapshot!(text);
+    }
+
+    #[test]
+    fn the_example_is_valid() {
+        let config = Config::load(&from_file(include_str!("../../config/example.toml"))).unwrap();
+        assert_eq!(config.containers.len(), 2);
+    }
+
+    #[test]
+    fn no_text_causes_a_panic() {
+        for text in
+            ["", "=", "[", "containers = 1", "[containers]\na=1", "containers = [1, {}]", "cache = 5", "[[cache]]"]
+        {
+            let _ = Config::load(&from_file(text));
+            let _ = Config::load(&set(&[text, &format!("containers={text}"), &format!("cache.decoded={text}")]));
+        }
+        assert!(Config::load(&from_file("cache = 5")).is_err());
+        assert!(Config::load(&from_file("[[cache]]\ndecoded = 1")).is_err());
+        assert!(Config::load(&from_file("containers = [1]")).is_err());
+        assert!(Config::load(&from_file("containers = 1")).is_err());
+    }
+
+    #[test]
+    fn a_rule_that_matches_no_container_is_an_error() {
+        let load_with_rule = |rule: &str| {
+            let containers = "[[containers]]\nname = 'em'\nroot = '/a'\n[[containers]]\nname = 'seg'\nroot = '/b'\n";
+            Config::load(&from_file(&format!("{containers}[access]\nrules = ['{rule}']")))
+        };
+        for rule in ["/ = nobody", "/em = nobody", "/seg/draft = nobody", "/s%65g = nobody"] {
+            assert!(load_with_rule(rule).is_ok(), "{rule}: {:?}", load_with_rule(rule));
+        }
+        for rule in ["/slice/em = nobody", "/Em = nobody", "/em2/x = nobody"] {
+            let fault = load_with_rule(rule).unwrap_err().to_string();
+            assert!(fault.contains("access.rules[0]") && fault.contains("em, seg"), "{fault}");
+        }
+    }
+
+    fn root(text: &str, directory: &str) -> (String, String) {
+        let (name, path) = parse_root(OsStr::new(text), |path| path == Path::new(directory));
+        (name, path.to_str().unwrap().to_owned())
+    }
+
+    #[test]
+    fn a_root_may_have_a_name() {
+        assert_eq!(root("/data/a.n5", ""), (String::new(), "/data/a.n5".into()));
+        assert_eq!(root("em=/data/a.n5", ""), ("em".into(), "/data/a.n5".into()));
+        assert_eq!(root("em=/data/a=b", ""), ("em".into(), "/data/a=b".into()));
+    }
+
+    #[test]
+    fn a_path_with_an_equals_sign_is_a_path_if_it_exists_or_contains_a_slash() {
+        assert_eq!(root("run=7", "run=7"), (String::new(), "run=7".into()));
+        assert_eq!(root("./run=7", ""), (String::new(), "./run=7".into()));
+        assert_eq!(root("run=7", ""), ("run".into(), "7".into()));
+    }
+
+    #[test]
+    fn only_variables_with_two_underscores_are_settings() {
+        assert_eq!(environment_key("N5_CACHE__DECODED").as_deref(), Some("cache.decoded"));
+        assert_eq!(environment_key("N5_SERVER__BASE_PATH").as_deref(), Some("server.base_path"));
+        assert_eq!(environment_key("N5_CONTAINERS").as_deref(), Some("containers"));
+        for other in ["N5_CORPUS", "N5CACHE__DECODED", "PATH", "XN5_CACHE__DECODED"] {
+            assert_eq!(environment_key(other), None, "{other}");
+        }
+    }
+
+    #[test]
+    fn text_takes_the_type_of_the_default() {
+        let list = Value::Array(Vec::new());
+        assert_eq!(coerce(Some(&"".into()), "true"), Ok("true".into()));
+        assert_eq!(coerce(Some(&"".into()), "\"json\""), Ok("json".into()));
+        assert_eq!(coerce(Some(&1.into()), "1_000"), Ok(1000.into()));
+        assert_eq!(coerce(Some(&false.into()), "true"), Ok(true.into()));
+        assert_eq!(coerce(Some(&list), "a, b,"), Ok(vec!["a", "b"].into()));
+        assert_eq!(coerce(Some(&list), "[\"a\", \"b\"]"), Ok(vec!["a", "b"].into()));
+        assert_eq!(coerce(Some(&list), ""), Ok(Value::Array(Vec::new())));
+        assert!(coerce(Some(&list), "[\"a\"").unwrap_err().contains("not a TOML list"));
+    }
+}

@@ -1,6 +1,6 @@
 //! Maximum memory, threads and file descriptors of a server with this configuration.
 
-use super::Config;
+use super::sections::{Config, LimitsConfig, TlsConfig};
 
 /// Size of the cache of parsed attributes, which is not configurable.
 const ATTRIBUTES_CACHE_BYTES: u64 = 8 << 20;
@@ -56,7 +56,7 @@ impl Config {
     /// [`Self::connection_pool_bytes`].
     pub fn max_connections_bytes(&self) -> u64 {
         let (connection_bytes, handshakes) = if self.tls.is_enabled() {
-            (TLS_CONNECTION_BYTES, HANDSHAKE_BYTES.saturating_mul(super::TlsConfig::MAX_HANDSHAKES as u64))
+            (TLS_CONNECTION_BYTES, HANDSHAKE_BYTES.saturating_mul(TlsConfig::MAX_HANDSHAKES as u64))
         } else {
             (CONNECTION_BYTES, 0)
         };
@@ -74,7 +74,7 @@ impl Config {
         let max_requests =
             (self.server.max_connections as u64).saturating_add(self.connection_pool_bytes() / MIN_STREAM_BYTES);
         let requests = with_spare(self.limits.concurrent_requests as u64).min(max_requests);
-        let default_requests = with_spare(super::LimitsConfig::default().concurrent_requests as u64);
+        let default_requests = with_spare(LimitsConfig::default().concurrent_requests as u64);
         requests.saturating_sub(default_requests).saturating_mul(WAITING_REQUEST_BYTES)
     }
 

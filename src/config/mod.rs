@@ -3,25 +3,18 @@
 //! This module holds plain data and reads neither files nor the environment. `cli` passes their text to
 //! [`Config::load`], so tests need neither. `config/default.toml` ([`DEFAULTS`]) documents every key.
 
-mod container;
-mod default;
-mod error;
 mod load;
 mod memory_bounds;
-mod policies;
 mod sections;
-mod source;
 mod summary;
 mod validate;
 mod values;
 
-pub use container::{ContainerConfig, ContainerDefaults};
-pub use default::DEFAULTS;
-pub use error::{ConfigError, ConfigErrors, SettingOrigin};
-pub use policies::{EntityTagSource, RequiredContainers, SymlinkPolicy};
+pub use load::{ConfigFile, ConfigSources, parse_root};
 pub use sections::{
-    AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, CorsConfig, DefaultAccess, EvictionPolicy,
-    JwtConfig, LimitsConfig, LogConfig, LogFormat, ServerConfig, TlsConfig, TracingConfig,
+    AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerConfig, ContainerDefaults,
+    CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,
+    LogFormat, RequiredContainers, ServerConfig, SymlinkPolicy, TlsConfig, TracingConfig,
 };
-pub use source::{ConfigFile, ConfigSources, RootArgument};
+pub use validate::{ConfigError, ConfigErrors};
 pub use values::{CacheControl, ListenAddress, RevalidationPolicy};

@@ -1,13 +1,14 @@
-//! The configuration and its sections.
+//! The configuration, its sections, and their defaults, which are those of `config/default.toml`.
 
 use std::path::PathBuf;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::container::{ContainerConfig, ContainerDefaults};
-use super::policies::RequiredContainers;
-use super::values::{self, ListenAddress, RevalidationPolicy};
+use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
+
+/// Text of `config/default.toml`: every key with its default, unit and purpose.
+pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 
 /// The configuration of the server. `config/default.toml` documents every key.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,6 +83,17 @@ pub struct ServerConfig {
     pub viewer: PathBuf,
 }
 
+/// Containers that must be readable for the server to be ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum RequiredContainers {
+    /// All containers. Another replica may be able to read a container that this one cannot.
+    #[default]
+    All,
+    /// At least one container. For replicas that share their storage: the readable containers stay in service.
+    Any,
+}
+
 /// Section `[tls]`: encryption of connections.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -107,6 +119,81 @@ impl TlsConfig {
     pub fn is_enabled(&self) -> bool {
         !self.certificate.as_os_str().is_empty()
     }
+}
+
+/// A table of `[[containers]]`: a container to serve.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerConfig {
+    /// First path segment; empty if this is the only container and is served at the root.
+    #[serde(default)]
+    pub name: String,
+    /// Directory of the container.
+    #[serde(default)]
+    pub root: PathBuf,
+    /// Cache policy for browsers and proxies.
+    #[serde(default)]
+    pub cache_control: CacheControl,
+    /// Symbolic links that are followed.
+    #[serde(default)]
+    pub symlinks: SymlinkPolicy,
+    /// True if the container is served only while a file system is mounted at its directory.
+    #[serde(default)]
+    pub must_be_mount: bool,
+    /// Properties of a file that its entity tag is made of.
+    #[serde(default)]
+    pub entity_tag: EntityTagSource,
+}
+
+/// Section `[container_defaults]`: settings of containers that do not override them.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct ContainerDefaults {
+    /// Cache policy for browsers and proxies.
+    pub cache_control: CacheControl,
+    /// Symbolic links that are followed.
+    pub symlinks: SymlinkPolicy,
+    /// True if the container is served only while a file system is mounted at its directory.
+    pub must_be_mount: bool,
+    /// Properties of a file that its entity tag is made of.
+    pub entity_tag: EntityTagSource,
+}
+
+/// Policy for symbolic links below the root of a container.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum SymlinkPolicy {
+    /// Follow links whose target lies below the root, however the link spells it.
+    #[default]
+    Inside,
+    /// Follow no link.
+    Deny,
+    /// Follow all links.
+    Follow,
+}
+
+impl SymlinkPolicy {
+    /// Returns the name that the configuration has for it.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Inside => "inside",
+            Self::Deny => "deny",
+            Self::Follow => "follow",
+        }
+    }
+}
+
+/// Facts that a file's entity tag is made of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum EntityTagSource {
+    /// Length and modification time. Equal for equal copies on other machines, but also for a file and its replacement
+    /// if both have the same length and time.
+    #[default]
+    Mtime,
+    /// Also change time and inode, which differ for every other file. The change time is reported as the last
+    /// modification.
+    Inode,
 }
 
 /// Section `[limits]`: bounds on requests and memory; sizes in bytes.
@@ -303,5 +390,91 @@ impl Config {
     /// Returns true if there is no access rule and everyone may read everything.
     pub fn is_fully_public(&self) -> bool {
         self.access.default == DefaultAccess::Public && self.access.rules.is_empty()
+    }
+}
+
+impl Default for Config {
+    #[expect(clippy::expect_used, reason = "the text is a part of the program, and every test reads it")]
+    fn default() -> Self {
+        toml::from_str(DEFAULTS).expect("default.toml is a complete configuration")
+    }
+}
+
+/// Makes the default of a section that of [`Config::default`].
+macro_rules! section_defaults {
+    ($($section:ident: $type:ty),*) => {$(
+        impl Default for $type {
+            fn default() -> Self {
+                Config::default().$section
+            }
+        }
+    )*};
+}
+
+section_defaults!(
+    server: ServerConfig, tls: TlsConfig, container_defaults: ContainerDefaults, limits: LimitsConfig,
+    clients: ClientsConfig, cache: CacheConfig, access: AccessConfig, jwt: JwtConfig, cors: CorsConfig,
+    compression: CompressionConfig, log: LogConfig, tracing: TracingConfig
+);
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    const MIB: u64 = 1 << 20;
+
+    /// Returns default.toml with its commented-out keys (`#key`, not `# prose`) enabled.
+    fn uncommented() -> String {
+        let uncomment = |line: &'static str| match line.strip_prefix('#') {
+            Some(key) if key.starts_with(|c: char| c == '[' || c.is_lowercase()) => key,
+            _ => line,
+        };
+        DEFAULTS.lines().map(uncomment).collect::<Vec<_>>().join("\n")
+    }
+
+    fn keys(table: &toml::Table) -> BTreeSet<String> {
+        let inner = |value: &toml::Value| value.as_table().or_else(|| value.as_array()?.first()?.as_table()).cloned();
+        table
+            .iter()
+            .flat_map(|(section, value)| match inner(value) {
+                Some(inner) => inner.keys().map(|key| format!("{section}.{key}")).collect(),
+                None => vec![section.clone()],
+            })
+            .collect()
+    }
+
+    #[test]
+    fn default_toml_has_every_field_and_nothing_else() {
+        let container = ContainerConfig {
+            name: String::new(),
+            root: "/data/volume.n5".into(),
+            cache_control: ContainerDefaults::default().cache_control,
+            symlinks: ContainerDefaults::default().symlinks,
+            must_be_mount: false,
+            entity_tag: ContainerDefaults::default().entity_tag,
+        };
+        let config = Config { containers: vec![container], ..Config::default() };
+        assert_eq!(toml::from_str::<Config>(&uncommented()).unwrap(), config);
+        assert_eq!(keys(&uncommented().parse().unwrap()), keys(&toml::Table::try_from(config).unwrap()));
+    }
+
+    #[test]
+    fn every_key_of_default_toml_is_explained() {
+        let mut has_comment = false;
+        for line in DEFAULTS.lines() {
+            let is_key = line.trim_start_matches('#').split_once(" = ").is_some_and(|(key, _)| !key.contains(' '));
+            assert!(!is_key || has_comment, "{line:?} follows no comment");
+            has_comment = line.starts_with("# ");
+        }
+    }
+
+    #[test]
+    fn caches_and_budgets_leave_room_below_600_mib() {
+        let with_threads =
+            |threads| Config { server: ServerConfig { threads, ..ServerConfig::default() }, ..Config::default() };
+        assert_eq!(with_threads(2).memory_bound_bytes(), 552 * MIB);
+        assert_eq!(with_threads(64).memory_bound_bytes(), (552 + 62 * 8) * MIB);
     }
 }

@@ -2,7 +2,8 @@
 
 use std::fmt::Write as _;
 
-use super::{Config, values};
+use super::sections::{Config, DefaultAccess, EntityTagSource};
+use super::values;
 
 impl Config {
     /// Returns the configuration as TOML that [`Config::load`] reads back.
@@ -36,11 +37,11 @@ impl Config {
                 container.cache_control,
                 container.symlinks.name(),
                 if container.must_be_mount { ", must be a mount" } else { "" },
-                if container.entity_tag == super::EntityTagSource::Inode { ", entity tags by inode" } else { "" },
+                if container.entity_tag == EntityTagSource::Inode { ", entity tags by inode" } else { "" },
             );
         }
         if self.has_access_control() {
-            let default = if self.access.default == super::DefaultAccess::Public { "public" } else { "private" };
+            let default = if self.access.default == DefaultAccess::Public { "public" } else { "private" };
             let _ = write!(
                 text,
                 "\naccess      {default} except for {} rules; metrics: {}",
@@ -79,15 +80,15 @@ impl Config {
 
 #[cfg(test)]
 mod tests {
+    use super::super::load::ConfigSources;
     use super::*;
-    use crate::config::{ConfigSources, RootArgument};
 
     #[test]
     fn the_summary_shows_addresses_containers_and_memory() {
         let mut config = Config::default();
         assert!(config.summary().contains("embedded demo"));
         let sources = ConfigSources {
-            roots: vec![RootArgument { name: "em".into(), path: "/data/em.n5".into() }],
+            roots: vec![("em".into(), "/data/em.n5".into())],
             set: vec!["server.base_path=/n5data".into(), "server.threads=2".into()],
             ..ConfigSources::default()
         };

@@ -1,13 +1,13 @@
-//! Checks of a configuration beyond the form of its values.
+//! Checks of a configuration beyond the form of its values, and the errors that sources and checks report.
 
 use std::collections::BTreeSet;
+use std::fmt;
 use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::{
-    CacheControl, Config, ConfigError, ConfigErrors, ContainerConfig, ListenAddress, RevalidationPolicy, values,
-};
+use super::sections::Config;
+use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
 /// Name of the file in a container's root; no container may have this name.
 const ATTRIBUTES_FILE: &str = "attributes.json";
@@ -20,6 +20,54 @@ const MIB: u64 = 1 << 20;
 const MAX_BUDGET_BYTES: u64 = 1 << 50;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
+
+/// An error in a configuration.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ConfigError {
+    /// Place where the setting was written: `FILE:LINE`, an environment variable, or an option as given. `None` if it is a
+    /// default or the error concerns no single setting.
+    pub origin: Option<String>,
+    /// Key of the setting, such as `cache.decoded` or `containers[1].name`; empty if the error concerns a whole source.
+    pub key: String,
+    /// Description of the error and of the allowed values.
+    pub message: String,
+}
+
+impl ConfigError {
+    pub(super) fn new(key: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { origin: None, key: key.into(), message: message.into() }
+    }
+
+    pub(super) fn with_origin(self, origin: String) -> Self {
+        Self { origin: Some(origin), ..self }
+    }
+}
+
+impl fmt::Display for ConfigError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if let Some(origin) = &self.origin {
+            write!(f, "{origin}: ")?;
+        }
+        if !self.key.is_empty() {
+            write!(f, "{}: ", self.key)?;
+        }
+        f.write_str(&self.message)
+    }
+}
+
+/// All errors in a configuration; never empty.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub struct ConfigErrors(pub Vec<ConfigError>);
+
+impl fmt::Display for ConfigErrors {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.0.len() {
+            1 => write!(f, "the configuration has a fault:")?,
+            count => write!(f, "the configuration has {count} faults:")?,
+        }
+        self.0.iter().try_for_each(|fault| write!(f, "\n  {fault}"))
+    }
+}
 
 impl Config {
     /// Checks constraints that the types do not express. `reserved` lists first path segments that the server uses
@@ -78,18 +126,18 @@ impl Config {
         check("container_defaults.cache_control", validate_cache_control(self.container_defaults.cache_control));
         check("cache.recheck_cached_metadata", validate_recheck(self.cache.recheck_cached_metadata));
         check("cache.recheck_cached_data", validate_recheck(self.cache.recheck_cached_data));
-        faults.extend(validate_origins("cors.origins", &self.cors.origins));
-        faults.extend(validate_origins("server.frame_ancestors", &self.server.frame_ancestors));
-        faults.extend(validate_tls(self));
-        faults.extend(validate_access(self, reserved));
-        faults.extend(validate_containers(&self.containers, self.container_defaults.cache_control, reserved));
+        validate_origins("cors.origins", &self.cors.origins, &mut faults);
+        validate_origins("server.frame_ancestors", &self.server.frame_ancestors, &mut faults);
+        validate_tls(self, &mut faults);
+        validate_access(self, reserved, &mut faults);
+        validate_containers(self, reserved, &mut faults);
         if faults.is_empty() { Ok(()) } else { Err(ConfigErrors(faults)) }
     }
 }
 
 /// Checks that the settings of `[tls]` are consistent.
-fn validate_tls(config: &Config) -> Vec<ConfigError> {
-    let (tls, mut faults) = (&config.tls, Vec::new());
+fn validate_tls(config: &Config, faults: &mut Vec<ConfigError>) {
+    let tls = &config.tls;
     let mut fault = |key: &str, message: &str| faults.push(ConfigError::new(format!("tls.{key}"), message));
     match (tls.is_enabled(), tls.key.as_os_str().is_empty()) {
         (true, true) => fault("key", "name the file with the certificate's private key"),
@@ -110,7 +158,6 @@ fn validate_tls(config: &Config) -> Vec<ConfigError> {
             "browsers obey it only over HTTPS: set tls.certificate, or let the proxy in front send the header",
         );
     }
-    faults
 }
 
 fn check_range<T: PartialOrd>(value: &T, min: &T, max: &T, format_value: impl Fn(&T) -> String) -> Result<(), String> {
@@ -189,8 +236,7 @@ fn validate_recheck(recheck: RevalidationPolicy) -> Result<(), String> {
 }
 
 /// Checks that the settings of CORS credentials, JWTs, access rules and container names are consistent.
-fn validate_access(config: &Config, reserved: &[&str]) -> Vec<ConfigError> {
-    let mut faults = Vec::new();
+fn validate_access(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigError>) {
     if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
         let message = "browsers reject this in combination with the origin \"*\": list the origins in cors.origins";
         faults.push(ConfigError::new("cors.credentials", message));
@@ -245,11 +291,9 @@ fn validate_access(config: &Config, reserved: &[&str]) -> Vec<ConfigError> {
             faults.push(ConfigError::new(format!("containers[{index}].name"), message));
         }
     }
-    faults
 }
 
-fn validate_origins(setting: &str, origins: &[String]) -> Vec<ConfigError> {
-    let mut faults = Vec::new();
+fn validate_origins(setting: &str, origins: &[String], faults: &mut Vec<ConfigError>) {
     for (index, origin) in origins.iter().enumerate() {
         let key = format!("{setting}[{index}]");
         if origin == "*" {
@@ -267,7 +311,6 @@ fn validate_origins(setting: &str, origins: &[String]) -> Vec<ConfigError> {
             ));
         }
     }
-    faults
 }
 
 /// Returns true if browsers can send `origin` in this form (RFC 6454 §6.2): `scheme://host[:port]`, lower case.
@@ -288,8 +331,8 @@ fn is_origin(origin: &str) -> bool {
     is_word(scheme, "+-.") && is_host_valid && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
-fn validate_containers(containers: &[ContainerConfig], inherited: CacheControl, reserved: &[&str]) -> Vec<ConfigError> {
-    let mut faults = Vec::new();
+fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigError>) {
+    let (containers, inherited) = (&config.containers, config.container_defaults.cache_control);
     let mut names = BTreeSet::new();
     for (index, container) in containers.iter().enumerate() {
         let mut fault = |key: &str, message: String| {
@@ -323,11 +366,11 @@ fn validate_containers(containers: &[ContainerConfig], inherited: CacheControl, 
             fault("name", format!("{name:?} is already the name of another container"));
         }
     }
-    faults
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::sections::{ContainerConfig, EntityTagSource, SymlinkPolicy};
     use super::*;
 
     fn keys(config: &Config) -> Vec<String> {
@@ -342,9 +385,9 @@ mod tests {
             name: (*name).to_owned(),
             root: "/data".into(),
             cache_control: CacheControl::Revalidate,
-            symlinks: super::super::SymlinkPolicy::Inside,
+            symlinks: SymlinkPolicy::Inside,
             must_be_mount: false,
-            entity_tag: super::super::EntityTagSource::Mtime,
+            entity_tag: EntityTagSource::Mtime,
         };
         Config { containers: names.iter().map(container).collect(), ..Config::default() }
     }

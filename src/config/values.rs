@@ -12,8 +12,7 @@ use serde::{Deserialize, Deserializer, Serialize};
 /// Sizes in bytes, written as a number or as text such as `512MiB`.
 pub(super) mod size {
     use bytesize::ByteSize;
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serializer};
+    use serde::{Deserializer, Serializer};
 
     pub(crate) fn parse(text: &str) -> Result<u64, String> {
         text.trim().parse::<ByteSize>().map(|size| size.as_u64()).map_err(|_reason| {
@@ -41,7 +40,7 @@ pub(super) mod size {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<u64, D::Error> {
-        parse(&crate::config::values::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
+        crate::config::values::parse_text(deserializer, parse)
     }
 }
 
@@ -49,8 +48,7 @@ pub(super) mod size {
 pub(super) mod duration {
     use std::time::Duration;
 
-    use serde::de::Error as _;
-    use serde::{Deserialize, Deserializer, Serializer};
+    use serde::{Deserializer, Serializer};
 
     pub(crate) fn parse(text: &str) -> Result<Duration, String> {
         humantime::parse_duration(text.trim()).map_err(|_reason| {
@@ -66,13 +64,18 @@ pub(super) mod duration {
     }
 
     pub(crate) fn deserialize<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Duration, D::Error> {
-        parse(&crate::config::values::text(&toml::Value::deserialize(deserializer)?)).map_err(D::Error::custom)
+        crate::config::values::parse_text(deserializer, parse)
     }
 }
 
-/// Returns a string without its quotes, and any other value as TOML.
-fn text(value: &toml::Value) -> String {
-    value.as_str().map_or_else(|| value.to_string(), str::to_owned)
+/// Deserializes a value by `parse`, which gets a string without its quotes, and any other value as TOML.
+fn parse_text<'de, D: Deserializer<'de>, T>(
+    deserializer: D,
+    parse: impl Fn(&str) -> Result<T, String>,
+) -> Result<T, D::Error> {
+    let value = toml::Value::deserialize(deserializer)?;
+    let text = value.as_str().map_or_else(|| value.to_string(), str::to_owned);
+    parse(&text).map_err(D::Error::custom)
 }
 
 /// Networks such as `10.0.0.0/8`, or single addresses.

@@ -4,32 +4,29 @@ use std::error::Error;
 use std::future::poll_fn;
 use std::io;
 use std::net::IpAddr;
-use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use rustix::net::sockopt;
 use tokio::io::AsyncWriteExt;
-use tokio::net::TcpStream;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore, watch};
-use tokio_io_timeout::TimeoutStream;
+use tokio::net::{TcpStream, UnixStream};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
+use tokio::time::Instant;
 
-use super::connection_memory::{AddressMemory, ConnectionMemory, GUARANTEED_BYTES};
-use super::connection_signals::{UnflushedGuard, wait_until_set};
-use super::fast_connection::FastConnection;
-use super::http2_watchdog::WatchdogLimits;
+use super::fast_connection::{FastConnection, wait_until_set};
+use super::http2::memory::{ConnectionMemory, GUARANTEED_BYTES};
 use super::hyper_connection::serve_with_hyper;
-use super::metered_socket::{LingerSlot, MeteredSocket};
-use super::peers::{self, PeerAdmission, PeerLimits, PeerSlot, Peers};
+use super::metered_socket::{LingeringSocket, MeteredSocket, drain_lingering};
+use super::peers::{PeerAdmission, PeerSlot, Peers};
 use super::send_queue::{self, SendQueue};
 use super::serving_snapshot::{ServingSnapshot, SnapshotCache};
 use super::socket::{Socket, TokioSocket};
-use super::threshold_pool::DynamicThresholdPool;
+use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::tls::TlsTerminator;
 use super::workers::WorkerPool;
 use crate::config::Config;
 use crate::log_throttle::LogThrottle;
-use crate::metrics::{self, CloseReason, ConnectionPoolLabel};
+use crate::metrics::{self, CloseReason, ConnectionPoolLabel, QueueLabel, QueueWaitTimer};
 
 /// At shutdown, time to wait for the first request of a client that has sent none.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(100);
@@ -47,7 +44,8 @@ pub(crate) struct ConnectionServer {
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
     peers: Arc<Peers>,
-    unsent: Arc<AtomicUsize>,
+    /// Shared by the connections with output of hyper that is not flushed.
+    unflushed: Arc<()>,
     /// Shared by the connections whose first request may still arrive.
     arriving: Arc<()>,
     workers: Arc<WorkerPool>,
@@ -82,16 +80,17 @@ impl ConnectionServer {
             metrics: metrics::ConnectionMetrics::new(config.server.max_connections),
             snapshots,
             closing: watch::Sender::new(false),
-            unsent: Arc::default(),
+            unflushed: Arc::default(),
             arriving: Arc::default(),
-            peers: Arc::default(),
+            peers: Peers::new(Instant::now()),
             slots: Arc::new(Semaphore::new(config.server.max_connections.clamp(1, Semaphore::MAX_PERMITS))),
         }
     }
 
-    /// Returns the counter of connections with an answer of hyper that has not been sent completely.
-    pub(crate) fn unflushed_connections(&self) -> Arc<AtomicUsize> {
-        Arc::clone(&self.unsent)
+    /// Returns a handle whose strong count, less one, is the number of connections with an answer of hyper that has not
+    /// been sent completely.
+    pub(crate) fn unflushed_connections(&self) -> Weak<()> {
+        Arc::downgrade(&self.unflushed)
     }
 
     /// Returns a handle whose strong count, less one, is the number of connections whose first request may still
@@ -120,14 +119,13 @@ impl ConnectionServer {
         Arc::clone(&self.slots).acquire_owned().await.ok()
     }
 
-    /// Serves one connection. The thread that serves it calls `open` to create it.
-    pub(super) fn serve<S: TokioSocket>(
+    /// Serves a connection over a Unix socket. The thread that serves it calls `open` to create it.
+    pub(super) fn serve_unix(
         &self,
-        open: impl FnOnce() -> io::Result<S> + Send + 'static,
-        peer: Option<IpAddr>,
+        open: impl FnOnce() -> io::Result<UnixStream> + Send + 'static,
         slot: Option<OwnedSemaphorePermit>,
     ) {
-        self.serve_plain(open, self.new_context(peer, None, slot));
+        self.serve_plain(open, self.new_context(None, None, slot));
     }
 
     fn serve_plain<S: TokioSocket>(
@@ -139,15 +137,14 @@ impl ConnectionServer {
         let queue = self.new_send_queue(&context);
         self.workers.spawn(async move {
             let Some(stream) = log_open_error(open()) else { return };
-            let linger = LingerSlot::default();
-            let mut stream = TimeoutStream::new(MeteredSocket::new(stream, queue, &linger));
-            stream.set_write_timeout(Some(context.send_timeout));
-            context.run(Box::pin(stream), linger, closing).await;
+            let (linger_tx, linger) = oneshot::channel();
+            let stream = MeteredSocket::new(stream, queue, linger_tx).with_timeout(context.send_timeout);
+            context.run(stream, linger, closing).await;
         });
     }
 
-    /// Like [`Self::serve`], with TLS if it is configured. If `peer` has too many connections, the connection waits for
-    /// a slot; if too many wait already, it is closed at once.
+    /// Serves a TCP connection like [`Self::serve_unix`], with TLS if it is configured. If `peer` has too many
+    /// connections, the connection waits for a slot; if too many wait already, it is closed at once.
     pub(super) fn serve_tcp(
         &self,
         open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
@@ -155,32 +152,31 @@ impl ConnectionServer {
         slot: Option<OwnedSemaphorePermit>,
     ) {
         let snapshot = self.snapshots.borrow().clone();
-        if snapshot.is_proxy(peer) {
-            return self.serve_admitted(open, self.new_context(Some(peer), None, slot));
+        let config = &snapshot.config;
+        if config.server.trusted_proxies.iter().any(|network| network.contains(&peer)) {
+            // Its connections belong to other clients.
+            return self.serve_admitted(open, peer, None, slot);
         }
         // The available permits do not include this connection's.
-        let limits = PeerLimits::new(snapshot.max_connections_per_address, self.slots.available_permits());
-        match self.peers.admit(peer, limits) {
-            PeerAdmission::Admitted(peer_slot) => {
-                self.serve_admitted(open, self.new_context(Some(peer), Some(peer_slot), slot));
-            }
+        match self.peers.admit(peer, config.clients.connections, self.slots.available_permits()) {
+            PeerAdmission::Admitted(peer_slot) => self.serve_admitted(open, peer, Some(peer_slot), slot),
             PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
             PeerAdmission::Queued(waiter, search) => {
                 if let Some(address) = search {
                     tokio::spawn(Arc::clone(&self.peers).evict_for_waiters(address));
                 }
-                let (this, timeout) = (self.clone(), snapshot.header_timeout);
+                let (this, timeout) = (self.clone(), config.server.header_timeout);
                 let mut closing = self.closing.subscribe();
                 tokio::spawn(async move {
                     // Meanwhile the first request waits in the kernel.
+                    let waiting = QueueWaitTimer::begin(QueueLabel::Connection);
                     let peer_slot = tokio::select! {
-                        place = peers::wait_for_slot(waiter, timeout) => place,
+                        peer_slot = tokio::time::timeout(timeout, waiter) => peer_slot.ok().and_then(Result::ok),
                         () = wait_until_set(&mut closing) => None,
                     };
+                    drop(waiting);
                     match peer_slot {
-                        Some(peer_slot) => {
-                            this.serve_admitted(open, this.new_context(Some(peer), Some(peer_slot), slot));
-                        }
+                        Some(peer_slot) => this.serve_admitted(open, peer, Some(peer_slot), slot),
                         None => this.refuse(open, peer, "clients.connections: no connection ended in time"),
                     }
                 });
@@ -191,15 +187,18 @@ impl ConnectionServer {
     fn serve_admitted(
         &self,
         open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
-        context: ConnectionContext,
+        peer: IpAddr,
+        peer_slot: Option<PeerSlot>,
+        slot: Option<OwnedSemaphorePermit>,
     ) {
-        let (Some(tls), Some(peer)) = (self.tls.clone(), context.peer) else { return self.serve_plain(open, context) };
+        let context = self.new_context(Some(peer), peer_slot, slot);
+        let Some(tls) = self.tls.clone() else { return self.serve_plain(open, context) };
         let mut closing = self.closing.subscribe();
         let queue = self.new_send_queue(&context);
         self.workers.spawn(async move {
             let Some(stream) = log_open_error(open()) else { return };
-            let linger = LingerSlot::default();
-            let meter = |stream| MeteredSocket::new(stream, queue, &linger);
+            let (linger_tx, linger) = oneshot::channel();
+            let meter = |stream| MeteredSocket::new(stream, queue, linger_tx);
             // Boxed, so that the memory of the handshake is freed when it is done.
             let mut accept = Box::pin(tls.accept(stream, meter, context.send_timeout, peer));
             let accepted = tokio::select! {
@@ -212,7 +211,7 @@ impl ConnectionServer {
                 let places = (peer_slot, slot);
                 // Shutdown does not wait for this connection.
                 drop((arriving, closing));
-                linger.drain(false, TLS_ALERT_TIMEOUT).await;
+                drain_lingering(linger, false, TLS_ALERT_TIMEOUT).await;
                 drop(places);
                 return;
             };
@@ -235,7 +234,7 @@ impl ConnectionServer {
         }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
         if let Some(unsaid) = REFUSED.allow() {
-            let most = self.snapshots.borrow().clone().max_connections_per_address;
+            let most = self.snapshots.borrow().config.clients.connections;
             tracing::warn!(%peer, reason, most, unsaid, "connection refused");
         }
     }
@@ -249,9 +248,9 @@ impl ConnectionServer {
         let snapshot = self.snapshots.borrow().clone();
         ConnectionContext {
             snapshots: self.snapshots.clone(),
-            unsent: UnflushedGuard::new(&self.unsent),
-            header_timeout: snapshot.header_timeout,
-            send_timeout: snapshot.send_timeout,
+            unflushed_counter: Arc::downgrade(&self.unflushed),
+            header_timeout: snapshot.config.server.header_timeout,
+            send_timeout: snapshot.config.server.send_timeout,
             peer,
             metrics: self.metrics.record_accepted(),
             arriving: Arc::clone(&self.arriving),
@@ -264,7 +263,7 @@ impl ConnectionServer {
 
 /// Returns the memory that all connections of the address have taken; `None` where the address stands for many clients.
 fn address_memory(peer_slot: Option<&PeerSlot>) -> Option<Arc<AddressMemory>> {
-    peer_slot.map(|slot| Arc::clone(slot.memory()))
+    peer_slot.map(|slot| Arc::clone(&slot.memory))
 }
 
 fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
@@ -274,7 +273,7 @@ fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
 /// Everything that one connection is served with, until it ends.
 struct ConnectionContext {
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
-    unsent: UnflushedGuard,
+    unflushed_counter: Weak<()>,
     header_timeout: Duration,
     send_timeout: Duration,
     peer: Option<IpAddr>,
@@ -288,35 +287,35 @@ struct ConnectionContext {
 
 impl ConnectionContext {
     /// Answers requests until the connection ends.
-    async fn run<S: Socket + 'static>(self, stream: S, linger: LingerSlot, mut closing: watch::Receiver<bool>) {
-        let Self {
-            snapshots,
-            unsent,
-            header_timeout,
-            send_timeout,
-            peer,
-            metrics: mut open_guard,
-            arriving,
-            memory,
-            peer_slot,
-            slot,
-        } = self;
-        let activity = peer_slot.as_ref().map(|slot| Arc::clone(slot.activity()));
+    async fn run<S: Socket + 'static>(
+        self,
+        stream: S,
+        linger: oneshot::Receiver<LingeringSocket>,
+        mut closing: watch::Receiver<bool>,
+    ) {
+        let Self { snapshots, header_timeout, send_timeout, metrics: mut open_guard, .. } = self;
+        let activity = self.peer_slot.as_ref().map(|slot| Arc::clone(&slot.activity));
         // A tuple is dropped in order, even after a panic.
-        let places = (peer_slot, slot);
-        let snapshot_cache = SnapshotCache::new(snapshots.clone());
-        let mut connection =
-            FastConnection::new(stream, snapshot_cache, peer, unsent, memory, activity, header_timeout);
-        let signals = Arc::clone(connection.signals());
+        let places = (self.peer_slot, self.slot);
+        let mut connection = FastConnection::new(
+            stream,
+            SnapshotCache::new(snapshots.clone()),
+            self.peer,
+            self.unflushed_counter,
+            self.memory,
+            activity,
+            header_timeout,
+        );
+        let signals = Arc::clone(&connection.signals);
         // hyper is used only from the first request that it has to answer. Its state is larger than the fast
         // connection's, and polling through it takes longer than the fast path needs to answer.
-        let mut arriving = Some(arriving);
+        let mut arriving = Some(self.arriving);
         let outcome = tokio::select! {
             biased;
             outcome = poll_fn(|context| connection.poll_fast_path(context)) => outcome,
             () = wait_until_set(&mut closing) => {
                 // A client that was accepted just now may have sent a request that is not read yet.
-                let grace = if connection.is_new() { FIRST_REQUEST_GRACE } else { Duration::ZERO };
+                let grace = if connection.is_new { FIRST_REQUEST_GRACE } else { Duration::ZERO };
                 match tokio::time::timeout(grace, poll_fn(|context| connection.poll_fast_path(context))).await {
                     Ok(outcome) => outcome,
                     Err(_elapsed) => {
@@ -330,10 +329,7 @@ impl ConnectionContext {
         drop(arriving);
         let result = match outcome {
             // Boxed, because most connections never need this memory.
-            Ok(true) => {
-                let limits = WatchdogLimits { stall: send_timeout, idle: header_timeout };
-                Box::pin(serve_with_hyper(connection, snapshots, closing, limits)).await
-            }
+            Ok(true) => Box::pin(serve_with_hyper(connection, snapshots, closing, send_timeout, header_timeout)).await,
             Ok(false) => {
                 let result = connection.shutdown().await.map_err(Into::into);
                 drop(connection);
@@ -344,7 +340,7 @@ impl ConnectionContext {
                 Err(error.into())
             }
         };
-        let reason = signals.close_reason();
+        let reason = signals.close_reason.get().copied();
         let has_timed_out = result.as_ref().is_err_and(|error| is_timeout(&**error));
         open_guard.set_close_reason(match reason {
             _ if has_timed_out => CloseReason::SendTimeout,
@@ -354,7 +350,7 @@ impl ConnectionContext {
         });
         // A connection that is closed to make room for others still sends its last answer.
         let sends_last_answer = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
-        linger.drain(result.is_err() && !sends_last_answer, send_timeout).await;
+        drain_lingering(linger, result.is_err() && !sends_last_answer, send_timeout).await;
         drop(places);
         if let Err(error) = result {
             tracing::debug!(error, "connection ended");
@@ -364,12 +360,7 @@ impl ConnectionContext {
 
 /// Returns true if the client received nothing for too long.
 fn is_timeout(error: &(dyn Error + 'static)) -> bool {
-    let mut cause = Some(error);
-    while let Some(error) = cause {
-        if error.downcast_ref::<io::Error>().is_some_and(|error| error.kind() == io::ErrorKind::TimedOut) {
-            return true;
-        }
-        cause = error.source();
-    }
-    false
+    std::iter::successors(Some(error), |&error| error.source())
+        .filter_map(|error| error.downcast_ref::<io::Error>())
+        .any(|error| error.kind() == io::ErrorKind::TimedOut)
 }

@@ -8,25 +8,26 @@
 //! For small stored blocks, this serves 2 to 5 times the requests per second of hyper and the router alone
 //! (docs/PERFORMANCE.md).
 
+use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
 use std::ops::ControlFlow;
-use std::pin::Pin;
-use std::sync::Arc;
+use std::pin::{Pin, pin};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use bytes::{Buf, BytesMut};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio::time::Instant;
+use tokio::sync::watch;
+use tokio::time::{Instant, Sleep};
 use tokio_util::io::poll_read_buf;
 
-use super::connection_memory::ConnectionMemory;
-use super::connection_signals::{ConnectionSignals, UnflushedGuard};
-use super::connection_timers::{HangUpTimer, HeaderTimer, MemoryWait, schedule_yield};
-use super::goaway_reason::GoawayReason;
-use super::http2_frames::FrameScanner;
-use super::limits::{HEAD_COPIES, MAX_FIELDS, MAX_HEAD_BYTES, MAX_UNCOUNTED_COOKIES};
+use super::http2::frames::FrameScanner;
+use super::http2::memory::{
+    ConnectionMemory, GoawayReason, HEAD_COPIES, MAX_FIELDS, MAX_HEAD_BYTES, MAX_UNCOUNTED_COOKIES, MemoryWait,
+};
 use super::peers::IdleTracker;
 use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;
@@ -52,6 +53,9 @@ const MAX_ANSWERS_PER_POLL: usize = 16;
 /// Maximum number of bytes sent on one connection before it yields to other tasks: about half a millisecond.
 const MAX_BYTES_BEFORE_YIELD: u64 = 1 << 20;
 
+/// Interval of the checks for a client that has hung up.
+const HANG_UP_INTERVAL: Duration = Duration::from_secs(1);
+
 /// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
@@ -72,22 +76,27 @@ enum ReadState {
 pub(super) struct FastConnection<S> {
     stream: S,
     snapshot_cache: SnapshotCache,
-    peer: Option<IpAddr>,
+    pub(super) peer: Option<IpAddr>,
     state: ReadState,
-    is_new: bool,
-    signals: Arc<ConnectionSignals>,
+    /// True if no request has been received yet.
+    pub(super) is_new: bool,
+    /// hyper's side clears the busy flag when it has answered.
+    pub(super) signals: Arc<ConnectionSignals>,
     received: BytesMut,
     /// Number of received bytes that are known not to contain a complete head.
     scanned_bytes: usize,
     /// Number of received bytes that belong to hyper.
     handoff_bytes: usize,
     sending: Option<ReplyWriter>,
-    unsent: UnflushedGuard,
+    /// Counts the connections with output of hyper that is not flushed, of which this is one while `unflushed` is set.
+    /// hyper drops a response when it has buffered all of it, long before a slow client has received it.
+    unflushed_counter: Weak<()>,
+    unflushed: Option<Arc<()>>,
     /// Bytes sent since the connection last yielded to other tasks.
     bytes_since_yield: u64,
     header_timer: HeaderTimer,
     /// Memory taken from the pool that all connections share.
-    memory: Arc<ConnectionMemory>,
+    pub(super) memory: Arc<ConnectionMemory>,
     /// Idle tracker among the connections of the same address.
     activity: Option<Arc<IdleTracker>>,
     /// Memory taken for the long head that is being received.
@@ -96,7 +105,8 @@ pub(super) struct FastConnection<S> {
     hyper_head_bytes: usize,
     frames: FrameScanner,
     memory_wait: Option<MemoryWait>,
-    hang_up_timer: HangUpTimer,
+    /// Timer of the next check for a client that has hung up while hyper answers.
+    hang_up_timer: Option<Pin<Box<Sleep>>>,
 }
 
 impl<S: Socket> FastConnection<S> {
@@ -106,7 +116,7 @@ impl<S: Socket> FastConnection<S> {
         stream: S,
         snapshot_cache: SnapshotCache,
         peer: Option<IpAddr>,
-        unsent: UnflushedGuard,
+        unflushed_counter: Weak<()>,
         memory: Arc<ConnectionMemory>,
         activity: Option<Arc<IdleTracker>>,
         header_timeout: Duration,
@@ -122,17 +132,80 @@ impl<S: Socket> FastConnection<S> {
             scanned_bytes: 0,
             handoff_bytes: 0,
             sending: None,
-            unsent,
+            unflushed_counter,
+            unflushed: None,
             bytes_since_yield: 0,
             header_timer: HeaderTimer::new(header_timeout),
             memory,
             activity,
             head_bytes: 0,
             hyper_head_bytes: 0,
-            frames: FrameScanner::new(0),
+            frames: FrameScanner::default(),
             memory_wait: None,
-            hang_up_timer: HangUpTimer::default(),
+            hang_up_timer: None,
         }
+    }
+
+    /// Answers requests on the fast path. Returns true at a request for hyper, false at the end of the connection.
+    pub(super) fn poll_fast_path(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
+        for _ in 0..MAX_ANSWERS_PER_POLL {
+            ready!(self.poll_send(context))?;
+            if self.signals.is_closing() || self.state == ReadState::Ended {
+                return Poll::Ready(Ok(false));
+            }
+            if self.received.is_empty() || !self.process_received() {
+                match self.poll_receive(context) {
+                    Poll::Ready(received) => {
+                        if received? == 0 {
+                            return Poll::Ready(Ok(false));
+                        }
+                        if let Some(activity) = &self.activity {
+                            activity.set_busy();
+                        }
+                    }
+                    Poll::Pending => {
+                        self.snapshot_cache.drop_if_stale();
+                        if self.check_evicted(context) {
+                            return Poll::Ready(Ok(false));
+                        }
+                        return self.poll_header_timeout(context).map(|()| Ok(false));
+                    }
+                }
+            }
+            if self.handoff_bytes > 0 {
+                return Poll::Ready(Ok(true));
+            }
+        }
+        schedule_yield(context);
+        Poll::Pending
+    }
+
+    /// Ready when no bytes of an answer of the fast path are left to be sent.
+    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        while let Some(sending) = &mut self.sending {
+            if sending.is_done() {
+                ready!(sending.poll_flush(&mut self.stream, context))?;
+                if sending.has_blocked {
+                    self.header_timer.restart(Instant::now());
+                }
+                self.sending = None;
+                break;
+            }
+            let sent = ready!(sending.poll_send(&mut self.stream, context))?;
+            ready!(self.poll_turn(sent, context));
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Counts `sent` bytes. Pending if the connection must yield to other tasks.
+    fn poll_turn(&mut self, sent: u64, context: &mut Context<'_>) -> Poll<()> {
+        self.bytes_since_yield += sent;
+        if self.bytes_since_yield < MAX_BYTES_BEFORE_YIELD {
+            return Poll::Ready(());
+        }
+        self.bytes_since_yield = 0;
+        schedule_yield(context);
+        Poll::Pending
     }
 
     /// Processes the received bytes. Returns false if more bytes are needed.
@@ -183,39 +256,10 @@ impl<S: Socket> FastConnection<S> {
                 self.memory.give_back(head_bytes.min(self.hyper_head_bytes));
                 self.hyper_head_bytes = self.hyper_head_bytes.max(head_bytes);
                 self.state = ReadState::HyperAnswering;
-                self.signals.set_busy();
+                self.signals.set_busy(true);
             }
         }
         true
-    }
-
-    /// Returns true if no request has been received yet.
-    pub(super) fn is_new(&self) -> bool {
-        self.is_new
-    }
-
-    pub(super) fn peer(&self) -> Option<IpAddr> {
-        self.peer
-    }
-
-    /// Returns the flags that hyper's side shares. It clears the busy flag when it has answered.
-    pub(super) fn signals(&self) -> &Arc<ConnectionSignals> {
-        &self.signals
-    }
-
-    pub(super) fn memory(&self) -> &Arc<ConnectionMemory> {
-        &self.memory
-    }
-
-    /// Returns true if hyper is given an HTTP/2 connection.
-    pub(super) fn is_http2(&self) -> bool {
-        self.state == ReadState::HandedOver { is_http2: true }
-    }
-
-    fn hand_over(&mut self, is_http2: bool) {
-        self.handoff_bytes = if is_http2 { HTTP2_PREFACE.len() } else { self.received.len() };
-        self.snapshot_cache.clear();
-        self.state = ReadState::HandedOver { is_http2 };
     }
 
     /// Receives into the buffer of the fast path; 0 bytes at the end of the stream.
@@ -254,54 +298,6 @@ impl<S: Socket> FastConnection<S> {
         true
     }
 
-    /// Marks the frames for which there is memory as hyper's. Returns false if hyper may get none of the received
-    /// bytes.
-    fn admit_frames(&mut self) -> bool {
-        let Self { frames, received, memory, handoff_bytes, .. } = self;
-        let mut is_refused = false;
-        if memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
-            frames.ignore_requests();
-        }
-        loop {
-            let discarded = frames.discard(received);
-            if discarded == 0 {
-                break;
-            }
-            received.advance(discarded);
-        }
-        *handoff_bytes = frames.scan(received, |frame| {
-            if memory.is_poll_budget_spent() {
-                return ControlFlow::Break(());
-            }
-            let admitted = memory.admit(frame);
-            is_refused = admitted.is_break();
-            admitted
-        });
-        memory.set_in_header_list(frames.is_in_header_list());
-        memory.set_table_bytes(frames.table_bytes());
-        if frames.max_list_fields() > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
-            // hyper would take a thousand times as long to count them.
-            memory.refuse(GoawayReason::TooManyFields);
-            *handoff_bytes = 0;
-        }
-        if !is_refused || *handoff_bytes > 0 || memory.is_refusing() {
-            self.memory_wait = None;
-        } else if let Some(wait) = &self.memory_wait {
-            wait.refuse_if_blocked_too_long();
-        } else {
-            self.memory_wait = Some(MemoryWait::begin(self.peer, memory));
-        }
-        *handoff_bytes > 0
-    }
-
-    fn poll_header_timeout(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let expired = self.header_timer.poll(context);
-        if expired.is_ready() {
-            self.signals.set_close_reason(CloseReason::Idle);
-        }
-        expired
-    }
-
     /// Returns true if this connection is idle and another one of its address needs its slot.
     fn check_evicted(&self, context: &Context<'_>) -> bool {
         let activity = self.activity.as_ref().filter(|_| self.received.is_empty());
@@ -313,38 +309,23 @@ impl<S: Socket> FastConnection<S> {
         is_evicted
     }
 
-    /// Answers requests on the fast path. Returns true at a request for hyper, false at the end of the connection.
-    pub(super) fn poll_fast_path(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        for _ in 0..MAX_ANSWERS_PER_POLL {
-            ready!(self.poll_send(context))?;
-            if self.signals.is_closing() || self.state == ReadState::Ended {
-                return Poll::Ready(Ok(false));
-            }
-            if self.received.is_empty() || !self.process_received() {
-                match self.poll_receive(context) {
-                    Poll::Ready(received) => {
-                        if received? == 0 {
-                            return Poll::Ready(Ok(false));
-                        }
-                        if let Some(activity) = &self.activity {
-                            activity.set_busy();
-                        }
-                    }
-                    Poll::Pending => {
-                        self.snapshot_cache.drop_if_stale();
-                        if self.check_evicted(context) {
-                            return Poll::Ready(Ok(false));
-                        }
-                        return self.poll_header_timeout(context).map_ok(|()| false);
-                    }
-                }
-            }
-            if self.handoff_bytes > 0 {
-                return Poll::Ready(Ok(true));
-            }
+    fn poll_header_timeout(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let expired = self.header_timer.poll(context);
+        if expired.is_ready() {
+            self.signals.set_close_reason(CloseReason::Idle);
         }
-        schedule_yield(context);
-        Poll::Pending
+        expired
+    }
+
+    fn hand_over(&mut self, is_http2: bool) {
+        self.handoff_bytes = if is_http2 { HTTP2_PREFACE.len() } else { self.received.len() };
+        self.snapshot_cache.clear();
+        self.state = ReadState::HandedOver { is_http2 };
+    }
+
+    /// Returns true if hyper is given an HTTP/2 connection.
+    pub(super) fn is_http2(&self) -> bool {
+        self.state == ReadState::HandedOver { is_http2: true }
     }
 
     fn poll_read_for_hyper(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -383,7 +364,7 @@ impl<S: Socket> FastConnection<S> {
                         self.memory.set_input_drained(false);
                         continue;
                     }
-                    if self.memory.is_refusing() && !self.frames.ignores_requests() {
+                    if self.memory.is_refusing() && !self.frames.ignores_requests {
                         return Poll::Pending;
                     }
                     if self.memory.is_poll_budget_spent() {
@@ -412,7 +393,7 @@ impl<S: Socket> FastConnection<S> {
                 ReadState::HandedOver { is_http2: false } => {
                     let read = Pin::new(&mut self.stream).poll_read(context, out);
                     if read.is_pending() && !self.signals.is_busy() {
-                        return self.poll_header_timeout(context);
+                        return self.poll_header_timeout(context).map(Ok);
                     }
                     return read;
                 }
@@ -421,32 +402,46 @@ impl<S: Socket> FastConnection<S> {
         }
     }
 
-    /// Ready when no bytes of an answer of the fast path are left to be sent.
-    fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        while let Some(sending) = &mut self.sending {
-            if sending.is_done() {
-                ready!(sending.poll_flush(&mut self.stream, context))?;
-                if sending.has_blocked() {
-                    self.header_timer.restart(Instant::now());
-                }
-                self.sending = None;
-                break;
-            }
-            let sent = ready!(sending.poll_send(&mut self.stream, context))?;
-            ready!(self.poll_turn(sent, context));
+    /// Marks the frames for which there is memory as hyper's. Returns false if hyper may get none of the received
+    /// bytes.
+    fn admit_frames(&mut self) -> bool {
+        let Self { frames, received, memory, handoff_bytes, .. } = self;
+        let mut is_refused = false;
+        if memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
+            frames.ignore_requests();
         }
-        Poll::Ready(Ok(()))
+        while let discarded @ 1.. = frames.discard(received) {
+            received.advance(discarded);
+        }
+        *handoff_bytes = frames.scan(received, |frame| {
+            if memory.is_poll_budget_spent() {
+                return ControlFlow::Break(());
+            }
+            let admitted = memory.admit(frame);
+            is_refused = admitted.is_break();
+            admitted
+        });
+        memory.set_in_header_list(frames.in_header_list);
+        memory.set_table_bytes(frames.table_bytes());
+        if frames.max_list_fields > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
+            // hyper would take a thousand times as long to count them.
+            memory.refuse(GoawayReason::TooManyFields);
+            *handoff_bytes = 0;
+        }
+        if !is_refused || *handoff_bytes > 0 || memory.is_refusing() {
+            self.memory_wait = None;
+        } else if let Some(wait) = &self.memory_wait {
+            wait.refuse_if_blocked_too_long();
+        } else {
+            self.memory_wait = Some(MemoryWait::begin(self.peer, memory));
+        }
+        *handoff_bytes > 0
     }
 
-    /// Counts `sent` bytes. Pending if the connection must yield to other tasks.
-    fn poll_turn(&mut self, sent: u64, context: &mut Context<'_>) -> Poll<()> {
-        self.bytes_since_yield += sent;
-        if self.bytes_since_yield < MAX_BYTES_BEFORE_YIELD {
-            return Poll::Ready(());
+    fn mark_unflushed(&mut self) {
+        if self.unflushed.is_none() {
+            self.unflushed = self.unflushed_counter.upgrade();
         }
-        self.bytes_since_yield = 0;
-        schedule_yield(context);
-        Poll::Pending
     }
 
     /// Fails if the client has hung up while hyper answers, where hyper cannot see that: the end of the stream lies
@@ -458,14 +453,19 @@ impl<S: Socket> FastConnection<S> {
             ReadState::BetweenRequests | ReadState::Ended => false,
         };
         if !may_be_hidden || !self.signals.is_busy() {
-            self.hang_up_timer = HangUpTimer::default();
+            self.hang_up_timer = None;
             return Ok(());
         }
-        let stream = &self.stream;
-        match self.hang_up_timer.poll(context, || stream.has_hung_up()) {
-            Poll::Ready(()) => Err(io::ErrorKind::ConnectionReset.into()),
-            Poll::Pending => Ok(()),
+        // The first check follows after one interval: a client may close its half of the connection after its last
+        // request and wait for the answer.
+        let sleep = self.hang_up_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(HANG_UP_INTERVAL)));
+        while sleep.as_mut().poll(context).is_ready() {
+            if self.stream.has_hung_up() {
+                return Err(io::ErrorKind::ConnectionReset.into());
+            }
+            sleep.as_mut().reset(Instant::now() + HANG_UP_INTERVAL);
         }
+        Ok(())
     }
 }
 
@@ -477,7 +477,7 @@ impl<S: Socket> AsyncRead for FastConnection<S> {
 
 impl<S: Socket> AsyncWrite for FastConnection<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
-        self.unsent.mark_unflushed();
+        self.mark_unflushed();
         ready!(self.poll_turn(0, context));
         let written = ready!(Pin::new(&mut self.stream).poll_write(context, bytes))?;
         self.bytes_since_yield += written as u64;
@@ -489,7 +489,7 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
         context: &mut Context<'_>,
         parts: &[IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        self.unsent.mark_unflushed();
+        self.mark_unflushed();
         ready!(self.poll_turn(0, context));
         let written = ready!(Pin::new(&mut self.stream).poll_write_vectored(context, parts))?;
         self.bytes_since_yield += written as u64;
@@ -516,7 +516,7 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
                 self.header_timer.restart(Instant::now());
                 context.waker().wake_by_ref();
             }
-            ReadState::HandedOver { is_http2: false } if self.unsent.is_unflushed() => {
+            ReadState::HandedOver { is_http2: false } if self.unflushed.is_some() => {
                 self.header_timer.restart(Instant::now());
                 context.waker().wake_by_ref();
             }
@@ -526,7 +526,7 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
             | ReadState::HandedOver { is_http2: false }
             | ReadState::Ended => {}
         }
-        self.unsent.mark_flushed();
+        self.unflushed = None;
         Poll::Ready(Ok(()))
     }
 
@@ -539,4 +539,87 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
 /// Returns true if one of `expected` and `received` begins with the other.
 fn matches_so_far(expected: &[u8], received: &[u8]) -> bool {
     expected.iter().zip(received).all(|(expected_byte, received_byte)| expected_byte == received_byte)
+}
+
+/// Flags of one connection, which its fast path, hyper behind it, and the server share.
+#[derive(Debug, Default)]
+pub(super) struct ConnectionSignals {
+    /// True while hyper has a request that it has not answered completely.
+    busy: AtomicBool,
+    /// True if no further request will be answered.
+    closing: AtomicBool,
+    /// Why the server closes the connection, if its client keeps it open.
+    pub(super) close_reason: OnceLock<CloseReason>,
+}
+
+impl ConnectionSignals {
+    /// Records whether hyper has a request whose complete answer it does not have yet, but will have.
+    pub(super) fn set_busy(&self, is_busy: bool) {
+        self.busy.store(is_busy, Ordering::Release);
+    }
+
+    /// Asks the fast connection to close after the current answer.
+    pub(super) fn request_close(&self) {
+        self.closing.store(true, Ordering::Release);
+    }
+
+    /// Records why the server closes the connection; the first reason counts.
+    pub(super) fn set_close_reason(&self, reason: CloseReason) {
+        self.close_reason.get_or_init(|| reason);
+    }
+
+    pub(super) fn is_closing(&self) -> bool {
+        self.closing.load(Ordering::Relaxed)
+    }
+
+    pub(super) fn is_busy(&self) -> bool {
+        self.busy.load(Ordering::Acquire)
+    }
+}
+
+/// Timer of a request head, which starts at the end of the previous answer.
+struct HeaderTimer {
+    timeout: Duration,
+    deadline: Instant,
+    sleep: Option<Pin<Box<Sleep>>>,
+}
+
+impl HeaderTimer {
+    fn new(timeout: Duration) -> Self {
+        Self { timeout, deadline: Instant::now() + timeout, sleep: None }
+    }
+
+    fn restart(&mut self, now: Instant) {
+        self.deadline = now + self.timeout;
+    }
+
+    /// Returns the time at which the timer was last restarted.
+    fn started_at(&self) -> Instant {
+        self.deadline.checked_sub(self.timeout).unwrap_or(self.deadline)
+    }
+
+    /// Ready when the time is over and the connection must end. The timer is reset only when it has fired, which is far
+    /// cheaper than a reset for every request.
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        let deadline = self.deadline;
+        let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));
+        loop {
+            ready!(sleep.as_mut().poll(context));
+            if sleep.deadline() >= deadline {
+                return Poll::Ready(());
+            }
+            sleep.as_mut().reset(deadline);
+        }
+    }
+}
+
+/// Waits until the flag is set or its sender is dropped.
+pub(super) async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
+    drop(flag.wait_for(|flag| *flag).await);
+}
+
+/// Schedules this task to run again after all tasks that are ready now or become ready in the meantime.
+fn schedule_yield(context: &mut Context<'_>) {
+    // The first poll is pending and registers the waker with the runtime.
+    let _ = pin!(tokio::task::yield_now()).poll(context);
 }

@@ -13,24 +13,25 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::header::COOKIE;
-use axum::http::{Request, Response, StatusCode, Uri, Version, uri};
+use axum::http::{Request, StatusCode, Uri, Version, uri};
+use axum::response::IntoResponse;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
+use scopeguard::ScopeGuard;
 use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::connection_memory::ConnectionMemory;
-use super::connection_signals::{ConnectionSignals, wait_until_set};
-use super::fast_connection::FastConnection;
-use super::goaway_reason::GoawayReason;
+use super::fast_connection::{ConnectionSignals, FastConnection, wait_until_set};
 use super::header_filter::strip_unread_headers;
-use super::http2_watchdog::{Http2Watchdog, StreamTracker, TrackedBytes, WatchdogLimits, WatchdogTimeout};
-use super::limits::{MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES};
+use super::http2::memory::{
+    ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES,
+};
+use super::http2::watchdog::{Http2Watchdog, StreamTracker, TrackedBytes};
 use super::serving_snapshot::ServingSnapshot;
 use super::socket::Socket;
 use crate::log_throttle::LogThrottle;
@@ -49,20 +50,24 @@ const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 /// Time to send GOAWAY before the connection is closed.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves the rest of a connection with hyper, from the first request that the fast path does not answer.
+/// Serves the rest of a connection with hyper, from the first request that the fast path does not answer. Over HTTP/2,
+/// the connection ends if its client takes nothing for a multiple of `stall_limit` or makes no request for `idle_limit`.
 pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     fast_connection: FastConnection<S>,
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     mut closing: watch::Receiver<bool>,
-    limits: WatchdogLimits,
+    stall_limit: Duration,
+    idle_limit: Duration,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let (peer, is_http2, watchdog) =
-        (fast_connection.peer(), fast_connection.is_http2(), Arc::<Http2Watchdog>::default());
-    let (signals, memory) = (Arc::clone(fast_connection.signals()), Arc::clone(fast_connection.memory()));
+    let (peer, is_http2) = (fast_connection.peer, fast_connection.is_http2());
+    let watchdog = Http2Watchdog::new(stall_limit, idle_limit);
+    let (signals, memory) = (Arc::clone(&fast_connection.signals), Arc::clone(&fast_connection.memory));
     let (request_signals, request_watchdog, request_memory) =
         (Arc::clone(&signals), Arc::clone(&watchdog), Arc::clone(&memory));
     let service = service_fn(move |request: Request<Incoming>| {
-        let busy_guard = BusyGuard::begin(&request_signals);
+        request_signals.set_busy(true);
+        // Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
+        let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&request_signals), |signals| signals.set_busy(false));
         let prepared = prepare_request(request, &request_watchdog, &request_memory).map(|(mut request, stream)| {
             request.extensions_mut().insert(ConnectInfo(peer));
             (snapshots.borrow().router.clone().oneshot(request), stream)
@@ -74,12 +79,12 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
         async move {
             let (response, stream) = match prepared {
                 Ok((response_future, stream)) => (response_future.await?, stream),
-                Err(status) => (empty_response(status), None),
+                Err(status) => (status.into_response(), None),
             };
             Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: busy_guard }))
         }
     });
-    let hyper_builder = hyper_builder(limits.idle);
+    let hyper_builder = hyper_builder(idle_limit);
     let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
     let (mut is_closing, mut is_going_away, mut goaway_deadline) = (false, false, None);
     let reason = loop {
@@ -113,20 +118,20 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
                 }
                 goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
             }
-            timeout = watchdog.wait_for_timeout(limits), if is_http2 => match timeout {
-                // A request may have been sent just now. If the client ignores GOAWAY, the connection becomes idle
-                // again.
-                WatchdogTimeout::Idle if !is_going_away => {
-                    is_going_away = true;
-                    signals.set_close_reason(CloseReason::Idle);
-                    connection.as_mut().graceful_shutdown();
-                }
-                WatchdogTimeout::Idle => break io::Error::other("the client makes no requests"),
-                WatchdogTimeout::Stalled => {
+            reason = watchdog.wait_for_timeout(), if is_http2 => {
+                if matches!(reason, CloseReason::SendTimeout) {
                     let text = "the client does not read the answers it requested";
                     break io::Error::new(io::ErrorKind::TimedOut, text);
                 }
-            },
+                // A request may have been sent just now. If the client ignores GOAWAY, the connection becomes idle
+                // again.
+                if is_going_away {
+                    break io::Error::other("the client makes no requests");
+                }
+                is_going_away = true;
+                signals.set_close_reason(CloseReason::Idle);
+                connection.as_mut().graceful_shutdown();
+            }
         }
     };
     if !is_closing {
@@ -184,7 +189,7 @@ fn prepare_request(
         return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
     }
     let stream_memory = memory.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    let stream = watchdog.track(stream_memory);
+    let stream = watchdog.track(Some(stream_memory));
     strip_unread_headers(&mut parts.headers);
     Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
 }
@@ -201,35 +206,12 @@ fn copy_uri(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// Returns an empty response, for a request that does not reach the router.
-fn empty_response(status: StatusCode) -> Response<Body> {
-    let mut response = Response::new(Body::empty());
-    *response.status_mut() = status;
-    response
-}
-
-/// Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
-struct BusyGuard(Arc<ConnectionSignals>);
-
-impl BusyGuard {
-    fn begin(signals: &Arc<ConnectionSignals>) -> Self {
-        signals.set_busy();
-        Self(Arc::clone(signals))
-    }
-}
-
-impl Drop for BusyGuard {
-    fn drop(&mut self) {
-        self.0.clear_busy();
-    }
-}
-
 /// A response body that lives until hyper has taken all of it.
 struct TrackedBody {
     body: Body,
     /// `Some` for HTTP/2; over HTTP/1 the socket has a time limit of its own.
     stream: Option<Arc<StreamTracker>>,
-    _busy: BusyGuard,
+    _busy: ScopeGuard<Arc<ConnectionSignals>, fn(Arc<ConnectionSignals>)>,
 }
 
 impl http_body::Body for TrackedBody {

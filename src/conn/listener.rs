@@ -99,7 +99,7 @@ impl Listener {
                     }
                 }
                 Self::Unix(listener, _) => match listener.accept().await.and_then(|(unix, _)| unix.into_std()) {
-                    Ok(stream) => connections.serve(|| UnixStream::from_std(stream), None, slot),
+                    Ok(stream) => connections.serve_unix(|| UnixStream::from_std(stream), slot),
                     Err(error) => accept_failed(&error).await,
                 },
             }
@@ -128,7 +128,7 @@ impl Listener {
                     let (stream, _) = listener.accept()?;
                     stream.set_nonblocking(true).map(|()| stream)
                 };
-                let serve = |stream, slot| connections.serve(|| UnixStream::from_std(stream), None, slot);
+                let serve = |stream, slot| connections.serve_unix(|| UnixStream::from_std(stream), slot);
                 drain_backlog(connections, accept, serve).await;
             }
         }

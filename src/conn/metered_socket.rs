@@ -5,12 +5,12 @@ use std::future::Future;
 use std::io::{self, IoSlice};
 use std::os::fd::{AsFd, OwnedFd};
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use rustix::net::{SendFlags, Shutdown, send, shutdown, sockopt};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
+use tokio::sync::oneshot;
 use tokio::time::{Instant, Sleep};
 use tokio_io_timeout::TimeoutStream;
 
@@ -48,16 +48,16 @@ pub(super) struct MeteredSocket<S: TokioSocket> {
     has_received: bool,
     /// True if the send queue has outgrown its part of the pool. The connection fails then.
     has_outgrown: bool,
-    linger: LingerSlot,
+    /// Where the socket goes when this is dropped, to be [drained](drain_lingering). `None` once dropped.
+    linger: Option<oneshot::Sender<LingeringSocket>>,
 }
 
-/// Keeps the socket of a connection that is dropped, until the client has acknowledged all bytes.
-#[derive(Debug, Clone, Default)]
-pub(super) struct LingerSlot(Arc<Mutex<Option<LingeringSocket>>>);
+/// A metered socket whose writes fail if the client takes nothing for too long.
+pub(super) type TimedSocket<S> = Pin<Box<TimeoutStream<MeteredSocket<S>>>>;
 
 /// A socket to which no more bytes are written.
 #[derive(Debug)]
-struct LingeringSocket {
+pub(super) struct LingeringSocket {
     socket: OwnedFd,
     is_tcp: bool,
     queue: SendQueue,
@@ -72,36 +72,39 @@ impl LingeringSocket {
     }
 }
 
-impl LingerSlot {
-    /// Sends the end of the stream, and waits until the client has acknowledged it and the rest of an answer: for at
-    /// most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then discards the connection, because the kernel
-    /// would keep any number of closed sockets for minutes. A connection that was `is_aborted` is discarded at once if
-    /// bytes are left or the client has hung up.
-    pub(super) async fn drain(&self, is_aborted: bool, timeout: Duration) {
-        let Some(lingering) = self.0.lock().unwrap_or_else(PoisonError::into_inner).take() else { return };
-        let is_empty = lingering.release_drained() == Some(0);
-        if is_aborted && (!is_empty || has_hung_up(&lingering.socket)) {
-            return set_reset_on_close(&lingering.socket);
+/// Takes the socket of a connection that has been dropped. Sends the end of the stream, and waits until the client has
+/// acknowledged it and the rest of an answer: for at most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then
+/// discards the connection, because the kernel would keep any number of closed sockets for minutes. A connection that
+/// was `is_aborted` is discarded at once if bytes are left or the client has hung up.
+pub(super) async fn drain_lingering(
+    mut linger: oneshot::Receiver<LingeringSocket>,
+    is_aborted: bool,
+    timeout: Duration,
+) {
+    let Ok(lingering) = linger.try_recv() else { return };
+    let is_empty = lingering.release_drained() == Some(0);
+    if is_aborted && (!is_empty || has_hung_up(&lingering.socket)) {
+        return set_reset_on_close(&lingering.socket);
+    }
+    // The end of the stream counts in the queue until the client acknowledges it. If this fails, the connection is gone.
+    let _ = shutdown(&lingering.socket, Shutdown::Write);
+    let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
+    let (deadline, [mut pause, max_pause]) = (Instant::now() + timeout, DRAIN_BACKOFF);
+    let max_pause = if is_empty { FIN_TIMEOUT / 4 } else { max_pause };
+    loop {
+        match lingering.release_drained() {
+            Some(0) => return,
+            Some(_) if Instant::now() < deadline => {}
+            _ => return set_reset_on_close(&lingering.socket),
         }
-        // The end of the stream counts in the queue until the client acknowledges it. If this fails, the connection is gone.
-        let _ = shutdown(&lingering.socket, Shutdown::Write);
-        let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
-        let (deadline, [mut pause, max_pause]) = (Instant::now() + timeout, DRAIN_BACKOFF);
-        let max_pause = if is_empty { FIN_TIMEOUT / 4 } else { max_pause };
-        loop {
-            match lingering.release_drained() {
-                Some(0) => return,
-                Some(_) if Instant::now() < deadline => {}
-                _ => return set_reset_on_close(&lingering.socket),
-            }
-            tokio::time::sleep(pause).await;
-            pause = (pause * 2).min(max_pause);
-        }
+        tokio::time::sleep(pause).await;
+        pause = (pause * 2).min(max_pause);
     }
 }
 
 impl<S: TokioSocket> MeteredSocket<S> {
-    pub(super) fn new(socket: S, queue: SendQueue, linger: &LingerSlot) -> Self {
+    /// Wraps `socket`, whose send queue is empty. When this is dropped, the socket is sent to `linger`.
+    pub(super) fn new(socket: S, queue: SendQueue, linger: oneshot::Sender<LingeringSocket>) -> Self {
         let segment_bytes = if S::IS_TCP { segment_bytes(socket.as_fd()) } else { None };
         Self {
             queue: queue.with_segments(segment_bytes),
@@ -110,8 +113,15 @@ impl<S: TokioSocket> MeteredSocket<S> {
             release_timer: None,
             has_received: false,
             has_outgrown: false,
-            linger: linger.clone(),
+            linger: Some(linger),
         }
+    }
+
+    /// Fails writes from now on if the client takes nothing for `timeout`.
+    pub(super) fn with_timeout(self, timeout: Duration) -> TimedSocket<S> {
+        let mut stream = TimeoutStream::new(self);
+        stream.set_write_timeout(Some(timeout));
+        Box::pin(stream)
     }
 
     /// Returns the socket.
@@ -120,6 +130,11 @@ impl<S: TokioSocket> MeteredSocket<S> {
     /// After the socket was dropped, or if its send queue has outgrown its part of the pool.
     pub(super) fn socket(&self) -> io::Result<&S> {
         self.socket.as_ref().filter(|_| !self.has_outgrown).ok_or_else(closed_error)
+    }
+
+    /// Returns the socket for a poll, even if its queue has outgrown its part: the kernel has shut it down then.
+    fn pin_socket(&mut self) -> io::Result<Pin<&mut S>> {
+        self.socket.as_mut().map(Pin::new).ok_or_else(closed_error)
     }
 
     /// Writes some of `wanted` bytes with `write`, which gets the number of bytes that it may write and returns the
@@ -217,13 +232,13 @@ impl<S: TokioSocket> MeteredSocket<S> {
 
 impl<S: TokioSocket> AsyncRead for MeteredSocket<S> {
     fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        let read = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_read(context, out);
+        let read = self.pin_socket()?.poll_read(context, out);
         if read.is_pending() {
             self.poll_release(context);
             return Poll::Pending;
         }
         self.has_received = true;
-        if self.queue.has_grant() && self.queue.is_pool_under_pressure() {
+        if self.queue.has_grant() && self.queue.pool.is_under_pressure() {
             // Most clients have taken an answer before they send the next request. The next answer may take some time.
             self.release_drained();
         }
@@ -235,7 +250,7 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
     fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         let allowed = ready!(self.poll_allowed(context, bytes.len()))?;
         let bytes = bytes.get(..allowed).unwrap_or(bytes);
-        let write = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_write(context, bytes);
+        let write = self.pin_socket()?.poll_write(context, bytes);
         self.record_write(context, allowed, write)
     }
 
@@ -246,7 +261,7 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
     ) -> Poll<io::Result<usize>> {
         let wanted = parts.iter().map(|part| part.len()).sum();
         let allowed = ready!(self.poll_allowed(context, wanted))?;
-        let socket = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?);
+        let socket = self.pin_socket()?;
         if allowed == wanted {
             let write = socket.poll_write_vectored(context, parts);
             return self.record_write(context, allowed, write);
@@ -262,15 +277,15 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
     }
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        ready!(Pin::new(self.socket.as_mut().ok_or_else(closed_error)?).poll_flush(context))?;
+        ready!(self.pin_socket()?.poll_flush(context))?;
         // An HTTP/2 connection reads first and then writes, so no read follows that would check the last write.
         self.poll_release(context);
         Poll::Ready(Ok(()))
     }
 
-    /// Leaves the end of a TCP stream to [`LingerSlot::drain`], which must know if bytes are in the queue besides it.
+    /// Leaves the end of a TCP stream to [`drain_lingering`], which must know if bytes are in the queue besides it.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let socket = Pin::new(self.socket.as_mut().ok_or_else(closed_error)?);
+        let socket = self.pin_socket()?;
         if S::IS_TCP { socket.poll_flush(context) } else { socket.poll_shutdown(context) }
     }
 }
@@ -281,12 +296,14 @@ impl<S: TokioSocket> Drop for MeteredSocket<S> {
         if !S::IS_TCP && self.queue.measure(&socket) == 0 {
             return;
         }
-        let empty = self.queue.placeholder();
+        let empty = SendQueue::new(&self.queue.pool, None);
         // If this fails, the connection is gone.
         let Ok(socket) = socket.into_fd() else { return };
         let queue = std::mem::replace(&mut self.queue, empty);
-        let lingering = LingeringSocket { socket, is_tcp: S::IS_TCP, queue };
-        *self.linger.0.lock().unwrap_or_else(PoisonError::into_inner) = Some(lingering);
+        if let Some(linger) = self.linger.take() {
+            // If no task waits for it, the kernel keeps the socket until the client has acknowledged all bytes.
+            drop(linger.send(LingeringSocket { socket, is_tcp: S::IS_TCP, queue }));
+        }
     }
 }
 
@@ -300,7 +317,7 @@ fn closed_error() -> io::Error {
     io::ErrorKind::NotConnected.into()
 }
 
-impl<S: TokioSocket> Socket for Pin<Box<TimeoutStream<MeteredSocket<S>>>> {
+impl<S: TokioSocket> Socket for TimedSocket<S> {
     const IS_BUFFERED: bool = false;
 
     fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize> {
@@ -336,25 +353,25 @@ impl<S: TokioSocket> Socket for Pin<Box<TimeoutStream<MeteredSocket<S>>>> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Arc;
     use std::sync::atomic::Ordering;
 
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
     use tokio::net::{TcpListener, TcpSocket, TcpStream};
 
-    use super::super::connection_memory::AddressMemory;
     use super::super::send_queue::{CONNECTION_DIVISOR, UNPOOLED_BYTES};
-    use super::super::threshold_pool::DynamicThresholdPool;
+    use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
     use super::*;
     use crate::metrics::ConnectionPoolLabel;
 
-    async fn pair(pool: &Arc<DynamicThresholdPool>, linger: &LingerSlot) -> (MeteredSocket<TcpStream>, TcpStream) {
-        let (socket, reader, _) = pair_of_address(pool, linger).await;
+    async fn pair(pool: &Arc<DynamicThresholdPool>) -> (MeteredSocket<TcpStream>, TcpStream) {
+        let (socket, reader, _) = pair_of_address(pool, oneshot::channel().0).await;
         (socket, reader)
     }
 
     async fn pair_of_address(
         pool: &Arc<DynamicThresholdPool>,
-        linger: &LingerSlot,
+        linger: oneshot::Sender<LingeringSocket>,
     ) -> (MeteredSocket<TcpStream>, TcpStream, Arc<AddressMemory>) {
         let address_memory = Arc::<AddressMemory>::default();
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -375,7 +392,7 @@ mod tests {
     #[tokio::test]
     async fn an_empty_write_waits_as_long_as_a_large_write() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
-        let (mut socket, _reader) = pair(&pool, &LingerSlot::default()).await;
+        let (mut socket, _reader) = pair(&pool).await;
         let mut full = false;
         for _ in 0..200 {
             let allowed = socket.queue.allow(socket.socket().unwrap(), 1 << 20);
@@ -396,7 +413,7 @@ mod tests {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         let mut connections = Vec::new();
         for _ in 0..40 {
-            let (mut socket, reader) = pair(&pool, &LingerSlot::default()).await;
+            let (mut socket, reader) = pair(&pool).await;
             let data = vec![0; 4 << 20];
             let writing = socket.write_all(&data);
             assert!(tokio::time::timeout(Duration::from_millis(20), writing).await.is_err());
@@ -412,7 +429,7 @@ mod tests {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
         let sent: Vec<u8> = (0..100_000_u32).map(|n| u8::try_from(n % 251).unwrap()).collect();
         for segments in [None, Some(88), Some(536), Some(999)] {
-            let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+            let (mut socket, mut reader) = pair(&pool).await;
             let queue = std::mem::replace(&mut socket.queue, SendQueue::new(&pool, None));
             socket.queue = queue.with_segments(segments);
             let mut received = Vec::new();
@@ -429,7 +446,7 @@ mod tests {
     #[tokio::test]
     async fn a_partial_packet_is_sent_when_no_more_bytes_may_follow() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
-        let (socket, _reader) = pair(&pool, &LingerSlot::default()).await;
+        let (socket, _reader) = pair(&pool).await;
         let tcp = socket.socket().unwrap();
         sockopt::set_tcp_cork(tcp, true).unwrap();
         let mut sent = 0;
@@ -445,7 +462,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_returns_its_grant_when_idle_or_at_its_next_request_under_pressure() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        let (mut socket, mut reader, address_memory) = pair_of_address(&pool, &LingerSlot::default()).await;
+        let (mut socket, mut reader, address_memory) = pair_of_address(&pool, oneshot::channel().0).await;
         for is_under_pressure in [false, true] {
             while is_under_pressure && !pool.is_under_pressure() {
                 pool.take_up_to(None, 0, 1 << 17);
@@ -470,7 +487,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_that_is_flushed_but_not_read_returns_its_grant() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+        let (mut socket, mut reader) = pair(&pool).await;
         socket.write_all(&vec![0; 30_000]).await.unwrap();
         reader.read_exact(&mut vec![0; 30_000]).await.unwrap();
         let drained = std::future::poll_fn(|context| {
@@ -486,7 +503,7 @@ mod tests {
     #[tokio::test]
     async fn no_more_is_granted_than_the_kernel_takes() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 30, CONNECTION_DIVISOR));
-        let (mut socket, _reader, address_memory) = pair_of_address(&pool, &LingerSlot::default()).await;
+        let (mut socket, _reader, address_memory) = pair_of_address(&pool, oneshot::channel().0).await;
         let data = vec![0; 16 << 20];
         assert!(tokio::time::timeout(Duration::from_millis(50), socket.write_all(&data)).await.is_err());
         let queued = queue_bytes(&socket);
@@ -497,15 +514,15 @@ mod tests {
     #[tokio::test]
     async fn an_ended_connection_returns_its_grant_as_its_last_answer_is_taken() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 22, CONNECTION_DIVISOR));
-        let linger = LingerSlot::default();
-        let (mut socket, mut reader, address_memory) = pair_of_address(&pool, &linger).await;
+        let (linger_tx, linger) = oneshot::channel();
+        let (mut socket, mut reader, address_memory) = pair_of_address(&pool, linger_tx).await;
         let (mut sent, data) = (0, vec![0; 1 << 16]);
         while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
             sent += count.unwrap();
         }
         drop(socket);
         let granted = address_memory.queued_bytes.load(Ordering::Relaxed);
-        let mut draining = std::pin::pin!(linger.drain(false, Duration::from_secs(30)));
+        let mut draining = std::pin::pin!(drain_lingering(linger, false, Duration::from_secs(30)));
         reader.read_exact(&mut vec![0; sent * 3 / 4]).await.unwrap();
         assert!(tokio::time::timeout(DRAIN_BACKOFF[1] * 3, draining.as_mut()).await.is_err());
         let remaining = address_memory.queued_bytes.load(Ordering::Relaxed);
@@ -517,7 +534,7 @@ mod tests {
     #[tokio::test]
     async fn a_connection_whose_queue_outgrows_its_part_of_the_pool_ends() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
-        let (mut socket, mut reader) = pair(&pool, &LingerSlot::default()).await;
+        let (mut socket, mut reader) = pair(&pool).await;
         let data = vec![0; 1 << 16];
         while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
             count.unwrap();
@@ -538,17 +555,16 @@ mod tests {
     async fn an_aborted_connection_is_closed_orderly_only_if_no_bytes_are_queued() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         for (bytes, hangs_up, is_orderly) in [(0, false, true), (1 << 17, false, false), (0, true, true)] {
-            let linger = LingerSlot::default();
-            let (mut socket, mut reader) = pair(&pool, &linger).await;
+            let (linger_tx, linger) = oneshot::channel();
+            let (mut socket, mut reader, _) = pair_of_address(&pool, linger_tx).await;
             let _ = tokio::time::timeout(Duration::from_millis(20), socket.write_all(&vec![0; bytes])).await;
             if hangs_up {
                 reader.shutdown().await.unwrap();
             }
             drop(socket);
-            linger.drain(true, Duration::from_secs(30)).await;
+            drain_lingering(linger, true, Duration::from_secs(30)).await;
             let result = reader.read_to_end(&mut Vec::new()).await;
             assert_eq!(result.is_ok() && !hangs_up, is_orderly && !hangs_up, "{bytes} {hangs_up} {result:?}");
-            assert!(linger.0.lock().unwrap().is_none());
         }
     }
 
@@ -556,8 +572,8 @@ mod tests {
     async fn a_closed_connection_is_drained_and_then_reset() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         for (timeout, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
-            let linger = LingerSlot::default();
-            let (mut socket, mut reader) = pair(&pool, &linger).await;
+            let (linger_tx, linger) = oneshot::channel();
+            let (mut socket, mut reader, _) = pair_of_address(&pool, linger_tx).await;
             let (mut sent, data) = (0, vec![0; 1 << 16]);
             while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
                 sent += count.unwrap();
@@ -565,15 +581,13 @@ mod tests {
             drop(socket);
             let mut received = Vec::new();
             if is_reset {
-                linger.drain(false, timeout).await;
-                drop(linger);
+                drain_lingering(linger, false, timeout).await;
                 assert!(reader.read_to_end(&mut received).await.is_err());
             } else {
                 let reading = async { reader.read_to_end(&mut received).await.unwrap() };
                 tokio::join!(
                     async {
-                        linger.drain(false, timeout).await;
-                        drop(linger);
+                        drain_lingering(linger, false, timeout).await;
                     },
                     reading
                 );

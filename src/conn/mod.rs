@@ -1,17 +1,10 @@
 //! Connections: the listening address, what is accepted there, TLS, HTTP/1.1 and HTTP/2, and what each client may take.
 
-mod connection_memory;
-mod connection_signals;
-mod connection_timers;
 mod connections;
 mod fast_connection;
-mod goaway_reason;
 mod header_filter;
-mod hpack;
-mod http2_frames;
-mod http2_watchdog;
+mod http2;
 mod hyper_connection;
-mod limits;
 mod listener;
 mod metered_socket;
 mod peers;
@@ -22,11 +15,10 @@ mod so_meminfo;
 mod socket;
 mod threshold_pool;
 mod tls;
-mod tls_socket;
 mod workers;
 
 pub(crate) use connections::ConnectionServer;
 pub(crate) use listener::Listener;
 pub(crate) use serving_snapshot::ServingSnapshot;
 pub(crate) use tls::TlsTerminator;
-pub(crate) use workers::{DocumentRuntime, WorkerPool};
+pub(crate) use workers::{WorkerPool, start_document_runtime};

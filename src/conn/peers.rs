@@ -16,9 +16,8 @@ use futures_util::task::AtomicWaker;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::connection_memory::AddressMemory;
+use super::threshold_pool::AddressMemory;
 use crate::http;
-use crate::metrics::{QueueLabel, QueueWaitTimer};
 
 /// An address has at most this many times the connections that are still free. A single address gets three quarters of
 /// all. Many addresses get equal parts, with some left for the next (a dynamic threshold, as in
@@ -54,26 +53,6 @@ struct PeerState {
     memory: Arc<AddressMemory>,
 }
 
-/// Limits on the connections of one address.
-#[derive(Debug, Clone, Copy)]
-pub(super) struct PeerLimits {
-    /// Maximum number that are served.
-    pub(super) served: usize,
-    /// Maximum number that are served or wait, including the next one.
-    pub(super) served_or_queued: usize,
-}
-
-impl PeerLimits {
-    /// Returns the limits while `free` connections of all addresses, not counting the next one, are left. An address
-    /// may have `configured` connections, but never so many that other addresses have none. 0 means no limit.
-    pub(super) fn new(configured: usize, free: usize) -> Self {
-        if configured == 0 {
-            return Self { served: usize::MAX, served_or_queued: usize::MAX };
-        }
-        Self { served: configured, served_or_queued: free.saturating_add(1).saturating_mul(FREE_MULTIPLE) }
-    }
-}
-
 /// Decision about a new connection.
 #[derive(Debug)]
 pub(super) enum PeerAdmission {
@@ -83,29 +62,30 @@ pub(super) enum PeerAdmission {
     Refused,
 }
 
-impl Default for Peers {
-    fn default() -> Self {
-        Self::with_epoch(Instant::now())
-    }
-}
-
 impl Peers {
-    fn with_epoch(epoch: Instant) -> Self {
-        Self { addresses: Mutex::default(), epoch, last_id: AtomicU64::new(0) }
+    /// Creates the record of a server that starts at `epoch`.
+    pub(super) fn new(epoch: Instant) -> Arc<Self> {
+        Arc::new(Self { addresses: Mutex::default(), epoch, last_id: AtomicU64::new(0) })
     }
 
-    /// Decides about a connection from `address`. An IPv6 network of 64 bits counts as one address.
-    pub(super) fn admit(self: &Arc<Self>, address: IpAddr, limits: PeerLimits) -> PeerAdmission {
+    /// Decides about a connection from `address`, which may have `max_connections`, or any number if that is 0. An IPv6
+    /// network of 64 bits counts as one address. `free` connections of all addresses, not counting this one, are left:
+    /// however many an address may have, others get some.
+    pub(super) fn admit(self: &Arc<Self>, address: IpAddr, max_connections: usize, free: usize) -> PeerAdmission {
+        let (max_served, max_served_or_queued) = match max_connections {
+            0 => (usize::MAX, usize::MAX),
+            _ => (max_connections, free.saturating_add(1).saturating_mul(FREE_MULTIPLE)),
+        };
         let address = http::network_of(address);
         let mut peers = self.lock();
         let peer = peers.entry(address).or_default();
         let open = peer.connections.len();
-        if open + peer.waiters.len() >= limits.served_or_queued {
+        if open + peer.waiters.len() >= max_served_or_queued {
             peer.waiters.retain(|waiter| !waiter.is_closed());
         }
-        let is_within = open + peer.waiters.len() < limits.served_or_queued;
+        let is_within = open + peer.waiters.len() < max_served_or_queued;
         // An address without connections is always admitted, so that no entry without connections is left behind.
-        if open == 0 || is_within && open < limits.served || peer.evict_idle(self.epoch, 1) == 1 {
+        if open == 0 || is_within && open < max_served || peer.evict_idle(self.epoch, 1) == 1 {
             return PeerAdmission::Admitted(self.new_slot(address, peer));
         }
         if !is_within {
@@ -191,32 +171,15 @@ pub(super) struct PeerSlot {
     peers: Arc<Peers>,
     address: IpAddr,
     id: u64,
-    activity: Arc<IdleTracker>,
-    memory: Arc<AddressMemory>,
-}
-
-impl PeerSlot {
-    /// Returns the connection's idle tracker.
-    pub(super) fn activity(&self) -> &Arc<IdleTracker> {
-        &self.activity
-    }
-
-    /// Returns the memory that all connections of the address have taken from the pools.
-    pub(super) fn memory(&self) -> &Arc<AddressMemory> {
-        &self.memory
-    }
+    pub(super) activity: Arc<IdleTracker>,
+    /// Memory that all connections of the address have taken from the pools.
+    pub(super) memory: Arc<AddressMemory>,
 }
 
 impl Drop for PeerSlot {
     fn drop(&mut self) {
         self.peers.release(self.address, self.id);
     }
-}
-
-/// Waits for a slot, for `timeout` at most.
-pub(super) async fn wait_for_slot(receiver: oneshot::Receiver<PeerSlot>, timeout: Duration) -> Option<PeerSlot> {
-    let _waiting = QueueWaitTimer::begin(QueueLabel::Connection);
-    tokio::time::timeout(timeout, receiver).await.ok()?.ok()
 }
 
 /// Tracks whether a connection is idle, and whether it is evicted for another one.
@@ -270,8 +233,8 @@ mod tests {
 
     use super::*;
 
-    fn admit_slot(peers: &Arc<Peers>, address: &str, served: usize, served_or_queued: usize) -> Option<PeerSlot> {
-        match peers.admit(address.parse().unwrap(), PeerLimits { served, served_or_queued }) {
+    fn admit_slot(peers: &Arc<Peers>, address: &str, max_connections: usize) -> Option<PeerSlot> {
+        match peers.admit(address.parse().unwrap(), max_connections, 0) {
             PeerAdmission::Admitted(slot) => Some(slot),
             PeerAdmission::Queued(..) | PeerAdmission::Refused => None,
         }
@@ -284,8 +247,8 @@ mod tests {
 
     #[test]
     fn each_network_has_its_own_slots_and_leaves_no_entry_behind() {
-        let peers = Arc::<Peers>::default();
-        let admit = |address: &str| admit_slot(&peers, address, 2, 2);
+        let peers = Peers::new(Instant::now());
+        let admit = |address: &str| admit_slot(&peers, address, 2);
         let slots = [admit("192.0.2.1"), admit("192.0.2.1"), admit("2001:db8::1"), admit("2001:db8::ffff:1")];
         assert!(slots.iter().all(Option::is_some));
         assert!(admit("192.0.2.1").is_none() && admit("2001:db8::2").is_none());
@@ -299,11 +262,11 @@ mod tests {
 
     #[test]
     fn the_longest_idle_connection_is_evicted() {
-        let peers = Arc::new(Peers::with_epoch(Instant::now().checked_sub(Duration::from_secs(10)).unwrap()));
-        let slots: Vec<_> = (0..3).map(|_| admit_slot(&peers, "192.0.2.1", 3, 3).unwrap()).collect();
+        let peers = Peers::new(Instant::now().checked_sub(Duration::from_secs(10)).unwrap());
+        let slots: Vec<_> = (0..3).map(|_| admit_slot(&peers, "192.0.2.1", 3).unwrap()).collect();
         assert!(!mark_idle(&slots[0], Duration::from_secs(1)) && !mark_idle(&slots[1], Duration::from_secs(2)));
         assert!(!mark_idle(&slots[2], Duration::from_millis(1)));
-        let fourth = admit_slot(&peers, "192.0.2.1", 3, 3);
+        let fourth = admit_slot(&peers, "192.0.2.1", 3);
         assert!(fourth.is_some() && slots[1].activity.is_evicted() && !slots[0].activity.is_evicted());
         slots[0].activity.set_busy();
         let is_evicted = slots[0].activity.poll_idle(
@@ -313,32 +276,31 @@ mod tests {
         );
         assert!(!is_evicted, "a client may still send its first request on it");
         assert!(
-            admit_slot(&peers, "192.0.2.1", 3, 3).is_none(),
+            admit_slot(&peers, "192.0.2.1", 3).is_none(),
             "one is busy, one is evicted already, one was busy just now"
         );
     }
 
     #[tokio::test]
     async fn waiting_connections_get_slots_in_order_when_others_end_or_are_idle() {
-        let peers = Arc::<Peers>::default();
+        let peers = Peers::new(Instant::now());
         let address: IpAddr = "192.0.2.1".parse().unwrap();
-        let limits = PeerLimits { served: 2, served_or_queued: 5 };
-        let mut slots: Vec<_> = (0..2).map(|_| admit_slot(&peers, "192.0.2.1", 2, 5).unwrap()).collect();
+        // One connection is free, so six may be served or wait.
+        let admit = || peers.admit(address, 2, 1);
+        let mut slots: Vec<_> = (0..2).map(|_| admit_slot(&peers, "192.0.2.1", 2).unwrap()).collect();
         let mut waiting = Vec::new();
-        for n in 0..3 {
-            let PeerAdmission::Queued(receiver, search) = peers.admit(address, limits) else {
-                panic!("the connection is not queued")
-            };
+        for n in 0..4 {
+            let PeerAdmission::Queued(receiver, search) = admit() else { panic!("the connection is not queued") };
             assert_eq!(search.is_some(), n == 0);
             search.map(|address| tokio::spawn(Arc::clone(&peers).evict_for_waiters(address)));
             waiting.push(receiver);
         }
-        assert!(matches!(peers.admit(address, limits), PeerAdmission::Refused));
+        assert!(matches!(admit(), PeerAdmission::Refused));
         drop(slots.pop());
         let second = waiting.remove(0).await.unwrap();
         assert!(waiting[0].try_recv().is_err());
-        // The next one gives up.
-        drop(waiting.remove(0));
+        // The next one and the last one give up.
+        drop((waiting.remove(0), waiting.pop()));
         assert!(!mark_idle(&slots[0], Duration::ZERO));
         tokio::time::sleep(MIN_IDLE + 2 * EVICTION_INTERVAL).await;
         assert!(slots[0].activity.is_evicted());
@@ -353,12 +315,11 @@ mod tests {
     /// Returns how many of 100 connections each of `addresses` gets if they connect in turn and each may have
     /// `configured`.
     fn connection_counts(addresses: usize, configured: usize) -> Vec<usize> {
-        let (peers, mut free, mut slots) = (Arc::<Peers>::default(), 100, vec![Vec::new(); addresses]);
+        let (peers, mut free, mut slots) = (Peers::new(Instant::now()), 100, vec![Vec::new(); addresses]);
         for _ in 0..100 {
             for (n, address_slots) in slots.iter_mut().enumerate() {
-                let limits = PeerLimits::new(configured, free - 1);
                 let address = IpAddr::from([192, 0, 2, u8::try_from(n).unwrap()]);
-                if let PeerAdmission::Admitted(slot) = peers.admit(address, limits) {
+                if let PeerAdmission::Admitted(slot) = peers.admit(address, configured, free - 1) {
                     address_slots.push(Arc::new(slot));
                     free -= 1;
                 }
@@ -376,6 +337,6 @@ mod tests {
             let (min, max) = (counts.iter().min().unwrap(), counts.iter().max().unwrap());
             assert!(max - min <= 1 && counts.iter().sum::<usize>() < 100, "{counts:?}");
         }
-        assert_eq!(PeerLimits::new(0, 1).served, usize::MAX);
+        assert_eq!(connection_counts(1, 0), [100], "0 is no limit");
     }
 }

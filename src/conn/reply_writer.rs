@@ -13,7 +13,8 @@ pub(super) struct ReplyWriter {
     reply: Reply,
     head_sent: usize,
     body_sent: u64,
-    has_blocked: bool,
+    /// True if a write had to wait for the client.
+    pub(super) has_blocked: bool,
     /// Reads the next part of the file into the page cache.
     prefetch: Option<Pin<Box<dyn Future<Output = io::Result<()>> + Send + Sync>>>,
 }
@@ -36,11 +37,6 @@ impl ReplyWriter {
             ReplyBody::File(file) => file.meta().len,
         };
         self.remaining_head().is_empty() && self.body_sent >= length
-    }
-
-    /// Returns true if a write had to wait for the client.
-    pub(super) fn has_blocked(&self) -> bool {
-        self.has_blocked
     }
 
     /// Ready when no sent bytes are left in a buffer above the socket.

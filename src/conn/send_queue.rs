@@ -9,10 +9,9 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::connection_memory::AddressMemory;
 use super::so_meminfo::send_queue_bytes;
 use super::socket::TokioSocket;
-use super::threshold_pool::DynamicThresholdPool;
+use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 
 /// Kernel memory of a send queue that is not taken from the pool.
 pub(super) const UNPOOLED_BYTES: usize = 4 << 10;
@@ -48,7 +47,7 @@ const UNMEASURED_BYTES: usize = 64 << 10;
 /// A socket's send queue and the bytes of the pool that are granted to it. Dropping it returns them.
 #[derive(Debug)]
 pub(super) struct SendQueue {
-    pool: Arc<DynamicThresholdPool>,
+    pub(super) pool: Arc<DynamicThresholdPool>,
     /// Bytes that all connections of the client's address have taken; `None` if the address stands for many clients.
     address_memory: Option<Arc<AddressMemory>>,
     /// Upper bound of the kernel memory that the queue takes.
@@ -110,12 +109,6 @@ impl SendQueue {
         self.granted_bytes.fetch_add(added_bytes, Ordering::Relaxed) + added_bytes
     }
 
-    fn count_queued(&self, bytes: usize) {
-        if bytes > 0 {
-            self.queued_bytes.fetch_add(self.kernel_cost(bytes), Ordering::Relaxed);
-        }
-    }
-
     /// Asks the kernel for the size of the queue. If the kernel does not tell, the queue counts as empty.
     pub(super) fn measure<S: TokioSocket>(&self, socket: &S) -> usize {
         self.record_queued(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
@@ -171,16 +164,11 @@ impl SendQueue {
 
     /// Records that `written` of `allowed` bytes were written. The kernel accepts fewer if its own limit is lower.
     pub(super) fn record_write<S: TokioSocket>(&self, socket: &S, allowed: usize, written: usize) {
-        self.count_queued(written);
+        self.queued_bytes.fetch_add(self.kernel_cost(written), Ordering::Relaxed);
         if written < allowed && self.has_grant() {
             // A queue that has grown too far is noticed by the next check of the connection.
             let _ = self.release(socket);
         }
-    }
-
-    /// Returns true if so much of the pool is taken that others may need what is granted.
-    pub(super) fn is_pool_under_pressure(&self) -> bool {
-        self.pool.is_under_pressure()
     }
 
     /// Returns an upper bound of the kernel memory that `bytes` take.
@@ -208,11 +196,6 @@ impl SendQueue {
             None => memory / 17 * 16,
             Some(segment) => memory / (segment + SEGMENT_OVERHEAD_BYTES) * segment,
         }
-    }
-
-    /// Returns an empty queue that takes from the same pool, for no address.
-    pub(super) fn placeholder(&self) -> Self {
-        Self::new(&self.pool, None)
     }
 
     pub(super) fn has_grant(&self) -> bool {
@@ -271,7 +254,7 @@ mod tests {
     fn small_segments_count_alone_until_the_queue_is_empty() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 20, CONNECTION_DIVISOR));
         let queue = SendQueue::new(&pool, Some(Arc::default())).with_segments(Some(76));
-        queue.count_queued(4096);
+        queue.queued_bytes.fetch_add(queue.kernel_cost(4096), Ordering::Relaxed);
         let counted = queue.queued_bytes.load(Ordering::Relaxed);
         assert!(counted > 11 * 4096, "{counted}");
         assert!(queue.settle(4096 + 2304));

@@ -19,6 +19,17 @@ const LARGE_SHARE_DIVISOR: usize = 8;
 /// Divisor of the capacity: this part of it can be reserved for addresses that hold little.
 const RESERVE_DIVISOR: usize = 3;
 
+/// Bytes that all connections of one address have taken from the pools.
+#[derive(Debug, Default)]
+pub(super) struct AddressMemory {
+    /// From the pool for streams and long heads.
+    pub(super) memory_bytes: AtomicUsize,
+    /// From the pool for send queues.
+    pub(super) queued_bytes: AtomicUsize,
+    /// Notified if one of the address's idle connections must give back the memory that it does not need.
+    pub(super) reclaim_requested: Notify,
+}
+
 /// Pool of bytes that the connections of many addresses share.
 #[derive(Debug)]
 pub(super) struct DynamicThresholdPool {
@@ -30,22 +41,21 @@ pub(super) struct DynamicThresholdPool {
     guaranteed_bytes: usize,
     reserved_bytes: usize,
     gauge: PoolGauge,
-    reclaim_requested: Notify,
+    /// Notified if one holder must give back what it does not need: the one that has waited longest.
+    pub(super) reclaim_requested: Notify,
 }
 
 impl DynamicThresholdPool {
     /// Creates a pool in which each address may hold as many bytes as are left free. Each of its connections may hold
     /// what its address may still take, divided by `divisor`, or all of that if `divisor` is 0.
     pub(super) fn new(pool: ConnectionPoolLabel, capacity_bytes: usize, connection_divisor: usize) -> Self {
-        let gauge = PoolGauge::new(pool, capacity_bytes);
-        let taken_bytes = AtomicUsize::new(0);
         Self {
             capacity_bytes,
-            taken_bytes,
+            taken_bytes: AtomicUsize::new(0),
             connection_divisor,
             guaranteed_bytes: 0,
             reserved_bytes: 0,
-            gauge,
+            gauge: PoolGauge::new(pool, capacity_bytes),
             reclaim_requested: Notify::new(),
         }
     }
@@ -61,11 +71,8 @@ impl DynamicThresholdPool {
         let mut granted = 0;
         // The closure always returns a value, so the update cannot fail.
         let _ = self.taken_bytes.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |taken| {
-            granted = wanted_bytes.min(headroom(
-                self.address_headroom(taken, address_bytes),
-                held_bytes,
-                self.connection_divisor,
-            ));
+            let address_headroom = self.address_headroom(taken, address_bytes);
+            granted = wanted_bytes.min(headroom(address_headroom, held_bytes, self.connection_divisor));
             Some(taken + granted)
         });
         self.gauge.add(granted);
@@ -97,17 +104,6 @@ impl DynamicThresholdPool {
         let threshold_bytes = headroom(free.saturating_sub(self.reserved_bytes), address_bytes.unwrap_or(0), 1);
         let guaranteed = address_bytes.map_or(0, |held| self.guaranteed_bytes.saturating_sub(held));
         threshold_bytes.max(guaranteed.min(free))
-    }
-
-    /// Asks one holder to give back what it does not need: the one that has waited longest in
-    /// [`Self::wait_for_reclaim`].
-    pub(super) fn request_reclaim(&self) {
-        self.reclaim_requested.notify_one();
-    }
-
-    /// Waits until this holder is asked to give back what it does not need.
-    pub(super) async fn wait_for_reclaim(&self) {
-        self.reclaim_requested.notified().await;
     }
 
     /// Returns true if `bytes` are a large share of the capacity.

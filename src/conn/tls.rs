@@ -1,37 +1,40 @@
-//! TLS termination: the certificate in use, the handshake, and clients that do not speak TLS.
+//! TLS termination: the certificate in use, the handshake, clients that do not speak TLS, and the encrypted connection.
 //!
 //! A handshake in progress takes 71 KiB, so their number is limited. A client that has sent nothing yet does not count.
 
 use std::cell::Cell;
-use std::fmt;
 use std::hash::{BuildHasher, RandomState};
-use std::io;
+use std::io::{self, IoSlice};
 use std::net::IpAddr;
+use std::ops::Range;
 use std::os::fd::AsFd;
 use std::path::Path;
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll, ready};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustix::net::sockopt::set_socket_linger;
-use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::io::{AsyncRead, AsyncReadExt, AsyncWrite, AsyncWriteExt, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
-use tokio_io_timeout::TimeoutStream;
 use tokio_rustls::TlsAcceptor;
 use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::pem::PemObject;
 use tokio_rustls::rustls::pki_types::{CertificateDer, PrivateKeyDer};
 use tokio_rustls::rustls::{ConfigBuilder, ServerConfig, WantsVerifier};
+use tokio_rustls::server::TlsStream;
 use x509_cert::Certificate;
 use x509_cert::der::Decode;
 
-use super::metered_socket::MeteredSocket;
+use super::metered_socket::{MeteredSocket, TimedSocket};
 use super::so_meminfo::send_queue_bytes;
-use super::tls_socket::TlsSocket;
+use super::socket::Socket;
 use crate::config;
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 use crate::http;
 use crate::metrics::{self, HandshakeResult};
+use crate::store::SendfileSource;
 use crate::watched_files::WatchedFiles;
 
 /// First byte of every TLS connection: a handshake record (RFC 8446, section 5.1).
@@ -51,6 +54,13 @@ const PLAINTEXT_RESPONSE: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
+/// Maximum number of bytes received without one decrypted: a record of 16 KiB (RFC 8446, section 5.2), and the
+/// handshake messages of a client without a certificate.
+const MAX_UNDECRYPTED_BYTES: usize = 20 << 10;
+
+/// Maximum number of bytes of an answer that are encrypted before the socket takes them: one record.
+const TLS_BUFFER_BYTES: usize = 16 << 10;
+
 /// One address may have half of the handshakes if it is alone; each of many addresses as many as it leaves free for the
 /// next.
 const HANDSHAKES_PER_CLIENT: ClientQuota =
@@ -67,21 +77,6 @@ pub(crate) struct TlsTerminator {
     hasher: RandomState,
 }
 
-/// Outcome of accepting a connection.
-enum AcceptOutcome {
-    Encrypted(TlsSocket),
-    /// The client does not speak TLS.
-    Plaintext,
-    /// The client closed the connection before its first byte, as probes do that only connect.
-    Closed,
-}
-
-impl fmt::Debug for TlsTerminator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("TlsTerminator").field("handshake_timeout", &self.handshake_timeout).finish_non_exhaustive()
-    }
-}
-
 impl TlsTerminator {
     /// Reads the certificate and key, and reads them again when they change. Returns `None` if none are configured.
     ///
@@ -94,23 +89,22 @@ impl TlsTerminator {
         metrics::describe_tls();
         let is_first = Cell::new(true);
         let parse = move |[certificate, key]: [&str; 2]| {
-            let identity = TlsIdentity::parse(certificate, key)?;
+            let (server_config, validity) = parse_identity(certificate, key)?;
             // At startup, a certificate outside its validity period is used, with a warning. Later it does not replace
             // the one in use.
-            match (identity.validity_error(unix_time()), is_first.replace(false)) {
+            match (validity_error(&validity, unix_time()), is_first.replace(false)) {
                 (Some(fault), true) => {
                     tracing::warn!("the TLS certificate {fault}: clients will not trust this server");
                 }
                 (Some(fault), false) => return Err(format!("the certificate {fault}")),
                 (None, _) => {}
             }
-            metrics::tls_certificate(identity.not_after.as_secs());
-            Ok(identity.config)
+            metrics::tls_certificate(validity.end.as_secs());
+            Ok(server_config)
         };
         let paths: [&Path; 2] = [&config.certificate, &config.key];
-        let current = WatchedFiles::open(paths, "certificate", metrics::tls_reload_failed, parse)?;
         Ok(Some(Self {
-            server_config: current,
+            server_config: WatchedFiles::open(paths, "certificate", metrics::tls_reload_failed, parse)?,
             handshake_timeout: config.handshake_timeout,
             handshakes: FairSemaphore::new(config::TlsConfig::MAX_HANDSHAKES, HANDSHAKES_PER_CLIENT, CostBasis::Units),
             hasher: RandomState::new(),
@@ -135,48 +129,52 @@ impl TlsTerminator {
         send_timeout: Duration,
         peer: IpAddr,
     ) -> Option<TlsSocket> {
-        let step_timeout = self.handshake_timeout;
-        let handshake = async {
-            let mut stream = stream;
-            // Nothing is sent yet. After an orderly close, the kernel would keep the connection of a client that
-            // acknowledges nothing for minutes.
-            set_socket_linger(&stream, Some(Duration::ZERO))?;
-            match timeout(step_timeout, peek_first_byte(&stream)).await? {
-                None => return Ok(AcceptOutcome::Closed),
-                Some(HANDSHAKE_RECORD) => {}
-                Some(first) => {
-                    return timeout(step_timeout, refuse_plaintext(&mut stream, first))
-                        .await?
-                        .map(|()| AcceptOutcome::Plaintext);
-                }
-            }
-            // The wait for other clients' handshakes has a time limit of its own.
-            let _permit = timeout(step_timeout, self.acquire_handshake(peer)).await?;
-            let acceptor = TlsAcceptor::from(self.server_config.current());
-            set_socket_linger(&stream, None)?;
-            let mut stream = TimeoutStream::new(meter(stream));
-            stream.set_write_timeout(Some(send_timeout));
-            timeout(step_timeout, TlsSocket::accept(&acceptor, Box::pin(stream))).await?.map(AcceptOutcome::Encrypted)
-        };
-        let result: io::Result<AcceptOutcome> = handshake.await;
-        let (result, accepted) = match result {
-            Ok(AcceptOutcome::Closed) => return None,
-            Ok(AcceptOutcome::Encrypted(stream)) => (HandshakeResult::Done, Some(stream)),
-            Ok(AcceptOutcome::Plaintext) => {
-                tracing::debug!(%peer, "client does not speak TLS");
-                (HandshakeResult::Plaintext, None)
-            }
+        let accepted = self.try_accept(stream, meter, send_timeout, peer).await;
+        metrics::tls_handshake(match &accepted {
+            Ok(None) => return None,
+            Ok(Some(_)) => HandshakeResult::Done,
             Err(error) if error.kind() == io::ErrorKind::TimedOut => {
                 tracing::debug!(%peer, "TLS handshake took too long");
-                (HandshakeResult::TimedOut, None)
+                HandshakeResult::TimedOut
             }
             Err(error) => {
                 tracing::debug!(%peer, %error, "TLS handshake failed");
-                (HandshakeResult::Failed, None)
+                HandshakeResult::Failed
             }
-        };
-        metrics::tls_handshake(result);
-        accepted
+        });
+        accepted.ok().flatten()
+    }
+
+    /// Like [`Self::accept`], but returns failures of the handshake and of the socket. Returns `None` if the client
+    /// closed the connection before its first byte, as probes do that only connect, or does not speak TLS.
+    async fn try_accept(
+        &self,
+        mut stream: TcpStream,
+        meter: impl FnOnce(TcpStream) -> MeteredSocket<TcpStream>,
+        send_timeout: Duration,
+        peer: IpAddr,
+    ) -> io::Result<Option<TlsSocket>> {
+        let step_timeout = self.handshake_timeout;
+        // Nothing is sent yet. After an orderly close, the kernel would keep the connection of a client that
+        // acknowledges nothing for minutes.
+        set_socket_linger(&stream, Some(Duration::ZERO))?;
+        match timeout(step_timeout, peek_first_byte(&stream)).await? {
+            None => return Ok(None),
+            Some(HANDSHAKE_RECORD) => {}
+            Some(first) => {
+                timeout(step_timeout, refuse_plaintext(&mut stream, first)).await??;
+                tracing::debug!(%peer, "client does not speak TLS");
+                metrics::tls_handshake(HandshakeResult::Plaintext);
+                return Ok(None);
+            }
+        }
+        // The wait for other clients' handshakes has a time limit of its own.
+        let _permit = timeout(step_timeout, self.acquire_handshake(peer)).await?;
+        let acceptor = TlsAcceptor::from(self.server_config.current());
+        set_socket_linger(&stream, None)?;
+        let limited = CiphertextLimiter { stream: meter(stream).with_timeout(send_timeout), undecrypted_bytes: 0 };
+        let handshake = acceptor.accept_with(limited, |session| session.set_buffer_limit(Some(TLS_BUFFER_BYTES)));
+        Ok(Some(TlsSocket(Box::new(timeout(step_timeout, handshake).await??))))
     }
 }
 
@@ -212,49 +210,38 @@ async fn refuse_plaintext(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     Ok(())
 }
 
-/// A certificate and key with their validity period.
-struct TlsIdentity {
-    config: ServerConfig,
-    /// Since the Unix epoch.
-    not_before: Duration,
-    /// Since the Unix epoch.
-    not_after: Duration,
+/// Parses a certificate and its key. Returns them with the certificate's validity period, since the Unix epoch.
+fn parse_identity(certificate: &str, key: &str) -> Result<(ServerConfig, Range<Duration>), String> {
+    let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
+    let chain = chain.map_err(|error| format!("the certificate is not valid PEM: {error}"))?;
+    let leaf = chain.first().ok_or("the certificate file contains no PEM certificate")?;
+    let leaf = Certificate::from_der(leaf).map_err(|error| format!("the certificate cannot be read: {error}"))?;
+    let validity = leaf.tbs_certificate().validity();
+    let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
+        .map_err(|error| format!("the key file contains no PEM private key without a passphrase: {error}"))?;
+    let provider = Arc::new(ring::default_provider());
+    let config = ServerConfig::builder_with_provider(provider)
+        .with_safe_default_protocol_versions()
+        .map(ConfigBuilder::<ServerConfig, WantsVerifier>::with_no_client_auth);
+    let mut config = config
+        .and_then(|config| config.with_single_cert(chain, key))
+        .map_err(|error| format!("certificate and key cannot be used together: {error}"))?;
+    config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
+    // The client keeps its session ticket, so that memory here does not grow with the number of sessions.
+    config.ticketer =
+        ring::Ticketer::new().map_err(|error| format!("cannot create the key for session tickets: {error}"))?;
+    Ok((config, validity.not_before.to_unix_duration()..validity.not_after.to_unix_duration()))
 }
 
-impl TlsIdentity {
-    fn parse(certificate: &str, key: &str) -> Result<Self, String> {
-        let chain = CertificateDer::pem_slice_iter(certificate.as_bytes()).collect::<Result<Vec<_>, _>>();
-        let chain = chain.map_err(|error| format!("the certificate is not valid PEM: {error}"))?;
-        let leaf = chain.first().ok_or("the certificate file contains no PEM certificate")?;
-        let leaf = Certificate::from_der(leaf).map_err(|error| format!("the certificate cannot be read: {error}"))?;
-        let validity = leaf.tbs_certificate().validity();
-        let (not_before, not_after) = (validity.not_before.to_unix_duration(), validity.not_after.to_unix_duration());
-        let key = PrivateKeyDer::from_pem_slice(key.as_bytes())
-            .map_err(|error| format!("the key file contains no PEM private key without a passphrase: {error}"))?;
-        let provider = Arc::new(ring::default_provider());
-        let config = ServerConfig::builder_with_provider(provider)
-            .with_safe_default_protocol_versions()
-            .map(ConfigBuilder::<ServerConfig, WantsVerifier>::with_no_client_auth);
-        let mut config = config
-            .and_then(|config| config.with_single_cert(chain, key))
-            .map_err(|error| format!("certificate and key cannot be used together: {error}"))?;
-        config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-        // The client keeps its session ticket, so that memory here does not grow with the number of sessions.
-        config.ticketer =
-            ring::Ticketer::new().map_err(|error| format!("cannot create the key for session tickets: {error}"))?;
-        Ok(Self { config, not_before, not_after })
-    }
-
-    /// Returns why clients would not trust the certificate at `now`, the time since the Unix epoch.
-    fn validity_error(&self, now: Duration) -> Option<String> {
-        let time_until_valid = self.not_before.saturating_sub(now);
-        if self.not_after <= now {
-            Some("has expired".to_owned())
-        } else if time_until_valid.is_zero() {
-            None
-        } else {
-            Some(format!("is not valid before {} seconds from now", time_until_valid.as_secs() + 1))
-        }
+/// Returns why clients would not trust a certificate with this `validity` at `now`, the time since the Unix epoch.
+fn validity_error(validity: &Range<Duration>, now: Duration) -> Option<String> {
+    let time_until_valid = validity.start.saturating_sub(now);
+    if validity.end <= now {
+        Some("has expired".to_owned())
+    } else if time_until_valid.is_zero() {
+        None
+    } else {
+        Some(format!("is not valid before {} seconds from now", time_until_valid.as_secs() + 1))
     }
 }
 
@@ -262,4 +249,116 @@ impl TlsIdentity {
 #[expect(clippy::disallowed_methods, reason = "certificates expire by the clock")]
 fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+}
+
+/// A TLS connection. The write timeout of the TCP socket below it applies to a client that takes nothing.
+pub(super) struct TlsSocket(Box<TlsStream<CiphertextLimiter<TimedSocket<TcpStream>>>>);
+
+/// Counts the bytes read from a stream and fails after too many without decrypted data. rustls joins the parts of a
+/// handshake message, even of one that comes after the handshake, in up to 64 KiB of memory that it keeps.
+struct CiphertextLimiter<S> {
+    stream: S,
+    /// Bytes read since data was last decrypted.
+    undecrypted_bytes: usize,
+}
+
+impl<S: AsyncRead + Unpin> AsyncRead for CiphertextLimiter<S> {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        if self.undecrypted_bytes > MAX_UNDECRYPTED_BYTES {
+            let text = "too many TLS bytes without decrypted data";
+            return Poll::Ready(Err(io::Error::new(io::ErrorKind::InvalidData, text)));
+        }
+        let before = out.filled().len();
+        ready!(Pin::new(&mut self.stream).poll_read(context, out))?;
+        self.undecrypted_bytes += out.filled().len() - before;
+        Poll::Ready(Ok(()))
+    }
+}
+
+impl AsyncRead for TlsSocket {
+    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let before = out.filled().len();
+        ready!(Pin::new(&mut self.0).poll_read(context, out))?;
+        if out.filled().len() > before {
+            self.0.get_mut().0.undecrypted_bytes = 0;
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+/// Implements [`AsyncWrite`] by a field.
+macro_rules! write_through {
+    ([$($bound:tt)*] $type:ty, $field:tt) => {
+impl<$($bound)*> AsyncWrite for $type {
+    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.$field).poll_write(context, bytes)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        parts: &[IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.$field).poll_write_vectored(context, parts)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.$field.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.$field).poll_flush(context)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.$field).poll_shutdown(context)
+    }
+}
+    };
+}
+
+write_through!([S: AsyncWrite + Unpin] CiphertextLimiter<S>, stream);
+write_through!([] TlsSocket, 0);
+
+/// All bytes must be encrypted, so these calls are unsupported. With
+/// [`http::HttpOptions::is_https`](crate::http::HttpOptions::is_https), the fast path answers with no file.
+impl Socket for TlsSocket {
+    const IS_BUFFERED: bool = true;
+
+    fn send_with_more(&self, _bytes: &[u8]) -> io::Result<usize> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn send_file(&self, _file: &SendfileSource, _from: u64) -> io::Result<u64> {
+        Err(io::ErrorKind::Unsupported.into())
+    }
+
+    fn set_cork(&self, _hold: bool) {}
+
+    fn poll_release(&mut self, context: &mut Context<'_>) {
+        self.0.get_mut().0.stream.poll_release(context);
+    }
+
+    fn has_hung_up(&self) -> bool {
+        self.0.get_ref().0.stream.has_hung_up()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::AsyncReadExt;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn bytes_without_data_are_read_up_to_a_limit() {
+        let endless = tokio::io::repeat(22);
+        let mut limited = CiphertextLimiter { stream: endless, undecrypted_bytes: 0 };
+        let mut read = Vec::new();
+        let error = limited.read_to_end(&mut read).await.unwrap_err();
+        assert_eq!(error.kind(), io::ErrorKind::InvalidData);
+        assert!((MAX_UNDECRYPTED_BYTES..2 * MAX_UNDECRYPTED_BYTES + 1).contains(&read.len()), "{}", read.len());
+        limited.undecrypted_bytes = 0;
+        assert!(limited.read_u8().await.is_ok());
+    }
 }

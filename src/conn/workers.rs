@@ -12,6 +12,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
+use scopeguard::ScopeGuard;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
@@ -86,40 +87,24 @@ impl Worker {
     }
 }
 
-/// The threads that make documents and read the viewer's files. There are as many as serve connections, with which they
-/// share the cores, so that no client waits for another client's large document.
-#[derive(Debug)]
-pub(crate) struct DocumentRuntime(Option<Runtime>);
-
-impl DocumentRuntime {
-    /// Starts `count` threads, at least one.
-    ///
-    /// # Errors
-    /// If the system has no more threads or descriptors.
-    pub(crate) fn start(count: usize) -> io::Result<Self> {
-        let runtime = Builder::new_multi_thread()
-            .worker_threads(count.max(1))
-            .max_blocking_threads(MAX_BLOCKING_THREADS)
-            .thread_keep_alive(Duration::MAX)
-            .thread_name("n5-documents")
-            .on_thread_park(allocator::collect_thread_heap)
-            .enable_all()
-            .build()?;
-        // Starts the first blocking thread, which is kept: later the system may have none left.
-        drop(runtime.spawn_blocking(|| ()));
-        Ok(Self(Some(runtime)))
-    }
-
-    pub(crate) fn handle(&self) -> Option<Handle> {
-        self.0.as_ref().map(|runtime| runtime.handle().clone())
-    }
-}
-
-impl Drop for DocumentRuntime {
-    fn drop(&mut self) {
-        // A read that hangs in storage must not keep the process alive.
-        self.0.take().into_iter().for_each(Runtime::shutdown_background);
-    }
+/// Starts the `count` threads, at least one, that make documents and read the viewer's files. There are as many as serve
+/// connections, with which they share the cores, so that no client waits for another client's large document. They end
+/// when the runtime is dropped: a read that hangs in storage must not keep the process alive.
+///
+/// # Errors
+/// If the system has no more threads or descriptors.
+pub(crate) fn start_document_runtime(count: usize) -> io::Result<ScopeGuard<Runtime, fn(Runtime)>> {
+    let runtime = Builder::new_multi_thread()
+        .worker_threads(count.max(1))
+        .max_blocking_threads(MAX_BLOCKING_THREADS)
+        .thread_keep_alive(Duration::MAX)
+        .thread_name("n5-documents")
+        .on_thread_park(allocator::collect_thread_heap)
+        .enable_all()
+        .build()?;
+    // Starts the first blocking thread, which is kept: later the system may have none left.
+    drop(runtime.spawn_blocking(|| ()));
+    Ok(scopeguard::guard(runtime, Runtime::shutdown_background))
 }
 
 #[cfg(test)]

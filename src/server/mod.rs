@@ -1,44 +1,41 @@
 //! The server: opens what the configuration names, binds the address, serves, reloads, and shuts down.
 
-mod allocator_trim;
-mod memory_limit;
 mod mounts;
+mod process_memory;
 mod reload;
 mod settings;
 
 use std::future::Future;
 use std::io::Write;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use anyhow::Context;
+use scopeguard::ScopeGuard;
+use tokio::runtime::Runtime;
 
 use crate::access::AccessControl;
 use crate::config::Config;
-use crate::conn::{ConnectionServer, DocumentRuntime, Listener, TlsTerminator, WorkerPool};
+use crate::conn::{ConnectionServer, Listener, TlsTerminator, WorkerPool, start_document_runtime};
 use crate::container::Resources;
 use crate::cpu_pool::CpuPool;
 use crate::http::Viewer;
 use crate::off_thread::off_thread;
 use crate::{demo, metrics};
-use allocator_trim::trim_periodically;
-use mounts::Mounts;
 pub(crate) use mounts::{mount, open_store};
+use process_memory::trim_periodically;
 pub use reload::Reloader;
 use reload::ServerState;
 pub use settings::{check_rules, open_access_control};
 pub(crate) use settings::{container_settings, http_options};
 
 /// A server that is bound to its address and serves when it is run.
-#[derive(Debug)]
 pub struct Server {
     listener: Listener,
     workers: WorkerPool,
-    documents: DocumentRuntime,
+    documents: ScopeGuard<Runtime, fn(Runtime)>,
     tls: Option<TlsTerminator>,
-    config: Config,
     reloader: Arc<Reloader>,
 }
 
@@ -54,7 +51,7 @@ impl Server {
         let resources = Resources::new(container_settings(&config));
         let trim_cpu = CpuPool::new(1);
         tokio::spawn(trim_periodically(Arc::downgrade(&resources), trim_cpu.clone()));
-        let mounts = Mounts::start(&config, &resources).await?;
+        let mounts = mounts::start(&config, &resources).await?;
         let timeout = config.server.request_timeout;
         let directory = config.server.viewer.clone();
         let opened_viewer = off_thread(timeout, move || Ok(Viewer::open(&directory)?)).await;
@@ -63,18 +60,17 @@ impl Server {
             tracing::warn!(%directory, why, "no viewer is served: its directory cannot be read");
             None
         });
-        let documents = DocumentRuntime::start(config.threads()).context("the threads cannot be started")?;
+        let documents = start_document_runtime(config.threads()).context("the threads cannot be started")?;
         let file_config = config.clone();
         let (control, tls) = off_thread(timeout, move || open_files(&file_config))
             .await
             .context("cannot load the files of [access], [jwt] and [tls]")?;
         let listener = Listener::bind(&config.server.listen).await?;
         let workers = WorkerPool::start(config.threads()).context("the threads cannot be started")?;
-        let (document_runtime, initial_config) = (documents.handle(), config.clone());
-        let state =
-            ServerState { config: initial_config, mounts, resources, trim_cpu, control, viewer, document_runtime };
+        let document_runtime = documents.handle().clone();
+        let state = ServerState { config, mounts, resources, trim_cpu, control, viewer, document_runtime };
         let reloader = Arc::new(Reloader::new(state, render_metrics));
-        Ok(Self { listener, workers, documents, tls, config, reloader })
+        Ok(Self { listener, workers, documents, tls, reloader })
     }
 
     /// Returns a handle that applies other configurations to this server.
@@ -87,43 +83,31 @@ impl Server {
         self.listener.address()
     }
 
-    /// Returns the URL at which clients reach the server.
-    fn url(&self) -> String {
-        let base = &self.config.server.base_path;
-        let scheme = if self.tls.is_some() { "https" } else { "http" };
-        match (self.listener.path(), self.address()) {
-            (Some(path), _) => format!("unix:{}", path.display()),
-            (None, Some(address)) => format!("{scheme}://{address}{base}/"),
-            (None, None) => "an unknown address".to_owned(),
-        }
-    }
-
     /// Logs and prints the server's address, what it serves and how much memory it may take.
     pub fn announce(&self) {
-        let memory_bound_bytes = self.config.memory_bound_bytes();
-        let url = self.url();
-        let containers: Vec<String> = self
-            .config
-            .containers
-            .iter()
-            .map(|container| {
-                let name = if container.name.is_empty() { "/" } else { &container.name };
-                format!("{name} = {}", container.root.display())
-            })
-            .collect();
-        let containers =
-            if containers.is_empty() { "the embedded demo container".to_owned() } else { containers.join(", ") };
         let snapshot = self.reloader.snapshot();
-        let (connections, connections_bytes) =
-            (self.config.server.max_connections, self.config.max_connections_bytes());
-        let sockets_bytes = self.config.sockets_bytes();
+        let config = &snapshot.config;
+        let scheme = if self.tls.is_some() { "https" } else { "http" };
+        let url = match (self.listener.path(), self.address()) {
+            (Some(path), _) => format!("unix:{}", path.display()),
+            (None, Some(address)) => format!("{scheme}://{address}{}/", config.server.base_path),
+            (None, None) => "an unknown address".to_owned(),
+        };
+        let containers = config.containers.iter().map(|container| {
+            let name = if container.name.is_empty() { "/" } else { &container.name };
+            format!("{name} = {}", container.root.display())
+        });
+        let containers = containers.collect::<Vec<_>>().join(", ");
+        let containers = if containers.is_empty() { "the embedded demo container".to_owned() } else { containers };
+        let (connections, memory_bound_bytes) = (config.server.max_connections, config.memory_bound_bytes());
+        let (connections_bytes, sockets_bytes) = (config.max_connections_bytes(), config.sockets_bytes());
         let [bound_mib, connections_mib, sockets_mib] =
             [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
         let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
         let viewer = viewer.unwrap_or_else(|| "none".to_owned());
-        tracing::info!(%url, containers = containers, viewer, memory_bound_bytes = memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
+        tracing::info!(%url, containers, viewer, memory_bound_bytes, connections_bytes, sockets_bytes, "listening");
         metrics::memory_bound(memory_bound_bytes);
-        memory_limit::warn_if_below(memory_limit::max_process_bytes(&self.config));
+        process_memory::warn_if_below_need(config);
         let mut out = std::io::stdout().lock();
         // Write errors are ignored: standard output may be closed, and the log has the same information.
         let _ = writeln!(out, "n5-server {} listening on {url}", env!("CARGO_PKG_VERSION"));
@@ -132,7 +116,7 @@ impl Server {
             "serving {containers}; caches, budgets and threads take at most {bound_mib} MiB, {connections} connections {connections_mib} MiB more, \
              sockets {sockets_mib} MiB in the kernel"
         );
-        if self.config.containers.is_empty() {
+        if config.containers.is_empty() {
             let _ = writeln!(out, "{}", demo::tour(&url));
         }
         let _ = out.flush();
@@ -141,13 +125,13 @@ impl Server {
     /// Serves until `stop` completes, then finishes the answers that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         // No snapshot is kept here, because a reload replaces it.
-        let Self { listener, workers, documents: _documents, tls, config, reloader } = self;
-        let connections = ConnectionServer::new(&config, reloader.subscribe(), workers, tls);
+        let Self { listener, workers, documents: _documents, tls, reloader } = self;
+        let connections = ConnectionServer::new(&reloader.snapshot().config, reloader.subscribe(), workers, tls);
         let drain_on_stop = async {
             stop.await;
             tracing::info!("shutting down: not ready any more");
             reloader.drain();
-            tokio::time::sleep(reloader.snapshot().drain_delay).await;
+            tokio::time::sleep(reloader.snapshot().config.server.drain_delay).await;
         };
         let wake_on_reload = async {
             let mut snapshots = reloader.subscribe();
@@ -163,7 +147,7 @@ impl Server {
             () = wake_on_reload => {}
             () = reloader.retry_unopened_containers() => {}
         }
-        let deadline = reloader.snapshot().shutdown_timeout;
+        let deadline = reloader.snapshot().config.server.shutdown_timeout;
         let shutdown_deadline = tokio::time::Instant::now() + deadline;
         connections.begin_shutdown();
         let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
@@ -185,10 +169,10 @@ impl Server {
 }
 
 /// Returns true if no answer runs and none is being sent for 250 ms.
-async fn is_quiescent(reloader: &Reloader, unflushed: &AtomicUsize) -> bool {
+async fn is_quiescent(reloader: &Reloader, unflushed: &Weak<()>) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;
-        if reloader.snapshot().app.requests_in_flight() > 0 || unflushed.load(Ordering::Acquire) > 0 {
+        if reloader.snapshot().app.requests_in_flight() > 0 || unflushed.strong_count() > 1 {
             return false;
         }
     }
@@ -204,6 +188,6 @@ pub fn check_files(config: &Config) -> anyhow::Result<()> {
 }
 
 fn open_files(config: &Config) -> anyhow::Result<(Option<Arc<AccessControl>>, Option<TlsTerminator>)> {
-    let control = open_access_control(config)?;
+    let control = open_access_control(config, None)?;
     Ok((control, TlsTerminator::open(&config.tls).map_err(anyhow::Error::msg)?))
 }

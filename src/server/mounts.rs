@@ -3,13 +3,13 @@
 //! Their directories are opened concurrently, each within a time limit. On a reload, a container that is already served
 //! stays so if its directory cannot be opened: failing storage must not keep a new access rule from taking effect.
 
-use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::{Context, anyhow, bail};
 use axum::http::HeaderValue;
 use futures_util::future::join_all;
+use tokio::sync::Mutex;
 
 use crate::config::{CacheControl, Config, ContainerConfig};
 use crate::container::{Container, Resources};
@@ -24,239 +24,228 @@ pub(super) const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time that the startup of all containers waits for one of them.
 const STARTUP_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Held while a directory is opened. One attempt at a time is allowed, because an attempt that hangs keeps a thread.
-type OpenLock = Arc<tokio::sync::Mutex<()>>;
-
 /// Location of a container.
 #[derive(Debug, Clone)]
 enum ContainerLocation {
     Demo,
-    Local(LocalDirectory),
-    /// A directory that has not been opened since the start, as configured.
-    Unopened(PathBuf, OpenLock),
+    Local {
+        store: LocalStore,
+        call_timeout: Duration,
+    },
+    /// A directory that has not been opened since the start.
+    Unopened,
 }
 
+/// A served container and its location.
 #[derive(Debug, Clone)]
-struct LocalDirectory {
+pub(super) struct MountedContainer {
+    pub(super) mount: Mount,
     config: ContainerConfig,
-    store: LocalStore,
-    call_timeout: Duration,
-    open_lock: OpenLock,
+    location: ContainerLocation,
+    /// Held while the directory is opened. One attempt at a time is allowed, because an attempt that hangs keeps a
+    /// thread.
+    open_lock: Arc<Mutex<()>>,
 }
 
-impl ContainerLocation {
-    /// Returns true if both are the same container: the same directory after symbolic links are resolved, with the same
-    /// settings. A link that now leads elsewhere makes another container.
-    fn is_same(&self, other: &Self) -> bool {
-        match (self, other) {
-            (Self::Demo, Self::Demo) => true,
-            (Self::Local(a), Self::Local(b)) => {
-                let settings =
-                    |local: &LocalDirectory| (local.config.symlinks, local.config.entity_tag, local.call_timeout);
-                a.store.root() == b.store.root() && settings(a) == settings(b)
+impl MountedContainer {
+    /// Mounts the container of `config`, which is at `location`. If it is among `previous`, it keeps its cached data.
+    fn new(
+        config: &ContainerConfig,
+        mut location: ContainerLocation,
+        open_lock: Arc<Mutex<()>>,
+        resources: &Arc<Resources>,
+        previous: &[Self],
+    ) -> Self {
+        let existing = previous.iter().find(|known| known.is_same(config, &location));
+        let container = if let Some(existing) = existing {
+            existing.mount.container.with_resources(resources)
+        } else {
+            let store: Arc<dyn Store> = match &location {
+                ContainerLocation::Demo => Arc::new(demo::store()),
+                ContainerLocation::Local { store, .. } => Arc::new(store.clone()),
+                ContainerLocation::Unopened => Arc::new(UnavailableStore::new(&config.root)),
+            };
+            Container::new(store, Arc::clone(resources))
+        };
+        if let ContainerLocation::Local { store, .. } = &mut location
+            && let Some(ContainerLocation::Local { store: mounted, .. }) = existing.map(|known| &known.location)
+        {
+            // One container has one store, which keeps track of the state of its storage.
+            *store = mounted.clone();
+        }
+        let mount = mount(&config.name, container, config.cache_control);
+        Self { mount, config: config.clone(), location, open_lock }
+    }
+
+    /// Returns true if the container of `config` at `location` is this one: the same directory after symbolic links are
+    /// resolved, with the same settings. A link that now leads elsewhere makes another container.
+    fn is_same(&self, config: &ContainerConfig, location: &ContainerLocation) -> bool {
+        match (&self.location, location) {
+            (ContainerLocation::Demo, ContainerLocation::Demo) => true,
+            (
+                ContainerLocation::Local { store, call_timeout },
+                ContainerLocation::Local { store: other_store, call_timeout: other_timeout },
+            ) => {
+                let settings = |config: &ContainerConfig| (config.symlinks, config.entity_tag);
+                store.root() == other_store.root()
+                    && settings(&self.config) == settings(config)
+                    && call_timeout == other_timeout
             }
-            (Self::Unopened(a, _), Self::Unopened(b, _)) => a == b,
-            (Self::Demo | Self::Local(_) | Self::Unopened(..), _) => false,
-        }
-    }
-
-    fn configured_path_and_lock(&self) -> Option<(&Path, &OpenLock)> {
-        match self {
-            Self::Demo => None,
-            Self::Local(local) => Some((&local.config.root, &local.open_lock)),
-            Self::Unopened(path, open_lock) => Some((path, open_lock)),
-        }
-    }
-
-    fn store(&self) -> Arc<dyn Store> {
-        match self {
-            Self::Demo => Arc::new(demo::store()),
-            Self::Local(local) => Arc::new(local.store.clone()),
-            Self::Unopened(path, _) => Arc::new(UnavailableStore::new(path)),
+            (ContainerLocation::Unopened, ContainerLocation::Unopened) => self.config.root == config.root,
+            (ContainerLocation::Demo | ContainerLocation::Local { .. } | ContainerLocation::Unopened, _) => false,
         }
     }
 
     /// Returns true unless the storage is known to be stalled or an earlier attempt to open it has not ended.
     fn is_responsive(&self) -> bool {
-        match self {
-            Self::Demo => true,
-            Self::Local(local) => !local.store.current_load().is_stalled && local.open_lock.try_lock().is_ok(),
-            Self::Unopened(_, open_lock) => open_lock.try_lock().is_ok(),
-        }
+        let is_stalled = match &self.location {
+            ContainerLocation::Local { store, .. } => store.current_load().is_stalled,
+            ContainerLocation::Demo | ContainerLocation::Unopened => false,
+        };
+        !is_stalled && self.open_lock.try_lock().is_ok()
     }
 }
 
-#[derive(Debug, Clone)]
-struct MountedContainer {
-    location: ContainerLocation,
-    mount: Mount,
+/// Opens the containers of `config` at startup. A container that cannot be opened, for example because its storage
+/// hangs, does not keep the others from being served. It is not ready until [`retry_unopened`] has opened it.
+///
+/// # Errors
+/// If none of the containers can be opened. The error gives the reason for each.
+pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Vec<MountedContainer>> {
+    let call_timeout = storage_call_timeout(config);
+    let open_timeout = if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(call_timeout) } else { call_timeout };
+    let attempts = join_all(config.containers.iter().map(|container| async move {
+        let open_lock = Arc::default();
+        (open_with_timeout(container, call_timeout, &open_lock, open_timeout).await, open_lock)
+    }));
+    let (mut mounts, mut errors) = (Vec::new(), Vec::new());
+    for (container, (result, open_lock)) in config.containers.iter().zip(attempts.await) {
+        let location = result.unwrap_or_else(|why| {
+            errors.push(format!("{why:#}"));
+            ContainerLocation::Unopened
+        });
+        mounts.push(MountedContainer::new(container, location, open_lock, resources, &[]));
+    }
+    if config.containers.is_empty() {
+        mounts.push(mount_demo(resources, &[]));
+    } else if errors.len() == config.containers.len() {
+        bail!(errors.join("; "));
+    }
+    for why in errors {
+        tracing::error!(why, "served without this container until it can be opened");
+    }
+    Ok(mounts)
 }
 
-/// The served containers and their locations, in the order of the configuration.
-#[derive(Debug, Clone, Default)]
-pub(super) struct Mounts(Vec<MountedContainer>);
-
-impl Mounts {
-    /// Opens the containers of `config` at startup. A container that cannot be opened, for example because its storage
-    /// hangs, does not keep the others from being served. It is not ready until [`Self::retry_unopened`] has opened it.
-    ///
-    /// # Errors
-    /// If none of the containers can be opened. The error gives the reason for each.
-    pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let call_timeout = storage_call_timeout(config);
-        let open_timeout =
-            if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(call_timeout) } else { call_timeout };
-        let (previous, mut opened, mut errors) = (Self::default(), Self::default(), Vec::new());
-        let attempts = join_all(config.containers.iter().map(|container| async move {
-            let open_lock = OpenLock::default();
-            (open_with_timeout(container, call_timeout, &open_lock, open_timeout).await, open_lock)
-        }));
-        for (container, (result, open_lock)) in config.containers.iter().zip(attempts.await) {
-            let location = result.unwrap_or_else(|why| {
-                errors.push(format!("{why:#}"));
-                ContainerLocation::Unopened(container.root.clone(), open_lock)
-            });
-            opened.add(location, &container.name, container.cache_control, resources, &previous);
-        }
-        if config.containers.is_empty() {
-            opened.add(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, &previous);
-        } else if errors.len() == config.containers.len() {
-            bail!(errors.join("; "));
-        }
-        for why in errors {
-            tracing::error!(why, "served without this container until it can be opened");
-        }
-        Ok(opened)
+/// Returns the containers of `config`, in place of `current`. A container that is already among these keeps its cached
+/// data, and stays as it is if its directory cannot be opened now.
+///
+/// # Errors
+/// If a container that is not among these cannot be opened.
+pub(super) async fn reconfigured(
+    current: &[MountedContainer],
+    config: &Config,
+    resources: &Arc<Resources>,
+) -> anyhow::Result<Vec<MountedContainer>> {
+    if config.containers.is_empty() {
+        return Ok(vec![mount_demo(resources, current)]);
     }
+    let call_timeout = storage_call_timeout(config);
+    let results = join_all(config.containers.iter().map(|container| reopen(current, container, call_timeout))).await;
+    let mounts = config.containers.iter().zip(results).map(|(container, result)| {
+        let (location, open_lock) = result?;
+        Ok(MountedContainer::new(container, location, open_lock, resources, current))
+    });
+    mounts.collect()
+}
 
-    /// Returns the containers of `config`, in place of these. A container that is already among these keeps its cached
-    /// data, and stays as it is if its directory cannot be opened now.
-    ///
-    /// # Errors
-    /// If a container that is not among these cannot be opened.
-    pub(super) async fn reconfigured(&self, config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Self> {
-        let call_timeout = storage_call_timeout(config);
-        let results = join_all(config.containers.iter().map(|container| self.reopen(container, call_timeout))).await;
-        let mut opened = Self::default();
-        for (container, result) in config.containers.iter().zip(results) {
-            opened.add(result?, &container.name, container.cache_control, resources, self);
-        }
-        if config.containers.is_empty() {
-            opened.add(ContainerLocation::Demo, "", CacheControl::Revalidate, resources, self);
-        }
-        Ok(opened)
-    }
-
-    /// Retries the containers that could not be opened. Returns all containers, or `None` if no further one can be
-    /// opened now.
-    pub(super) async fn retry_unopened(&self, config: &Config, resources: &Arc<Resources>) -> Option<Self> {
-        let call_timeout = storage_call_timeout(config);
-        let attempts = config.containers.iter().zip(&self.0).map(|(container, mounted)| async move {
-            match &mounted.location {
-                ContainerLocation::Unopened(_, open_lock) => {
-                    open_with_timeout(container, call_timeout, open_lock, REOPEN_TIMEOUT.min(call_timeout)).await.ok()
-                }
-                ContainerLocation::Demo | ContainerLocation::Local(_) => None,
+/// Retries the containers that could not be opened. Returns all containers, or `None` if no further one can be opened
+/// now.
+pub(super) async fn retry_unopened(
+    current: &[MountedContainer],
+    config: &Config,
+    resources: &Arc<Resources>,
+) -> Option<Vec<MountedContainer>> {
+    let call_timeout = storage_call_timeout(config);
+    let attempts = config.containers.iter().zip(current).map(|(container, mounted)| async move {
+        match &mounted.location {
+            ContainerLocation::Unopened => {
+                let timeout = REOPEN_TIMEOUT.min(call_timeout);
+                open_with_timeout(container, call_timeout, &mounted.open_lock, timeout).await.ok()
             }
-        });
-        let results = join_all(attempts).await;
-        if results.iter().all(Option::is_none) {
-            return None;
+            ContainerLocation::Demo | ContainerLocation::Local { .. } => None,
         }
-        let mut opened = Self::default();
-        for ((container, location), mounted) in config.containers.iter().zip(results).zip(&self.0) {
-            if location.is_some() {
-                tracing::info!(container = describe(container), "can be opened now");
-            }
-            let location = location.unwrap_or_else(|| mounted.location.clone());
-            opened.add(location, &container.name, container.cache_control, resources, self);
+    });
+    let results = join_all(attempts).await;
+    if results.iter().all(Option::is_none) {
+        return None;
+    }
+    let mounts = config.containers.iter().zip(results).zip(current).map(|((container, location), mounted)| {
+        if location.is_some() {
+            tracing::info!(container = describe(container), "can be opened now");
         }
-        Some(opened)
-    }
+        let location = location.unwrap_or_else(|| mounted.location.clone());
+        MountedContainer::new(container, location, Arc::clone(&mounted.open_lock), resources, current)
+    });
+    Some(mounts.collect())
+}
 
-    pub(super) fn list(&self) -> Vec<Mount> {
-        self.0.iter().map(|mounted| mounted.mount.clone()).collect()
-    }
-
-    /// Opens `container` again. If that fails, a container that is already served keeps its store, with the new
-    /// settings.
-    async fn reopen(&self, container: &ContainerConfig, call_timeout: Duration) -> anyhow::Result<ContainerLocation> {
-        let known = self.0.iter().find_map(|mounted| {
-            let (path, open_lock) = mounted.location.configured_path_and_lock()?;
-            (path == container.root).then_some((&mounted.location, open_lock))
-        });
-        let Some((current, open_lock)) = known else {
-            let opened = open_with_timeout(container, call_timeout, &OpenLock::default(), call_timeout).await?;
-            return self.still_mounted(container, opened);
-        };
-        let result = if current.is_responsive() {
-            let result = open_with_timeout(container, call_timeout, open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
-            result.and_then(|location| self.still_mounted(container, location))
-        } else {
-            Err(anyhow!("cannot serve {}: its storage does not answer", describe(container)))
-        };
-        let Err(why) = result else { return result };
+/// Opens `container` again, with the lock that it then has. If that fails, a container that is already among `current`
+/// keeps its store, with the new settings.
+async fn reopen(
+    current: &[MountedContainer],
+    container: &ContainerConfig,
+    call_timeout: Duration,
+) -> anyhow::Result<(ContainerLocation, Arc<Mutex<()>>)> {
+    let Some(known) = current.iter().find(|known| known.config.root == container.root) else {
+        let open_lock = Arc::default();
+        let opened = open_with_timeout(container, call_timeout, &open_lock, call_timeout).await?;
+        check_still_mounted(current, container, &opened)?;
+        return Ok((opened, open_lock));
+    };
+    let open_lock = Arc::clone(&known.open_lock);
+    let result = if known.is_responsive() {
+        let opened = open_with_timeout(container, call_timeout, &open_lock, REOPEN_TIMEOUT.min(call_timeout)).await;
+        opened.and_then(|location| check_still_mounted(current, container, &location).map(|()| location))
+    } else {
+        Err(anyhow!("cannot serve {}: its storage does not answer", describe(container)))
+    };
+    let location = result.unwrap_or_else(|why| {
         let why = format!("{why:#}");
         tracing::warn!(why, "this container is served as before");
-        Ok(match current {
+        match &known.location {
             // Nothing was mounted there, so by the new `must_be_mount` this is an empty directory.
-            ContainerLocation::Local(local) if container.must_be_mount && !local.store.is_mount() => {
-                ContainerLocation::Unopened(container.root.clone(), Arc::clone(open_lock))
+            ContainerLocation::Local { store, .. } if container.must_be_mount && !store.is_mount() => {
+                ContainerLocation::Unopened
             }
-            ContainerLocation::Local(local) => ContainerLocation::Local(LocalDirectory {
-                store: local
-                    .store
-                    .with_settings(container.symlinks, call_timeout)
-                    .with_entity_tag(container.entity_tag),
-                config: container.clone(),
+            ContainerLocation::Local { store, .. } => ContainerLocation::Local {
+                store: store.with_settings(container.symlinks, call_timeout).with_entity_tag(container.entity_tag),
                 call_timeout,
-                open_lock: Arc::clone(open_lock),
-            }),
-            ContainerLocation::Demo | ContainerLocation::Unopened(..) => current.clone(),
-        })
-    }
-
-    /// Returns `location`, or an error if something was mounted there before and is not now: only the empty directory
-    /// is left.
-    fn still_mounted(
-        &self,
-        container: &ContainerConfig,
-        location: ContainerLocation,
-    ) -> anyhow::Result<ContainerLocation> {
-        if let ContainerLocation::Local(local) = &location
-            && !local.store.is_mount()
-            && self.0.iter().any(|mounted| {
-                matches!(&mounted.location, ContainerLocation::Local(known) if known.store.is_mount() && known.store.root() == local.store.root())
-            })
-        {
-            bail!("cannot serve {}: nothing is mounted there any more", describe(container));
+            },
+            ContainerLocation::Demo | ContainerLocation::Unopened => known.location.clone(),
         }
-        Ok(location)
-    }
+    });
+    Ok((location, open_lock))
+}
 
-    /// Adds `location` at `name`. A container that is among `previous` keeps its cached data.
-    fn add(
-        &mut self,
-        location: ContainerLocation,
-        name: &str,
-        policy: CacheControl,
-        resources: &Arc<Resources>,
-        previous: &Self,
-    ) {
-        let existing = previous.0.iter().find(|known| known.location.is_same(&location));
-        let container = match existing {
-            Some(existing) => existing.mount.container.with_resources(resources),
-            None => Container::new(location.store(), Arc::clone(resources)),
-        };
-        let location = match (location, existing.map(|same| &same.location)) {
-            // One container has one store, which keeps track of the state of its storage.
-            (ContainerLocation::Local(opened), Some(ContainerLocation::Local(mounted))) => {
-                ContainerLocation::Local(LocalDirectory { store: mounted.store.clone(), ..opened })
-            }
-            (location, _) => location,
-        };
-        self.0.push(MountedContainer { location, mount: mount(name, container, policy) });
+/// Returns an error if something was mounted at `location` before and is not now: only the empty directory is left.
+fn check_still_mounted(
+    current: &[MountedContainer],
+    container: &ContainerConfig,
+    location: &ContainerLocation,
+) -> anyhow::Result<()> {
+    let ContainerLocation::Local { store, .. } = location else { return Ok(()) };
+    let was_mount = |mounted: &MountedContainer| matches!(&mounted.location, ContainerLocation::Local { store: known, .. } if known.is_mount() && known.root() == store.root());
+    if !store.is_mount() && current.iter().any(was_mount) {
+        bail!("cannot serve {}: nothing is mounted there any more", describe(container));
     }
+    Ok(())
+}
+
+/// Mounts the demo container at the root.
+fn mount_demo(resources: &Arc<Resources>, previous: &[MountedContainer]) -> MountedContainer {
+    let config = ContainerConfig::default();
+    MountedContainer::new(&config, ContainerLocation::Demo, Arc::default(), resources, previous)
 }
 
 /// Opens `container` within `timeout`.
@@ -266,7 +255,7 @@ impl Mounts {
 async fn open_with_timeout(
     container: &ContainerConfig,
     call_timeout: Duration,
-    open_lock: &OpenLock,
+    open_lock: &Arc<Mutex<()>>,
     timeout: Duration,
 ) -> anyhow::Result<ContainerLocation> {
     let config = container.clone();
@@ -282,12 +271,7 @@ async fn open_with_timeout(
         off_thread(timeout, open).await
     };
     let store = store.await.with_context(|| format!("cannot serve {}", describe(container)))?;
-    Ok(ContainerLocation::Local(LocalDirectory {
-        config: container.clone(),
-        store,
-        call_timeout,
-        open_lock: Arc::clone(open_lock),
-    }))
+    Ok(ContainerLocation::Local { store, call_timeout })
 }
 
 /// Opens the location that the configuration gives for `container`. Blocks on the disk.

@@ -9,18 +9,17 @@ use anyhow::{Context, bail};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
-use super::allocator_trim::trim_periodically;
-use super::memory_limit;
-use super::mounts::{self, Mounts};
-use super::settings::{container_settings, http_options, refresh_access_control};
+use super::mounts::{self, MountedContainer};
+use super::process_memory::{self, trim_periodically};
+use super::settings::{container_settings, http_options, open_access_control};
 use crate::access::AccessControl;
 use crate::config::Config;
 use crate::conn::ServingSnapshot;
 use crate::container::{Resources, Settings};
 use crate::cpu_pool::CpuPool;
-use crate::http::{App, Viewer};
+use crate::http::{App, HttpOptions, Mount, Viewer};
 use crate::off_thread::off_thread;
-use crate::{http, metrics, telemetry};
+use crate::{metrics, telemetry};
 
 /// Interval between attempts to open containers that could not be opened.
 const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
@@ -39,27 +38,21 @@ pub struct Reloader {
 #[derive(Clone)]
 pub(super) struct ServerState {
     pub(super) config: Config,
-    pub(super) mounts: Mounts,
+    pub(super) mounts: Vec<MountedContainer>,
     pub(super) resources: Arc<Resources>,
     /// Pool on which freed memory is returned to the system, for any resources.
     pub(super) trim_cpu: CpuPool,
     pub(super) control: Option<Arc<AccessControl>>,
     pub(super) viewer: Option<Viewer>,
-    pub(super) document_runtime: Option<Handle>,
-}
-
-impl std::fmt::Debug for Reloader {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str("Reloader")
-    }
+    pub(super) document_runtime: Handle,
 }
 
 impl Reloader {
     /// Creates a reloader for a server that first serves `state`; `render_metrics` returns the text of `/metrics`.
     pub(super) fn new(state: ServerState, render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Self {
         record_reload(true);
-        let app = App::new(state.mounts.list(), Arc::clone(&state.resources), state.options(), render_metrics);
-        let snapshot_tx = watch::Sender::new(ServingSnapshot::new(&state.config, app));
+        let app = App::new(state.mount_list(), Arc::clone(&state.resources), state.options(), render_metrics);
+        let snapshot_tx = watch::Sender::new(ServingSnapshot::new(state.config.clone(), app));
         Self { snapshot_tx, state: Mutex::new(state) }
     }
 
@@ -115,8 +108,13 @@ impl Reloader {
             );
         }
         let control = reload_access_control(&config, &state).await?;
-        let resources = reuse_or_reconfigure(container_settings(&config), &state.resources);
-        let mounts = state.mounts.reconfigured(&config, &resources).await?;
+        let settings = container_settings(&config);
+        let resources = if settings == *state.resources.settings() {
+            Arc::clone(&state.resources)
+        } else {
+            state.resources.reconfigured(settings)
+        };
+        let mounts = mounts::reconfigured(&state.mounts, &config, &resources).await?;
         let viewer = find_viewer(&config, &state).await?;
         if self.snapshot().app.is_draining() {
             bail!("the server is shutting down");
@@ -131,12 +129,11 @@ impl Reloader {
     fn install(&self, state: &mut ServerState, next: ServerState) {
         let previous = std::mem::replace(state, next);
         state.resources.apply_budgets();
-        let app = self.snapshot().app.reconfigured(state.mounts.list(), Arc::clone(&state.resources), state.options());
-        self.snapshot_tx.send_replace(ServingSnapshot::new(&state.config, app));
+        let app = self.snapshot().app.reconfigured(state.mount_list(), Arc::clone(&state.resources), state.options());
+        self.snapshot_tx.send_replace(ServingSnapshot::new(state.config.clone(), app));
         metrics::memory_bound(state.config.memory_bound_bytes());
-        let needed_bytes = memory_limit::max_process_bytes(&state.config);
-        if needed_bytes != memory_limit::max_process_bytes(&previous.config) {
-            memory_limit::warn_if_below(needed_bytes);
+        if process_memory::max_process_bytes(&state.config) != process_memory::max_process_bytes(&previous.config) {
+            process_memory::warn_if_below_need(&state.config);
         }
         if !Arc::ptr_eq(&previous.resources, &state.resources) {
             tokio::spawn(trim_periodically(Arc::downgrade(&state.resources), state.trim_cpu.clone()));
@@ -154,7 +151,7 @@ impl Reloader {
         loop {
             tokio::time::sleep(RETRY_UNOPENED_INTERVAL).await;
             let mut state = self.state.lock().await;
-            if let Some(mounts) = state.mounts.retry_unopened(&state.config, &state.resources).await {
+            if let Some(mounts) = mounts::retry_unopened(&state.mounts, &state.config, &state.resources).await {
                 let next = ServerState { mounts, ..state.clone() };
                 self.install(&mut state, next);
             }
@@ -163,9 +160,16 @@ impl Reloader {
 }
 
 impl ServerState {
-    pub(super) fn options(&self) -> http::HttpOptions {
-        let (document_runtime, access_control) = (self.document_runtime.clone(), self.control.clone());
-        http::HttpOptions { access_control, document_runtime, ..http_options(&self.config, self.viewer.clone()) }
+    fn mount_list(&self) -> Vec<Mount> {
+        self.mounts.iter().map(|mounted| mounted.mount.clone()).collect()
+    }
+
+    fn options(&self) -> HttpOptions {
+        HttpOptions {
+            access_control: self.control.clone(),
+            document_runtime: Some(self.document_runtime.clone()),
+            ..http_options(&self.config, self.viewer.clone())
+        }
     }
 }
 
@@ -173,9 +177,8 @@ impl ServerState {
 /// as a request would wait for them, so that no request is refused for lack of keys.
 async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
     let (new_config, current_control) = (config.clone(), state.control.clone());
-    let control = off_thread(config.server.request_timeout, move || {
-        refresh_access_control(&new_config, current_control.as_deref())
-    });
+    let control =
+        off_thread(config.server.request_timeout, move || open_access_control(&new_config, current_control.as_deref()));
     let control = control.await.context("access.tokens, jwt.keys, jwt.roots")?;
     if let Some(control) = &control {
         control.wait_for_first_keys().await;
@@ -235,10 +238,6 @@ fn flatten_settings(config: &Config) -> anyhow::Result<BTreeMap<String, String>>
         }
     }
     Ok(flat)
-}
-
-fn reuse_or_reconfigure(settings: Settings, current: &Arc<Resources>) -> Arc<Resources> {
-    if *current.settings() == settings { Arc::clone(current) } else { current.reconfigured(settings) }
 }
 
 /// Drains the caches of replaced resources while earlier requests hold them.

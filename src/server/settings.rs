@@ -40,19 +40,12 @@ fn policy(config: &Config) -> anyhow::Result<Policy> {
     policy.map_err(anyhow::Error::msg)
 }
 
-/// Opens the access control; `None` if every client may read everything.
+/// Opens the access control; `None` if every client may read everything. Takes over the tokens and keys of `known` whose
+/// file or URL is unchanged.
 ///
 /// # Errors
 /// If a rule, or a file of tokens or keys, cannot be used.
-pub fn open_access_control(config: &Config) -> anyhow::Result<Option<Arc<AccessControl>>> {
-    refresh_access_control(config, None)
-}
-
-/// Like [`open_access_control`], but takes over the tokens and keys of `known` whose file or URL is unchanged.
-///
-/// # Errors
-/// As [`open_access_control`].
-pub(super) fn refresh_access_control(
+pub fn open_access_control(
     config: &Config,
     known: Option<&AccessControl>,
 ) -> anyhow::Result<Option<Arc<AccessControl>>> {

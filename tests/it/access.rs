@@ -281,7 +281,7 @@ async fn a_refused_request_does_not_access_the_store() {
     let n5 = volume();
     let mut config = Config::default();
     config.access.rules = vec!["/v = nobody".into()];
-    let control = n5_server::server::open_access_control(&config).unwrap();
+    let control = n5_server::server::open_access_control(&config, None).unwrap();
     let store = Faulty::new(local(n5.root()));
     store.begin(|_| true, Fault::Errno(5));
     let client = support::Client::new(

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 
-use super::super::escape_control::escape_control_chars;
+use super::super::process::escape_control_chars;
 use crate::verify::{Checkpoint, FINDING_KINDS, Finding, Severity, Totals, VerifyEvent};
 
 /// Maximum number of findings of one kind shown for one dataset or group; the report has all.
@@ -76,11 +76,6 @@ impl Terminal {
         }
     }
 
-    /// Warns that not all of the report is resumed.
-    pub(super) fn warn_report_fault(&self, why: &str) {
-        self.print_line(&escape_control_chars(why));
-    }
-
     pub(super) fn show(&mut self, event: &VerifyEvent<'_>) {
         match event {
             VerifyEvent::Finding(finding) => self.show_finding(finding),
@@ -118,14 +113,6 @@ impl Terminal {
         }
         bar.set_message(format!("{}  {}/s", HumanBytes(totals.decoded_bytes), HumanBytes(rate)));
         bar.set_position(position);
-    }
-
-    /// Reports that the run ends because the storage does not answer.
-    pub(super) fn report_stalled_storage(&self, stalled_for: Duration, why: &str) {
-        self.print_line(&format!(
-            "given up: the storage has not answered for {}: {why}",
-            humantime::format_duration(stalled_for)
-        ));
     }
 
     /// Prints the summary.
@@ -190,7 +177,7 @@ impl Terminal {
 
     /// Prints a line above the progress bar. Write errors are ignored: standard output may be closed, and the report
     /// has all findings.
-    fn print_line(&self, line: &str) {
+    pub(super) fn print_line(&self, line: &str) {
         let print = || drop(writeln!(io::stdout().lock(), "{line}"));
         match &self.bar {
             Some(bar) => bar.suspend(print),

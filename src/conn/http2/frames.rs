@@ -29,20 +29,20 @@ const PRIORITY_BYTES: usize = 5;
 
 /// A frame that carries a part of a request's header list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) struct HeaderFrame {
+pub(crate) struct HeaderFrame {
     /// Length of the payload on the wire.
-    pub(super) payload_bytes: usize,
+    pub(crate) payload_bytes: usize,
     /// True for the first frame of a header list, false for `CONTINUATION`.
-    pub(super) begins_list: bool,
+    pub(crate) begins_list: bool,
     /// True if the frame opens a stream.
-    pub(super) opens_stream: bool,
+    pub(crate) opens_stream: bool,
     /// True if clients must not send this frame. hyper reads its header list before it reports the error.
-    pub(super) is_forbidden: bool,
+    pub(crate) is_forbidden: bool,
 }
 
 /// Scans the frames in the bytes that a client sends.
-#[derive(Debug)]
-pub(super) struct FrameScanner {
+#[derive(Debug, Default)]
+pub(crate) struct FrameScanner {
     /// Payload bytes of the current frame that are still to be passed on.
     remaining_payload_bytes: usize,
     /// Bytes of the current frame that are still to be discarded.
@@ -50,70 +50,35 @@ pub(super) struct FrameScanner {
     /// Highest stream identifier so far; those of clients only increase.
     last_stream_id: u32,
     /// True if a header list has begun and not ended.
-    in_header_list: bool,
+    pub(crate) in_header_list: bool,
     /// True if requests are left out.
-    ignores_requests: bool,
-    /// Fragment in the current frame, if that carries a part of a header list.
-    fragment: Option<FieldBlockFragment>,
+    pub(crate) ignores_requests: bool,
+    /// True if the next payload byte is the length of the padding at the end of the current frame.
+    is_padded: bool,
+    /// Bytes before the current frame's part of a header list that are still to come.
+    remaining_skip_bytes: usize,
+    /// Bytes of the current frame's part of a header list, and of its padding before that is known, still to come.
+    remaining_list_bytes: usize,
     hpack_table: HpackTableScanner,
     /// Number of fields of the longest header list so far.
-    max_list_fields: usize,
-}
-
-/// Position of the field block fragment in a frame's payload.
-#[derive(Debug)]
-struct FieldBlockFragment {
-    /// True if the next byte is the length of the padding at the end.
-    is_padded: bool,
-    /// Bytes before the fragment that are still to come.
-    remaining_skip_bytes: usize,
-    remaining_bytes: usize,
+    pub(crate) max_list_fields: usize,
 }
 
 impl FrameScanner {
-    /// Creates a scanner that starts before the client's preface of `preface_bytes`.
-    pub(super) fn new(preface_bytes: usize) -> Self {
-        Self {
-            remaining_payload_bytes: preface_bytes,
-            remaining_discard_bytes: 0,
-            last_stream_id: 0,
-            in_header_list: false,
-            ignores_requests: false,
-            fragment: None,
-            hpack_table: HpackTableScanner::default(),
-            max_list_fields: 0,
-        }
-    }
-
-    /// Returns the number of fields of the longest header list so far.
-    pub(super) fn max_list_fields(&self) -> usize {
-        self.max_list_fields
-    }
-
     /// Returns the maximum memory that hyper's HPACK table retains.
-    pub(super) fn table_bytes(&self) -> usize {
-        self.hpack_table.retained_bytes()
-    }
-
-    /// Returns true if a header list has begun and not ended.
-    pub(super) fn is_in_header_list(&self) -> bool {
-        self.in_header_list
+    pub(crate) fn table_bytes(&self) -> usize {
+        self.hpack_table.retained_bytes
     }
 
     /// Leaves out requests from now on, unless a header list has begun. The last GOAWAY tells the client to repeat them
     /// (RFC 9113, section 6.8). hyper still gets the other frames: it sends that GOAWAY after the answer to its PING.
-    pub(super) fn ignore_requests(&mut self) {
+    pub(crate) fn ignore_requests(&mut self) {
         self.ignores_requests |= !self.in_header_list;
-    }
-
-    /// Returns true if requests are left out.
-    pub(super) fn ignores_requests(&self) -> bool {
-        self.ignores_requests
     }
 
     /// Returns how many of `bytes` hyper need not see: parts of bodies, because no request has one here; requests,
     /// while they are left out; and frames that it would ignore. `bytes` follow those passed on or discarded before.
-    pub(super) fn discard(&mut self, bytes: &[u8]) -> usize {
+    pub(crate) fn discard(&mut self, bytes: &[u8]) -> usize {
         if self.remaining_payload_bytes == 0
             && self.remaining_discard_bytes == 0
             && !self.in_header_list
@@ -133,7 +98,7 @@ impl FrameScanner {
     /// decides about every frame of a header list. The scan stops before the first one that `admit` refuses, before a
     /// frame to [`discard`](Self::discard), and before a frame whose header is incomplete. These bytes must be scanned
     /// again.
-    pub(super) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
+    pub(crate) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
         let mut passed = 0;
         loop {
             let rest = bytes.get(passed..).unwrap_or_default();
@@ -162,15 +127,15 @@ impl FrameScanner {
                 self.last_stream_id = self.last_stream_id.max(stream);
                 self.in_header_list = flags & END_HEADERS == 0;
                 let flags = if *kind == CONTINUATION { 0 } else { *flags };
-                let remaining_skip_bytes = if flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
-                let is_padded = flags & PADDED != 0;
-                let remaining_bytes = payload_bytes.saturating_sub(remaining_skip_bytes + usize::from(is_padded));
-                self.fragment = Some(FieldBlockFragment { is_padded, remaining_skip_bytes, remaining_bytes });
+                self.is_padded = flags & PADDED != 0;
+                self.remaining_skip_bytes = if flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
+                self.remaining_list_bytes =
+                    payload_bytes.saturating_sub(self.remaining_skip_bytes + usize::from(self.is_padded));
                 if *kind != CONTINUATION {
                     self.hpack_table.begin_list();
                 }
             } else {
-                self.fragment = None;
+                (self.is_padded, self.remaining_skip_bytes, self.remaining_list_bytes) = (false, 0, 0);
             }
             passed += FRAME_HEADER_BYTES;
             self.hpack_table.count_forwarded(FRAME_HEADER_BYTES);
@@ -181,21 +146,20 @@ impl FrameScanner {
     /// Records that hyper is given `piece` of a frame's payload.
     fn forward_payload(&mut self, mut piece: &[u8]) {
         self.hpack_table.count_forwarded(piece.len());
-        let Some(fragment) = &mut self.fragment else { return };
-        if fragment.is_padded
+        if self.is_padded
             && let Some((padding, rest)) = piece.split_first()
         {
-            fragment.is_padded = false;
-            fragment.remaining_bytes = fragment.remaining_bytes.saturating_sub((*padding).into());
+            self.is_padded = false;
+            self.remaining_list_bytes = self.remaining_list_bytes.saturating_sub((*padding).into());
             piece = rest;
         }
-        let skipped = fragment.remaining_skip_bytes.min(piece.len());
-        fragment.remaining_skip_bytes -= skipped;
+        let skipped = self.remaining_skip_bytes.min(piece.len());
+        self.remaining_skip_bytes -= skipped;
         piece = piece.get(skipped..).unwrap_or_default();
-        let length = fragment.remaining_bytes.min(piece.len());
-        fragment.remaining_bytes -= length;
+        let length = self.remaining_list_bytes.min(piece.len());
+        self.remaining_list_bytes -= length;
         self.hpack_table.scan(piece.get(..length).unwrap_or_default());
-        self.max_list_fields = self.max_list_fields.max(self.hpack_table.list_fields());
+        self.max_list_fields = self.max_list_fields.max(self.hpack_table.list_fields);
     }
 
     /// Returns true if a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The flow control
@@ -242,7 +206,7 @@ mod tests {
         ]
         .concat();
         let mut admitted = Vec::new();
-        let mut scanner = FrameScanner::new(24);
+        let mut scanner = FrameScanner { remaining_payload_bytes: 24, ..FrameScanner::default() };
         let mut rest = sent.clone();
         while !rest.is_empty() {
             let discarded = scanner.discard(&rest);
@@ -255,27 +219,27 @@ mod tests {
             rest.drain(..passed);
         }
         assert_eq!(admitted, [(30, true), (5, false), (7, false), (0, true)]);
-        assert!(!scanner.is_in_header_list());
+        assert!(!scanner.in_header_list);
     }
 
     #[test]
     fn a_refused_frame_is_not_passed_and_is_offered_again() {
         let sent = [frame(6, 0, 0, 8), frame(HEADERS, 0, 1, 3)].concat();
-        let mut scanner = FrameScanner::new(0);
+        let mut scanner = FrameScanner::default();
         assert_eq!(scanner.scan(&sent, |_| ControlFlow::Break(())), 17);
-        assert!(!scanner.is_in_header_list());
+        assert!(!scanner.in_header_list);
         let mut opened = 0;
         let passed = scanner.scan(&sent[17..], |frame| {
             opened += usize::from(frame.opens_stream);
             ControlFlow::Continue(())
         });
         assert_eq!((passed, opened), (12, 1));
-        assert!(scanner.is_in_header_list());
+        assert!(scanner.in_header_list);
     }
 
     #[test]
     fn ignored_requests_leave_nothing_for_hyper() {
-        let mut scanner = FrameScanner::new(0);
+        let mut scanner = FrameScanner::default();
         let before = frame(HEADERS, END_HEADERS, 5, 3);
         assert_eq!(scanner.scan(&before, |_| ControlFlow::Continue(())), before.len());
         scanner.ignore_requests();
@@ -311,7 +275,7 @@ mod tests {
             sent
         };
         let table_bytes = |sent: &[u8]| {
-            let mut scanner = FrameScanner::new(0);
+            let mut scanner = FrameScanner::default();
             assert_eq!(scanner.scan(sent, |_| ControlFlow::Continue(())), sent.len());
             scanner.table_bytes()
         };
@@ -324,13 +288,13 @@ mod tests {
             assert!(table_bytes(&sent) >= plain_bytes, "{cut}");
         }
         assert_eq!(table_bytes(&frames(b"\x04\x05/path", END_HEADERS, HEADERS)), 0);
-        let mut scanner = FrameScanner::new(0);
+        let mut scanner = FrameScanner::default();
         let sent = [frames(b"\x82\x44\x05/pa", 0, HEADERS), frames(b"th\x84\xbe", END_HEADERS, CONTINUATION)].concat();
         assert_eq!(
             scanner.scan(&[sent, frames(&[0x82], END_HEADERS, HEADERS)].concat(), |_| ControlFlow::Continue(())),
             38
         );
-        assert_eq!(scanner.max_list_fields(), 4);
+        assert_eq!(scanner.max_list_fields, 4);
     }
 
     proptest! {
@@ -341,7 +305,7 @@ mod tests {
         ) {
             let sent: Vec<u8> = frames.iter().flat_map(|(kind, flags, stream, len)| frame(*kind, *flags, *stream, *len)).collect();
             let (mut whole, mut whole_passed, mut rest) = (Vec::new(), Vec::new(), sent.clone());
-            let mut scanner = FrameScanner::new(0);
+            let mut scanner = FrameScanner::default();
             while !rest.is_empty() {
                 let gone = scanner.discard(&rest);
                 rest.drain(..gone);
@@ -350,7 +314,7 @@ mod tests {
                 prop_assert!(gone + passed > 0);
             }
             let (mut pieces, mut pieces_passed, mut kept, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
-            let mut scanner = FrameScanner::new(0);
+            let mut scanner = FrameScanner::default();
             for cut in cuts.iter().cycle() {
                 let end = (at + cut).min(sent.len());
                 kept.extend_from_slice(&sent[at..end]);

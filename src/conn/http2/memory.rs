@@ -1,22 +1,43 @@
-//! Accounts for the memory of connections: beyond its fixed share, each takes memory from a pool shared by all.
+//! Limits of requests, and the memory of connections: beyond its fixed share, each takes memory from a pool shared by
+//! all.
 //!
 //! The fixed share ([`crate::config::Config::max_connections_bytes`]) covers a connection with hyper, without streams
 //! and with a head of ordinary length. HTTP/2 streams and long heads are charged to the pool before hyper sees them. A
 //! connection for which no memory is left is not read further.
 
+use std::future::Future;
+use std::net::IpAddr;
 use std::ops::ControlFlow;
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::http::request::Parts;
 use tokio::sync::Notify;
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
-use super::goaway_reason::GoawayReason;
-use super::http2_frames::HeaderFrame;
-use super::limits::{HEAD_COPIES, MAX_HEAD_BYTES, MAX_STREAMS};
-use super::threshold_pool::DynamicThresholdPool;
+use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
+use super::frames::HeaderFrame;
+use crate::log_throttle::LogThrottle;
+use crate::metrics::{QueueLabel, QueueWaitTimer};
+
+/// Maximum length of a request head, in bytes. The longest possible path (64 KiB) fits together with its headers, and
+/// connections that send no more than a head stay cheap.
+pub(crate) const MAX_HEAD_BYTES: usize = 96 << 10;
+
+/// Number of times that a head is held: as received, as parsed, and as repeated by a problem response.
+pub(crate) const HEAD_COPIES: usize = 3;
+
+/// Maximum number of fields of a request, the same as hyper's for HTTP/1.
+pub(crate) const MAX_FIELDS: usize = 100;
+
+/// Maximum number of cookie fields that do not count towards [`MAX_FIELDS`].
+pub(crate) const MAX_UNCOUNTED_COOKIES: usize = 200;
+
+/// Maximum number of concurrent HTTP/2 streams of one connection; viewers request 100 blocks at once.
+pub(crate) const MAX_STREAMS: u32 = 128;
 
 /// Memory of an open stream: its state in hyper, the task that answers it and a short answer. Measured for an answered
 /// 404 that the client does not take: 2.9 KiB, and 5.3 KiB at the peak.
@@ -57,25 +78,54 @@ const RECLAIM_BATCH: usize = 4;
 /// pauses for less.
 const MIN_STREAMLESS_IDLE: Duration = Duration::from_millis(500);
 
+/// Shortest and longest pause before a connection that is not read for lack of memory tries again.
+const MEMORY_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
+
+/// Longest wait for memory of a connection that holds memory and has no stream. Its client can repeat the request on
+/// another connection, which holds none.
+const MAX_BLOCKED: Duration = Duration::from_secs(3);
+
 /// Memory for streams below which an address can use the reserve of the pool. It is enough for a head of up to 597
 /// bytes on the wire, each of which may be a field: a browser's first head, unless it has long cookies.
-pub(super) const GUARANTEED_BYTES: usize = 64 << 10;
+pub(crate) const GUARANTEED_BYTES: usize = 64 << 10;
 const _: () = assert!(597 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= GUARANTEED_BYTES);
 
-/// Bytes that all connections of one address have taken from the pools.
-#[derive(Debug, Default)]
-pub(super) struct AddressMemory {
-    /// From the pool for streams and long heads.
-    memory_bytes: AtomicUsize,
-    /// From the pool for send queues.
-    pub(super) queued_bytes: AtomicUsize,
-    /// Notified if one of the address's idle connections must give back the memory that it does not need.
-    reclaim_requested: Notify,
+/// Reason to end an HTTP/2 connection that its client keeps open.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum GoawayReason {
+    /// A header list has more fields than hyper can count in reasonable time.
+    TooManyFields,
+    /// The client sent a frame that only servers may send.
+    ForbiddenFrame,
+    /// There is no memory for the HPACK table.
+    NoTableMemory,
+    /// The connection has waited too long for memory, while it held some and had no open stream.
+    BlockedTooLong,
+}
+
+impl GoawayReason {
+    /// Returns true if memory is short and the client may have done nothing wrong. Such a client is told which requests
+    /// it can repeat, and its last answer is still sent.
+    pub(crate) const fn is_memory_shortage(self) -> bool {
+        matches!(self, Self::NoTableMemory | Self::BlockedTooLong)
+    }
+
+    /// Returns the text for the log.
+    pub(crate) const fn text(self) -> &'static str {
+        match self {
+            Self::TooManyFields => "the client sends too many header fields in one request",
+            Self::ForbiddenFrame => "the client sends a frame that only servers may send",
+            Self::NoTableMemory => "there is no memory for the client's HPACK table",
+            Self::BlockedTooLong => {
+                "no memory became free for the next request, and the connection holds memory that others need"
+            }
+        }
+    }
 }
 
 /// Memory that one connection has taken from the pool; given back when dropped.
 #[derive(Debug)]
-pub(super) struct ConnectionMemory {
+pub(crate) struct ConnectionMemory {
     pool: Arc<DynamicThresholdPool>,
     /// Memory of all connections of the client's address; `None` if the address stands for many clients.
     address_memory: Option<Arc<AddressMemory>>,
@@ -108,7 +158,7 @@ pub(super) struct ConnectionMemory {
 
 impl ConnectionMemory {
     /// Creates the account of a connection, which also counts in the memory of its address.
-    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
+    pub(crate) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
         Arc::new(Self {
             pool: Arc::clone(pool),
             address_memory,
@@ -133,7 +183,7 @@ impl ConnectionMemory {
 
     /// Takes `bytes` if the pool and the address's share of it allow that. Returns true if it took them. Threads that
     /// take memory for the same address at the same time may exceed its share slightly.
-    pub(super) fn try_take(&self, bytes: usize) -> bool {
+    pub(crate) fn try_take(&self, bytes: usize) -> bool {
         let Self { pool, address_memory, taken_bytes, .. } = self;
         let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
         if !pool.try_take(address_bytes, bytes) {
@@ -147,44 +197,47 @@ impl ConnectionMemory {
     }
 
     /// Gives back bytes that were taken.
-    pub(super) fn give_back(&self, bytes: usize) {
+    pub(crate) fn give_back(&self, bytes: usize) {
         self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
-        self.return_bytes(bytes);
+        self.pool.give_back(bytes);
+        if let Some(address) = &self.address_memory {
+            address.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
+        }
     }
 
     /// Begins a poll of the connection by its thread, which resets the number of frames.
-    pub(super) fn begin_poll(&self) {
+    pub(crate) fn begin_poll(&self) {
         self.frames_this_poll.store(0, Ordering::Relaxed);
     }
 
     /// Counts a read from the socket in this poll.
-    pub(super) fn count_read(&self) {
+    pub(crate) fn count_read(&self) {
         self.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
     }
 
     /// Returns true if this poll has admitted as many frames as it may.
-    pub(super) fn is_poll_budget_spent(&self) -> bool {
+    pub(crate) fn is_poll_budget_spent(&self) -> bool {
         self.frames_this_poll.load(Ordering::Relaxed) >= MAX_FRAMES_PER_POLL
     }
 
     /// Admits no further frame, so that the connection ends. The first reason counts.
-    pub(super) fn refuse(&self, reason: GoawayReason) {
+    pub(crate) fn refuse(&self, reason: GoawayReason) {
         self.refusal.get_or_init(|| reason);
         self.refusal_notify.notify_one();
     }
 
     /// Returns true if [`Self::refuse`] was called.
-    pub(super) fn is_refusing(&self) -> bool {
+    pub(crate) fn is_refusing(&self) -> bool {
         self.refusal().is_some()
     }
 
     /// Returns the reason given to [`Self::refuse`], if it was called.
-    pub(super) fn refusal(&self) -> Option<GoawayReason> {
+    pub(crate) fn refusal(&self) -> Option<GoawayReason> {
         self.refusal.get().copied()
     }
 
     /// Waits for a call of [`Self::refuse`] and returns its reason.
-    pub(super) async fn wait_for_refusal(&self) -> GoawayReason {
+    pub(crate) async fn wait_for_refusal(&self) -> GoawayReason {
         loop {
             self.refusal_notify.notified().await;
             if let Some(reason) = self.refusal.get() {
@@ -195,34 +248,27 @@ impl ConnectionMemory {
 
     /// Returns the time since which the connection has had no stream that could end and give back memory. Returns
     /// `None` if it has a stream, holds no memory, or is still sending its last answer.
-    pub(super) fn blocked_since(&self) -> Option<Instant> {
+    pub(crate) fn blocked_since(&self) -> Option<Instant> {
         let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
         let is_blocked =
             self.open_streams.load(Ordering::Relaxed) == 0 && holds(&self.taken_bytes) && !holds(&self.unflushed_bytes);
         is_blocked.then(|| *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Records whether the connection waits for memory.
-    pub(super) fn set_waiting(&self, is_waiting: bool) {
-        self.is_waiting.store(is_waiting, Ordering::Relaxed);
-    }
-
     /// Asks idle connections to give back the memory that hyper keeps for their past streams. Asks those of the same
     /// address if that holds a large share of the pool, else any.
-    pub(super) fn request_reclaim(&self) {
+    pub(crate) fn request_reclaim(&self) {
         let address_memory = self.address_memory.as_ref();
         let address = address_memory.filter(|held| self.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
+        let reclaim_requested = address.map_or(&self.pool.reclaim_requested, |address| &address.reclaim_requested);
         for _ in 0..RECLAIM_BATCH {
-            match address {
-                Some(address) => address.reclaim_requested.notify_one(),
-                None => self.pool.request_reclaim(),
-            }
+            reclaim_requested.notify_one();
         }
     }
 
     /// Waits until others need the memory that hyper keeps for this connection, and the connection has been idle for a
     /// while.
-    pub(super) async fn wait_for_reclaim(&self) {
+    pub(crate) async fn wait_for_reclaim(&self) {
         loop {
             let by_address = async {
                 match &self.address_memory {
@@ -231,7 +277,7 @@ impl ConnectionMemory {
                 }
             };
             tokio::select! {
-                () = self.pool.wait_for_reclaim() => {}
+                () = self.pool.reclaim_requested.notified() => {}
                 () = by_address => {}
             }
             let idle_since = *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner);
@@ -243,7 +289,7 @@ impl ConnectionMemory {
     }
 
     /// Returns true if no stream is open or about to be opened, and none waits for memory.
-    pub(super) fn is_idle(&self) -> bool {
+    pub(crate) fn is_idle(&self) -> bool {
         self.open_streams.load(Ordering::Relaxed) == 0
             && self.pending_request_streams.load(Ordering::Relaxed) == 0
             && !self.is_waiting.load(Ordering::Relaxed)
@@ -251,7 +297,7 @@ impl ConnectionMemory {
 
     /// Takes memory for a frame of a header list before hyper sees it. Breaks if there is none, or if no further frame
     /// is admitted.
-    pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
+    pub(crate) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
         if frame.is_forbidden {
             self.refuse(GoawayReason::ForbiddenFrame);
         }
@@ -274,7 +320,7 @@ impl ConnectionMemory {
 
     /// Takes memory for what hyper's HPACK table retains: from what was taken for the header list that added to it, and
     /// beyond that from the pool. The connection ends if there is none. Gives memory back if the table has shrunk.
-    pub(super) fn set_table_bytes(&self, bytes: usize) {
+    pub(crate) fn set_table_bytes(&self, bytes: usize) {
         let current_bytes = self.table_bytes.load(Ordering::Relaxed);
         if bytes <= current_bytes {
             self.table_bytes.store(bytes, Ordering::Relaxed);
@@ -293,19 +339,19 @@ impl ConnectionMemory {
     }
 
     /// Records whether hyper has been given an incomplete header list.
-    pub(super) fn set_in_header_list(&self, in_header_list: bool) {
+    pub(crate) fn set_in_header_list(&self, in_header_list: bool) {
         self.in_header_list.store(in_header_list, Ordering::Relaxed);
     }
 
     /// Records whether hyper has read all bytes that it was given, and wants more.
-    pub(super) fn set_input_drained(&self, is_drained: bool) {
+    pub(crate) fn set_input_drained(&self, is_drained: bool) {
         self.is_input_drained.store(is_drained, Ordering::Relaxed);
     }
 
     /// Gives back the memory of header lists from which no requests came. Must be called after a poll of hyper. If
     /// hyper has read all bytes that it was given, it has made requests of all complete header lists or refused them.
     /// Refused streams stay charged, because hyper keeps them for a while.
-    pub(super) fn release_pending(&self) {
+    pub(crate) fn release_pending(&self) {
         let (is_drained, in_list) = (&self.is_input_drained, &self.in_header_list);
         if self.pending_request_bytes.load(Ordering::Relaxed) > 0
             && is_drained.load(Ordering::Relaxed)
@@ -321,7 +367,7 @@ impl ConnectionMemory {
     }
 
     /// Opens a stream for a request. Returns `None` if there is no memory for a head of its length.
-    pub(super) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
+    pub(crate) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
         let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
         let head_bytes: usize = request
             .headers
@@ -348,29 +394,22 @@ impl ConnectionMemory {
     }
 
     /// Gives back the memory of streams that have ended. Must be called when hyper holds no frame that could be sent.
-    pub(super) fn release_flushed(&self) {
+    pub(crate) fn release_flushed(&self) {
         if self.unflushed_bytes.load(Ordering::Relaxed) > 0 {
             self.give_back(self.unflushed_bytes.swap(0, Ordering::Relaxed));
-        }
-    }
-
-    fn return_bytes(&self, bytes: usize) {
-        self.pool.give_back(bytes);
-        if let Some(address) = &self.address_memory {
-            address.memory_bytes.fetch_sub(bytes, Ordering::Relaxed);
         }
     }
 }
 
 impl Drop for ConnectionMemory {
     fn drop(&mut self) {
-        self.return_bytes(self.taken_bytes.load(Ordering::Relaxed));
+        self.give_back(self.taken_bytes.load(Ordering::Relaxed));
     }
 }
 
 /// Memory of an open stream, until it is dropped and its last frame is sent.
 #[derive(Debug)]
-pub(super) struct StreamMemory {
+pub(crate) struct StreamMemory {
     connection: Arc<ConnectionMemory>,
     bytes: usize,
 }
@@ -381,6 +420,64 @@ impl Drop for StreamMemory {
             *self.connection.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
         self.connection.unflushed_bytes.fetch_add(self.bytes, Ordering::Relaxed);
+    }
+}
+
+/// A connection that is not read until there is memory for its next frames.
+pub(crate) struct MemoryWait {
+    started: Instant,
+    pause: Duration,
+    sleep: Pin<Box<Sleep>>,
+    memory: Arc<ConnectionMemory>,
+    _wait_timer: QueueWaitTimer,
+}
+
+impl MemoryWait {
+    pub(crate) fn begin(peer: Option<IpAddr>, memory: &Arc<ConnectionMemory>) -> Self {
+        static WAITS: LogThrottle = LogThrottle::new();
+        if let Some(unsaid) = WAITS.allow() {
+            tracing::warn!(
+                ?peer,
+                unsaid,
+                "connection paused: its address or all connections together have used up the memory for streams; see n5_connection_pool_bytes"
+            );
+        }
+        memory.is_waiting.store(true, Ordering::Relaxed);
+        memory.request_reclaim();
+        let [pause, _] = MEMORY_BACKOFF;
+        Self {
+            started: Instant::now(),
+            pause,
+            sleep: Box::pin(tokio::time::sleep(pause)),
+            memory: Arc::clone(memory),
+            _wait_timer: QueueWaitTimer::begin(QueueLabel::ConnectionMemory),
+        }
+    }
+
+    /// Ends the connection if it has waited too long while it holds memory that others need. Called after another
+    /// failed attempt to get memory.
+    pub(crate) fn refuse_if_blocked_too_long(&self) {
+        if self.memory.blocked_since().is_some_and(|since| since.max(self.started).elapsed() >= MAX_BLOCKED) {
+            // The client may be gone: its end of stream is not seen behind more bytes than the kernel's receive buffer
+            // holds.
+            self.memory.refuse(GoawayReason::BlockedTooLong);
+        }
+    }
+
+    /// Ready when it is time to try again; each pause is twice as long as the one before, up to the longest.
+    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
+        ready!(self.sleep.as_mut().poll(context));
+        let [_, max_pause] = MEMORY_BACKOFF;
+        self.pause = (self.pause * 2).min(max_pause);
+        self.sleep.as_mut().reset(Instant::now() + self.pause);
+        self.memory.request_reclaim();
+        Poll::Ready(())
+    }
+}
+
+impl Drop for MemoryWait {
+    fn drop(&mut self) {
+        self.memory.is_waiting.store(false, Ordering::Relaxed);
     }
 }
 
@@ -503,10 +600,10 @@ mod tests {
         *memory.idle_since.lock().unwrap() -= MIN_STREAMLESS_IDLE;
         let mut reclaim = Box::pin(memory.wait_for_reclaim());
         assert!(futures_util::poll!(&mut reclaim).is_pending());
-        memory.set_waiting(true);
+        memory.is_waiting.store(true, Ordering::Relaxed);
         memory.request_reclaim();
         assert!(futures_util::poll!(&mut reclaim).is_pending());
-        memory.set_waiting(false);
+        memory.is_waiting.store(false, Ordering::Relaxed);
         memory.request_reclaim();
         assert!(futures_util::poll!(&mut reclaim).is_ready());
     }

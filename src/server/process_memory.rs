@@ -1,11 +1,19 @@
-//! The memory limit that the system sets for this process.
+//! The memory of this process: the limit that the system sets, and the return of freed memory to the system.
 
 use std::path::Path;
+use std::sync::Weak;
+use std::time::Duration;
 
+use crate::allocator;
 use crate::config::Config;
+use crate::container::Resources;
+use crate::cpu_pool::{CpuPool, Priority};
 
 /// Memory besides caches, budgets and connections: code, threads, and what the allocator retains.
 const BASELINE_BYTES: u64 = 64 << 20;
+
+/// Interval at which memory that the allocator retains is returned to the system.
+const TRIM_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Returns the most memory that the process may take, in bytes.
 pub(super) fn max_process_bytes(config: &Config) -> u64 {
@@ -15,8 +23,9 @@ pub(super) fn max_process_bytes(config: &Config) -> u64 {
         .fold(bound, u64::saturating_add)
 }
 
-/// Logs a warning if the system allows this process less than `needed` bytes.
-pub(super) fn warn_if_below(needed: u64) {
+/// Logs a warning if the system allows this process less memory than it may take.
+pub(super) fn warn_if_below_need(config: &Config) {
+    let needed = max_process_bytes(config);
     if let Some(limit) = cgroup_memory_limit().filter(|limit| *limit < needed) {
         tracing::warn!(
             limit_bytes = limit,
@@ -58,6 +67,19 @@ fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
 #[expect(clippy::disallowed_methods, reason = "a pseudo-file of the kernel: reading it does not wait for a disk")]
 fn read(path: &Path) -> Option<String> {
     std::fs::read_to_string(path).ok()
+}
+
+/// Periodically gives freed memory back to the system, on `cpu`, while `resources` exist.
+pub(super) async fn trim_periodically(resources: Weak<Resources>, cpu: CpuPool) {
+    loop {
+        tokio::time::sleep(TRIM_INTERVAL).await;
+        let Some(resources) = resources.upgrade() else { return };
+        resources.release_unused();
+        drop(resources);
+        if cpu.run(Priority::High, 0, allocator::trim).await.is_err() {
+            return;
+        }
+    }
 }
 
 #[cfg(test)]

@@ -23,13 +23,21 @@ const MIN_LIST_BUFFER_BYTES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(super) struct HpackTableScanner {
     state: HpackState,
+    /// True if the current field is added to the table.
+    is_added: bool,
+    /// True if the current string is the name of the field, false if it is the value.
+    is_name: bool,
+    /// True if the table would retain a buffer for the current field.
+    retains_buffer: bool,
     /// Bytes that hyper was given since the last entry was added.
     bytes_since_entry: usize,
     list_bytes: usize,
-    list_fields: usize,
+    /// Number of fields of the current header list so far.
+    pub(super) list_fields: usize,
     /// Maximum memory that each entry retains, the oldest first.
     entry_retained_bytes: VecDeque<u32>,
-    retained_bytes: usize,
+    /// Maximum memory that all entries retain.
+    pub(super) retained_bytes: usize,
 }
 
 /// State of the parser: what the next byte of a header list belongs to.
@@ -38,24 +46,13 @@ enum HpackState {
     #[default]
     FieldStart,
     /// Further bytes of an integer (section 5.1).
-    Integer {
-        value: usize,
-        shift: u32,
-        role: IntegerRole,
-    },
+    Integer { value: usize, shift: u32, role: IntegerRole },
     /// Length of a string (section 5.2).
-    StringLength(StringRole),
-    StringBytes(HpackString),
-}
-
-/// A string of which some bytes are still to come.
-#[derive(Debug, Clone, Copy)]
-struct HpackString {
-    remaining_bytes: usize,
-    role: StringRole,
-    /// True if the next byte is the string's first.
-    is_first: bool,
-    is_huffman: bool,
+    StringLength,
+    /// First byte of a string.
+    StringStart { remaining_bytes: usize, is_huffman: bool },
+    /// Further bytes of a string.
+    StringRest { remaining_bytes: usize },
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -63,34 +60,13 @@ enum IntegerRole {
     /// A field without strings, or a table size update.
     NoString,
     /// Index of a field's name; 0 if the name follows as a string.
-    NameIndex {
-        is_added: bool,
-    },
+    NameIndex,
     StringLength {
-        role: StringRole,
         is_huffman: bool,
     },
 }
 
-/// Role of a string in its field: name or value. Also tells if the field is added to the table, and if the table then
-/// retains a buffer.
-#[derive(Debug, Clone, Copy)]
-enum StringRole {
-    Name { is_added: bool, is_pseudo: bool },
-    Value { is_added: bool, retains_buffer: bool },
-}
-
 impl HpackTableScanner {
-    /// Returns the maximum memory that the table's entries retain.
-    pub(super) fn retained_bytes(&self) -> usize {
-        self.retained_bytes
-    }
-
-    /// Returns the number of fields of the current header list so far.
-    pub(super) fn list_fields(&self) -> usize {
-        self.list_fields
-    }
-
     /// Counts bytes of any frames that hyper is given.
     pub(super) fn count_forwarded(&mut self, bytes: usize) {
         self.bytes_since_entry = self.bytes_since_entry.saturating_add(bytes);
@@ -105,27 +81,31 @@ impl HpackTableScanner {
     pub(super) fn scan(&mut self, mut bytes: &[u8]) {
         self.list_bytes = self.list_bytes.saturating_add(bytes.len());
         while let Some((first, rest)) = bytes.split_first() {
-            if let HpackState::StringBytes(text @ HpackString { remaining_bytes, is_first: false, .. }) = self.state {
+            if let HpackState::StringRest { remaining_bytes } = self.state {
                 let consumed = remaining_bytes.min(bytes.len());
                 bytes = bytes.get(consumed..).unwrap_or_default();
-                self.state = self.after_string(HpackString { remaining_bytes: remaining_bytes - consumed, ..text });
-                continue;
+                self.state = self.after_string_bytes(remaining_bytes - consumed);
+            } else {
+                self.state = self.next_state(*first);
+                bytes = rest;
             }
-            self.state = self.next_state(*first);
-            bytes = rest;
         }
     }
 
     fn next_state(&mut self, byte: u8) -> HpackState {
-        self.list_fields += usize::from(matches!(self.state, HpackState::FieldStart));
         match self.state {
-            // Sections 6.1, 6.2.1 and 6.3, then 6.2.2 and 6.2.3.
-            HpackState::FieldStart if byte & 0x80 != 0 => self.start_integer(byte, 7, IntegerRole::NoString),
-            HpackState::FieldStart if byte & 0x40 != 0 => {
-                self.start_integer(byte, 6, IntegerRole::NameIndex { is_added: true })
+            HpackState::FieldStart => {
+                self.list_fields += 1;
+                // Sections 6.1, 6.2.1 and 6.3, then 6.2.2 and 6.2.3.
+                let (prefix_bits, role) = match byte {
+                    0x80.. => (7, IntegerRole::NoString),
+                    0x40..0x80 => (6, IntegerRole::NameIndex),
+                    0x20..0x40 => (5, IntegerRole::NoString),
+                    0..0x20 => (4, IntegerRole::NameIndex),
+                };
+                self.is_added = byte >= 0x40;
+                self.start_integer(byte, prefix_bits, role)
             }
-            HpackState::FieldStart if byte & 0x20 != 0 => self.start_integer(byte, 5, IntegerRole::NoString),
-            HpackState::FieldStart => self.start_integer(byte, 4, IntegerRole::NameIndex { is_added: false }),
             HpackState::Integer { value, shift, role } => {
                 let value = value.saturating_add(usize::from(byte & 0x7f).checked_shl(shift).unwrap_or(usize::MAX));
                 if byte & 0x80 != 0 {
@@ -133,25 +113,17 @@ impl HpackTableScanner {
                 }
                 self.after_integer(value, role)
             }
-            HpackState::StringLength(role) => {
-                self.start_integer(byte, 7, IntegerRole::StringLength { role, is_huffman: byte & 0x80 != 0 })
+            HpackState::StringLength => {
+                self.start_integer(byte, 7, IntegerRole::StringLength { is_huffman: byte & 0x80 != 0 })
             }
-            HpackState::StringBytes(text) => {
-                let role = match text.role {
-                    // The Huffman code of `:` is 1011100 (appendix B).
-                    StringRole::Name { is_added, .. } => {
-                        let is_pseudo = if text.is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
-                        StringRole::Name { is_added, is_pseudo }
-                    }
-                    StringRole::Value { .. } => text.role,
-                };
-                self.after_string(HpackString {
-                    remaining_bytes: text.remaining_bytes - 1,
-                    role,
-                    is_first: false,
-                    ..text
-                })
+            HpackState::StringStart { remaining_bytes, is_huffman } => {
+                if self.is_name {
+                    // A pseudo-header. The Huffman code of `:` is 1011100 (appendix B).
+                    self.retains_buffer = if is_huffman { byte >> 1 == 0b101_1100 } else { byte == b':' };
+                }
+                self.after_string_bytes(remaining_bytes - 1)
             }
+            HpackState::StringRest { remaining_bytes } => self.after_string_bytes(remaining_bytes - 1),
         }
     }
 
@@ -169,36 +141,32 @@ impl HpackTableScanner {
     fn after_integer(&mut self, value: usize, role: IntegerRole) -> HpackState {
         match role {
             IntegerRole::NoString => HpackState::FieldStart,
-            IntegerRole::NameIndex { is_added } if value == 0 => {
-                HpackState::StringLength(StringRole::Name { is_added, is_pseudo: false })
-            }
-            IntegerRole::NameIndex { is_added } => {
+            IntegerRole::NameIndex => {
+                self.is_name = value == 0;
                 // Of the static table (appendix A), hyper keeps the values of `:authority`, `:path` and `:scheme` as
                 // slices of the buffer. The scanner does not know the names in the dynamic table and assumes the same
                 // of them.
-                let retains_buffer = matches!(value, 1 | 4..=7 | 62..);
-                HpackState::StringLength(StringRole::Value { is_added, retains_buffer })
+                self.retains_buffer = matches!(value, 1 | 4..=7 | 62..);
+                HpackState::StringLength
             }
-            IntegerRole::StringLength { role, is_huffman } => {
-                self.after_string(HpackString { remaining_bytes: value, role, is_first: true, is_huffman })
-            }
+            IntegerRole::StringLength { .. } if value == 0 => self.after_string_bytes(0),
+            IntegerRole::StringLength { is_huffman } => HpackState::StringStart { remaining_bytes: value, is_huffman },
         }
     }
 
-    /// Returns the string itself if more of it is to come, else what follows it.
-    fn after_string(&mut self, text: HpackString) -> HpackState {
-        match text.role {
-            _ if text.remaining_bytes > 0 => HpackState::StringBytes(text),
-            StringRole::Name { is_added, is_pseudo } => {
-                HpackState::StringLength(StringRole::Value { is_added, retains_buffer: is_pseudo })
-            }
-            StringRole::Value { is_added, retains_buffer } => {
-                if is_added {
-                    self.add_entry(retains_buffer);
-                }
-                HpackState::FieldStart
-            }
+    /// Returns what follows some bytes of a string, of which `remaining_bytes` more are to come.
+    fn after_string_bytes(&mut self, remaining_bytes: usize) -> HpackState {
+        if remaining_bytes > 0 {
+            return HpackState::StringRest { remaining_bytes };
         }
+        if self.is_name {
+            self.is_name = false;
+            return HpackState::StringLength;
+        }
+        if self.is_added {
+            self.add_entry(self.retains_buffer);
+        }
+        HpackState::FieldStart
     }
 
     /// Adds an entry, which may retain buffers.
@@ -284,17 +252,17 @@ mod tests {
         scanner.begin_list();
         scanner.count_forwarded(3);
         scanner.scan(b"\x44\x01/");
-        assert_eq!(scanner.retained_bytes(), 6 * (3 + 1003));
+        assert_eq!(scanner.retained_bytes, 6 * (3 + 1003));
         scanner.count_forwarded(1 << 30);
         scanner.scan(b"\x44\x01/");
-        assert_eq!(scanner.retained_bytes(), 6 * (3 + 1003 + MIN_LIST_BUFFER_BYTES));
+        assert_eq!(scanner.retained_bytes, 6 * (3 + 1003 + MIN_LIST_BUFFER_BYTES));
     }
 
     #[test]
     fn old_entries_are_evicted() {
         let scanner = scan_lists(&[&b"\x44\x01/".repeat(10_000)]);
         assert_eq!(scanner.entry_retained_bytes.len(), MAX_ENTRIES);
-        assert_eq!(scanner.retained_bytes(), 0, "all of one list");
+        assert_eq!(scanner.retained_bytes, 0, "all of one list");
     }
 
     #[test]

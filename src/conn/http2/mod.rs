@@ -1,0 +1,7 @@
+//! HTTP/2 before and behind hyper: the frames that it is given, the memory that they cost, and clients that take no
+//! answers.
+
+pub(super) mod frames;
+mod hpack;
+pub(super) mod memory;
+pub(super) mod watchdog;
