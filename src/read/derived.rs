@@ -7,23 +7,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::FutureExt;
 
+use super::plan::PlannedSlice;
 use super::read_stats::Fingerprint;
-use super::slice_plan::PlannedSlice;
-use crate::cache::dependency::Dependency;
 use crate::cache::error::ReadError;
-use crate::cache::footprint;
 use crate::cache::freshness::{self, Freshness};
-use crate::cache::object_cache::MAX_WHOLE_OBJECT_BYTES;
-use crate::cache::object_entry::{ObjectCacheKey, ObjectEntry, StoredObject};
+use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
 use crate::cache::validated::EntrySource;
-use crate::container::Container;
+use crate::container::{Container, Dependency};
 use crate::cpu_pool::Priority;
 use crate::fair_queue::FlightHandle;
 use crate::store::ObjectMeta;
-
-/// Derives bytes from the elements of a region (little-endian, first axis fastest). Fails with
-/// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].
-pub type DeriveFn = Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>;
 
 /// Description of how bytes are derived from a region.
 #[derive(Clone)]
@@ -32,8 +25,9 @@ pub struct Derivation {
     pub id: u128,
     /// Memory that the derivation takes besides the elements, including the result.
     pub extra_bytes: u64,
-    /// Derives the bytes, on the CPU pool.
-    pub apply: DeriveFn,
+    /// Derives the bytes from the elements (little-endian, first axis fastest), on the CPU pool. Fails with
+    /// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].
+    pub apply: Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>,
 }
 
 impl fmt::Debug for Derivation {
@@ -127,9 +121,8 @@ impl Container {
         }
         // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
         // waits for the slice budget.
-        let permit = self.resources.objects.memory.take(len).await?;
-        let bytes = permit.into_cache_owned().own(footprint::compact_for_cache(bytes, false));
-        Ok(ObjectEntry::whole(meta, bytes, checked_at))
+        let permit = self.resources.objects.entries.take(len).await?;
+        Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
     }
 }
 

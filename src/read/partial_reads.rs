@@ -3,7 +3,6 @@
 //! A block that is read whole is cached and also serves the neighbouring planes. Blocks of a usual size are therefore
 //! read in parts only if the slice was admitted on that condition.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -12,14 +11,13 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 
 use super::canvas::ElementByteOrder;
 use super::nonblocking_gather::GatherContext;
+use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use super::slice_plan::PlannedSlice;
-use crate::cache::block_load::TORN_READ_RETRY_DELAY;
-use crate::cache::datasets::Dataset;
+use crate::cache::backpressure::yield_if_contended;
+use crate::cache::block_load::{LoadTimes, TORN_READ_RETRY_DELAY};
+use crate::cache::budget::Permit;
 use crate::cache::error::ReadError;
-use crate::cache::load_times::LoadTimes;
-use crate::cache::permit::Permit;
-use crate::cache::{backpressure, freshness};
+use crate::cache::freshness;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, StoreError};
@@ -113,7 +111,9 @@ impl Container {
         let key = dataset.block_key(position);
         let (started, inline_limit) = (Instant::now(), InlineLimit::new(0));
         let opening = store.get(&key, &inline_limit);
-        let Some(Object { meta, data }) = self.wait_or_yield_on_store(dataset, opening).await? else { return Ok(None) };
+        let budget = &self.resources.slice_budget;
+        let object = yield_if_contended(|| self.store_load(), budget, &dataset.key, opening).await??;
+        let Some(Object { meta, data }) = object else { return Ok(None) };
         let head_bytes = RawLayout::max_header_bytes(attributes.rank()).min(meta.len);
         let head = match &data {
             ObjectData::InMemory(bytes) => bytes.clone(),
@@ -175,19 +175,9 @@ impl Container {
         range: std::ops::Range<u64>,
     ) -> Result<(Bytes, Permit), ReadError> {
         let blocks = &self.resources.blocks;
-        let permit = blocks.memory.take(range.end.saturating_sub(range.start)).await?;
+        let permit = blocks.entries.take(range.end.saturating_sub(range.start)).await?;
         let reading = reader.read_at(range);
-        let bytes = backpressure::yield_if_contended(|| self.store.current_load(), &blocks.memory.budget, key, reading)
-            .await??;
+        let bytes = yield_if_contended(|| self.store_load(), &blocks.entries.budget, key, reading).await??;
         Ok((bytes, permit))
-    }
-
-    async fn wait_or_yield_on_store<T>(
-        &self,
-        dataset: &Dataset,
-        future: impl Future<Output = Result<T, StoreError>> + Unpin,
-    ) -> Result<T, ReadError> {
-        let current_load = || self.store.current_load();
-        Ok(backpressure::yield_if_contended(current_load, &self.resources.slice_budget, &dataset.key, future).await??)
     }
 }
