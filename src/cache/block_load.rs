@@ -11,7 +11,6 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::backpressure::yield_if_contended;
 use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock};
 use super::budget::Permit;
 use super::buffers::needs_copy;
@@ -138,15 +137,15 @@ impl BlockCache {
         }
         let permit = self.entries.take(needed_bytes.min(limit_bytes)).await?;
         let reading = Box::pin(large.read_all());
-        let bytes = yield_if_contended(|| source.current_load(), &self.entries.budget, &key, reading).await??;
+        let bytes = self.entries.budget.yield_if_contended(|| source.current_load(), &key, reading).await??;
         Ok((large.meta.clone(), bytes, Some(permit)))
     }
 
-    /// Decodes a stored block on the CPU pool. The memory for it is taken first; `permit` is that of `stored`. The error
-    /// of a block that does not decode is the inner one.
+    /// Decodes a stored block on the CPU pool. The memory for it is taken first; `permit` is that of `stored`.
     ///
     /// # Errors
-    /// [`ReadError::Block`] if the block exceeds the limit for one block; [`ReadError::Budget`] when memory is short.
+    /// [`ReadError::Block`] if the block does not decode or exceeds the limit for one block; [`ReadError::Budget`] when
+    /// memory is short.
     pub(crate) async fn decode(
         &self,
         location: &BlockLocation,
@@ -154,15 +153,12 @@ impl BlockCache {
         mut permit: Option<Permit>,
         waiters: BlockWaiters,
         times: &LoadTimes,
-    ) -> Result<Result<Block, BlockError>, ReadError> {
+    ) -> Result<Block, ReadError> {
         let BlockLocation { dataset, position, .. } = location;
-        let needed_bytes = match Block::decode_memory_bytes(&stored, &dataset.attributes, position) {
-            Ok(needed_bytes) => needed_bytes,
-            Err(fault) => return Ok(Err(fault)),
-        };
+        let block_error = |error| dataset.block_error(position, error);
+        let needed_bytes = Block::decode_memory_bytes(&stored, &dataset.attributes, position).map_err(block_error)?;
         if needed_bytes > self.block_bytes {
-            let error = BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes };
-            return Err(dataset.block_error(position, error));
+            return Err(block_error(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }));
         }
         // A large block was read under a permit that also covers its decoding.
         let split = permit.as_mut().and_then(|permit| permit.try_split(BudgetLabel::Decode, needed_bytes));
@@ -192,10 +188,9 @@ impl BlockCache {
             (block, elapsed)
         };
         let (block, elapsed) = self.cpu.run_cooperative(Priority::Low, flow, job).await?;
-        if block.is_ok() {
-            times.add_decode(started.elapsed());
-            metrics::block_decoded(codec, elapsed);
-        }
+        let block = block.map_err(block_error)?;
+        times.add_decode(started.elapsed());
+        metrics::block_decoded(codec, elapsed);
         Ok(block)
     }
 
@@ -374,7 +369,11 @@ impl BlockLoad {
         let (meta, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
         times.add_store(started.elapsed());
         let waiters = BlockWaiters::new(Weak::new(), Some(flight));
-        let decoded = blocks.decode(location, bytes, permit, waiters, times).await?;
+        let decoded = match blocks.decode(location, bytes, permit, waiters, times).await {
+            Ok(block) => Ok(block),
+            Err(ReadError::Block { error, .. }) => Err(error),
+            Err(error) => return Err(error),
+        };
         Ok(Arc::new(BlockEntry::new(decoded, meta, checked_at)))
     }
 }

@@ -1,6 +1,10 @@
 //! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing. The owner of bytes also owns
 //! their permit.
+//!
+//! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers need
+//! the memory. A container with stalled storage therefore does not slow down the others.
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -12,9 +16,10 @@ use futures_util::FutureExt;
 use super::buffers::{
     BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, release_with, units,
 };
-use super::error::BudgetError;
+use super::error::{BudgetError, ReadError};
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
 use crate::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
+use crate::store::{Key, StoreError, StoreLoad};
 use crate::trace;
 
 /// Flow number of a client's requests for permits of its streams. They wait in a queue of their own, so that they do not
@@ -36,6 +41,13 @@ const MIN_STARTED_WAIT: Duration = Duration::from_secs(60);
 
 /// Interval at which a waiting stream checks whether earlier parts of it are still being sent.
 const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Longest time that a request holds memory during a storage wait while other requests need the memory.
+pub(crate) const MAX_WAIT_HOLDING_MEMORY: Duration = Duration::from_secs(1);
+
+/// Interval at which a request that waits for storage checks if other containers need its memory. The request yields
+/// after two positive checks in a row.
+pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A permit for part of a [`Budget`], given back when it is dropped.
 #[derive(Debug)]
@@ -182,7 +194,7 @@ impl Budget {
 
     /// Returns true if requests of other containers wait for a permit. The result may be briefly wrong while requests
     /// begin or end to wait.
-    pub(crate) fn others_wait(&self) -> bool {
+    fn others_wait(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > self.container_waiters.load(Ordering::Relaxed)
     }
 
@@ -346,6 +358,40 @@ impl Budget {
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
         }
         Err(self.timed_out(max_wait))
+    }
+
+    /// Waits for `future`, a request to a store with this load, while the caller holds a permit. Gives up if requests of
+    /// other containers wait for permits and the store is unresponsive or has kept the caller waiting for
+    /// [`MAX_WAIT_HOLDING_MEMORY`].
+    ///
+    /// # Errors
+    /// [`StoreError::Preempted`] when it gives up.
+    pub(crate) async fn yield_if_contended<T>(
+        &self,
+        current_load: impl Fn() -> StoreLoad,
+        key: &Key,
+        mut future: impl Future<Output = T> + Unpin,
+    ) -> Result<T, ReadError> {
+        // A result that is ready needs no timer.
+        if let Some(output) = (&mut future).now_or_never() {
+            return Ok(output);
+        }
+        let (started, mut contended_polls) = (Instant::now(), 0);
+        loop {
+            if let Ok(output) = tokio::time::timeout(CONTENTION_POLL_INTERVAL, &mut future).await {
+                return Ok(output);
+            }
+            let is_storage_slow = || {
+                let load = current_load();
+                load.is_unresponsive()
+                    || (started.elapsed() >= MAX_WAIT_HOLDING_MEMORY && load.longest_running >= MAX_WAIT_HOLDING_MEMORY)
+            };
+            contended_polls = if self.others_wait() && is_storage_slow() { contended_polls + 1 } else { 0 };
+            if contended_polls >= 2 {
+                metrics::request_shed(ShedReason::Storage);
+                return Err(StoreError::Preempted(key.clone()).into());
+            }
+        }
     }
 
     /// Waits until `len` bytes may be charged to the current client, as by

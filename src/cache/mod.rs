@@ -3,7 +3,6 @@
 //! `validated::Validated` compares entries with their source before they are used, and loads each in a single flight.
 //! Memory is taken from a `budget::Budget` before it is allocated, and the permit travels with the bytes.
 
-pub(crate) mod backpressure;
 pub(crate) mod block_load;
 pub(crate) mod blocks;
 pub(crate) mod budget;

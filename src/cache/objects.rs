@@ -2,8 +2,6 @@
 //! flights and remembers missing objects.
 
 use std::future::Future;
-use std::ops::Range;
-use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 use std::time::Duration;
@@ -11,8 +9,7 @@ use std::time::Duration;
 use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 
-use super::backpressure::{CONTENTION_POLL_INTERVAL, MAX_WAIT_HOLDING_MEMORY, yield_if_contended};
-use super::budget::{Budget, Permit};
+use super::budget::{Budget, CONTENTION_POLL_INTERVAL, MAX_WAIT_HOLDING_MEMORY, Permit};
 use super::buffers::footprint_bytes;
 use super::error::ReadError;
 use super::freshness::{self, Freshness, ValidatedAt};
@@ -73,7 +70,7 @@ impl LargeObject {
         let to = to.min(from.saturating_add(Self::PIECE_BYTES));
         let entries = &self.entries;
         let permit = entries.take_for_started(to.saturating_sub(from)).await?;
-        let mut reading = pin!(self.read(from..to));
+        let mut reading = self.reader.read_at(from..to);
         if let Ok(bytes) = tokio::time::timeout(MAX_WAIT_HOLDING_MEMORY, &mut reading).await {
             return Ok(entries.budget.own_piece(bytes?, permit));
         }
@@ -91,11 +88,7 @@ impl LargeObject {
 
     /// Reads the whole object. The caller holds a permit for the memory.
     pub(crate) async fn read_all(&self) -> Result<Bytes, ReadError> {
-        Ok(self.read(0..self.meta.len).await?)
-    }
-
-    async fn read(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
-        self.reader.read_at(range).await
+        Ok(self.reader.read_at(0..self.meta.len).await?)
     }
 }
 
@@ -234,7 +227,7 @@ impl ObjectCache {
             }
             let permit = self.entries.take(large.meta.len).await?;
             let reading = Box::pin(large.read_all());
-            match yield_if_contended(|| store.current_load(), &self.entries.budget, key, reading).await? {
+            match self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await? {
                 Ok(bytes) => {
                     let bytes = permit.own_for_cache(bytes, false);
                     return Ok(Some(StoredObject::Whole(large.meta.clone(), bytes)));
@@ -312,7 +305,7 @@ impl ObjectCache {
         }
         let (inline, permit) = (InlineLimit::new(len), self.entries.take(len).await?);
         let reading = store.get(key, &inline);
-        let object = yield_if_contended(|| store.current_load(), &self.entries.budget, key, reading).await??;
+        let object = self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await??;
         let Some(Object { meta, data }) = object else { return Ok(None) };
         Ok(Some(match data {
             ObjectData::InMemory(bytes) => whole(meta, bytes, permit),
@@ -404,6 +397,8 @@ impl AdmissionFilter {
 
 #[cfg(test)]
 mod tests {
+    use std::ops::Range;
+
     use async_trait::async_trait;
 
     use super::*;

@@ -215,13 +215,16 @@ where
         let started = Instant::now();
         if let Some(leader) = leader {
             // An earlier flight may have ended since the lookup.
-            let cached = self.map.get(key).await;
+            let mut cached = self.map.get(key).await;
             if let Some(entry) = cached.as_ref().filter(|entry| entry.validated_at().is_fresh(fresh_since)) {
                 leader.finish(Ok(Arc::clone(entry)));
                 return Ok(cached);
             }
-            let (flight, cached) = (leader.handle().clone(), self.without_changed(key, cached, source).await);
-            let replaced = cached.as_ref().map(Arc::downgrade);
+            if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
+                // Removed, so that it holds no memory while the new entry waits for some.
+                self.remove(key.clone(), &Arc::downgrade(&changed)).await;
+            }
+            let (flight, replaced) = (leader.handle().clone(), cached.as_ref().map(Arc::downgrade));
             let load = source.load(cached, flight.clone());
             let work = self.clone().load_into_map(key.clone(), replaced, flight, load);
             // Boxed, because the futures around it would otherwise reserve space for it twice.
@@ -232,17 +235,6 @@ where
             trace::record("wait", QueueLabel::Load.name(), started.elapsed());
         }
         result.transpose()
-    }
-
-    /// Returns `cached`, unless it is known to have changed. It is then removed, so that it holds no memory while the new
-    /// entry waits for some.
-    async fn without_changed(&self, key: &K, cached: Option<Arc<V>>, source: &impl EntrySource<V>) -> Option<Arc<V>> {
-        let cached = cached?;
-        if source.try_is_unchanged(&cached) != Some(false) {
-            return Some(cached);
-        }
-        self.remove(key.clone(), &Arc::downgrade(&cached)).await;
-        None
     }
 
     /// Puts the result of `load` into the map in place of `replaced`. After an error, that entry stays; it is compared

@@ -9,7 +9,6 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::resources::Resources;
-use crate::cache::backpressure::yield_if_contended;
 use crate::cache::budget::{MemoryPermit, Permit};
 use crate::cache::buffers::SendPermit;
 use crate::cache::error::{BudgetError, ReadError};
@@ -168,7 +167,7 @@ impl Container {
         key: &Key,
         work: impl Future<Output = Result<T, E>> + Unpin,
     ) -> Result<T, E> {
-        yield_if_contended(|| self.store_load(), &self.resources.slice_budget, key, work).await?
+        self.resources.slice_budget.yield_if_contended(|| self.store_load(), key, work).await?
     }
 
     /// Charges `bytes` to `client` while they are being sent to it. They belong to a stored object or to a result

@@ -181,13 +181,12 @@ impl Canvas {
         }
     }
 
-    /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements at `origin`, counted from the
-    /// dataset's first element.
-    pub(crate) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
-        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+    /// Pastes a part of a stored block whose place is [cleared](Self::clear): `size` big-endian elements at `origin`,
+    /// counted from the dataset's first element.
+    pub(crate) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8]) {
         for slab in self.overlapping(origin, size) {
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
-            copy(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
+            paste_big_endian(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
         }
     }
 

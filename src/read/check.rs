@@ -65,8 +65,7 @@ async fn check_once(
     // Held while the request waits; dropping it cancels the decoding.
     let requester = Arc::new(());
     let waiters = BlockWaiters::new(Arc::downgrade(&requester), None);
-    let decoded = blocks.decode(location, bytes, permit, waiters, &LoadTimes::default()).await?;
-    let block = decoded.map_err(|error| location.dataset.block_error(&location.position, error))?;
+    let block = blocks.decode(location, bytes, permit, waiters, &LoadTimes::default()).await?;
     Ok(Some(ValidBlock::new(block, stored_bytes, header)))
 }
 

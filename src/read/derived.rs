@@ -65,7 +65,12 @@ impl Container {
         let source = DerivedSource { container: self, freshness, slice, derivation };
         let entries = &self.resources.objects.entries;
         let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
-        Ok(DerivedBytes::from_entry(id, &entry, freshness))
+        Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
+            bytes: bytes.clone(),
+            etags_hash: u128::from_str_radix(&meta.etag, 16).unwrap_or(0),
+            versions_hash: meta.version,
+            dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, freshness.request_start)),
+        }))
     }
 
     /// Returns true if the blocks that `entry` was derived from are still those in the store.
@@ -154,18 +159,5 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
             }
             Ok(Arc::new(container.derive(freshness, &slice, &derivation, flight).await?))
         }
-    }
-}
-
-impl DerivedBytes {
-    fn from_entry(id: u128, entry: &Arc<ObjectEntry>, freshness: Freshness) -> Option<Self> {
-        let (meta, bytes) = entry.whole_object()?;
-        let etags_hash = u128::from_str_radix(&meta.etag, 16).unwrap_or(0);
-        Some(Self {
-            bytes: bytes.clone(),
-            etags_hash,
-            versions_hash: meta.version,
-            dependency: entry.is_cacheable.then(|| Dependency::derived(id, entry, freshness.request_start)),
-        })
     }
 }

@@ -637,14 +637,7 @@ mod tests {
         let container = container_with_blocks(budget_wait);
         let (resources, freshness) = (&container.resources, container.resources.request_freshness());
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let delivery = super::super::plan::SliceDelivery {
-            data_type: dataset.attributes.data_type(),
-            extra_bytes: 0,
-            prefix_bytes: 0,
-            is_rate_limited: false,
-            is_streamable: true,
-            must_stream: true,
-        };
+        let delivery = super::super::plan::SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());
         let plan = || container.plan_converted_slice(&dataset, region.clone(), &delivery).unwrap();
         for budget in [&resources.slice_budget, &resources.blocks.entries.budget] {

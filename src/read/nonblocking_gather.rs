@@ -104,13 +104,11 @@ impl GatherContext {
         let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
         let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
         if misses == 0 && self.sample_bytes <= INLINE_PASTE_BYTES {
-            let mut scratch = JobScratch::default();
             for item in &items {
                 if let PasteItem::Hit(position, entry) = item {
-                    self.paste_entry(position, entry, &mut scratch);
+                    self.paste_entry(position, entry, stats);
                 }
             }
-            stats.merge(&scratch.stats);
             // There may be many such batches of small blocks, so they count against the task's budget.
             tokio::task::consume_budget().await;
             return Ok(Vec::new());
@@ -176,7 +174,7 @@ impl GatherContext {
             drop(items);
             let Some(item) = next else { return false };
             match item {
-                PasteItem::Hit(position, entry) => self.paste_entry(&position, &entry, scratch),
+                PasteItem::Hit(position, entry) => self.paste_entry(&position, &entry, &mut scratch.stats),
                 PasteItem::Miss { position, should_cache } => {
                     let result = if should_cache {
                         self.try_load(&position, lease, scratch)
@@ -200,11 +198,11 @@ impl GatherContext {
         }
     }
 
-    fn paste_entry(&self, position: &GridPosition, entry: &BlockEntry, scratch: &mut JobScratch) {
+    fn paste_entry(&self, position: &GridPosition, entry: &BlockEntry, stats: &mut ReadStats) {
         let Some(block) = &entry.block else { return };
         let started = Instant::now();
         self.canvas.paste(position, &block.size, &block.data, ElementByteOrder::LittleEndian);
-        scratch.stats.assemble += started.elapsed();
+        stats.assemble += started.elapsed();
     }
 
     /// Loads a block into the cache in a single flight, and pastes it.
@@ -217,7 +215,7 @@ impl GatherContext {
         }
         scratch.stats.count_load(&times);
         scratch.stats.count_block(position, &entry);
-        self.paste_entry(position, &entry, scratch);
+        self.paste_entry(position, &entry, &mut scratch.stats);
         Some(())
     }
 

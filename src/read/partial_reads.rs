@@ -9,11 +9,9 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use super::canvas::ElementByteOrder;
 use super::nonblocking_gather::GatherContext;
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::backpressure::yield_if_contended;
 use crate::cache::block_load::{LoadTimes, TORN_READ_RETRY_DELAY};
 use crate::cache::budget::Permit;
 use crate::cache::error::ReadError;
@@ -112,7 +110,7 @@ impl Container {
         let (started, inline_limit) = (Instant::now(), InlineLimit::new(0));
         let opening = store.get(&key, &inline_limit);
         let budget = &self.resources.slice_budget;
-        let object = yield_if_contended(|| self.store_load(), budget, &dataset.key, opening).await??;
+        let object = budget.yield_if_contended(|| self.store_load(), &dataset.key, opening).await??;
         let Some(Object { meta, data }) = object else { return Ok(None) };
         let head_bytes = RawLayout::max_header_bytes(attributes.rank()).min(meta.len);
         let head = match &data {
@@ -151,7 +149,7 @@ impl Container {
                 let (job_context, offsets) = (Arc::clone(context), origin.iter().zip(&part.offset));
                 let part_origin = offsets.map(|(origin, offset)| origin.saturating_add(*offset)).collect();
                 let paste = move || {
-                    job_context.canvas.paste_part(&part_origin, &part.size, &bytes, ElementByteOrder::BigEndian);
+                    job_context.canvas.paste_part(&part_origin, &part.size, &bytes);
                     drop((bytes, permit));
                     // Before the job reports its end, so that the last holder has the canvas to itself.
                     drop(job_context);
@@ -177,7 +175,7 @@ impl Container {
         let blocks = &self.resources.blocks;
         let permit = blocks.entries.take(range.end.saturating_sub(range.start)).await?;
         let reading = reader.read_at(range);
-        let bytes = yield_if_contended(|| self.store_load(), &blocks.entries.budget, key, reading).await??;
+        let bytes = blocks.entries.budget.yield_if_contended(|| self.store_load(), key, reading).await??;
         Ok((bytes, permit))
     }
 }

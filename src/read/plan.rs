@@ -160,6 +160,25 @@ pub struct SliceDelivery<'a> {
     pub must_stream: bool,
 }
 
+impl<'a> SliceDelivery<'a> {
+    /// Elements of `data_type` that are sent whole and without anything else.
+    pub fn whole(data_type: &'a DataType) -> Self {
+        Self {
+            data_type,
+            extra_bytes: 0,
+            prefix_bytes: 0,
+            is_rate_limited: false,
+            is_streamable: false,
+            must_stream: false,
+        }
+    }
+
+    /// Elements of `data_type` that are sent in bands.
+    pub fn streamed(data_type: &'a DataType) -> Self {
+        Self { is_streamable: true, must_stream: true, ..Self::whole(data_type) }
+    }
+}
+
 /// Limits that decide how a slice is sent.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SliceLimits {
@@ -220,19 +239,7 @@ impl Container {
     /// # Errors
     /// [`SliceRefusal`].
     pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<PlannedSlice, SliceRefusal> {
-        let data_type = dataset.attributes.data_type();
-        self.plan_converted_slice(
-            dataset,
-            region,
-            &SliceDelivery {
-                data_type,
-                extra_bytes: 0,
-                prefix_bytes: 0,
-                is_rate_limited: false,
-                is_streamable: false,
-                must_stream: false,
-            },
-        )
+        self.plan_converted_slice(dataset, region, &SliceDelivery::whole(dataset.attributes.data_type()))
     }
 
     /// As [`Self::plan_slice`], for a response whose bytes differ from the stored elements.
@@ -279,19 +286,12 @@ impl Container {
         region: Region,
         delivery: &SliceDelivery<'_>,
     ) -> Result<Result<PlannedSlice, SliceRefusal>, ReadError> {
-        let refusal = match self.plan_converted_slice(dataset, region.clone(), delivery) {
-            Err(refusal @ SliceRefusal::TooCostly { .. }) => refusal,
-            result => return Ok(result),
-        };
-        let SliceRefusal::TooCostly { affordable_blocks, .. } = refusal else { return Ok(Err(refusal)) };
+        let planned = self.plan_converted_slice(dataset, region.clone(), delivery);
+        let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = planned else { return Ok(planned) };
         freshness.ensure_may_block().await;
         let existing_blocks = Some(self.count_existing_blocks(dataset, &region, affordable_blocks).await?);
-        Ok(self.plan_with_assumptions(
-            dataset,
-            region,
-            delivery,
-            CostAssumptions { existing_blocks, ..CostAssumptions::default() },
-        ))
+        let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
+        Ok(self.plan_with_assumptions(dataset, region, delivery, assumptions))
     }
 
     /// Returns the shape, in samples, of a part of `region` that is `accepts` as planned by [`Self::plan_part`];
@@ -317,12 +317,8 @@ impl Container {
         delivery: &SliceDelivery<'_>,
     ) -> Result<PlannedSlice, SliceRefusal> {
         let touched_blocks = Some(max_touched_blocks(part, dataset.attributes.grid()));
-        self.plan_with_assumptions(
-            dataset,
-            part.clone(),
-            delivery,
-            CostAssumptions { touched_blocks, ..CostAssumptions::default() },
-        )
+        let assumptions = CostAssumptions { touched_blocks, ..CostAssumptions::default() };
+        self.plan_with_assumptions(dataset, part.clone(), delivery, assumptions)
     }
 
     /// Plans a slice. If decoding whole blocks is too costly and they are stored uncompressed, plans to read parts of
@@ -383,10 +379,11 @@ impl Container {
             stream_token,
         })
     }
+
     /// Counts the blocks of `dataset` that `region` touches and that may exist, by listing directories. In an almost empty
-    /// dataset this is far cheaper than looking up each block. A block counts if its existence is
-    /// unknown: if its directory could not be listed, or not within the bounds above, or if the store lists slowly.
-    /// Counting stops a little above `max_count`.
+    /// dataset this is far cheaper than looking up each block. A block counts if its existence is unknown: if its
+    /// directory could not be listed, or not within the bounds above, or if the store lists slowly. Counting stops a
+    /// little above `max_count`.
     ///
     /// # Errors
     /// When the store fails.

@@ -310,14 +310,7 @@ impl Chunk {
         region: &Region,
         layout: &StreamLayout,
     ) -> Result<PlannedSlice, ReadError> {
-        let delivery = SliceDelivery {
-            data_type: self.streamed_type(layout),
-            extra_bytes: 0,
-            prefix_bytes: 0,
-            is_rate_limited: false,
-            is_streamable: true,
-            must_stream: true,
-        };
+        let delivery = SliceDelivery::streamed(self.streamed_type(layout));
         let slice = container.plan_converted_slice(&self.dataset, region.clone(), &delivery);
         slice.map_err(|_refusal| self.too_large(container))
     }

@@ -109,7 +109,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks jwks_fetcher key_set signatures token_file policy caller token_error"),
-    ("cache", "block_load blocks datasets objects validated backpressure budget buffers error freshness"),
+    ("cache", "block_load blocks datasets objects validated budget buffers error freshness"),
     ("cli", "run healthcheck inspect serve sd_notify token exit verify arguments block_on escape_control signals"),
     ("cli::verify", "report recovery report_header terminal"),
     ("config", "load default memory_bounds source summary validate error sections container policies values"),
