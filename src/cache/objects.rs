@@ -12,7 +12,7 @@ use moka::policy::EvictionPolicy;
 use super::budget::{Budget, CONTENTION_POLL_INTERVAL, MAX_WAIT_HOLDING_MEMORY, Permit};
 use super::buffers::footprint_bytes;
 use super::error::ReadError;
-use super::freshness::{self, Freshness, ValidatedAt};
+use super::freshness::{self, ValidatedAt};
 use super::validated::{CacheEntry, EntrySource, Validated, max_weight_bytes};
 use crate::fair_queue::FlightHandle;
 use crate::metrics::{BudgetLabel, CacheLabel};
@@ -185,20 +185,6 @@ impl ObjectCache {
         Self { entries, admission: Arc::default(), inline_bytes }
     }
 
-    /// Returns the object at `key`, no staler than `freshness` accepts; `None` if there is none.
-    pub(crate) async fn get(
-        &self,
-        container: u32,
-        store: &Arc<dyn Store>,
-        key: &Key,
-        freshness: Freshness,
-    ) -> Result<Option<StoredObject>, ReadError> {
-        let source = ObjectSource { objects: self, store, key };
-        let entry_key = ObjectCacheKey::Stored(container, key.clone());
-        let entry = self.entries.get(&entry_key, freshness, freshness.since(key), &source).await?;
-        Ok(entry.object.clone())
-    }
-
     /// Reads an object, or opens it if it is too large to hold. An object that becomes shorter meanwhile is read again.
     /// `first` is the object as a revalidation found it, if it did.
     async fn fetch(
@@ -321,10 +307,10 @@ fn whole(meta: ObjectMeta, bytes: Bytes, mut permit: Permit) -> (StoredObject, O
 }
 
 /// A stored object as the source of its entry.
-struct ObjectSource<'a> {
-    objects: &'a ObjectCache,
-    store: &'a Arc<dyn Store>,
-    key: &'a Key,
+pub(crate) struct ObjectSource<'a> {
+    pub(crate) objects: &'a ObjectCache,
+    pub(crate) store: &'a Arc<dyn Store>,
+    pub(crate) key: &'a Key,
 }
 
 impl EntrySource<ObjectEntry> for ObjectSource<'_> {

@@ -13,7 +13,7 @@ use crate::cache::budget::{MemoryPermit, Permit};
 use crate::cache::buffers::SendPermit;
 use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
-use crate::cache::objects::{ObjectCacheKey, StoredObject};
+use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
 use crate::fair_queue::ClientId;
 use crate::metrics::{self, ShedReason};
 use crate::store::{CachedStat, GuardedStore, Key, ObjectMeta, Store, StoreError, StoreLoad};
@@ -77,7 +77,8 @@ impl Container {
         &self.resources
     }
 
-    /// Returns the object at `key` as stored (attributes or a block), or `None` if there is none.
+    /// Returns the object at `key` as stored (attributes or a block), no staler than `freshness` accepts, or `None` if
+    /// there is none.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
@@ -85,7 +86,10 @@ impl Container {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        self.resources.objects.get(self.id, &self.store, key, freshness).await
+        let (objects, entry_key) = (&self.resources.objects, ObjectCacheKey::Stored(self.id, key.clone()));
+        let source = ObjectSource { objects, store: &self.store, key };
+        let entry = objects.entries.get(&entry_key, freshness, freshness.since(key), &source).await?;
+        Ok(entry.object.clone())
     }
 
     /// Returns metadata of the object at `key`, from the cache if the entry is fresh. Reads no bytes of the object.

@@ -118,8 +118,8 @@ impl Container {
             ObjectData::Open(reader) => self.read_range(&key, reader, 0..head_bytes).await?.0,
         };
         times.add_store(started.elapsed());
-        let block_error = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
-        let layout = RawLayout::new(&head, meta.len, attributes, position).map_err(block_error)?;
+        let layout = RawLayout::new(&head, meta.len, attributes, position)
+            .map_err(|error| dataset.block_error(position, error))?;
         let Some(layout) = layout else { return Ok(Some(meta)) };
         let origin = attributes.grid().origin(position);
         let dimensions = attributes.dimensions();

@@ -70,10 +70,7 @@ impl ReadStats {
         self.decode += other.decode;
         self.assemble += other.assemble;
         self.fingerprint.merge(&other.fingerprint);
-        self.oldest_check = match (self.oldest_check, other.oldest_check) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        self.oldest_check = [self.oldest_check, other.oldest_check].into_iter().flatten().min();
     }
 
     pub(crate) fn count_load(&mut self, times: &LoadTimes) {
