@@ -115,7 +115,126 @@ impl BlockCache {
         entry.check_decodable(dataset, position)?;
         Ok((entry, load.times))
     }
+}
 
+/// The load of one block.
+#[derive(Debug, Clone)]
+struct BlockLoad {
+    blocks: BlockCache,
+    location: BlockLocation,
+    fresh_since: u64,
+    times: Arc<LoadTimes>,
+}
+
+impl EntrySource<BlockEntry> for BlockLoad {
+    fn try_is_unchanged(&self, entry: &BlockEntry) -> Option<bool> {
+        let BlockLocation { source, position, .. } = &self.location;
+        source.try_is_unchanged(position, entry.version(), &entry.validated_at, freshness::now())
+    }
+
+    fn load(
+        &self,
+        stale: Option<Arc<BlockEntry>>,
+        flight: FlightHandle,
+    ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
+        let this = self.clone();
+        // Not held while the new block waits for memory.
+        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version.clone()));
+        async move {
+            loop {
+                match this.decode_with_retry(stale.as_ref(), &flight).await {
+                    // Other requests may have joined just after the load was cancelled. If none has, the last one left
+                    // before it could abort the load.
+                    Err(error) if error.is_cancelled() && flight.has_waiters() => {
+                        flight.attach();
+                        if !flight.has_waiters() {
+                            return Err(error);
+                        }
+                    }
+                    result => return result,
+                }
+            }
+        }
+    }
+}
+
+impl BlockLoad {
+    /// Loads and decodes the block, unless it is unchanged. A block that does not decode is read again. If it fails
+    /// again and its file is unchanged, the failure is returned as an entry to cache.
+    async fn decode_with_retry(
+        &self,
+        stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
+        flight: &FlightHandle,
+    ) -> Result<Arc<BlockEntry>, ReadError> {
+        let BlockLocation { dataset, position, .. } = &self.location;
+        let first = self.decode_once(stale, self.fresh_since, flight).await;
+        if let Some((stale_entry, version)) = stale {
+            let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::as_ptr(entry) == stale_entry.as_ptr());
+            self.blocks.entries.count_revalidation(version.etag_and_version().is_none(), is_unchanged);
+            if is_unchanged {
+                self.times.is_unchanged.store(true, Ordering::Relaxed);
+                return first;
+            }
+        }
+        let first_version =
+            match first.as_ref().map(|entry| (entry.check_decodable(dataset, position), entry.version())) {
+                Ok((Err(error), version)) if error.may_be_torn() => version,
+                Ok((Err(error), _)) => return Err(error),
+                Err(error) if error.may_be_torn() => None,
+                Ok((Ok(()), _)) | Err(_) => return first,
+            };
+        tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
+        // The second attempt accepts nothing that was read before now.
+        let second = self.decode_once(None, freshness::now(), flight).await;
+        let verdict =
+            second.as_ref().map_or_else(|error| Err(error.clone()), |entry| entry.check_decodable(dataset, position));
+        let Err(error) = verdict else { return second };
+        if !error.is_cancelled() {
+            metrics::decode_error(dataset.attributes.compression().label());
+        }
+        match second {
+            Ok(entry) if error.may_be_torn() && entry.version() == first_version => Ok(entry),
+            _ => Err(error),
+        }
+    }
+
+    async fn decode_once(
+        &self,
+        stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
+        fresh_since: u64,
+        flight: &FlightHandle,
+    ) -> Result<Arc<BlockEntry>, ReadError> {
+        let Self { blocks, location, times, .. } = self;
+        let BlockLocation { source, position, .. } = location;
+        let started = Instant::now();
+        let known = stale.map(|(_, version)| version);
+        let (mut block, mut checked_at) = source.load(position, known, fresh_since).await?;
+        if matches!(block, SourceBlock::Unchanged) {
+            if let Some(stale) = stale.and_then(|(entry, _)| entry.upgrade()) {
+                stale.validated_at.touch(checked_at);
+                return Ok(stale);
+            }
+            // It has been evicted meanwhile.
+            (block, checked_at) = source.load(position, None, fresh_since).await?;
+        }
+        let (stored, permit) = match block {
+            SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
+            SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(Ok(block), meta, checked_at))),
+            SourceBlock::Stored(stored, permit) => (stored, permit),
+        };
+        let (meta, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
+        times.add_store(started.elapsed());
+        let waiters = BlockWaiters::new(Weak::new(), Some(flight));
+        let decoded = match blocks.decode(location, bytes, permit, waiters, times).await {
+            Ok(block) => Ok(block),
+            Err(ReadError::Block { error, .. }) => Err(error),
+            Err(error) => return Err(error),
+        };
+        Ok(Arc::new(BlockEntry::new(decoded, meta, checked_at)))
+    }
+}
+
+impl BlockCache {
     /// Returns the metadata, the bytes and the permit of a stored block. Reads a block that is too large for the
     /// transfer budget: one permit of the decode budget then covers both reading and decoding, so that no two loads
     /// wait for each other's second permit.
@@ -259,123 +378,6 @@ impl BlockCache {
 pub(crate) fn record_decode(codec: &'static str, elapsed: Duration) {
     metrics::block_decoded(codec, elapsed);
     trace::record("decode", codec, elapsed);
-}
-
-/// The load of one block.
-#[derive(Debug, Clone)]
-struct BlockLoad {
-    blocks: BlockCache,
-    location: BlockLocation,
-    fresh_since: u64,
-    times: Arc<LoadTimes>,
-}
-
-impl EntrySource<BlockEntry> for BlockLoad {
-    fn try_is_unchanged(&self, entry: &BlockEntry) -> Option<bool> {
-        let BlockLocation { source, position, .. } = &self.location;
-        source.try_is_unchanged(position, entry.version(), &entry.validated_at, freshness::now())
-    }
-
-    fn load(
-        &self,
-        stale: Option<Arc<BlockEntry>>,
-        flight: FlightHandle,
-    ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
-        let this = self.clone();
-        // Not held while the new block waits for memory.
-        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version.clone()));
-        async move {
-            loop {
-                match this.decode_with_retry(stale.as_ref(), &flight).await {
-                    // Other requests may have joined just after the load was cancelled. If none has, the last one left
-                    // before it could abort the load.
-                    Err(error) if error.is_cancelled() && flight.has_waiters() => {
-                        flight.attach();
-                        if !flight.has_waiters() {
-                            return Err(error);
-                        }
-                    }
-                    result => return result,
-                }
-            }
-        }
-    }
-}
-
-impl BlockLoad {
-    /// Loads and decodes the block, unless it is unchanged. A block that does not decode is read again. If it fails
-    /// again and its file is unchanged, the failure is returned as an entry to cache.
-    async fn decode_with_retry(
-        &self,
-        stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
-        flight: &FlightHandle,
-    ) -> Result<Arc<BlockEntry>, ReadError> {
-        let BlockLocation { dataset, position, .. } = &self.location;
-        let first = self.decode_once(stale, self.fresh_since, flight).await;
-        if let Some((stale_entry, version)) = stale {
-            let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::as_ptr(entry) == stale_entry.as_ptr());
-            self.blocks.entries.count_revalidation(version.etag_and_version().is_none(), is_unchanged);
-            if is_unchanged {
-                self.times.is_unchanged.store(true, Ordering::Relaxed);
-                return first;
-            }
-        }
-        let first_version =
-            match first.as_ref().map(|entry| (entry.check_decodable(dataset, position), entry.version())) {
-                Ok((Err(error), version)) if error.may_be_torn() => version,
-                Ok((Err(error), _)) => return Err(error),
-                Err(error) if error.may_be_torn() => None,
-                Ok((Ok(()), _)) | Err(_) => return first,
-            };
-        tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
-        // The second attempt accepts nothing that was read before now.
-        let second = self.decode_once(None, freshness::now(), flight).await;
-        let verdict =
-            second.as_ref().map_or_else(|error| Err(error.clone()), |entry| entry.check_decodable(dataset, position));
-        let Err(error) = verdict else { return second };
-        if !error.is_cancelled() {
-            metrics::decode_error(dataset.attributes.compression().label());
-        }
-        match second {
-            Ok(entry) if error.may_be_torn() && entry.version() == first_version => Ok(entry),
-            _ => Err(error),
-        }
-    }
-
-    async fn decode_once(
-        &self,
-        stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
-        fresh_since: u64,
-        flight: &FlightHandle,
-    ) -> Result<Arc<BlockEntry>, ReadError> {
-        let Self { blocks, location, times, .. } = self;
-        let BlockLocation { source, position, .. } = location;
-        let started = Instant::now();
-        let known = stale.map(|(_, version)| version);
-        let (mut block, mut checked_at) = source.load(position, known, fresh_since).await?;
-        if matches!(block, SourceBlock::Unchanged) {
-            if let Some(stale) = stale.and_then(|(entry, _)| entry.upgrade()) {
-                stale.validated_at.touch(checked_at);
-                return Ok(stale);
-            }
-            // It has been evicted meanwhile.
-            (block, checked_at) = source.load(position, None, fresh_since).await?;
-        }
-        let (stored, permit) = match block {
-            SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
-            SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(Ok(block), meta, checked_at))),
-            SourceBlock::Stored(stored, permit) => (stored, permit),
-        };
-        let (meta, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
-        times.add_store(started.elapsed());
-        let waiters = BlockWaiters::new(Weak::new(), Some(flight));
-        let decoded = match blocks.decode(location, bytes, permit, waiters, times).await {
-            Ok(block) => Ok(block),
-            Err(ReadError::Block { error, .. }) => Err(error),
-            Err(error) => return Err(error),
-        };
-        Ok(Arc::new(BlockEntry::new(decoded, meta, checked_at)))
-    }
 }
 
 #[cfg(test)]
