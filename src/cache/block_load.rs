@@ -1,25 +1,105 @@
-//! Loads of blocks into the cache of decoded blocks.
+//! Loads of blocks into the cache of decoded blocks: a stored block is read and decoded within the decode budget.
+//!
+//! This is the one file that turns stored bytes into blocks, for slices, derived results, statistics and `verify`:
+//! determine the size, take the memory, decode, own the elements.
 
+use std::cell::Cell;
 use std::future::Future;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use super::backpressure;
-use super::block_cache::{BlockCache, BlockLocation};
-use super::block_entry::BlockEntry;
-use super::block_source::{CachedVersion, SourceBlock, StoredBlock};
-use super::block_waiters::BlockWaiters;
+use bytes::Bytes;
+
+use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock};
+use super::budget::Permit;
+use super::buffers::needs_copy;
+use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness;
-use super::large_object::LargeObject;
-use super::load_times::LoadTimes;
+use super::objects::StoredObject;
 use super::validated::EntrySource;
+use crate::cpu_pool::{CoreLease, Priority};
 use crate::fair_queue::FlightHandle;
-use crate::metrics;
-use n5_format::Block;
+use crate::metrics::{self, BudgetLabel};
+use crate::store::ObjectMeta;
+use crate::trace;
+use n5_format::{Block, BlockError, CancelCheck, DecodeBuffers, DecompressedBlock, GridPosition, Scratch};
 
 /// Pause before a damaged block is read again: another program may be writing it.
 pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);
+
+/// Time for which the decoding of a block to be cached goes on without waiters. A client that cancels its request and
+/// repeats it within this time, as viewers do, joins the running decoding. A slow codec can then finish.
+const GRACE_PERIOD: Duration = Duration::from_secs(1);
+
+/// Time spent on a load, and whether it found the cached block unchanged.
+#[derive(Debug, Default)]
+pub(crate) struct LoadTimes {
+    store_nanos: AtomicU64,
+    decode_nanos: AtomicU64,
+    is_unchanged: AtomicBool,
+}
+
+impl LoadTimes {
+    /// Adds time for reading from the store.
+    pub(crate) fn add_store(&self, elapsed: Duration) {
+        Self::add(&self.store_nanos, elapsed);
+    }
+
+    /// Adds time for decoding, including the wait for a core.
+    pub(crate) fn add_decode(&self, elapsed: Duration) {
+        Self::add(&self.decode_nanos, elapsed);
+    }
+
+    fn add(total: &AtomicU64, elapsed: Duration) {
+        total.fetch_add(u64::try_from(elapsed.as_nanos()).unwrap_or(u64::MAX), Ordering::Relaxed);
+    }
+
+    /// Returns the time for reading and the time for decoding.
+    pub(crate) fn totals(&self) -> [Duration; 2] {
+        [&self.store_nanos, &self.decode_nanos].map(|total| Duration::from_nanos(total.load(Ordering::Relaxed)))
+    }
+
+    /// Returns true if the cached block was unchanged.
+    pub(crate) fn is_unchanged(&self) -> bool {
+        self.is_unchanged.load(Ordering::Relaxed)
+    }
+}
+
+/// The requests that may wait for a block that is being decoded.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockWaiters {
+    /// Alive while the request that started the decoding is.
+    requester: Weak<()>,
+    /// The flight of other requests that want the block.
+    flight: Option<FlightHandle>,
+}
+
+impl BlockWaiters {
+    /// Creates waiters that consist of the request that holds `requester` and, if there is a flight, of all requests
+    /// that wait for it.
+    pub(crate) fn new(requester: Weak<()>, flight: Option<&FlightHandle>) -> Self {
+        Self { requester, flight: flight.cloned() }
+    }
+
+    pub(crate) fn has_waiters(&self) -> bool {
+        self.requester.strong_count() > 0 || self.flight.as_ref().is_some_and(FlightHandle::has_waiters)
+    }
+
+    /// Returns a function that tells if decoding should continue. Each call first yields the core if `lease` has to.
+    pub(crate) fn should_continue<'a>(&'a self, lease: &'a CoreLease) -> impl Fn() -> bool + 'a {
+        let last_waiter_at = Cell::new(Instant::now());
+        move || {
+            lease.yield_if_contended();
+            if self.has_waiters() {
+                last_waiter_at.set(Instant::now());
+                return true;
+            }
+            self.flight.is_some() && last_waiter_at.get().elapsed() < GRACE_PERIOD
+        }
+    }
+}
 
 impl BlockCache {
     /// Loads the block at `location`, which a lookup has just missed. The result is no staler than `fresh_since`. The
@@ -28,33 +108,12 @@ impl BlockCache {
         &self,
         location: BlockLocation,
         fresh_since: u64,
-    ) -> Result<(Arc<BlockEntry>, LoadTimes), ReadError> {
-        let load = BlockLoad { blocks: self.clone(), location, fresh_since, times: LoadTimes::default() };
-        let entry = self.entries.load(&load.location.cache_key(), fresh_since, &load).await?;
-        entry.check_decodable(&load.location.dataset, &load.location.position)?;
+    ) -> Result<(Arc<BlockEntry>, Arc<LoadTimes>), ReadError> {
+        let load = BlockLoad { blocks: self.clone(), location, fresh_since, times: Arc::default() };
+        let BlockLocation { dataset, position, .. } = &load.location;
+        let entry = self.entries.load(&(dataset.id, position.clone()), fresh_since, &load).await?;
+        entry.check_decodable(dataset, position)?;
         Ok((entry, load.times))
-    }
-
-    /// Reads a block that is too large for the transfer budget. One permit of the decode budget covers both reading and
-    /// decoding, so that no two loads wait for each other's second permit.
-    pub(crate) async fn read_large(
-        &self,
-        location: &BlockLocation,
-        large: &LargeObject,
-    ) -> Result<StoredBlock, ReadError> {
-        let BlockLocation { source, dataset, position } = location;
-        let key = dataset.block_key(position);
-        let bytes = large.meta().len;
-        let needed_bytes = Block::max_decode_memory_bytes(&dataset.attributes, bytes).saturating_add(bytes);
-        let limit_bytes = self.block_bytes;
-        if bytes > limit_bytes {
-            return Err(ReadError::StoredTooLarge { key, bytes, limit_bytes });
-        }
-        let permit = self.memory.take(needed_bytes.min(limit_bytes)).await?;
-        let reading = Box::pin(large.read_all());
-        let bytes =
-            backpressure::yield_if_contended(|| source.current_load(), &self.memory.budget, &key, reading).await??;
-        Ok(StoredBlock { meta: large.meta().clone(), bytes, permit: Some(permit) })
     }
 }
 
@@ -64,7 +123,7 @@ struct BlockLoad {
     blocks: BlockCache,
     location: BlockLocation,
     fresh_since: u64,
-    times: LoadTimes,
+    times: Arc<LoadTimes>,
 }
 
 impl EntrySource<BlockEntry> for BlockLoad {
@@ -80,31 +139,23 @@ impl EntrySource<BlockEntry> for BlockLoad {
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
         // Not held while the new block waits for memory.
-        let stale = stale.map(|stale| StaleBlock {
-            entry: Arc::downgrade(&stale),
-            etag_and_version: stale.etag_and_version.clone(),
-        });
+        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version.clone()));
         async move {
             loop {
-                let result = this.decode_with_retry(stale.as_ref(), &BlockWaiters::of_flight(&flight)).await;
-                match result {
-                    // Other requests may have joined just after the load was cancelled.
-                    Err(ref error) if error.is_cancelled() && flight.has_waiters() => flight.attach(),
+                match this.decode_with_retry(stale.as_ref(), &flight).await {
+                    // Other requests may have joined just after the load was cancelled. If none has, the last one left
+                    // before it could abort the load.
+                    Err(error) if error.is_cancelled() && flight.has_waiters() => {
+                        flight.attach();
+                        if !flight.has_waiters() {
+                            return Err(error);
+                        }
+                    }
                     result => return result,
-                }
-                if !flight.has_waiters() {
-                    // The last one left before it could abort the load.
-                    return result;
                 }
             }
         }
     }
-}
-
-/// A cached block that must be compared with its source.
-struct StaleBlock {
-    entry: Weak<BlockEntry>,
-    etag_and_version: Option<(Arc<str>, u64)>,
 }
 
 impl BlockLoad {
@@ -112,16 +163,16 @@ impl BlockLoad {
     /// again and its file is unchanged, the failure is returned as an entry to cache.
     async fn decode_with_retry(
         &self,
-        stale: Option<&StaleBlock>,
-        waiters: &BlockWaiters,
+        stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
+        flight: &FlightHandle,
     ) -> Result<Arc<BlockEntry>, ReadError> {
         let BlockLocation { dataset, position, .. } = &self.location;
-        let first = self.decode_once(stale, self.fresh_since, waiters).await;
-        if let Some(stale) = stale {
-            let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::as_ptr(entry) == stale.entry.as_ptr());
-            self.blocks.entries.count_revalidation(stale.etag_and_version.is_none(), is_unchanged);
+        let first = self.decode_once(stale, self.fresh_since, flight).await;
+        if let Some((stale_entry, version)) = stale {
+            let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::as_ptr(entry) == stale_entry.as_ptr());
+            self.blocks.entries.count_revalidation(version.etag_and_version().is_none(), is_unchanged);
             if is_unchanged {
-                self.times.set_unchanged();
+                self.times.is_unchanged.store(true, Ordering::Relaxed);
                 return first;
             }
         }
@@ -134,7 +185,7 @@ impl BlockLoad {
             };
         tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
         // The second attempt accepts nothing that was read before now.
-        let second = self.decode_once(None, freshness::now(), waiters).await;
+        let second = self.decode_once(None, freshness::now(), flight).await;
         let verdict =
             second.as_ref().map_or_else(|error| Err(error.clone()), |entry| entry.check_decodable(dataset, position));
         let Err(error) = verdict else { return second };
@@ -149,35 +200,206 @@ impl BlockLoad {
 
     async fn decode_once(
         &self,
-        stale: Option<&StaleBlock>,
+        stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
         fresh_since: u64,
-        waiters: &BlockWaiters,
+        flight: &FlightHandle,
     ) -> Result<Arc<BlockEntry>, ReadError> {
         let Self { blocks, location, times, .. } = self;
         let BlockLocation { source, position, .. } = location;
         let started = Instant::now();
-        let known = stale
-            .map(|stale| CachedVersion(stale.etag_and_version.as_ref().map(|(etag, version)| (&**etag, *version))));
+        let known = stale.map(|(_, version)| version);
         let (mut block, mut checked_at) = source.load(position, known, fresh_since).await?;
         if matches!(block, SourceBlock::Unchanged) {
-            if let Some(stale) = stale.and_then(|stale| stale.entry.upgrade()) {
+            if let Some(stale) = stale.and_then(|(entry, _)| entry.upgrade()) {
                 stale.validated_at.touch(checked_at);
                 return Ok(stale);
             }
             // It has been evicted meanwhile.
             (block, checked_at) = source.load(position, None, fresh_since).await?;
         }
-        let stored = match block {
+        let (stored, permit) = match block {
             SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
-            SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(block, meta, checked_at))),
-            SourceBlock::Stored(stored) => stored,
-            SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
+            SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(Ok(block), meta, checked_at))),
+            SourceBlock::Stored(stored, permit) => (stored, permit),
         };
+        let (meta, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
         times.add_store(started.elapsed());
-        let meta = stored.meta.clone();
-        Ok(Arc::new(match blocks.decode(location, stored, waiters, times).await? {
-            Ok(block) => BlockEntry::new(block, meta, checked_at),
-            Err(fault) => BlockEntry::undecodable(fault, meta, checked_at),
-        }))
+        let waiters = BlockWaiters::new(Weak::new(), Some(flight));
+        let decoded = match blocks.decode(location, bytes, permit, waiters, times).await {
+            Ok(block) => Ok(block),
+            Err(ReadError::Block { error, .. }) => Err(error),
+            Err(error) => return Err(error),
+        };
+        Ok(Arc::new(BlockEntry::new(decoded, meta, checked_at)))
+    }
+}
+
+impl BlockCache {
+    /// Returns the metadata, the bytes and the permit of a stored block. Reads a block that is too large for the
+    /// transfer budget: one permit of the decode budget then covers both reading and decoding, so that no two loads
+    /// wait for each other's second permit.
+    pub(crate) async fn read_whole(
+        &self,
+        location: &BlockLocation,
+        stored: StoredObject,
+        permit: Option<Permit>,
+    ) -> Result<(ObjectMeta, Bytes, Option<Permit>), ReadError> {
+        let BlockLocation { source, dataset, position } = location;
+        let large = match stored {
+            StoredObject::Whole(meta, bytes) => return Ok((meta, bytes, permit)),
+            StoredObject::Large(large) => large,
+        };
+        let (key, bytes, limit_bytes) = (dataset.block_key(position), large.meta.len, self.block_bytes);
+        let needed_bytes = Block::max_decode_memory_bytes(&dataset.attributes, bytes).saturating_add(bytes);
+        if bytes > limit_bytes {
+            return Err(ReadError::StoredTooLarge { key, bytes, limit_bytes });
+        }
+        let permit = self.entries.take(needed_bytes.min(limit_bytes)).await?;
+        let reading = Box::pin(large.read_all());
+        let bytes = self.entries.budget.yield_if_contended(|| source.current_load(), &key, reading).await??;
+        Ok((large.meta.clone(), bytes, Some(permit)))
+    }
+
+    /// Decodes a stored block on the CPU pool. The memory for it is taken first; `permit` is that of `stored`.
+    ///
+    /// # Errors
+    /// [`ReadError::Block`] if the block does not decode or exceeds the limit for one block; [`ReadError::Budget`] when
+    /// memory is short.
+    pub(crate) async fn decode(
+        &self,
+        location: &BlockLocation,
+        stored: Bytes,
+        mut permit: Option<Permit>,
+        waiters: BlockWaiters,
+        times: &LoadTimes,
+    ) -> Result<Block, ReadError> {
+        let BlockLocation { dataset, position, .. } = location;
+        let block_error = |error| dataset.block_error(position, error);
+        let needed_bytes = Block::decode_memory_bytes(&stored, &dataset.attributes, position).map_err(block_error)?;
+        if needed_bytes > self.block_bytes {
+            return Err(block_error(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }));
+        }
+        // A large block was read under a permit that also covers its decoding.
+        let split = permit.as_mut().and_then(|permit| permit.try_split(BudgetLabel::Decode, needed_bytes));
+        let decode_permit = match split {
+            Some(share) => share,
+            None => self.entries.take(needed_bytes).await?,
+        };
+        let started = Instant::now();
+        // The job holds what it uses. It continues for a while after its clients have disconnected, and its result is
+        // cached. Otherwise a client that retries faster than a slow codec decodes would never get the block.
+        let (blocks, location) = (self.clone(), location.clone());
+        let (codec, flow) = (dataset.attributes.compression().label(), dataset.id);
+        let job = move |lease: &CoreLease| {
+            // The job cannot be interrupted from now on, even without waiters.
+            if let Some(flight) = &waiters.flight {
+                flight.detach();
+            }
+            let decode_started = Instant::now();
+            let (is_shared, should_continue) = (permit.is_none(), waiters.should_continue(lease));
+            let cancel_check = CancelCheck::new(&should_continue);
+            let mut scratch = Scratch::default();
+            let block = blocks.decode_owned(&location, stored, is_shared, decode_permit, &mut scratch, cancel_check);
+            drop(permit);
+            // The wait for a core is not part of it.
+            let elapsed = decode_started.elapsed();
+            trace::record("decode", codec, elapsed);
+            (block, elapsed)
+        };
+        let (block, elapsed) = self.cpu.run_cooperative(Priority::Low, flow, job).await?;
+        let block = block.map_err(block_error)?;
+        times.add_decode(started.elapsed());
+        metrics::block_decoded(codec, elapsed);
+        Ok(block)
+    }
+
+    /// Decodes `stored` into a block that the cache of decoded blocks may own, under `permit` of the decode budget.
+    /// `is_shared` is true if the bytes belong to another cache. The decoder works in `scratch`.
+    pub(crate) fn decode_owned(
+        &self,
+        location: &BlockLocation,
+        stored: Bytes,
+        is_shared: bool,
+        mut permit: Permit,
+        scratch: &mut Scratch,
+        cancel_check: CancelCheck<'_>,
+    ) -> Result<Block, BlockError> {
+        let (range, BlockLocation { dataset, position, .. }) = (stored.as_ptr_range(), location);
+        let (attributes, budget) = (&dataset.attributes, &self.entries.budget);
+        let mut buffers = DecodeBuffers { scratch: std::mem::take(scratch), ..DecodeBuffers::default() };
+        // If the codec needs a buffer, it is that of an evicted block of the same size, if there is one.
+        if attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed())
+            && let Ok(bytes) = Block::decoded_bytes(&stored, attributes, position)
+        {
+            buffers.decoded = budget.pool.take_exact(bytes).unwrap_or_default();
+        }
+        let block = Block::decode_with(stored, attributes, position, self.block_bytes, &mut buffers, cancel_check);
+        *scratch = buffers.scratch;
+        let Block { size, data } = block?;
+        permit.shrink(data.len() as u64);
+        // This cache must not keep memory alive that the cache of stored objects counts. The bytes of a file's buffer
+        // beside the block would not go back to the pool.
+        let is_stored = range.contains(&data.as_ptr());
+        let data = if !is_shared && is_stored || needs_copy(&data) {
+            permit.own_for_cache(data, !is_stored)
+        } else {
+            budget.own(data.into(), permit.into_cache_owned())
+        };
+        Ok(Block { size, data })
+    }
+
+    /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not kept. The caller holds a
+    /// permit for [`Self::decode_bytes`].
+    pub(crate) fn decode_in_place<'a>(
+        &self,
+        dataset: &Dataset,
+        position: &GridPosition,
+        stored: &'a [u8],
+        buffers: &'a mut DecodeBuffers,
+        cancel_check: CancelCheck<'_>,
+    ) -> Option<DecompressedBlock<'a>> {
+        let started = Instant::now();
+        let block =
+            DecompressedBlock::new(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check)
+                .ok()?;
+        record_decode(dataset.attributes.compression().label(), started.elapsed());
+        Some(block)
+    }
+
+    /// Returns the bytes of memory that decoding `stored` takes, or `None` if it does not decode or exceeds the limit
+    /// for one block.
+    pub(crate) fn decode_bytes(&self, dataset: &Dataset, position: &GridPosition, stored: &[u8]) -> Option<u64> {
+        let needed_bytes = Block::decode_memory_bytes(stored, &dataset.attributes, position).ok()?;
+        (needed_bytes <= self.block_bytes).then_some(needed_bytes)
+    }
+}
+
+/// Records a decoded block in the metrics and the trace.
+pub(crate) fn record_decode(codec: &'static str, elapsed: Duration) {
+    metrics::block_decoded(codec, elapsed);
+    trace::record("decode", codec, elapsed);
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::fair_queue::SingleFlight;
+
+    #[test]
+    fn decoding_continues_while_a_request_waits_and_for_a_grace_period_if_it_is_shared() {
+        let (requester, flights) = (Arc::new(()), SingleFlight::<u8, ()>::default());
+        let leader = flights.try_lead(1).unwrap();
+        let lease = CoreLease::unshared();
+        let unshared = BlockWaiters::new(Arc::downgrade(&requester), None);
+        let shared = BlockWaiters::new(Arc::downgrade(&requester), Some(leader.handle()));
+        assert!(unshared.has_waiters() && shared.has_waiters());
+        let (unshared_continues, shared_continues) = (unshared.should_continue(&lease), shared.should_continue(&lease));
+        drop(requester);
+        assert!(!unshared.has_waiters() && !shared.has_waiters());
+        assert!(!unshared_continues() && shared_continues());
+        let (waiter, _) = flights.join(1);
+        assert!(shared.has_waiters());
+        drop(waiter);
+        assert!(!shared.has_waiters());
     }
 }

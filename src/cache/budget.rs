@@ -1,26 +1,29 @@
-//! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing.
+//! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing. The owner of bytes also owns
+//! their permit.
+//!
+//! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers need
+//! the memory. A container with stalled storage therefore does not slow down the others.
 
+use std::future::Future;
 use std::pin::pin;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::FutureExt;
 
-use super::buffer_pool::BufferPool;
-use super::error::BudgetError;
-use super::footprint::{UNIT_BYTES, bytes_of, units};
-use super::permit::Permit;
-use super::pinned_buffers::PinnedBuffers;
-use super::waiter_counts::{WaiterCounts, WaiterGuard};
+use super::buffers::{
+    BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, release_with, units,
+};
+use super::error::{BudgetError, ReadError};
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
-use crate::metrics::{self, ShedReason};
+use crate::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
+use crate::store::{Key, StoreError, StoreLoad};
 use crate::trace;
-use n5_format::{Block, DatasetAttributes, DecodeBuffers, GridPosition};
 
-/// Flow numbers of a client's requests for permits. Its streams wait in a queue of their own, so that they do not delay
-/// its short responses.
-pub(crate) const SHORT_FLOW: u64 = 0;
+/// Flow number of a client's requests for permits of its streams. They wait in a queue of their own, so that they do not
+/// delay its short responses.
 const STREAM_FLOW: u64 = 1;
 
 /// Headroom of a permit in the slice budget: this many times its size stays free for smaller permits. However many
@@ -36,130 +39,191 @@ const STARTED_WAIT_FACTOR: u32 = 6;
 /// Minimum of that wait.
 const MIN_STARTED_WAIT: Duration = Duration::from_secs(60);
 
+/// Interval at which a waiting stream checks whether earlier parts of it are still being sent.
+const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
+
+/// Longest time that a request holds memory during a storage wait while other requests need the memory.
+pub(crate) const MAX_WAIT_HOLDING_MEMORY: Duration = Duration::from_secs(1);
+
+/// Interval at which a request that waits for storage checks if other containers need its memory. The request yields
+/// after two positive checks in a row.
+pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
+
+/// A permit for part of a [`Budget`], given back when it is dropped.
+#[derive(Debug)]
+pub(crate) struct Permit {
+    /// Shared by all permits of one stream. Dropped first: the budget checks it when it grants the returned units.
+    stream_token: Option<Arc<()>>,
+    share: FairPermit,
+    label: BudgetLabel,
+}
+
+impl Permit {
+    /// Returns the number of bytes that the permit covers.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.share.units() as u64 * UNIT_BYTES
+    }
+
+    /// Turns this into a permit of a cache. The cache evicts entries on demand, so the permit is not charged to a
+    /// client.
+    pub(crate) fn into_cache_owned(mut self) -> Self {
+        self.share.transfer_to_server();
+        self
+    }
+
+    /// Gives back all but `bytes` of the permit.
+    pub(crate) fn shrink(&mut self, bytes: u64) {
+        drop(self.split_units(self.share.units().saturating_sub(units(bytes))));
+    }
+
+    /// Splits `bytes` off. Returns `None` if the permit is of another budget or smaller than that.
+    pub(crate) fn try_split(&mut self, label: BudgetLabel, bytes: u64) -> Option<Self> {
+        let is_enough = self.bytes() >= bytes && self.label == label;
+        is_enough.then(|| self.split(bytes))
+    }
+
+    /// Merges two permits of the same budget.
+    pub(crate) fn merge(&mut self, mut other: Self) {
+        // Taken out of `other` first: dropping `other` records its units as returned.
+        self.share.merge(other.share.split(usize::MAX));
+    }
+
+    /// Splits off `bytes`, or everything if the permit is smaller.
+    pub(crate) fn split(&mut self, bytes: u64) -> Self {
+        self.split_units(units(bytes))
+    }
+
+    fn split_units(&mut self, count: usize) -> Self {
+        Self { share: self.share.split(count), label: self.label, stream_token: self.stream_token.clone() }
+    }
+
+    /// Attaches the permit to `bytes`, so that it is given back when their last clone is dropped.
+    pub(crate) fn own(self, bytes: Bytes) -> Bytes {
+        release_with(bytes, move |bytes| {
+            drop(bytes);
+            drop(self);
+        })
+    }
+
+    /// Attaches the permit to `bytes` as they are kept in a cache: see [`compact_for_cache`].
+    pub(crate) fn own_for_cache(self, bytes: Bytes, fills_buffer: bool) -> Bytes {
+        self.into_cache_owned().own(compact_for_cache(bytes, fills_buffer))
+    }
+}
+
+impl Drop for Permit {
+    fn drop(&mut self) {
+        metrics::budget_returned(self.label, self.bytes());
+    }
+}
+
 /// A bounded amount of memory that is lent out as permits. Clients take turns; the permits of one client are granted in
-/// the order of its requests.
+/// the order of its requests. Cheap to clone; clones share the memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
-    pub(crate) label: metrics::BudgetLabel,
+    label: BudgetLabel,
     shares: FairSemaphore,
-    waiters: WaiterCounts,
-    sizes: BudgetUnits,
-    capacity_bytes: u64,
-    max_overtaking_bytes: u64,
+    /// Number of requests that wait for a permit.
+    waiters: Arc<AtomicUsize>,
+    /// Number of those that read the container of this handle.
+    container_waiters: Arc<AtomicUsize>,
+    /// Bytes that a cache may fill.
+    pub(crate) cached_bytes: u64,
+    pub(crate) in_flight_bytes: u64,
     pub(crate) max_wait: Duration,
     /// Unused buffers. Together with lent memory they never exceed the budget: they are trimmed before new memory is
     /// allocated.
-    pub(crate) pool: BufferPool,
+    pub(crate) pool: Arc<BufferPool>,
     /// Buffers of caches that are being sent.
-    pub(crate) pinned: PinnedBuffers,
+    pub(crate) pinned: Arc<PinnedBuffers>,
 }
 
-/// Units of a budget, and limits for one client.
-#[derive(Debug, Clone, Copy)]
-struct BudgetUnits {
-    cached: usize,
-    in_flight: usize,
-    client_limit: ClientQuota,
-    /// Limit for cached memory that is being sent.
-    pinned_client_limit: ClientQuota,
-}
+impl Budget {
+    /// Creates a budget of `capacity_bytes` whose requests wait for permits at most `max_wait`.
+    pub(crate) fn new(label: BudgetLabel, capacity_bytes: u64, max_wait: Duration) -> Self {
+        Self::with_cache(label, 0, capacity_bytes, max_wait)
+    }
 
-impl BudgetUnits {
-    fn new(label: metrics::BudgetLabel, cached_bytes: u64, in_flight_bytes: u64) -> Self {
-        let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
-        let [units, in_flight] =
-            [capacity_bytes, in_flight_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
+    /// As [`Self::new`], for `in_flight_bytes` and the `cached_bytes` that a cache may fill.
+    pub(crate) fn with_cache(label: BudgetLabel, cached_bytes: u64, in_flight_bytes: u64, max_wait: Duration) -> Self {
+        let semaphore = || FairSemaphore::new(0, ClientQuota::UNLIMITED, CostBasis::Units);
+        let budget = Self {
+            label,
+            shares: semaphore(),
+            waiters: Arc::default(),
+            container_waiters: Arc::default(),
+            cached_bytes,
+            in_flight_bytes,
+            max_wait,
+            pool: Arc::default(),
+            // Counted separately from permits: a request whose turn it is to send a block may have to load it first.
+            pinned: Arc::new(PinnedBuffers::new(semaphore())),
+        };
+        budget.apply_size();
+        budget
+    }
+
+    /// Returns this budget with the size and the longest wait of `other`. [`apply_size`](Self::apply_size) puts the size
+    /// into effect. Lent memory stays lent.
+    pub(crate) fn with_size_of(&self, other: &Self) -> Self {
+        let Self { cached_bytes, in_flight_bytes, max_wait, .. } = *other;
+        Self { cached_bytes, in_flight_bytes, max_wait, ..self.clone() }
+    }
+
+    /// Applies this size to the shared units, which also affects budgets with the old size.
+    pub(crate) fn apply_size(&self) {
+        let (total, in_flight) = (units(self.capacity_bytes()), units(self.in_flight_bytes));
         // A slow client may hold its responses for long, so it never gets all units.
-        let eighths = |n: usize| units - units / 8 * (8 - n);
-        let client_limit = if label == metrics::BudgetLabel::Slice {
+        let eighths = |n: usize| total - total / 8 * (8 - n);
+        let client_limit = if self.label == BudgetLabel::Slice {
             ClientQuota { alone: eighths(6), among_others: eighths(4) }
         } else {
             ClientQuota { alone: eighths(4), among_others: eighths(3) }
         };
         let pinned_client_limit = ClientQuota { alone: eighths(3), among_others: eighths(3) };
-        Self { cached: units.saturating_sub(in_flight), in_flight, client_limit, pinned_client_limit }
-    }
-
-    fn total_units(self) -> usize {
-        self.cached.saturating_add(self.in_flight)
-    }
-}
-
-impl Budget {
-    /// Creates a budget of `capacity_bytes` whose requests wait for permits at most `max_wait`.
-    pub(crate) fn new(label: metrics::BudgetLabel, capacity_bytes: u64, max_wait: Duration) -> Self {
-        Self::with_cache(label, 0, capacity_bytes, max_wait)
-    }
-
-    /// As [`Self::new`], for `in_flight_bytes` and the `cached_bytes` that a cache may fill.
-    pub(crate) fn with_cache(
-        label: metrics::BudgetLabel,
-        cached_bytes: u64,
-        in_flight_bytes: u64,
-        max_wait: Duration,
-    ) -> Self {
-        let capacity_bytes = cached_bytes.saturating_add(in_flight_bytes);
-        let sizes = BudgetUnits::new(label, cached_bytes, in_flight_bytes);
-        let max_overtaking_bytes = max_overtaking_units(sizes.total_units(), sizes.in_flight) as u64 * UNIT_BYTES;
-        metrics::budget_capacity(label, capacity_bytes);
-        let shares = FairSemaphore::with_cache(sizes.cached, sizes.in_flight, sizes.client_limit, CostBasis::Units);
-        // Counted separately from permits: a request whose turn it is to send a block may have to load it first.
-        let pinned =
-            PinnedBuffers::new(FairSemaphore::new(sizes.total_units(), sizes.pinned_client_limit, CostBasis::Units));
-        let (waiters, pool) = (WaiterCounts::default(), BufferPool::default());
-        Self { label, shares, waiters, sizes, capacity_bytes, max_overtaking_bytes, max_wait, pool, pinned }
-    }
-
-    /// Returns this budget with the size of `other`, which [`apply_size`](Self::apply_size) puts into effect. Lent
-    /// memory stays lent.
-    pub(crate) fn with_size_of(&self, other: &Self) -> Self {
-        let Self { shares, waiters, pool, pinned, .. } = self.clone();
-        Self { shares, waiters, pool, pinned, ..other.clone() }
-    }
-
-    /// Applies this size to the shared units, which also affects budgets with the old size.
-    pub(crate) fn apply_size(&self) {
-        let BudgetUnits { cached, in_flight, client_limit, pinned_client_limit } = self.sizes;
-        metrics::budget_capacity(self.label, self.capacity_bytes);
-        self.shares.resize(cached, in_flight, client_limit);
-        self.pinned.resize(self.sizes.total_units(), pinned_client_limit);
+        metrics::budget_capacity(self.label, self.capacity_bytes());
+        self.shares.resize(total.saturating_sub(in_flight), in_flight, client_limit);
+        self.pinned.client_shares.resize(0, total, pinned_client_limit);
         self.trim_pool();
-    }
-
-    /// Returns a handle to the same memory whose requests wait at most `max_wait`.
-    pub(crate) fn with_max_wait(&self, max_wait: Duration) -> Self {
-        metrics::budget_capacity(self.label, self.capacity_bytes);
-        Self { max_wait, ..self.clone() }
     }
 
     /// Returns a handle to the same memory for another container.
     pub(crate) fn for_container(&self) -> Self {
-        Self { waiters: self.waiters.for_container(), ..self.clone() }
+        Self { container_waiters: Arc::default(), ..self.clone() }
     }
 
-    /// Returns true if requests of other containers wait for a permit.
-    pub(crate) fn others_wait(&self) -> bool {
-        self.waiters.has_other_containers()
+    /// Returns true if requests of other containers wait for a permit. The result may be briefly wrong while requests
+    /// begin or end to wait.
+    fn others_wait(&self) -> bool {
+        self.waiters.load(Ordering::Relaxed) > self.container_waiters.load(Ordering::Relaxed)
     }
 
     /// Returns true if a request waits for a permit.
     pub(crate) fn has_waiters(&self) -> bool {
-        self.waiters.has_any()
+        self.waiters.load(Ordering::Relaxed) > 0
     }
 
     /// Counts a request as waiting for a permit while the result is held.
-    fn begin_wait(&self) -> (metrics::QueueWaitTimer, WaiterGuard) {
-        (metrics::QueueWaitTimer::begin(metrics::QueueLabel::for_budget(self.label)), self.waiters.begin())
+    fn begin_wait(&self) -> (QueueWaitTimer, impl Sized) {
+        let timer = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
+        self.container_waiters.fetch_add(1, Ordering::Relaxed);
+        self.waiters.fetch_add(1, Ordering::Relaxed);
+        let guard = scopeguard::guard(self, |budget| {
+            budget.waiters.fetch_sub(1, Ordering::Relaxed);
+            budget.container_waiters.fetch_sub(1, Ordering::Relaxed);
+        });
+        (timer, guard)
     }
 
     /// Returns the size of the whole budget in bytes.
     pub(crate) fn capacity_bytes(&self) -> u64 {
-        self.capacity_bytes
+        self.cached_bytes.saturating_add(self.in_flight_bytes)
     }
 
     /// Returns the size of the largest permit that may overtake a larger one of another client that waits, in bytes.
     pub(crate) fn max_overtaking_bytes(&self) -> u64 {
-        self.max_overtaking_bytes
+        let (total, in_flight) = (units(self.capacity_bytes()), units(self.in_flight_bytes));
+        max_overtaking_units(total, in_flight) as u64 * UNIT_BYTES
     }
 
     /// Takes a permit for `bytes`, waiting for it if necessary.
@@ -172,9 +236,8 @@ impl Budget {
 
     /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Permit> {
-        let [units, reserve] = [units(bytes), self.headroom_bytes(bytes) / UNIT_BYTES].map(usize::try_from);
-        let (flow_id, units, reserve) = ((ClientId::current(), SHORT_FLOW), units.ok()?, reserve.ok()?);
-        let permit = self.new_permit(self.shares.try_acquire_with_reserve(flow_id, units, reserve)?, None);
+        let (flow_id, reserve) = ((ClientId::current(), SHORT_FLOW), self.headroom_units(bytes));
+        let permit = self.new_permit(self.shares.try_acquire_with_reserve(flow_id, units(bytes), reserve)?, None);
         self.trim_pool();
         Some(permit)
     }
@@ -200,13 +263,16 @@ impl Budget {
     /// Returns the bytes that a permit leaves free for smaller ones, because slow clients keep permits for long. It is
     /// 0 for budgets that caches fill, because small permits find something to evict.
     fn headroom_bytes(&self, bytes: u64) -> u64 {
-        if self.label == metrics::BudgetLabel::Slice {
-            let max_headroom_bytes =
-                (self.capacity_bytes / MAX_HEADROOM_DIVISOR).min(self.capacity_bytes.saturating_sub(bytes));
-            bytes.saturating_mul(HEADROOM_FACTOR).min(max_headroom_bytes)
-        } else {
-            0
+        if self.label != BudgetLabel::Slice {
+            return 0;
         }
+        let capacity_bytes = self.capacity_bytes();
+        let max_headroom_bytes = (capacity_bytes / MAX_HEADROOM_DIVISOR).min(capacity_bytes.saturating_sub(bytes));
+        bytes.saturating_mul(HEADROOM_FACTOR).min(max_headroom_bytes)
+    }
+
+    fn headroom_units(&self, bytes: u64) -> usize {
+        usize::try_from(self.headroom_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX)
     }
 
     /// Returns true if `bytes` and their headroom are free now.
@@ -215,15 +281,12 @@ impl Budget {
     }
 
     async fn acquire(&self, bytes: u64, max_wait: Duration) -> Result<Permit, BudgetError> {
-        let too_large = BudgetError::TooLarge {
-            budget: self.label.name(),
-            asked_bytes: bytes,
-            capacity_bytes: self.capacity_bytes,
-        };
-        let units = usize::try_from(units(bytes)).ok().filter(|_| bytes <= self.capacity_bytes).ok_or(too_large)?;
-        let flow_id = (ClientId::current(), SHORT_FLOW);
-        let reserve = usize::try_from(self.headroom_bytes(bytes) / UNIT_BYTES).unwrap_or(usize::MAX);
-        let mut acquiring = pin!(self.shares.acquire_with_reserve(flow_id, units, reserve));
+        let capacity_bytes = self.capacity_bytes();
+        if bytes > capacity_bytes {
+            return Err(BudgetError::TooLarge { budget: self.label.name(), asked_bytes: bytes, capacity_bytes });
+        }
+        let (flow_id, reserve) = ((ClientId::current(), SHORT_FLOW), self.headroom_units(bytes));
+        let mut acquiring = pin!(self.shares.acquire_with_reserve(flow_id, units(bytes), reserve));
         let acquired = if let Some(permit) = acquiring.as_mut().now_or_never() {
             Ok(permit)
         } else {
@@ -238,16 +301,17 @@ impl Budget {
     }
 
     fn new_permit(&self, share: FairPermit, stream_token: Option<Arc<()>>) -> Permit {
-        metrics::budget_taken(self.label, bytes_of(&share));
-        Permit { share, label: self.label, stream_token }
+        let permit = Permit { share, label: self.label, stream_token };
+        metrics::budget_taken(self.label, permit.bytes());
+        permit
     }
 
-    pub(crate) fn timed_out(&self, waited: Duration) -> BudgetError {
+    fn timed_out(&self, waited: Duration) -> BudgetError {
         metrics::request_shed(match self.label {
-            metrics::BudgetLabel::Slice => ShedReason::SliceBudget,
-            metrics::BudgetLabel::Decode => ShedReason::DecodeBudget,
-            metrics::BudgetLabel::Transfer => ShedReason::TransferBudget,
-            metrics::BudgetLabel::Attributes => ShedReason::AttributesBudget,
+            BudgetLabel::Slice => ShedReason::SliceBudget,
+            BudgetLabel::Decode => ShedReason::DecodeBudget,
+            BudgetLabel::Transfer => ShedReason::TransferBudget,
+            BudgetLabel::Attributes => ShedReason::AttributesBudget,
         });
         BudgetError::TimedOut { budget: self.label.name(), waited }
     }
@@ -260,6 +324,109 @@ impl Budget {
     /// so far.
     pub(crate) fn started_wait(&self) -> Duration {
         self.max_wait.saturating_mul(STARTED_WAIT_FACTOR).max(MIN_STARTED_WAIT)
+    }
+
+    /// Returns the maximum that [`Self::take_for_stream`] gives, in bytes. A quarter is left for short responses.
+    pub(crate) fn max_stream_bytes(&self) -> u64 {
+        (self.capacity_bytes() - self.capacity_bytes() / 4).max(1)
+    }
+
+    /// Takes a permit for a part of a stream at low priority: short responses go first, and a quarter of the budget
+    /// stays free. Waits while earlier parts of the stream are being sent, because it waits for their memory; after
+    /// that at most `max_wait`. The permit is for memory as in [`Self::take_for_pooled_buffers`].
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(crate) async fn take_for_stream(
+        &self,
+        bytes: u64,
+        stream: &Arc<()>,
+        max_wait: Duration,
+    ) -> Result<Permit, BudgetError> {
+        let (flow_id, reserve) = ((ClientId::current(), STREAM_FLOW), units(self.capacity_bytes()) / 4);
+        let mut acquiring = pin!(self.shares.acquire_for_stream(flow_id, units(bytes), reserve, stream));
+        if let Some(share) = acquiring.as_mut().now_or_never() {
+            return Ok(self.new_permit(share, Some(Arc::clone(stream))));
+        }
+        let _waiting = self.begin_wait();
+        let mut idle = Duration::ZERO;
+        while idle <= max_wait {
+            if let Ok(share) = tokio::time::timeout(STREAM_POLL_INTERVAL, acquiring.as_mut()).await {
+                return Ok(self.new_permit(share, Some(Arc::clone(stream))));
+            }
+            // One of the references is the caller's.
+            idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
+        }
+        Err(self.timed_out(max_wait))
+    }
+
+    /// Waits for `future`, a request to a store with this load, while the caller holds a permit. Gives up if requests of
+    /// other containers wait for permits and the store is unresponsive or has kept the caller waiting for
+    /// [`MAX_WAIT_HOLDING_MEMORY`].
+    ///
+    /// # Errors
+    /// [`StoreError::Preempted`] when it gives up.
+    pub(crate) async fn yield_if_contended<T>(
+        &self,
+        current_load: impl Fn() -> StoreLoad,
+        key: &Key,
+        mut future: impl Future<Output = T> + Unpin,
+    ) -> Result<T, ReadError> {
+        // A result that is ready needs no timer.
+        if let Some(output) = (&mut future).now_or_never() {
+            return Ok(output);
+        }
+        let (started, mut contended_polls) = (Instant::now(), 0);
+        loop {
+            if let Ok(output) = tokio::time::timeout(CONTENTION_POLL_INTERVAL, &mut future).await {
+                return Ok(output);
+            }
+            let is_storage_slow = || {
+                let load = current_load();
+                load.is_unresponsive()
+                    || (started.elapsed() >= MAX_WAIT_HOLDING_MEMORY && load.longest_running >= MAX_WAIT_HOLDING_MEMORY)
+            };
+            contended_polls = if self.others_wait() && is_storage_slow() { contended_polls + 1 } else { 0 };
+            if contended_polls >= 2 {
+                metrics::request_shed(ShedReason::Storage);
+                return Err(StoreError::Preempted(key.clone()).into());
+            }
+        }
+    }
+
+    /// Waits until `len` bytes may be charged to the current client, as by
+    /// [`charge_to_client`](PinnedBuffers::charge_to_client). Times out only if no other response could be charged to
+    /// the client during the longest wait.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when the client does not read what it requested before.
+    pub(crate) async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
+        let (client, shares) = (ClientId::current(), &self.pinned.client_shares);
+        // Not counted among the waiters for memory, since it needs none.
+        let _waiting = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
+        let started = Instant::now();
+        let mut share = pin!(shares.charge((client, SHORT_FLOW), units(len as u64)));
+        let share = loop {
+            let service_before = shares.service_received((client, SHORT_FLOW));
+            let result = tokio::time::timeout(self.max_wait, share.as_mut()).await;
+            // Earlier responses to the client were charged meanwhile: it is slow, but reads them.
+            if result.is_ok() || shares.service_received((client, SHORT_FLOW)) <= service_before {
+                break result;
+            }
+        };
+        trace::record("wait", self.label.name(), started.elapsed());
+        Ok(SendPermit { client, share: share.map_err(|_elapsed| self.timed_out(self.max_wait))? })
+    }
+
+    /// Attaches `permit` to a piece of a large object, which counts as pinned while it is being sent.
+    pub(crate) fn own_piece(&self, piece: Bytes, permit: Permit) -> Bytes {
+        let pinned = Arc::clone(&self.pinned);
+        pinned.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
+        release_with(piece, move |piece| {
+            pinned.bytes.fetch_sub(piece.len() as u64, Ordering::Relaxed);
+            drop(piece);
+            drop(permit);
+        })
     }
 
     /// Returns `len` bytes for which the caller holds a permit: the contents of a used buffer and `false`, or zeros and
@@ -291,20 +458,8 @@ impl Budget {
 
     /// Wraps `data` such that its permit and its buffer are given back when the last clone is dropped.
     pub(crate) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
-        Bytes::from_owner(PooledBuffer { data, permit: Some(permit), budget: self.clone() })
-    }
-
-    /// Returns buffers for decoding a stored block. If the codec needs a buffer, it is that of an evicted block of the
-    /// same size, if there is one. The caller holds a permit for the block.
-    pub(crate) fn decode_buffers(
-        &self,
-        stored: &[u8],
-        attributes: &DatasetAttributes,
-        position: &GridPosition,
-    ) -> DecodeBuffers {
-        let is_needed = attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed());
-        let bytes = if is_needed { Block::decoded_bytes(stored, attributes, position).unwrap_or(0) } else { 0 };
-        DecodeBuffers { decoded: self.pool.take_exact(bytes).unwrap_or_default(), ..DecodeBuffers::default() }
+        let budget = self.clone();
+        release_with(data, move |data| budget.return_buffers([data], permit))
     }
 
     /// Returns buffers to the pool for reuse and gives back their permit.
@@ -316,73 +471,115 @@ impl Budget {
         }
         drop(permit);
     }
-
-    /// Gives unused memory back to the system. Must be called periodically.
-    pub(crate) fn release_unused(&self) {
-        self.pool.release_unused();
-    }
 }
 
-/// A buffer that returns to the pool when dropped.
-struct PooledBuffer {
-    data: Vec<u8>,
+/// A permit of the slice budget for data produced from a slice, such as its encoded form.
+#[derive(Debug)]
+pub struct MemoryPermit {
     permit: Option<Permit>,
     budget: Budget,
 }
 
-impl AsRef<[u8]> for PooledBuffer {
-    fn as_ref(&self) -> &[u8] {
-        &self.data
+impl MemoryPermit {
+    /// Wraps `permit`, a permit of `budget`; `None` for data that needs none.
+    pub(crate) fn new(permit: Option<Permit>, budget: &Budget) -> Self {
+        Self { permit, budget: budget.clone() }
     }
-}
 
-impl Drop for PooledBuffer {
-    fn drop(&mut self) {
-        let data = std::mem::take(&mut self.data);
-        if let Some(permit) = self.permit.take() {
-            self.budget.return_buffers([data], permit);
+    /// Gives back all but `bytes` of the permit.
+    pub fn shrink(&mut self, bytes: u64) {
+        if let Some(permit) = &mut self.permit {
+            permit.shrink(bytes);
         }
     }
-}
 
-/// Interval at which a waiting stream checks whether earlier parts of it are still being sent.
-const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
-
-impl Budget {
-    /// Returns the maximum that [`Self::take_for_stream`] gives, in bytes. A quarter is left for short responses.
-    pub(crate) fn max_stream_bytes(&self) -> u64 {
-        (self.capacity_bytes - self.capacity_bytes / 4).max(1)
+    /// Takes a buffer with room for `bytes` and arbitrary content from the pool, for part of the permitted memory.
+    /// Returns an empty vector if the pool has none.
+    pub fn pooled_buffer(&self, bytes: usize) -> Vec<u8> {
+        self.budget.pool.take(bytes).unwrap_or_default()
     }
 
-    /// Takes a permit for a part of a stream at low priority: short responses go first, and a quarter of the budget
-    /// stays free. Waits while earlier parts of the stream are being sent, because it waits for their memory; after
-    /// that at most `max_wait`. The permit is for memory as in [`Self::take_for_pooled_buffers`].
-    ///
-    /// # Errors
-    /// As [`Self::take`].
-    pub(crate) async fn take_for_stream(
-        &self,
-        bytes: u64,
-        stream: &Arc<()>,
-        max_wait: Duration,
-    ) -> Result<Permit, BudgetError> {
-        let [requested_units, capacity_units] =
-            [bytes, self.capacity_bytes].map(|n| usize::try_from(units(n)).unwrap_or(usize::MAX));
-        let reserve = capacity_units / 4;
-        let mut acquiring =
-            pin!(self.shares.acquire_for_stream((ClientId::current(), STREAM_FLOW), requested_units, reserve, stream));
-        if let Some(share) = acquiring.as_mut().now_or_never() {
-            return Ok(self.new_permit(share, Some(Arc::clone(stream))));
-        }
-        let _waiting = self.begin_wait();
-        let mut idle = Duration::ZERO;
-        while idle <= max_wait {
-            if let Ok(share) = tokio::time::timeout(STREAM_POLL_INTERVAL, acquiring.as_mut()).await {
-                return Ok(self.new_permit(share, Some(Arc::clone(stream))));
+    /// Attaches the permit to `bytes`. When the last clone is dropped, the permit is given back and the buffer returns
+    /// to the pool.
+    pub fn own(self, bytes: Bytes) -> Bytes {
+        if self.permit.is_some() { Self::own_part(&Arc::new(self), bytes) } else { bytes }
+    }
+
+    /// As [`Self::own`], for one of several parts. The last part gives the permit back. The buffer of a part returns to
+    /// the pool unless it is shared.
+    pub fn own_part(this: &Arc<Self>, bytes: Bytes) -> Bytes {
+        let (budget, memory) = (this.budget.clone(), Arc::clone(this));
+        release_with(bytes, move |bytes| {
+            // The permit first: pooled buffers must fit into the free memory.
+            drop(memory);
+            if bytes.is_unique() {
+                budget.pool.put(bytes.into(), budget.free_bytes());
             }
-            // One of the references is the caller's.
-            idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn clients_that_read_nothing_leave_memory_to_others() {
+        let budget = Budget::new(BudgetLabel::Transfer, 256 << 10, Duration::ZERO);
+        let mut charged = Vec::new();
+        for _ in 0..256 {
+            charged.extend((1..=3).filter_map(|client| {
+                budget.pinned.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
+            }));
         }
-        Err(self.timed_out(max_wait))
+        // Three eighths for each client would exceed the budget.
+        let free_bytes = budget.capacity_bytes() - budget.pinned.bytes.load(Ordering::Relaxed);
+        assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
+        assert!(budget.pinned.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
+        // Bytes that are sent to several clients count once.
+        let (shared, before) = (Bytes::from(vec![0; 8 << 10]), budget.pinned.bytes.load(Ordering::Relaxed));
+        let sent: Vec<_> =
+            (5..105).map(|client| budget.pinned.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
+        assert_eq!(budget.pinned.bytes.load(Ordering::Relaxed) - before, 8 << 10);
+        drop((charged, sent));
+        assert!(
+            budget.pinned.bytes.load(Ordering::Relaxed) == 0
+                && budget.pinned.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
+        );
+    }
+
+    #[tokio::test]
+    async fn the_wait_for_a_send_permit_lasts_as_long_as_the_client_reads_others() {
+        let budget = Budget::new(BudgetLabel::Transfer, 64 << 10, Duration::from_secs(2));
+        let client = ClientId::new(1);
+        let bytes = |n: usize| Bytes::from(vec![0; n << 10]);
+        let charged = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
+        // Served one after the other. Each holds its charge for so long that the last one waits longer than the
+        // budget's `wait`.
+        let tasks: Vec<_> = (0..4)
+            .map(|_| {
+                let budget = budget.clone();
+                tokio::spawn(client.scope(async move {
+                    let sent = budget.pinned.charge_with_permit(
+                        budget.acquire_send_permit(24 << 10).await?,
+                        Bytes::from(vec![0; 24 << 10]),
+                    );
+                    tokio::time::sleep(Duration::from_millis(800)).await;
+                    drop(sent);
+                    Ok::<_, BudgetError>(())
+                }))
+            })
+            .collect();
+        tokio::time::sleep(Duration::from_millis(800)).await;
+        drop(charged);
+        for task in tasks {
+            task.await.unwrap().unwrap();
+        }
+        let _held = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
+        let started = Instant::now();
+        assert!(
+            client.scope(budget.acquire_send_permit(24 << 10)).await.is_err()
+                && started.elapsed() < Duration::from_secs(20)
+        );
     }
 }

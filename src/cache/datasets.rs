@@ -4,23 +4,22 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use moka::future::Cache;
+use moka::policy::EvictionPolicy;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::budget::Budget;
+use super::error::ReadError;
 use super::freshness::ATTRIBUTES;
-use super::validated::{CacheSettings, weighted_cache};
-use crate::metrics;
+use super::validated::{max_weight_bytes, weighted_cache};
+use crate::metrics::{BudgetLabel, CacheLabel};
 use crate::store::Key;
-use n5_format::{AttributesDocument, Codecs, DatasetAttributes, DocumentError, GridPosition};
-
-/// Memory for parsed attributes, both cached and being parsed, in bytes.
-pub(crate) const MEMORY_BYTES: u64 = 8 << 20;
-
-/// Part of [`MEMORY_BYTES`] for attributes that are being parsed and not cached yet.
-const PARSING_BYTES: u64 = 2 << 20;
+use n5_format::{AttributesDocument, BlockError, Codecs, DatasetAttributes, DocumentError, GridPosition};
 
 /// Memory for cached attributes, in bytes.
-pub(crate) const CACHE_BYTES: u64 = MEMORY_BYTES - PARSING_BYTES;
+pub(crate) const CACHE_BYTES: u64 = 6 << 20;
+
+/// Memory for attributes that are being parsed and not cached yet, in bytes.
+const PARSING_BYTES: u64 = 2 << 20;
 
 /// Approximate memory of a group in bytes, besides its key and the interpreted members of its document.
 pub(crate) const GROUP_BYTES: u64 = 1536;
@@ -62,6 +61,11 @@ impl Dataset {
     /// Returns the key of the block at `position`; for a dataset without axes, the last segment is `0`.
     pub fn block_key(&self, position: &GridPosition) -> Key {
         if position.is_empty() { self.key.join_numbers(&[0]) } else { self.key.join_numbers(position) }
+    }
+
+    /// Returns the error of the block at `position`, which cannot be decoded.
+    pub(crate) fn block_error(&self, position: &GridPosition, error: BlockError) -> ReadError {
+        ReadError::Block { key: self.block_key(position), position: position.clone(), error }
     }
 }
 
@@ -153,34 +157,15 @@ pub(crate) struct AttributesCache {
 
 impl AttributesCache {
     pub(crate) fn new(max_wait: Duration, codecs: Codecs) -> Self {
-        let settings = CacheSettings { capacity_bytes: CACHE_BYTES, use_tiny_lfu: true };
-        let cache = weighted_cache(
-            metrics::CacheLabel::Attributes,
-            settings,
-            |(_, key, _): &(u32, Key, u64), group: &Arc<Group>| {
-                let tree_bytes = group.tree_bytes();
-                let bytes =
-                    GROUP_BYTES + 2 * key.as_str().len() as u64 + tree_bytes + tree_bytes.min(AXES_BYTES as u64);
-                u32::try_from(bytes).unwrap_or(u32::MAX)
-            },
-        );
-        let parsing_budget = Budget::new(metrics::BudgetLabel::Attributes, PARSING_BYTES, max_wait);
+        let weigher = |(_, key, _): &(u32, Key, u64), group: &Arc<Group>| {
+            let tree_bytes = group.tree_bytes();
+            let bytes = GROUP_BYTES + 2 * key.as_str().len() as u64 + tree_bytes + tree_bytes.min(AXES_BYTES as u64);
+            u32::try_from(bytes).unwrap_or(u32::MAX)
+        };
+        let max_weight_bytes = max_weight_bytes(CACHE_BYTES);
+        let cache = weighted_cache(CacheLabel::Attributes, max_weight_bytes, EvictionPolicy::tiny_lfu(), weigher);
+        let parsing_budget = Budget::new(BudgetLabel::Attributes, PARSING_BYTES, max_wait);
         Self { cache, parsing_budget, codecs }
-    }
-
-    /// Returns a handle to the same cache and budget that waits for memory at most `max_wait`.
-    pub(crate) fn with_max_wait(&self, max_wait: Duration) -> Self {
-        Self { parsing_budget: self.parsing_budget.with_max_wait(max_wait), ..self.clone() }
-    }
-
-    /// Returns a handle to the same cache and budget for another container.
-    pub(crate) fn for_container(&self) -> Self {
-        Self { parsing_budget: self.parsing_budget.for_container(), ..self.clone() }
-    }
-
-    /// Returns the cached bytes, for the metrics page.
-    pub(crate) fn bytes(&self) -> u64 {
-        self.cache.weighted_size()
     }
 }
 

@@ -1,103 +1,321 @@
-//! Lookups of stored objects in the cache and in the store.
+//! The cache of objects as stored, and of the results that are derived from them. It is weighed in bytes, loads in single
+//! flights and remembers missing objects.
 
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
-use super::block_source::{CachedVersion, SourceBlock, StoredBlock};
+use bytes::Bytes;
+use moka::policy::EvictionPolicy;
+
+use super::budget::{Budget, CONTENTION_POLL_INTERVAL, MAX_WAIT_HOLDING_MEMORY, Permit};
+use super::buffers::footprint_bytes;
 use super::error::ReadError;
-use super::fetch::FetchedObject;
-use super::freshness::{self, Freshness};
-use super::object_cache::ObjectCache;
-use super::object_entry::{ObjectCacheKey, ObjectEntry, StoredObject};
-use super::validated::{CacheEntry, EntrySource};
+use super::freshness::{self, ValidatedAt};
+use super::validated::{CacheEntry, EntrySource, Validated, max_weight_bytes};
 use crate::fair_queue::FlightHandle;
-use crate::store::{Key, ObjectMeta, Revalidation, Store};
+use crate::metrics::{BudgetLabel, CacheLabel};
+use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError};
 
-impl ObjectCache {
-    /// Returns the object at `key`, no staler than `freshness` accepts; `None` if there is none.
-    pub(crate) async fn get(
-        &self,
-        container: u32,
-        store: &Arc<dyn Store>,
-        key: &Key,
-        freshness: Freshness,
-    ) -> Result<Option<StoredObject>, ReadError> {
-        let source = ObjectSource { objects: self, store, key };
-        let entry_key = ObjectCacheKey::Stored(container, key.clone());
-        let entry = self.entries.get(&entry_key, freshness, freshness.since(key), &source).await?;
-        Ok(entry.to_stored_object())
-    }
+/// Maximum size of an object that is read whole and may be cached. Larger ones are read in pieces.
+pub(crate) const MAX_WHOLE_OBJECT_BYTES: u64 = 16 << 20;
 
-    /// Returns metadata of a cached object that is no staler than `fresh_since`; `Some(None)` for a known missing
-    /// object.
-    pub(crate) async fn peek(&self, container: u32, key: &Key, fresh_since: u64) -> Option<Option<ObjectMeta>> {
-        let cached = self.entries.cached(&ObjectCacheKey::Stored(container, key.clone())).await;
-        Some(cached.filter(|entry| entry.validated_at.is_fresh(fresh_since))?.meta().cloned())
-    }
+/// Largest object that is read by the same call that opens it, in bytes.
+const INLINE_BYTES: u64 = 1 << 20;
 
-    /// Returns the block at `key` for decoding: from the cache if it is fresh, otherwise from the store. It is not added
-    /// to this cache, since the decoded block will be cached. Otherwise as
-    /// [`BlockSource::load`](super::block_source::BlockSource::load).
-    pub(crate) async fn read_block(
-        &self,
-        container: u32,
-        store: &dyn Store,
-        key: &Key,
-        known: Option<CachedVersion<'_>>,
-        fresh_since: u64,
-    ) -> Result<(SourceBlock, u64), ReadError> {
-        let cached = self.entries.cached(&ObjectCacheKey::Stored(container, key.clone())).await;
-        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since)) {
-            let checked_at = entry.validated_at.nanoseconds();
-            if let Some((meta, bytes)) = entry.whole_object() {
-                if known == Some(CachedVersion(Some((&*meta.etag, meta.version)))) {
-                    return Ok((SourceBlock::Unchanged, checked_at));
-                }
-                let stored = StoredBlock { meta: meta.clone(), bytes: bytes.clone(), permit: None };
-                return Ok((SourceBlock::Stored(stored), checked_at));
-            }
-            // Otherwise not trusted: the request that cached it did not check that a dataset exists.
-            if entry.is_missing() && store.reports_missing_root() {
-                return Ok((SourceBlock::Missing, checked_at));
-            }
+/// Minimum of this limit for a small budget.
+const MIN_INLINE_BYTES: u64 = 64 << 10;
+
+/// Generous estimate of the bookkeeping of one entry, in bytes.
+const ENTRY_BYTES: usize = 768;
+
+/// An object as stored.
+#[derive(Debug, Clone)]
+pub enum StoredObject {
+    /// The object is small enough to be held in memory.
+    Whole(ObjectMeta, Bytes),
+    /// The object must be read in pieces.
+    Large(Arc<LargeObject>),
+}
+
+impl StoredObject {
+    /// Returns the object's metadata.
+    pub fn meta(&self) -> &ObjectMeta {
+        match self {
+            Self::Whole(meta, _) => meta,
+            Self::Large(large) => &large.meta,
         }
-        let checked_at = freshness::now();
-        let revalidation = match known {
-            Some(CachedVersion(known)) => store.revalidate(key, known).await?,
-            None => Revalidation::Changed,
-        };
-        let fetched = match revalidation {
-            Revalidation::Unchanged => return Ok((SourceBlock::Unchanged, checked_at)),
-            Revalidation::Changed => self.fetch_once(store, key).await?,
-            Revalidation::Current(None) => None,
-            Revalidation::Current(Some(object)) => Some(self.fetched(object).await?),
-        };
-        let block = match fetched {
-            Some(FetchedObject::Whole(meta, bytes, permit)) => {
-                SourceBlock::Stored(StoredBlock { meta, bytes, permit: Some(permit) })
-            }
-            Some(FetchedObject::Large(large)) => SourceBlock::Large(large),
-            None => SourceBlock::Missing,
-        };
-        Ok((block, checked_at))
-    }
-
-    /// Removes the entry at `key` if it says that there is no object.
-    pub(crate) async fn forget_missing(&self, container: u32, key: &Key) {
-        self.entries.forget_missing(&ObjectCacheKey::Stored(container, key.clone())).await;
     }
 }
 
+/// An open object that is too large to be held in memory as a whole. It is read in pieces, which share the transfer
+/// budget.
+#[derive(Debug)]
+pub struct LargeObject {
+    pub(crate) meta: ObjectMeta,
+    reader: Arc<dyn ReadAt>,
+    entries: Validated<ObjectCacheKey, ObjectEntry>,
+}
+
+impl LargeObject {
+    /// Maximum number of bytes that [`Self::read_piece`] returns.
+    pub const PIECE_BYTES: u64 = 256 << 10;
+
+    /// Reads the bytes from `from` up to `to` (exclusive), at most [`Self::PIECE_BYTES`] of them.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the object can no longer be read or was truncated.
+    pub async fn read_piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
+        let to = to.min(from.saturating_add(Self::PIECE_BYTES));
+        let entries = &self.entries;
+        let permit = entries.take_for_started(to.saturating_sub(from)).await?;
+        let mut reading = self.reader.read_at(from..to);
+        if let Ok(bytes) = tokio::time::timeout(MAX_WAIT_HOLDING_MEMORY, &mut reading).await {
+            return Ok(entries.budget.own_piece(bytes?, permit));
+        }
+        // No memory is held for a stalled store while other requests wait for it.
+        drop(permit);
+        let bytes = reading.await?;
+        let permit = entries.take_for_started(bytes.len() as u64).await?;
+        Ok(entries.budget.own_piece(bytes, permit))
+    }
+
+    /// Returns the object's metadata.
+    pub fn meta(&self) -> &ObjectMeta {
+        &self.meta
+    }
+
+    /// Reads the whole object. The caller holds a permit for the memory.
+    pub(crate) async fn read_all(&self) -> Result<Bytes, ReadError> {
+        Ok(self.reader.read_at(0..self.meta.len).await?)
+    }
+}
+
+/// Key of the object cache.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub(crate) enum ObjectCacheKey {
+    /// A stored object: container and key.
+    Stored(u32, Key),
+    /// A result derived from stored blocks, identified by a hash of the region and the derivation.
+    Derived(u128),
+}
+
+/// A cached object, or the fact that there is none.
+#[derive(Debug)]
+pub(crate) struct ObjectEntry {
+    pub(crate) object: Option<StoredObject>,
+    /// True if there is neither an object nor a directory of that name.
+    pub(crate) is_name_absent: bool,
+    /// True if the cache accounts for the memory of the object.
+    pub(crate) is_cacheable: bool,
+    pub(crate) validated_at: ValidatedAt,
+}
+
+impl ObjectEntry {
+    pub(crate) fn missing(is_name_absent: bool, checked_at: u64) -> Self {
+        Self { object: None, is_name_absent, is_cacheable: true, validated_at: ValidatedAt::at(checked_at) }
+    }
+
+    pub(crate) fn whole(meta: ObjectMeta, bytes: Bytes, checked_at: u64) -> Self {
+        Self { is_cacheable: true, ..Self::uncached(StoredObject::Whole(meta, bytes), checked_at) }
+    }
+
+    /// Creates an entry that only the requests that wait for it get.
+    pub(crate) fn uncached(object: StoredObject, checked_at: u64) -> Self {
+        let validated_at = ValidatedAt::at(checked_at);
+        Self { object: Some(object), is_name_absent: false, is_cacheable: false, validated_at }
+    }
+
+    /// Returns the object's metadata, if there is one.
+    pub(crate) fn meta(&self) -> Option<&ObjectMeta> {
+        self.object.as_ref().map(StoredObject::meta)
+    }
+
+    /// Returns metadata and bytes of the object, if there is one and its bytes are in memory.
+    pub(crate) fn whole_object(&self) -> Option<(&ObjectMeta, &Bytes)> {
+        match &self.object {
+            Some(StoredObject::Whole(meta, bytes)) => Some((meta, bytes)),
+            Some(StoredObject::Large(_)) | None => None,
+        }
+    }
+
+    pub(crate) fn version(&self) -> Option<u64> {
+        self.meta().map(|meta| meta.version)
+    }
+}
+
+impl CacheEntry for ObjectEntry {
+    fn validated_at(&self) -> &ValidatedAt {
+        &self.validated_at
+    }
+
+    fn is_missing(&self) -> bool {
+        self.object.is_none()
+    }
+
+    fn is_cacheable(&self) -> bool {
+        self.is_cacheable
+    }
+}
+
+/// Cache of stored objects, shared by all containers.
+#[derive(Debug, Clone)]
+pub(crate) struct ObjectCache {
+    pub(crate) entries: Validated<ObjectCacheKey, ObjectEntry>,
+    /// Admission filter for larger objects that are sent from the page cache: decides which of them are cached.
+    pub(crate) admission: Arc<AdmissionFilter>,
+    /// Maximum size of an object that is read in the same disk pool job that opens it.
+    inline_bytes: u64,
+}
+
+impl ObjectCache {
+    pub(crate) fn new(capacity_bytes: u64, policy: EvictionPolicy, transfer_bytes: u64, max_wait: Duration) -> Self {
+        let cached_bytes = max_weight_bytes(capacity_bytes);
+        let budget = Budget::with_cache(BudgetLabel::Transfer, cached_bytes, transfer_bytes, max_wait);
+        // A permit for an object that is read inline can overtake larger ones, which wait for slow clients. It fits
+        // beside a full cache.
+        let inline_bytes = INLINE_BYTES.min(budget.max_overtaking_bytes().max(MIN_INLINE_BYTES)).min(transfer_bytes);
+        let weigher = |key: &ObjectCacheKey, entry: &Arc<ObjectEntry>| {
+            let bytes = entry.whole_object().map_or(0, |(_, bytes)| footprint_bytes(bytes.len()));
+            let name = if let ObjectCacheKey::Stored(_, key) = key { key.as_str().len() } else { 0 };
+            u32::try_from(bytes + name + ENTRY_BYTES).unwrap_or(u32::MAX)
+        };
+        let entries = Validated::new(CacheLabel::Stored, budget, policy, weigher);
+        Self { entries, admission: Arc::default(), inline_bytes }
+    }
+
+    /// Reads an object, or opens it if it is too large to hold. An object that becomes shorter meanwhile is read again.
+    /// `first` is the object as a revalidation found it, if it did.
+    async fn fetch(
+        &self,
+        store: &dyn Store,
+        key: &Key,
+        mut first: Revalidation,
+    ) -> Result<Option<StoredObject>, ReadError> {
+        let mut is_retry = false;
+        loop {
+            let fetched = match std::mem::replace(&mut first, Revalidation::Changed) {
+                Revalidation::Unchanged | Revalidation::Changed => self.fetch_once(store, key).await?,
+                Revalidation::Current(None) => None,
+                Revalidation::Current(Some(object)) => Some(self.account_for(object).await?),
+            };
+            let Some(fetched) = fetched else { return Ok(None) };
+            let large = match fetched {
+                (StoredObject::Large(large), _) => large,
+                (StoredObject::Whole(meta, bytes), Some(permit)) => {
+                    return Ok(Some(StoredObject::Whole(meta, permit.own_for_cache(bytes, false))));
+                }
+                (whole @ StoredObject::Whole(..), None) => return Ok(Some(whole)),
+            };
+            if large.meta.len > MAX_WHOLE_OBJECT_BYTES {
+                return Ok(Some(StoredObject::Large(large)));
+            }
+            let permit = self.entries.take(large.meta.len).await?;
+            let reading = Box::pin(large.read_all());
+            match self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await? {
+                Ok(bytes) => {
+                    let bytes = permit.own_for_cache(bytes, false);
+                    return Ok(Some(StoredObject::Whole(large.meta.clone(), bytes)));
+                }
+                Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !is_retry => {
+                    is_retry = true;
+                }
+                Err(error) => return Err(error),
+            }
+        }
+    }
+
+    /// Takes memory for an object that a revalidation found.
+    pub(crate) async fn account_for(&self, object: Object) -> Result<(StoredObject, Option<Permit>), ReadError> {
+        let Object { meta, data } = object;
+        Ok(match data {
+            ObjectData::InMemory(bytes) => {
+                let permit = self.entries.take(bytes.len() as u64).await?;
+                (StoredObject::Whole(meta, bytes), Some(permit))
+            }
+            ObjectData::Open(reader) => (self.large(meta, reader), None),
+        })
+    }
+
+    fn large(&self, meta: ObjectMeta, reader: Arc<dyn ReadAt>) -> StoredObject {
+        StoredObject::Large(Arc::new(LargeObject { meta, reader, entries: self.entries.clone() }))
+    }
+
+    /// Returns the size up to which objects are read inline now. It is smaller while requests wait for memory, so that
+    /// more reads can overtake large ones.
+    fn current_inline_bytes(&self) -> u64 {
+        if self.entries.budget.has_waiters() {
+            self.inline_bytes.min((self.inline_bytes / 4).max(MIN_INLINE_BYTES))
+        } else {
+            self.inline_bytes
+        }
+    }
+
+    /// Reads a small object, or opens a larger one, with one request to the store. Takes memory for the object, but does
+    /// not hold it while the store is slow. The permit is that of bytes in memory.
+    pub(crate) async fn fetch_once(
+        &self,
+        store: &dyn Store,
+        key: &Key,
+    ) -> Result<Option<(StoredObject, Option<Permit>)>, ReadError> {
+        // A store that does not respond must hold no memory that others wait for. The size of the object is known when
+        // it responds.
+        let has_memory = !store.current_load().is_unresponsive();
+        let inline = InlineLimit::new(if has_memory { self.current_inline_bytes() } else { 0 });
+        let mut permit = if has_memory { Some(self.entries.take(inline.bytes()).await?) } else { None };
+        let mut reading = store.get(key, &inline);
+        let mut timeout = MAX_WAIT_HOLDING_MEMORY;
+        let object = loop {
+            if permit.is_none() {
+                break reading.await?;
+            }
+            if let Ok(object) = tokio::time::timeout(timeout, &mut reading).await {
+                break object?;
+            }
+            if self.entries.budget.has_waiters() {
+                inline.revoke();
+                permit = None;
+            }
+            timeout = CONTENTION_POLL_INTERVAL;
+        };
+        let Some(Object { meta, data }) = object else { return Ok(None) };
+        let len = meta.len;
+        match (data, permit) {
+            (ObjectData::InMemory(bytes), Some(permit)) => return Ok(Some(whole(meta, bytes, permit))),
+            (ObjectData::Open(reader), _) if len > self.inline_bytes => {
+                return Ok(Some((self.large(meta, reader), None)));
+            }
+            // Neither bytes nor open files are kept while waiting for memory.
+            (data, permit) => drop((data, permit)),
+        }
+        let (inline, permit) = (InlineLimit::new(len), self.entries.take(len).await?);
+        let reading = store.get(key, &inline);
+        let object = self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await??;
+        let Some(Object { meta, data }) = object else { return Ok(None) };
+        Ok(Some(match data {
+            ObjectData::InMemory(bytes) => whole(meta, bytes, permit),
+            ObjectData::Open(reader) => (self.large(meta, reader), None),
+        }))
+    }
+}
+
+/// Returns an object that was read under a permit for at least as many bytes.
+fn whole(meta: ObjectMeta, bytes: Bytes, mut permit: Permit) -> (StoredObject, Option<Permit>) {
+    permit.shrink(bytes.len() as u64);
+    (StoredObject::Whole(meta, bytes), Some(permit))
+}
+
 /// A stored object as the source of its entry.
-struct ObjectSource<'a> {
-    objects: &'a ObjectCache,
-    store: &'a Arc<dyn Store>,
-    key: &'a Key,
+pub(crate) struct ObjectSource<'a> {
+    pub(crate) objects: &'a ObjectCache,
+    pub(crate) store: &'a Arc<dyn Store>,
+    pub(crate) key: &'a Key,
 }
 
 impl EntrySource<ObjectEntry> for ObjectSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
-        if entry.is_name_absent() {
+        if entry.is_name_absent {
             // A directory is not an object either, and would pass for unchanged.
             return Some(false);
         }
@@ -129,5 +347,83 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
                 Some(large @ StoredObject::Large(_)) => ObjectEntry::uncached(large, checked_at),
             }))
         }
+    }
+}
+
+/// Number of slots of the admission filter. A version is remembered until another one takes its slot.
+const SLOTS: usize = 4096;
+
+/// Number of repeated requests per admission. A client that repeatedly reads more data than the cache holds does not
+/// flush the cache.
+const ADMIT_EVERY: usize = 32;
+
+/// Admission filter of the cache: admits only objects that are requested repeatedly. A direct-mapped table of the
+/// versions of recently requested objects.
+#[derive(Debug)]
+pub(crate) struct AdmissionFilter {
+    slots: Box<[AtomicU64]>,
+    repeat_count: AtomicUsize,
+}
+
+impl Default for AdmissionFilter {
+    fn default() -> Self {
+        Self { slots: (0..SLOTS).map(|_| AtomicU64::new(0)).collect(), repeat_count: AtomicUsize::new(0) }
+    }
+}
+
+impl AdmissionFilter {
+    /// Records a request for an object of this version, a hash. Returns true if the object should be read into the
+    /// cache: never at the first request, soon if it is requested often.
+    pub(crate) fn admit(&self, version: u64) -> bool {
+        let slot_index = usize::try_from(version % SLOTS as u64).unwrap_or_default();
+        let is_known = self.slots.get(slot_index).is_some_and(|slot| slot.swap(version, Ordering::Relaxed) == version);
+        is_known && self.repeat_count.fetch_add(1, Ordering::Relaxed) % ADMIT_EVERY == ADMIT_EVERY - 1
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::ops::Range;
+
+    use async_trait::async_trait;
+
+    use super::*;
+
+    #[derive(Debug)]
+    struct Zeros;
+
+    #[async_trait]
+    impl ReadAt for Zeros {
+        async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
+            Ok(vec![0; usize::try_from(range.end - range.start).unwrap()].into())
+        }
+    }
+
+    #[tokio::test]
+    async fn a_piece_of_a_started_answer_waits_longer_for_memory() {
+        let objects = ObjectCache::new(0, EvictionPolicy::lru(), 1 << 20, Duration::from_millis(20));
+        let meta = ObjectMeta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
+        let StoredObject::Large(large) = objects.large(meta, Arc::new(Zeros)) else { panic!("it is large") };
+        let held_permit = objects.entries.take(1 << 20).await.unwrap();
+        assert!(objects.entries.take(1 << 10).await.is_err());
+        let release = async {
+            tokio::time::sleep(Duration::from_millis(400)).await;
+            drop(held_permit);
+        };
+        let (piece, ()) = tokio::join!(large.read_piece(0, 1 << 10), release);
+        assert_eq!(piece.unwrap().len(), 1 << 10);
+    }
+
+    #[test]
+    fn a_version_requested_once_is_not_admitted() {
+        let filter = AdmissionFilter::default();
+        assert!((1..10_000).all(|version| !filter.admit(version)));
+    }
+
+    #[test]
+    fn every_32nd_repeated_request_is_admitted() {
+        let filter = AdmissionFilter::default();
+        let admitted_count = (0..=320).filter(|request| filter.admit(1 + request % 2)).count();
+        assert_eq!(admitted_count, 9);
     }
 }

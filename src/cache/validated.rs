@@ -1,23 +1,24 @@
-//! A cache whose entries are compared with their source before they are used, and loaded in single flights.
+//! A cache whose entries are compared with their source before they are used, and loaded in single flights. It fills most
+//! of a memory budget: a request that finds the budget short evicts entries.
 
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use async_trait::async_trait;
 use futures_util::FutureExt;
 use moka::future::Cache;
 use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
-use super::cache_memory::Evictable;
-use super::error::ReadError;
+use super::budget::{Budget, Permit};
+use super::error::{BudgetError, ReadError};
 use super::freshness::{Freshness, ValidatedAt};
 use crate::fair_queue::{ClientId, FlightHandle, Leader, SingleFlight, Waiter};
-use crate::metrics::{self, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
+use crate::metrics::{self, CacheLabel, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
 use crate::trace;
 
 /// Maximum number of lookups by a request whose results keep changing.
@@ -25,6 +26,15 @@ const ATTEMPTS: usize = 3;
 
 /// Maximum number of rounds in which a drained cache frees its entries.
 const MAX_DRAIN_ROUNDS: usize = 100;
+
+/// Delay before the cache's pending evictions are run again while a request waits for memory. It doubles each time.
+const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
+
+/// Number of retries before the cache is forced to evict entries: 75 ms after the first.
+const RETRIES_BEFORE_FORCED_EVICTION: u32 = 4;
+
+/// A forced eviction removes one in this many entries.
+const FORCED_EVICTION_DIVISOR: usize = 8;
 
 /// A value that [`Validated`] caches.
 pub(crate) trait CacheEntry: Send + Sync + 'static {
@@ -55,36 +65,27 @@ pub(crate) trait EntrySource<V> {
     ) -> impl Future<Output = Result<Arc<V>, ReadError>> + Send + 'static;
 }
 
-/// Capacity and policy of a cache.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct CacheSettings {
-    pub(crate) capacity_bytes: u64,
-    pub(crate) use_tiny_lfu: bool,
-}
-
-impl CacheSettings {
-    /// Returns the maximum weight of the cache: its capacity and 1/64 more for the bookkeeping that weighers count, so
-    /// that data of exactly the configured size fits.
-    pub(crate) fn max_weight_bytes(self) -> u64 {
-        self.capacity_bytes.saturating_add(self.capacity_bytes / 64)
-    }
+/// Returns the maximum weight of a cache of `capacity_bytes`: 1/64 more for the bookkeeping that weighers count, so that
+/// data of exactly the configured size fits.
+pub(crate) fn max_weight_bytes(capacity_bytes: u64) -> u64 {
+    capacity_bytes.saturating_add(capacity_bytes / 64)
 }
 
 /// Creates a cache weighed in bytes.
 pub(crate) fn weighted_cache<K, V>(
-    label: metrics::CacheLabel,
-    settings: CacheSettings,
+    label: CacheLabel,
+    max_weight_bytes: u64,
+    policy: EvictionPolicy,
     weigher: fn(&K, &V) -> u32,
 ) -> Cache<K, V>
 where
     K: Hash + Eq + Send + Sync + 'static,
     V: Clone + Send + Sync + 'static,
 {
-    let policy = if settings.use_tiny_lfu { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
     Cache::builder()
         // A cache of capacity 0 never drops the entries that pass through it, even if its pending tasks are run. It
         // would keep their permits forever. No entry fits into a cache of 1 byte either.
-        .max_capacity(settings.max_weight_bytes().max(1))
+        .max_capacity(max_weight_bytes.max(1))
         .eviction_policy(policy)
         .weigher(weigher)
         .eviction_listener(move |_, _, cause| {
@@ -104,6 +105,8 @@ pub(crate) struct Validated<K: Eq + Hash, V> {
     map: Cache<K, Arc<V>>,
     flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
     lookups: LookupCounters,
+    /// Memory of the entries, and of what is in flight besides.
+    pub(crate) budget: Budget,
 }
 
 impl<K: Eq + Hash, V> fmt::Debug for Validated<K, V> {
@@ -114,7 +117,12 @@ impl<K: Eq + Hash, V> fmt::Debug for Validated<K, V> {
 
 impl<K: Eq + Hash, V> Clone for Validated<K, V> {
     fn clone(&self) -> Self {
-        Self { map: self.map.clone(), flights: self.flights.clone(), lookups: self.lookups.clone() }
+        Self {
+            map: self.map.clone(),
+            flights: self.flights.clone(),
+            lookups: self.lookups.clone(),
+            budget: self.budget.clone(),
+        }
     }
 }
 
@@ -123,10 +131,15 @@ where
     K: Clone + Eq + Hash + Send + Sync + 'static,
     V: CacheEntry,
 {
-    /// Creates an empty cache.
-    pub(crate) fn new(label: metrics::CacheLabel, settings: CacheSettings, weigher: fn(&K, &Arc<V>) -> u32) -> Self {
-        let map = weighted_cache(label, settings, weigher);
-        Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label) }
+    /// Creates an empty cache that fills the cached part of `budget`.
+    pub(crate) fn new(
+        label: CacheLabel,
+        budget: Budget,
+        policy: EvictionPolicy,
+        weigher: fn(&K, &Arc<V>) -> u32,
+    ) -> Self {
+        let map = weighted_cache(label, budget.cached_bytes, policy, weigher);
+        Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label), budget }
     }
 
     /// Returns the entry of `key`, compared with its source at `fresh_since` or later. Loads it if necessary.
@@ -202,13 +215,16 @@ where
         let started = Instant::now();
         if let Some(leader) = leader {
             // An earlier flight may have ended since the lookup.
-            let cached = self.map.get(key).await;
+            let mut cached = self.map.get(key).await;
             if let Some(entry) = cached.as_ref().filter(|entry| entry.validated_at().is_fresh(fresh_since)) {
                 leader.finish(Ok(Arc::clone(entry)));
                 return Ok(cached);
             }
-            let (flight, cached) = (leader.handle().clone(), self.without_changed(key, cached, source).await);
-            let replaced = cached.as_ref().map(Arc::downgrade);
+            if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
+                // Removed, so that it holds no memory while the new entry waits for some.
+                self.remove(key.clone(), &Arc::downgrade(&changed)).await;
+            }
+            let (flight, replaced) = (leader.handle().clone(), cached.as_ref().map(Arc::downgrade));
             let load = source.load(cached, flight.clone());
             let work = self.clone().load_into_map(key.clone(), replaced, flight, load);
             // Boxed, because the futures around it would otherwise reserve space for it twice.
@@ -219,17 +235,6 @@ where
             trace::record("wait", QueueLabel::Load.name(), started.elapsed());
         }
         result.transpose()
-    }
-
-    /// Returns `cached`, unless it is known to have changed. It is then removed, so that it holds no memory while the new
-    /// entry waits for some.
-    async fn without_changed(&self, key: &K, cached: Option<Arc<V>>, source: &impl EntrySource<V>) -> Option<Arc<V>> {
-        let cached = cached?;
-        if source.try_is_unchanged(&cached) != Some(false) {
-            return Some(cached);
-        }
-        self.remove(key.clone(), &Arc::downgrade(&cached)).await;
-        None
     }
 
     /// Puts the result of `load` into the map in place of `replaced`. After an error, that entry stays; it is compared
@@ -248,8 +253,8 @@ where
             Some(replaced) => self.remove(key, &replaced).await,
             None => {}
         }
-        // Evicts surplus entries now, not only when the map's own queue is full.
-        self.map.run_pending_tasks().await;
+        // Now, not only when the map's own queue is full.
+        self.evict_surplus().await;
         Ok(entry)
     }
 
@@ -342,7 +347,7 @@ where
 
     /// Evicts surplus entries, unless another task is already doing so.
     pub(crate) fn try_evict(&self) {
-        let _ = self.map.run_pending_tasks().now_or_never();
+        let _ = self.evict_surplus().now_or_never();
     }
 
     /// Returns the weight of the entries in bytes.
@@ -362,35 +367,72 @@ where
             tokio::task::yield_now().await;
         }
     }
-}
-
-#[async_trait]
-impl<K, V> Evictable for Validated<K, V>
-where
-    K: Clone + Eq + Hash + Send + Sync + 'static,
-    V: CacheEntry,
-{
-    fn capacity_bytes(&self) -> u64 {
-        self.map.policy().max_capacity().unwrap_or(0)
+    /// Takes a permit for `bytes`, waiting for it if necessary. Waiting is rare, since the budget covers the whole cache
+    /// besides what is in flight.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when the budget is too small or others keep its memory.
+    pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
+        self.evict_while(bytes, self.budget.take(bytes)).await
     }
 
-    async fn evict_surplus(&self) {
+    /// As [`Self::take`], for a response that has started.
+    ///
+    /// # Errors
+    /// As [`Self::take`].
+    pub(crate) async fn take_for_started(&self, bytes: u64) -> Result<Permit, ReadError> {
+        self.evict_while(bytes, self.budget.take_within(bytes, self.budget.started_wait())).await
+    }
+
+    /// Waits for `acquire`, a permit for `bytes`. Runs pending evictions meanwhile, which frees evicted memory sooner.
+    ///
+    /// If the memory stays short because clients are slow to read evicted entries that are being sent to them, the cache
+    /// evicts more entries. This does not help a client that waits for memory that it holds itself.
+    async fn evict_while(
+        &self,
+        bytes: u64,
+        acquire: impl Future<Output = Result<Permit, BudgetError>>,
+    ) -> Result<Permit, ReadError> {
+        let evict = async {
+            for retry in 0u32.. {
+                // Boxed, because every request for memory would otherwise reserve space for it.
+                Box::pin(self.evict_surplus()).await;
+                let is_short = self.budget.free_bytes() < bytes;
+                let pinned_bytes = self.budget.pinned.bytes.load(Ordering::Relaxed);
+                let is_pinned = pinned_bytes > self.budget.in_flight_bytes / 2;
+                if is_short && is_pinned && retry >= RETRIES_BEFORE_FORCED_EVICTION {
+                    Box::pin(self.evict_part(FORCED_EVICTION_DIVISOR)).await;
+                }
+                // Longer delays are useless, since requests wait for a bounded time.
+                tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(retry.min(8)))).await;
+            }
+        };
+        tokio::select! {
+            biased;
+            permit = acquire => Ok(permit?),
+            () = evict => Err(ReadError::Internal("the eviction loop ended unexpectedly".to_owned())),
+        }
+    }
+
+    /// Evicts the entries that exceed the capacity, which the map otherwise does with a delay.
+    pub(crate) async fn evict_surplus(&self) {
         self.map.run_pending_tasks().await;
     }
 
-    async fn evict_part(&self, divisor: usize) {
+    /// Evicts one in `divisor` entries.
+    pub(crate) async fn evict_part(&self, divisor: usize) {
         let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / divisor;
         let evicted: Vec<K> = self.map.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
         for key in &evicted {
             self.map.invalidate(key).await;
         }
-        self.map.run_pending_tasks().await;
+        self.evict_surplus().await;
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    use std::sync::atomic::{AtomicU64, AtomicUsize};
 
     use metrics_exporter_prometheus::PrometheusBuilder;
     use tokio::sync::Semaphore;
@@ -398,6 +440,7 @@ mod tests {
     use super::super::freshness;
     use super::*;
     use crate::config::RevalidationPolicy;
+    use crate::metrics::BudgetLabel;
 
     #[derive(Debug)]
     struct Entry {
@@ -498,8 +541,8 @@ mod tests {
     }
 
     fn cache() -> Validated<u8, Entry> {
-        let settings = CacheSettings { capacity_bytes: 1 << 20, use_tiny_lfu: false };
-        Validated::new(metrics::CacheLabel::Stored, settings, |_, _| 1)
+        let budget = Budget::with_cache(BudgetLabel::Transfer, 1 << 20, 1 << 20, Duration::ZERO);
+        Validated::new(CacheLabel::Stored, budget, EvictionPolicy::lru(), |_, _| 1)
     }
 
     #[tokio::test]

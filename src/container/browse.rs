@@ -185,14 +185,14 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn is_block_position(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
-        let Some(parent) = key.name().and_then(grid_component).and(key.parent()) else { return Ok(false) };
-        let component = key.name().and_then(grid_component).unwrap_or(0);
+        let (Some(component), Some(parent)) = (key.name().and_then(grid_component), key.parent()) else {
+            return Ok(false);
+        };
         let Some((dataset, mut position)) = self.enclosing_dataset(freshness, &parent, 1).await? else {
             return Ok(false);
         };
         position.push(component);
-        let grid = dataset.attributes.grid();
-        Ok(grid.contains(&position) || (dataset.attributes.rank() == 0 && position.as_slice() == [0]))
+        Ok(dataset.position_in_grid(position).is_some())
     }
 
     /// Returns the names of the directories directly below `key`, at most `limit`, in byte order. Returns `None` if the

@@ -8,11 +8,10 @@ use super::handle::Container;
 use crate::cache::datasets::{AXES_BYTES, Dataset, GROUP_BYTES, Group, GroupState, dataset_id};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{ATTRIBUTES, Freshness};
-use crate::cache::object_cache::MAX_WHOLE_OBJECT_BYTES;
-use crate::cache::object_entry::StoredObject;
+use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, StoredObject};
 use crate::cpu_pool::Priority;
 use crate::fair_queue::ClientId;
-use crate::metrics;
+use crate::metrics::{self, CacheLabel, LookupResult};
 use crate::store::{Key, ObjectMeta};
 use n5_format::{AttributesDocument, MAX_INTERPRETED_BYTES};
 
@@ -48,11 +47,7 @@ impl Container {
             };
             let cache_key = (self.id, key.clone(), meta.version);
             if let Some(group) = datasets.cache.get(&cache_key).await {
-                metrics::cache_requests(
-                    metrics::CacheLabel::Attributes,
-                    metrics::LookupResult::Hit,
-                    freshness.lookup_weight(),
-                );
+                metrics::cache_requests(CacheLabel::Attributes, LookupResult::Hit, freshness.lookup_weight());
                 return Ok(self.apply_visibility(group));
             }
             freshness.ensure_may_block().await;
@@ -73,7 +68,7 @@ impl Container {
                 continue;
             };
             drop(bytes);
-            metrics::cache_requests(metrics::CacheLabel::Attributes, metrics::LookupResult::Miss, 1);
+            metrics::cache_requests(CacheLabel::Attributes, LookupResult::Miss, 1);
             let parse = Box::pin(self.parse_group(key, meta, charged));
             let result = datasets.cache.try_get_with(cache_key, parse).await;
             return result.map(|group| self.apply_visibility(group)).map_err(|error| (*error).clone());

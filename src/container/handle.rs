@@ -1,14 +1,36 @@
-//! The handle to a container: its store, the resources that it shares, and what its caller may see.
+//! The handle to a container: its store, the resources that it shares, and what its caller may see. Reads of stored
+//! objects, and memory for responses.
 
+use std::fmt;
+use std::future::Future;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
+use bytes::Bytes;
+
 use super::resources::Resources;
-use super::visibility::Visibility;
-use crate::cache::error::ReadError;
+use crate::cache::budget::{MemoryPermit, Permit};
+use crate::cache::buffers::SendPermit;
+use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
-use crate::cache::object_entry::StoredObject;
-use crate::store::{CachedStat, GuardedStore, Key, ObjectMeta, Store, StoreLoad};
+use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
+use crate::fair_queue::ClientId;
+use crate::metrics::{self, ShedReason};
+use crate::store::{CachedStat, GuardedStore, Key, ObjectMeta, Store, StoreError, StoreLoad};
+
+/// Bodies shorter than this are not charged to the client that they are sent to: the kernel takes them at once.
+const UNCHARGED_BYTES: usize = 4 << 10;
+
+/// The part of a container that a caller may see. Hidden objects appear not to exist: in listings, as ancestors with
+/// attributes, and as levels of a pyramid.
+pub trait Visibility: fmt::Debug + Send + Sync {
+    /// Returns true if the object or directory at `key` is visible.
+    fn is_visible(&self, key: &Key) -> bool;
+
+    /// Returns true if everything at `key` and below is visible. A dataset that is partly hidden is treated as missing,
+    /// since its blocks are read without a check for each.
+    fn is_subtree_visible(&self, key: &Key) -> bool;
+}
 
 /// An N5 hierarchy in a store. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -29,12 +51,34 @@ impl Container {
         Self { id, store, resources: resources.for_container(), visibility: None }
     }
 
+    /// Returns the same container with other resources. Caches that they took over still serve it.
+    #[must_use]
+    pub fn with_resources(&self, resources: &Arc<Resources>) -> Self {
+        Self { resources: resources.for_container(), ..self.clone() }
+    }
+
+    /// Returns the same container with restricted visibility. The caches are shared, but are asked for visible objects
+    /// only.
+    #[must_use]
+    pub fn with_visibility(&self, visibility: Arc<dyn Visibility>) -> Self {
+        Self { visibility: Some(visibility), ..self.clone() }
+    }
+
+    pub(crate) fn is_visible(&self, key: &Key) -> bool {
+        self.visibility.as_ref().is_none_or(|visibility| visibility.is_visible(key))
+    }
+
+    pub(crate) fn is_subtree_visible(&self, key: &Key) -> bool {
+        self.visibility.as_ref().is_none_or(|visibility| visibility.is_subtree_visible(key))
+    }
+
     /// Returns the resources that all containers share.
     pub fn resources(&self) -> &Arc<Resources> {
         &self.resources
     }
 
-    /// Returns the object at `key` as stored (attributes or a block), or `None` if there is none.
+    /// Returns the object at `key` as stored (attributes or a block), no staler than `freshness` accepts, or `None` if
+    /// there is none.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
@@ -42,7 +86,10 @@ impl Container {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        self.resources.objects.get(self.id, &self.store, key, freshness).await
+        let (objects, entry_key) = (&self.resources.objects, ObjectCacheKey::Stored(self.id, key.clone()));
+        let source = ObjectSource { objects, store: &self.store, key };
+        let entry = objects.entries.get(&entry_key, freshness, freshness.since(key), &source).await?;
+        Ok(entry.object.clone())
     }
 
     /// Returns metadata of the object at `key`, from the cache if the entry is fresh. Reads no bytes of the object.
@@ -53,9 +100,9 @@ impl Container {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        let fresh_since = freshness.since(key);
-        if let Some(cached) = self.resources.objects.peek(self.id, key, fresh_since).await {
-            return Ok(cached);
+        let cached = self.resources.objects.entries.cached(&ObjectCacheKey::Stored(self.id, key.clone())).await;
+        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(freshness.since(key))) {
+            return Ok(entry.meta().cloned());
         }
         match self.store.cached_stat(key) {
             CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
@@ -72,6 +119,11 @@ impl Container {
         self.store.current_load()
     }
 
+    /// Returns true if requests wait for the store and it has not answered any for a second or more.
+    pub fn is_store_unresponsive(&self) -> bool {
+        self.store_load().is_unresponsive()
+    }
+
     /// Checks that the store can be read.
     ///
     /// # Errors
@@ -80,18 +132,69 @@ impl Container {
         Ok(self.store.probe().await?)
     }
 
-    /// Returns the same container with restricted visibility. The caches are shared, but are asked for visible objects
-    /// only.
-    #[must_use]
-    pub fn with_visibility(&self, visibility: Arc<dyn Visibility>) -> Self {
-        Self { visibility: Some(visibility), ..self.clone() }
+    /// Reserves `bytes` of the slice budget for a response that is not a slice.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when the budget is smaller than `bytes` or other requests hold the memory for too long.
+    /// [`ReadError::Store`] when the memory is not free and the store does not respond.
+    pub async fn reserve_memory(&self, bytes: u64) -> Result<MemoryPermit, ReadError> {
+        let budget = &self.resources.slice_budget;
+        Ok(MemoryPermit::new(Some(self.slice_permit(bytes, budget.take(bytes)).await?), budget))
     }
 
-    pub(crate) fn is_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|visibility| visibility.is_visible(key))
+    /// Returns a permit for `bytes` of the slice budget, which `acquire` waits for. If the store does not respond,
+    /// returns a permit only if the memory is free at once: the request would hold it in vain.
+    ///
+    /// # Errors
+    /// [`BudgetError`] and [`StoreError::Stalled`].
+    pub(crate) async fn slice_permit(
+        &self,
+        bytes: u64,
+        acquire: impl Future<Output = Result<Permit, BudgetError>>,
+    ) -> Result<Permit, ReadError> {
+        if !self.is_store_unresponsive() {
+            return Ok(acquire.await?);
+        }
+        self.resources.slice_budget.try_take(bytes).ok_or_else(|| {
+            metrics::request_shed(ShedReason::Storage);
+            StoreError::Stalled("read", Key::root()).into()
+        })
     }
 
-    pub(crate) fn is_subtree_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|visibility| visibility.is_subtree_visible(key))
+    /// Waits for `work`, which reads below `key` while it holds memory from [`Self::reserve_memory`]. Gives up if the
+    /// store keeps it waiting and requests of other containers need that memory.
+    ///
+    /// # Errors
+    /// [`StoreError::Preempted`] when it gives up, and the errors of `work`.
+    pub async fn yield_if_contended<T, E: From<ReadError>>(
+        &self,
+        key: &Key,
+        work: impl Future<Output = Result<T, E>> + Unpin,
+    ) -> Result<T, E> {
+        self.resources.slice_budget.yield_if_contended(|| self.store_load(), key, work).await?
+    }
+
+    /// Charges `bytes` to `client` while they are being sent to it. They belong to a stored object or to a result
+    /// derived from one. Returns `None` if the client has too many unsent bytes already. The caller must then drop
+    /// `bytes`, wait for a [permit](Self::acquire_send_permit) and look them up again.
+    pub fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
+        if bytes.len() < UNCHARGED_BYTES {
+            Some(bytes.clone())
+        } else {
+            self.resources.objects.entries.budget.pinned.charge_to_client(client, bytes)
+        }
+    }
+
+    /// Waits until `len` more bytes may be sent to the current client.
+    ///
+    /// # Errors
+    /// [`ReadError::Budget`] when the client does not read what it requested before.
+    pub async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, ReadError> {
+        Ok(self.resources.objects.entries.budget.acquire_send_permit(len).await?)
+    }
+
+    /// As [`Self::charge_to_client`], with a permit that was acquired before.
+    pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
+        self.resources.objects.entries.budget.pinned.charge_with_permit(permit, bytes)
     }
 }

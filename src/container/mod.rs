@@ -2,18 +2,14 @@
 //! see.
 
 mod browse;
-mod confirm_missing;
 mod groups;
 mod handle;
-mod memory;
-mod reconfigured;
+mod nonblocking;
 mod resources;
-mod revalidate;
 mod stored_blocks;
-mod visibility;
 
 pub(crate) use browse::grid_component;
 pub use browse::{DirectoryEntry, DirectoryPage, EntryKind};
-pub use handle::Container;
+pub use handle::{Container, Visibility};
+pub use nonblocking::{CachedAnswer, Dependency, NonblockingLookup};
 pub use resources::{Resources, Settings};
-pub use visibility::Visibility;

@@ -4,16 +4,16 @@ use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
 use std::time::Duration;
 
-use crate::cache::block_cache::BlockCache;
-use crate::cache::budget::Budget;
+use moka::policy::EvictionPolicy;
+
+use crate::cache::blocks::BlockCache;
+use crate::cache::budget::{Budget, MemoryPermit};
 use crate::cache::datasets::{self, AttributesCache};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{Freshness, RevalidationPolicy};
-use crate::cache::memory_permit::MemoryPermit;
-use crate::cache::object_cache::ObjectCache;
-use crate::cache::validated::CacheSettings;
+use crate::cache::objects::ObjectCache;
 use crate::cpu_pool::CpuPool;
-use crate::metrics;
+use crate::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
 
 /// Limits and cache sizes, in bytes unless the type says otherwise.
@@ -47,8 +47,28 @@ pub struct Settings {
     pub cores: usize,
 }
 
+impl Settings {
+    /// Returns true if resources for `new` take over the CPU pool.
+    fn keeps_cpu(&self, new: &Self) -> bool {
+        self.cores == new.cores
+    }
+
+    /// Returns true if resources for `new` take over the cache of stored objects.
+    fn keeps_objects(&self, new: &Self) -> bool {
+        let parts = |settings: &Self| (settings.stored_cache, settings.transfer_budget, settings.use_tiny_lfu);
+        parts(self) == parts(new)
+    }
+
+    /// Returns true if resources for `new` take over the cache of decoded blocks. These are loaded through the object
+    /// cache and decoded on the CPU pool.
+    fn keeps_blocks(&self, new: &Self) -> bool {
+        let parts = |settings: &Self| (settings.decoded_cache, settings.decode_budget);
+        self.keeps_objects(new) && self.keeps_cpu(new) && parts(self) == parts(new)
+    }
+}
+
 /// Caches, budgets and the CPU pool, shared by all containers of a process.
-#[derive(Debug)]
+#[derive(Debug, Clone)]
 pub struct Resources {
     pub(crate) settings: Settings,
     pub(crate) objects: ObjectCache,
@@ -68,24 +88,81 @@ impl Resources {
     /// Like [`Self::new`], but blocks are decoded by `codecs`.
     pub fn with_codecs(settings: Settings, codecs: Codecs) -> Arc<Self> {
         let cpu = CpuPool::new(settings.cores);
-        Self::with_cpu(cpu, settings, codecs)
+        Arc::new(Self::with_cpu(cpu, settings, codecs))
     }
 
-    pub(crate) fn with_cpu(cpu: CpuPool, settings: Settings, codecs: Codecs) -> Arc<Self> {
-        let cache_settings = |capacity_bytes| CacheSettings { capacity_bytes, use_tiny_lfu: settings.use_tiny_lfu };
-        let max_wait = settings.budget_wait;
-        let objects = ObjectCache::new(cache_settings(settings.stored_cache), settings.transfer_budget, max_wait);
-        let decoded = cache_settings(settings.decoded_cache);
-        let blocks = BlockCache::new(decoded, cpu.clone(), settings.decode_budget, max_wait);
-        Arc::new(Self {
-            slice_budget: Budget::new(metrics::BudgetLabel::Slice, settings.slice_budget, max_wait),
-            datasets: AttributesCache::new(max_wait, codecs),
+    fn with_cpu(cpu: CpuPool, settings: Settings, codecs: Codecs) -> Self {
+        let policy = if settings.use_tiny_lfu { EvictionPolicy::tiny_lfu() } else { EvictionPolicy::lru() };
+        let Settings { stored_cache, transfer_budget, decoded_cache, decode_budget, budget_wait, .. } = settings;
+        Self {
+            objects: ObjectCache::new(stored_cache, policy.clone(), transfer_budget, budget_wait),
+            datasets: AttributesCache::new(budget_wait, codecs),
+            blocks: BlockCache::new(decoded_cache, policy, cpu.clone(), decode_budget, budget_wait),
+            slice_budget: Budget::new(BudgetLabel::Slice, settings.slice_budget, budget_wait),
             next_container_id: Arc::default(),
-            objects,
-            blocks,
             cpu,
             settings,
-        })
+        }
+    }
+
+    /// Returns these resources for one container, whose waiting requests are counted separately.
+    pub(crate) fn for_container(&self) -> Arc<Self> {
+        let mut resources = self.clone();
+        for budget in [
+            &mut resources.slice_budget,
+            &mut resources.datasets.parsing_budget,
+            &mut resources.objects.entries.budget,
+            &mut resources.blocks.entries.budget,
+        ] {
+            *budget = budget.for_container();
+        }
+        Arc::new(resources)
+    }
+
+    /// The budgets whose sizes are settings.
+    fn budgets(&self) -> [&Budget; 3] {
+        [&self.slice_budget, &self.objects.entries.budget, &self.blocks.entries.budget]
+    }
+
+    /// Returns resources for `settings`. They take over all budgets, and every cache whose own settings are unchanged.
+    /// Other caches start empty. Old and new resources can be used at the same time once the new ones' budgets are
+    /// [applied](Self::apply_budgets).
+    pub fn reconfigured(&self, settings: Settings) -> Arc<Self> {
+        let old = &self.settings;
+        let cpu = if old.keeps_cpu(&settings) { self.cpu.clone() } else { CpuPool::new(settings.cores) };
+        let mut new = Self::with_cpu(cpu, settings, self.codecs().clone());
+        let slice_budget = self.slice_budget.with_size_of(&new.slice_budget);
+        let transfer_budget = self.objects.entries.budget.with_size_of(&new.objects.entries.budget);
+        let decode_budget = self.blocks.entries.budget.with_size_of(&new.blocks.entries.budget);
+        if old.keeps_objects(&new.settings) {
+            new.objects = self.objects.clone();
+        }
+        if old.keeps_blocks(&new.settings) {
+            new.blocks = self.blocks.clone();
+        }
+        new.slice_budget = slice_budget;
+        new.objects.entries.budget = transfer_budget;
+        new.blocks.entries.budget = decode_budget;
+        new.datasets = self.datasets.clone();
+        new.datasets.parsing_budget.max_wait = new.settings.budget_wait;
+        new.next_container_id = Arc::clone(&self.next_container_id);
+        Arc::new(new)
+    }
+
+    /// Applies the sizes of these budgets, which are shared with the replaced resources.
+    pub fn apply_budgets(&self) {
+        self.budgets().into_iter().for_each(Budget::apply_size);
+    }
+
+    /// Frees cached entries that resources for `settings` have not taken over. Must be called repeatedly until nothing
+    /// uses these resources any more, since their remaining users may cache more.
+    pub async fn drain_caches(&self, settings: &Settings) {
+        if !self.settings.keeps_objects(settings) {
+            self.objects.entries.drain().await;
+        }
+        if !self.settings.keeps_blocks(settings) {
+            self.blocks.entries.drain().await;
+        }
     }
 
     /// Returns the settings in force.
@@ -103,24 +180,9 @@ impl Resources {
         &self.cpu
     }
 
-    /// Returns these resources for one container, whose waiting requests are counted separately.
-    pub(crate) fn for_container(&self) -> Arc<Self> {
-        Arc::new(Self {
-            slice_budget: self.slice_budget.for_container(),
-            datasets: self.datasets.for_container(),
-            next_container_id: Arc::clone(&self.next_container_id),
-            blocks: self.blocks.for_container(),
-            objects: self.objects.for_container(),
-            cpu: self.cpu.clone(),
-            settings: self.settings.clone(),
-        })
-    }
-
     /// Gives idle pooled buffers back to the system. Must be called a few times a second.
     pub fn release_unused(&self) {
-        self.slice_budget.release_unused();
-        self.objects.memory.budget.release_unused();
-        self.blocks.memory.budget.release_unused();
+        self.budgets().into_iter().for_each(|budget| budget.pool.release_unused());
     }
 
     /// Returns the freshness that a request starting now requires of cached entries.
@@ -152,8 +214,106 @@ impl Resources {
     /// Updates the gauges of the caches and the CPU pool.
     pub fn update_gauges(&self) {
         metrics::cpu_jobs(self.cpu.running());
-        metrics::cache_bytes(metrics::CacheLabel::Decoded, self.blocks.bytes(), self.settings.decoded_cache);
-        metrics::cache_bytes(metrics::CacheLabel::Stored, self.objects.bytes(), self.settings.stored_cache);
-        metrics::cache_bytes(metrics::CacheLabel::Attributes, self.datasets.bytes(), datasets::CACHE_BYTES);
+        metrics::cache_bytes(CacheLabel::Decoded, self.blocks.entries.weight_bytes(), self.settings.decoded_cache);
+        metrics::cache_bytes(CacheLabel::Stored, self.objects.entries.weight_bytes(), self.settings.stored_cache);
+        metrics::cache_bytes(CacheLabel::Attributes, self.datasets.cache.weighted_size(), datasets::CACHE_BYTES);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::objects::{ObjectCacheKey, ObjectEntry};
+    use crate::fair_queue::FlightHandle;
+
+    fn settings() -> Settings {
+        Settings {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            use_tiny_lfu: false,
+            recheck_metadata: RevalidationPolicy::Always,
+            recheck_data: RevalidationPolicy::Always,
+            max_slice_bytes: 1 << 30,
+            slice_budget: 1 << 20,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            decode_factor: 16,
+            max_attributes_bytes: 1 << 20,
+            budget_wait: Duration::from_secs(1),
+            cores: 1,
+        }
+    }
+
+    #[test]
+    fn only_parts_with_changed_settings_are_replaced() {
+        let retained = |change: &dyn Fn(&mut Settings)| {
+            let mut new = settings();
+            change(&mut new);
+            let old = settings();
+            [old.keeps_objects(&new), old.keeps_blocks(&new), old.keeps_cpu(&new)]
+        };
+        assert_eq!(retained(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
+        assert_eq!(retained(&|new| new.recheck_data = RevalidationPolicy::Never), [true; 3]);
+        assert_eq!(retained(&|new| new.slice_budget *= 2), [true, true, true]);
+        assert_eq!(retained(&|new| new.decoded_cache *= 2), [true, false, true]);
+        assert_eq!(retained(&|new| new.stored_cache *= 2), [false, false, true]);
+    }
+
+    #[tokio::test]
+    async fn permits_taken_before_count_in_the_new_budget() {
+        const MIB: u64 = 1 << 20;
+        let old = Resources::new(settings());
+        let permit = old.slice_budget.take(MIB).await.unwrap();
+        let larger = old.reconfigured(Settings { slice_budget: 2 * MIB, ..settings() });
+        assert_eq!(old.slice_budget.free_bytes(), 0, "budget sizes change only when they are applied");
+        larger.apply_budgets();
+        assert_eq!(larger.slice_budget.free_bytes(), MIB);
+        let smaller = larger.reconfigured(Settings { slice_budget: MIB / 2, ..settings() });
+        smaller.apply_budgets();
+        assert!(smaller.slice_budget.try_take(1).is_none());
+        drop(permit);
+        assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+        // A permit of a request that started earlier and was planned with a larger budget.
+        let permit = larger.slice_budget.take(2 * MIB).await.unwrap();
+        assert!(smaller.slice_budget.try_take(1).is_none());
+        drop(permit);
+        assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
+    }
+
+    #[tokio::test]
+    async fn memory_of_a_replaced_cache_is_freed_by_the_new_one() {
+        let old = Resources::new(settings());
+        let new = old.reconfigured(Settings { stored_cache: 2 << 20, ..settings() });
+        let key = ObjectCacheKey::Derived(1);
+        let load = |_: &FlightHandle| Some(ObjectEntry::missing(false, 1));
+        for objects in [&old.objects, &new.objects] {
+            assert!(objects.entries.try_load(key.clone(), load).is_some());
+        }
+        new.objects.entries.evict_part(1).await;
+        assert!(new.objects.entries.try_cached(&key).is_none() && old.objects.entries.try_cached(&key).is_some());
+    }
+
+    #[tokio::test]
+    async fn replaced_caches_free_memory_for_the_new_ones() {
+        let old = Resources::new(settings());
+        let permit = old.blocks.entries.budget.take(1 << 20).await.unwrap().into_cache_owned();
+        let new = old.reconfigured(Settings { decoded_cache: 2 << 20, ..settings() });
+        new.apply_budgets();
+        assert_eq!(new.blocks.entries.budget.free_bytes() + (1 << 20), new.blocks.entries.budget.capacity_bytes());
+        drop(permit);
+        assert_eq!(new.blocks.entries.budget.free_bytes(), new.blocks.entries.budget.capacity_bytes());
+    }
+
+    #[tokio::test]
+    async fn permits_of_a_retained_budget_come_from_the_same_memory() {
+        let old = Resources::new(settings());
+        let new = old.reconfigured(Settings { budget_wait: Duration::ZERO, ..settings() });
+        let permit = old.slice_budget.take(1 << 20).await.unwrap();
+        assert!(new.slice_budget.take(1 << 20).await.is_err());
+        drop(permit);
+        assert!(new.slice_budget.take(1 << 20).await.is_ok());
+        let larger = old.reconfigured(Settings { slice_budget: 2 << 20, ..settings() });
+        larger.apply_budgets();
+        assert!(larger.slice_budget.take(2 << 20).await.is_ok());
     }
 }

@@ -1,15 +1,18 @@
-//! The stored blocks of a dataset, as a source of the cache of decoded blocks.
+//! The stored blocks of a dataset, as a source of the cache of decoded blocks. Missing blocks are holes, which were never
+//! written, if their dataset still exists; otherwise they are blocks that cannot be read at the moment.
 
 use std::sync::Arc;
 
 use async_trait::async_trait;
 
 use super::handle::Container;
-use crate::cache::block_source::{BlockSource, CachedVersion, SourceBlock};
+use crate::cache::blocks::{BlockLocation, BlockSource, BlockVersion, SourceBlock};
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
-use crate::cache::freshness::ValidatedAt;
-use crate::store::{Store, StoreLoad};
+use crate::cache::freshness::{self, Freshness, ValidatedAt};
+use crate::cache::objects::{ObjectCacheKey, StoredObject};
+use crate::metrics::{self, StoreOperation};
+use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StoreLoad};
 use n5_format::GridPosition;
 
 /// The stored blocks of one dataset.
@@ -17,13 +20,6 @@ use n5_format::GridPosition;
 struct StoredBlocks {
     container: Container,
     dataset: Arc<Dataset>,
-}
-
-impl Container {
-    /// Returns the source of the blocks of `dataset`.
-    pub(crate) fn block_source(&self, dataset: &Arc<Dataset>) -> Arc<dyn BlockSource> {
-        Arc::new(StoredBlocks { container: self.clone(), dataset: Arc::clone(dataset) })
-    }
 }
 
 #[async_trait]
@@ -53,18 +49,98 @@ impl BlockSource for StoredBlocks {
     }
 
     fn current_load(&self) -> StoreLoad {
-        self.container.store.current_load()
+        self.container.store_load()
     }
 
+    /// Loads the block from the cache of stored objects if it is fresh there, otherwise from the store. It is not added
+    /// to that cache, since the decoded block will be cached.
     async fn load(
         &self,
         position: &GridPosition,
-        known: Option<CachedVersion<'_>>,
+        known: Option<&BlockVersion>,
         fresh_since: u64,
     ) -> Result<(SourceBlock, u64), ReadError> {
-        let Container { id, store, resources, .. } = &self.container;
+        let (store, objects) = (&*self.container.store, &self.container.resources.objects);
         let key = self.dataset.block_key(position);
-        resources.objects.read_block(*id, &**store, &key, known, fresh_since).await
+        let known = known.map(BlockVersion::etag_and_version);
+        let cached = objects.entries.cached(&ObjectCacheKey::Stored(self.container.id, key.clone())).await;
+        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since)) {
+            let checked_at = entry.validated_at.nanoseconds();
+            if let Some((meta, bytes)) = entry.whole_object() {
+                let is_unchanged = known == Some(Some((&*meta.etag, meta.version)));
+                let stored = || SourceBlock::Stored(StoredObject::Whole(meta.clone(), bytes.clone()), None);
+                return Ok((if is_unchanged { SourceBlock::Unchanged } else { stored() }, checked_at));
+            }
+            // Otherwise not trusted: the request that cached it did not check that a dataset exists.
+            if entry.object.is_none() && store.reports_missing_root() {
+                return Ok((SourceBlock::Missing, checked_at));
+            }
+        }
+        let checked_at = freshness::now();
+        let revalidation = match known {
+            Some(known) => store.revalidate(&key, known).await?,
+            None => Revalidation::Changed,
+        };
+        let fetched = match revalidation {
+            Revalidation::Unchanged => return Ok((SourceBlock::Unchanged, checked_at)),
+            Revalidation::Changed => objects.fetch_once(store, &key).await?,
+            Revalidation::Current(None) => None,
+            Revalidation::Current(Some(object)) => Some(objects.account_for(object).await?),
+        };
+        let block = fetched.map_or(SourceBlock::Missing, |(stored, permit)| SourceBlock::Stored(stored, permit));
+        Ok((block, checked_at))
+    }
+}
+
+impl Container {
+    /// Returns the source of the blocks of `dataset`.
+    pub(crate) fn block_source(&self, dataset: &Arc<Dataset>) -> Arc<dyn BlockSource> {
+        Arc::new(StoredBlocks { container: self.clone(), dataset: Arc::clone(dataset) })
+    }
+
+    /// Returns the location of the block of `dataset` at `position`.
+    pub(crate) fn block_location(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> BlockLocation {
+        let source = self.block_source(dataset);
+        BlockLocation { source, dataset: Arc::clone(dataset), position: position.clone() }
+    }
+
+    /// Confirms that the blocks missing at `positions` are holes, by checking afterwards that the dataset still exists.
+    /// If it does not, removes the cached holes so that no other request trusts them.
+    ///
+    /// # Errors
+    /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
+    pub async fn confirm_missing(
+        &self,
+        freshness: Freshness,
+        dataset: &Arc<Dataset>,
+        positions: &[GridPosition],
+    ) -> Result<(), ReadError> {
+        if self.store.reports_missing_root() {
+            return Ok(());
+        }
+        let existence = self.ensure_dataset_exists(freshness, dataset).await;
+        if existence.is_err() {
+            for position in positions {
+                self.resources.blocks.entries.forget_missing(&(dataset.id, position.clone())).await;
+                let entry_key = ObjectCacheKey::Stored(self.id, dataset.block_key(position));
+                self.resources.objects.entries.forget_missing(&entry_key).await;
+            }
+        }
+        existence
+    }
+
+    async fn ensure_dataset_exists(&self, freshness: Freshness, dataset: &Dataset) -> Result<(), ReadError> {
+        let key = dataset.attributes_key().unwrap_or_else(Key::root);
+        match self.store.cached_stat(&key) {
+            CachedStat::Object(_) => return Ok(()),
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => freshness.ensure_may_block().await,
+        }
+        if self.store.head(&key).await?.is_some() {
+            return Ok(());
+        }
+        let error = StoreError::RootMissing(format!("dataset {:?} disappeared while it was being read", dataset.key));
+        metrics::store_error(StoreOperation::Head, error.kind());
+        Err(error.into())
     }
 }
 
@@ -78,9 +154,8 @@ mod tests {
 
     use super::super::resources::{Resources, Settings};
     use super::*;
-    use crate::cache::block_cache::BlockLocation;
-    use crate::cache::freshness::{self, RevalidationPolicy};
-    use crate::store::{Key, MemoryStore, ObjectMeta};
+    use crate::cache::freshness::RevalidationPolicy;
+    use crate::store::{MemoryStore, ObjectMeta};
     use n5_format::Block;
 
     /// Blocks whose elements are their grid position.
@@ -103,11 +178,11 @@ mod tests {
         async fn load(
             &self,
             position: &GridPosition,
-            known: Option<CachedVersion<'_>>,
+            known: Option<&BlockVersion>,
             _fresh_since: u64,
         ) -> Result<(SourceBlock, u64), ReadError> {
             let checked_at = freshness::now();
-            if known == Some(CachedVersion(Some(("\"computed\"", 1)))) {
+            if known.and_then(BlockVersion::etag_and_version) == Some(("\"computed\"", 1)) {
                 self.comparisons.fetch_add(1, Ordering::Relaxed);
                 return Ok((SourceBlock::Unchanged, checked_at));
             }

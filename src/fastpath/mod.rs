@@ -16,7 +16,8 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::cache::{ATTRIBUTES, CachedAnswer, NonblockingLookup};
+use crate::cache::ATTRIBUTES;
+use crate::container::{CachedAnswer, NonblockingLookup};
 use crate::http::App;
 use crate::http::problem::Problem;
 use crate::http::route::{self, RequestTarget};

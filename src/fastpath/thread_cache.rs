@@ -9,7 +9,7 @@ use std::cell::RefCell;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::reply::EntityHeaders;
-use crate::cache::CachedAnswer;
+use crate::container::CachedAnswer;
 
 /// Number of replies that a thread remembers, at about 400 to 700 bytes each.
 const SLOT_COUNT: usize = 1024;

@@ -319,8 +319,7 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::smallvec;
 
-    use super::super::slice_cost::{BLOCK_COST_BYTES, CostAssumptions, max_touched_blocks};
-    use super::super::slice_decision::{SliceLimits, SliceRefusal};
+    use super::super::plan::{self, BLOCK_COST_BYTES, CostAssumptions, SliceLimits, SliceRefusal, max_touched_blocks};
     use super::*;
 
     fn plan(
@@ -329,7 +328,7 @@ mod tests {
         widths: ElementWidths,
         limits: SliceLimits,
     ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-        super::super::slice_decision::plan(region, grid, widths, limits, CostAssumptions::default())
+        plan::plan(region, grid, widths, limits, CostAssumptions::default())
     }
 
     /// Returns the shape of a part that is accepted wherever it lies.
@@ -337,7 +336,7 @@ mod tests {
         let accepts = |part: &Region| {
             let assumptions =
                 CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
-            super::super::slice_decision::plan(part, grid, widths, limits, assumptions).is_ok()
+            plan::plan(part, grid, widths, limits, assumptions).is_ok()
         };
         shrink_until_accepted(region, grid, accepts).unwrap()
     }
@@ -498,7 +497,7 @@ mod tests {
         let region = Region::whole(grid.dimensions());
         let plan = |existing_blocks| {
             let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
-            super::super::slice_decision::plan(
+            plan::plan(
                 &region,
                 &grid,
                 ElementWidths::new(1, None),
@@ -520,13 +519,7 @@ mod tests {
     fn uncompressed_blocks_count_only_the_bytes_that_are_read() {
         let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
             let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
-            super::super::slice_decision::plan(
-                region,
-                grid,
-                ElementWidths::new(1, None),
-                limits_for_budget(16 << 20),
-                assumptions,
-            )
+            plan::plan(region, grid, ElementWidths::new(1, None), limits_for_budget(16 << 20), assumptions)
         };
         let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
         assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());

@@ -2,16 +2,13 @@
 //!
 //! A slab's buffer may hold the contents of an older response. It is not zeroed first, because that takes up to an
 //! eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet, and finally writes zeros
-//! in their place. Only then does it give its bytes away, as a [`FinishedSlab`].
+//! in their place. Only then does it give its bytes away.
 
 use std::collections::HashSet;
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use bytes::Bytes;
-
-use crate::cache::budget::Budget;
+use crate::cache::budget::{Budget, Permit};
 use crate::cache::error::ReadError;
-use crate::cache::permit::Permit;
 use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
 
 /// Minimum average size of a block within a slab for which unwritten blocks are tracked, in bytes. Below it, zeroing
@@ -24,9 +21,7 @@ pub(crate) struct Slab {
     len: usize,
     content: Mutex<SlabContent>,
     /// Goes with the data, even into a job that no request waits for any more.
-    permit: Option<Permit>,
-    /// Origin of the permit and the buffer.
-    budget: Budget,
+    permit: Permit,
 }
 
 /// Contents of a slab.
@@ -38,73 +33,17 @@ struct SlabContent {
     unwritten: HashSet<GridPosition>,
 }
 
-/// A finished slab: pasted elements, zeros elsewhere.
-pub(crate) struct FinishedSlab {
-    data: Vec<u8>,
-    permit: Option<Permit>,
-    budget: Budget,
-}
-
 impl Slab {
-    /// Creates a slab for the samples of `region`, which take `bytes` of memory covered by `permit`, a permit of
-    /// `budget`.
-    pub(crate) fn new(region: Region, bytes: u64, permit: Option<Permit>, budget: &Budget) -> Result<Self, ReadError> {
+    /// Creates a slab for the samples of `region`, which take `bytes` of memory covered by `permit`.
+    pub(crate) fn new(region: Region, bytes: u64, permit: Permit) -> Result<Self, ReadError> {
         let len = usize::try_from(bytes).map_err(|error| ReadError::Internal(error.to_string()))?;
-        Ok(Self { region, len, content: Mutex::default(), permit, budget: budget.clone() })
-    }
-
-    /// Returns a buffer, for the first block that is pasted.
-    fn allocate_content(&self, grid: &BlockGrid) -> SlabContent {
-        let (mut data, is_zero) = self.budget.dirty_or_zeroed(self.len);
-        if is_zero {
-            return SlabContent { data, unwritten: HashSet::new() };
-        }
-        let is_within = (0..self.region.rank()).all(|axis| {
-            let samples = self.region.samples_within(axis, 0, grid.dimensions()[axis]);
-            samples == (0, self.region.shape()[axis])
-        });
-        let covering = grid.covering(&self.region);
-        if !is_within || covering.total().saturating_mul(MIN_TRACKED_CELL_BYTES.into()) > self.len as u128 {
-            data.fill(0);
-            return SlabContent { data, unwritten: HashSet::new() };
-        }
-        SlabContent { data, unwritten: covering.collect() }
-    }
-
-    fn finish(self, grid: &BlockGrid, width: usize) -> Result<FinishedSlab, ReadError> {
-        let SlabContent { mut data, unwritten } = self.content.into_inner().unwrap_or_else(PoisonError::into_inner);
-        if data.is_empty() {
-            data = self.budget.zeroed(self.len);
-        }
-        for position in unwritten {
-            if !clear_cell(&mut data, &self.region, grid, &position, width) {
-                return Err(ReadError::Internal(format!(
-                    "the place of block {position:?} in its slab cannot be cleared"
-                )));
-            }
-        }
-        Ok(FinishedSlab { data, permit: self.permit, budget: self.budget })
+        Ok(Self { region, len, content: Mutex::default(), permit })
     }
 }
 
 /// Writes zeros to all samples of `region` in the place of a block. Returns false if they do not fit.
 fn clear_cell(target: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
     paste_zeros(target, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
-}
-
-impl FinishedSlab {
-    /// Returns the elements and their permit.
-    pub(crate) fn into_parts(self) -> (Vec<u8>, Option<Permit>) {
-        (self.data, self.permit)
-    }
-
-    /// Returns the elements, which own their permit.
-    pub(crate) fn into_bytes(self) -> Bytes {
-        match self.permit {
-            Some(permit) => self.budget.own(self.data, permit),
-            None => self.data.into(),
-        }
-    }
 }
 
 /// The slabs of a region of a dataset, cut along one axis at equal distances.
@@ -114,39 +53,37 @@ pub(crate) struct Canvas {
     region: Region,
     axis: usize,
     slabs: Vec<Slab>,
+    /// Origin of the permits and the buffers of the slabs.
+    budget: Budget,
 }
 
 /// Maximum size of samples that are gathered, in bytes. No budget accounts for them.
 const MAX_GATHER_BYTES: u64 = 32 << 10;
 
-/// Samples of one block that are scattered in it, each in a cache line of its own, as in a yz plane. Finding them takes
-/// much longer than writing them contiguously. Therefore they are gathered before the slab is locked; otherwise two
-/// jobs wait for each other.
-struct GatheredSamples {
-    part: Region,
-    /// Index of the part's first sample along each axis of the slab.
-    offset: Coords,
-    data: Vec<u8>,
-}
-
-impl GatheredSamples {
-    /// Returns space for the samples of `region` in a block, if gathering them is worthwhile.
-    fn new(region: &Region, origin: &Coords, size: &Coords, dimensions: &Coords, width: usize) -> Option<Self> {
-        let step = *region.step().first()?;
-        let (mut part, mut offset) = (region.clone(), Coords::new());
-        for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
-            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
-            part = part.narrow(axis, from, to.saturating_sub(from));
-            offset.push(from);
-        }
-        let elements = part.elements()?;
-        let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
-        let bytes = elements.saturating_mul(width as u64);
-        if !is_strided || bytes > MAX_GATHER_BYTES {
-            return None;
-        }
-        Some(Self { part, offset, data: vec![0; usize::try_from(bytes).ok()?] })
+/// Returns the part of `region` that lies in a block, the index of its first sample along each axis of the region, and
+/// its length in bytes, if its samples are scattered in the block, each in a cache line of its own, as in a yz plane.
+///
+/// Finding such samples takes much longer than writing them contiguously. Therefore they are gathered before the slab is
+/// locked; otherwise two jobs wait for each other.
+fn scattered_part(
+    region: &Region,
+    origin: &Coords,
+    size: &Coords,
+    dimensions: &Coords,
+    width: usize,
+) -> Option<(Region, Coords, usize)> {
+    let step = *region.step().first()?;
+    let (mut part, mut offset) = (region.clone(), Coords::new());
+    for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
+        let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
+        part = part.narrow(axis, from, to.saturating_sub(from));
+        offset.push(from);
     }
+    let elements = part.elements()?;
+    let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
+    let bytes = elements.saturating_mul(width as u64);
+    let bytes = usize::try_from(bytes).ok().filter(|_| is_strided && bytes <= MAX_GATHER_BYTES)?;
+    Some((part, offset, bytes))
 }
 
 /// Byte order of a block's elements.
@@ -160,9 +97,16 @@ pub(crate) enum ElementByteOrder {
 
 impl Canvas {
     /// Creates a canvas for `region` of the grid's dataset. `slabs` cover it in the order of `axis`; all but the last
-    /// have the same number of samples along it.
-    pub(crate) fn new(grid: BlockGrid, width: usize, region: Region, axis: usize, slabs: Vec<Slab>) -> Self {
-        Self { grid, width, region, axis, slabs }
+    /// have the same number of samples along it. Their permits are of `budget`.
+    pub(crate) fn new(
+        grid: BlockGrid,
+        width: usize,
+        region: Region,
+        axis: usize,
+        slabs: Vec<Slab>,
+        budget: &Budget,
+    ) -> Self {
+        Self { grid, width, region, axis, slabs, budget: budget.clone() }
     }
 
     /// Pastes the block at `position` into the slabs that it overlaps. Concurrent jobs lock one slab at a time.
@@ -172,24 +116,22 @@ impl Canvas {
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
         let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(&origin, size) {
-            let gathered =
-                GatheredSamples::new(&slab.region, &origin, size, grid.dimensions(), width).and_then(|mut gathered| {
-                    let GatheredSamples { part, data: target, .. } = &mut gathered;
-                    copy(target, part, data, &origin, size, grid.dimensions(), width).then_some(gathered)
-                });
-            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
-            if content.data.is_empty() {
-                *content = slab.allocate_content(grid);
-            }
+            let scattered = scattered_part(&slab.region, &origin, size, grid.dimensions(), width);
+            let gathered = scattered.and_then(|(part, offset, len)| {
+                let mut samples = vec![0; len];
+                let is_copied = copy(&mut samples, &part, data, &origin, size, grid.dimensions(), width);
+                is_copied.then_some((part, offset, samples))
+            });
+            let mut content = self.lock_content(slab);
             let SlabContent { data: target, unwritten } = &mut *content;
             let must_clear = !is_whole && unwritten.contains(position);
             if must_clear && !clear_cell(target, &slab.region, grid, position, width) {
                 continue;
             }
             let is_copied = match gathered {
-                Some(GatheredSamples { part, offset, data }) => {
+                Some((part, offset, samples)) => {
                     let whole_slab = Region::whole(slab.region.shape());
-                    paste(target, &whole_slab, &data, &offset, part.shape(), whole_slab.shape(), width)
+                    paste(target, &whole_slab, &samples, &offset, part.shape(), whole_slab.shape(), width)
                 }
                 None => copy(target, &slab.region, data, &origin, size, grid.dimensions(), width),
             };
@@ -199,14 +141,38 @@ impl Canvas {
         }
     }
 
+    /// Locks the contents of a slab. The buffer is allocated for the first block.
+    fn lock_content<'a>(&self, slab: &'a Slab) -> MutexGuard<'a, SlabContent> {
+        let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
+        if content.data.is_empty() {
+            *content = self.allocate_content(slab);
+        }
+        content
+    }
+
+    fn allocate_content(&self, slab: &Slab) -> SlabContent {
+        let (mut data, is_zero) = self.budget.dirty_or_zeroed(slab.len);
+        let mut unwritten = HashSet::new();
+        if !is_zero {
+            let is_within = (0..slab.region.rank()).all(|axis| {
+                let samples = slab.region.samples_within(axis, 0, self.grid.dimensions()[axis]);
+                samples == (0, slab.region.shape()[axis])
+            });
+            let covering = self.grid.covering(&slab.region);
+            if is_within && covering.total().saturating_mul(MIN_TRACKED_CELL_BYTES.into()) <= slab.len as u128 {
+                unwritten = covering.collect();
+            } else {
+                data.fill(0);
+            }
+        }
+        SlabContent { data, unwritten }
+    }
+
     /// Writes zeros in the place of the block at `position`, for [`Self::paste_part`].
     pub(crate) fn clear(&self, position: &GridPosition) {
         let (grid, width) = (&self.grid, self.width);
         for slab in self.overlapping(&grid.origin(position), grid.block_size()) {
-            let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
-            if content.data.is_empty() {
-                *content = slab.allocate_content(grid);
-            }
+            let mut content = self.lock_content(slab);
             let SlabContent { data: target, unwritten } = &mut *content;
             // A place that cannot be cleared stays unwritten, so that [`Self::finish`] fails.
             if clear_cell(target, &slab.region, grid, position, width) {
@@ -215,13 +181,12 @@ impl Canvas {
         }
     }
 
-    /// Pastes a part of a block whose place is [cleared](Self::clear): `size` elements at `origin`, counted from the
-    /// dataset's first element.
-    pub(crate) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
-        let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
+    /// Pastes a part of a stored block whose place is [cleared](Self::clear): `size` big-endian elements at `origin`,
+    /// counted from the dataset's first element.
+    pub(crate) fn paste_part(&self, origin: &Coords, size: &Coords, data: &[u8]) {
         for slab in self.overlapping(origin, size) {
             let mut content = slab.content.lock().unwrap_or_else(PoisonError::into_inner);
-            copy(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
+            paste_big_endian(&mut content.data, &slab.region, data, origin, size, self.grid.dimensions(), self.width);
         }
     }
 
@@ -242,9 +207,23 @@ impl Canvas {
         })
     }
 
-    /// Returns the slabs, with zeros where nothing was pasted.
-    pub(crate) fn finish(self) -> Result<Vec<FinishedSlab>, ReadError> {
-        self.slabs.into_iter().map(|slab| slab.finish(&self.grid, self.width)).collect()
+    /// Returns the elements of the slabs and their permits, with zeros where nothing was pasted.
+    pub(crate) fn finish(self) -> Result<Vec<(Vec<u8>, Permit)>, ReadError> {
+        let Self { grid, width, slabs, budget, .. } = self;
+        let finished = slabs.into_iter().map(|Slab { region, len, content, permit }| {
+            let SlabContent { mut data, unwritten } = content.into_inner().unwrap_or_else(PoisonError::into_inner);
+            if data.is_empty() {
+                data = budget.zeroed(len);
+            }
+            for position in unwritten {
+                if !clear_cell(&mut data, &region, &grid, &position, width) {
+                    let message = format!("the place of block {position:?} in its slab cannot be cleared");
+                    return Err(ReadError::Internal(message));
+                }
+            }
+            Ok((data, permit))
+        });
+        finished.collect()
     }
 }
 
@@ -252,10 +231,11 @@ impl Canvas {
 mod tests {
     use std::time::Duration;
 
+    use bytes::Bytes;
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cache::buffer_pool::POISON_BYTE;
+    use crate::cache::buffers::POISON_BYTE;
     use crate::metrics;
 
     /// Dimension and block size of the grid; start, samples and step of the region.
@@ -317,9 +297,9 @@ mod tests {
                 let part = region.narrow(cut, from, depth);
                 let bytes = part.shape()[cut] * plane_bytes;
                 expected.push((part.clone(), vec![0; usize::try_from(bytes).unwrap()]));
-                slabs.push(Slab::new(part, bytes, Some(take_permit(&budget, bytes)), &budget).unwrap());
+                slabs.push(Slab::new(part, bytes, take_permit(&budget, bytes)).unwrap());
             }
-            let canvas = Canvas::new(grid.clone(), width, region.clone(), cut, slabs);
+            let canvas = Canvas::new(grid.clone(), width, region.clone(), cut, slabs, &budget);
             let mut positions: Vec<GridPosition> = grid.covering(&region).collect();
             if from_end {
                 positions.reverse();
@@ -338,8 +318,8 @@ mod tests {
                     paste(expected, part, &block, &grid.origin(position), &size, grid.dimensions(), width);
                 }
             }
-            for (filled, (_, expected)) in canvas.finish().unwrap().into_iter().zip(expected) {
-                prop_assert_eq!(filled.into_bytes(), expected);
+            for ((filled, permit), (_, expected)) in canvas.finish().unwrap().into_iter().zip(expected) {
+                prop_assert_eq!(budget.own(filled, permit), expected);
             }
         }
     }
@@ -349,8 +329,8 @@ mod tests {
         let budget = budget_with_used_buffers(1 << 20, 1);
         let grid = BlockGrid::new([1 << 19, 2].into_iter().collect(), [1 << 19, 1].into_iter().collect()).unwrap();
         let region = Region::whole(grid.dimensions());
-        let slab = Slab::new(region.clone(), 1 << 20, Some(take_permit(&budget, 1 << 20)), &budget).unwrap();
-        let canvas = Canvas::new(grid, 1, region, 1, vec![slab]);
+        let slab = Slab::new(region.clone(), 1 << 20, take_permit(&budget, 1 << 20)).unwrap();
+        let canvas = Canvas::new(grid, 1, region, 1, vec![slab], &budget);
         let position: GridPosition = [0, 1].into_iter().collect();
         canvas.paste(&position, &[1 << 19, 1].into_iter().collect(), &vec![3; 1 << 19], ElementByteOrder::LittleEndian);
         if cfg!(debug_assertions) {
@@ -359,7 +339,7 @@ mod tests {
             assert_eq!(content.unwritten.len(), 1);
         }
         assert!(!canvas.is_complete());
-        let bytes = canvas.finish().unwrap().pop().unwrap().into_bytes();
+        let (bytes, _permit) = canvas.finish().unwrap().pop().unwrap();
         assert!(bytes[..1 << 19].iter().all(|byte| *byte == 0));
         assert!(bytes[1 << 19..].iter().all(|byte| *byte == 3));
     }

@@ -2,14 +2,11 @@
 
 use std::sync::Arc;
 
-use crate::cache::block_cache::{BlockCache, BlockLocation};
-use crate::cache::block_load::TORN_READ_RETRY_DELAY;
-use crate::cache::block_source::SourceBlock;
-use crate::cache::block_waiters::BlockWaiters;
+use crate::cache::block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY};
+use crate::cache::blocks::{BlockCache, BlockLocation, SourceBlock};
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness};
-use crate::cache::load_times::LoadTimes;
 use crate::container::Container;
 use n5_format::{Block, BlockHeader, BlockMode, Coords, GridPosition};
 
@@ -41,39 +38,35 @@ impl Container {
         if !self.is_visible(&dataset.key) {
             return Ok(None);
         }
-        let location = self.block_location(dataset, position);
-        let fresh_since = freshness.since(&dataset.block_key(position));
-        self.resources.blocks.check(&location, fresh_since).await
+        let (blocks, location) = (&self.resources.blocks, self.block_location(dataset, position));
+        match check_once(blocks, &location, freshness.since(&dataset.block_key(position))).await {
+            // Read again, as for a slice.
+            Err(error) if error.may_be_torn() => {
+                tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
+                check_once(blocks, &location, freshness::now()).await
+            }
+            result => result,
+        }
     }
 }
 
-impl BlockCache {
-    /// Checks that the block at `location` decodes. A block that does not is read again, as for a slice.
-    async fn check(&self, location: &BlockLocation, fresh_since: u64) -> Result<Option<ValidBlock>, ReadError> {
-        match self.check_once(location, fresh_since).await {
-            Err(ref error) if error.may_be_torn() => {
-                tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
-                self.check_once(location, freshness::now()).await
-            }
-            other => other,
-        }
-    }
-
-    async fn check_once(&self, location: &BlockLocation, fresh_since: u64) -> Result<Option<ValidBlock>, ReadError> {
-        let stored = match location.source.load(&location.position, None, fresh_since).await?.0 {
-            SourceBlock::Unchanged | SourceBlock::Missing => return Ok(None),
-            SourceBlock::Decoded(block, meta) => return Ok(Some(ValidBlock::new(block, meta.len, None))),
-            SourceBlock::Stored(stored) => stored,
-            SourceBlock::Large(large) => self.read_large(location, &large).await?,
-        };
-        let (header, stored_bytes) = (BlockHeader::parse(&stored.bytes).ok(), stored.bytes.len() as u64);
-        // Held while the request waits; dropping it cancels the decoding.
-        let requester = Arc::new(());
-        let waiters = BlockWaiters::of_request(&requester);
-        let block = self.decode(location, stored, &waiters, &LoadTimes::default()).await?;
-        let block = block.map_err(|error| location.block_error(error))?;
-        Ok(Some(ValidBlock::new(block, stored_bytes, header)))
-    }
+async fn check_once(
+    blocks: &BlockCache,
+    location: &BlockLocation,
+    fresh_since: u64,
+) -> Result<Option<ValidBlock>, ReadError> {
+    let (stored, permit) = match location.source.load(&location.position, None, fresh_since).await?.0 {
+        SourceBlock::Unchanged | SourceBlock::Missing => return Ok(None),
+        SourceBlock::Decoded(block, meta) => return Ok(Some(ValidBlock::new(block, meta.len, None))),
+        SourceBlock::Stored(stored, permit) => (stored, permit),
+    };
+    let (_, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
+    let (header, stored_bytes) = (BlockHeader::parse(&bytes).ok(), bytes.len() as u64);
+    // Held while the request waits; dropping it cancels the decoding.
+    let requester = Arc::new(());
+    let waiters = BlockWaiters::new(Arc::downgrade(&requester), None);
+    let block = blocks.decode(location, bytes, permit, waiters, &LoadTimes::default()).await?;
+    Ok(Some(ValidBlock::new(block, stored_bytes, header)))
 }
 
 impl ValidBlock {

@@ -7,23 +7,16 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::FutureExt;
 
+use super::plan::PlannedSlice;
 use super::read_stats::Fingerprint;
-use super::slice_plan::PlannedSlice;
-use crate::cache::dependency::Dependency;
 use crate::cache::error::ReadError;
-use crate::cache::footprint;
 use crate::cache::freshness::{self, Freshness};
-use crate::cache::object_cache::MAX_WHOLE_OBJECT_BYTES;
-use crate::cache::object_entry::{ObjectCacheKey, ObjectEntry, StoredObject};
+use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
 use crate::cache::validated::EntrySource;
-use crate::container::Container;
+use crate::container::{Container, Dependency};
 use crate::cpu_pool::Priority;
 use crate::fair_queue::FlightHandle;
 use crate::store::ObjectMeta;
-
-/// Derives bytes from the elements of a region (little-endian, first axis fastest). Fails with
-/// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].
-pub type DeriveFn = Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>;
 
 /// Description of how bytes are derived from a region.
 #[derive(Clone)]
@@ -32,8 +25,9 @@ pub struct Derivation {
     pub id: u128,
     /// Memory that the derivation takes besides the elements, including the result.
     pub extra_bytes: u64,
-    /// Derives the bytes, on the CPU pool.
-    pub apply: DeriveFn,
+    /// Derives the bytes from the elements (little-endian, first axis fastest), on the CPU pool. Fails with
+    /// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].
+    pub apply: Arc<dyn Fn(Bytes) -> Result<Bytes, ReadError> + Send + Sync>,
 }
 
 impl fmt::Debug for Derivation {
@@ -71,7 +65,12 @@ impl Container {
         let source = DerivedSource { container: self, freshness, slice, derivation };
         let entries = &self.resources.objects.entries;
         let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
-        Ok(DerivedBytes::from_entry(id, &entry, freshness))
+        Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
+            bytes: bytes.clone(),
+            etags_hash: u128::from_str_radix(&meta.etag, 16).unwrap_or(0),
+            versions_hash: meta.version,
+            dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, freshness.request_start)),
+        }))
     }
 
     /// Returns true if the blocks that `entry` was derived from are still those in the store.
@@ -127,9 +126,8 @@ impl Container {
         }
         // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
         // waits for the slice budget.
-        let permit = self.resources.objects.memory.take(len).await?;
-        let bytes = permit.into_cache_owned().own(footprint::compact_for_cache(bytes, false));
-        Ok(ObjectEntry::whole(meta, bytes, checked_at))
+        let permit = self.resources.objects.entries.take(len).await?;
+        Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
     }
 }
 
@@ -161,18 +159,5 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
             }
             Ok(Arc::new(container.derive(freshness, &slice, &derivation, flight).await?))
         }
-    }
-}
-
-impl DerivedBytes {
-    fn from_entry(id: u128, entry: &Arc<ObjectEntry>, freshness: Freshness) -> Option<Self> {
-        let (meta, bytes) = entry.whole_object()?;
-        let etags_hash = u128::from_str_radix(&meta.etag, 16).unwrap_or(0);
-        Some(Self {
-            bytes: bytes.clone(),
-            etags_hash,
-            versions_hash: meta.version,
-            dependency: entry.is_cacheable.then(|| Dependency::derived(id, entry, freshness.request_start)),
-        })
     }
 }

@@ -1,25 +1,24 @@
-//! Reading a region: gathers cached blocks, loads the missing ones and pastes them as they become ready.
+//! Reading a region: takes memory, gathers cached blocks, loads the missing ones and pastes them as they become ready. A
+//! region that is exactly one stored block shares the cached block's buffer.
 
-use std::future::Future;
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
+use futures_util::FutureExt;
+use futures_util::stream::{self, FuturesUnordered, StreamExt, TryStreamExt};
 
-use super::canvas::{Canvas, FinishedSlab, Slab};
-use super::concurrent_loads::{MAX_CONCURRENT_LOADS, lookup_batch_size};
+use super::canvas::{Canvas, Slab};
 use super::nonblocking_gather::{GatherContext, PasteItem};
+use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use super::slice_plan::PlannedSlice;
-use crate::cache::block_cache::BlockLocation;
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
+use crate::cache::budget::{MemoryPermit, Permit};
+use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
-use crate::cache::memory_permit::MemoryPermit;
-use crate::cache::permit::Permit;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
+use crate::fair_queue::ClientId;
 use n5_format::{ConvertError, GridPosition, Region};
 
 /// Size of a CPU cache line: bytes fetched for a sample that is not adjacent to others.
@@ -28,6 +27,24 @@ const CACHE_LINE_BYTES: u64 = 64;
 /// Approximate size of the buffers in which slices that are sent in pieces are assembled. A buffer is reused as soon as
 /// it is sent.
 const SLAB_BYTES: u64 = 1 << 20;
+
+/// Maximum number of blocks that one request loads at once.
+pub(crate) const MAX_CONCURRENT_LOADS: usize = 8;
+
+/// Upper bound of the memory that the tasks and futures of one load take besides the block, in bytes.
+const LOAD_OVERHEAD_BYTES: u64 = 12 << 10;
+
+/// Maximum number of cached blocks that one slice looks up and pastes at once.
+const MAX_LOOKUP_BATCH: u64 = 256;
+
+/// Upper bound of the memory that a slice takes for each of these blocks (positions, keys, pointers), in bytes.
+const LOOKUP_OVERHEAD_BYTES: u64 = 256;
+
+/// Maximum decoded size of the blocks that one slice looks up at once, in bytes, if this allows fewer blocks.
+const MAX_LOOKUP_BATCH_BYTES: u64 = 32 << 20;
+
+/// Pause before a block is loaded again for which there was no memory.
+const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
 pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
@@ -60,30 +77,24 @@ impl Container {
         extra_bytes: u64,
         is_sent: bool,
     ) -> Result<(Bytes, MemoryPermit, ReadStats), ReadError> {
-        let held_bytes = slice.memory_bytes();
+        let (budget, held_bytes, mut stats) =
+            (&self.resources.slice_budget, slice.memory_bytes(), ReadStats::default());
         if held_bytes == 0 {
-            let budget = &self.resources.slice_budget;
-            let extra_permit = if extra_bytes > 0 {
-                Some(self.slice_permit(extra_bytes, budget.take(extra_bytes)).await?)
-            } else {
-                None
+            let extra_permit = match extra_bytes {
+                0 => None,
+                _ => Some(self.slice_permit(extra_bytes, budget.take(extra_bytes)).await?),
             };
-            return Ok((
-                Bytes::new(),
-                MemoryPermit::new(extra_permit, &self.resources.slice_budget),
-                ReadStats::default(),
-            ));
+            return Ok((Bytes::new(), MemoryPermit::new(extra_permit, budget), stats));
         }
         let bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
         let needed_bytes = held_bytes.saturating_add(extra_bytes);
         let loading_bytes = self.loading_bytes(slice, &slice.region, needed_bytes);
         let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
-        let mut permit = self.slice_permit(reserved_bytes, self.resources.slice_budget.take(reserved_bytes)).await?;
+        let mut permit = self.slice_permit(reserved_bytes, budget.take(reserved_bytes)).await?;
         let _loading_permit = permit.split(loading_bytes);
         let extra_bytes = held_bytes.saturating_sub(bytes).saturating_add(extra_bytes);
-        let mut stats = ReadStats::default();
         let extra_permit = (extra_bytes > 0).then(|| permit.split(extra_bytes));
-        let memory = MemoryPermit::new(extra_permit, &self.resources.slice_budget);
+        let memory = MemoryPermit::new(extra_permit, budget);
         let single_block = if is_sent {
             self.single_block_to_send(freshness, slice, &mut stats).await?
         } else {
@@ -92,10 +103,10 @@ impl Container {
         if let Some(bytes) = single_block {
             return Ok((bytes, memory, stats));
         }
-        let slab = Slab::new(slice.region.clone(), bytes, Some(permit), &self.resources.slice_budget)?;
+        let slab = Slab::new(slice.region.clone(), bytes, permit)?;
         stats = ReadStats::default();
         let mut slabs = self.gather(freshness, slice, &slice.region, vec![slab], 0, &mut stats).await?;
-        let data = slabs.pop().map(FinishedSlab::into_bytes).unwrap_or_default();
+        let data = slabs.pop().map(|(data, permit)| budget.own(data, permit)).unwrap_or_default();
         Ok((data, memory, stats))
     }
 
@@ -109,64 +120,27 @@ impl Container {
         freshness: Freshness,
         slice: &PlannedSlice,
     ) -> Result<(Vec<Bytes>, MemoryPermit, ReadStats), ReadError> {
+        let (budget, region, mut stats) = (&self.resources.slice_budget, &slice.region, ReadStats::default());
+        let memory = MemoryPermit::new(None, budget);
         if slice.memory_bytes() == 0 {
-            return Ok((Vec::new(), MemoryPermit::new(None, &self.resources.slice_budget), ReadStats::default()));
+            return Ok((Vec::new(), memory, stats));
         }
-        let mut stats = ReadStats::default();
         // First, since this may wait for the client. It needs no slice memory and must not hold any meanwhile.
         if let Some(bytes) = self.single_block_to_send(freshness, slice, &mut stats).await? {
-            return Ok((vec![bytes], MemoryPermit::new(None, &self.resources.slice_budget), stats));
+            return Ok((vec![bytes], memory, stats));
         }
-        let region = &slice.region;
         let loading_bytes = self.loading_bytes(slice, region, slice.memory_bytes());
         let reserved_bytes = slice.memory_bytes().saturating_add(loading_bytes);
-        let mut permit = self
-            .slice_permit(reserved_bytes, self.resources.slice_budget.take_for_pooled_buffers(reserved_bytes))
-            .await?;
+        let mut permit = self.slice_permit(reserved_bytes, budget.take_for_pooled_buffers(reserved_bytes)).await?;
         let _loading_permit = permit.split(loading_bytes);
         stats = ReadStats::default();
         let axis = slowest_cut_axis(region);
         let slabs = match region.rank() {
-            0 => vec![Slab::new(region.clone(), slice.memory_bytes(), Some(permit), &self.resources.slice_budget)?],
-            _ => self.cut_slabs(slice, region, axis, permit, None)?,
+            0 => vec![Slab::new(region.clone(), slice.memory_bytes(), permit)?],
+            _ => cut_slabs(slice, region, axis, permit, None)?,
         };
         let slabs = self.gather(freshness, slice, region, slabs, axis, &mut stats).await?;
-        Ok((
-            slabs.into_iter().map(FinishedSlab::into_bytes).collect(),
-            MemoryPermit::new(None, &self.resources.slice_budget),
-            stats,
-        ))
-    }
-
-    /// Cuts `region` along `axis`, its slowest axis with more than one sample, into slabs that share `permit`. The
-    /// first slab also gets the permit `prefix`.
-    fn cut_slabs(
-        &self,
-        slice: &PlannedSlice,
-        region: &Region,
-        axis: usize,
-        mut permit: Permit,
-        mut prefix_permit: Option<Permit>,
-    ) -> Result<Vec<Slab>, ReadError> {
-        let (planes, elements) = (region.shape()[axis], region.elements().unwrap_or(u64::MAX));
-        if elements == 0 {
-            // A region without elements could have up to 2^63 planes.
-            return Ok(Vec::new());
-        }
-        let plane_elements = elements / planes.max(1);
-        let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.in_memory).max(1)).max(1);
-        let mut slabs = Vec::new();
-        for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
-            let region = region.narrow(axis, from, depth);
-            let elements = region.shape()[axis].saturating_mul(plane_elements);
-            let mut share = permit.split(elements.saturating_mul(slice.widths.in_memory));
-            if let Some(prefix) = prefix_permit.take() {
-                share.merge(prefix);
-            }
-            let bytes = elements.saturating_mul(slice.widths.stored);
-            slabs.push(Slab::new(region, bytes, Some(share), &self.resources.slice_budget)?);
-        }
-        Ok(slabs)
+        Ok((slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect(), memory, stats))
     }
 
     /// Reads the next band of a streamed slice. Returns `None` after the last band. Pieces are returned in the order in
@@ -209,37 +183,32 @@ impl Container {
         }
         // The prefix is sent before the first slab. Its memory is given back with that slab's.
         let prefix_permit = permit.split(prefix_bytes);
-        let slabs = self.cut_slabs(slice, &band, axis, permit, Some(prefix_permit))?;
+        let slabs = cut_slabs(slice, &band, axis, permit, Some(prefix_permit))?;
         let mut stats = ReadStats::default();
         let slabs = self.gather(freshness, slice, &band, slabs, axis, &mut stats).await?;
         drop(loading_permit);
         if finish.is_none() && !slice.is_converted() {
-            return Ok(Some((slabs.into_iter().map(FinishedSlab::into_bytes).collect(), stats)));
+            let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
+            return Ok(Some((pieces, stats)));
         }
         let (flow, slice) = (slice.dataset.id, slice.clone());
-        let finish_slab = Arc::new(move |slab: FinishedSlab| -> Result<Bytes, ConvertError> {
-            let (data, permit) = slab.into_parts();
+        let finish_slab = Arc::new(move |data: Vec<u8>, mut permit: Permit| -> Result<Bytes, ConvertError> {
             let stored_bytes = data.len() as u64;
             let mut bytes = slice.convert(data.into())?;
             if let Some(finish) = &finish {
                 bytes = finish(bytes);
             }
-            Ok(match permit {
-                Some(mut permit) => {
-                    // The unconverted elements have been dropped.
-                    if slice.is_converted() {
-                        drop(permit.split(stored_bytes));
-                    }
-                    permit.own(bytes)
-                }
-                None => bytes,
-            })
+            // The unconverted elements have been dropped.
+            if slice.is_converted() {
+                drop(permit.split(stored_bytes));
+            }
+            Ok(permit.own(bytes))
         });
         // One job per slab, so that other jobs can run in between.
         let cpu = &self.resources.cpu;
-        let jobs = slabs.into_iter().map(|slab| {
+        let jobs = slabs.into_iter().map(|(data, permit)| {
             let finish_slab = Arc::clone(&finish_slab);
-            async move { Ok::<_, ReadError>(cpu.run(Priority::High, flow, move || finish_slab(slab)).await??) }
+            async move { Ok::<_, ReadError>(cpu.run(Priority::High, flow, move || finish_slab(data, permit)).await??) }
         });
         let pieces: Vec<Bytes> = stream::iter(jobs).buffered(cpu.cores()).try_collect().await?;
         Ok(Some((pieces, stats)))
@@ -254,18 +223,20 @@ impl Container {
         slabs: Vec<Slab>,
         axis: usize,
         stats: &mut ReadStats,
-    ) -> Result<Vec<FinishedSlab>, ReadError> {
+    ) -> Result<Vec<(Vec<u8>, Permit)>, ReadError> {
         let (dataset, blocks) = (&slice.dataset, &self.resources.blocks);
         let block_bytes = (0..region.rank())
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
             .fold(slice.width as u64, u64::saturating_mul);
         let is_contiguous = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
         let sample_bytes = if is_contiguous { slice.width as u64 } else { CACHE_LINE_BYTES };
+        let (grid, budget) = (dataset.attributes.grid().clone(), &self.resources.slice_budget);
+        let canvas = Canvas::new(grid, slice.width, region.clone(), axis, slabs, budget);
         let context = Arc::new(GatherContext {
             blocks: blocks.clone(),
             source: self.block_source(dataset),
             dataset: Arc::clone(dataset),
-            canvas: Canvas::new(dataset.attributes.grid().clone(), slice.width, region.clone(), axis, slabs),
+            canvas,
             fresh_since: freshness.data_since,
             block_bytes,
             sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
@@ -279,7 +250,7 @@ impl Container {
             }
             let started = Instant::now();
             let cached = blocks.cached(&*context.source, dataset, &batch, freshness.data_since);
-            let cached = self.wait_or_yield(dataset, Box::pin(cached)).await?;
+            let cached = self.yield_if_contended(&dataset.key, Box::pin(cached)).await?;
             stats.cache += started.elapsed();
             let requested = batch.clone();
             let (mut items, mut partial) = (Vec::with_capacity(batch.len()), Vec::new());
@@ -304,11 +275,13 @@ impl Container {
             // blocks that the cache has evicted.
             let missing_before = stats.missing;
             let remaining = context.paste(items, stats).await?;
-            let timeout = if slice.has_started { blocks.memory.budget.started_wait() } else { Duration::ZERO };
+            let timeout = if slice.has_started { blocks.entries.budget.started_wait() } else { Duration::ZERO };
             self.load_and_paste(&context, remaining, timeout, stats).await?;
             self.paste_parts(&context, region, partial, stats).await?;
-            let confirmation = self.confirm_missing_if(stats.missing > missing_before, freshness, dataset, &requested);
-            self.wait_or_yield(dataset, Box::pin(confirmation)).await?;
+            if stats.missing > missing_before {
+                let confirmation = self.confirm_missing(freshness, dataset, &requested);
+                self.yield_if_contended(&dataset.key, Box::pin(confirmation)).await?;
+            }
         }
         let context =
             Arc::into_inner(context).ok_or_else(|| ReadError::Internal("a job outlived its slice".to_owned()))?;
@@ -320,15 +293,6 @@ impl Container {
         }
     }
 
-    /// Waits for blocks of `dataset` while holding a permit of the slice budget, as [`Self::yield_if_contended`].
-    pub(crate) async fn wait_or_yield<T>(
-        &self,
-        dataset: &Dataset,
-        future: impl Future<Output = Result<T, ReadError>> + Unpin,
-    ) -> Result<T, ReadError> {
-        self.yield_if_contended(&dataset.key, future).await
-    }
-
     /// Returns true if the blocks of `slice` should bypass the cache. This is the case if together they exceed it: each
     /// block would be evicted before a repeated request for the slice reached it, and so would all other cached blocks.
     /// A few blocks are always cached, so that concurrent requests share one load.
@@ -338,10 +302,167 @@ impl Container {
         total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(self.resources.settings.decoded_cache)
     }
 
-    pub(crate) fn block_location(&self, dataset: &Arc<Dataset>, position: &GridPosition) -> BlockLocation {
-        let source = self.block_source(dataset);
-        BlockLocation { source, dataset: Arc::clone(dataset), position: position.clone() }
+    /// Returns the bytes of the slice budget needed to load the blocks of `region`, besides `bytes` for the elements.
+    /// They are at most what `bytes` leaves of the maximum for a stream. A slice of nearly the whole budget, of which
+    /// only one exists at a time, gets none.
+    fn loading_bytes(&self, slice: &PlannedSlice, region: &Region, bytes: u64) -> u64 {
+        let available_bytes = self.resources.slice_budget.max_stream_bytes().saturating_sub(bytes);
+        load_overhead_bytes(slice.dataset.attributes.grid().covering(region).total()).min(available_bytes)
     }
+
+    /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded. Loads that get no memory
+    /// are retried for up to `timeout`.
+    async fn load_and_paste(
+        &self,
+        context: &Arc<GatherContext>,
+        positions: Vec<GridPosition>,
+        timeout: Duration,
+        stats: &mut ReadStats,
+    ) -> Result<(), ReadError> {
+        let mut positions: VecDeque<_> = positions.into_iter().map(|position| (position, false)).collect();
+        let started = Instant::now();
+        let mut loads = FuturesUnordered::new();
+        loop {
+            while loads.len() < MAX_CONCURRENT_LOADS
+                && let Some((position, is_retry)) = positions.pop_front()
+            {
+                loads.push(async move {
+                    if is_retry {
+                        tokio::time::sleep(RETRY_DELAY).await;
+                    }
+                    let result = context.blocks.load(context.block_location(&position), context.fresh_since).await;
+                    (position, result)
+                });
+            }
+            let next = loads.next().map(Ok::<_, ReadError>);
+            let Some(first) = self.yield_if_contended(&context.dataset.key, next).await? else { return Ok(()) };
+            let mut ready = vec![first];
+            while let Some(Some(next)) = loads.next().now_or_never() {
+                ready.push(next);
+            }
+            let mut items = Vec::with_capacity(ready.len());
+            for (position, result) in ready {
+                if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. }))) && started.elapsed() < timeout
+                {
+                    positions.push_back((position, true));
+                    continue;
+                }
+                let (block, times) = result?;
+                stats.count_load(&times);
+                stats.count_block(&position, &block);
+                items.push(PasteItem::Hit(position, block));
+            }
+            context.paste(items, stats).await?;
+        }
+    }
+
+    /// As [`Self::single_block`], and charges the elements to the client while they are being sent.
+    async fn single_block_to_send(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        stats: &mut ReadStats,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let Some(bytes) = self.single_block(freshness, slice, stats).await? else { return Ok(None) };
+        let budget = &self.resources.blocks.entries.budget;
+        if let Some(charged) = budget.pinned.charge_to_client(ClientId::current(), &bytes) {
+            return Ok(Some(charged));
+        }
+        // A request that waits for its client must not hold memory that other requests wait for.
+        let len = bytes.len();
+        drop(bytes);
+        let permit = budget.acquire_send_permit(len).await?;
+        *stats = ReadStats::default();
+        let bytes = self.single_block(freshness, slice, stats).await?;
+        Ok(bytes.map(|bytes| budget.pinned.charge_with_permit(permit, bytes)))
+    }
+
+    /// Returns the elements if `slice` is exactly one block, otherwise `None`.
+    async fn single_block(
+        &self,
+        freshness: Freshness,
+        slice: &PlannedSlice,
+        stats: &mut ReadStats,
+    ) -> Result<Option<Bytes>, ReadError> {
+        let grid = slice.dataset.attributes.grid();
+        let mut covering = grid.covering(&slice.region);
+        let (1, Some(position)) = (covering.total(), covering.next()) else { return Ok(None) };
+        let starts_at_origin = slice
+            .region
+            .start()
+            .iter()
+            .zip(grid.origin(&position))
+            .all(|(s, o)| u64::try_from(*s).is_ok_and(|start| start == o));
+        let is_contiguous = slice.region.step().iter().zip(slice.region.shape()).all(|(step, n)| *step == 1 || *n == 1);
+        if !starts_at_origin || !is_contiguous || *slice.region.shape() != grid.clipped_size(&position) {
+            return Ok(None);
+        }
+        if self.is_read_in_parts(slice, &slice.region, &position) {
+            return Ok(None);
+        }
+        let started = Instant::now();
+        let blocks = &self.resources.blocks;
+        let positions = std::slice::from_ref(&position);
+        let location = self.block_location(&slice.dataset, &position);
+        let cached = blocks.cached(&*location.source, &slice.dataset, positions, freshness.data_since);
+        let cached = self.yield_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
+        stats.cache += started.elapsed();
+        let entry = if let Some(entry) = cached {
+            stats.hits += 1;
+            entry
+        } else {
+            let load = blocks.load(location, freshness.data_since);
+            let (entry, times) = self.yield_if_contended(&slice.dataset.key, Box::pin(load)).await?;
+            stats.count_load(&times);
+            entry
+        };
+        stats.count_block(&position, &entry);
+        if entry.block.is_none() {
+            let confirmation = self.confirm_missing(freshness, &slice.dataset, positions);
+            self.yield_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
+        }
+        Ok(entry.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
+    }
+}
+
+/// Returns the number of blocks of `block_bytes` that a slice looks up at once, at least one.
+fn lookup_batch_size(block_bytes: u64) -> usize {
+    usize::try_from((MAX_LOOKUP_BATCH_BYTES / block_bytes.max(1)).clamp(1, MAX_LOOKUP_BATCH)).unwrap_or(1)
+}
+
+/// Returns the bytes of memory needed to look up and load `blocks` blocks, besides the blocks themselves.
+pub(crate) fn load_overhead_bytes(blocks: u128) -> u64 {
+    let at_most = |limit: u64| u64::try_from(blocks).unwrap_or(u64::MAX).min(limit);
+    at_most(MAX_CONCURRENT_LOADS as u64) * LOAD_OVERHEAD_BYTES + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES
+}
+
+/// Cuts `region` along `axis`, its slowest axis with more than one sample, into slabs that share `permit`. The first slab
+/// also gets `prefix_permit`.
+fn cut_slabs(
+    slice: &PlannedSlice,
+    region: &Region,
+    axis: usize,
+    mut permit: Permit,
+    mut prefix_permit: Option<Permit>,
+) -> Result<Vec<Slab>, ReadError> {
+    let (planes, elements) = (region.shape()[axis], region.elements().unwrap_or(u64::MAX));
+    if elements == 0 {
+        // A region without elements could have up to 2^63 planes.
+        return Ok(Vec::new());
+    }
+    let plane_elements = elements / planes.max(1);
+    let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.in_memory).max(1)).max(1);
+    let mut slabs = Vec::new();
+    for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
+        let region = region.narrow(axis, from, depth);
+        let elements = region.shape()[axis].saturating_mul(plane_elements);
+        let mut share = permit.split(elements.saturating_mul(slice.widths.in_memory));
+        if let Some(prefix) = prefix_permit.take() {
+            share.merge(prefix);
+        }
+        slabs.push(Slab::new(region, elements.saturating_mul(slice.widths.stored), share)?);
+    }
+    Ok(slabs)
 }
 
 /// Returns the slowest axis that has more than one sample.
@@ -493,7 +614,7 @@ mod tests {
         let (resources, freshness) = (&container.resources, container.resources.request_freshness());
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let held_permit =
-            resources.blocks.memory.budget.take(resources.blocks.memory.budget.capacity_bytes()).await.unwrap();
+            resources.blocks.entries.budget.take(resources.blocks.entries.budget.capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
         let total_bytes = free();
         for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
@@ -516,17 +637,10 @@ mod tests {
         let container = container_with_blocks(budget_wait);
         let (resources, freshness) = (&container.resources, container.resources.request_freshness());
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let delivery = super::super::slice_plan::SliceDelivery {
-            data_type: dataset.attributes.data_type(),
-            extra_bytes: 0,
-            prefix_bytes: 0,
-            is_rate_limited: false,
-            is_streamable: true,
-            must_stream: true,
-        };
+        let delivery = super::super::plan::SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());
         let plan = || container.plan_converted_slice(&dataset, region.clone(), &delivery).unwrap();
-        for budget in [&resources.slice_budget, &resources.blocks.memory.budget] {
+        for budget in [&resources.slice_budget, &resources.blocks.entries.budget] {
             let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
             let held_permit = take_all().await;
             assert!(container.next_band(freshness, &mut plan(), None, None).await.is_err());

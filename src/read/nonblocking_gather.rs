@@ -17,17 +17,12 @@ use futures_util::future::try_join_all;
 
 use super::canvas::{Canvas, ElementByteOrder};
 use super::read_stats::ReadStats;
-use crate::cache::block_cache::{BlockCache, BlockLocation};
-use crate::cache::block_entry::BlockEntry;
-use crate::cache::block_source::BlockSource;
-use crate::cache::block_waiters::BlockWaiters;
-use crate::cache::cache_memory::Evictable;
+use crate::cache::block_load::{BlockWaiters, LoadTimes, record_decode};
+use crate::cache::blocks::{BlockCache, BlockEntry, BlockLocation, BlockSource};
+use crate::cache::budget::Permit;
 use crate::cache::datasets::Dataset;
-use crate::cache::decode::record_decode;
 use crate::cache::error::ReadError;
 use crate::cache::freshness;
-use crate::cache::load_times::LoadTimes;
-use crate::cache::permit::Permit;
 use crate::cpu_pool::{CoreLease, Priority};
 use crate::fair_queue::FlightHandle;
 use crate::metrics::{self, StoreOperation};
@@ -109,13 +104,11 @@ impl GatherContext {
         let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
         let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
         if misses == 0 && self.sample_bytes <= INLINE_PASTE_BYTES {
-            let mut scratch = JobScratch::default();
             for item in &items {
                 if let PasteItem::Hit(position, entry) = item {
-                    self.paste_entry(position, entry, &mut scratch);
+                    self.paste_entry(position, entry, stats);
                 }
             }
-            stats.merge(&scratch.stats);
             // There may be many such batches of small blocks, so they count against the task's budget.
             tokio::task::consume_budget().await;
             return Ok(Vec::new());
@@ -181,7 +174,7 @@ impl GatherContext {
             drop(items);
             let Some(item) = next else { return false };
             match item {
-                PasteItem::Hit(position, entry) => self.paste_entry(&position, &entry, scratch),
+                PasteItem::Hit(position, entry) => self.paste_entry(&position, &entry, &mut scratch.stats),
                 PasteItem::Miss { position, should_cache } => {
                     let result = if should_cache {
                         self.try_load(&position, lease, scratch)
@@ -205,24 +198,24 @@ impl GatherContext {
         }
     }
 
-    fn paste_entry(&self, position: &GridPosition, entry: &BlockEntry, scratch: &mut JobScratch) {
+    fn paste_entry(&self, position: &GridPosition, entry: &BlockEntry, stats: &mut ReadStats) {
         let Some(block) = &entry.block else { return };
         let started = Instant::now();
         self.canvas.paste(position, &block.size, &block.data, ElementByteOrder::LittleEndian);
-        scratch.stats.assemble += started.elapsed();
+        stats.assemble += started.elapsed();
     }
 
     /// Loads a block into the cache in a single flight, and pastes it.
     fn try_load(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
         let (location, times) = (self.block_location(position), LoadTimes::default());
         let load = |flight: &FlightHandle| self.try_decode(&location, lease, scratch, &times, flight);
-        let entry = self.blocks.entries.try_load(location.cache_key(), load)?;
-        if entry.checked_at() < self.fresh_since || entry.fault.is_some() {
+        let entry = self.blocks.entries.try_load((self.dataset.id, position.clone()), load)?;
+        if entry.validated_at.nanoseconds() < self.fresh_since || entry.fault.is_some() {
             return None;
         }
         scratch.stats.count_load(&times);
         scratch.stats.count_block(position, &entry);
-        self.paste_entry(position, &entry, scratch);
+        self.paste_entry(position, &entry, &mut scratch.stats);
         Some(())
     }
 
@@ -242,7 +235,7 @@ impl GatherContext {
         // Memory that decoding needs besides the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
         scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
-        let decode_permit = self.blocks.memory.budget.try_take(needed_bytes)?;
+        let decode_permit = self.blocks.entries.budget.try_take(needed_bytes)?;
         let started = Instant::now();
         // A raw block keeps the file's buffer. Otherwise the buffer is reused for the next file.
         let compression = self.dataset.attributes.compression();
@@ -252,7 +245,7 @@ impl GatherContext {
         }
         let stored = Bytes::from(std::mem::take(&mut scratch.file));
         let file = (!is_uncompressed).then(|| stored.clone());
-        let waiters = BlockWaiters::of_flight(flight).with_request(Weak::clone(&scratch.requester));
+        let waiters = BlockWaiters::new(Weak::clone(&scratch.requester), Some(flight));
         let should_continue = waiters.should_continue(lease);
         let (cancel_check, codec_scratch) = (CancelCheck::new(&should_continue), &mut scratch.buffers.scratch);
         let block = self.blocks.decode_owned(location, stored, false, decode_permit, codec_scratch, cancel_check);
@@ -260,7 +253,7 @@ impl GatherContext {
         let block = block.ok()?;
         times.add_decode(started.elapsed());
         record_decode(compression.label(), started.elapsed());
-        Some(BlockEntry::new(block, meta, checked_at))
+        Some(BlockEntry::new(Ok(block), meta, checked_at))
     }
 
     /// Decodes a block and pastes it without caching it.
@@ -332,8 +325,8 @@ impl JobScratch {
     fn take_buffers(&mut self, blocks: &BlockCache, file_bytes: u64, block_bytes: u64) -> Option<()> {
         if self.permit.is_none() {
             self.try_reserve(blocks, file_bytes.saturating_add(block_bytes))?;
-            self.file = blocks.memory.budget.buffer(usize::try_from(file_bytes).ok()?);
-            self.buffers.decoded = blocks.memory.budget.buffer(usize::try_from(block_bytes).ok()?);
+            self.file = blocks.entries.budget.buffer(usize::try_from(file_bytes).ok()?);
+            self.buffers.decoded = blocks.entries.budget.buffer(usize::try_from(block_bytes).ok()?);
         }
         Some(())
     }
@@ -341,7 +334,7 @@ impl JobScratch {
     /// Returns the buffers to the pool.
     fn return_buffers(self, blocks: &BlockCache) {
         if let Some(permit) = self.permit {
-            blocks.memory.budget.return_buffers([self.buffers.decoded, self.file], permit);
+            blocks.entries.budget.return_buffers([self.buffers.decoded, self.file], permit);
         }
     }
 
@@ -349,8 +342,8 @@ impl JobScratch {
     fn try_reserve(&mut self, blocks: &BlockCache, bytes: u64) -> Option<()> {
         match &mut self.permit {
             Some(permit) if permit.bytes() >= bytes => {}
-            Some(permit) => permit.merge(blocks.memory.budget.try_take(bytes.saturating_sub(permit.bytes()))?),
-            empty => *empty = Some(blocks.memory.budget.try_take(bytes)?),
+            Some(permit) => permit.merge(blocks.entries.budget.try_take(bytes.saturating_sub(permit.bytes()))?),
+            empty => *empty = Some(blocks.entries.budget.try_take(bytes)?),
         }
         Some(())
     }

@@ -3,23 +3,19 @@
 //! A block that is read whole is cached and also serves the neighbouring planes. Blocks of a usual size are therefore
 //! read in parts only if the slice was admitted on that condition.
 
-use std::future::Future;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use super::canvas::ElementByteOrder;
 use super::nonblocking_gather::GatherContext;
+use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use super::slice_plan::PlannedSlice;
-use crate::cache::block_load::TORN_READ_RETRY_DELAY;
-use crate::cache::datasets::Dataset;
+use crate::cache::block_load::{LoadTimes, TORN_READ_RETRY_DELAY};
+use crate::cache::budget::Permit;
 use crate::cache::error::ReadError;
-use crate::cache::load_times::LoadTimes;
-use crate::cache::permit::Permit;
-use crate::cache::{backpressure, freshness};
+use crate::cache::freshness;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, StoreError};
@@ -113,15 +109,17 @@ impl Container {
         let key = dataset.block_key(position);
         let (started, inline_limit) = (Instant::now(), InlineLimit::new(0));
         let opening = store.get(&key, &inline_limit);
-        let Some(Object { meta, data }) = self.wait_or_yield_on_store(dataset, opening).await? else { return Ok(None) };
+        let budget = &self.resources.slice_budget;
+        let object = budget.yield_if_contended(|| self.store_load(), &dataset.key, opening).await??;
+        let Some(Object { meta, data }) = object else { return Ok(None) };
         let head_bytes = RawLayout::max_header_bytes(attributes.rank()).min(meta.len);
         let head = match &data {
             ObjectData::InMemory(bytes) => bytes.clone(),
             ObjectData::Open(reader) => self.read_range(&key, reader, 0..head_bytes).await?.0,
         };
         times.add_store(started.elapsed());
-        let block_error = |error| ReadError::Block { key: key.clone(), position: position.clone(), error };
-        let layout = RawLayout::new(&head, meta.len, attributes, position).map_err(block_error)?;
+        let layout = RawLayout::new(&head, meta.len, attributes, position)
+            .map_err(|error| dataset.block_error(position, error))?;
         let Some(layout) = layout else { return Ok(Some(meta)) };
         let origin = attributes.grid().origin(position);
         let dimensions = attributes.dimensions();
@@ -151,7 +149,7 @@ impl Container {
                 let (job_context, offsets) = (Arc::clone(context), origin.iter().zip(&part.offset));
                 let part_origin = offsets.map(|(origin, offset)| origin.saturating_add(*offset)).collect();
                 let paste = move || {
-                    job_context.canvas.paste_part(&part_origin, &part.size, &bytes, ElementByteOrder::BigEndian);
+                    job_context.canvas.paste_part(&part_origin, &part.size, &bytes);
                     drop((bytes, permit));
                     // Before the job reports its end, so that the last holder has the canvas to itself.
                     drop(job_context);
@@ -175,19 +173,9 @@ impl Container {
         range: std::ops::Range<u64>,
     ) -> Result<(Bytes, Permit), ReadError> {
         let blocks = &self.resources.blocks;
-        let permit = blocks.memory.take(range.end.saturating_sub(range.start)).await?;
+        let permit = blocks.entries.take(range.end.saturating_sub(range.start)).await?;
         let reading = reader.read_at(range);
-        let bytes = backpressure::yield_if_contended(|| self.store.current_load(), &blocks.memory.budget, key, reading)
-            .await??;
+        let bytes = blocks.entries.budget.yield_if_contended(|| self.store_load(), key, reading).await??;
         Ok((bytes, permit))
-    }
-
-    async fn wait_or_yield_on_store<T>(
-        &self,
-        dataset: &Dataset,
-        future: impl Future<Output = Result<T, StoreError>> + Unpin,
-    ) -> Result<T, ReadError> {
-        let current_load = || self.store.current_load();
-        Ok(backpressure::yield_if_contended(current_load, &self.resources.slice_budget, &dataset.key, future).await??)
     }
 }

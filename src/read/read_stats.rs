@@ -5,16 +5,14 @@ use std::time::Duration;
 
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
-use super::slice_plan::PlannedSlice;
-use crate::cache::block_cache::MAX_NONBLOCKING_CHECKS;
-use crate::cache::block_entry::BlockEntry;
-use crate::cache::datasets::Dataset;
+use super::plan::PlannedSlice;
+use crate::cache::block_load::LoadTimes;
+use crate::cache::blocks::{BlockEntry, MAX_NONBLOCKING_CHECKS};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
-use crate::cache::load_times::LoadTimes;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
-use crate::store::{CachedStat, Key, ObjectMeta, Store};
+use crate::store::{CachedStat, ObjectMeta};
 use n5_format::GridPosition;
 
 /// Number of blocks that are looked up in one job, which takes 1 to 2 ms.
@@ -45,7 +43,7 @@ pub struct ReadStats {
 
 impl ReadStats {
     pub(crate) fn count_block(&mut self, position: &GridPosition, entry: &BlockEntry) {
-        self.count_stored(position, entry.known(), entry.checked_at());
+        self.count_stored(position, entry.stored_version.etag_and_version(), entry.validated_at.nanoseconds());
     }
 
     /// Counts a block by its entity tag and version, or a hole, as compared with the store at `checked_at`.
@@ -72,10 +70,7 @@ impl ReadStats {
         self.decode += other.decode;
         self.assemble += other.assemble;
         self.fingerprint.merge(&other.fingerprint);
-        self.oldest_check = match (self.oldest_check, other.oldest_check) {
-            (Some(a), Some(b)) => Some(a.min(b)),
-            (a, b) => a.or(b),
-        };
+        self.oldest_check = [self.oldest_check, other.oldest_check].into_iter().flatten().min();
     }
 
     pub(crate) fn count_load(&mut self, times: &LoadTimes) {
@@ -132,22 +127,37 @@ impl Container {
             if batch.is_empty() {
                 return Ok(sum);
             }
-            let (store, dataset, is_small) =
-                (Arc::clone(&self.store), Arc::clone(&slice.dataset), batch.len() <= MAX_NONBLOCKING_CHECKS);
-            let probe = move || FingerprintProbe::probe(&*store, &dataset, batch);
+            let (store, dataset) = (Arc::clone(&self.store), Arc::clone(&slice.dataset));
+            let is_small = batch.len() <= MAX_NONBLOCKING_CHECKS;
+            // Returns the fingerprint of the blocks that are known without waiting, and the other blocks.
+            let probe = move || {
+                let (mut known, mut unknown) = (Fingerprint::default(), Vec::new());
+                for position in batch {
+                    let key = dataset.block_key(&position);
+                    match store.cached_stat(&key) {
+                        CachedStat::Object(raw_meta) => {
+                            let meta = ObjectMeta::from(raw_meta);
+                            known.add(&position, &meta.etag, meta.version);
+                        }
+                        CachedStat::Missing | CachedStat::NotAnObject => {}
+                        CachedStat::Unknown => unknown.push((position, key)),
+                    }
+                }
+                (known, unknown)
+            };
             // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
-            let probed = if is_small {
+            let (known, unknown) = if is_small {
                 probe()
             } else {
                 freshness.ensure_may_block().await;
                 self.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
             };
-            sum.merge(&probed.known);
-            if probed.unknown.is_empty() {
+            sum.merge(&known);
+            if unknown.is_empty() {
                 continue;
             }
             freshness.ensure_may_block().await;
-            let (positions, keys): (Vec<_>, Vec<_>) = probed.unknown.into_iter().unzip();
+            let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
             let metas = self.store.head_many(keys).await?;
             for (position, meta) in positions.iter().zip(metas) {
                 if let Some(meta) = meta {
@@ -155,29 +165,5 @@ impl Container {
                 }
             }
         }
-    }
-}
-
-/// Result of checking which blocks exist, without waiting for the store.
-struct FingerprintProbe {
-    known: Fingerprint,
-    unknown: Vec<(GridPosition, Key)>,
-}
-
-impl FingerprintProbe {
-    fn probe(store: &dyn Store, dataset: &Dataset, positions: Vec<GridPosition>) -> Self {
-        let mut probe = Self { known: Fingerprint::default(), unknown: Vec::new() };
-        for position in positions {
-            let key = dataset.block_key(&position);
-            match store.cached_stat(&key) {
-                CachedStat::Object(raw_meta) => {
-                    let meta = ObjectMeta::from(raw_meta);
-                    probe.known.add(&position, &meta.etag, meta.version);
-                }
-                CachedStat::Missing | CachedStat::NotAnObject => {}
-                CachedStat::Unknown => probe.unknown.push((position, key)),
-            }
-        }
-        probe
     }
 }

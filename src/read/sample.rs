@@ -5,13 +5,11 @@ use std::sync::Arc;
 use futures_util::FutureExt;
 use futures_util::stream::{FuturesUnordered, StreamExt};
 
-use super::concurrent_loads::{MAX_CONCURRENT_LOADS, load_overhead_bytes};
+use super::gather::{MAX_CONCURRENT_LOADS, load_overhead_bytes};
 use super::read_stats::Fingerprint;
-use crate::cache::block_entry::BlockEntry;
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
-use crate::cache::memory_permit::MemoryPermit;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
 use crate::store::Key;
@@ -154,7 +152,8 @@ impl Container {
         let limit = usize::try_from(limit).unwrap_or(usize::MAX);
         let accumulator = StatisticsAccumulator::new(data_type, elements, limit).ok_or_else(not_decodable)?;
         let is_exhaustive = accumulator.is_exhaustive();
-        let mut run = StatisticsRun { accumulator, memory, pushed_elements: 0 };
+        // The accumulator goes with the permit for its memory, even into a job that no request waits for any more.
+        let (mut run, mut pushed_elements) = ((accumulator, memory), 0_u64);
         let (mut blocks_read, mut blocks_unreadable, mut first_error) = (0, 0, None);
         let blocks = &self.resources.blocks;
         let mut pending = sample.positions.iter();
@@ -192,17 +191,27 @@ impl Container {
                 }
             }
             blocks_read += readable.len() as u64;
-            run = self.accumulate(dataset, run, readable).await?;
+            let job_dataset = Arc::clone(dataset);
+            let accumulate = move || {
+                let grid = job_dataset.attributes.grid();
+                for (position, entry) in readable {
+                    if let Some(block) = &entry.block {
+                        pushed_elements += run.0.push_block(&block.data, &block.size, &grid.clipped_size(&position));
+                    }
+                }
+                (run, pushed_elements)
+            };
+            (run, pushed_elements) = self.resources.cpu.run(Priority::Low, dataset.id, accumulate).await?;
         }
         if let (0, Some(error)) = (blocks_read, first_error) {
             return Err(error);
         }
         // Blocks that are smaller than their cell of the grid leave zeros, as holes do. The size of damaged blocks is
         // unknown.
-        let unpushed_elements = if blocks_unreadable == 0 { elements.saturating_sub(run.pushed_elements) } else { 0 };
+        let unpushed_elements = if blocks_unreadable == 0 { elements.saturating_sub(pushed_elements) } else { 0 };
         let elements_missing = sample.elements_missing.saturating_add(unpushed_elements);
         let zero_statistics = Statistics::of_zeros(data_type, elements_missing, bins, &percentages);
-        let StatisticsRun { accumulator, memory, .. } = run;
+        let (accumulator, memory) = run;
         let finish = move || {
             let summary = accumulator.finish(bins, &percentages);
             drop(memory);
@@ -231,33 +240,4 @@ impl Container {
         let max_sampled = MAX_SAMPLED_BYTES.checked_div(width).unwrap_or(MAX_SAMPLED_BYTES);
         if StatisticsAccumulator::counts_by_value(data_type) { max_sampled } else { max_sampled.min(max_listed) }
     }
-
-    /// Adds blocks to the accumulator, on the CPU pool.
-    async fn accumulate(
-        &self,
-        dataset: &Arc<Dataset>,
-        mut run: StatisticsRun,
-        blocks: Vec<(GridPosition, Arc<BlockEntry>)>,
-    ) -> Result<StatisticsRun, ReadError> {
-        let (dataset, flow) = (Arc::clone(dataset), dataset.id);
-        let job = move || {
-            let grid = dataset.attributes.grid();
-            for (position, entry) in blocks {
-                if let Some(block) = &entry.block {
-                    run.pushed_elements +=
-                        run.accumulator.push_block(&block.data, &block.size, &grid.clipped_size(&position));
-                }
-            }
-            run
-        };
-        Ok(self.resources.cpu.run(Priority::Low, flow, job).await?)
-    }
-}
-
-/// An accumulator and the permit for its memory, which are moved together.
-struct StatisticsRun {
-    accumulator: StatisticsAccumulator,
-    memory: MemoryPermit,
-    /// Number of elements that were pushed to the accumulator.
-    pushed_elements: u64,
 }

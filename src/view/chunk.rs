@@ -7,8 +7,8 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
-use crate::cache::{CachedAnswer, Dataset, Dependency, Freshness, LargeObject, ReadError, StoredObject};
-use crate::container::{Container, grid_component};
+use crate::cache::{Dataset, Freshness, LargeObject, ReadError, StoredObject};
+use crate::container::{CachedAnswer, Container, Dependency, grid_component};
 use crate::read::{Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
 use crate::store::{Key, ObjectMeta, StoreError};
 use n5_format::{Array, BlockEncoding, DataType, GridPosition, RawLayout, Region, SignedCoords, to_big_endian};
@@ -59,7 +59,7 @@ pub enum ChunkSource {
         dependency: Option<Dependency>,
     },
     /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
-    LargeStored(LargeObject, Range<u64>),
+    LargeStored(Arc<LargeObject>, Range<u64>),
     /// Elements that are too large to be held in memory, and are read while they are sent.
     Elements(StreamLayout),
 }
@@ -310,14 +310,7 @@ impl Chunk {
         region: &Region,
         layout: &StreamLayout,
     ) -> Result<PlannedSlice, ReadError> {
-        let delivery = SliceDelivery {
-            data_type: self.streamed_type(layout),
-            extra_bytes: 0,
-            prefix_bytes: 0,
-            is_rate_limited: false,
-            is_streamable: true,
-            must_stream: true,
-        };
+        let delivery = SliceDelivery::streamed(self.streamed_type(layout));
         let slice = container.plan_converted_slice(&self.dataset, region.clone(), &delivery);
         slice.map_err(|_refusal| self.too_large(container))
     }

@@ -58,7 +58,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
         ],
     ),
     ("demo", &["store"]),
-    ("fastpath", &["http", "view", "cache", "store", "trace", "metrics"]),
+    ("fastpath", &["http", "view", "container", "cache", "store", "trace", "metrics"]),
     (
         "http",
         &[
@@ -109,10 +109,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks jwks_fetcher key_set signatures token_file policy caller token_error"),
-    (
-        "cache",
-        "block_load charging decode block_cache block_entry block_waiters datasets load_times memory_permit nonblocking_objects dependency objects block_source fetch object_cache admission_filter object_entry large_object backpressure validated cache_memory budget buffer_pool error freshness pinned_buffers permit footprint waiter_counts",
-    ),
+    ("cache", "block_load blocks datasets objects validated budget buffers error freshness"),
     ("cli", "run healthcheck inspect serve verify arguments process"),
     ("cli::verify", "report terminal"),
     ("config", "load memory_bounds summary validate sections values"),
@@ -121,10 +118,7 @@ const ORDER: &[(&str, &str)] = &[
         "listener connections hyper_connection fast_connection header_filter http2 peers reply_writer serving_snapshot tls metered_socket send_queue so_meminfo socket threshold_pool workers",
     ),
     ("conn::http2", "watchdog memory frames hpack"),
-    (
-        "container",
-        "browse confirm_missing groups memory reconfigured revalidate stored_blocks handle resources visibility",
-    ),
+    ("container", "browse groups nonblocking stored_blocks handle resources"),
     ("fair_queue", "semaphore single_flight state flow"),
     ("fastpath", "chunk thread_cache reply"),
     (
@@ -153,10 +147,7 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera numbered_levels pyramid"),
     ("output", "accept jpeg json n5_block npy png raw tiff encoded image options"),
     ("png_gray", "layout chunk deflate filter huffman"),
-    (
-        "read",
-        "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
-    ),
+    ("read", "check derived sample gather partial_reads nonblocking_gather canvas read_stats plan bands"),
     ("server", "reload mounts process_memory settings"),
     ("store", "guarded local memory page_cache file_meta listing disk_pool object error key"),
     ("store::local", "page_cache scan tree open_file resolve"),

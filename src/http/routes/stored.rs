@@ -1,6 +1,7 @@
 //! The container as stored: attributes and blocks byte for byte, and listings of directories.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use axum::body::Body;
 use axum::http::header::CONTENT_LENGTH;
@@ -114,11 +115,11 @@ pub(crate) fn charge_to_client(container: &Container, permit: Option<SendPermit>
 
 /// Returns a body that is read piece by piece. An error aborts the body and the connection, because the length has
 /// already been sent.
-pub(crate) fn stream_range(large: LargeObject, range: Range<u64>, id: String) -> Body {
+pub(crate) fn stream_range(large: Arc<LargeObject>, range: Range<u64>, id: String) -> Body {
     // Captured here, because the connection polls the body without a current client.
     let client = ClientId::current();
     Body::from_stream(stream::try_unfold(range.start, move |offset| {
-        let (large, id) = (large.clone(), id.clone());
+        let (large, id) = (Arc::clone(&large), id.clone());
         async move {
             if offset >= range.end {
                 return Ok(None);

@@ -1,0 +1,263 @@
+//! The cache of decoded blocks: weighed in bytes and filled in single flights. It remembers holes and blocks that do not
+//! decode, but no other errors. A [`BlockSource`] is the seam between it and what it caches.
+
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use moka::policy::EvictionPolicy;
+
+use super::budget::{Budget, Permit};
+use super::buffers::footprint_bytes;
+use super::datasets::Dataset;
+use super::error::ReadError;
+use super::freshness::{self, ValidatedAt};
+use super::objects::StoredObject;
+use super::validated::{CacheEntry, Validated, max_weight_bytes};
+use crate::cpu_pool::CpuPool;
+use crate::metrics::{BudgetLabel, CacheLabel, LookupResult};
+use crate::store::{ObjectMeta, Store, StoreLoad};
+use n5_format::{Block, BlockError, Coords, GridPosition};
+
+/// Bookkeeping of one entry in bytes, estimated generously.
+const ENTRY_BYTES: usize = 768;
+
+/// Maximum number of blocks that are revalidated without blocking. They take about 50 us, the time of handing the work
+/// to a thread that may block.
+pub(crate) const MAX_NONBLOCKING_CHECKS: usize = 64;
+
+/// Source of the blocks of one dataset: stored blocks, or others such as computed ones.
+#[async_trait]
+pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
+    /// Compares a cached block of this version, or a hole, with the source at the moment `checked_at`, without
+    /// blocking. Returns `None` if that is not possible.
+    fn try_is_unchanged(
+        &self,
+        position: &GridPosition,
+        version: Option<u64>,
+        validated_at: &ValidatedAt,
+        checked_at: u64,
+    ) -> Option<bool>;
+
+    /// Returns the store that has the blocks as objects by their keys, if there is one. Blocks that it can read without
+    /// waiting are not requested from the source.
+    fn store(&self) -> Option<&dyn Store> {
+        None
+    }
+
+    /// Returns the versions of the blocks at `positions` in their order, `None` for holes. Returns `None` if the source
+    /// compares blocks only when it loads them.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the source fails.
+    async fn versions(&self, positions: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError>;
+
+    /// Returns the load of the store behind the source.
+    fn current_load(&self) -> StoreLoad {
+        StoreLoad::default()
+    }
+
+    /// Loads the block at `position`, no staler than `fresh_since`, and returns the moment at which it was current.
+    /// The result is [`SourceBlock::Unchanged`] if that is still `known`.
+    ///
+    /// # Errors
+    /// [`ReadError`] when the source fails or memory is short.
+    async fn load(
+        &self,
+        position: &GridPosition,
+        known: Option<&BlockVersion>,
+        fresh_since: u64,
+    ) -> Result<(SourceBlock, u64), ReadError>;
+}
+
+/// A block from a [`BlockSource`].
+pub(crate) enum SourceBlock {
+    /// The cached block is still current.
+    Unchanged,
+    /// There is no block.
+    Missing,
+    /// A block as stored. The caller must read a large one, for which its source has no memory.
+    ///
+    /// The permit for the bytes is dropped separately, since a decoded block may share their buffer and outlive them by
+    /// far. There is none if a cache shares the bytes and accounts for them.
+    Stored(StoredObject, Option<Permit>),
+    /// A decoded block, and metadata that stand for a stored one.
+    #[cfg_attr(not(test), expect(dead_code, reason = "for computed blocks, which come later"))]
+    Decoded(Block, ObjectMeta),
+}
+
+/// Entity tag and version of a cached block; `None` for a hole.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockVersion(Option<(Arc<str>, u64)>);
+
+impl BlockVersion {
+    pub(crate) fn etag_and_version(&self) -> Option<(&str, u64)> {
+        self.0.as_ref().map(|(etag, version)| (&**etag, *version))
+    }
+}
+
+/// A cached block, hole or decode error.
+#[derive(Debug)]
+pub(crate) struct BlockEntry {
+    /// `None` for a hole and for a block that cannot be decoded.
+    pub(crate) block: Option<Block>,
+    /// The reason why the stored block cannot be decoded.
+    pub(crate) fault: Option<Box<BlockError>>,
+    pub(crate) stored_version: BlockVersion,
+    pub(crate) validated_at: ValidatedAt,
+}
+
+impl BlockEntry {
+    /// Creates an entry for a block decoded from the stored object `meta`, or for the reason why that cannot be decoded.
+    /// The object was current at the moment `checked_at`.
+    pub(crate) fn new(decoded: Result<Block, BlockError>, meta: ObjectMeta, checked_at: u64) -> Self {
+        let (block, fault) = match decoded {
+            Ok(block) => (Some(block), None),
+            Err(fault) => (None, Some(Box::new(fault))),
+        };
+        let stored_version = BlockVersion(Some((meta.etag, meta.version)));
+        Self { block, fault, stored_version, validated_at: ValidatedAt::at(checked_at) }
+    }
+
+    /// Creates an entry for a hole that was seen at the moment `checked_at`.
+    pub(crate) fn missing(checked_at: u64) -> Self {
+        let validated_at = ValidatedAt::at(checked_at);
+        Self { block: None, fault: None, stored_version: BlockVersion(None), validated_at }
+    }
+
+    /// Returns an error if the stored block cannot be decoded. A hole is not an error.
+    pub(crate) fn check_decodable(&self, dataset: &Dataset, position: &GridPosition) -> Result<(), ReadError> {
+        self.fault.as_ref().map_or(Ok(()), |fault| Err(dataset.block_error(position, (**fault).clone())))
+    }
+
+    pub(crate) fn version(&self) -> Option<u64> {
+        self.stored_version.etag_and_version().map(|(_, version)| version)
+    }
+
+    /// Returns the block if its size is exactly `size`.
+    pub(crate) fn block_of_size(&self, size: &Coords) -> Option<&Block> {
+        self.block.as_ref().filter(|block| block.size == *size)
+    }
+}
+
+impl CacheEntry for BlockEntry {
+    fn validated_at(&self) -> &ValidatedAt {
+        &self.validated_at
+    }
+
+    /// Returns true if no block is stored.
+    fn is_missing(&self) -> bool {
+        self.block.is_none() && self.fault.is_none()
+    }
+}
+
+/// Location of a block, and where it comes from.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockLocation {
+    pub(crate) source: Arc<dyn BlockSource>,
+    pub(crate) dataset: Arc<Dataset>,
+    pub(crate) position: GridPosition,
+}
+
+/// The cache of decoded blocks, shared by all containers.
+#[derive(Debug, Clone)]
+pub(crate) struct BlockCache {
+    /// The entries by dataset id and grid position. Their budget also covers the blocks that are being decoded.
+    pub(crate) entries: Validated<(u64, GridPosition), BlockEntry>,
+    pub(crate) cpu: CpuPool,
+    /// Maximum number of bytes that one block may take while it is decoded.
+    pub(crate) block_bytes: u64,
+}
+
+impl BlockCache {
+    pub(crate) fn new(
+        capacity_bytes: u64,
+        policy: EvictionPolicy,
+        cpu: CpuPool,
+        decode_bytes: u64,
+        max_wait: Duration,
+    ) -> Self {
+        let cached_bytes = max_weight_bytes(capacity_bytes);
+        let budget = Budget::with_cache(BudgetLabel::Decode, cached_bytes, decode_bytes, max_wait);
+        let weigher = |(_, position): &(u64, GridPosition), entry: &Arc<BlockEntry>| {
+            let bytes = entry.block.as_ref().map_or(0, |block| footprint_bytes(block.data.len()));
+            let bytes = bytes + entry.fault.as_ref().map_or(0, |fault| fault.to_string().len());
+            // The position counts twice: in the key and in the map of loads in flight.
+            u32::try_from(bytes + ENTRY_BYTES + 16 * position.len()).unwrap_or(u32::MAX)
+        };
+        let entries = Validated::new(CacheLabel::Decoded, budget, policy, weigher);
+        Self { entries, cpu, block_bytes: decode_bytes }
+    }
+
+    /// Returns the cached blocks among those at `positions`, in their order, none staler than `fresh_since`.
+    ///
+    /// # Errors
+    /// [`ReadError`] if the source fails; also [`ReadError::Block`] if one of the blocks is known not to decode.
+    pub(crate) async fn cached(
+        &self,
+        source: &dyn BlockSource,
+        dataset: &Dataset,
+        positions: &[GridPosition],
+        fresh_since: u64,
+    ) -> Result<Vec<Option<Arc<BlockEntry>>>, ReadError> {
+        let mut entries = Vec::with_capacity(positions.len());
+        let mut stale_indices: Vec<usize> = Vec::new();
+        for (n, position) in positions.iter().enumerate() {
+            let entry = self.entries.cached(&(dataset.id, position.clone())).await;
+            if entry.as_ref().is_some_and(|entry| !entry.validated_at.is_fresh(fresh_since)) {
+                stale_indices.push(n);
+            }
+            entries.push(entry);
+        }
+        let now = freshness::now();
+        let (mut changed, mut deferred) = (Vec::new(), 0);
+        if stale_indices.len() <= MAX_NONBLOCKING_CHECKS {
+            stale_indices.retain(|n| {
+                let Some(entry) = &entries[*n] else { return false };
+                let is_unchanged = source.try_is_unchanged(&positions[*n], entry.version(), &entry.validated_at, now);
+                changed.extend((is_unchanged == Some(false)).then_some(*n));
+                is_unchanged.is_none()
+            });
+        }
+        if !stale_indices.is_empty() {
+            let stale: Vec<GridPosition> = stale_indices.iter().map(|n| positions[*n].clone()).collect();
+            if let Some(versions) = source.versions(&stale).await? {
+                for (n, version) in stale_indices.iter().zip(versions) {
+                    let Some(entry) = &entries[*n] else { continue };
+                    if entry.version() == version {
+                        entry.validated_at.touch(now);
+                    } else {
+                        changed.push(*n);
+                    }
+                }
+            } else {
+                // They stay in the cache: a load compares and counts them.
+                deferred = stale_indices.len() as u64;
+                for n in stale_indices {
+                    entries[n] = None;
+                }
+            }
+        }
+        for n in changed {
+            let Some(entry) = entries[n].take() else { continue };
+            self.entries.count(LookupResult::Stale, 1);
+            let stale = Arc::downgrade(&entry);
+            drop(entry);
+            self.entries.remove((dataset.id, positions[n].clone()), &stale).await;
+        }
+        let (mut hits, mut missing) = (0, 0);
+        for entry in entries.iter().flatten() {
+            *if entry.is_missing() { &mut missing } else { &mut hits } += 1;
+        }
+        self.entries.count(LookupResult::Hit, hits);
+        self.entries.count(LookupResult::Absent, missing);
+        self.entries.count(LookupResult::Miss, positions.len() as u64 - hits - missing - deferred);
+        for (position, entry) in positions.iter().zip(&entries) {
+            if let Some(entry) = entry {
+                entry.check_decodable(dataset, position)?;
+            }
+        }
+        Ok(entries)
+    }
+}

@@ -1,0 +1,308 @@
+//! Answers without waiting for a disk, for memory or for another request: lookups of stored objects, and cached answers
+//! that are reused while what they depend on is unchanged.
+
+use std::ops::Range;
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+use bytes::Bytes;
+
+use super::handle::Container;
+use crate::cache::buffers::needs_copy;
+use crate::cache::freshness::Freshness;
+use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry};
+use crate::metrics::{self, LookupResult, StoreOperation};
+use crate::store::{CachedStat, Key, ObjectMeta, PageCache, RawObjectMeta, SendfileSource};
+
+/// Maximum size of an object that is read into the cache whenever the page cache holds it. Opening such an object costs
+/// more than reading it.
+const MAX_ALWAYS_CACHED_BYTES: u64 = 64 << 10;
+
+/// Maximum size of an object that is read on the calling thread, which takes up to 0.1 ms. Sending from the page cache
+/// costs less than reading into new memory. Sending from the object cache costs less still, which pays off for objects
+/// that are requested often.
+const MAX_NONBLOCKING_READ_BYTES: u64 = 512 << 10;
+
+/// Longest time for which an entry is reused without a lookup in the cache. It is short because the cache evicts by
+/// last use.
+const CACHE_TOUCH_NANOSECONDS: u64 = 100_000_000;
+
+/// Result of a nonblocking lookup.
+#[derive(Debug)]
+pub enum NonblockingLookup {
+    /// The result is not available without blocking.
+    WouldBlock,
+    /// There is neither an object nor a directory of that name. The dependency revalidates this.
+    Missing(Dependency),
+    /// Metadata and bytes of the object, and its dependency if there is one. The bytes are empty if they were not
+    /// requested and are not cached.
+    Object(ObjectMeta, Bytes, Option<Dependency>),
+    /// An open file that is sent by `sendfile`.
+    Sendfile(SendfileSource),
+}
+
+/// Something that an answer depends on. The answer is reused while it is unchanged.
+#[derive(Debug, Clone)]
+pub struct Dependency {
+    kind: DependencyKind,
+    last_lookup: u64,
+}
+
+#[derive(Debug, Clone)]
+enum DependencyKind {
+    /// A cached stored object. The reference does not keep it in memory.
+    CachedObject(Key, Weak<ObjectEntry>),
+    /// A stored object of this version.
+    StoredVersion(Key, u64),
+    /// A cached result derived from stored objects. These are not compared with the store.
+    Derived(u128, Weak<ObjectEntry>),
+    /// A key that names neither an object nor a directory.
+    Missing(Key),
+}
+
+impl Dependency {
+    fn entry(key: &Key, entry: &Arc<ObjectEntry>, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::CachedObject(key.clone(), Arc::downgrade(entry)), last_lookup }
+    }
+
+    fn stored_version(key: &Key, raw_meta: RawObjectMeta, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::StoredVersion(key.clone(), raw_meta.version), last_lookup }
+    }
+
+    pub(crate) fn derived(id: u128, entry: &Arc<ObjectEntry>, last_lookup: u64) -> Self {
+        Self { kind: DependencyKind::Derived(id, Arc::downgrade(entry)), last_lookup }
+    }
+}
+
+/// A cached answer, which [`Container::revalidate`] reuses.
+#[derive(Debug)]
+pub struct CachedAnswer {
+    /// Dependencies that must be unchanged. The last one holds the answer's bytes; the answer depends on the others.
+    pub dependencies: Vec<Dependency>,
+    /// Range of the answer within these bytes.
+    pub range: Range<usize>,
+}
+
+impl Container {
+    /// Looks up the object at `key`, no staler than `freshness` accepts, as [`Self::object`] (or [`Self::meta`] without
+    /// `with_bytes`), but without waiting. The result includes the bytes if `with_bytes` is true or they are cached.
+    pub fn try_object(&self, freshness: Freshness, key: &Key, with_bytes: bool) -> NonblockingLookup {
+        if !self.is_visible(key) {
+            return NonblockingLookup::WouldBlock;
+        }
+        let (store, objects) = (&*self.store, &self.resources.objects);
+        let (fresh_since, request_start) = (freshness.since(key), freshness.request_start);
+        let entry_key = ObjectCacheKey::Stored(self.id, key.clone());
+        let cached = objects.entries.try_cached(&entry_key);
+        if let Some(missing) = cached.as_ref().filter(|entry| entry.object.is_none()) {
+            // It is not an object, but may be a directory.
+            if missing.is_name_absent && missing.validated_at.is_fresh(fresh_since) {
+                return self.known_missing(key, missing.validated_at.nanoseconds());
+            }
+            if store.cached_stat(key) == CachedStat::Missing {
+                missing.validated_at.touch(request_start);
+                return self.known_missing(key, request_start);
+            }
+            if missing.is_name_absent {
+                objects.entries.try_remove(&entry_key);
+            }
+            return NonblockingLookup::WouldBlock;
+        }
+        if let Some(entry) = &cached
+            && (entry.validated_at.is_fresh(fresh_since)
+                || entry.validated_at.try_revalidate(store, key, entry.version(), request_start) == Some(true))
+            && let Some((meta, bytes)) = entry.whole_object()
+        {
+            objects.entries.count(LookupResult::Hit, 1);
+            let dependency = Dependency::entry(key, entry, request_start);
+            return NonblockingLookup::Object(meta.clone(), bytes.clone(), Some(dependency));
+        }
+        let is_cached = cached.is_some();
+        let raw_meta = match store.cached_stat(key) {
+            CachedStat::Object(raw_meta) => raw_meta,
+            CachedStat::NotAnObject | CachedStat::Unknown => return NonblockingLookup::WouldBlock,
+            CachedStat::Missing => {
+                // Cached only if a later request can use it.
+                if !is_cached && fresh_since < request_start {
+                    // Looked at again within the load, which an invalidation supersedes.
+                    objects.entries.try_load(entry_key, |_| {
+                        let is_missing = store.cached_stat(key) == CachedStat::Missing;
+                        is_missing.then(|| ObjectEntry::missing(true, request_start))
+                    });
+                    objects.entries.try_evict();
+                }
+                return self.known_missing(key, request_start);
+            }
+        };
+        let is_small = raw_meta.len <= MAX_ALWAYS_CACHED_BYTES;
+        if !with_bytes && (is_cached || !is_small) {
+            let dependency = Dependency::stored_version(key, raw_meta, request_start);
+            return NonblockingLookup::Object(raw_meta.into(), Bytes::new(), Some(dependency));
+        }
+        if is_cached || raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
+            return NonblockingLookup::WouldBlock;
+        }
+        if is_small || raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.admit(raw_meta.version) {
+            return match self.try_load(entry_key, key, raw_meta.len, request_start) {
+                Some((meta, bytes)) => NonblockingLookup::Object(meta, bytes, None),
+                None if !with_bytes => NonblockingLookup::Object(raw_meta.into(), Bytes::new(), None),
+                None => NonblockingLookup::WouldBlock,
+            };
+        }
+        let open = |cache: &dyn PageCache| cache.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES);
+        let Some(file) = store.page_cache().and_then(open) else { return NonblockingLookup::WouldBlock };
+        objects.entries.count(LookupResult::Miss, 1);
+        NonblockingLookup::Sendfile(file)
+    }
+
+    fn known_missing(&self, key: &Key, last_lookup: u64) -> NonblockingLookup {
+        self.count_lookup(LookupResult::Absent);
+        NonblockingLookup::Missing(Dependency { kind: DependencyKind::Missing(key.clone()), last_lookup })
+    }
+
+    /// Reads an object of `len` bytes into the cache if this does not block.
+    fn try_load(
+        &self,
+        entry_key: ObjectCacheKey,
+        key: &Key,
+        len: u64,
+        request_start: u64,
+    ) -> Option<(ObjectMeta, Bytes)> {
+        let entries = &self.resources.objects.entries;
+        let entry = entries.try_load(entry_key, |_| {
+            let (meta, bytes) = self.try_read(key, len)?;
+            Some(ObjectEntry::whole(meta, bytes, request_start))
+        })?;
+        entries.try_evict();
+        let entry = Some(entry).filter(|entry| entry.validated_at.is_fresh(request_start))?;
+        let (meta, bytes) = entry.whole_object()?;
+        // Failures are counted by the blocking path.
+        entries.count(LookupResult::Miss, 1);
+        Some((meta.clone(), bytes.clone()))
+    }
+
+    /// Reads an object of `len` bytes if this does not block. A job on the disk pool and new pages from the system
+    /// would take several times as long as the copy.
+    fn try_read(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
+        let (store, budget) = (&self.store, &self.resources.objects.entries.budget);
+        let permit = budget.try_take(len)?;
+        // Has exactly this capacity, since the cache does not account for more. Large pages come zeroed from the system
+        // and stay untouched until they are read into.
+        let mut buffer = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
+        let started = Instant::now();
+        let meta = store.page_cache().and_then(PageCache::reader)?.get(key, len, &mut buffer)??;
+        metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
+        metrics::store_read_bytes(store.backend(), buffer.len() as u64);
+        let bytes = if needs_copy(&buffer) {
+            permit.own_for_cache(buffer.into(), true)
+        } else {
+            budget.own(buffer, permit.into_cache_owned())
+        };
+        Some((meta, bytes))
+    }
+
+    /// Revalidates a cached answer and returns its bytes. Returns `None` if that would block, if a dependency has
+    /// changed, or if one is staler than `freshness` accepts; the answer must then be looked up anew. Without
+    /// `with_bytes`, the content of the returned bytes is unspecified.
+    pub fn revalidate(&self, freshness: Freshness, answer: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
+        let (last, others) = answer.dependencies.split_last_mut()?;
+        // The dataset is checked after its block: a missing block is a hole only if its dataset exists.
+        let bytes = self.revalidate_dependency(freshness, last, with_bytes)?;
+        for dependency in others {
+            self.revalidate_dependency(freshness, dependency, false)?;
+        }
+        match last.kind {
+            DependencyKind::CachedObject(..) | DependencyKind::Derived(..) => self.count_lookup(LookupResult::Hit),
+            DependencyKind::Missing(_) => self.count_lookup(LookupResult::Absent),
+            // Counted elsewhere.
+            DependencyKind::StoredVersion(..) => {}
+        }
+        if with_bytes {
+            (answer.range.end <= bytes.len()).then(|| bytes.slice(answer.range.clone()))
+        } else {
+            Some(bytes)
+        }
+    }
+
+    /// Returns the bytes of a dependency if it is unchanged and no staler than `freshness` accepts. A stored version
+    /// has no bytes: the result is empty, or `None` with `with_bytes`.
+    fn revalidate_dependency(
+        &self,
+        freshness: Freshness,
+        dependency: &mut Dependency,
+        with_bytes: bool,
+    ) -> Option<Bytes> {
+        let (store, request_start) = (&*self.store, freshness.request_start);
+        // From time to time the cache must register the use of the entry, and the whole path must be checked.
+        if dependency.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < request_start {
+            if !self.finds_same(&dependency.kind) {
+                return None;
+            }
+            dependency.last_lookup = request_start;
+        }
+        match &dependency.kind {
+            DependencyKind::CachedObject(key, entry) => {
+                let entry = entry.upgrade()?;
+                let is_valid = entry.validated_at.is_fresh(freshness.since(key))
+                    || entry.validated_at.try_revalidate(store, key, entry.version(), request_start) == Some(true);
+                entry.whole_object().filter(|_| is_valid).map(|(_, bytes)| bytes.clone())
+            }
+            DependencyKind::StoredVersion(key, version) => {
+                let is_valid = !with_bytes
+                    && (dependency.last_lookup >= freshness.since(key)
+                        || store.page_cache().is_some_and(|cache| cache.is_unchanged(key, *version)));
+                is_valid.then(Bytes::new)
+            }
+            DependencyKind::Derived(_, entry) => Some(entry.upgrade()?.whole_object()?.1.clone()),
+            DependencyKind::Missing(key) => {
+                if dependency.last_lookup < freshness.since(key) {
+                    if store.cached_stat(key) != CachedStat::Missing {
+                        return None;
+                    }
+                    dependency.last_lookup = request_start;
+                }
+                Some(Bytes::new())
+            }
+        }
+    }
+
+    /// Returns true if a lookup of a dependency by its key finds the same now, without blocking.
+    fn finds_same(&self, kind: &DependencyKind) -> bool {
+        let is_cached = |key, entry: &Weak<ObjectEntry>| {
+            let cached = self.resources.objects.entries.try_cached(&key);
+            cached.is_some_and(|cached| std::ptr::eq(entry.as_ptr(), Arc::as_ptr(&cached)))
+        };
+        match kind {
+            DependencyKind::CachedObject(key, entry) => is_cached(ObjectCacheKey::Stored(self.id, key.clone()), entry),
+            DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
+            DependencyKind::StoredVersion(key, version) => match self.store.cached_stat(key) {
+                CachedStat::Object(raw_meta) => raw_meta.version == *version,
+                CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => false,
+            },
+            DependencyKind::Missing(key) => self.store.cached_stat(key) == CachedStat::Missing,
+        }
+    }
+
+    /// Counts a lookup of a stored object that was answered without blocking.
+    pub fn count_lookup(&self, result: LookupResult) {
+        self.resources.objects.entries.count(result, 1);
+    }
+
+    /// Returns the dependency on the object at `key` if the cache holds this version of it.
+    pub fn cached_dependency(&self, freshness: Freshness, key: &Key, version: u64) -> Option<Dependency> {
+        let entry = self.resources.objects.entries.try_cached(&ObjectCacheKey::Stored(self.id, key.clone()))?;
+        (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, freshness.request_start))
+    }
+
+    /// Returns the store's metadata of the object at `key` and the dependency on its version, if the store knows them
+    /// without blocking.
+    pub fn stored_dependency(&self, freshness: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
+        match self.store.cached_stat(key) {
+            _ if !self.is_visible(key) => None,
+            CachedStat::Object(raw_meta) => {
+                Some((raw_meta.into(), Dependency::stored_version(key, raw_meta, freshness.request_start)))
+            }
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => None,
+        }
+    }
+}
