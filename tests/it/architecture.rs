@@ -108,7 +108,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// The files of every folder from top to bottom: each imports only from those that come after it. The folder's own file,
 /// which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
-    ("access", "jwt jwks jwks_fetcher key_set signatures token_file policy caller token_error"),
+    ("access", "jwt jwks token_file policy caller"),
     (
         "cache",
         "block_load charging decode block_cache block_entry block_waiters datasets load_times memory_permit nonblocking_objects dependency objects block_source fetch object_cache admission_filter object_entry large_object backpressure validated cache_memory budget buffer_pool error freshness pinned_buffers permit footprint waiter_counts",
