@@ -165,10 +165,7 @@ const ORDER: &[(&str, &str)] = &[
     ("store::local", "files links open_file page_cache page_cache_reader run scan tree errors resolve reopen root"),
     ("telemetry", "panics quoted"),
     ("trace", "export settings spans"),
-    (
-        "verify",
-        "aggregator block_findings event previous_run tally walk attribute_findings entry_role prefetch item finding gaps retry",
-    ),
+    ("verify", "aggregator previous_run event walk checks entries finding retry"),
     ("view", "precomputed reencoded zarr2 zarr3 zarr lookup chunk encoder node"),
     ("view::precomputed", "scale compressed_segmentation image"),
     ("view::zarr", "consolidated node ngff chunk"),

@@ -12,7 +12,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use super::report_header::ReportHeader;
 use crate::store::Key;
-use crate::verify::{Checkpoint, DatasetTally, FindingCounts, FindingKind, PreviousRun};
+use crate::verify::{Checkpoint, DatasetTally, FindingKind, PreviousRun, Totals};
 
 /// Maximum length of a line in bytes. This program writes no longer ones.
 pub(super) const MAX_LINE_BYTES: u64 = 4 << 20;
@@ -65,7 +65,7 @@ enum ReportLineKind {
 /// Contents of a report up to the current line.
 #[derive(Default)]
 struct ReportReplay {
-    findings: FindingCounts,
+    findings: Totals,
     finished: Vec<DatasetTally>,
     changed: Vec<String>,
     /// Approximate bytes of `finished` and `changed`.
@@ -91,7 +91,7 @@ impl ReportReplay {
             }
             "finding" => {
                 let (kind, severity) = (line.kind.unwrap_or_default(), line.severity.unwrap_or_default());
-                if !self.findings.count(&kind, &severity) {
+                if !self.findings.count_named(&kind, &severity) {
                     return Err(format!("a finding of an unknown kind, {kind:?}"));
                 }
                 if kind == FindingKind::ChangedSince.descriptor().name {
