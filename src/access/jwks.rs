@@ -4,8 +4,8 @@
 
 use std::fmt;
 use std::path::Path;
+use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
-use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
 
 use jsonwebtoken::jwk::{Jwk, KeyOperations, PublicKeyUse};
@@ -160,7 +160,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 /// Fetches keys from a URL.
 pub(super) struct JwksFetcher {
     /// Keys, and the time of their fetch.
-    keys: Arc<RwLock<Option<(Arc<KeySet>, Instant)>>>,
+    keys: watch::Sender<Option<(Arc<KeySet>, Instant)>>,
     /// Requests a fetch. The thread ends when this is dropped.
     fetch_request: SyncSender<()>,
     /// Number of finished fetches, successful or not, and the start of the last one.
@@ -183,7 +183,7 @@ impl fmt::Debug for JwksFetcher {
 
 impl JwksFetcher {
     /// Starts the thread that fetches the keys. Returns before they arrive, because the server must start even if the
-    /// issuer is unreachable. Until then, the keys of `initial_keys` stay in use.
+    /// issuer is unreachable. Until then, the keys of `known` stay in use.
     ///
     /// # Errors
     /// Returns a message if certificates cannot be read or no thread can be started.
@@ -191,12 +191,11 @@ impl JwksFetcher {
         let roots = Some(config.roots.as_path()).filter(|path| !path.as_os_str().is_empty());
         let (agent, url) = (build_agent(roots)?, config.keys.clone());
         let (refresh, refetch) = (config.refresh, config.refetch);
-        let initial_keys = known.and_then(|known| known.keys.read().unwrap_or_else(PoisonError::into_inner).clone());
-        let keys = Arc::new(RwLock::new(initial_keys));
+        let keys = watch::Sender::new(known.and_then(|known| known.keys.borrow().clone()));
         // A capacity of 1 is enough: one fetch serves all requests that arrive during the previous one.
         let (fetch_request, fetch_receiver) = sync_channel(1);
         let (finished_sender, finished_fetches) = watch::channel((0, None));
-        let shared_keys = Arc::clone(&keys);
+        let shared_keys = keys.clone();
         let fetch = move || {
             let mut failed = 0_u32;
             loop {
@@ -207,7 +206,7 @@ impl JwksFetcher {
                             tracing::info!(url, "the issuer's keys can be fetched again");
                         }
                         failed = 0;
-                        *shared_keys.write().unwrap_or_else(PoisonError::into_inner) = Some((Arc::new(keys), started));
+                        shared_keys.send_replace(Some((Arc::new(keys), started)));
                     }
                     Err(why) => {
                         failed = failed.saturating_add(1);
@@ -242,7 +241,7 @@ impl JwksFetcher {
 
     /// Returns true if keys have been fetched, valid or too old.
     fn has_keys(&self) -> bool {
-        self.keys.read().unwrap_or_else(PoisonError::into_inner).is_some()
+        self.keys.borrow().is_some()
     }
 
     /// Waits until the first fetch succeeds or fails, for a bounded time.
@@ -255,7 +254,7 @@ impl JwksFetcher {
 
     /// Returns the keys unless they are too old.
     fn valid_keys(&self) -> Option<Arc<KeySet>> {
-        let fetched = self.keys.read().unwrap_or_else(PoisonError::into_inner);
+        let fetched = self.keys.borrow();
         let valid = fetched.as_ref().filter(|(_, fetched_at)| fetched_at.elapsed() <= self.stale);
         valid.map(|(keys, _)| Arc::clone(keys))
     }
@@ -345,7 +344,7 @@ mod tests {
         previous.wait_for_first_fetch().await;
         assert_eq!(previous.keys_for(None).await.unwrap_err(), TokenError::KeysUnavailable);
         let key = format!(r#"{{"keys": [{{"kty": "OKP", "crv": "Ed25519", "kid": "a", "x": "{}"}}]}}"#, "A".repeat(43));
-        *previous.keys.write().unwrap() = Some((Arc::new(KeySet::parse(&key).unwrap()), Instant::now()));
+        previous.keys.send_replace(Some((Arc::new(KeySet::parse(&key).unwrap()), Instant::now())));
         let reloaded = start(Some(&previous));
         drop(previous);
         reloaded.wait_for_first_fetch().await;

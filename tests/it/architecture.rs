@@ -150,8 +150,8 @@ const ORDER: &[(&str, &str)] = &[
         "neuroglancer_source description canonical compatibility coordinate_space lint neuroglancer tensorstore codec units volume multiscale calibration node transform json_values problem",
     ),
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera numbered_levels pyramid"),
-    ("output", "accept jpeg json n5_block npy png raw tiff encoded image options"),
-    ("png_gray", "layout chunk deflate filter huffman"),
+    ("output", "accept jpeg json n5_block npy png raw tiff image encoding"),
+    ("png_gray", "layout deflate filter huffman"),
     (
         "read",
         "check derived existing_blocks gather partial_reads sample concurrent_loads nonblocking_gather canvas single_block read_stats slice_plan slice_decision slice_cost bands",
@@ -166,9 +166,8 @@ const ORDER: &[(&str, &str)] = &[
     ("telemetry", "panics quoted"),
     ("trace", "export settings spans"),
     ("verify", "aggregator previous_run event walk checks entries finding retry"),
-    ("view", "precomputed reencoded zarr2 zarr3 zarr lookup chunk encoder node"),
+    ("view", "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array lookup chunk node"),
     ("view::precomputed", "scale compressed_segmentation image"),
-    ("view::zarr", "consolidated node ngff chunk"),
 ];
 
 /// Imports between modules or folders `depth` levels below the root that lie in `folder`.
