@@ -16,7 +16,7 @@ use super::permit::Permit;
 use crate::cpu_pool::{CoreLease, Priority};
 use crate::metrics;
 use crate::trace;
-use n5_format::{Block, BlockError, CancelCheck, DecodeBuffers, DecompressedBlock, GridPosition, Scratch};
+use n5_format::{Block, BlockError, CancelCheck, Coords, DecodeBuffers, GridPosition, Scratch};
 
 impl BlockCache {
     /// Decodes a stored block on the CPU pool. The memory for it is taken first. The error of a block that does not
@@ -105,7 +105,7 @@ impl BlockCache {
     }
 
     /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not kept. The caller holds a
-    /// permit for [`Self::decode_bytes`].
+    /// permit for [`Self::decode_bytes`]. Returns the size of the block and its elements, big-endian as stored.
     pub(crate) fn decode_in_place<'a>(
         &self,
         dataset: &Dataset,
@@ -113,11 +113,10 @@ impl BlockCache {
         stored: &'a [u8],
         buffers: &'a mut DecodeBuffers,
         cancel_check: CancelCheck<'_>,
-    ) -> Option<DecompressedBlock<'a>> {
+    ) -> Option<(Coords, &'a [u8])> {
         let started = Instant::now();
         let block =
-            DecompressedBlock::new(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check)
-                .ok()?;
+            Block::decompress(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check).ok()?;
         record_decode(dataset.attributes.compression().label(), started.elapsed());
         Some(block)
     }

@@ -13,7 +13,7 @@ use crate::container::{Container, grid_component};
 use crate::read::{Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
 use crate::store::{Key, ObjectMeta, StoreError};
 use n5_format::{
-    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition, RawLayout, Region,
+    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition, Region,
     SignedCoords, to_big_endian,
 };
 
@@ -258,7 +258,7 @@ impl Chunk {
             }
             StoredObject::Large(large) => {
                 let stored_bytes = large.meta().len;
-                let head_bytes = RawLayout::max_header_bytes(self.region.rank()).min(stored_bytes);
+                let head_bytes = BlockHeader::max_len(self.region.rank()).min(stored_bytes);
                 let head = large.read_piece(0, head_bytes).await?;
                 let range = self.range_in_block(position, encoding, &head, stored_bytes);
                 let Some(range) = range else { return Ok(None) };

@@ -139,12 +139,9 @@ const ORDER: &[(&str, &str)] = &[
     ("metrics", "connections float handles labels names"),
     (
         "n5_format",
-        "array convert element range_reads block attributes document encode compression json_object json statistics data_type grid",
+        "array convert range_reads block attributes document compression json_object json statistics data_type grid",
     ),
-    (
-        "n5_format::compression",
-        "blosc blosc_decode bzip2 encoding blosc_buffer blosc_sys gzip lz4 raw xz zstd codec stream limits error",
-    ),
+    ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (
         "n5_metadata",
         "neuroglancer_source description canonical compatibility coordinate_space lint neuroglancer tensorstore codec units volume multiscale calibration node transform json_values problem",

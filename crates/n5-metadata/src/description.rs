@@ -1,6 +1,6 @@
 //! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`).
 
-use n5_format::{DescribedDataset, DocumentError, UnreadableMember};
+use n5_format::{DescribedDataset, DocumentError};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -86,7 +86,7 @@ impl Description {
             description.problems.push(truncated_error(error).into());
             return description;
         }
-        for UnreadableMember { name, reason } in node.own_document().unreadable() {
+        for (name, reason) in node.own_document().unreadable() {
             push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
         if node.own_document().describes_dataset() {

@@ -7,9 +7,7 @@ use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Decompressor;
 use memchr::memmem;
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged};
-use super::limits::CancelCheck;
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "gzip";
@@ -126,7 +124,6 @@ fn decode_one_shot(payload: &[u8], wrapper: DeflateWrapper, len: usize, output: 
 fn inflate(decoder: &mut Decompress, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError> {
     let before = (decoder.total_in(), decoder.total_out());
     let status = decoder.decompress(input, output, FlushDecompress::None).map_err(|error| damaged(NAME, error))?;
-    let consumed = stream::counter_delta(before.0, decoder.total_in());
-    let produced = stream::counter_delta(before.1, decoder.total_out());
-    Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
+    let after = (decoder.total_in(), decoder.total_out());
+    Ok(DecodeStep::between(before, after, status == Status::StreamEnd))
 }

@@ -12,10 +12,11 @@ use lz4::block::{DecompressError, decompress_into};
 use lz4::frame::FrameDecoder;
 use xxhash_rust::xxh32::xxh32;
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged, too_long, wrong_length};
-use super::limits::{CancelCheck, MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit, PeriodicCancelCheck};
-use super::stream::{self, DecodeOutput, expect_zero_padding, skip_zero_padding};
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged, too_long, wrong_length};
+use super::stream::{
+    self, DecodeOutput, MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit, PeriodicCancelCheck, expect_zero_padding,
+    skip_zero_padding,
+};
 
 const NAME: &str = "lz4";
 const JAVA_MAGIC: &[u8] = b"LZ4Block";
