@@ -144,9 +144,9 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_format::compression", "encoding blosc bzip2 blosc_sys gzip lz4 raw xz zstd stream codec"),
     (
         "n5_metadata",
-        "neuroglancer_source description canonical compatibility coordinate_space lint neuroglancer tensorstore codec units volume multiscale calibration node transform json_values problem",
+        "description canonical compatibility coordinate_space neuroglancer tensorstore codec units volume multiscale calibration node problem json_values",
     ),
-    ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera numbered_levels pyramid"),
+    ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
     ("output", "accept jpeg json n5_block npy png raw tiff image encoding"),
     ("png_gray", "layout deflate filter huffman"),
     (
