@@ -31,44 +31,35 @@ const RUN_BYTES: std::ops::RangeInclusive<usize> = 3..=258;
 /// Runs are searched only if more than one in this many groups of eight bytes consists of a single byte value.
 const GROUPS_PER_RUN: usize = 64;
 
-/// Encoder of a stream of blocks. It holds the bits of the last byte while that is incomplete.
-#[derive(Debug, Default)]
-pub(crate) struct DeflateEncoder {
-    word: u64,
-    bit_count: u32,
-}
-
-impl DeflateEncoder {
-    /// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. After the last block and after an empty one, the stream
-    /// ends at a byte boundary.
-    pub(crate) fn write_block(&mut self, out: &mut Vec<u8>, bytes: &[u8], is_last: bool) {
-        let has_runs = has_runs(bytes);
-        let huffman = DynamicHuffman::new(&symbol_counts(bytes, has_runs));
-        let is_coded =
-            !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
-        let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
-        let start = out.len();
-        // Words are written whole, and each one overwrites the unused bytes of the word before.
-        out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
-        let mut bits = BitWriter {
-            buffer: out.get_mut(start..).unwrap_or_default(),
-            position: 0,
-            word: self.word,
-            bit_count: self.bit_count,
-        };
-        bits.put(u64::from(is_last), 1);
-        if is_coded {
-            huffman.write(&mut bits, bytes, has_runs);
-        } else {
-            bits.put_stored(bytes);
-        }
-        if is_last {
-            bits.align_to_byte();
-        }
-        *self = Self { word: bits.word, bit_count: bits.bit_count };
-        let end = start.saturating_add(bits.position);
-        out.truncate(end);
+/// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. `pending` holds the bits of the last byte before it, while that is
+/// incomplete, and their number. Returns those after the block. After the last block and after an empty one, the stream
+/// ends at a byte boundary.
+pub(crate) fn write_block(out: &mut Vec<u8>, pending: (u64, u32), bytes: &[u8], is_last: bool) -> (u64, u32) {
+    let has_runs = has_runs(bytes);
+    let huffman = DynamicHuffman::new(&symbol_counts(bytes, has_runs));
+    let is_coded = !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
+    let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
+    let start = out.len();
+    // Words are written whole, and each one overwrites the unused bytes of the word before.
+    out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
+    let mut bits = BitWriter {
+        buffer: out.get_mut(start..).unwrap_or_default(),
+        position: 0,
+        word: pending.0,
+        bit_count: pending.1,
+    };
+    bits.put(u64::from(is_last), 1);
+    if is_coded {
+        huffman.write(&mut bits, bytes, has_runs);
+    } else {
+        bits.put_stored(bytes);
     }
+    if is_last {
+        bits.align_to_byte();
+    }
+    let (end, pending) = (start.saturating_add(bits.position), (bits.word, bits.bit_count));
+    out.truncate(end);
+    pending
 }
 
 /// Collects bits and writes them as bytes, lowest bit first.

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use libdeflater::Adler32;
 
-use crate::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES, DeflateEncoder};
+use crate::deflate::{BLOCK_BYTES, BLOCK_EXTRA_BYTES, write_block};
 use crate::filter::PixelRows;
 
 /// Maximum number of pixels per side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
@@ -293,7 +293,8 @@ struct IdatStream<'a> {
     needs_zlib_header: bool,
     /// True if the stream ends with its own checksum.
     ends_with_checksum: bool,
-    blocks: DeflateEncoder,
+    /// Bits of the last byte while that is incomplete, and their number.
+    pending_bits: (u64, u32),
     checksum: Adler32,
     checked_bytes: u64,
 }
@@ -305,7 +306,7 @@ impl<'a> IdatStream<'a> {
             out,
             needs_zlib_header: is_first,
             ends_with_checksum: is_only,
-            blocks: DeflateEncoder::default(),
+            pending_bits: (0, 0),
             checksum: Adler32::new(),
             checked_bytes: 0,
         }
@@ -322,7 +323,7 @@ impl<'a> IdatStream<'a> {
                     // Deflate, window of 32 KiB, fast compression.
                     out.extend_from_slice(&[0x78, 0x01]);
                 }
-                self.blocks.write_block(out, block, is_last);
+                self.pending_bits = write_block(out, self.pending_bits, block, is_last);
                 if is_last && self.ends_with_checksum {
                     out.extend_from_slice(&self.checksum.sum().to_be_bytes());
                 }
@@ -333,7 +334,7 @@ impl<'a> IdatStream<'a> {
 
     /// Aligns the stream to a byte, so that the next piece begins with a whole byte.
     fn sync_flush(&mut self) {
-        write_chunk(self.out, *b"IDAT", |out| self.blocks.write_block(out, &[], false));
+        write_chunk(self.out, *b"IDAT", |out| self.pending_bits = write_block(out, self.pending_bits, &[], false));
     }
 
     /// Returns the checksum of the appended bytes, and their number.

@@ -18,7 +18,7 @@ use smallvec::SmallVec;
 use snap::raw::{Decoder, decompress_len};
 
 use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged, wrong_length};
-use super::stream::{self, PeriodicCancelCheck, expect_zero_padding};
+use super::stream::{self, check_periodically, expect_zero_padding};
 use super::{blosc_sys, gzip, zstd};
 
 const NAME: &str = "blosc";
@@ -337,10 +337,10 @@ fn decode(
     }
     let inner = header.inner_code();
     stream::resize_for_overwrite(output, header.decoded_bytes);
-    let mut periodic_check = PeriodicCancelCheck::new(cancel_check);
+    let mut unchecked_bytes = 0;
     for (block, target) in header.blocks(buffer)?.zip(output.chunks_mut(header.block_size)) {
         let block = block?;
-        periodic_check.advance(block.decoded_bytes.saturating_mul(2))?;
+        check_periodically(cancel_check, &mut unchecked_bytes, block.decoded_bytes.saturating_mul(2))?;
         if header.flags & BYTE_SHUFFLE != 0 && header.item_size > 1 {
             stream::resize_for_overwrite(shuffled, block.decoded_bytes);
             unshuffle_bytes(&block, header.item_size, inner, shuffled, target, cancel_check)?;

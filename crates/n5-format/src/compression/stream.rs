@@ -203,26 +203,19 @@ const MIN_BYTES_PER_COSTLY_MEMBER: usize = 1 << 10;
 /// Bytes that every further member must yield on average if its decoder takes no memory from the system.
 pub(super) const MIN_BYTES_PER_CHEAP_MEMBER: usize = 64;
 
-/// Polls a [`CancelCheck`] once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces.
-pub(super) struct PeriodicCancelCheck<'a> {
-    cancel_check: CancelCheck<'a>,
+/// Polls `cancel_check` once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces. `pending` counts the bytes
+/// since the last time. The next piece reads and writes `bytes` bytes in total.
+pub(super) fn check_periodically(
+    cancel_check: CancelCheck<'_>,
+    pending: &mut usize,
     bytes: usize,
-}
-
-impl<'a> PeriodicCancelCheck<'a> {
-    pub(super) fn new(cancel_check: CancelCheck<'a>) -> Self {
-        Self { cancel_check, bytes: 0 }
+) -> Result<(), CodecError> {
+    *pending = pending.saturating_add(bytes);
+    if *pending < CANCEL_CHECK_BYTES {
+        return Ok(());
     }
-
-    /// Counts the next piece, which reads and writes `bytes` bytes in total, and polls the check if it is due.
-    pub(super) fn advance(&mut self, bytes: usize) -> Result<(), CodecError> {
-        self.bytes = self.bytes.saturating_add(bytes);
-        if self.bytes < CANCEL_CHECK_BYTES {
-            return Ok(());
-        }
-        self.bytes = 0;
-        self.cancel_check.check()
-    }
+    *pending = 0;
+    cancel_check.check()
 }
 
 /// Limits the number of members (streams, frames, blocks) of one payload by the bytes that they yield.
