@@ -326,27 +326,23 @@ impl ContainerWalker {
             return Ok(false);
         };
         let entry_role = EntryRole::of(grid.as_ref(), &entry.name);
+        let new_finding = |kind, message: &str| Finding::new(kind, key.as_str(), message);
         if entry.is_directory {
-            let child_grid = match entry_role {
-                EntryRole::GridDirectory(dataset, prefix) => Some((dataset, prefix)),
+            let (child_grid, finding) = match entry_role {
+                EntryRole::GridDirectory(dataset, prefix) => (Some((dataset, prefix)), None),
                 EntryRole::Block(dataset, position) => {
-                    if resume.is_none() {
-                        let message = "there is a directory in place of a block";
-                        let finding = Finding::new(FindingKind::DirectoryAtBlock, key.as_str(), message);
-                        self.send(WalkItem::Finding(finding.in_dataset(dataset.key.as_str()).at_position(&position)))
-                            .await?;
-                    }
-                    None
+                    let finding =
+                        new_finding(FindingKind::DirectoryAtBlock, "there is a directory in place of a block");
+                    (None, Some(finding.in_dataset(dataset.key.as_str()).at_position(&position)))
                 }
                 EntryRole::Attributes => {
-                    if resume.is_none() {
-                        self.send_finding(FindingKind::BrokenAttributes, &key, "attributes.json is a directory")
-                            .await?;
-                    }
-                    None
+                    (None, Some(new_finding(FindingKind::BrokenAttributes, "attributes.json is a directory")))
                 }
-                EntryRole::OutsideGrid(_) | EntryRole::Other => None,
+                EntryRole::OutsideGrid(_) | EntryRole::Other => (None, None),
             };
+            if let Some(finding) = finding.filter(|_| resume.is_none()) {
+                self.send(WalkItem::Finding(finding)).await?;
+            }
             if key.segments().count() % LEVELS_PER_TASK != 0 {
                 return self.walk_directory(key, child_grid, ancestors.clone(), resume).await;
             }
@@ -354,44 +350,33 @@ impl ContainerWalker {
             let task = tokio::spawn(async move { walk.walk_directory(key, child_grid, ancestors, resume).await });
             return join_walk(AbortOnDropHandle::new(task)).await;
         }
-        match entry_role {
+        let finding = match entry_role {
             EntryRole::Block(dataset, position) => {
                 self.send(WalkItem::Block(dataset, position)).await?;
                 return Ok(true);
             }
-            EntryRole::Attributes if *has_readable_attributes => {}
-            EntryRole::Attributes => {
-                self.send_finding(
-                    FindingKind::UnreadableFile,
-                    &key,
-                    "permission to read the file is denied, or it has just changed",
-                )
-                .await?;
-            }
+            EntryRole::Attributes if *has_readable_attributes => None,
+            EntryRole::Attributes => Some(new_finding(
+                FindingKind::UnreadableFile,
+                "permission to read the file is denied, or it has just changed",
+            )),
             EntryRole::OutsideGrid(dataset) => {
                 let shape = dataset.attributes.grid().shape();
                 let message = format!("the block is outside the grid of {:?} blocks", shape.as_slice());
-                let finding =
-                    Finding::new(FindingKind::OutsideGrid, key.as_str(), message).in_dataset(dataset.key.as_str());
-                self.send(WalkItem::Finding(finding)).await?;
+                Some(new_finding(FindingKind::OutsideGrid, &message).in_dataset(dataset.key.as_str()))
             }
             EntryRole::GridDirectory(dataset, _) => {
                 let message = "there is a file in place of a directory of blocks";
-                let finding =
-                    Finding::new(FindingKind::MisplacedFile, key.as_str(), message).in_dataset(dataset.key.as_str());
-                self.send(WalkItem::Finding(finding)).await?;
+                Some(new_finding(FindingKind::MisplacedFile, message).in_dataset(dataset.key.as_str()))
             }
             EntryRole::Other if is_temporary(&entry.name) => {
-                self.send_finding(
-                    FindingKind::TemporaryFile,
-                    &key,
-                    "the name is that of a file that is still being written",
-                )
-                .await?;
+                let message = "the name is that of a file that is still being written";
+                Some(new_finding(FindingKind::TemporaryFile, message))
             }
-            EntryRole::Other => {
-                self.send_finding(FindingKind::StrayFile, &key, "it is neither attributes nor a block").await?;
-            }
+            EntryRole::Other => Some(new_finding(FindingKind::StrayFile, "it is neither attributes nor a block")),
+        };
+        if let Some(finding) = finding {
+            self.send(WalkItem::Finding(finding)).await?;
         }
         self.send(WalkItem::FilePassed(key)).await?;
         Ok(false)

@@ -196,23 +196,23 @@ impl BlockHeader {
             return header;
         }
         let grid = attributes.grid();
-        let is_expected_size = |size: &Coords| size == grid.block_size() || *size == grid.clipped_size(position);
-        let (word, rest) = stored.split_at_checked(4).unwrap_or_default();
-        if word == u32::try_from(rank).unwrap_or(u32::MAX).to_be_bytes() && rest.len() >= 8 * rank {
-            let mut rest = rest;
-            let size: Coords = (0..rank).map(|_| rest.get_u64()).collect();
-            if is_expected_size(&size) {
-                let elements = product(&size);
-                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 + 8 * rank });
-            }
+        let with_expected_size = |size: Coords, len| {
+            let is_expected = size == *grid.block_size() || size == grid.clipped_size(position);
+            is_expected.then(|| Self { mode: BlockMode::Default, elements: product(&size), size, len })
+        };
+        let (word, mut rest) = stored.split_at_checked(4).unwrap_or_default();
+        if word == u32::try_from(rank).unwrap_or(u32::MAX).to_be_bytes()
+            && rest.len() >= 8 * rank
+            && let Some(header) = with_expected_size((0..rank).map(|_| rest.get_u64()).collect(), 4 + 8 * rank)
+        {
+            return Ok(header);
         }
-        if stored.len() >= 4 * rank && header.as_ref().map_or(true, |h| h.size.len() != rank) {
-            let mut rest = stored;
-            let size: Coords = (0..rank).map(|_| u64::from(rest.get_u32())).collect();
-            if is_expected_size(&size) {
-                let elements = product(&size);
-                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 * rank });
-            }
+        let mut rest = stored;
+        if stored.len() >= 4 * rank
+            && header.as_ref().map_or(true, |h| h.size.len() != rank)
+            && let Some(header) = with_expected_size((0..rank).map(|_| rest.get_u32().into()).collect(), 4 * rank)
+        {
+            return Ok(header);
         }
         header
     }

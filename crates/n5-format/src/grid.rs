@@ -305,17 +305,22 @@ impl Iterator for CoveringBlocks {
             return None;
         }
         let position = self.axes.iter().zip(&self.cursor).map(|(axis, n)| axis.nth(*n)).collect();
-        self.is_done = true;
-        for (axis, n) in self.axes.iter().zip(self.cursor.iter_mut()) {
-            *n = n.saturating_add(1);
-            if *n < axis.count {
-                self.is_done = false;
-                break;
-            }
-            *n = 0;
-        }
+        self.is_done = !advance(self.cursor.iter_mut().zip(self.axes.iter().map(|axis| axis.count)));
         Some(position)
     }
+}
+
+/// Advances a cursor by one position. It is given by the number along each axis, first axis fastest, and their count.
+/// Returns false if the position was the last one; the cursor is then at the first.
+pub(crate) fn advance<'a>(cursor: impl Iterator<Item = (&'a mut u64, u64)>) -> bool {
+    for (n, count) in cursor {
+        *n = n.saturating_add(1);
+        if *n < count {
+            return true;
+        }
+        *n = 0;
+    }
+    false
 }
 
 fn coprime(mut a: u128, mut b: u128) -> bool {

@@ -5,6 +5,7 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
+use crate::grid::advance;
 use crate::{Coords, Region};
 
 /// Largest read, in bytes.
@@ -179,15 +180,8 @@ impl Iterator for RangeReads {
         self.next_chunk = self.next_chunk.saturating_add(1);
         if self.next_chunk >= self.reads_per_position() {
             self.next_chunk = 0;
-            self.is_done = true;
-            for (n, axis) in self.cursor.iter_mut().zip(self.axes.iter().skip(self.axes_per_read)) {
-                *n = n.saturating_add(1);
-                if *n < axis.count {
-                    self.is_done = false;
-                    break;
-                }
-                *n = 0;
-            }
+            let counts = self.axes.iter().skip(self.axes_per_read).map(|axis| axis.count);
+            self.is_done = !advance(self.cursor.iter_mut().zip(counts));
         }
         Some(RangeRead { offset, size, bytes: from..from.saturating_add(len) })
     }
