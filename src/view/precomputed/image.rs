@@ -80,7 +80,7 @@ pub(super) fn png(
     Ok(out.into())
 }
 
-/// Like [`png`], as JPEG. Its components keep their full resolution.
+/// Like [`png()`], as JPEG. Its components keep their full resolution.
 pub(super) fn jpeg(
     data: &[u8],
     element_bytes: usize,

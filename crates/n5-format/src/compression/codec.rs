@@ -89,7 +89,7 @@ impl fmt::Debug for Scratch {
 }
 
 /// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output.
-/// Calls of a library that cannot be interrupted are excepted; [`Codec::decode`](crate::Codec::decode) lists them.
+/// Calls of a library that cannot be interrupted are excepted; [`Codec::decode`] lists them.
 #[derive(Clone, Copy)]
 pub struct CancelCheck<'a>(&'a dyn Fn() -> bool);
 
