@@ -89,7 +89,7 @@ fn scanned(bytes: &[u8]) {
     // serde_json refuses numbers beyond the range of `f64` and unpaired surrogates.
     let Some(whole) = whole else { return };
     assert_eq!(serde_json::from_str::<Value>(&copied).unwrap(), whole);
-    let is_unread = |name: &str| document.unreadable().iter().any(|unread| unread.name == name);
+    let is_unread = |name: &str| document.unreadable().iter().any(|(unread, _)| *unread == name);
     for name in WHOLE.into_iter().filter(|name| !is_unread(name)) {
         assert_eq!(document.members().get(name), whole.get(name), "{name}");
     }

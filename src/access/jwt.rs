@@ -1,15 +1,18 @@
-//! Authentication by an issuer's JWTs (RFC 7519), such as those of an OpenID Connect provider.
+//! Authentication by an issuer's JWTs (RFC 7519), such as those of an OpenID Connect provider. The crate `ring`, the
+//! cryptography library that the server already uses, verifies their signatures.
 
-use std::sync::Arc;
+use std::sync::{Arc, Once};
 
-use jsonwebtoken::errors::ErrorKind;
-use jsonwebtoken::{Algorithm, Validation, decode, decode_header};
+use jsonwebtoken::crypto::{CryptoProvider, JwtVerifier, KeyUtils};
+use jsonwebtoken::errors::{Error, ErrorKind};
+use jsonwebtoken::{Algorithm, DecodingKey, DecodingKeyKind, Validation, decode, decode_header};
+use ring::signature as algorithms;
+use ring::signature::{RsaParameters, RsaPublicKeyComponents, UnparsedPublicKey, VerificationAlgorithm};
 use serde_json::{Map, Value};
+use signature::{Error as Invalid, Verifier};
 
-use super::caller::Caller;
+use super::caller::{Caller, TokenError};
 use super::jwks::IssuerKeys;
-use super::signatures;
-use super::token_error::TokenError;
 use crate::config::JwtConfig;
 
 /// Maximum length of a caller's name; names are written to logs.
@@ -21,7 +24,7 @@ const MAX_GROUPS: usize = 1000;
 /// Authenticates callers by the JWTs of one issuer.
 #[derive(Debug)]
 pub(super) struct JwtAuthenticator {
-    keys: Arc<IssuerKeys>,
+    pub(super) keys: Arc<IssuerKeys>,
     config: JwtConfig,
     algorithms: Vec<Algorithm>,
 }
@@ -32,24 +35,14 @@ pub(super) fn looks_like_jwt(token: &str) -> bool {
 }
 
 impl JwtAuthenticator {
-    /// Returns true if keys have been available at some time.
-    pub(super) fn has_keys(&self) -> bool {
-        self.keys.has_keys()
-    }
-
-    /// Waits at most a few seconds for the first keys, if none have been available so far.
-    pub(super) async fn wait_for_first_keys(&self) {
-        self.keys.wait_for_first_fetch().await;
-    }
-
     /// Creates an authenticator, which reuses the keys of `known` if they have the same location.
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or an algorithm is not accepted.
     pub(super) fn open(config: &JwtConfig, known: Option<&Self>) -> Result<Self, String> {
-        signatures::install_provider();
+        install_provider();
         let algorithm = |name: &String| {
-            signatures::algorithm(name).ok_or_else(|| {
+            name.parse().ok().filter(|algorithm| is_verifiable(*algorithm)).ok_or_else(|| {
                 format!(
                     "jwt.algorithms: {name:?} is not one of RS256 RS384 RS512 PS256 PS384 PS512 ES256 ES384 EdDSA; \
                      algorithms with a shared secret are not accepted"
@@ -110,4 +103,78 @@ fn token_error(kind: &ErrorKind) -> TokenError {
         ErrorKind::InvalidSignature | ErrorKind::InvalidAlgorithm => TokenError::BadSignature,
         _ => TokenError::Malformed,
     }
+}
+
+/// Signature algorithms with RSA keys of 2048 to 8192 bits, which are given as modulus and exponent.
+static RSA_ALGORITHMS: [(Algorithm, &RsaParameters); 6] = [
+    (Algorithm::RS256, &algorithms::RSA_PKCS1_2048_8192_SHA256),
+    (Algorithm::RS384, &algorithms::RSA_PKCS1_2048_8192_SHA384),
+    (Algorithm::RS512, &algorithms::RSA_PKCS1_2048_8192_SHA512),
+    (Algorithm::PS256, &algorithms::RSA_PSS_2048_8192_SHA256),
+    (Algorithm::PS384, &algorithms::RSA_PSS_2048_8192_SHA384),
+    (Algorithm::PS512, &algorithms::RSA_PSS_2048_8192_SHA512),
+];
+
+/// The other signature algorithms. None has a shared secret, because a verifier could also sign with it.
+static CURVE_ALGORITHMS: [(Algorithm, &dyn VerificationAlgorithm); 3] = [
+    (Algorithm::ES256, &algorithms::ECDSA_P256_SHA256_FIXED),
+    (Algorithm::ES384, &algorithms::ECDSA_P384_SHA384_FIXED),
+    (Algorithm::EdDSA, &algorithms::ED25519),
+];
+
+/// Returns true if signatures of this algorithm can be verified.
+fn is_verifiable(algorithm: Algorithm) -> bool {
+    RSA_ALGORITHMS.iter().any(|row| row.0 == algorithm) || CURVE_ALGORITHMS.iter().any(|row| row.0 == algorithm)
+}
+
+struct RingVerifier {
+    algorithm: Algorithm,
+    key: DecodingKeyKind,
+}
+
+impl Verifier<Vec<u8>> for RingVerifier {
+    fn verify(&self, message: &[u8], signature: &Vec<u8>) -> Result<(), Invalid> {
+        let rsa = RSA_ALGORITHMS.iter().find(|row| row.0 == self.algorithm);
+        let curve = CURVE_ALGORITHMS.iter().find(|row| row.0 == self.algorithm);
+        let result = match (&self.key, rsa, curve) {
+            (DecodingKeyKind::RsaModulusExponent { n, e }, Some((_, parameters)), _) => {
+                RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)
+            }
+            (DecodingKeyKind::SecretOrDer(bytes), _, Some((_, algorithm))) => {
+                UnparsedPublicKey::new(*algorithm, bytes).verify(message, signature)
+            }
+            _ => Err(ring::error::Unspecified),
+        };
+        result.map_err(|_unspecified| Invalid::new())
+    }
+}
+
+impl JwtVerifier for RingVerifier {
+    fn algorithm(&self) -> Algorithm {
+        self.algorithm
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "the function type that jsonwebtoken requires")]
+fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerifier>, Error> {
+    if !is_verifiable(*algorithm) || key.family() != algorithm.family() {
+        return Err(ErrorKind::InvalidAlgorithm.into());
+    }
+    Ok(Box::new(RingVerifier { algorithm: *algorithm, key: key.kind().clone() }))
+}
+
+static PROVIDER: CryptoProvider = CryptoProvider {
+    signer_factory: |_, _| Err(ErrorKind::InvalidAlgorithm.into()),
+    verifier_factory: verifier,
+    // Only needed to make JWKs from keys, which this server does not do.
+    key_utils: KeyUtils::new_unimplemented(),
+};
+
+/// Installs the crypto provider. Must be called before the first JWT is decoded.
+fn install_provider() {
+    static INSTALLED: Once = Once::new();
+    INSTALLED.call_once(|| {
+        // No other provider is installed, because no other code uses the crate.
+        let _ = PROVIDER.install_default();
+    });
 }

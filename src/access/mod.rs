@@ -5,12 +5,8 @@
 
 mod caller;
 mod jwks;
-mod jwks_fetcher;
 mod jwt;
-mod key_set;
 mod policy;
-mod signatures;
-mod token_error;
 mod token_file;
 
 use crate::config::JwtConfig;
@@ -20,9 +16,8 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;
 
-pub use caller::Caller;
+pub use caller::{Caller, TokenError};
 pub use policy::{Decision, Policy};
-pub use token_error::TokenError;
 pub use token_file::{IssuedToken, issue};
 
 use jwt::JwtAuthenticator;
@@ -82,13 +77,13 @@ impl AccessControl {
     /// Waits at most a few seconds for an issuer's first keys, if none have been available so far.
     pub async fn wait_for_first_keys(&self) {
         if let Some(jwt) = &self.jwt {
-            jwt.wait_for_first_keys().await;
+            jwt.keys.wait_for_first_fetch().await;
         }
     }
 
     /// Returns false if the keys of a configured issuer have never been available.
     pub fn has_keys(&self) -> bool {
-        self.jwt.as_ref().is_none_or(JwtAuthenticator::has_keys)
+        self.jwt.as_ref().is_none_or(|jwt| jwt.keys.has_keys())
     }
 
     /// Returns the access policy.

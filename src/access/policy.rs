@@ -31,12 +31,6 @@ enum ReadGrant {
     Nobody,
 }
 
-#[derive(Debug, Clone, Copy)]
-struct AccessRule<'a> {
-    path: &'a str,
-    grant: &'a ReadGrant,
-}
-
 /// Access rules. Among the rules whose path is a prefix of the requested path, the longest decides.
 #[derive(Debug)]
 pub struct Policy {
@@ -87,32 +81,34 @@ impl Policy {
         let mut next_path = Some(path);
         while let Some(prefix) = next_path {
             if let Some((rule_path, grant)) = self.rules.get_key_value(prefix) {
-                return AccessRule { path: rule_path, grant }.decide(path, caller);
+                return grant.decide_path(rule_path, path, caller);
             }
             next_path = (!prefix.is_empty()).then(|| prefix.rsplit_once('/').map_or("", |(parent, _)| parent));
         }
         Decision::Refused
     }
 
-    /// Returns the rules for `path` and for paths below it.
-    fn rules_below(&self, path: &str) -> impl Iterator<Item = AccessRule<'_>> {
+    /// Returns the rules for `path` and for paths below it, each with its path.
+    fn rules_below(&self, path: &str) -> impl Iterator<Item = (&String, &ReadGrant)> {
         // All paths that begin with "a/" sort between "a/" and "a0".
         let (from, to) =
             if path.is_empty() { (String::new(), None) } else { (format!("{path}/"), Some(format!("{path}0"))) };
         let end = to.map_or(Bound::Unbounded, Bound::Excluded);
         let inner = self.rules.range::<String, _>((Bound::Included(from), end));
         let own_rule = self.rules.get_key_value(path).filter(|_| !path.is_empty());
-        inner.chain(own_rule).map(|(path, grant)| AccessRule { path, grant })
+        inner.chain(own_rule)
     }
 
     /// Decides whether `caller` may read `path` and all paths below it.
     pub fn decide_below(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        self.rules_below(path).map(|rule| rule.decide(rule.path, caller)).fold(self.decide(path, caller), Decision::max)
+        let decisions =
+            self.rules_below(path).map(|(rule_path, grant)| grant.decide_path(rule_path, rule_path, caller));
+        decisions.fold(self.decide(path, caller), Decision::max)
     }
 
     /// Returns true if a rule for `path` or a path below it grants public access.
     pub fn is_public_below(&self, path: &str) -> bool {
-        self.rules_below(path).any(|rule| *rule.grant == ReadGrant::Public)
+        self.rules_below(path).any(|(_, grant)| *grant == ReadGrant::Public)
     }
 
     /// Decides whether `caller` may read the metrics.
@@ -121,25 +117,23 @@ impl Policy {
     }
 }
 
-impl AccessRule<'_> {
-    /// Returns the decision about `path`, to which this rule applies.
-    fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        let rule_decision = self.grant.decide(caller);
+impl ReadGrant {
+    /// Returns the decision about `path`, to which this grant of the rule for `rule_path` applies.
+    fn decide_path(&self, rule_path: &str, path: &str, caller: Option<&Caller>) -> Decision {
+        let rule_decision = self.decide(caller);
         // A token with `allowed_paths` grants access to these paths only, besides public ones. If the rule's path is
         // longer than the token's, the rule must also grant access to the caller.
         match caller.and_then(|caller| caller.allowed_paths.as_ref()) {
-            Some(allowed_paths) if rule_decision != Decision::Public && *self.grant != ReadGrant::Nobody => {
+            Some(allowed_paths) if rule_decision != Decision::Public && *self != Self::Nobody => {
                 let longest = allowed_paths.iter().filter(|allowed| is_within(path, allowed)).map(String::len).max();
                 let is_granted =
-                    longest.is_some_and(|bytes| bytes >= self.path.len() || rule_decision == Decision::Granted);
+                    longest.is_some_and(|bytes| bytes >= rule_path.len() || rule_decision == Decision::Granted);
                 if is_granted { Decision::Granted } else { Decision::Refused }
             }
             _ => rule_decision,
         }
     }
-}
 
-impl ReadGrant {
     fn decide(&self, caller: Option<&Caller>) -> Decision {
         match (self, caller) {
             (Self::Public, _) => Decision::Public,

@@ -10,9 +10,8 @@ use ring::digest::{SHA256, digest};
 use ring::rand::{SecureRandom, SystemRandom};
 use subtle::ConstantTimeEq;
 
-use super::caller::Caller;
+use super::caller::{Caller, TokenError};
 use super::policy::parse_path;
-use super::token_error::TokenError;
 
 /// Prefix of every token, by which people and scanners recognise a leaked one.
 pub(super) const PREFIX: &str = "n5t_";
@@ -59,13 +58,6 @@ impl std::fmt::Display for TokenDigest {
     }
 }
 
-/// A parsed line of the token file.
-struct TokenRecord {
-    digest: TokenDigest,
-    expires: Option<SystemTime>,
-    caller: Caller,
-}
-
 /// The tokens of a token file.
 pub(super) struct TokenFile {
     /// Digest and line of each token, sorted by digest, and thus by [`TokenDigest::lookup_prefix`]. A file of 4 MiB can
@@ -98,8 +90,8 @@ impl TokenFile {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let record = TokenRecord::parse(line).map_err(|why| format!("line {number}: {why}"))?;
-            numbered.push((number, (record.digest, Box::from(line))));
+            let (digest, ..) = parse_line(line).map_err(|why| format!("line {number}: {why}"))?;
+            numbered.push((number, (digest, Box::from(line))));
         }
         numbered.sort_by_key(|(_, (digest, _))| digest.0);
         for pair in numbered.windows(2) {
@@ -124,45 +116,42 @@ impl TokenFile {
             let _ = self.dummy.ct_eq(&presented);
         }
         let entry = candidates.find(|(digest, _)| digest.ct_eq(&presented));
-        let record = entry.and_then(|(_, line)| TokenRecord::parse(line).ok()).ok_or(TokenError::Unknown)?;
-        if record.expires.is_some_and(|end| end <= now) {
+        let parsed = entry.and_then(|(_, line)| parse_line(line).ok());
+        let (_, expires, caller) = parsed.ok_or(TokenError::Unknown)?;
+        if expires.is_some_and(|end| end <= now) {
             return Err(TokenError::Expired);
         }
-        Ok(record.caller)
+        Ok(caller)
     }
 }
 
-impl TokenRecord {
-    fn parse(line: &str) -> Result<Self, String> {
-        if line.contains(PREFIX) {
-            return Err(
-                "this is a token: the file must contain its hash, which `n5-server token` prints with the token"
-                    .to_owned(),
-            );
-        }
-        let mut words = line.split_whitespace();
-        let name = words
-            .next()
-            .filter(|name| is_valid_name(name))
-            .ok_or("the name must consist of letters, digits and - . _")?;
-        let digest =
-            words.next().and_then(TokenDigest::parse).ok_or("the name is followed by no SHA-256 in hexadecimal")?;
-        let (mut expires, mut groups, mut allowed_paths) = (None, Vec::new(), None);
-        for word in words {
-            match word.split_once('=') {
-                Some(("expires", time)) if expires.is_none() => expires = Some(parse_time(time)?),
-                Some(("groups", names)) if groups.is_empty() => groups = parse_groups(names)?,
-                Some(("read", paths)) if allowed_paths.is_none() => allowed_paths = Some(parse_paths(paths)?),
-                _ => {
-                    return Err(
-                        "the hash may be followed by expires=, groups= and read=, each once, and nothing else".into()
-                    );
-                }
+/// Parses a line of the token file: the digest, expiry and caller of a token.
+fn parse_line(line: &str) -> Result<(TokenDigest, Option<SystemTime>, Caller), String> {
+    if line.contains(PREFIX) {
+        return Err(
+            "this is a token: the file must contain its hash, which `n5-server token` prints with the token".to_owned()
+        );
+    }
+    let mut words = line.split_whitespace();
+    let name =
+        words.next().filter(|name| is_valid_name(name)).ok_or("the name must consist of letters, digits and - . _")?;
+    let digest =
+        words.next().and_then(TokenDigest::parse).ok_or("the name is followed by no SHA-256 in hexadecimal")?;
+    let (mut expires, mut groups, mut allowed_paths) = (None, Vec::new(), None);
+    for word in words {
+        match word.split_once('=') {
+            Some(("expires", time)) if expires.is_none() => expires = Some(parse_time(time)?),
+            Some(("groups", names)) if groups.is_empty() => groups = parse_groups(names)?,
+            Some(("read", paths)) if allowed_paths.is_none() => allowed_paths = Some(parse_paths(paths)?),
+            _ => {
+                return Err(
+                    "the hash may be followed by expires=, groups= and read=, each once, and nothing else".into()
+                );
             }
         }
-        let caller = Caller { is_jwt: false, name: name.to_owned(), groups, allowed_paths };
-        Ok(Self { digest, expires, caller })
     }
+    let caller = Caller { is_jwt: false, name: name.to_owned(), groups, allowed_paths };
+    Ok((digest, expires, caller))
 }
 
 fn is_valid_name(name: &str) -> bool {

@@ -24,7 +24,7 @@ use crate::fair_queue::FlightHandle;
 use crate::metrics::{self, BudgetLabel};
 use crate::store::ObjectMeta;
 use crate::trace;
-use n5_format::{Block, BlockError, CancelCheck, DecodeBuffers, DecompressedBlock, GridPosition, Scratch};
+use n5_format::{Block, BlockError, CancelCheck, Coords, DecodeBuffers, GridPosition, Scratch};
 
 /// Pause before a damaged block is read again: another program may be writing it.
 pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);
@@ -349,7 +349,7 @@ impl BlockCache {
     }
 
     /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not kept. The caller holds a
-    /// permit for [`Self::decode_bytes`].
+    /// permit for [`Self::decode_bytes`]. Returns the size of the block and its elements, big-endian as stored.
     pub(crate) fn decode_in_place<'a>(
         &self,
         dataset: &Dataset,
@@ -357,11 +357,10 @@ impl BlockCache {
         stored: &'a [u8],
         buffers: &'a mut DecodeBuffers,
         cancel_check: CancelCheck<'_>,
-    ) -> Option<DecompressedBlock<'a>> {
+    ) -> Option<(Coords, &'a [u8])> {
         let started = Instant::now();
         let block =
-            DecompressedBlock::new(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check)
-                .ok()?;
+            Block::decompress(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check).ok()?;
         record_decode(dataset.attributes.compression().label(), started.elapsed());
         Some(block)
     }

@@ -15,8 +15,8 @@ pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&
         return known.first().copied();
     }
     let acceptable = known.iter().enumerate().filter_map(|(row, media_type)| {
-        let (position, range) = most_specific(&ranges, media_type)?;
-        (range.weight > 0).then_some(((range.weight, range.specificity(), Reverse((position, row))), *media_type))
+        let (position, (range, weight)) = most_specific(&ranges, media_type)?;
+        (*weight > 0).then_some(((*weight, specificity(range), Reverse((position, row))), *media_type))
     });
     acceptable.max_by_key(|(rank, _)| *rank).map(|(_, media_type)| media_type)
 }
@@ -24,41 +24,33 @@ pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&
 /// Returns the weight that `accept` gives to a media type, in thousandths; 0 if it excludes the type.
 pub fn accept_weight(media_type: &str, accept: &str) -> u16 {
     let ranges = parse_accept(accept);
-    most_specific(&ranges, media_type).map_or(0, |(_, range)| range.weight)
+    most_specific(&ranges, media_type).map_or(0, |(_, (_, weight))| *weight)
 }
 
-/// A media range in `Accept`, with its weight.
-struct MediaRange {
-    media: Mime,
-    /// Value of the parameter `q` in thousandths.
-    weight: u16,
+/// Parses a member of `Accept`: a media range and its weight, the value of the parameter `q` in thousandths.
+fn parse_media_range(member: &str) -> Option<(Mime, u16)> {
+    let media: Mime = member.parse().ok()?;
+    let weight = match media.get_param("q") {
+        Some(q) => parse_qvalue(q.as_str())?,
+        None => 1000,
+    };
+    Some((media, weight))
 }
 
-impl MediaRange {
-    fn parse(member: &str) -> Option<Self> {
-        let media: Mime = member.parse().ok()?;
-        let weight = match media.get_param("q") {
-            Some(q) => parse_qvalue(q.as_str())?,
-            None => 1000,
-        };
-        Some(Self { media, weight })
+/// Returns 0 for `*/*`, 1 for `image/*`, 2 for `image/png`.
+fn specificity(range: &Mime) -> u8 {
+    match (range.type_() == mime::STAR, range.subtype() == mime::STAR) {
+        (true, _) => 0,
+        (false, true) => 1,
+        (false, false) => 2,
     }
+}
 
-    /// Returns 0 for `*/*`, 1 for `image/*`, 2 for `image/png`.
-    fn specificity(&self) -> u8 {
-        match (self.media.type_() == mime::STAR, self.media.subtype() == mime::STAR) {
-            (true, _) => 0,
-            (false, true) => 1,
-            (false, false) => 2,
-        }
-    }
-
-    /// Returns true if the range includes `media_type`. Parameters besides `q` are ignored, because no format has any.
-    fn covers(&self, media_type: &str) -> bool {
-        let Some((kind, subtype)) = media_type.split_once('/') else { return false };
-        (self.media.type_() == mime::STAR || self.media.type_() == kind)
-            && (self.media.subtype() == mime::STAR || self.media.subtype() == subtype)
-    }
+/// Returns true if the range includes `media_type`. Parameters besides `q` are ignored, because no format has any.
+fn covers(range: &Mime, media_type: &str) -> bool {
+    let Some((kind, subtype)) = media_type.split_once('/') else { return false };
+    (range.type_() == mime::STAR || range.type_() == kind)
+        && (range.subtype() == mime::STAR || range.subtype() == subtype)
 }
 
 /// Parses a weight to thousandths, also without its leading zero (Java's `q=.2`). `None` unless it is between 0 and 1.
@@ -73,8 +65,8 @@ fn parse_qvalue(text: &str) -> Option<u16> {
     integer.checked_mul(1000)?.checked_add(fraction).filter(|weight| *weight <= 1000)
 }
 
-/// Returns the media ranges of an `Accept` header. Other members are skipped.
-fn parse_accept(accept: &str) -> Vec<MediaRange> {
+/// Returns the media ranges of an `Accept` header with their weights. Other members are skipped.
+fn parse_accept(accept: &str) -> Vec<(Mime, u16)> {
     let mut is_quoted = false;
     let mut is_escaped = false;
     let members = accept.split(|c: char| {
@@ -87,14 +79,14 @@ fn parse_accept(accept: &str) -> Vec<MediaRange> {
         }
         is_separator
     });
-    members.filter_map(|member| MediaRange::parse(member.trim())).collect()
+    members.filter_map(|member| parse_media_range(member.trim())).collect()
 }
 
 /// Returns the range that determines the weight of a media type, with its position: the most specific one, and the
 /// first among equals.
-fn most_specific<'a>(ranges: &'a [MediaRange], media_type: &str) -> Option<(usize, &'a MediaRange)> {
-    let matching = ranges.iter().enumerate().filter(|(_, range)| range.covers(media_type));
-    matching.max_by_key(|(position, range)| (range.specificity(), Reverse(*position)))
+fn most_specific<'a>(ranges: &'a [(Mime, u16)], media_type: &str) -> Option<(usize, &'a (Mime, u16))> {
+    let matching = ranges.iter().enumerate().filter(|(_, (range, _))| covers(range, media_type));
+    matching.max_by_key(|(position, (range, _))| (specificity(range), Reverse(*position)))
 }
 
 #[cfg(test)]

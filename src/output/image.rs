@@ -1,7 +1,7 @@
 //! Common parts of the image formats: the shapes that are planes, and the mapping of elements to grey values by a
 //! window.
 
-use super::options::EncodeOptions;
+use super::encoding::EncodeOptions;
 use n5_format::DataType;
 
 /// Returns the width and height in pixels of an array shown as one image. The first axis longer than 1 runs to the

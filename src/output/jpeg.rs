@@ -4,9 +4,8 @@ use bytes::Bytes;
 use jpeg_encoder::{Encoder, ImageBuffer, JpegColorType, SamplingFactor};
 
 use super::Format;
-use super::encoded::{EncodeError, buffer};
+use super::encoding::{EncodeError, EncodeOptions, buffer};
 use super::image::{append_windowed, check_window, plane_size};
-use super::options::EncodeOptions;
 use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image, like `png` but with 8 bits only.

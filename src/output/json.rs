@@ -5,8 +5,7 @@ use serde::Serialize;
 use smallvec::SmallVec;
 
 use super::Format;
-use super::encoded::{EncodeError, buffer, element_count};
-use super::options::{AxisOrder, EncodeOptions};
+use super::encoding::{AxisOrder, EncodeError, EncodeOptions, buffer, element_count};
 use n5_format::{Array, DataType};
 
 /// An object with the members `data_type`, `shape`, `order`, `start`, `step` and `data`.
@@ -82,17 +81,18 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
     append(out, &options.step)?;
     out.extend_from_slice(b",\"data\":");
     let Some(width) = array.data_type.size_bytes() else { return Ok(()) };
-    let mut axes: SmallVec<[StridedAxis; 6]> = SmallVec::new();
+    // Size of each axis, and distance between its neighbours in bytes.
+    let mut axes: SmallVec<[(usize, usize); 6]> = SmallVec::new();
     let mut stride = width;
     for size in &array.shape {
         let count = usize::try_from(*size).unwrap_or(usize::MAX);
-        axes.push(StridedAxis { count, stride });
+        axes.push((count, stride));
         stride = stride.saturating_mul(count);
     }
     if options.order == AxisOrder::C {
         axes.reverse();
     }
-    let append_number: AppendElement = match array.data_type {
+    let append_number: fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()> = match array.data_type {
         DataType::UInt8 => |out, bytes| append_element(out, bytes, u8::from_le_bytes),
         DataType::UInt16 => |out, bytes| append_element(out, bytes, u16::from_le_bytes),
         DataType::UInt32 => |out, bytes| append_element(out, bytes, u32::from_le_bytes),
@@ -109,30 +109,21 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
     Ok(())
 }
 
-/// An axis of the nested lists: its size, and the distance between neighbours in bytes.
-#[derive(Debug, Clone, Copy)]
-struct StridedAxis {
-    count: usize,
-    stride: usize,
-}
-
-/// Function that appends the element at the start of a byte slice.
-type AppendElement = fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()>;
-
-/// Appends the lists of `axes`, outermost first. The recursion is as deep as the array has axes.
+/// Appends the lists of `axes`, outermost first, each given by its size and the distance between neighbours in bytes.
+/// `append_number` appends the element at the start of a slice. The recursion is as deep as the array has axes.
 fn write_nested(
     out: &mut Vec<u8>,
     data: &[u8],
-    axes: &[StridedAxis],
-    append_number: AppendElement,
+    axes: &[(usize, usize)],
+    append_number: fn(&mut Vec<u8>, &[u8]) -> serde_json::Result<()>,
 ) -> serde_json::Result<()> {
-    let Some((outer, inner)) = axes.split_first() else { return append_number(out, data) };
+    let Some(((count, stride), inner)) = axes.split_first() else { return append_number(out, data) };
     out.push(b'[');
-    for n in 0..outer.count {
+    for n in 0..*count {
         if n > 0 {
             out.push(b',');
         }
-        write_nested(out, data.get(n.saturating_mul(outer.stride)..).unwrap_or_default(), inner, append_number)?;
+        write_nested(out, data.get(n.saturating_mul(*stride)..).unwrap_or_default(), inner, append_number)?;
     }
     out.push(b']');
     Ok(())

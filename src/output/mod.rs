@@ -4,13 +4,12 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod accept;
-mod encoded;
+mod encoding;
 mod image;
 mod jpeg;
 mod json;
 mod n5_block;
 mod npy;
-mod options;
 mod png;
 mod raw;
 mod tiff;
@@ -22,10 +21,9 @@ use bytes::Bytes;
 use n5_format::{Array, DataType};
 
 pub use accept::{accept_weight, best_media_type};
-pub use encoded::{EncodeError, EncodedPiece};
-pub use options::{AxisOrder, EncodeOptions, Endian};
+pub use encoding::{AxisOrder, EncodeError, EncodeOptions, EncodedPiece, Endian};
 
-use encoded::element_count;
+use encoding::element_count;
 
 /// An output format, which encodes arrays as a media type.
 ///

@@ -3,10 +3,9 @@
 use bytes::Bytes;
 
 use super::Format;
-use super::encoded::element_count;
-use super::options::{EncodeOptions, Endian};
-use super::raw::width_to_swap;
-use n5_format::{DataType, block_header, to_big_endian};
+use super::encoding::{EncodeOptions, Endian};
+use super::raw::{in_byte_order, swapped_bytes, width_to_swap};
+use n5_format::{DataType, block_header};
 
 /// A block header of mode 0 and the elements, most significant byte first. A dataset whose `blockSize` is the shape and
 /// whose compression is `raw` stores the same bytes at its first grid position.
@@ -37,7 +36,7 @@ impl Format for N5BlockFormat {
     /// As for `raw` with the other byte order, plus the header of a hundred axes.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> u64 {
         match width_to_swap(data_type, Endian::Big) {
-            Some(width) => element_count(shape).saturating_mul(width as u64).saturating_add(512),
+            Some(_) => swapped_bytes(shape, data_type, Endian::Big).saturating_add(512),
             None => 0,
         }
     }
@@ -51,15 +50,13 @@ impl Format for N5BlockFormat {
     }
 
     fn finish_band(&self, band: Bytes, data_type: &DataType, _: &EncodeOptions) -> Bytes {
-        match width_to_swap(data_type, Endian::Big) {
-            Some(width) => to_big_endian(band, width),
-            None => band,
-        }
+        in_byte_order(band, data_type, Endian::Big)
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::encoding::element_count;
     use super::*;
     use n5_format::{Array, AttributesDocument, Block, DatasetAttributes};
 

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::Format;
-use super::options::{AxisOrder, EncodeOptions};
+use super::encoding::{AxisOrder, EncodeOptions};
 use n5_format::DataType;
 
 /// A NumPy header, then the elements.

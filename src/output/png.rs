@@ -9,9 +9,8 @@ use bytes::Bytes;
 use png_gray::{BitDepth, ImageLayout, MAX_SIDE, PieceChecksum, Pixels};
 
 use super::Format;
-use super::encoded::{EncodeError, EncodedPiece, buffer_from};
+use super::encoding::{EncodeError, EncodeOptions, EncodedPiece, buffer_from};
 use super::image::{append_windowed, check_window, plane_size};
-use super::options::EncodeOptions;
 use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image.

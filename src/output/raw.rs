@@ -3,8 +3,7 @@
 use bytes::Bytes;
 
 use super::Format;
-use super::encoded::element_count;
-use super::options::{EncodeOptions, Endian};
+use super::encoding::{EncodeOptions, Endian, element_count};
 use n5_format::{DataType, to_big_endian};
 
 /// The elements, first axis fastest, in the requested byte order.
@@ -27,10 +26,7 @@ impl Format for RawFormat {
     /// Byte-swapped elements may need their own buffer. The buffer of a cached block is shared, and one that carries a
     /// memory permit cannot be converted back to a mutable buffer.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
-        match width_to_swap(data_type, options.endian) {
-            Some(width) => element_count(shape).saturating_mul(width as u64),
-            None => 0,
-        }
+        swapped_bytes(shape, data_type, options.endian)
     }
 
     fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
@@ -42,10 +38,20 @@ impl Format for RawFormat {
     }
 
     fn finish_band(&self, band: Bytes, data_type: &DataType, options: &EncodeOptions) -> Bytes {
-        match width_to_swap(data_type, options.endian) {
-            Some(width) => to_big_endian(band, width),
-            None => band,
-        }
+        in_byte_order(band, data_type, options.endian)
+    }
+}
+
+/// Returns the size of the elements in bytes if their bytes must be reversed, otherwise 0.
+pub(super) fn swapped_bytes(shape: &[u64], data_type: &DataType, endian: Endian) -> u64 {
+    width_to_swap(data_type, endian).map_or(0, |width| element_count(shape).saturating_mul(width as u64))
+}
+
+/// Returns little-endian elements in the given byte order.
+pub(super) fn in_byte_order(elements: Bytes, data_type: &DataType, endian: Endian) -> Bytes {
+    match width_to_swap(data_type, endian) {
+        Some(width) => to_big_endian(elements, width),
+        None => elements,
     }
 }
 

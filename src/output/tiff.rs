@@ -7,9 +7,8 @@
 use bytes::Bytes;
 
 use super::Format;
-use super::encoded::element_count;
+use super::encoding::{EncodeOptions, element_count};
 use super::image::long_axes;
-use super::options::EncodeOptions;
 use n5_format::DataType;
 
 /// Directories of all pages, then the elements of all pages without gaps.
@@ -59,12 +58,13 @@ impl Format for TiffFormat {
         if element_count(shape) == u64::MAX {
             u64::MAX
         } else {
-            pages.saturating_mul(BIG.directory_bytes(ENTRIES)).saturating_add(512)
+            pages.saturating_mul(directory_bytes(true, ENTRIES)).saturating_add(512)
         }
     }
 
     fn header(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<Bytes> {
-        ImageStack::of(shape, data_type).ok()?.header().map(Bytes::from)
+        let stack = ImageStack::of(shape, data_type).ok()?;
+        stack.header(false).or_else(|| stack.header(true)).map(Bytes::from)
     }
 }
 
@@ -79,44 +79,20 @@ struct ImageStack {
     page_bytes: u64,
 }
 
-/// Variant of the format, which determines the widths of counts and offsets.
-struct TiffVariant {
-    is_big: bool,
+/// Size of a directory in bytes: number of entries, entries, offset of the next directory.
+fn directory_bytes(is_big: bool, entries: u64) -> u64 {
+    let (count, entry, next) = if is_big { (8u64, 20u64, 8u64) } else { (2, 12, 4) };
+    entries.saturating_mul(entry).saturating_add(count).saturating_add(next)
 }
 
-const CLASSIC: TiffVariant = TiffVariant { is_big: false };
-const BIG: TiffVariant = TiffVariant { is_big: true };
-
-impl TiffVariant {
-    /// Size of the file header in bytes.
-    fn header_bytes(&self) -> u64 {
-        if self.is_big { 16 } else { 8 }
+/// Appends an offset or a number of bytes.
+fn put_offset(out: &mut Vec<u8>, is_big: bool, value: u64) -> Option<()> {
+    if is_big {
+        out.extend_from_slice(&value.to_le_bytes());
+    } else {
+        out.extend_from_slice(&u32::try_from(value).ok()?.to_le_bytes());
     }
-
-    /// Size of a directory in bytes: number of entries, entries, offset of the next directory.
-    fn directory_bytes(&self, entries: u64) -> u64 {
-        let (count, entry, next) = if self.is_big { (8u64, 20u64, 8u64) } else { (2, 12, 4) };
-        entries.saturating_mul(entry).saturating_add(count).saturating_add(next)
-    }
-
-    /// Appends an offset or a number of bytes.
-    fn put_offset(&self, out: &mut Vec<u8>, value: u64) -> Option<()> {
-        if self.is_big {
-            out.extend_from_slice(&value.to_le_bytes());
-        } else {
-            out.extend_from_slice(&u32::try_from(value).ok()?.to_le_bytes());
-        }
-        Some(())
-    }
-
-    /// Appends a directory entry. `value` is the value itself or its offset.
-    fn put_entry(&self, out: &mut Vec<u8>, tag: u16, kind: u16, count: u64, value: u64) -> Option<()> {
-        out.extend_from_slice(&tag.to_le_bytes());
-        out.extend_from_slice(&kind.to_le_bytes());
-        self.put_offset(out, count)?;
-        // Little-endian: a short value is at the start of its field, followed by zeros.
-        self.put_offset(out, value)
-    }
+    Some(())
 }
 
 impl ImageStack {
@@ -148,45 +124,41 @@ impl ImageStack {
         Ok(Self { width, height, pages, bits, sample_format, page_bytes })
     }
 
-    /// Returns all bytes before the elements; `None` if offsets exceed 64 bits.
-    fn header(&self) -> Option<Vec<u8>> {
-        self.header_in(&CLASSIC).or_else(|| self.header_in(&BIG))
-    }
-
-    fn header_in(&self, variant: &TiffVariant) -> Option<Vec<u8>> {
+    /// Returns all bytes before the elements, for a BigTIFF or a classic TIFF; `None` if offsets exceed 64 or 32 bits.
+    fn header(&self, is_big: bool) -> Option<Vec<u8>> {
         // ImageJ does not support BigTIFF.
-        let description = if self.pages > 1 && !variant.is_big {
+        let description = if self.pages > 1 && !is_big {
             format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
         } else {
             String::new()
         };
         let first_entries = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
         let other_directories_bytes =
-            variant.directory_bytes(ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
-        let description_offset = variant
-            .header_bytes()
-            .checked_add(variant.directory_bytes(first_entries))?
+            directory_bytes(is_big, ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
+        let file_header_bytes = if is_big { 16u64 } else { 8 };
+        let description_offset = file_header_bytes
+            .checked_add(directory_bytes(is_big, first_entries))?
             .checked_add(other_directories_bytes)?;
         let first_page_offset =
             description_offset.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
         let file_bytes = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page_offset)?;
-        if !variant.is_big && u32::try_from(file_bytes).is_err() {
+        if !is_big && u32::try_from(file_bytes).is_err() {
             return None;
         }
         let mut out = Vec::with_capacity(usize::try_from(first_page_offset).ok()?);
         out.extend_from_slice(b"II");
-        if variant.is_big {
+        if is_big {
             out.extend_from_slice(&[43, 0, 8, 0, 0, 0]);
         } else {
             out.extend_from_slice(&[42, 0]);
         }
-        variant.put_offset(&mut out, variant.header_bytes())?;
+        put_offset(&mut out, is_big, file_header_bytes)?;
         for page in 0..self.pages {
             let strip_offset = self.page_bytes.checked_mul(page.into())?.checked_add(first_page_offset)?;
             let description_entry =
                 (page == 0 && !description.is_empty()).then_some((description.len() as u64, description_offset));
             let is_last = page.checked_add(1) == Some(self.pages);
-            self.put_directory(&mut out, variant, strip_offset, description_entry, is_last)?;
+            self.put_directory(&mut out, is_big, strip_offset, description_entry, is_last)?;
         }
         out.extend_from_slice(description.as_bytes());
         out.resize(usize::try_from(first_page_offset).ok()?, 0);
@@ -198,19 +170,26 @@ impl ImageStack {
     fn put_directory(
         &self,
         out: &mut Vec<u8>,
-        variant: &TiffVariant,
+        is_big: bool,
         strip_offset: u64,
         description: Option<(u64, u64)>,
         is_last: bool,
     ) -> Option<()> {
         let entries = if description.is_some() { ENTRIES.checked_add(1)? } else { ENTRIES };
-        if variant.is_big {
+        if is_big {
             out.extend_from_slice(&entries.to_le_bytes());
         } else {
             out.extend_from_slice(&u16::try_from(entries).ok()?.to_le_bytes());
         }
-        let offset_type = if variant.is_big { LONG8 } else { LONG };
-        let mut entry = |tag, kind, count, value| variant.put_entry(out, tag, kind, count, value);
+        let offset_type = if is_big { LONG8 } else { LONG };
+        // `value` is the value itself or its offset.
+        let mut entry = |tag: u16, kind: u16, count, value| {
+            out.extend_from_slice(&tag.to_le_bytes());
+            out.extend_from_slice(&kind.to_le_bytes());
+            put_offset(out, is_big, count)?;
+            // Little-endian: a short value is at the start of its field, followed by zeros.
+            put_offset(out, is_big, value)
+        };
         entry(256, LONG, 1, self.width.into())?;
         entry(257, LONG, 1, self.height.into())?;
         entry(258, SHORT, 1, self.bits.into())?;
@@ -225,9 +204,9 @@ impl ImageStack {
         entry(278, LONG, 1, self.height.into())?;
         entry(279, offset_type, 1, self.page_bytes)?;
         entry(339, SHORT, 1, self.sample_format.into())?;
-        let field = if variant.is_big { 8 } else { 4 };
+        let field = if is_big { 8 } else { 4 };
         let next = if is_last { 0 } else { (out.len() as u64).checked_add(field)? };
-        variant.put_offset(out, next)
+        put_offset(out, is_big, next)
     }
 }
 

@@ -271,10 +271,10 @@ impl GatherContext {
                 requester.strong_count() > 0
             };
             let cancel_check = CancelCheck::new(&should_continue);
-            let block = self.blocks.decode_in_place(&self.dataset, position, file, buffers, cancel_check)?;
+            let (size, elements) = self.blocks.decode_in_place(&self.dataset, position, file, buffers, cancel_check)?;
             times.add_decode(started.elapsed());
             let started = Instant::now();
-            self.canvas.paste(position, &block.size, block.data, ElementByteOrder::BigEndian);
+            self.canvas.paste(position, &size, elements, ElementByteOrder::BigEndian);
             scratch.stats.assemble += started.elapsed();
         }
         scratch.stats.count_load(&times);

@@ -19,7 +19,7 @@ use crate::cache::freshness;
 use crate::container::Container;
 use crate::cpu_pool::Priority;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, StoreError};
-use n5_format::{Codec, GridPosition, RangeRead, RangeReads, RawLayout, Region};
+use n5_format::{BlockHeader, Codec, GridPosition, RangeRead, RangeReads, Region};
 
 /// Blocks up to this size are read whole if the slice allows it. On a busy machine, the first plane of a 16 MiB block
 /// took 45 ms whole and 0.7 ms in parts. After a whole read, any other plane took 0.3 ms from the cache. In parts, a
@@ -45,7 +45,7 @@ impl Container {
         let bytes = size.iter().fold(slice.width as u64, |bytes, n| bytes.saturating_mul(*n));
         // Includes a header, and padding at the end of the dataset.
         let full = grid.block_size().iter().fold(slice.width as u64, |bytes, n| bytes.saturating_mul(*n));
-        let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(RawLayout::max_header_bytes(region.rank()));
+        let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(BlockHeader::max_len(region.rank()));
         let is_too_large = max_bytes > self.resources.blocks.block_bytes;
         if !is_too_large && !slice.uses_partial_reads && bytes <= MAX_WHOLE_BLOCK_BYTES {
             return false;
@@ -112,27 +112,27 @@ impl Container {
         let budget = &self.resources.slice_budget;
         let object = budget.yield_if_contended(|| self.store_load(), &dataset.key, opening).await??;
         let Some(Object { meta, data }) = object else { return Ok(None) };
-        let head_bytes = RawLayout::max_header_bytes(attributes.rank()).min(meta.len);
+        let head_bytes = BlockHeader::max_len(attributes.rank()).min(meta.len);
         let head = match &data {
             ObjectData::InMemory(bytes) => bytes.clone(),
             ObjectData::Open(reader) => self.read_range(&key, reader, 0..head_bytes).await?.0,
         };
         times.add_store(started.elapsed());
-        let layout = RawLayout::new(&head, meta.len, attributes, position)
+        let header = BlockHeader::of_raw_block(&head, meta.len, attributes, position)
             .map_err(|error| dataset.block_error(position, error))?;
-        let Some(layout) = layout else { return Ok(Some(meta)) };
+        let Some(header) = header else { return Ok(Some(meta)) };
         let origin = attributes.grid().origin(position);
         let dimensions = attributes.dimensions();
         let max_bytes = self.resources.blocks.block_bytes;
         let width = attributes.data_type().size_bytes().unwrap_or(1);
-        let parts = RangeReads::new(region, &origin, &layout.size, dimensions, width, max_bytes);
+        let parts = RangeReads::new(region, &origin, &header.size, dimensions, width, max_bytes);
         context.canvas.clear(position);
         let reads = stream::iter(parts.into_iter().flatten()).map(|part: RangeRead| {
-            let (key, data, layout, origin) = (&key, &data, &layout, &origin);
+            let (key, data, header_bytes, origin) = (&key, &data, header.len as u64, &origin);
             async move {
                 let started = Instant::now();
-                let from = layout.header_bytes.saturating_add(part.bytes.start);
-                let to = layout.header_bytes.saturating_add(part.bytes.end);
+                let from = header_bytes.saturating_add(part.bytes.start);
+                let to = header_bytes.saturating_add(part.bytes.end);
                 let (bytes, permit) = match data {
                     ObjectData::Open(reader) => {
                         self.read_range(key, reader, from..to).await.map(|(bytes, permit)| (bytes, Some(permit)))?

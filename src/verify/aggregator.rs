@@ -1,31 +1,15 @@
 //! Counts the results of the walk, in its order, and passes them to the event sink.
 
 use std::io;
-use std::sync::Arc;
 
-use super::event::{EventSink, VerifyEvent};
+use super::entries::block_count;
+use super::event::{Checkpoint, DatasetTally, EventSink, Totals, VerifyEvent};
 use super::finding::{Finding, FindingKind};
-use super::gaps::MissingRange;
-use super::item::WalkItem;
-use super::tally::{Checkpoint, DatasetTally, Totals};
-use crate::cache::Dataset;
-use n5_format::GridPosition;
+use super::walk::WalkItem;
+use n5_format::Coords;
 
 /// Maximum number of missing ranges that are reported for one dataset. Blocks of further ranges are only counted.
 const MAX_RANGES: u64 = 1000;
-
-/// An item of the walk after its verification.
-pub(super) enum VerifiedItem {
-    Item(WalkItem),
-    /// A block. `lengths` holds its stored and its decoded length in bytes if it decodes. If it does not, and there is
-    /// no finding, the reason lies in its dataset, which has its own finding.
-    Block {
-        dataset: Arc<Dataset>,
-        position: GridPosition,
-        lengths: Option<(u64, u64)>,
-        finding: Option<Finding>,
-    },
-}
 
 /// The counts of a run, and the sink of its events.
 pub(super) struct ResultAggregator<'a> {
@@ -59,19 +43,9 @@ impl<'a> ResultAggregator<'a> {
         if self.can_checkpoint { self.sink.record(VerifyEvent::Checkpoint(&self.checkpoint)) } else { Ok(()) }
     }
 
-    pub(super) fn record(&mut self, result: VerifiedItem) -> io::Result<()> {
+    pub(super) fn record(&mut self, item: WalkItem) -> io::Result<()> {
         self.can_checkpoint = false;
-        match result {
-            VerifiedItem::Item(item) => self.record_item(item)?,
-            VerifiedItem::Block { dataset, position, lengths, finding } => {
-                self.record_block(lengths);
-                if let Some(finding) = finding {
-                    self.record_finding(&finding)?;
-                }
-                dataset.block_key(&position).as_str().clone_into(&mut self.checkpoint.after);
-                self.can_checkpoint = true;
-            }
-        }
+        self.record_item(item)?;
         if self.can_checkpoint {
             self.sink.record(VerifyEvent::Progress(&self.checkpoint.totals))?;
             if self.sink.wants_checkpoint() {
@@ -117,8 +91,16 @@ impl<'a> ResultAggregator<'a> {
                     tally.untold = tally.untold.saturating_add(blocks);
                 }
             }
-            // Does not occur: blocks arrive as [`VerifiedItem::Block`].
+            // Does not occur: blocks arrive after their verification.
             WalkItem::Block(..) => {}
+            WalkItem::VerifiedBlock { dataset, position, lengths, finding } => {
+                self.record_block(lengths);
+                if let Some(finding) = finding {
+                    self.record_finding(&finding)?;
+                }
+                dataset.block_key(&position).as_str().clone_into(&mut self.checkpoint.after);
+                self.can_checkpoint = true;
+            }
             WalkItem::FilePassed(key) => {
                 key.as_str().clone_into(&mut self.checkpoint.after);
                 self.can_checkpoint = true;
@@ -148,16 +130,16 @@ impl<'a> ResultAggregator<'a> {
         }
     }
 
-    fn record_missing_range(&mut self, range: &MissingRange) -> io::Result<()> {
+    fn record_missing_range(&mut self, range: &[Coords; 2]) -> io::Result<()> {
         let Some(tally) = self.checkpoint.open.last_mut() else { return Ok(()) };
         if tally.ranges >= MAX_RANGES {
-            tally.untold = tally.untold.saturating_add(range.block_count());
+            tally.untold = tally.untold.saturating_add(block_count(range));
             return Ok(());
         }
         increase(&mut tally.ranges);
         let key = tally.dataset.clone();
-        let (first, last) = (range.first.to_vec(), range.last.to_vec());
-        let message = match range.block_count() {
+        let [first, last] = range.each_ref().map(|position| position.to_vec());
+        let message = match block_count(range) {
             1 => format!("the block {first:?} is not stored"),
             blocks => format!("the {blocks} blocks {first:?} to {last:?} are not stored"),
         };

@@ -4,17 +4,12 @@
 //! the budgets, nine pages of a listing for each level of directories, and the buffered items.
 
 mod aggregator;
-mod attribute_findings;
-mod block_findings;
-mod entry_role;
+mod checks;
+mod entries;
 mod event;
 mod finding;
-mod gaps;
-mod item;
-mod prefetch;
 mod previous_run;
 mod retry;
-mod tally;
 mod walk;
 
 use std::future::Future;
@@ -28,19 +23,17 @@ use futures_util::StreamExt;
 use futures_util::stream::unfold;
 use tokio::sync::mpsc;
 
-pub use event::{EventSink, VerifyEvent};
+pub use event::{Checkpoint, DatasetTally, EventSink, Totals, VerifyEvent};
 pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severity};
-pub use previous_run::{FindingCounts, PreviousRun};
-pub use tally::{Checkpoint, DatasetTally, Totals};
+pub use previous_run::PreviousRun;
 
 use crate::cache::{GroupState, ReadError};
 use crate::container::{Container, EntryKind};
 use crate::store::{Key, Store};
-use aggregator::{ResultAggregator, VerifiedItem};
-use item::WalkItem;
+use aggregator::ResultAggregator;
 use previous_run::names_below;
 use retry::StorageRetry;
-use walk::ContainerWalker;
+use walk::{ContainerWalker, WalkItem};
 
 /// Maximum number of directories that are read to estimate the number of blocks.
 const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
@@ -160,11 +153,11 @@ impl Verifier {
     }
 
     /// Verifies an item: decodes it if it is a block. Several items are verified concurrently.
-    async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> VerifiedItem {
-        let WalkItem::Block(dataset, position) = item else { return VerifiedItem::Item(item) };
+    async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> WalkItem {
+        let WalkItem::Block(dataset, position) = item else { return item };
         let attributes = &dataset.attributes;
         if !attributes.is_decodable() {
-            return VerifiedItem::Block { dataset, position, lengths: None, finding: None };
+            return WalkItem::VerifiedBlock { dataset, position, lengths: None, finding: None };
         }
         let check = || {
             let freshness = self.container.resources().request_freshness();
@@ -173,17 +166,17 @@ impl Verifier {
         let (lengths, finding) = match retry.run(check).await {
             Ok(Some(block)) => (
                 Some((block.stored_bytes, block.decoded_bytes)),
-                block_findings::decoded_block_finding(&dataset, &position, &block),
+                checks::decoded_block_finding(&dataset, &position, &block),
             ),
             Ok(None) => {
                 let key = dataset.block_key(&position);
                 let head = retry.run(|| async { self.store.head(&key).await.map_err(ReadError::Store) }).await;
                 let is_there = matches!(head, Ok(Some(_)));
-                (None, Some(block_findings::vanished_block_finding(&dataset, &position, is_there)))
+                (None, Some(checks::vanished_block_finding(&dataset, &position, is_there)))
             }
-            Err(error) => (None, Some(block_findings::failed_block_finding(&dataset, &position, &error))),
+            Err(error) => (None, Some(checks::failed_block_finding(&dataset, &position, &error))),
         };
-        VerifiedItem::Block { dataset, position, lengths, finding }
+        WalkItem::VerifiedBlock { dataset, position, lengths, finding }
     }
 
     /// Reports the datasets whose attributes differ from those that an earlier run read.

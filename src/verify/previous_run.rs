@@ -3,8 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use super::finding::FINDING_KINDS;
-use super::tally::{Checkpoint, DatasetTally, Totals};
+use super::event::{Checkpoint, DatasetTally, Totals};
 use crate::store::Key;
 
 /// State of a previous run, from its report.
@@ -18,37 +17,17 @@ pub struct PreviousRun {
     pub reported_changed: BTreeSet<String>,
 }
 
-/// Number of findings of a previous run, by severity and kind.
-#[derive(Debug, Clone, Default)]
-pub struct FindingCounts(Totals);
-
-impl FindingCounts {
-    /// Counts a finding by the names of its kind and severity. Returns `false` if there is no such kind.
-    pub fn count(&mut self, kind: &str, severity: &str) -> bool {
-        let row = FINDING_KINDS.iter().find(|row| row.name == kind && row.severity.name() == severity);
-        if let Some(row) = row {
-            self.0.count(row.name, row.severity);
-        }
-        row.is_some()
-    }
-}
-
 impl Checkpoint {
-    /// Returns the reason why this cannot be a checkpoint of a run over `roots` that reported `findings` and finished
-    /// the datasets `finished`. Returns `None` if it can.
-    pub fn inconsistency(
-        &self,
-        roots: &[Key],
-        findings: &FindingCounts,
-        finished: &[DatasetTally],
-    ) -> Option<&'static str> {
+    /// Returns the reason why this cannot be a checkpoint of a run over `roots` that reported the findings counted in
+    /// `findings` and finished the datasets `finished`. Returns `None` if it can.
+    pub fn inconsistency(&self, roots: &[Key], findings: &Totals, finished: &[DatasetTally]) -> Option<&'static str> {
         let Self { root: root_index, after, totals, open } = self;
         let Some(root) = roots.get(*root_index) else { return Some("it refers to a root that the run does not have") };
         let Some(after) = Key::parse(after).ok().filter(|key| is_below(root, key)) else {
             return Some("its key is not below its root");
         };
         let finding_counts = |totals: &Totals| (totals.errors, totals.warnings, totals.notes, totals.kinds.clone());
-        if finding_counts(totals) != finding_counts(&findings.0) {
+        if finding_counts(totals) != finding_counts(findings) {
             return Some("its totals do not match the findings before it");
         }
         let mut outer = None;
@@ -113,12 +92,12 @@ mod tests {
         serde_json::from_value(json).unwrap()
     }
 
-    fn consistent_report() -> (Vec<Key>, FindingCounts, Vec<DatasetTally>, Checkpoint) {
+    fn consistent_report() -> (Vec<Key>, Totals, Vec<DatasetTally>, Checkpoint) {
         let roots = ["a", "c"].map(|key| Key::parse(key).unwrap()).to_vec();
-        let mut findings = FindingCounts::default();
-        assert!(findings.count("empty-block", "error") && findings.count("stray-file", "note"));
+        let mut findings = Totals::default();
+        assert!(findings.count_named("empty-block", "error") && findings.count_named("stray-file", "note"));
         let finished = vec![tally("a", 4), tally("c/b", 2)];
-        let totals = Totals { datasets: 4, blocks: 9, ..findings.0.clone() };
+        let totals = Totals { datasets: 4, blocks: 9, ..findings.clone() };
         let open = vec![tally("c/d", 1), tally("c/d/e", 2)];
         (roots, findings, finished, Checkpoint { root: 1, after: "c/d/e/7/1".to_owned(), totals, open })
     }
@@ -170,7 +149,7 @@ mod tests {
 
     #[test]
     fn findings_of_unknown_kind_or_wrong_severity_are_not_counted() {
-        let mut findings = FindingCounts::default();
-        assert!(!findings.count("bogus", "error") && !findings.count("empty-block", "note"));
+        let mut findings = Totals::default();
+        assert!(!findings.count_named("bogus", "error") && !findings.count_named("empty-block", "note"));
     }
 }

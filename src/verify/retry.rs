@@ -42,19 +42,15 @@ impl StorageRetry {
                 other => return other,
             };
             if started.elapsed() >= self.max_elapsed {
-                match self.store.probe().await {
-                    Ok(()) => return Err(error),
-                    Err(_) => self.give_up(&error).await,
+                if self.store.probe().await.is_ok() {
+                    return Err(error);
                 }
+                self.given_up.send_replace(Some(error.to_string()));
+                std::future::pending::<()>().await;
             }
             tokio::time::sleep(backoff).await;
             backoff = backoff.saturating_mul(2).min(MAX_BACKOFF);
         }
-    }
-
-    async fn give_up(&self, error: &ReadError) {
-        self.given_up.send_replace(Some(error.to_string()));
-        std::future::pending::<()>().await;
     }
 
     /// Completes with the reason when the storage has answered no request for too long.

@@ -1,27 +1,60 @@
-//! Walk of a container: directories in the byte order of their names, each entry once, without decoding. Other
-//! directories are prefetched meanwhile ([`super::prefetch`]), because a file server takes time to answer for each.
+//! Walk of a container: directories in the byte order of their names, each entry once, without decoding.
+//!
+//! Other directories are prefetched, that is, walked before their turn, because a file server takes time to answer for
+//! each. Their items are buffered until then, so the order of all items is that of the names.
 
-use std::collections::HashSet;
+use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
-use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
+use tokio::sync::mpsc::{self, Receiver, Sender};
+use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
-use super::attribute_findings;
-use super::entry_role::{self, DirectoryRole, EntryRole, is_temporary};
+use super::checks;
+use super::entries::{self, EntryRole, IntervalSet, is_temporary, missing_range};
 use super::finding::{Finding, FindingKind};
-use super::gaps::{IntervalSet, MissingRange};
-use super::item::WalkItem;
-use super::prefetch::{WalkPrefetcher, join_walk};
 use super::retry::StorageRetry;
-use crate::cache::{ATTRIBUTES, Group, GroupState, ReadError};
+use crate::cache::{ATTRIBUTES, Dataset, Group, GroupState, ReadError};
 use crate::container::{Container, grid_component};
 use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
-use n5_format::Coords;
+use n5_format::{Coords, GridPosition};
+
+/// An item of the walk.
+#[derive(Debug)]
+pub(super) enum WalkItem {
+    /// The walk below the root of this index begins.
+    RootStart(usize),
+    /// A directory that is not a dataset.
+    Group,
+    /// A dataset begins. All items up to its [`WalkItem::DatasetEnd`] are below it. `resumed` is true if an earlier run
+    /// began it.
+    DatasetStart { dataset: Arc<Dataset>, resumed: bool },
+    /// A dataset ends.
+    DatasetEnd,
+    /// A finding.
+    Finding(Finding),
+    /// Blocks that the innermost dataset lacks: the first and the last position, inclusive.
+    MissingRange([Coords; 2]),
+    /// The innermost dataset lacks blocks in too many ranges to report each. The value is the length of the grid along
+    /// the axis of the directory.
+    ScatteredMissing(u64),
+    /// A stored block in the grid of a dataset.
+    Block(Arc<Dataset>, GridPosition),
+    /// A block after its verification. `lengths` holds its stored and its decoded length in bytes if it decodes. If it
+    /// does not, and there is no finding, the reason lies in its dataset, which has its own finding.
+    VerifiedBlock {
+        dataset: Arc<Dataset>,
+        position: GridPosition,
+        lengths: Option<(u64, u64)>,
+        finding: Option<Finding>,
+    },
+    /// A file that is not a block has been passed.
+    FilePassed(Key),
+}
 
 /// Maximum number of entries of a directory that are held at once.
 const PAGE_ENTRIES: usize = 1 << 14;
@@ -48,7 +81,9 @@ pub(super) struct ContainerWalker {
 #[derive(Debug)]
 struct WalkedDirectory {
     key: Key,
-    role: DirectoryRole,
+    /// The dataset whose grid the directory is a part of, with the grid components that lead to the directory. `None` if
+    /// the directory is a part of the hierarchy of groups.
+    grid: Option<(Arc<Dataset>, Coords)>,
     /// Identities of the directories above, as the store gives them.
     ancestors: Vec<u64>,
     /// False if no attributes were found. An `attributes.json` among the entries is then unreadable.
@@ -65,7 +100,7 @@ impl ContainerWalker {
     ) -> Result<(), SendError<()>> {
         for (index, root) in roots.into_iter().enumerate().skip(start) {
             self.send(WalkItem::RootStart(index)).await?;
-            self.walk_directory(root, DirectoryRole::Hierarchy, Vec::new(), resume.take()).await?;
+            self.walk_directory(root, None, Vec::new(), resume.take()).await?;
         }
         Ok(())
     }
@@ -89,7 +124,7 @@ impl ContainerWalker {
     fn walk_directory(
         &self,
         key: Key,
-        role: DirectoryRole,
+        grid: Option<(Arc<Dataset>, Coords)>,
         ancestors: Vec<u64>,
         resume: Option<Vec<String>>,
     ) -> BoxFuture<'_, Result<bool, SendError<()>>> {
@@ -97,18 +132,18 @@ impl ContainerWalker {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
             // Blocks are read whatever attributes lie beside them. Only a nested dataset ends the grid that it lies in.
-            if matches!(role, DirectoryRole::Grid(..)) && !matches!(state, Ok(GroupState::Dataset(_))) {
+            if grid.is_some() && !matches!(state, Ok(GroupState::Dataset(_))) {
                 if resume.is_none() {
                     self.report_misplaced_attributes(&key, state).await?;
                 }
-                self.walk_entries(WalkedDirectory { key, role, ancestors, has_readable_attributes: true }, resume)
+                self.walk_entries(WalkedDirectory { key, grid, ancestors, has_readable_attributes: true }, resume)
                     .await?;
                 return Ok(true);
             }
             let Some(ancestors) = self.push_ancestor(&key, ancestors).await? else { return Ok(false) };
             let has_attributes = !matches!(state, Ok(GroupState::NoAttributes));
             if resume.is_none() {
-                let findings = attribute_findings::findings(&self.container, &self.retry, &key, state).await;
+                let findings = checks::attribute_findings(&self.container, &self.retry, &key, state).await;
                 if let Ok(GroupState::Dataset(dataset)) = state {
                     self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: false }).await?;
                 } else {
@@ -120,14 +155,15 @@ impl ContainerWalker {
             } else if let Ok(GroupState::Dataset(dataset)) = state {
                 self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: true }).await?;
             }
-            let walked_directory =
-                |role| WalkedDirectory { key, role, ancestors, has_readable_attributes: has_attributes };
-            if let Ok(GroupState::Dataset(dataset)) = state {
-                self.walk_entries(walked_directory(DirectoryRole::Grid(Arc::clone(dataset), Coords::new())), resume)
-                    .await?;
+            let grid = match state {
+                Ok(GroupState::Dataset(dataset)) => Some((Arc::clone(dataset), Coords::new())),
+                _ => None,
+            };
+            let is_dataset = grid.is_some();
+            let directory = WalkedDirectory { key, grid, ancestors, has_readable_attributes: has_attributes };
+            self.walk_entries(directory, resume).await?;
+            if is_dataset {
                 self.send(WalkItem::DatasetEnd).await?;
-            } else {
-                self.walk_entries(walked_directory(DirectoryRole::Hierarchy), resume).await?;
             }
             Ok(false)
         }
@@ -140,7 +176,7 @@ impl ContainerWalker {
         key: &Key,
         state: Result<&GroupState, &ReadError>,
     ) -> Result<(), SendError<()>> {
-        if let Some(finding) = attribute_findings::unusable_finding(key, state) {
+        if let Some(finding) = checks::unusable_finding(key, state) {
             return self.send(WalkItem::Finding(finding)).await;
         }
         match (state, key.child(ATTRIBUTES)) {
@@ -179,7 +215,7 @@ impl ContainerWalker {
         mut resume: Option<Vec<String>>,
     ) -> Result<(), SendError<()>> {
         let directory = Arc::new(directory);
-        let WalkedDirectory { key, role, .. } = &*directory;
+        let (key, grid) = (&directory.key, directory.grid.as_ref());
         let mut present = self.report_missing.then(IntervalSet::default);
         let mut after: Option<String> = None;
         let (mut omitted_names, mut max_omitted) = (HashSet::new(), 0);
@@ -202,9 +238,9 @@ impl ContainerWalker {
             for name in page.omitted_names {
                 if omitted_names.insert(name.clone()) {
                     if resume.is_none() {
-                        self.send(WalkItem::Finding(entry_role::unlisted_name_finding(key, role, &name))).await?;
+                        self.send(WalkItem::Finding(entries::unlisted_name_finding(key, grid, &name))).await?;
                     }
-                    mark_present(role, &name, &mut present);
+                    mark_present(grid, &name, &mut present);
                 }
             }
             let mut prefetcher = WalkPrefetcher::default();
@@ -214,7 +250,7 @@ impl ContainerWalker {
                 let child_resume = match target.map(|target| entry.name.as_str().cmp(target)) {
                     None => None,
                     Some(std::cmp::Ordering::Less) => {
-                        self.mark_walked_before(key, role, entry, &mut present).await;
+                        self.mark_walked_before(key, grid, entry, &mut present).await;
                         continue;
                     }
                     Some(std::cmp::Ordering::Greater) => {
@@ -225,7 +261,7 @@ impl ContainerWalker {
                         let remaining =
                             resume.take().map(|mut names| names.split_off(1)).filter(|names| !names.is_empty());
                         if remaining.is_none() || !entry.is_directory {
-                            self.mark_walked_before(key, role, entry, &mut present).await;
+                            self.mark_walked_before(key, grid, entry, &mut present).await;
                             continue;
                         }
                         remaining
@@ -244,7 +280,7 @@ impl ContainerWalker {
                     None => self.walk_entry(&directory, entry, child_resume).await?,
                 };
                 if is_present {
-                    mark_present(role, &entry.name, &mut present);
+                    mark_present(grid, &entry.name, &mut present);
                 }
             }
             after = page.entries.last().map(|entry| entry.name.clone());
@@ -255,15 +291,11 @@ impl ContainerWalker {
         // A page names only a few of the entries that it omits.
         let unnamed_count = max_omitted.saturating_sub(omitted_names.len() as u64);
         if unnamed_count > 0 {
-            let kind = if matches!(role, DirectoryRole::Grid(..)) {
-                FindingKind::UnreadableFile
-            } else {
-                FindingKind::UnlistedName
-            };
+            let kind = if grid.is_some() { FindingKind::UnreadableFile } else { FindingKind::UnlistedName };
             let message = format!("{unnamed_count} or more other names are not listed either, for the same reasons");
-            self.send(WalkItem::Finding(entry_role::unlisted_finding(kind, key, message))).await?;
+            self.send(WalkItem::Finding(entries::unlisted_finding(kind, key, message))).await?;
         }
-        self.send_missing_ranges(role, present).await
+        self.send_missing_ranges(grid, present).await
     }
 
     async fn group(&self, key: &Key) -> Result<Arc<Group>, ReadError> {
@@ -288,78 +320,63 @@ impl ContainerWalker {
         entry: &DirEntry,
         resume: Option<Vec<String>>,
     ) -> Result<bool, SendError<()>> {
-        let WalkedDirectory { key: parent, role, ancestors, has_readable_attributes } = directory;
+        let WalkedDirectory { key: parent, grid, ancestors, has_readable_attributes } = directory;
         let Ok(key) = parent.child(&entry.name) else {
             self.send_finding(FindingKind::UnreadableDirectory, parent, "directories are nested too deeply").await?;
             return Ok(false);
         };
-        let entry_role = EntryRole::of(role, &entry.name);
+        let entry_role = EntryRole::of(grid.as_ref(), &entry.name);
+        let new_finding = |kind, message: &str| Finding::new(kind, key.as_str(), message);
         if entry.is_directory {
-            let child_role = match entry_role {
-                EntryRole::GridDirectory(dataset, prefix) => DirectoryRole::Grid(dataset, prefix),
+            let (child_grid, finding) = match entry_role {
+                EntryRole::GridDirectory(dataset, prefix) => (Some((dataset, prefix)), None),
                 EntryRole::Block(dataset, position) => {
-                    if resume.is_none() {
-                        let message = "there is a directory in place of a block";
-                        let finding = Finding::new(FindingKind::DirectoryAtBlock, key.as_str(), message);
-                        self.send(WalkItem::Finding(finding.in_dataset(dataset.key.as_str()).at_position(&position)))
-                            .await?;
-                    }
-                    DirectoryRole::Hierarchy
+                    let finding =
+                        new_finding(FindingKind::DirectoryAtBlock, "there is a directory in place of a block");
+                    (None, Some(finding.in_dataset(dataset.key.as_str()).at_position(&position)))
                 }
                 EntryRole::Attributes => {
-                    if resume.is_none() {
-                        self.send_finding(FindingKind::BrokenAttributes, &key, "attributes.json is a directory")
-                            .await?;
-                    }
-                    DirectoryRole::Hierarchy
+                    (None, Some(new_finding(FindingKind::BrokenAttributes, "attributes.json is a directory")))
                 }
-                EntryRole::OutsideGrid(_) | EntryRole::Other => DirectoryRole::Hierarchy,
+                EntryRole::OutsideGrid(_) | EntryRole::Other => (None, None),
             };
+            if let Some(finding) = finding.filter(|_| resume.is_none()) {
+                self.send(WalkItem::Finding(finding)).await?;
+            }
             if key.segments().count() % LEVELS_PER_TASK != 0 {
-                return self.walk_directory(key, child_role, ancestors.clone(), resume).await;
+                return self.walk_directory(key, child_grid, ancestors.clone(), resume).await;
             }
             let (walk, ancestors) = (self.clone(), ancestors.clone());
-            let task = tokio::spawn(async move { walk.walk_directory(key, child_role, ancestors, resume).await });
+            let task = tokio::spawn(async move { walk.walk_directory(key, child_grid, ancestors, resume).await });
             return join_walk(AbortOnDropHandle::new(task)).await;
         }
-        match entry_role {
+        let finding = match entry_role {
             EntryRole::Block(dataset, position) => {
                 self.send(WalkItem::Block(dataset, position)).await?;
                 return Ok(true);
             }
-            EntryRole::Attributes if *has_readable_attributes => {}
-            EntryRole::Attributes => {
-                self.send_finding(
-                    FindingKind::UnreadableFile,
-                    &key,
-                    "permission to read the file is denied, or it has just changed",
-                )
-                .await?;
-            }
+            EntryRole::Attributes if *has_readable_attributes => None,
+            EntryRole::Attributes => Some(new_finding(
+                FindingKind::UnreadableFile,
+                "permission to read the file is denied, or it has just changed",
+            )),
             EntryRole::OutsideGrid(dataset) => {
                 let shape = dataset.attributes.grid().shape();
                 let message = format!("the block is outside the grid of {:?} blocks", shape.as_slice());
-                let finding =
-                    Finding::new(FindingKind::OutsideGrid, key.as_str(), message).in_dataset(dataset.key.as_str());
-                self.send(WalkItem::Finding(finding)).await?;
+                Some(new_finding(FindingKind::OutsideGrid, &message).in_dataset(dataset.key.as_str()))
             }
             EntryRole::GridDirectory(dataset, _) => {
                 let message = "there is a file in place of a directory of blocks";
-                let finding =
-                    Finding::new(FindingKind::MisplacedFile, key.as_str(), message).in_dataset(dataset.key.as_str());
-                self.send(WalkItem::Finding(finding)).await?;
+                Some(new_finding(FindingKind::MisplacedFile, message).in_dataset(dataset.key.as_str()))
             }
             EntryRole::Other if is_temporary(&entry.name) => {
-                self.send_finding(
-                    FindingKind::TemporaryFile,
-                    &key,
-                    "the name is that of a file that is still being written",
-                )
-                .await?;
+                let message = "the name is that of a file that is still being written";
+                Some(new_finding(FindingKind::TemporaryFile, message))
             }
-            EntryRole::Other => {
-                self.send_finding(FindingKind::StrayFile, &key, "it is neither attributes nor a block").await?;
-            }
+            EntryRole::Other => Some(new_finding(FindingKind::StrayFile, "it is neither attributes nor a block")),
+        };
+        if let Some(finding) = finding {
+            self.send(WalkItem::Finding(finding)).await?;
         }
         self.send(WalkItem::FilePassed(key)).await?;
         Ok(false)
@@ -369,14 +386,14 @@ impl ContainerWalker {
     async fn mark_walked_before(
         &self,
         parent: &Key,
-        role: &DirectoryRole,
+        grid: Option<&(Arc<Dataset>, Coords)>,
         entry: &DirEntry,
         present: &mut Option<IntervalSet>,
     ) {
         if present.is_none() {
             return;
         }
-        let is_part_of_grid = match (EntryRole::of(role, &entry.name), parent.child(&entry.name)) {
+        let is_part_of_grid = match (EntryRole::of(grid, &entry.name), parent.child(&entry.name)) {
             (EntryRole::GridDirectory(..), Ok(key)) if entry.is_directory => {
                 !self.group(&key).await.is_ok_and(|group| matches!(group.state, GroupState::Dataset(_)))
             }
@@ -384,17 +401,17 @@ impl ContainerWalker {
             _ => false,
         };
         if is_part_of_grid {
-            mark_present(role, &entry.name, present);
+            mark_present(grid, &entry.name, present);
         }
     }
 
     /// Reports the numbers that a directory of a grid lacks.
     async fn send_missing_ranges(
         &self,
-        role: &DirectoryRole,
+        grid: Option<&(Arc<Dataset>, Coords)>,
         present: Option<IntervalSet>,
     ) -> Result<(), SendError<()>> {
-        let (DirectoryRole::Grid(dataset, prefix), Some(present)) = (role, present) else { return Ok(()) };
+        let (Some((dataset, prefix)), Some(present)) = (grid, present) else { return Ok(()) };
         let mut shape = dataset.attributes.grid().shape();
         if shape.is_empty() {
             shape.push(1);
@@ -406,14 +423,90 @@ impl ContainerWalker {
         }
         let Some(gaps) = present.gaps(count) else { return self.send(WalkItem::ScatteredMissing(count)).await };
         for gap in gaps {
-            self.send(WalkItem::MissingRange(MissingRange::new(prefix, gap, &shape))).await?;
+            self.send(WalkItem::MissingRange(missing_range(prefix, gap, &shape))).await?;
         }
         Ok(())
     }
 }
 
-fn mark_present(role: &DirectoryRole, name: &str, present: &mut Option<IntervalSet>) {
-    if let (DirectoryRole::Grid(..), Some(present), Some(number)) = (role, present, grid_component(name)) {
+fn mark_present(grid: Option<&(Arc<Dataset>, Coords)>, name: &str, present: &mut Option<IntervalSet>) {
+    if let (Some(_), Some(present), Some(number)) = (grid, present, grid_component(name)) {
         present.add(number);
     }
+}
+
+/// Maximum number of directories that are walked concurrently with the current one, on each level of the path to it.
+const MAX_PREFETCHED: usize = 8;
+
+/// Maximum number of buffered items of a prefetched directory. Its walk pauses when the buffer is full.
+const MAX_BUFFERED_ITEMS: usize = 256;
+
+/// A directory that is walked before its turn.
+struct PrefetchedDirectory {
+    /// Index of its entry on the page.
+    entry_index: usize,
+    items: Receiver<WalkItem>,
+    head_of_line: Arc<AtomicBool>,
+    walk: AbortOnDropHandle<Result<bool, SendError<()>>>,
+}
+
+/// The prefetched directories of one page, in page order.
+#[derive(Default)]
+struct WalkPrefetcher {
+    prefetched: VecDeque<PrefetchedDirectory>,
+    /// Index of the next entry to consider. The entries before it are prefetched or do not need it.
+    next_index: usize,
+}
+
+impl WalkPrefetcher {
+    /// Starts walks of directories among the entries of `page` after the index `index`, as many as `head_of_line`
+    /// allows. `start` spawns one that sends its items to the given channel.
+    fn prefetch(
+        &mut self,
+        head_of_line: &AtomicBool,
+        page: &[DirEntry],
+        index: usize,
+        start: impl Fn(&DirEntry, Sender<WalkItem>, Arc<AtomicBool>) -> JoinHandle<Result<bool, SendError<()>>>,
+    ) {
+        self.next_index = self.next_index.max(index.saturating_add(1));
+        while self.prefetched.len() < MAX_PREFETCHED
+            && head_of_line.load(Ordering::Relaxed)
+            && let Some(entry) = page.get(self.next_index)
+        {
+            let entry_index = self.next_index;
+            self.next_index = entry_index.saturating_add(1);
+            if !entry.is_directory {
+                continue;
+            }
+            let (sender, items) = mpsc::channel(MAX_BUFFERED_ITEMS);
+            let head_of_line = Arc::new(AtomicBool::new(false));
+            let walk = AbortOnDropHandle::new(start(entry, sender, Arc::clone(&head_of_line)));
+            self.prefetched.push_back(PrefetchedDirectory { entry_index, items, head_of_line, walk });
+        }
+    }
+
+    /// Sends the items of the directory at the index `index` to `items`. Returns the result of its walk, or `None` if
+    /// the directory was not prefetched.
+    async fn drain(&mut self, items: &Sender<WalkItem>, index: usize) -> Option<Result<bool, SendError<()>>> {
+        if self.prefetched.front()?.entry_index != index {
+            return None;
+        }
+        let mut directory = self.prefetched.pop_front()?;
+        directory.head_of_line.store(true, Ordering::Relaxed);
+        while let Some(item) = directory.items.recv().await {
+            match items.reserve().await {
+                Ok(place) => place.send(item),
+                Err(closed) => return Some(Err(closed)),
+            }
+        }
+        Some(join_walk(directory.walk).await)
+    }
+}
+
+/// Waits for a walk that has a task of its own, and continues its panic. The walk ends when the wait is dropped.
+async fn join_walk(task: AbortOnDropHandle<Result<bool, SendError<()>>>) -> Result<bool, SendError<()>> {
+    task.await.unwrap_or_else(|end| match end.try_into_panic() {
+        Ok(panic) => std::panic::resume_unwind(panic),
+        Err(_aborted) => Err(SendError(())),
+    })
 }

@@ -1,20 +1,78 @@
-//! Chunks: parts of a dataset in the encoding of a view.
+//! Chunks: parts of a dataset in the encoding of a view, and the conditions under which a stored block is a chunk
+//! already.
 
+use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
-use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
 use crate::cache::{Dataset, Freshness, LargeObject, ReadError, StoredObject};
 use crate::container::{CachedAnswer, Container, Dependency, grid_component};
 use crate::read::{Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
 use crate::store::{Key, ObjectMeta, StoreError};
-use n5_format::{Array, BlockEncoding, DataType, GridPosition, RawLayout, Region, SignedCoords, to_big_endian};
+use n5_format::{
+    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition, Region,
+    SignedCoords, to_big_endian,
+};
 
 /// Part of every entity tag, because another release may encode to other bytes, which are another representation.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
+
+/// Encodes the elements of a chunk to bytes.
+pub trait ChunkEncoder: fmt::Debug + Send + Sync {
+    /// Returns the media type.
+    fn media_type(&self) -> &'static str {
+        "application/octet-stream"
+    }
+
+    /// Returns, as text, everything that the bytes depend on besides the elements. It is a part of entity tags and of
+    /// the cache keys of encoded chunks.
+    fn id(&self) -> String;
+
+    /// Returns an upper bound of the bytes that encoding allocates besides the elements, including the result.
+    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
+
+    /// Encodes elements as a chunk.
+    ///
+    /// # Errors
+    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
+    fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
+
+    /// Returns the encoding in which the payload of a stored block, one stream, can be sent as a chunk, or `None` if
+    /// blocks of the dataset must be decoded. It is called only for a chunk that is exactly one block.
+    fn passthrough(&self, _dataset: &DatasetAttributes) -> Option<BlockEncoding> {
+        None
+    }
+
+    /// Returns true if a stored block of this size, in elements, can be sent as the chunk at `position`.
+    fn accepts_block_size(&self, _dataset: &DatasetAttributes, _position: &[u64], _size: &Coords) -> bool {
+        false
+    }
+
+    /// Returns true if the header of a block that is sent as it is stored is a part of the chunk.
+    fn includes_block_header(&self) -> bool {
+        false
+    }
+
+    /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
+    /// streamed. Returns `None` if the encoder needs all elements at once.
+    fn stream_layout(&self, _shape: &Coords) -> Option<StreamLayout> {
+        None
+    }
+}
+
+/// Layout of a streamed chunk: a header, then each element in memory order.
+#[derive(Debug, Clone, Default)]
+pub struct StreamLayout {
+    /// Bytes before the elements.
+    pub header: Bytes,
+    /// Type that the elements are converted to, if it is not the dataset's own.
+    pub data_type: Option<DataType>,
+    /// True if the elements are big-endian.
+    pub is_big_endian: bool,
+}
 
 /// A region of a dataset with its encoder. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -131,11 +189,11 @@ impl Chunk {
         container: &Container,
         freshness: Freshness,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        if let Some((position, passthrough)) = self.passthrough() {
+        if let Some((position, encoding)) = self.passthrough() {
             let stored = container.object(freshness, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
             // The stored object is dropped here, because a request that holds memory must not wait for more.
-            if let Some(chunk) = self.pass_through(position, &passthrough, stored).await? {
+            if let Some(chunk) = self.pass_through(position, encoding, stored).await? {
                 return Ok(Some(chunk));
             }
         }
@@ -148,35 +206,62 @@ impl Chunk {
         }
     }
 
-    /// Returns the position of the chunk's block and the form in which the block can be sent as it is stored.
-    fn passthrough(&self) -> Option<(&GridPosition, Passthrough)> {
+    /// Returns the position of the chunk's block and its encoding, if the block can be sent as it is stored.
+    fn passthrough(&self) -> Option<(&GridPosition, BlockEncoding)> {
         let (position, attributes) = (self.position.as_ref()?, &self.dataset.attributes);
-        let passthrough = self.encoder.passthrough(attributes, position)?;
-        let stored_encoding = BlockEncoding::from_name(attributes.compression().name());
-        (stored_encoding == Some(passthrough.encoding)).then_some((position, passthrough))
+        let encoding = self.encoder.passthrough(attributes)?;
+        (attributes.compression().name() == encoding.name()).then_some((position, encoding))
+    }
+
+    /// Returns the range of the chunk within the stored block of `stored_bytes` that begins with `head`, if the block is
+    /// of the default mode, has an accepted size, and its payload is one stream in `encoding`. The header of an
+    /// uncompressed block suffices as `head`; a compressed block must be there as a whole.
+    fn range_in_block(
+        &self,
+        position: &GridPosition,
+        encoding: BlockEncoding,
+        head: &[u8],
+        stored_bytes: u64,
+    ) -> Option<Range<u64>> {
+        let header = BlockHeader::parse(head).ok()?;
+        let is_accepted = self.encoder.accepts_block_size(&self.dataset.attributes, position, &header.size);
+        if header.mode != BlockMode::Default || !is_accepted {
+            return None;
+        }
+        let (payload_start, width) = (header.len as u64, self.element_bytes() as u64);
+        let payload_bytes = header.elements?.checked_mul(width)?;
+        let is_one_stream = match encoding {
+            BlockEncoding::Raw => payload_start.checked_add(payload_bytes) == Some(stored_bytes),
+            BlockEncoding::Gzip | BlockEncoding::Zstd | BlockEncoding::Blosc => {
+                head.len() as u64 == stored_bytes
+                    && encoding.is_one_stream(head.get(header.len..)?, usize::try_from(payload_bytes).ok()?)
+            }
+        };
+        is_one_stream.then_some(if self.encoder.includes_block_header() { 0 } else { payload_start }..stored_bytes)
     }
 
     /// Returns the payload of a stored block as the chunk, or `None` if the block does not have the required form.
     async fn pass_through(
         &self,
         position: &GridPosition,
-        passthrough: &Passthrough,
+        encoding: BlockEncoding,
         stored: StoredObject,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        let width = self.element_bytes();
         let etag = self.etag(single_block_fingerprint(position, stored.meta()).etags_hash);
         let (range, source) = match stored {
             StoredObject::Whole(meta, bytes) => {
-                let Some(range) = passthrough.range(&bytes, bytes.len() as u64, width) else { return Ok(None) };
+                let range = self.range_in_block(position, encoding, &bytes, bytes.len() as u64);
+                let Some(range) = range else { return Ok(None) };
                 let block_range = usize::try_from(range.start).unwrap_or(usize::MAX)..bytes.len();
                 let bytes = bytes.slice(block_range.clone());
                 (range, ChunkSource::Stored { bytes, version: meta.version, range: block_range })
             }
             StoredObject::Large(large) => {
                 let stored_bytes = large.meta().len;
-                let head_bytes = RawLayout::max_header_bytes(self.region.rank()).min(stored_bytes);
+                let head_bytes = BlockHeader::max_len(self.region.rank()).min(stored_bytes);
                 let head = large.read_piece(0, head_bytes).await?;
-                let Some(range) = passthrough.range(&head, stored_bytes, width) else { return Ok(None) };
+                let range = self.range_in_block(position, encoding, &head, stored_bytes);
+                let Some(range) = range else { return Ok(None) };
                 (range.clone(), ChunkSource::LargeStored(large, range))
             }
         };

@@ -32,23 +32,19 @@ impl ViewLookup<'_> {
 pub enum ResolvedKey {
     /// No object.
     Missing,
-    /// A document.
-    Document(ViewDocument),
+    /// A JSON document.
+    Document {
+        /// The text.
+        text: String,
+        /// Memory permit for the data that the document is made from, and then for the document.
+        memory: Option<MemoryPermit>,
+    },
     /// A part of a dataset.
     Chunk(Chunk),
 }
 
-/// A JSON document.
-#[derive(Debug)]
-pub struct ViewDocument {
-    /// The text.
-    pub text: String,
-    /// Memory permit for the data that the document is made from, and then for the document.
-    pub memory: Option<MemoryPermit>,
-}
-
-impl From<&serde_json::Value> for ViewDocument {
+impl From<&serde_json::Value> for ResolvedKey {
     fn from(value: &serde_json::Value) -> Self {
-        Self { text: value.to_string(), memory: None }
+        Self::Document { text: value.to_string(), memory: None }
     }
 }

@@ -7,14 +7,15 @@
 //! but no requests, statuses or headers.
 
 mod chunk;
-mod encoder;
 mod lookup;
 mod node;
 mod precomputed;
 mod reencoded;
-mod zarr;
 mod zarr2;
 mod zarr3;
+mod zarr_array;
+mod zarr_node;
+mod zarr_subtree;
 
 use std::fmt;
 
@@ -23,9 +24,8 @@ use async_trait::async_trait;
 use crate::cache::ReadError;
 use n5_metadata::{Description, Node, NodeKind};
 
-pub use chunk::{Chunk, ChunkSource, EncodedChunk};
-pub use encoder::{ChunkEncoder, Passthrough, StreamLayout};
-pub use lookup::{ResolvedKey, ViewDocument, ViewLookup};
+pub use chunk::{Chunk, ChunkEncoder, ChunkSource, EncodedChunk, StreamLayout};
+pub use lookup::{ResolvedKey, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
 
 /// All views. The first segment of a path selects the view.
@@ -42,7 +42,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// # use std::sync::Arc;
 /// use n5_server::cache::ReadError;
 /// use n5_format::{Array, Coords};
-/// use n5_server::view::{Chunk, ChunkEncoder, ResolvedKey, View, ViewDocument, ViewLookup};
+/// use n5_server::view::{Chunk, ChunkEncoder, ResolvedKey, View, ViewLookup};
 ///
 /// #[derive(Debug)]
 /// struct Plain;
@@ -57,7 +57,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         if let (Some("shape.json"), Some(path)) = (lookup.key.name(), lookup.key.parent()) {
 ///             let dataset = lookup.container.dataset(lookup.freshness, &path).await?;
 ///             let shape = serde_json::json!(dataset.attributes.dimensions().to_vec());
-///             return Ok(ResolvedKey::Document(ViewDocument::from(&shape)));
+///             return Ok(ResolvedKey::from(&shape));
 ///         }
 ///         let Some((dataset, position)) = lookup.container.block_at(lookup.freshness, lookup.key).await? else {
 ///             return Ok(ResolvedKey::Missing);
@@ -104,8 +104,8 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #     let key = n5_server::store::Key::from_segments(segments).unwrap();
 /// #     let lookup = ViewLookup { container: &container, freshness: resources.request_freshness(),
 /// #         path_parameters: &[], key: &key, query: &[] };
-/// #     let ResolvedKey::Document(document) = Plain.resolve(&lookup).await.unwrap() else { panic!() };
-/// #     assert!(document.text.starts_with("[48,"));
+/// #     let ResolvedKey::Document { text, .. } = Plain.resolve(&lookup).await.unwrap() else { panic!() };
+/// #     assert!(text.starts_with("[48,"));
 /// #     let key = n5_server::store::Key::from_segments(["volume", "em", "s2", "0", "0", "0"]).unwrap();
 /// #     let lookup = ViewLookup { key: &key, ..lookup };
 /// #     let ResolvedKey::Chunk(chunk) = Plain.resolve(&lookup).await.unwrap() else { panic!() };

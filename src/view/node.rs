@@ -129,14 +129,14 @@ async fn read(
             .await?;
         let mut node = Node {
             document: match admitted {
-                Some(_) => reader.read(key).await?,
+                Some(_) => read_document(container, freshness, key).await?,
                 None => None,
             },
             ..Node::default()
         };
         for ancestor in &ancestors {
             let document = match ancestor {
-                Some(ancestor) => reader.read(ancestor).await?,
+                Some(ancestor) => read_document(container, freshness, ancestor).await?,
                 None => None,
             };
             node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
@@ -156,7 +156,7 @@ async fn read(
         match &required {
             Some(required) => {
                 for (path, child) in required {
-                    if let Some(Ok(document)) = reader.read(child).await? {
+                    if let Some(Ok(document)) = read_document(container, freshness, child).await? {
                         node.child_documents.insert(path.clone(), document);
                     }
                 }
@@ -228,10 +228,14 @@ impl AttributesReader<'_> {
         self.remaining_bytes -= bytes;
         Ok(Some(group.text_bytes()))
     }
+}
 
-    /// Returns the attributes of `key`, which were admitted.
-    async fn read(&self, key: &Key) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
-        let group = self.container.group_if_readable(self.freshness, key).await?;
-        Ok(group.and_then(|group| group.document()))
-    }
+/// Returns the attributes of `key`; `None` if there are none or they cannot be read.
+pub(super) async fn read_document(
+    container: &Container,
+    freshness: Freshness,
+    key: &Key,
+) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
+    let group = container.group_if_readable(freshness, key).await?;
+    Ok(group.and_then(|group| group.document()))
 }

@@ -19,9 +19,8 @@ use serde_json::{Value, json};
 
 use self::scale::{DEFAULT_QUALITY, Extent, PrecomputedEncoding, ScaleKey, parse_box};
 use super::View;
-use super::chunk::Chunk;
-use super::encoder::ChunkEncoder;
-use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
+use super::chunk::{Chunk, ChunkEncoder};
+use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::read_node;
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::store::Key;
@@ -62,7 +61,7 @@ impl View for Precomputed {
         };
         if name == INFO {
             let (info, memory) = read_info(lookup, &directory).await?;
-            return Ok(ResolvedKey::Document(ViewDocument { text: info.to_string(), memory }));
+            return Ok(ResolvedKey::Document { text: info.to_string(), memory });
         }
         let Some(bounds) = parse_box(name) else { return Ok(ResolvedKey::Missing) };
         let scale_key = directory.name().and_then(ScaleKey::parse);

@@ -8,9 +8,8 @@ use bytes::Bytes;
 use serde_json::Map;
 
 use super::View;
-use super::chunk::Chunk;
-use super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
-use super::lookup::{ResolvedKey, ViewDocument, ViewLookup};
+use super::chunk::{Chunk, ChunkEncoder, StreamLayout};
+use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::{read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};
 use crate::store::Key;
@@ -75,8 +74,7 @@ impl View for Reencoded {
         let Some(target) = ReencodeTarget::parse(lookup.path_parameters) else { return Ok(ResolvedKey::Missing) };
         if lookup.key.name() == Some(ATTRIBUTES) {
             let Some(group) = lookup.key.parent() else { return Ok(ResolvedKey::Missing) };
-            let document = attributes_document(lookup, &group, &target).await?;
-            return Ok(document.map_or(ResolvedKey::Missing, ResolvedKey::Document));
+            return attributes_document(lookup, &group, &target).await;
         }
         let Some((dataset, position)) = find_block(lookup).await? else { return Ok(ResolvedKey::Missing) };
         if !dataset.attributes.is_decodable() {
@@ -91,25 +89,25 @@ impl View for Reencoded {
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
         let Some(target) = ReencodeTarget::parse(lookup.path_parameters) else { return Ok(Vec::new()) };
         match attributes_document(lookup, lookup.key, &target).await {
-            Ok(Some(_)) => Ok(vec![ATTRIBUTES.to_owned()]),
-            Ok(None) | Err(ReadError::NotADataset { .. }) => Ok(Vec::new()),
+            Ok(ResolvedKey::Missing) | Err(ReadError::NotADataset { .. }) => Ok(Vec::new()),
+            Ok(_) => Ok(vec![ATTRIBUTES.to_owned()]),
             Err(error) => Err(error),
         }
     }
 }
 
-/// Returns the attributes of the directory `key`, or `None` if it has none to show.
+/// Returns the document with the attributes of the directory `key`, which is missing if there are none to show.
 async fn attributes_document(
     lookup: &ViewLookup<'_>,
     key: &Key,
     target: &ReencodeTarget,
-) -> Result<Option<ViewDocument>, ReadError> {
+) -> Result<ResolvedKey, ReadError> {
     // Unreadable attributes must be an error: the directory may still be a dataset.
     lookup.container.group(lookup.freshness, key).await?;
     let loaded = match read_node_with_text(lookup.container, lookup.freshness, key).await {
         Err(ReadError::NotFound(_)) => match resolve_level_alias(lookup, key).await? {
             Some(path) => read_node(lookup.container, lookup.freshness, &path).await?,
-            None => return Ok(None),
+            None => return Ok(ResolvedKey::Missing),
         },
         loaded => loaded?,
     };
@@ -155,7 +153,8 @@ async fn attributes_document(
         object.insert("n5", &n5_format::VERSION);
     }
     let has_any = !object.is_empty() || matches!(node.document, Some(Ok(_)));
-    Ok(has_any.then(|| ViewDocument { text: object.into_text(), memory: loaded.memory }))
+    let document = || ResolvedKey::Document { text: object.into_text(), memory: loaded.memory };
+    Ok(if has_any { document() } else { ResolvedKey::Missing })
 }
 
 /// Returns the dataset and the position that the lookup's key names.
@@ -221,28 +220,26 @@ impl ChunkEncoder for ReencodeTarget {
         encode_block(&shape, width, data, self.encoding).map_err(|error| ReadError::NotRepresentable(error.to_string()))
     }
 
-    fn passthrough(&self, dataset: &DatasetAttributes, position: &GridPosition) -> Option<Passthrough> {
-        let width = dataset.data_type().size_bytes().filter(|_| self.data_type.is_none())?;
-        let sizes = accepted_block_sizes(dataset, position, width).collect();
-        Some(Passthrough { encoding: self.encoding, sizes, includes_header: true })
+    fn passthrough(&self, _: &DatasetAttributes) -> Option<BlockEncoding> {
+        self.data_type.is_none().then_some(self.encoding)
+    }
+
+    /// Full blocks and those that are clipped at the end of the dataset. TensorStore refuses larger full blocks.
+    fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
+        let width = dataset.data_type().size_bytes().unwrap_or(1) as u128;
+        let full_bytes = || dataset.block_size().iter().fold(width, |bytes, size| bytes.saturating_mul((*size).into()));
+        *size == dataset.grid().clipped_size(position)
+            || (size == dataset.block_size() && full_bytes() <= n5_metadata::MAX_BLOCK_BYTES)
+    }
+
+    fn includes_block_header(&self) -> bool {
+        true
     }
 
     fn stream_layout(&self, shape: &Coords) -> Option<StreamLayout> {
         let header = n5_format::block_header(shape).filter(|_| self.encoding == BlockEncoding::Raw)?;
         Some(StreamLayout { header: header.into(), data_type: self.data_type.clone(), is_big_endian: true })
     }
-}
-
-/// Returns the sizes that readers accept for the block at `position`.
-fn accepted_block_sizes(
-    attributes: &DatasetAttributes,
-    position: &GridPosition,
-    width: usize,
-) -> impl Iterator<Item = Coords> {
-    let full_bytes =
-        attributes.block_size().iter().fold(width as u128, |bytes, size| bytes.saturating_mul(u128::from(*size)));
-    let full_size = (full_bytes <= n5_metadata::MAX_BLOCK_BYTES).then(|| attributes.block_size().clone());
-    std::iter::once(attributes.grid().clipped_size(position)).chain(full_size)
 }
 
 #[cfg(test)]

@@ -7,7 +7,9 @@ use serde_json::{Value, json};
 
 use super::View;
 use super::lookup::{ResolvedKey, ViewLookup};
-use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
+use super::zarr_array::{ZarrLayout, ZarrNodeType, node_type, resolve_chunk};
+use super::zarr_node::{ZarrNode, document, read_zarr_node};
+use super::zarr_subtree::read_subtree;
 use crate::cache::ReadError;
 use crate::store::Key;
 use n5_format::{BlockEncoding, JsonObjectBuilder};
@@ -36,22 +38,22 @@ impl View for Zarr2 {
             return Ok(ResolvedKey::Missing);
         };
         match name {
-            ZARRAY => Ok(match zarr::node_type(lookup, &directory).await? {
+            ZARRAY => Ok(match node_type(lookup, &directory).await? {
                 ZarrNodeType::Array(dataset) => ZarrLayout::of(&dataset.attributes)
-                    .map_or(ResolvedKey::Missing, |layout| zarr::document(object_text(&zarray_json(&layout)), None)),
+                    .map_or(ResolvedKey::Missing, |layout| document(object_text(&zarray_json(&layout)), None)),
                 ZarrNodeType::Group | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
-            ZGROUP => Ok(match zarr::node_type(lookup, &directory).await? {
-                ZarrNodeType::Group => zarr::document(object_text(&zgroup_json()), None),
+            ZGROUP => Ok(match node_type(lookup, &directory).await? {
+                ZarrNodeType::Group => document(object_text(&zgroup_json()), None),
                 ZarrNodeType::Array(_) | ZarrNodeType::Missing => ResolvedKey::Missing,
             }),
             ZATTRS => {
-                let node = zarr::read_zarr_node(lookup, &directory).await?;
-                Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| zarr::document(zattrs_text(node), memory)))
+                let node = read_zarr_node(lookup, &directory).await?;
+                Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| document(zattrs_text(node), memory)))
             }
             ZMETADATA => consolidated(lookup, &directory).await,
             _ => match lookup.container.dataset_and_coordinates(lookup.freshness, lookup.key).await? {
-                Some((dataset, coordinates)) => zarr::resolve_chunk(&dataset, &coordinates),
+                Some((dataset, coordinates)) => resolve_chunk(&dataset, &coordinates),
                 None => Ok(ResolvedKey::Missing),
             },
         }
@@ -59,7 +61,7 @@ impl View for Zarr2 {
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
         // `.zmetadata` is not listed: only a walk tells if it exists, and its clients do not look for it here.
-        let names: &[&str] = match zarr::node_type(lookup, lookup.key).await? {
+        let names: &[&str] = match node_type(lookup, lookup.key).await? {
             ZarrNodeType::Missing => &[],
             ZarrNodeType::Group => &[ZATTRS, ZGROUP],
             ZarrNodeType::Array(_) => &[ZARRAY, ZATTRS],
@@ -91,13 +93,12 @@ fn zarray_json(layout: &ZarrLayout) -> Value {
 
 /// Returns the numcodecs configuration, with only the members that TensorStore knows.
 fn compressor(layout: &ZarrLayout) -> Value {
-    let parameters = layout.parameters;
     match layout.encoding.compression {
         BlockEncoding::Raw => Value::Null,
-        BlockEncoding::Gzip => json!({ "id": "gzip", "level": parameters.level }),
-        BlockEncoding::Zstd => json!({ "id": "zstd", "level": parameters.level }),
-        BlockEncoding::Blosc => json!({ "id": "blosc", "cname": parameters.cname, "clevel": parameters.level,
-            "shuffle": parameters.shuffle, "blocksize": 0 }),
+        BlockEncoding::Gzip => json!({ "id": "gzip", "level": layout.level }),
+        BlockEncoding::Zstd => json!({ "id": "zstd", "level": layout.level }),
+        BlockEncoding::Blosc => json!({ "id": "blosc", "cname": layout.cname, "clevel": layout.level,
+            "shuffle": layout.shuffle, "blocksize": 0 }),
     }
 }
 
@@ -112,43 +113,37 @@ fn object_text(value: &Value) -> JsonObjectBuilder {
 
 fn zattrs_text(node: ZarrNode) -> JsonObjectBuilder {
     match node {
-        ZarrNode::Array(array) => array_zattrs_text(*array),
-        ZarrNode::Group(group) => group_zattrs_text(group),
+        ZarrNode::Array { names, mut attributes, .. } => {
+            attributes.insert("_ARRAY_DIMENSIONS", &names);
+            attributes
+        }
+        ZarrNode::Group { mut attributes, ome, image } => {
+            attributes.extend_missing(&ome);
+            if let Some(mut image) = image {
+                image.insert("version".to_owned(), Value::from("0.4"));
+                attributes.insert("multiscales", &[image]);
+            }
+            attributes
+        }
     }
-}
-
-fn array_zattrs_text(array: ZarrArray) -> JsonObjectBuilder {
-    let ZarrArray { names, mut attributes, .. } = array;
-    attributes.insert("_ARRAY_DIMENSIONS", &names);
-    attributes
-}
-
-fn group_zattrs_text(group: ZarrGroup) -> JsonObjectBuilder {
-    let ZarrGroup { mut attributes, ome, image } = group;
-    attributes.extend_missing(&ome);
-    if let Some(mut image) = image {
-        image.insert("version".to_owned(), Value::from("0.4"));
-        attributes.insert("multiscales", &[image]);
-    }
-    attributes
 }
 
 /// Returns `.zmetadata` in the form that zarr-python and xarray read.
 async fn consolidated(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
-    let ZarrNodeType::Group = zarr::node_type(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
-    let Some((nodes, memory)) = zarr::read_subtree(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
+    let ZarrNodeType::Group = node_type(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
+    let Some((nodes, memory)) = read_subtree(lookup, directory).await? else { return Ok(ResolvedKey::Missing) };
     let mut metadata = JsonObjectBuilder::default();
     for (path, node) in nodes {
         let key = |name: &str| if path.is_empty() { name.to_owned() } else { format!("{path}/{name}") };
         match &node {
-            ZarrNode::Group(_) => metadata.insert(&key(ZGROUP), &zgroup_json()),
-            ZarrNode::Array(array) => metadata.insert(&key(ZARRAY), &zarray_json(&array.layout)),
+            ZarrNode::Group { .. } => metadata.insert(&key(ZGROUP), &zgroup_json()),
+            ZarrNode::Array { layout, .. } => metadata.insert(&key(ZARRAY), &zarray_json(layout)),
         }
         metadata.insert_object(&key(ZATTRS), &zattrs_text(node));
     }
-    let mut document = object_text(&json!({ "zarr_consolidated_format": 1 }));
-    document.insert_object("metadata", &metadata);
-    Ok(zarr::document(document, Some(memory)))
+    let mut object = object_text(&json!({ "zarr_consolidated_format": 1 }));
+    object.insert_object("metadata", &metadata);
+    Ok(document(object, Some(memory)))
 }
 
 #[cfg(test)]
@@ -195,12 +190,12 @@ mod tests {
     #[test]
     fn image_metadata_is_beside_the_other_attributes() {
         let image = json!({"axes": []}).as_object().cloned();
-        let group = ZarrGroup {
+        let group = ZarrNode::Group {
             attributes: object_text(&json!({"a": 1})),
             ome: object_text(&json!({"a": 2, "omero": {}})),
             image,
         };
         let expected = r#"{"a":1,"omero":{},"multiscales":[{"axes":[],"version":"0.4"}]}"#;
-        assert_eq!(group_zattrs_text(group).into_text(), expected);
+        assert_eq!(zattrs_text(group).into_text(), expected);
     }
 }

@@ -8,7 +8,9 @@ use serde_json::{Value, json};
 
 use super::View;
 use super::lookup::{ResolvedKey, ViewLookup};
-use super::zarr::{self, ZarrArray, ZarrGroup, ZarrLayout, ZarrNode, ZarrNodeType};
+use super::zarr_array::{ZarrLayout, ZarrNodeType, node_type, resolve_chunk};
+use super::zarr_node::{ZarrNode, document, read_zarr_node};
+use super::zarr_subtree::read_subtree;
 use crate::cache::ReadError;
 use crate::container::grid_component;
 use crate::store::Key;
@@ -38,18 +40,18 @@ impl View for Zarr3 {
             return read_zarr_json(lookup, &directory).await;
         }
         let Some((array, coordinates)) = chunk_key(lookup.key) else { return Ok(ResolvedKey::Missing) };
-        match zarr::node_type(lookup, &array).await? {
+        match node_type(lookup, &array).await? {
             // The chunk of an array without axes has no coordinates, but its block has one, 0.
             ZarrNodeType::Array(dataset) if coordinates.len() == dataset.attributes.rank() => {
                 let zero_coordinate = [0];
-                zarr::resolve_chunk(&dataset, if coordinates.is_empty() { &zero_coordinate } else { &coordinates })
+                resolve_chunk(&dataset, if coordinates.is_empty() { &zero_coordinate } else { &coordinates })
             }
             ZarrNodeType::Array(_) | ZarrNodeType::Group | ZarrNodeType::Missing => Ok(ResolvedKey::Missing),
         }
     }
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
-        Ok(match zarr::node_type(lookup, lookup.key).await? {
+        Ok(match node_type(lookup, lookup.key).await? {
             ZarrNodeType::Missing => Vec::new(),
             ZarrNodeType::Group | ZarrNodeType::Array(_) => vec![ZARR_JSON.to_owned()],
         })
@@ -69,21 +71,21 @@ fn chunk_key(key: &Key) -> Option<(Key, Vec<u64>)> {
 }
 
 async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<ResolvedKey, ReadError> {
-    let subtree = match zarr::node_type(lookup, directory).await? {
+    let subtree = match node_type(lookup, directory).await? {
         ZarrNodeType::Missing => return Ok(ResolvedKey::Missing),
         ZarrNodeType::Array(_) => None,
-        ZarrNodeType::Group => zarr::read_subtree(lookup, directory).await?,
+        ZarrNodeType::Group => read_subtree(lookup, directory).await?,
     };
     let Some((mut nodes, memory)) = subtree else {
-        let node = zarr::read_zarr_node(lookup, directory).await?;
-        return Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| zarr::document(zarr_json(node), memory)));
+        let node = read_zarr_node(lookup, directory).await?;
+        return Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| document(zarr_json(node), memory)));
     };
     // The group may have become something else meanwhile.
     if nodes.first().is_none_or(|(path, _)| !path.is_empty()) {
         return Ok(ResolvedKey::Missing);
     }
     let (_, node) = nodes.remove(0);
-    let mut document = zarr_json(node);
+    let mut object = zarr_json(node);
     let (mut consolidated, mut subtree_metadata) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
     for (path, node) in nodes {
         subtree_metadata.insert_object(&path, &zarr_json(node));
@@ -91,35 +93,43 @@ async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<Reso
     consolidated.insert("kind", &"inline");
     consolidated.insert("must_understand", &false);
     consolidated.insert_object("metadata", &subtree_metadata);
-    document.insert_object("consolidated_metadata", &consolidated);
-    Ok(zarr::document(document, Some(memory)))
+    object.insert_object("consolidated_metadata", &consolidated);
+    Ok(document(object, Some(memory)))
 }
 
 fn zarr_json(node: ZarrNode) -> JsonObjectBuilder {
-    match node {
-        ZarrNode::Array(array) => array_zarr_json(*array),
-        ZarrNode::Group(group) => group_zarr_json(group),
-    }
-}
-
-fn array_zarr_json(array: ZarrArray) -> JsonObjectBuilder {
-    let ZarrArray { layout, names, attributes } = array;
     let mut object = JsonObjectBuilder::default();
     object.insert("zarr_format", &3);
-    object.insert("node_type", &"array");
-    object.insert("shape", &layout.shape);
-    object.insert("data_type", &layout.data_type.name());
-    object.insert("chunk_grid", &json!({ "name": "regular", "configuration": { "chunk_shape": layout.chunks } }));
-    object.insert("chunk_key_encoding", &json!({ "name": "default", "configuration": { "separator": "/" } }));
-    object.insert("fill_value", &layout.fill_value());
-    object.insert("codecs", &codecs(&layout));
-    object.insert("dimension_names", &names);
-    object.insert_object("attributes", &attributes);
+    match node {
+        ZarrNode::Array { layout, names, attributes } => {
+            object.insert("node_type", &"array");
+            object.insert("shape", &layout.shape);
+            object.insert("data_type", &layout.data_type.name());
+            object
+                .insert("chunk_grid", &json!({ "name": "regular", "configuration": { "chunk_shape": layout.chunks } }));
+            object.insert("chunk_key_encoding", &json!({ "name": "default", "configuration": { "separator": "/" } }));
+            object.insert("fill_value", &layout.fill_value());
+            object.insert("codecs", &codecs(&layout));
+            object.insert("dimension_names", &names);
+            object.insert_object("attributes", &attributes);
+        }
+        ZarrNode::Group { mut attributes, mut ome, image } => {
+            if let Some(image) = image {
+                ome.insert("multiscales", &[image]);
+            }
+            if !ome.is_empty() {
+                ome.insert("version", &"0.5");
+                attributes.insert_object("ome", &ome);
+            }
+            object.insert("node_type", &"group");
+            object.insert_object("attributes", &attributes);
+        }
+    }
     object
 }
 
 fn codecs(layout: &ZarrLayout) -> Vec<Value> {
-    let (encoding, parameters) = (layout.encoding, layout.parameters);
+    let encoding = layout.encoding;
     let endian = if encoding.is_big_endian { "big" } else { "little" };
     let mut codecs = vec![match encoding.width {
         1 => json!({ "name": "bytes" }),
@@ -127,36 +137,20 @@ fn codecs(layout: &ZarrLayout) -> Vec<Value> {
     }];
     let compression = match encoding.compression {
         BlockEncoding::Raw => return codecs,
-        BlockEncoding::Gzip => json!({ "level": parameters.level }),
-        BlockEncoding::Zstd => json!({ "level": parameters.level, "checksum": false }),
+        BlockEncoding::Gzip => json!({ "level": layout.level }),
+        BlockEncoding::Zstd => json!({ "level": layout.level, "checksum": false }),
         BlockEncoding::Blosc => {
-            let shuffle = match parameters.shuffle {
+            let shuffle = match layout.shuffle {
                 0 => "noshuffle",
                 2 => "bitshuffle",
                 _ => "shuffle",
             };
-            json!({ "typesize": encoding.width, "cname": parameters.cname, "clevel": parameters.level,
+            json!({ "typesize": encoding.width, "cname": layout.cname, "clevel": layout.level,
                 "shuffle": shuffle, "blocksize": 0 })
         }
     };
     codecs.push(json!({ "name": encoding.compression.name(), "configuration": compression }));
     codecs
-}
-
-fn group_zarr_json(group: ZarrGroup) -> JsonObjectBuilder {
-    let ZarrGroup { mut attributes, mut ome, image } = group;
-    if let Some(image) = image {
-        ome.insert("multiscales", &[image]);
-    }
-    if !ome.is_empty() {
-        ome.insert("version", &"0.5");
-        attributes.insert_object("ome", &ome);
-    }
-    let mut object = JsonObjectBuilder::default();
-    object.insert("zarr_format", &3);
-    object.insert("node_type", &"group");
-    object.insert_object("attributes", &attributes);
-    object
 }
 
 #[cfg(test)]
@@ -175,7 +169,7 @@ mod tests {
 
     #[test]
     fn an_array_document_is_complete() {
-        let array = ZarrArray {
+        let array = ZarrNode::Array {
             layout: layout("uint16", &json!({"type": "gzip", "level": 1})),
             names: vec!["y".to_owned(), "x".to_owned()],
             attributes: JsonObjectBuilder::default(),
@@ -186,7 +180,7 @@ mod tests {
             "codecs": [{"name": "bytes", "configuration": {"endian": "big"}},
                 {"name": "gzip", "configuration": {"level": 1}}],
             "dimension_names": ["y", "x"], "attributes": {}});
-        assert_eq!(serde_json::from_str::<Value>(&array_zarr_json(array).into_text()).unwrap(), expected);
+        assert_eq!(serde_json::from_str::<Value>(&zarr_json(array).into_text()).unwrap(), expected);
     }
 
     #[test]
@@ -233,12 +227,12 @@ mod tests {
 
     #[test]
     fn image_metadata_is_under_ome() {
-        let group = ZarrGroup {
+        let group = ZarrNode::Group {
             attributes: JsonObjectBuilder::from_matching(br#"{"a":1}"#, |_| true),
             ome: JsonObjectBuilder::from_matching(br#"{"omero":{}}"#, |_| true),
             image: json!({"axes": []}).as_object().cloned(),
         };
         let expected = r#"{"zarr_format":3,"node_type":"group","attributes":{"a":1,"ome":{"omero":{},"multiscales":[{"axes":[]}],"version":"0.5"}}}"#;
-        assert_eq!(group_zarr_json(group).into_text(), expected);
+        assert_eq!(zarr_json(group).into_text(), expected);
     }
 }

@@ -44,7 +44,7 @@ pub fn paste(
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = CopyPlan::for_buffers(to, region, from, origin, size, dimensions, width);
+    let plan = CopyPlan::new(region, origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.run(to, from, width, false))
 }
 
@@ -58,7 +58,7 @@ pub fn paste_big_endian(
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = CopyPlan::for_buffers(to, region, from, origin, size, dimensions, width);
+    let plan = CopyPlan::new(region, origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.run(to, from, width, true))
 }
 
@@ -71,7 +71,7 @@ pub fn paste_zeros(
     dimensions: &[u64],
     width: usize,
 ) -> bool {
-    let plan = CopyPlan::new(region, origin, size, dimensions, width).filter(|plan| plan.to_end <= to.len());
+    let plan = CopyPlan::new(region, origin, size, dimensions, width);
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
@@ -85,23 +85,6 @@ struct CopyPlan {
 }
 
 impl CopyPlan {
-    fn for_buffers(
-        to: &[u8],
-        region: &Region,
-        from: &[u8],
-        origin: &[u64],
-        size: &[u64],
-        dimensions: &[u64],
-        width: usize,
-    ) -> Option<Self> {
-        let plan = Self::new(region, origin, size, dimensions, width)?;
-        if plan.from_end > from.len() || plan.to_end > to.len() {
-            debug_assert!(false, "paste of {region:?} reaches beyond its buffers");
-            return None;
-        }
-        Some(plan)
-    }
-
     fn new(region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
         let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
         let (mut from_offset, mut to_offset) = (0usize, 0usize);
@@ -142,6 +125,10 @@ impl CopyPlan {
     }
 
     fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
+        if self.from_end > from.len() || self.to_end > to.len() {
+            debug_assert!(false, "a paste reaches beyond its buffers");
+            return false;
+        }
         let single = Loop { count: 1, from_stride: width, to_stride: width };
         let inner = self.loops.first().copied().unwrap_or(single);
         let rows = self.loops.get(1).copied().unwrap_or(single);
@@ -172,6 +159,9 @@ impl CopyPlan {
     }
 
     fn fill(&self, to: &mut [u8], width: usize) -> bool {
+        if self.to_end > to.len() {
+            return false;
+        }
         let inner = self.loops.first().filter(|inner| inner.to_stride == width);
         let outer = if inner.is_some() { self.loops.get(1..) } else { self.loops.get(..) };
         let bytes = inner.map_or(1, |inner| inner.count) * width;

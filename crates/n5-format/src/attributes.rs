@@ -65,8 +65,8 @@ impl DatasetAttributes {
     pub fn parse(document: impl Borrow<AttributesDocument>) -> Result<Self, AttributesError> {
         const READ: [&str; 5] = ["dimensions", "blockSize", "dataType", "compression", "compressionType"];
         let document = document.borrow();
-        if let Some(unread) = document.unreadable().iter().find(|unread| READ.contains(&unread.name)) {
-            return Err(AttributesError::Unreadable(unread.name, unread.reason.clone()));
+        if let Some((name, reason)) = document.unreadable().iter().find(|(name, _)| READ.contains(name)) {
+            return Err(AttributesError::Unreadable(name, reason.clone()));
         }
         let dimensions = parse_extents(document, "dimensions", 0)?;
         let block_size = parse_extents(document, "blockSize", 1)?;

@@ -1,12 +1,11 @@
-//! Stored blocks: parsing their headers and decoding them to little-endian elements.
+//! Stored blocks: parsing their headers, decoding them to little-endian elements, and encoding them.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
-use bytes::{Buf, Bytes};
+use bytes::{Buf, BufMut, Bytes, BytesMut};
 
 use crate::compression::wrong_length;
-use crate::encode::swap_bytes;
 use crate::grid::product;
-use crate::{CancelCheck, Codec, CodecError, Coords, DatasetAttributes, Scratch};
+use crate::{BlockEncoding, CancelCheck, Codec, CodecError, Coords, DatasetAttributes, Scratch};
 
 /// Mode of a block: the first word of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -147,6 +146,36 @@ impl BlockHeader {
         Ok(Self { mode, size, elements, len })
     }
 
+    /// Largest length of a header in bytes, for a dataset of `rank` axes. So many bytes at the beginning of a file suffice
+    /// for [`Self::of_raw_block`].
+    pub fn max_len(rank: usize) -> u64 {
+        (rank as u64).saturating_mul(8).saturating_add(8)
+    }
+
+    /// Returns the header of the block at `position`, whose file has `stored_bytes` and begins with `prefix`. The elements
+    /// follow it, big-endian, first axis fastest. Returns `None` if the dataset's blocks are compressed.
+    ///
+    /// # Errors
+    /// See [`Block::decode`], except that there is no memory limit. The file must have exactly the length that the
+    /// header claims.
+    pub fn of_raw_block(
+        prefix: &[u8],
+        stored_bytes: u64,
+        attributes: &DatasetAttributes,
+        position: &[u64],
+    ) -> Result<Option<Self>, BlockError> {
+        let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
+        let plan = DecodePlan::from_prefix(prefix, stored_bytes, attributes, position)?;
+        if !plan.codec.is_uncompressed() {
+            return Ok(None);
+        }
+        let payload_bytes = stored_bytes.saturating_sub(plan.header.len);
+        if payload_bytes != plan.decoded_bytes {
+            return Err(wrong_length(plan.decoded_bytes, payload_bytes).into());
+        }
+        Ok(Some(plan.header))
+    }
+
     /// Parses the header of the block at `position` of a dataset, including the forms that predate the format.
     ///
     /// - Releases 1.0.0 to 1.1.3 wrote a u32 number of axes, which parses the same as the current form.
@@ -167,23 +196,23 @@ impl BlockHeader {
             return header;
         }
         let grid = attributes.grid();
-        let is_expected_size = |size: &Coords| size == grid.block_size() || *size == grid.clipped_size(position);
-        let (word, rest) = stored.split_at_checked(4).unwrap_or_default();
-        if word == u32::try_from(rank).unwrap_or(u32::MAX).to_be_bytes() && rest.len() >= 8 * rank {
-            let mut rest = rest;
-            let size: Coords = (0..rank).map(|_| rest.get_u64()).collect();
-            if is_expected_size(&size) {
-                let elements = product(&size);
-                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 + 8 * rank });
-            }
+        let with_expected_size = |size: Coords, len| {
+            let is_expected = size == *grid.block_size() || size == grid.clipped_size(position);
+            is_expected.then(|| Self { mode: BlockMode::Default, elements: product(&size), size, len })
+        };
+        let (word, mut rest) = stored.split_at_checked(4).unwrap_or_default();
+        if word == u32::try_from(rank).unwrap_or(u32::MAX).to_be_bytes()
+            && rest.len() >= 8 * rank
+            && let Some(header) = with_expected_size((0..rank).map(|_| rest.get_u64()).collect(), 4 + 8 * rank)
+        {
+            return Ok(header);
         }
-        if stored.len() >= 4 * rank && header.as_ref().map_or(true, |h| h.size.len() != rank) {
-            let mut rest = stored;
-            let size: Coords = (0..rank).map(|_| u64::from(rest.get_u32())).collect();
-            if is_expected_size(&size) {
-                let elements = product(&size);
-                return Ok(Self { mode: BlockMode::Default, size, elements, len: 4 * rank });
-            }
+        let mut rest = stored;
+        if stored.len() >= 4 * rank
+            && header.as_ref().map_or(true, |h| h.size.len() != rank)
+            && let Some(header) = with_expected_size((0..rank).map(|_| rest.get_u32().into()).collect(), 4 * rank)
+        {
+            return Ok(header);
         }
         header
     }
@@ -273,42 +302,23 @@ impl Block {
             plan.codec.decode(payload, plan.decoded_bytes, &mut buffers.scratch, cancel_check)?
         };
         plan.check_length(&data)?;
-        Ok(Self { size: plan.header.size, data: swap_bytes(data, plan.width) })
+        Ok(Self { size: plan.header.size, data: to_big_endian(data, plan.width) })
     }
-}
 
-/// Decompressed elements of a block, big-endian as stored: the input of [`paste_big_endian`](crate::paste_big_endian).
-#[derive(Debug)]
-pub struct DecompressedBlock<'a> {
-    /// See [`Block::size`].
-    pub size: Coords,
-    /// Big-endian elements, first axis fastest.
-    pub data: &'a [u8],
-}
-
-/// Buffers that are reused from block to block.
-#[derive(Debug, Default)]
-pub struct DecodeBuffers {
-    /// Decompressed elements, big-endian as stored.
-    pub decoded: Vec<u8>,
-    /// Scratch memory of the codecs.
-    pub scratch: Scratch,
-}
-
-impl<'a> DecompressedBlock<'a> {
     /// Decompresses a block that is pasted immediately and not kept, so that `buffers` can be reused for the next
-    /// block.
+    /// block. Returns its size and its elements, big-endian as stored: the input of
+    /// [`paste_big_endian`](crate::paste_big_endian).
     ///
     /// # Errors
-    /// See [`Block::decode_with`].
-    pub fn new(
+    /// See [`Self::decode_with`].
+    pub fn decompress<'a>(
         stored: &'a [u8],
         attributes: &DatasetAttributes,
         position: &[u64],
         limit_bytes: u64,
         buffers: &'a mut DecodeBuffers,
         cancel_check: CancelCheck<'_>,
-    ) -> Result<Self, BlockError> {
+    ) -> Result<(Coords, &'a [u8]), BlockError> {
         let plan = DecodePlan::within_limit(stored, attributes, position, limit_bytes)?;
         let payload = stored.get(plan.header.len..).unwrap_or_default();
         let data = if let Some(plain) = plan.codec.uncompressed_slice(payload, plan.decoded_bytes) {
@@ -326,16 +336,25 @@ impl<'a> DecompressedBlock<'a> {
             buffers.decoded.as_slice()
         };
         plan.check_length(data)?;
-        Ok(Self { size: plan.header.size, data })
+        Ok((plan.header.size, data))
     }
 }
 
+/// Buffers that are reused from block to block.
+#[derive(Debug, Default)]
+pub struct DecodeBuffers {
+    /// Decompressed elements, big-endian as stored.
+    pub decoded: Vec<u8>,
+    /// Scratch memory of the codecs.
+    pub scratch: Scratch,
+}
+
 /// A header that fits its dataset, with the values that decoding needs.
-pub(crate) struct DecodePlan<'a> {
-    pub(crate) header: BlockHeader,
-    pub(crate) codec: &'a dyn Codec,
+struct DecodePlan<'a> {
+    header: BlockHeader,
+    codec: &'a dyn Codec,
     width: usize,
-    pub(crate) decoded_bytes: usize,
+    decoded_bytes: usize,
 }
 
 impl<'a> DecodePlan<'a> {
@@ -367,7 +386,7 @@ impl<'a> DecodePlan<'a> {
     }
 
     /// Creates the plan of a block of `stored_bytes` that begins with `prefix`.
-    pub(crate) fn from_prefix(
+    fn from_prefix(
         prefix: &[u8],
         stored_bytes: usize,
         attributes: &'a DatasetAttributes,
@@ -412,6 +431,59 @@ impl<'a> DecodePlan<'a> {
         let decoded_bytes = usize::try_from(claimed_bytes)
             .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;
         Ok(Self { header, codec, width, decoded_bytes })
+    }
+}
+
+/// Encodes a stored block of mode 0: the header, then the elements in `encoding`.
+///
+/// `size` is in elements, N5 axis order. `data` is little-endian, first axis fastest, with `width` bytes per element.
+/// `width` is 1, 2, 4 or 8. Source: N5 specification 4.0.0 §9.
+///
+/// # Errors
+/// [`CodecError`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder fails.
+pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEncoding) -> Result<Bytes, CodecError> {
+    let header = block_header(size)
+        .ok_or_else(|| CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") })?;
+    let bytes = product(size).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(width));
+    if bytes != Some(data.len()) {
+        return Err(wrong_length(bytes.unwrap_or(usize::MAX), data.len()));
+    }
+    let mut block = Vec::with_capacity(header.len() + if encoding == BlockEncoding::Raw { data.len() } else { 0 });
+    block.extend(header);
+    encoding.encode(&to_big_endian(data, width), width, &mut block)?;
+    block.shrink_to_fit();
+    Ok(block.into())
+}
+
+/// Returns the header of a stored block of mode 0; `None` if a size exceeds 32 bits.
+pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
+    let mut header = Vec::with_capacity(4 + 4 * size.len());
+    header.put_u16(0);
+    header.put_u16(u16::try_from(size.len()).ok()?);
+    for n in size {
+        header.put_u32(u32::try_from(*n).ok()?);
+    }
+    Some(header)
+}
+
+/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format, or back. Works in place if
+/// the buffer is not shared.
+pub fn to_big_endian(data: Bytes, width: usize) -> Bytes {
+    if width == 1 || data.is_empty() {
+        return data;
+    }
+    let mut data = data.try_into_mut().unwrap_or_else(|shared| BytesMut::from(shared.as_ref()));
+    match width {
+        2 => swap::<2>(&mut data),
+        4 => swap::<4>(&mut data),
+        _ => swap::<8>(&mut data),
+    }
+    data.freeze()
+}
+
+fn swap<const WIDTH: usize>(data: &mut [u8]) {
+    for element in data.as_chunks_mut::<WIDTH>().0 {
+        element.reverse();
     }
 }
 
@@ -649,5 +721,33 @@ mod tests {
                 prop_assert_eq!(product(&size).unwrap() * 4, data.len() as u64);
             }
         }
+    }
+
+    #[test]
+    fn an_encoded_block_decodes_to_the_same() {
+        for encoding in BlockEncoding::ALL {
+            for (data_type, width) in [("uint8", 1), ("int16", 2), ("float32", 4), ("uint64", 8)] {
+                let text = serde_json::json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
+                    "compression": encoding.compression_attribute()});
+                let attributes =
+                    DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap());
+                let data: Bytes = (0..=255u8).cycle().take(2 * 4 * width).collect::<Vec<_>>().into();
+                let stored = encode_block(&[2, 4], width, data.clone(), encoding).unwrap();
+                let block = Block::decode(stored, &attributes.unwrap(), &[1, 0], 1 << 20).unwrap();
+                assert_eq!((block.size.as_slice(), block.data), ([2, 4].as_slice(), data), "{encoding:?}");
+            }
+        }
+    }
+
+    #[test]
+    fn the_example_of_the_specification_is_encoded_exactly() {
+        // Specification 4.0.0 §9: uint16 1 to 6 in a block of size 1 x 2 x 3.
+        let data: Vec<u8> = (1..=6u16).flat_map(u16::to_le_bytes).collect();
+        let stored = encode_block(&[1, 2, 3], 2, data.into(), BlockEncoding::Raw).unwrap();
+        let expected = b"\0\0\0\x03\0\0\0\x01\0\0\0\x02\0\0\0\x03\0\x01\0\x02\0\x03\0\x04\0\x05\0\x06";
+        assert_eq!(stored.as_ref(), expected);
+        assert!(encode_block(&[1 << 32], 1, Bytes::new(), BlockEncoding::Raw).is_err());
+        let short = encode_block(&[2], 2, Bytes::from_static(&[1, 2, 3]), BlockEncoding::Raw);
+        assert_eq!(short, Err(CodecError::WrongLength { expected: 4, found: "3 bytes".to_owned() }));
     }
 }

@@ -1,9 +1,16 @@
 //! Checked conversion of elements from one type to another.
+#![expect(
+    clippy::cast_possible_truncation,
+    clippy::cast_sign_loss,
+    clippy::cast_precision_loss,
+    clippy::cast_lossless,
+    clippy::float_cmp,
+    reason = "rounding is intended; an exact comparison detects values that an integer type cannot hold"
+)]
 
 use bytes::Bytes;
 
 use crate::DataType;
-use crate::element::{CheckedCast, Element};
 
 /// Number of elements that are converted between two checks for values that cannot be represented.
 const CHUNK_ELEMENTS: usize = 1024;
@@ -39,6 +46,55 @@ pub enum ConvertError {
     Memory(usize),
 }
 
+/// Converts an integer to the integer type `$b`. Returns false if the value is out of range.
+macro_rules! integer_to_integer {
+    ($value:ident, $b:ty) => {{
+        let converted = <$b>::try_from($value);
+        (converted.unwrap_or_default(), converted.is_ok())
+    }};
+}
+
+/// Converts a float to the integer type `$b`. Returns false unless the integer is exactly the value.
+macro_rules! float_to_integer {
+    ($value:ident, $b:ty) => {{
+        let wide = f64::from($value);
+        let converted = wide as $b;
+        // The bounds are powers of two or 0, so they are exact. Without them, 2^63 would saturate to i64::MAX, which
+        // converts back to 2^63 and would pass as exact. NaN is outside all bounds.
+        let within = wide >= <$b>::MIN as f64 && wide < (<$b>::MAX / 2 + 1) as f64 * 2.0;
+        (converted, within && converted as f64 == wide)
+    }};
+}
+
+/// Converts elements of the type `$a` by [`convert_elements`]. `$to_integer` is one of the macros above.
+macro_rules! convert_from {
+    ($a:ty, $to_integer:ident, $data:expr, $from:expr, $to:expr) => {{
+        let read = <$a>::from_le_bytes;
+        macro_rules! convert_to {
+            ($b:ty) => {
+                convert_elements($data, $from, $to, read, |value| $to_integer!(value, $b), <$b>::to_le_bytes)
+            };
+        }
+        match $to {
+            DataType::UInt8 => convert_to!(u8),
+            DataType::UInt16 => convert_to!(u16),
+            DataType::UInt32 => convert_to!(u32),
+            DataType::UInt64 => convert_to!(u64),
+            DataType::Int8 => convert_to!(i8),
+            DataType::Int16 => convert_to!(i16),
+            DataType::Int32 => convert_to!(i32),
+            DataType::Int64 => convert_to!(i64),
+            DataType::Float32 => {
+                convert_elements($data, $from, $to, read, |value| (value as f32, true), f32::to_le_bytes)
+            }
+            DataType::Float64 => {
+                convert_elements($data, $from, $to, read, |value| (value as f64, true), f64::to_le_bytes)
+            }
+            DataType::Other(_) => Err(ConvertError::Unsupported($to.clone())),
+        }
+    }};
+}
+
 /// Converts little-endian elements of type `from` to little-endian elements of type `to`, in the same order.
 ///
 /// - An integer type must represent every value exactly: in range and, for a float, integral and finite. Negative zero
@@ -54,55 +110,29 @@ pub fn convert(data: Bytes, from: &DataType, to: &DataType) -> Result<Bytes, Con
         return Ok(data);
     }
     match from {
-        DataType::UInt8 => convert_from::<1, u8>(&data, from, to),
-        DataType::UInt16 => convert_from::<2, u16>(&data, from, to),
-        DataType::UInt32 => convert_from::<4, u32>(&data, from, to),
-        DataType::UInt64 => convert_from::<8, u64>(&data, from, to),
-        DataType::Int8 => convert_from::<1, i8>(&data, from, to),
-        DataType::Int16 => convert_from::<2, i16>(&data, from, to),
-        DataType::Int32 => convert_from::<4, i32>(&data, from, to),
-        DataType::Int64 => convert_from::<8, i64>(&data, from, to),
-        DataType::Float32 => convert_from::<4, f32>(&data, from, to),
-        DataType::Float64 => convert_from::<8, f64>(&data, from, to),
+        DataType::UInt8 => convert_from!(u8, integer_to_integer, &data, from, to),
+        DataType::UInt16 => convert_from!(u16, integer_to_integer, &data, from, to),
+        DataType::UInt32 => convert_from!(u32, integer_to_integer, &data, from, to),
+        DataType::UInt64 => convert_from!(u64, integer_to_integer, &data, from, to),
+        DataType::Int8 => convert_from!(i8, integer_to_integer, &data, from, to),
+        DataType::Int16 => convert_from!(i16, integer_to_integer, &data, from, to),
+        DataType::Int32 => convert_from!(i32, integer_to_integer, &data, from, to),
+        DataType::Int64 => convert_from!(i64, integer_to_integer, &data, from, to),
+        DataType::Float32 => convert_from!(f32, float_to_integer, &data, from, to),
+        DataType::Float64 => convert_from!(f64, float_to_integer, &data, from, to),
         DataType::Other(_) => Err(ConvertError::Unsupported(from.clone())),
     }
 }
 
-fn convert_from<const N: usize, A>(data: &[u8], from: &DataType, to: &DataType) -> Result<Bytes, ConvertError>
-where
-    A: Element<N>
-        + CheckedCast<u8>
-        + CheckedCast<u16>
-        + CheckedCast<u32>
-        + CheckedCast<u64>
-        + CheckedCast<i8>
-        + CheckedCast<i16>
-        + CheckedCast<i32>
-        + CheckedCast<i64>
-        + CheckedCast<f32>
-        + CheckedCast<f64>,
-{
-    match to {
-        DataType::UInt8 => convert_elements::<N, 1, A, u8>(data, from, to),
-        DataType::UInt16 => convert_elements::<N, 2, A, u16>(data, from, to),
-        DataType::UInt32 => convert_elements::<N, 4, A, u32>(data, from, to),
-        DataType::UInt64 => convert_elements::<N, 8, A, u64>(data, from, to),
-        DataType::Int8 => convert_elements::<N, 1, A, i8>(data, from, to),
-        DataType::Int16 => convert_elements::<N, 2, A, i16>(data, from, to),
-        DataType::Int32 => convert_elements::<N, 4, A, i32>(data, from, to),
-        DataType::Int64 => convert_elements::<N, 8, A, i64>(data, from, to),
-        DataType::Float32 => convert_elements::<N, 4, A, f32>(data, from, to),
-        DataType::Float64 => convert_elements::<N, 8, A, f64>(data, from, to),
-        DataType::Other(_) => Err(ConvertError::Unsupported(to.clone())),
-    }
-}
-
-/// Converts between one pair of types. The loop over each chunk is free of branches, so it compiles to vector
-/// instructions.
-fn convert_elements<const N: usize, const M: usize, A: Element<N> + CheckedCast<B>, B: Element<M>>(
+/// Converts between one pair of types. `cast` returns the nearest value, and true if that value is acceptable. The loop
+/// over each chunk is free of branches, so it compiles to vector instructions.
+fn convert_elements<A: Copy + ToString, B, const N: usize, const M: usize>(
     data: &[u8],
     from: &DataType,
     to: &DataType,
+    read: impl Fn([u8; N]) -> A,
+    cast: impl Fn(A) -> (B, bool),
+    write: impl Fn(B) -> [u8; M],
 ) -> Result<Bytes, ConvertError> {
     let (elements, []) = data.as_chunks::<N>() else {
         return Err(ConvertError::Length { bytes: data.len(), data_type: from.clone() });
@@ -114,14 +144,14 @@ fn convert_elements<const N: usize, const M: usize, A: Element<N> + CheckedCast<
     for (n, chunk) in elements.chunks(CHUNK_ELEMENTS).enumerate() {
         let mut are_all_exact = true;
         for (element, converted) in chunk.iter().zip(&mut run) {
-            let (value, is_exact) = A::read(*element).checked_cast();
-            *converted = value.bytes();
+            let (value, is_exact) = cast(read(*element));
+            *converted = write(value);
             are_all_exact &= is_exact;
         }
         if !are_all_exact {
-            let values = chunk.iter().map(|element| A::read(*element));
-            let first = values.enumerate().find(|(_, value)| !value.checked_cast().1);
-            let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.text()));
+            let values = chunk.iter().map(|element| read(*element));
+            let first = values.enumerate().find(|(_, value)| !cast(*value).1);
+            let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.to_string()));
             let index = n.saturating_mul(CHUNK_ELEMENTS).saturating_add(k);
             return Err(ConvertError::NotRepresentable { index, value, from: from.clone(), to: to.clone() });
         }
@@ -260,8 +290,8 @@ mod tests {
         }
     }
 
-    fn to_bytes<const N: usize, A: Element<N>>(values: &[A]) -> Bytes {
-        values.iter().flat_map(|value| value.bytes()).collect::<Vec<u8>>().into()
+    fn to_bytes<const N: usize, A: Copy>(values: &[A], bytes: fn(A) -> [u8; N]) -> Bytes {
+        values.iter().flat_map(|value| bytes(*value)).collect::<Vec<u8>>().into()
     }
 
     #[test]
@@ -277,7 +307,7 @@ mod tests {
         let mut values = vec![7u16; 3 * CHUNK_ELEMENTS];
         values[CHUNK_ELEMENTS + 5] = 256;
         values[2 * CHUNK_ELEMENTS] = 300;
-        let error = convert(to_bytes(&values), &DataType::UInt16, &DataType::UInt8).unwrap_err();
+        let error = convert(to_bytes(&values, u16::to_le_bytes), &DataType::UInt16, &DataType::UInt8).unwrap_err();
         assert_eq!(
             error.to_string(),
             format!("element {} is 256, which uint8 cannot represent exactly", CHUNK_ELEMENTS + 5)
@@ -299,17 +329,24 @@ mod tests {
             (-0.5, DataType::UInt8, false),
             (f64::NAN, DataType::Int8, false),
         ] {
-            assert_eq!(convert(to_bytes(&[value]), &DataType::Float64, &to).is_ok(), fits, "{value} {to}");
+            assert_eq!(
+                convert(to_bytes(&[value], f64::to_le_bytes), &DataType::Float64, &to).is_ok(),
+                fits,
+                "{value} {to}"
+            );
         }
     }
 
     #[test]
     fn floats_round_and_overflow_to_infinity() {
-        let narrow = convert(to_bytes(&[0.1, 1e300, -1e300, 1e-300]), &DataType::Float64, &DataType::Float32).unwrap();
-        assert_eq!(narrow, to_bytes(&[0.1f32, f32::INFINITY, f32::NEG_INFINITY, 0.0]));
+        let narrow =
+            convert(to_bytes(&[0.1, 1e300, -1e300, 1e-300], f64::to_le_bytes), &DataType::Float64, &DataType::Float32)
+                .unwrap();
+        assert_eq!(narrow, to_bytes(&[0.1, f32::INFINITY, f32::NEG_INFINITY, 0.0], f32::to_le_bytes));
         let odd = (1i64 << 24) + 1;
-        let rounded = convert(to_bytes(&[odd, i64::MAX]), &DataType::Int64, &DataType::Float32).unwrap();
-        assert_eq!(rounded, to_bytes(&[16_777_216f32, 9_223_372_036_854_775_808.0]));
+        let rounded =
+            convert(to_bytes(&[odd, i64::MAX], i64::to_le_bytes), &DataType::Int64, &DataType::Float32).unwrap();
+        assert_eq!(rounded, to_bytes(&[16_777_216.0, 9_223_372_036_854_775_808.0], f32::to_le_bytes));
     }
 
     #[test]

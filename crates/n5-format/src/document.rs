@@ -101,24 +101,10 @@ pub enum DocumentError {
 /// the stored bytes.
 #[derive(Debug, Clone, Default)]
 pub struct AttributesDocument {
-    interpreted: Arc<InterpretedMembers>,
-}
-
-#[derive(Debug, Default)]
-struct InterpretedMembers {
-    members: Map<String, Value>,
-    unreadable: Vec<UnreadableMember>,
+    members: Arc<Map<String, Value>>,
+    unreadable: Arc<[(&'static str, String)]>,
     tree_bytes: u64,
     codecs: Codecs,
-}
-
-/// An interpreted member that is present but cannot be read.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct UnreadableMember {
-    /// Name of the member.
-    pub name: &'static str,
-    /// Reason why it cannot be read.
-    pub reason: String,
 }
 
 impl Projection {
@@ -195,60 +181,59 @@ impl AttributesDocument {
                 *slot = Some(member.value);
             }
         }
-        let mut interpreted = InterpretedMembers { codecs: codecs.clone(), ..InterpretedMembers::default() };
-        let mut accepted = Vec::new();
+        let (mut accepted, mut unreadable, mut tree_bytes) = (Vec::new(), Vec::new(), 0);
         for ((name, max_bytes, projection), value) in INTERPRETED.iter().zip(values) {
             let Some(value) = value else { continue };
             let mut bytes = MEMBER_BYTES;
             projection.project(value, &mut |fragment, is_tree| {
                 bytes += if is_tree { json::tree_bytes(fragment) } else { MEMBER_BYTES + 2 * fragment.len() as u64 };
             });
-            if bytes > *max_bytes || interpreted.tree_bytes + bytes > MAX_INTERPRETED_BYTES {
-                let reason = format!("it is too large to be interpreted ({} bytes of text)", value.len());
-                interpreted.unreadable.push(UnreadableMember { name, reason });
+            if bytes > *max_bytes || tree_bytes + bytes > MAX_INTERPRETED_BYTES {
+                unreadable.push((*name, format!("it is too large to be interpreted ({} bytes of text)", value.len())));
             } else {
-                interpreted.tree_bytes += bytes;
+                tree_bytes += bytes;
                 accepted.push((*name, value, *projection));
             }
         }
+        let mut members = Map::new();
         for (name, value, projection) in accepted {
             let mut text = String::new();
             projection.project(value, &mut |fragment, _| text.push_str(fragment));
             match serde_json::from_str(&text) {
-                Ok(value) => drop(interpreted.members.insert(name.to_owned(), value)),
+                Ok(value) => drop(members.insert(name.to_owned(), value)),
                 // For example, a number beyond the range of `f64`, or an unpaired surrogate.
-                Err(error) => interpreted.unreadable.push(UnreadableMember { name, reason: error.to_string() }),
+                Err(error) => unreadable.push((name, error.to_string())),
             }
         }
-        Ok(Self { interpreted: Arc::new(interpreted) })
+        Ok(Self { members: Arc::new(members), unreadable: unreadable.into(), tree_bytes, codecs: codecs.clone() })
     }
 
     /// Returns the codecs by which blocks of a dataset that this document describes are decoded.
     pub fn codecs(&self) -> &Codecs {
-        &self.interpreted.codecs
+        &self.codecs
     }
 
     /// Returns the interpreted members that can be read; of some, only the interpreted part.
     pub fn members(&self) -> &Map<String, Value> {
-        &self.interpreted.members
+        &self.members
     }
 
-    /// Returns the interpreted members that cannot be read. They count as absent.
-    pub fn unreadable(&self) -> &[UnreadableMember] {
-        &self.interpreted.unreadable
+    /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They count
+    /// as absent.
+    pub fn unreadable(&self) -> &[(&'static str, String)] {
+        &self.unreadable
     }
 
     /// Returns true if the document is meant to describe a dataset: `dimensions`, `blockSize` and `dataType` are all
     /// present, even if they cannot be read. (A BDV setup group has only a `dataType`.)
     pub fn describes_dataset(&self) -> bool {
-        let is_present =
-            |key: &str| self.get(key).is_some() || self.unreadable().iter().any(|unread| unread.name == key);
+        let is_present = |key: &str| self.get(key).is_some() || self.unreadable().iter().any(|(name, _)| *name == key);
         ["dimensions", "blockSize", "dataType"].into_iter().all(is_present)
     }
 
     /// Returns an upper bound of the bytes that this document takes.
     pub fn tree_bytes(&self) -> u64 {
-        self.interpreted.tree_bytes
+        self.tree_bytes
     }
 
     /// Returns a member that is present and not null.
@@ -338,7 +323,8 @@ mod tests {
         let document =
             parse(&format!(r#"{{"transform":{long},"resolution":[1e999],"units":["\ud800"],"axes":["x"]}}"#));
         assert_eq!(Value::Object(document.members().clone()), json!({"axes": ["x"]}));
-        let unread: Vec<String> = document.unreadable().iter().map(|u| format!("{}: {}", u.name, u.reason)).collect();
+        let unread: Vec<String> =
+            document.unreadable().iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
         assert!(unread.len() == 3 && unread[0].starts_with("transform: it is too large"), "{unread:?}");
         assert!(unread.contains(&"resolution: number out of range at line 1 column 6".to_owned()), "{unread:?}");
         // Other members cannot keep the array attributes from being read.

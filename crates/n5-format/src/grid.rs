@@ -220,14 +220,14 @@ impl BlockGrid {
                 let (from, to) = region.samples_within(axis, 0, self.dimensions[axis]);
                 let block_of = |k| region.index(axis, k).unwrap_or(0).checked_div(block).unwrap_or(0);
                 if from == to {
-                    AxisCover { first: 0, count: 0, sparse: None }
+                    CONSECUTIVE
                 } else if region.step[axis] <= block {
                     let (first, last) = (block_of(from), block_of(to.saturating_sub(1)));
-                    AxisCover { first, count: last.saturating_sub(first).saturating_add(1), sparse: None }
+                    AxisCover { first, count: last.saturating_sub(first).saturating_add(1), ..CONSECUTIVE }
                 } else {
                     // Neighbouring samples lie in different blocks, possibly with untouched blocks between them.
-                    let samples = SparseSamples { start: region.start[axis], step: region.step[axis], block };
-                    AxisCover { first: from, count: to.saturating_sub(from), sparse: Some(samples) }
+                    let (start, step) = (region.start[axis], region.step[axis]);
+                    AxisCover { first: from, count: to.saturating_sub(from), start, step, block }
                 }
             })
             .collect();
@@ -236,35 +236,27 @@ impl BlockGrid {
     }
 }
 
-/// Blocks touched along one axis: consecutive blocks, or those that hold sparse samples.
+/// Blocks touched along one axis: those of the samples `first` to `first + count`, of which sample `k` is the element
+/// `start + k * step`, in blocks of `block` elements.
 #[derive(Debug, Clone)]
 struct AxisCover {
     first: u64,
     count: u64,
-    sparse: Option<SparseSamples>,
-}
-
-#[derive(Debug, Clone)]
-struct SparseSamples {
     start: i64,
     step: u64,
     block: u64,
 }
 
-impl AxisCover {
-    fn nth(&self, n: u64) -> u64 {
-        let k = self.first.saturating_add(n);
-        match &self.sparse {
-            None => k,
-            Some(s) => {
-                let index = i128::from(k).saturating_mul(i128::from(s.step)).saturating_add(i128::from(s.start));
-                u64::try_from(index).unwrap_or(0).checked_div(s.block).unwrap_or(0)
-            }
-        }
-    }
-}
+/// Blocks that follow one another: the sample `k` is the block `k`.
+const CONSECUTIVE: AxisCover = AxisCover { first: 0, count: 0, start: 0, step: 1, block: 1 };
 
 impl AxisCover {
+    fn nth(&self, n: u64) -> u64 {
+        let k = i128::from(self.first.saturating_add(n));
+        let index = k.saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
+        u64::try_from(index).unwrap_or(0).checked_div(self.block).unwrap_or(0)
+    }
+
     fn touches(&self, index: u64) -> bool {
         // Indices ascend with `n`: a binary search finds the first that is not below `index`.
         let (mut low, mut high) = (0, self.count);
@@ -313,17 +305,22 @@ impl Iterator for CoveringBlocks {
             return None;
         }
         let position = self.axes.iter().zip(&self.cursor).map(|(axis, n)| axis.nth(*n)).collect();
-        self.is_done = true;
-        for (axis, n) in self.axes.iter().zip(self.cursor.iter_mut()) {
-            *n = n.saturating_add(1);
-            if *n < axis.count {
-                self.is_done = false;
-                break;
-            }
-            *n = 0;
-        }
+        self.is_done = !advance(self.cursor.iter_mut().zip(self.axes.iter().map(|axis| axis.count)));
         Some(position)
     }
+}
+
+/// Advances a cursor by one position. It is given by the number along each axis, first axis fastest, and their count.
+/// Returns false if the position was the last one; the cursor is then at the first.
+pub(crate) fn advance<'a>(cursor: impl Iterator<Item = (&'a mut u64, u64)>) -> bool {
+    for (n, count) in cursor {
+        *n = n.saturating_add(1);
+        if *n < count {
+            return true;
+        }
+        *n = 0;
+    }
+    false
 }
 
 fn coprime(mut a: u128, mut b: u128) -> bool {

@@ -5,51 +5,8 @@ use std::ops::Range;
 
 use smallvec::SmallVec;
 
-use crate::block::DecodePlan;
-use crate::compression::wrong_length;
-use crate::{BlockError, Coords, DatasetAttributes, Region};
-
-/// Position of the elements in the file of an uncompressed block.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct RawLayout {
-    /// See [`Block::size`](crate::Block::size).
-    pub size: Coords,
-    /// Number of bytes before the elements, which are big-endian, first axis fastest.
-    pub header_bytes: u64,
-}
-
-impl RawLayout {
-    /// Number of bytes at the beginning of a file that [`Self::new`] needs, for a dataset of `rank` axes: the length of
-    /// the longest header.
-    pub fn max_header_bytes(rank: usize) -> u64 {
-        (rank as u64).saturating_mul(8).saturating_add(8)
-    }
-
-    /// Returns the layout of the block at `position`, whose file has `stored_bytes` and begins with `prefix`. Returns
-    /// `None` if the dataset's blocks are compressed.
-    ///
-    /// # Errors
-    /// See [`Block::decode`](crate::Block::decode), except that there is no memory limit. The file must have exactly
-    /// the length that the header claims.
-    pub fn new(
-        prefix: &[u8],
-        stored_bytes: u64,
-        attributes: &DatasetAttributes,
-        position: &[u64],
-    ) -> Result<Option<Self>, BlockError> {
-        let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
-        let DecodePlan { header, codec, decoded_bytes, .. } =
-            DecodePlan::from_prefix(prefix, stored_bytes, attributes, position)?;
-        let payload_bytes = stored_bytes.saturating_sub(header.len);
-        if !codec.is_uncompressed() {
-            return Ok(None);
-        }
-        if payload_bytes != decoded_bytes {
-            return Err(wrong_length(decoded_bytes, payload_bytes).into());
-        }
-        Ok(Some(Self { size: header.size, header_bytes: header.len as u64 }))
-    }
-}
+use crate::grid::advance;
+use crate::{Coords, Region};
 
 /// Largest read, in bytes.
 const MAX_READ_BYTES: u64 = 1 << 20;
@@ -223,15 +180,8 @@ impl Iterator for RangeReads {
         self.next_chunk = self.next_chunk.saturating_add(1);
         if self.next_chunk >= self.reads_per_position() {
             self.next_chunk = 0;
-            self.is_done = true;
-            for (n, axis) in self.cursor.iter_mut().zip(self.axes.iter().skip(self.axes_per_read)) {
-                *n = n.saturating_add(1);
-                if *n < axis.count {
-                    self.is_done = false;
-                    break;
-                }
-                *n = 0;
-            }
+            let counts = self.axes.iter().skip(self.axes_per_read).map(|axis| axis.count);
+            self.is_done = !advance(self.cursor.iter_mut().zip(counts));
         }
         Some(RangeRead { offset, size, bytes: from..from.saturating_add(len) })
     }

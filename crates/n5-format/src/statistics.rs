@@ -3,12 +3,9 @@
 //! Elements are kept as integer keys that sort in the same order. Types of up to 16 bits are counted by value. Keys of
 //! larger types are listed and finally sorted. Nothing is rounded, not even integers above 2^53.
 
-mod sort_key;
-
-pub use sort_key::ElementValue;
+use std::num::FpCategory;
 
 use crate::{Coords, DataType};
-use sort_key::{KeyEncoding, SortKey};
 
 /// Maximum number of distinct values that are reported.
 const MAX_DISTINCT: u64 = 1 << 16;
@@ -17,7 +14,8 @@ const MAX_DISTINCT: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct StatisticsAccumulator {
     key_encoding: KeyEncoding,
-    tally: Tally,
+    /// Number of occurrences of each 16-bit key if elements are counted by value, otherwise all keys.
+    tally: Vec<u64>,
     /// Sampling interval: every `step`-th element is kept. Always 1 for types that are counted by value.
     step: usize,
     /// Number of elements to skip before the next one that is kept.
@@ -25,14 +23,6 @@ pub struct StatisticsAccumulator {
     elements: u64,
     nan: u64,
     infinite: u64,
-}
-
-#[derive(Debug)]
-enum Tally {
-    /// Number of occurrences of each 16-bit key.
-    Counts(Vec<u64>),
-    /// All keys.
-    Keys(Vec<u64>),
 }
 
 /// Statistics of elements. The optional values are `None` if there is no finite element.
@@ -80,9 +70,9 @@ impl StatisticsAccumulator {
         let key_encoding = KeyEncoding::for_type(data_type)?;
         let elements = usize::try_from(elements).unwrap_or(usize::MAX);
         let (tally, step) = if key_encoding.counts_by_value() {
-            (Tally::Counts(vec![0; 1 << 16]), 1)
+            (vec![0; 1 << 16], 1)
         } else {
-            (Tally::Keys(Vec::with_capacity(elements.min(limit))), elements.div_ceil(limit.max(1)).max(1))
+            (Vec::with_capacity(elements.min(limit)), elements.div_ceil(limit.max(1)).max(1))
         };
         Some(Self { key_encoding, tally, step, skip: 0, elements: 0, nan: 0, infinite: 0 })
     }
@@ -138,41 +128,35 @@ impl StatisticsAccumulator {
 
     /// Adds little-endian elements.
     fn push(&mut self, data: &[u8]) {
-        let key_encoding = self.key_encoding;
-        match &mut self.tally {
-            Tally::Counts(counts) => {
-                let mut count = |key: u16| {
-                    if let Some(count) = counts.get_mut(usize::from(key)) {
-                        *count += 1;
-                    }
-                };
-                match key_encoding {
-                    KeyEncoding::Unsigned(1) => data.iter().for_each(|byte| count(u16::from(*byte))),
-                    KeyEncoding::Signed(1) => data.iter().for_each(|byte| count(u16::from(*byte ^ 0x80))),
-                    KeyEncoding::Unsigned(_) => u16_elements(data).for_each(count),
-                    KeyEncoding::Signed(_) | KeyEncoding::Float32 | KeyEncoding::Float64 => {
-                        u16_elements(data).for_each(|key| count(key ^ 0x8000));
-                    }
+        let (key_encoding, width) = (self.key_encoding, self.key_encoding.width());
+        let elements = data.len() / width;
+        if key_encoding.counts_by_value() {
+            let mut count = |key: u16| {
+                if let Some(count) = self.tally.get_mut(usize::from(key)) {
+                    *count += 1;
                 }
-                self.elements += (data.len() / key_encoding.width()) as u64;
+            };
+            match key_encoding {
+                KeyEncoding::Unsigned(1) => data.iter().for_each(|byte| count(u16::from(*byte))),
+                KeyEncoding::Signed(1) => data.iter().for_each(|byte| count(u16::from(*byte ^ 0x80))),
+                KeyEncoding::Unsigned(_) => u16_elements(data).for_each(count),
+                KeyEncoding::Signed(_) | KeyEncoding::Float32 | KeyEncoding::Float64 => {
+                    u16_elements(data).for_each(|key| count(key ^ 0x8000));
+                }
             }
-            Tally::Keys(keys) => {
-                let (width, step) = (key_encoding.width(), self.step);
-                let elements = data.len() / width;
-                if self.skip >= elements {
-                    self.skip -= elements;
-                    return;
-                }
-                let sampled = (elements - self.skip).div_ceil(step);
-                let items = data.chunks_exact(width).skip(self.skip).step_by(step);
-                self.skip = self.skip + sampled * step - elements;
-                self.elements += sampled as u64;
-                for item in items {
-                    match key_encoding.encode(item) {
-                        SortKey::Finite(key) => keys.push(key),
-                        SortKey::Nan => self.nan += 1,
-                        SortKey::Infinite => self.infinite += 1,
-                    }
+            self.elements += elements as u64;
+        } else if self.skip >= elements {
+            self.skip -= elements;
+        } else {
+            let sampled = (elements - self.skip).div_ceil(self.step);
+            let items = data.chunks_exact(width).skip(self.skip).step_by(self.step);
+            self.skip = self.skip + sampled * self.step - elements;
+            self.elements += sampled as u64;
+            for item in items {
+                match key_encoding.encode(item) {
+                    Ok(key) => self.tally.push(key),
+                    Err(FpCategory::Infinite) => self.infinite += 1,
+                    Err(_) => self.nan += 1,
                 }
             }
         }
@@ -180,22 +164,19 @@ impl StatisticsAccumulator {
 
     /// Computes the statistics. `percentages` lie between 0 and 100.
     pub fn finish(self, bins: usize, percentages: &[f64]) -> Statistics {
-        let Self { key_encoding, tally, elements, nan, infinite, .. } = self;
+        let Self { key_encoding, mut tally, elements, nan, infinite, .. } = self;
         let mut summary = Statistics { elements, nan, infinite, ..Statistics::default() };
-        match tally {
-            Tally::Counts(counts) => {
-                let present = |count: &u64| *count > 0;
-                let ends = counts.iter().position(present).zip(counts.iter().rposition(present));
-                let ends = ends.map(|(low, high)| (low as u64, high as u64));
-                let runs = (0_u64..).zip(counts).filter(|(_, count)| present(count));
-                summary.fill(key_encoding, ends, runs, bins, percentages);
-            }
-            Tally::Keys(mut keys) => {
-                keys.sort_unstable();
-                let ends = keys.first().copied().zip(keys.last().copied());
-                let runs = keys.chunk_by(|a, b| a == b).filter_map(|run| Some((*run.first()?, run.len() as u64)));
-                summary.fill(key_encoding, ends, runs, bins, percentages);
-            }
+        if key_encoding.counts_by_value() {
+            let present = |count: &u64| *count > 0;
+            let ends = tally.iter().position(present).zip(tally.iter().rposition(present));
+            let ends = ends.map(|(low, high)| (low as u64, high as u64));
+            let runs = (0_u64..).zip(tally).filter(|(_, count)| present(count));
+            summary.fill(key_encoding, ends, runs, bins, percentages);
+        } else {
+            tally.sort_unstable();
+            let ends = tally.first().copied().zip(tally.last().copied());
+            let runs = tally.chunk_by(|a, b| a == b).filter_map(|run| Some((*run.first()?, run.len() as u64)));
+            summary.fill(key_encoding, ends, runs, bins, percentages);
         }
         summary
     }
@@ -213,6 +194,7 @@ impl Statistics {
     }
 
     /// Fills in the statistics in one pass over `runs`: keys in ascending order, each with its number of occurrences.
+    #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53, and the mean is rounded")]
     fn fill(
         &mut self,
         key_encoding: KeyEncoding,
@@ -229,14 +211,26 @@ impl Statistics {
         let mut ranks = ranks.into_iter().peekable();
         let mut percentiles = vec![min; percentages.len()];
         let mut histogram = vec![0_u64; bins];
-        let (mut cumulative_count, mut sum) = (0_u64, ElementSum::new(key_encoding));
+        let mut cumulative_count = 0_u64;
+        // The sum is exact for integers, compensated for floating-point numbers.
+        let (mut integer_sum, mut sum, mut compensation) = (0_i128, 0.0_f64, 0.0_f64);
         for (key, count) in runs {
             let number = key_encoding.decode(key);
             self.distinct += 1;
             if number.as_f64() == 0.0 {
                 self.zeros += count;
             }
-            sum.add(number, count);
+            match number {
+                ElementValue::Unsigned(n) => integer_sum += i128::from(n) * i128::from(count),
+                ElementValue::Signed(n) => integer_sum += i128::from(n) * i128::from(count),
+                ElementValue::Float(n) => {
+                    // Neumaier's compensated summation.
+                    let term = n * count as f64;
+                    let next = sum + term;
+                    compensation += if sum.abs() >= term.abs() { (sum - next) + term } else { (term - next) + sum };
+                    sum = next;
+                }
+            }
             cumulative_count += count;
             while let Some((_, index)) = ranks.next_if(|(rank, _)| *rank <= cumulative_count) {
                 if let Some(percentile) = percentiles.get_mut(index) {
@@ -249,7 +243,9 @@ impl Statistics {
         }
         self.distinct_capped = self.distinct > MAX_DISTINCT;
         self.distinct = self.distinct.min(MAX_DISTINCT);
-        (self.min, self.max, self.mean) = (Some(min), Some(max), sum.mean(total));
+        let sum = if let ElementValue::Float(_) = min { sum + compensation } else { integer_sum as f64 };
+        let mean = sum / total as f64;
+        (self.min, self.max, self.mean) = (Some(min), Some(max), mean.is_finite().then_some(mean));
         (self.percentiles, self.histogram) = (Some(percentiles), Some(histogram));
     }
 }
@@ -295,48 +291,123 @@ fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bin
     bin.min(last)
 }
 
-/// A sum: exact for integers, compensated for floating-point numbers.
-enum ElementSum {
-    Integer(i128),
-    Float { sum: f64, compensation: f64 },
+fn u16_elements(data: &[u8]) -> impl Iterator<Item = u16> {
+    data.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair))
 }
 
-impl ElementSum {
-    fn new(key_encoding: KeyEncoding) -> Self {
-        match key_encoding {
-            KeyEncoding::Unsigned(_) | KeyEncoding::Signed(_) => Self::Integer(0),
-            KeyEncoding::Float32 | KeyEncoding::Float64 => Self::Float { sum: 0.0, compensation: 0.0 },
+/// Value of an element.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub enum ElementValue {
+    /// Value of an unsigned type.
+    Unsigned(u64),
+    /// Value of a signed type.
+    Signed(i64),
+    /// Finite value of a floating-point type.
+    Float(f64),
+}
+
+impl ElementValue {
+    /// Returns the nearest `f64`.
+    #[expect(clippy::cast_precision_loss, reason = "rounding to the nearest value is intended")]
+    pub fn as_f64(self) -> f64 {
+        match self {
+            Self::Unsigned(number) => number as f64,
+            Self::Signed(number) => number as f64,
+            Self::Float(number) => number,
+        }
+    }
+}
+
+/// Encoding of the elements of a type as sort keys.
+#[derive(Debug, Clone, Copy)]
+enum KeyEncoding {
+    /// Number of bytes of an element.
+    Unsigned(usize),
+    /// Number of bytes of an element.
+    Signed(usize),
+    Float32,
+    Float64,
+}
+
+impl KeyEncoding {
+    /// Returns the encoding for a data type; `None` for a type that is not decoded.
+    fn for_type(data_type: &DataType) -> Option<Self> {
+        let width = data_type.size_bytes()?;
+        Some(match data_type {
+            DataType::UInt8 | DataType::UInt16 | DataType::UInt32 | DataType::UInt64 => Self::Unsigned(width),
+            DataType::Int8 | DataType::Int16 | DataType::Int32 | DataType::Int64 => Self::Signed(width),
+            DataType::Float32 => Self::Float32,
+            DataType::Float64 => Self::Float64,
+            DataType::Other(_) => return None,
+        })
+    }
+
+    /// Number of bytes of an element.
+    fn width(self) -> usize {
+        match self {
+            Self::Unsigned(width) | Self::Signed(width) => width,
+            Self::Float32 => 4,
+            Self::Float64 => 8,
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53")]
-    fn add(&mut self, number: ElementValue, count: u64) {
-        match (self, number) {
-            (Self::Integer(sum), ElementValue::Unsigned(n)) => *sum += i128::from(n) * i128::from(count),
-            (Self::Integer(sum), ElementValue::Signed(n)) => *sum += i128::from(n) * i128::from(count),
-            (Self::Integer(_), ElementValue::Float(_)) => {}
-            (Self::Float { sum, compensation }, number) => {
-                // Neumaier's compensated summation.
-                let term = number.as_f64() * count as f64;
-                let next = *sum + term;
-                *compensation += if sum.abs() >= term.abs() { (*sum - next) + term } else { (term - next) + *sum };
-                *sum = next;
+    /// Returns true if the type has at most 2^16 distinct values, so that they are counted by value.
+    fn counts_by_value(self) -> bool {
+        self.width() <= 2
+    }
+
+    /// Returns the key of a little-endian element of more than 16 bits.
+    ///
+    /// # Errors
+    /// [`FpCategory::Nan`] and [`FpCategory::Infinite`] for elements that are not finite.
+    fn encode(self, item: &[u8]) -> Result<u64, FpCategory> {
+        let mut wide = [0; 8];
+        wide.iter_mut().zip(item).for_each(|(to, from)| *to = *from);
+        let bits = u64::from_le_bytes(wide);
+        match self {
+            Self::Unsigned(_) => Ok(bits),
+            Self::Signed(width) => Ok(bits ^ Self::sign_bit(width)),
+            Self::Float32 | Self::Float64 => {
+                let width = self.width();
+                let exponent = if width == 4 { 0x7f80_0000 } else { 0x7ff0_0000_0000_0000 };
+                if bits & exponent == exponent {
+                    let fraction = if width == 4 { 0x007f_ffff } else { 0x000f_ffff_ffff_ffff };
+                    return Err(if bits & fraction == 0 { FpCategory::Infinite } else { FpCategory::Nan });
+                }
+                // Negative zero becomes zero.
+                let bits = if bits == Self::sign_bit(width) { 0 } else { bits };
+                // All bits of negative numbers are inverted, so that the smallest number sorts first.
+                let width_mask = u64::MAX >> (64 - 8 * width);
+                Ok(if bits & Self::sign_bit(width) == 0 { bits | Self::sign_bit(width) } else { !bits & width_mask })
             }
         }
     }
 
-    #[expect(clippy::cast_precision_loss, reason = "the mean is rounded")]
-    fn mean(self, total: u64) -> Option<f64> {
-        let mean = match self {
-            Self::Integer(sum) => sum as f64 / total as f64,
-            Self::Float { sum, compensation } => (sum + compensation) / total as f64,
-        };
-        mean.is_finite().then_some(mean)
+    /// Returns the element of a key.
+    fn decode(self, key: u64) -> ElementValue {
+        match self {
+            Self::Unsigned(_) => ElementValue::Unsigned(key),
+            // The key is the distance from the smallest value of the type.
+            Self::Signed(width) => {
+                let min = -(1_i128 << (8 * width - 1));
+                ElementValue::Signed(i64::try_from(i128::from(key) + min).unwrap_or(i64::MAX))
+            }
+            Self::Float32 | Self::Float64 => {
+                let width = self.width();
+                let width_mask = u64::MAX >> (64 - 8 * width);
+                let bits =
+                    if key & Self::sign_bit(width) == 0 { !key & width_mask } else { key ^ Self::sign_bit(width) };
+                ElementValue::Float(match u32::try_from(bits) {
+                    Ok(bits) if width == 4 => f64::from(f32::from_bits(bits)),
+                    _ => f64::from_bits(bits),
+                })
+            }
+        }
     }
-}
 
-fn u16_elements(data: &[u8]) -> impl Iterator<Item = u16> {
-    data.as_chunks::<2>().0.iter().map(|pair| u16::from_le_bytes(*pair))
+    fn sign_bit(width: usize) -> u64 {
+        1 << (8 * width - 1)
+    }
 }
 
 #[cfg(test)]

@@ -3,9 +3,8 @@
 use n5_format::DescribedDataset;
 use serde_json::Value;
 
-use crate::json_values::{one_per_axis, push_unique, strings, truncated_json};
+use crate::json_values::{numbers, one_per_axis, push_unique, strings, truncated_json};
 use crate::problem::MetadataProblem;
-use crate::transform::{note_axis_order, transform};
 
 /// Axes, units, voxel size and position according to a dataset's own attributes.
 ///
@@ -50,7 +49,7 @@ impl Calibration {
             match transform(value, rank) {
                 Ok(transform) => {
                     note_axis_order(transform.axes.as_deref(), problems);
-                    calibration.fill_missing(transform.axes, transform.units, transform.scale, transform.translate);
+                    calibration.fill_missing(transform);
                 }
                 Err(problem) => push_unique(problems, problem),
             }
@@ -60,9 +59,13 @@ impl Calibration {
                 Some((base, unit)) => {
                     let factors = members.get("downsamplingFactors").and_then(|value| one_per_axis(value, rank));
                     let factors = factors.unwrap_or_else(|| vec![1.0; rank]);
-                    let scale = base.iter().zip(&factors).map(|(base, f)| base * f).collect();
-                    let shift = base.iter().zip(&factors).map(|(base, f)| base * (f - 1.0) / 2.0).collect();
-                    calibration.fill_missing(None, unit.map(|unit| vec![unit; rank]), scale, shift);
+                    let (resolution, translation) = downsampled(&base, &factors, &vec![0.0; rank]);
+                    calibration.fill_missing(Self {
+                        axes: None,
+                        units: unit.map(|unit| vec![unit; rank]),
+                        resolution: Some(resolution),
+                        translation: Some(translation),
+                    });
                 }
                 None => push_unique(problems, format!("pixelResolution {} is not usable", truncated_json(value))),
             }
@@ -71,25 +74,27 @@ impl Calibration {
     }
 
     /// Fills values that are still missing from another source.
-    fn fill_missing(
-        &mut self,
-        axes: Option<Vec<String>>,
-        units: Option<Vec<String>>,
-        resolution: Vec<f64>,
-        translation: Vec<f64>,
-    ) {
-        self.axes = self.axes.take().or(axes);
+    fn fill_missing(&mut self, source: Self) {
+        self.axes = self.axes.take().or(source.axes);
         if self.resolution.is_none() {
-            self.resolution = Some(resolution);
-            self.translation = Some(translation);
-            self.units = units.or(self.units.take());
+            self.resolution = source.resolution;
+            self.translation = source.translation;
+            self.units = source.units.or(self.units.take());
         } else if self.translation.is_none()
-            && self.resolution.as_ref().is_some_and(|own| approximately_equal(own, &resolution))
+            && self.resolution.iter().zip(&source.resolution).all(|(own, size)| approximately_equal(own, size))
         {
             // The source repeats `resolution`, which cannot express a position.
-            self.translation = Some(translation);
+            self.translation = source.translation;
         }
     }
+}
+
+/// Returns the voxel size and the position of the centre of the first voxel after downsampling by `factors`, from those at
+/// full resolution. Averaging voxels moves the centre of the first one by `(factors - 1) / 2` voxels.
+pub(crate) fn downsampled(base: &[f64], factors: &[f64], offset: &[f64]) -> (Vec<f64>, Vec<f64>) {
+    let axes = || factors.iter().zip(base);
+    let shift = axes().map(|(f, base)| base * (f - 1.0) / 2.0);
+    (axes().map(|(f, base)| f * base).collect(), shift.zip(offset).map(|(shift, offset)| offset + shift).collect())
 }
 
 fn approximately_equal(a: &[f64], b: &[f64]) -> bool {
@@ -104,6 +109,51 @@ pub(crate) fn pixel_resolution(value: &Value, rank: usize) -> Option<(Vec<f64>, 
             Some((one_per_axis(members.get("dimensions")?, rank)?, unit))
         }
         None => Some((one_per_axis(value, rank)?, None)),
+    }
+}
+
+/// Parses the attribute `transform` of COSEM / CellMap for `rank` axes: axes, units, voxel size and position of a dataset.
+///
+/// Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed here.
+/// Voxel size and position are always there.
+///
+/// # Errors
+/// Returns a sentence that describes the fault.
+pub(crate) fn transform(value: &Value, rank: usize) -> Result<Calibration, String> {
+    let unusable = || format!("transform {} is not usable for {rank} axes", truncated_json(value));
+    let members = value.as_object().ok_or_else(unusable)?;
+    let is_fortran_order =
+        ["ordering", "order"].iter().any(|key| members.get(*key).and_then(Value::as_str) == Some("F"));
+    let list = |key: &str| -> Result<Option<Vec<f64>>, String> {
+        match members.get(key).map(numbers) {
+            None => Ok(None),
+            Some(Some(mut list)) if list.len() == rank => {
+                if !is_fortran_order {
+                    list.reverse();
+                }
+                Ok(Some(list))
+            }
+            Some(_) => Err(unusable()),
+        }
+    };
+    let names = |key: &str| {
+        let mut list = members.get(key).and_then(strings).filter(|list| list.len() == rank)?;
+        if !is_fortran_order {
+            list.reverse();
+        }
+        Some(list)
+    };
+    let resolution = Some(list("scale")?.ok_or_else(unusable)?);
+    let translation = Some(list("translate")?.unwrap_or_else(|| vec![0.0; rank]));
+    Ok(Calibration { axes: names("axes"), units: names("units"), resolution, translation })
+}
+
+/// Adds a problem if the axes appear to be listed fastest first although the metadata does not say so.
+pub(crate) fn note_axis_order(axes: Option<&[String]>, problems: &mut Vec<MetadataProblem>) {
+    let position = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
+    if position("x").zip(position("y")).is_some_and(|(x, y)| x > y) {
+        let text = "transform lists x before y without ordering F; it is read slowest axis first, as in n5-universe";
+        push_unique(problems, text.to_owned());
     }
 }
 

@@ -8,6 +8,7 @@
 use n5_format::{DataType, DescribedDataset};
 use serde_json::{Map, Value, json};
 
+use crate::codec::block_bytes_as;
 use crate::coordinate_space::{Axis, CoordinateSpace};
 use crate::json_values::{integer_if_whole, level_number, one_per_axis, push_unique, strings, truncated_json};
 use crate::multiscale::pyramid::Pyramid;
@@ -33,7 +34,7 @@ pub fn canonical_attributes(
 ) -> (Map<String, Value>, Vec<String>) {
     let (mut members, mut notes) = (Map::new(), Vec::new());
     if dataset.has_legacy_compression() {
-        push_unique(&mut notes, "compressionType becomes compression".to_owned());
+        push_unique(&mut notes, "compressionType becomes compression");
     }
     for key in ["dimensions", "blockSize"] {
         let list = dataset.members().get(key).and_then(Value::as_array);
@@ -43,7 +44,7 @@ pub fn canonical_attributes(
     }
     let mut blocks = dataset.block_size().to_vec();
     if data_type.size_bytes().is_some()
-        && full_block_bytes(&blocks, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES)
+        && block_bytes_as(dataset, data_type).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES)
     {
         let cropped = blocks.iter().zip(dataset.dimensions()).map(|(block, size)| (*block).min((*size).max(1)));
         blocks = cropped.collect();
@@ -173,11 +174,6 @@ fn note_normalized_space(attributes: &Map<String, Value>, space: &CoordinateSpac
             Some(true) => {}
         }
     }
-}
-
-fn full_block_bytes(blocks: &[u64], data_type: &DataType) -> Option<u128> {
-    let item_size = u128::try_from(data_type.size_bytes()?).ok()?;
-    blocks.iter().try_fold(item_size, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
 fn numbers_to_json(list: &[f64]) -> Value {

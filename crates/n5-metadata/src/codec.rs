@@ -1,6 +1,6 @@
 //! Equivalents of an N5 compression: with defaults filled in, as a numcodecs configuration and as an HDF5 filter.
 
-use n5_format::{Compression, DatasetAttributes};
+use n5_format::{Compression, DataType, DatasetAttributes};
 use serde::Serialize;
 use serde_json::{Map, Value, json};
 
@@ -110,7 +110,12 @@ fn blosc(
 
 /// Returns the size of a full block in bytes; `None` for a type without a size and beyond 2^128.
 pub(crate) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
-    let item_size = u128::try_from(dataset.data_type().size_bytes()?).ok()?;
+    block_bytes_as(dataset, dataset.data_type())
+}
+
+/// Like [`block_bytes`], for elements of another type.
+pub(crate) fn block_bytes_as(dataset: &DatasetAttributes, data_type: &DataType) -> Option<u128> {
+    let item_size = u128::try_from(data_type.size_bytes()?).ok()?;
     dataset.block_size().iter().try_fold(item_size, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 

@@ -1,4 +1,4 @@
-//! Programs that can read a dataset, judged by its attributes.
+//! Programs that can read a dataset, judged by its attributes, and unusual attributes that may cause trouble in them.
 //!
 //! Blocks are not examined: a gzip block with several members, for example, fails in TensorStore all the same.
 //!
@@ -10,12 +10,12 @@ use serde::Serialize;
 use serde_json::{Map, Value};
 
 use crate::codec::block_bytes;
-use crate::json_values::{bounded_integer, push_unique};
+use crate::json_values::{bounded_integer, push_unique, truncated_json};
 use crate::multiscale::pyramid::Pyramid;
 use crate::neuroglancer;
 use crate::node::Node;
 use crate::problem::{MetadataProblem, MetadataProblemKind};
-use crate::tensorstore::tensorstore_info;
+use crate::tensorstore::{MAX_BLOCK_BYTES, tensorstore_info};
 
 /// Programs that can open a directory and decode its blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -48,17 +48,13 @@ pub(crate) fn dataset_compatibility(
         push_unique(
             problems,
             "lz4 is the name of four encodings, each read only by its own writer; this one was determined from its \
-             parameters and the version in the container's root"
-                .to_owned(),
+             parameters and the version in the container's root",
         );
     }
     let mut record_result = |program, result: Result<(), String>| match result {
         Ok(()) => true,
         Err(reason) => {
-            push_unique(
-                problems,
-                MetadataProblemKind::RefusedBy(program).with_text(format!("{program} cannot read it: {reason}")),
-            );
+            MetadataProblemKind::RefusedBy(program).report(problems, format!("{program} cannot read it: {reason}"));
             false
         }
     };
@@ -89,15 +85,12 @@ pub(crate) fn pyramid_compatibility(
         compatibility.zarr &= level_compatibility.zarr;
         compatibility.z5 &= level_compatibility.z5;
         for reason in reasons.iter().filter(|reason| reason.kind != MetadataProblemKind::RefusedBy(NEUROGLANCER)) {
-            push_unique(
-                problems,
-                MetadataProblemKind::DatasetOfLevel.with_text(format!("level {}: {}", level.path, &**reason)),
-            );
+            MetadataProblemKind::DatasetOfLevel.report(problems, format!("level {}: {}", level.path, &**reason));
         }
     }
     if let Err(reason) = neuroglancer::check_group(node, pyramid) {
         let text = format!("{NEUROGLANCER} cannot read it as one image: {reason}");
-        push_unique(problems, MetadataProblemKind::RefusedBy(NEUROGLANCER).with_text(text));
+        MetadataProblemKind::RefusedBy(NEUROGLANCER).report(problems, text);
         compatibility.neuroglancer = false;
     }
     compatibility
@@ -282,6 +275,61 @@ fn require_compression(dataset: &DescribedDataset, required: &[&str]) -> Result<
     }
 }
 
+/// Appends a problem for each unusual attribute of a dataset and its ancestors, root first.
+pub(crate) fn lint(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
+    if dataset.has_legacy_compression() {
+        push_unique(problems, "compressionType was used before N5 2.0.0; TensorStore, zarr and rust-n5 refuse it");
+    } else if dataset.members().contains_key("compressionType") {
+        push_unique(problems, "both compression and compressionType are given; compression is used");
+    }
+    if dataset.members().get("compression").is_some_and(|c| c.is_object() && c.get("type").is_none()) {
+        push_unique(problems, "compression has no type and is read as raw, as N5 for Java does");
+    }
+    for key in ["dimensions", "blockSize"] {
+        let list = dataset.members().get(key).and_then(Value::as_array);
+        if let Some(odd) = list.into_iter().flatten().find(|value| value.as_u64().is_none()) {
+            push_unique(
+                problems,
+                format!("{key} holds {}; some programs do not read that as a whole number", truncated_json(odd)),
+            );
+        }
+    }
+    if dataset.dimensions().iter().any(|size| *size > 1 << 53) {
+        push_unique(problems, "a dimension exceeds 2^53; JavaScript cannot represent all larger integers");
+    }
+    if block_bytes(dataset).is_some_and(|bytes| bytes > MAX_BLOCK_BYTES) {
+        push_unique(problems, "a full block is larger than 2 GiB, which N5 does not allow");
+    }
+    if dataset.compression().codec().is_none() {
+        let name = dataset.compression().name();
+        MetadataProblemKind::Undecoded.report(
+            problems,
+            format!("this server does not decode the compression {name:?}; its blocks are served as stored"),
+        );
+    }
+    if dataset.data_type().size_bytes().is_none() {
+        let name = dataset.data_type().name();
+        let text = format!("this server does not decode the data type {name:?}; its blocks are served as stored");
+        MetadataProblemKind::Undecoded.report(problems, text);
+    }
+    lint_inherited(dataset, ancestors, problems);
+}
+
+/// Checks attributes of groups above, which Neuroglancer merges into those of a dataset.
+fn lint_inherited(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
+    let has_own = |key: &str| dataset.members().contains_key(key);
+    for members in ancestors.iter().map(AttributesDocument::members) {
+        if members.contains_key("dimensions") {
+            push_unique(problems, "a group above has dimensions; Neuroglancer treats such a group as a dataset");
+        }
+        let is_scalar =
+            members.get("downsamplingFactors").and_then(|factors| factors.get(0)).is_some_and(Value::is_number);
+        if is_scalar && !has_own("downsamplingFactors") {
+            push_unique(problems, "a group above has downsamplingFactors, which Neuroglancer applies to this dataset");
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use serde_json::json;
@@ -367,6 +415,37 @@ mod tests {
         }
         for refused in [json!("5.0.0"), json!("4"), json!("4.0"), json!(4), json!(null), json!({})] {
             assert!(!java_accepts(&refused), "{refused}");
+        }
+    }
+
+    fn problems(ancestor: &Value, further: &Value) -> Vec<MetadataProblem> {
+        let mut problems = Vec::new();
+        lint(&dataset(&array(&[7, 5], further)), &[document(ancestor)], &mut problems);
+        problems
+    }
+
+    #[test]
+    fn sound_attributes_have_no_problems() {
+        assert!(problems(&json!({"n5": "4.0.0"}), &json!({"resolution": [4, 4]})).is_empty());
+    }
+
+    #[test]
+    fn each_oddity_is_reported_once() {
+        for (ancestor, further, word) in [
+            (json!({}), json!({"compression": null, "compressionType": "gzip"}), "2.0.0"),
+            (json!({}), json!({"compressionType": "gzip"}), "both"),
+            (json!({}), json!({"compression": {}}), "no type"),
+            (json!({}), json!({"dimensions": ["7", 5]}), "holds \"7\""),
+            (json!({}), json!({"blockSize": [7.0, 5]}), "holds 7.0"),
+            (json!({}), json!({"dimensions": [(1_u64 << 53) + 1, 5]}), "2^53"),
+            (json!({}), json!({"blockSize": [65536, 65536]}), "2 GiB"),
+            (json!({}), json!({"compression": {"type": "jpeg"}}), "jpeg"),
+            (json!({}), json!({"dataType": "object"}), "object"),
+            (json!({"dimensions": [1]}), json!({}), "dimensions"),
+            (json!({"downsamplingFactors": [2, 2]}), json!({}), "downsamplingFactors"),
+        ] {
+            let reported = problems(&ancestor, &further);
+            assert!(reported.len() == 1 && reported[0].contains(word), "{further}: {reported:?}");
         }
     }
 }

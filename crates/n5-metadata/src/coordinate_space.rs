@@ -4,7 +4,7 @@
 
 use n5_format::{AttributesDocument, DescribedDataset};
 
-use crate::calibration::{Calibration, pixel_resolution};
+use crate::calibration::{Calibration, downsampled, pixel_resolution};
 use crate::json_values::{one_per_axis, strings};
 use crate::multiscale::pyramid::Pyramid;
 use crate::units::{BaseUnit, Unit};
@@ -85,9 +85,8 @@ impl CoordinateSpace {
                 let factors = dataset.members().get("downsamplingFactors").and_then(|value| one_per_axis(value, rank));
                 let factors = factors.filter(are_all_positive).unwrap_or_else(|| vec![1.0; rank]);
                 let offset = offset.unwrap_or_else(|| vec![0.0; rank]);
-                let shift = base.iter().zip(&factors).map(|(base, f)| base * (f - 1.0) / 2.0);
-                calibration.translation = Some(shift.zip(&offset).map(|(shift, offset)| offset + shift).collect());
-                calibration.resolution = Some(base.iter().zip(&factors).map(|(base, f)| base * f).collect());
+                let (resolution, translation) = downsampled(&base, &factors, &offset);
+                (calibration.resolution, calibration.translation) = (Some(resolution), Some(translation));
                 calibration.units = calibration.units.take().or(units);
             }
         }
@@ -300,7 +299,7 @@ mod tests {
         assert_eq!((names(&space), space.axes[2].kind), (vec!["x", "y", "c"], AxisKind::Channel));
         assert_eq!((space.scale.as_slice(), space.is_calibrated), ([0.5, 1.0, 1.0].as_slice(), true));
         assert_eq!(space.translation, [0.125, 0.25, 0.0]);
-        assert_eq!(space.axes[0].unit.unwrap().ngff_name(), Some("angstrom"));
+        assert_eq!(space.axes[0].unit.unwrap().ngff_name().as_deref(), Some("angstrom"));
         assert!(CoordinateSpace::of_level(&pyramid, 2).axes.is_empty());
     }
 

@@ -1,6 +1,7 @@
-//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`).
+//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`), and the data source
+//! with which Neuroglancer should open it.
 
-use n5_format::{DescribedDataset, DocumentError, UnreadableMember};
+use n5_format::{DataType, DescribedDataset, DocumentError};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -10,7 +11,6 @@ use crate::codec::{CodecEquivalents, codec_equivalents, compression_with_default
 use crate::compatibility::{self, Compatibility};
 use crate::coordinate_space::CoordinateSpace;
 use crate::json_values::push_unique;
-use crate::lint;
 use crate::multiscale::pyramid;
 use crate::multiscale::pyramid::Pyramid;
 use crate::node::Node;
@@ -86,7 +86,7 @@ impl Description {
             description.problems.push(truncated_error(error).into());
             return description;
         }
-        for UnreadableMember { name, reason } in node.own_document().unreadable() {
+        for (name, reason) in node.own_document().unreadable() {
             push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
         if node.own_document().describes_dataset() {
@@ -94,7 +94,7 @@ impl Description {
                 Ok(dataset) => return description.describe_dataset(node, &dataset),
                 Err(error) => {
                     let text = format!("the attributes do not describe a dataset: {error}");
-                    push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
+                    MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
                 }
             }
             return description;
@@ -104,7 +104,7 @@ impl Description {
             let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
             let missing = missing.unwrap_or_default();
             let text = format!("the attributes do not describe a dataset: {missing} is missing");
-            push_unique(&mut description.problems, MetadataProblemKind::InvalidDataset.with_text(text));
+            MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
         }
         description.describe_group(node)
     }
@@ -112,7 +112,7 @@ impl Description {
     fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
         let mut problems = std::mem::take(&mut self.problems);
         let calibration = Calibration::from_dataset(dataset, &mut problems);
-        lint::lint(dataset, &node.ancestors, &mut problems);
+        compatibility::lint(dataset, &node.ancestors, &mut problems);
         let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
         let (_, notes) = canonical_attributes(dataset, &space, dataset.data_type(), Value::Null, None);
         push_normalization_notes(notes, &mut problems);
@@ -132,7 +132,7 @@ impl Description {
             codec: Some(codec_equivalents(dataset)),
             readable: Some(readable),
             problems,
-            is_decoded: dataset.compression().codec().is_some() && dataset.data_type().size_bytes().is_some(),
+            is_decoded: dataset.is_decodable(),
             ..self
         }
     }
@@ -154,7 +154,7 @@ impl Description {
 /// Adds a problem for each change that the view `as` makes so that strict readers open the directory.
 fn push_normalization_notes(notes: Vec<String>, problems: &mut Vec<MetadataProblem>) {
     for sentence in notes {
-        push_unique(problems, MetadataProblemKind::Normalized.with_text(format!("as/: {sentence}")));
+        MetadataProblemKind::Normalized.report(problems, format!("as/: {sentence}"));
     }
 }
 
@@ -188,6 +188,72 @@ fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     let mut text = digits.pop().map_or_else(String::new, |first| first.to_string());
     text.extend(digits.iter().rev().map(|digit| format!("{digit:09}")));
     Some(text)
+}
+
+/// A data source with which Neuroglancer can open a directory.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum NeuroglancerSource {
+    /// N5 as stored: the server does not decode anything.
+    N5,
+    /// N5 in a compression that Neuroglancer reads, with another data type if it does not support the stored one.
+    Reencoded(Option<DataType>),
+    /// Zarr 3 with OME-NGFF metadata, which allows levels of any name and translations.
+    Zarr3,
+}
+
+/// Returns the source that shows the directory correctly at the lowest cost; `None` for a plain group, and if no source
+/// works: blocks that are not decoded, no axes, or an axis of length 0.
+pub fn recommended_source(node: &Node, description: &Description) -> Option<NeuroglancerSource> {
+    let readable = description.readable?;
+    match (description.kind, &description.multiscale) {
+        (NodeKind::Dataset, _) => {
+            let dataset = DescribedDataset::parse(node.own_document().clone()).ok()?;
+            if !is_displayable(&dataset) {
+                return None;
+            }
+            Some(if readable.neuroglancer {
+                NeuroglancerSource::N5
+            } else {
+                NeuroglancerSource::Reencoded(substitute_type(&dataset))
+            })
+        }
+        (NodeKind::Multiscale, Some(pyramid)) => {
+            let levels = pyramid.levels.iter().map(|level| node.dataset_below(&level.path));
+            let levels: Option<Vec<DescribedDataset>> = levels.collect();
+            let levels = levels.filter(|levels| levels.iter().all(is_displayable))?;
+            let converted = levels.iter().find_map(substitute_type);
+            Some(if converted.is_some() {
+                NeuroglancerSource::Reencoded(converted)
+            } else if readable.neuroglancer && is_aligned(pyramid) {
+                NeuroglancerSource::N5
+            } else {
+                NeuroglancerSource::Zarr3
+            })
+        }
+        (NodeKind::Group | NodeKind::Multiscale, _) => None,
+    }
+}
+
+fn is_displayable(dataset: &DescribedDataset) -> bool {
+    dataset.is_decodable() && dataset.rank() > 0 && !dataset.dimensions().contains(&0)
+}
+
+/// Returns the type that Neuroglancer shows in place of one that it does not support.
+fn substitute_type(dataset: &DescribedDataset) -> Option<DataType> {
+    // float32 shows the values of both types, although not exactly. A user who knows them may choose a better type.
+    matches!(dataset.data_type(), DataType::Int64 | DataType::Float64).then_some(DataType::Float32)
+}
+
+/// Returns true if the corners of all levels coincide at the origin, where Neuroglancer's `n5` source places them.
+fn is_aligned(pyramid: &Pyramid) -> bool {
+    let Some(first) = pyramid.levels.first() else { return false };
+    pyramid.levels.iter().all(|level| {
+        let axes = level.translation.iter().zip(&level.resolution).zip(&first.resolution);
+        axes.into_iter().all(|((translation, size), base)| {
+            let expected = (size - base) / 2.0;
+            (translation - expected).abs() <= 1e-6 * base.abs().max(size.abs())
+        })
+    })
 }
 
 #[cfg(test)]
@@ -251,5 +317,56 @@ mod tests {
         let huge = size(&[i64::MAX.unsigned_abs(); 32], "uint64").unwrap();
         assert_eq!((huge.len(), &huge[huge.len() - 3..]), (608, "008"));
         assert_eq!(size(&[1], "string"), None);
+    }
+
+    fn source_of(node: &Node) -> Option<NeuroglancerSource> {
+        recommended_source(node, &describe(node))
+    }
+
+    fn source_of_dataset(further: &Value) -> Option<NeuroglancerSource> {
+        source_of(&group(&[], &array(&[7, 5], further), &[]))
+    }
+
+    #[test]
+    fn a_dataset_is_opened_as_stored_where_that_works() {
+        assert_eq!(source_of_dataset(&json!({})), Some(NeuroglancerSource::N5));
+        assert_eq!(
+            source_of_dataset(&json!({"compression": {"type": "xz"}})),
+            Some(NeuroglancerSource::Reencoded(None))
+        );
+        assert_eq!(source_of_dataset(&json!({"units": ["px", "px"]})), Some(NeuroglancerSource::Reencoded(None)));
+        let float = Some(NeuroglancerSource::Reencoded(Some(DataType::Float32)));
+        assert_eq!(source_of_dataset(&json!({"dataType": "float64"})), float);
+        assert_eq!(source_of_dataset(&json!({"dataType": "int64"})), float);
+        for hopeless in
+            [json!({"compression": {"type": "jpeg"}}), json!({"dataType": "string"}), json!({"dimensions": [0, 5]})]
+        {
+            assert_eq!(source_of_dataset(&hopeless), None, "{hopeless}");
+        }
+        assert_eq!(source_of(&group(&[], &json!({}), &[])), None);
+    }
+
+    #[test]
+    fn a_pyramid_is_opened_as_n5_if_its_levels_are_found_and_aligned() {
+        let level = |factor: u64| array(&[8 / factor, 8 / factor], &json!({"downsamplingFactors": [factor, factor]}));
+        let own = json!({"downsamplingFactors": [[1, 1], [2, 2]]});
+        let named = |a: &str, b: &str| [(a.to_owned(), level(1)), (b.to_owned(), level(2))];
+        let node = |own: &Value, levels: &[(String, Value)]| {
+            let levels: Vec<(&str, Value)> =
+                levels.iter().map(|(path, value)| (path.as_str(), value.clone())).collect();
+            group(&[], own, &levels)
+        };
+        assert_eq!(source_of(&node(&own, &named("s0", "s1"))), Some(NeuroglancerSource::N5));
+        let shifted = |translation: f64| {
+            let dataset = |path: &str, scale: f64, translation: f64| {
+                json!({"path": path, "coordinateTransformations":
+                [{"type": "scale", "scale": [scale, scale]}, {"type": "translation", "translation": [translation, translation]}]})
+            };
+            json!({"multiscales": [{"version": "0.4", "axes": [{"name": "x", "type": "space"}, {"name": "y", "type": "space"}],
+                "datasets": [dataset("s0", 1.0, translation), dataset("s1", 2.0, translation + 0.5)]}],
+                "downsamplingFactors": [[1, 1], [2, 2]]})
+        };
+        assert_eq!(source_of(&node(&shifted(0.0), &named("s0", "s1"))), Some(NeuroglancerSource::N5));
+        assert_eq!(source_of(&node(&shifted(3.0), &named("s0", "s1"))), Some(NeuroglancerSource::Zarr3));
     }
 }

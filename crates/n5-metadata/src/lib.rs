@@ -7,14 +7,11 @@ mod compatibility;
 mod coordinate_space;
 mod description;
 mod json_values;
-mod lint;
 mod multiscale;
 mod neuroglancer;
-mod neuroglancer_source;
 mod node;
 mod problem;
 mod tensorstore;
-mod transform;
 mod units;
 mod volume;
 
@@ -23,10 +20,9 @@ pub use canonical::{canonical_attributes, canonical_group_attributes, is_inherit
 pub use codec::{CodecEquivalents, Hdf5Filter, codec_equivalents, compression_with_defaults};
 pub use compatibility::Compatibility;
 pub use coordinate_space::{Axis, AxisKind, CoordinateSpace};
-pub use description::{Description, NodeKind, describe};
+pub use description::{Description, NeuroglancerSource, NodeKind, describe, recommended_source};
 pub use multiscale::pyramid::{Convention, Pyramid, PyramidLevel};
 pub use multiscale::{pyramid, required_paths};
-pub use neuroglancer_source::{NeuroglancerSource, recommended_source};
 pub use node::{MAX_LEVELS, Node};
 pub use problem::{MetadataProblem, MetadataProblemKind};
 pub use tensorstore::{MAX_BLOCK_BYTES, TensorStoreInfo, http_kvstore, tensorstore_info};

@@ -9,8 +9,7 @@ use n5_format::{AttributesDocument, DataType, DescribedDataset};
 use serde_json::{Map, Value};
 
 use crate::json_values::{level_number, number_lists, truncated_json};
-use crate::multiscale::numbered_levels::listed_factors;
-use crate::multiscale::pyramid::Pyramid;
+use crate::multiscale::pyramid::{Pyramid, listed_factors};
 use crate::node::Node;
 
 /// Checks that Neuroglancer opens a dataset below these ancestors, root first.

@@ -5,6 +5,8 @@ use std::ops::Deref;
 
 use serde::{Serialize, Serializer};
 
+use crate::json_values::push_unique;
+
 /// A problem with attributes: a sentence and its kind. Serializes as the sentence alone.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataProblem {
@@ -33,15 +35,21 @@ pub enum MetadataProblemKind {
 }
 
 impl MetadataProblemKind {
-    /// Returns a problem of this kind with the given sentence.
-    pub(crate) fn with_text(self, text: impl Into<String>) -> MetadataProblem {
-        MetadataProblem { kind: self, text: text.into() }
+    /// Appends a problem of this kind with the given sentence unless the list already contains it.
+    pub(crate) fn report(self, problems: &mut Vec<MetadataProblem>, text: impl Into<String>) {
+        push_unique(problems, MetadataProblem { kind: self, text: text.into() });
     }
 }
 
 impl From<String> for MetadataProblem {
     fn from(text: String) -> Self {
-        MetadataProblemKind::Other.with_text(text)
+        Self { kind: MetadataProblemKind::Other, text }
+    }
+}
+
+impl From<&str> for MetadataProblem {
+    fn from(text: &str) -> Self {
+        text.to_owned().into()
     }
 }
 

@@ -157,10 +157,20 @@ impl Unit {
     }
 
     /// Returns the OME-NGFF name of a unit of length or time; `None` if it has none.
-    pub fn ngff_name(&self) -> Option<&'static str> {
-        #[expect(clippy::float_cmp, reason = "factors are constants of this file")]
-        let name = NGFF_UNIT_NAMES.iter().find(|(unit, _)| unit == self && unit.factor == self.factor);
-        name.map(|(_, name)| *name)
+    #[expect(clippy::float_cmp, reason = "factors are constants of this file")]
+    pub fn ngff_name(&self) -> Option<String> {
+        if let Some((_, name)) = NGFF_UNIT_NAMES.iter().find(|(unit, _)| unit == self && unit.factor == self.factor) {
+            return Some((*name).to_owned());
+        }
+        // The largest prefix that the specification lists, and those below it that it leaves out.
+        let (name, largest, left_out) = match self.base {
+            BaseUnit::Metre => ("meter", 18, &[1_i8][..]),
+            BaseUnit::Second => ("second", 6, &[1, 2][..]),
+            BaseUnit::Hertz | BaseUnit::RadianPerSecond => return None,
+        };
+        let is_listed = self.factor == 1.0 && self.exponent <= largest && !left_out.contains(&self.exponent);
+        let row = PREFIXES.iter().find(|row| is_listed && row.2 == self.exponent)?;
+        Some(format!("{}{name}", row.1))
     }
 
     /// Returns nanometres per unit; `None` if this is not a unit of length.
@@ -175,50 +185,12 @@ fn power_of_ten(exponent: i8) -> f64 {
     if exponent < 0 { 1.0 / magnitude } else { magnitude }
 }
 
-const fn length(exponent: i8) -> Unit {
-    Unit::new(BaseUnit::Metre, exponent, 1.0)
-}
-
-const fn time(exponent: i8) -> Unit {
-    Unit::new(BaseUnit::Second, exponent, 1.0)
-}
-
-const NGFF_UNIT_NAMES: [(Unit, &str); 38] = [
-    (length(-10), "angstrom"),
-    (length(-24), "yoctometer"),
-    (length(-21), "zeptometer"),
-    (length(-18), "attometer"),
-    (length(-15), "femtometer"),
-    (length(-12), "picometer"),
-    (length(-9), "nanometer"),
-    (length(-6), "micrometer"),
-    (length(-3), "millimeter"),
-    (length(-2), "centimeter"),
-    (length(-1), "decimeter"),
-    (length(0), "meter"),
-    (length(2), "hectometer"),
-    (length(3), "kilometer"),
-    (length(6), "megameter"),
-    (length(9), "gigameter"),
-    (length(12), "terameter"),
-    (length(15), "petameter"),
-    (length(18), "exameter"),
+/// OME-NGFF's names of units that do not consist of a prefix and a base unit.
+const NGFF_UNIT_NAMES: [(Unit, &str); 7] = [
+    (Unit::new(BaseUnit::Metre, -10, 1.0), "angstrom"),
     (Unit::new(BaseUnit::Metre, -2, 2.54), "inch"),
     (Unit::new(BaseUnit::Metre, -2, 30.48), "foot"),
     (Unit::new(BaseUnit::Metre, -2, 91.44), "yard"),
-    (time(-24), "yoctosecond"),
-    (time(-21), "zeptosecond"),
-    (time(-18), "attosecond"),
-    (time(-15), "femtosecond"),
-    (time(-12), "picosecond"),
-    (time(-9), "nanosecond"),
-    (time(-6), "microsecond"),
-    (time(-3), "millisecond"),
-    (time(-2), "centisecond"),
-    (time(-1), "decisecond"),
-    (time(0), "second"),
-    (time(3), "kilosecond"),
-    (time(6), "megasecond"),
     (Unit::new(BaseUnit::Second, 0, 60.0), "minute"),
     (Unit::new(BaseUnit::Second, 0, 3600.0), "hour"),
     (Unit::new(BaseUnit::Second, 0, 86400.0), "day"),
@@ -250,7 +222,7 @@ mod tests {
             "micro meter",
         ] {
             let unit = Unit::parse(text).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!((unit.si_symbol().as_str(), unit.ngff_name()), ("um", Some("micrometer")), "{text}");
+            assert_eq!((unit.si_symbol().as_str(), unit.ngff_name().as_deref()), ("um", Some("micrometer")), "{text}");
             assert!((unit.nanometers().unwrap() - 1000.0).abs() < 1e-9);
         }
     }
@@ -299,8 +271,8 @@ mod tests {
             let (scale, unit) = si(text).unwrap_or_else(|| panic!("{text}"));
             assert!((scale - factor).abs() < 1e-12 && unit == symbol, "{text}: {scale} {unit}");
         }
-        assert_eq!(Unit::parse("Å").unwrap().ngff_name(), Some("angstrom"));
-        assert_eq!(Unit::parse("hour").unwrap().ngff_name(), Some("hour"));
+        assert_eq!(Unit::parse("Å").unwrap().ngff_name().as_deref(), Some("angstrom"));
+        assert_eq!(Unit::parse("hour").unwrap().ngff_name().as_deref(), Some("hour"));
         assert!((Unit::parse("A").unwrap().nanometers().unwrap() - 0.1).abs() < 1e-12);
         assert_eq!(Unit::parse("s").unwrap().nanometers(), None);
     }
@@ -312,10 +284,53 @@ mod tests {
         }
     }
 
+    /// Every name of the specification.
+    const NGFF_NAMES: [&str; 38] = [
+        "angstrom",
+        "yoctometer",
+        "zeptometer",
+        "attometer",
+        "femtometer",
+        "picometer",
+        "nanometer",
+        "micrometer",
+        "millimeter",
+        "centimeter",
+        "decimeter",
+        "meter",
+        "hectometer",
+        "kilometer",
+        "megameter",
+        "gigameter",
+        "terameter",
+        "petameter",
+        "exameter",
+        "inch",
+        "foot",
+        "yard",
+        "yoctosecond",
+        "zeptosecond",
+        "attosecond",
+        "femtosecond",
+        "picosecond",
+        "nanosecond",
+        "microsecond",
+        "millisecond",
+        "centisecond",
+        "decisecond",
+        "second",
+        "kilosecond",
+        "megasecond",
+        "minute",
+        "hour",
+        "day",
+    ];
+
     #[test]
     fn every_unit_has_a_symbol_that_neuroglancer_accepts() {
-        for (unit, name) in NGFF_UNIT_NAMES {
-            assert_eq!(Unit::parse(name).map(|unit| unit.ngff_name()), Some(Some(name)));
+        for name in NGFF_NAMES {
+            let unit = Unit::parse(name).unwrap();
+            assert_eq!(unit.ngff_name().as_deref(), Some(name));
             let (factor, symbol) = unit.si_scaled();
             assert!(factor > 0.0 && crate::neuroglancer::is_unit(&serde_json::Value::from(symbol)));
         }

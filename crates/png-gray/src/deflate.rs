@@ -31,44 +31,35 @@ const RUN_BYTES: std::ops::RangeInclusive<usize> = 3..=258;
 /// Runs are searched only if more than one in this many groups of eight bytes consists of a single byte value.
 const GROUPS_PER_RUN: usize = 64;
 
-/// Encoder of a stream of blocks. It holds the bits of the last byte while that is incomplete.
-#[derive(Debug, Default)]
-pub(crate) struct DeflateEncoder {
-    word: u64,
-    bit_count: u32,
-}
-
-impl DeflateEncoder {
-    /// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. After the last block and after an empty one, the stream
-    /// ends at a byte boundary.
-    pub(crate) fn write_block(&mut self, out: &mut Vec<u8>, bytes: &[u8], is_last: bool) {
-        let input = BlockInput::new(bytes);
-        let huffman = DynamicHuffman::new(&input.counts());
-        let is_coded =
-            !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
-        let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
-        let start = out.len();
-        // Words are written whole, and each one overwrites the unused bytes of the word before.
-        out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
-        let mut bits = BitWriter {
-            buffer: out.get_mut(start..).unwrap_or_default(),
-            position: 0,
-            word: self.word,
-            bit_count: self.bit_count,
-        };
-        bits.put(u64::from(is_last), 1);
-        if is_coded {
-            huffman.write(&mut bits, &input);
-        } else {
-            bits.put_stored(bytes);
-        }
-        if is_last {
-            bits.align_to_byte();
-        }
-        *self = Self { word: bits.word, bit_count: bits.bit_count };
-        let end = start.saturating_add(bits.position);
-        out.truncate(end);
+/// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. `pending` holds the bits of the last byte before it, while that is
+/// incomplete, and their number. Returns those after the block. After the last block and after an empty one, the stream
+/// ends at a byte boundary.
+pub(crate) fn write_block(out: &mut Vec<u8>, pending: (u64, u32), bytes: &[u8], is_last: bool) -> (u64, u32) {
+    let has_runs = has_runs(bytes);
+    let huffman = DynamicHuffman::new(&symbol_counts(bytes, has_runs));
+    let is_coded = !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
+    let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
+    let start = out.len();
+    // Words are written whole, and each one overwrites the unused bytes of the word before.
+    out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
+    let mut bits = BitWriter {
+        buffer: out.get_mut(start..).unwrap_or_default(),
+        position: 0,
+        word: pending.0,
+        bit_count: pending.1,
+    };
+    bits.put(u64::from(is_last), 1);
+    if is_coded {
+        huffman.write(&mut bits, bytes, has_runs);
+    } else {
+        bits.put_stored(bytes);
     }
+    if is_last {
+        bits.align_to_byte();
+    }
+    let (end, pending) = (start.saturating_add(bits.position), (bits.word, bits.bit_count));
+    out.truncate(end);
+    pending
 }
 
 /// Collects bits and writes them as bytes, lowest bit first.
@@ -149,83 +140,76 @@ enum DeflateToken<'a> {
     Run(usize),
 }
 
-/// Uncompressed bytes of a block, with a flag that tells if runs are searched.
-struct BlockInput<'a> {
-    bytes: &'a [u8],
-    has_runs: bool,
+/// Returns true if runs are searched in the bytes of a block.
+fn has_runs(bytes: &[u8]) -> bool {
+    let groups = bytes.as_chunks::<8>().0;
+    let is_uniform = |group: &[u8; 8]| {
+        let group = u64::from_le_bytes(*group);
+        usize::from(group == group.rotate_left(8))
+    };
+    let uniform_groups = groups.iter().map(is_uniform).fold(0, usize::wrapping_add);
+    uniform_groups.saturating_mul(GROUPS_PER_RUN) > groups.len()
 }
 
-impl<'a> BlockInput<'a> {
-    fn new(bytes: &'a [u8]) -> Self {
-        let groups = bytes.as_chunks::<8>().0;
-        let is_uniform = |group: &[u8; 8]| {
-            let group = u64::from_le_bytes(*group);
-            usize::from(group == group.rotate_left(8))
-        };
-        let uniform_groups = groups.iter().map(is_uniform).fold(0, usize::wrapping_add);
-        Self { bytes, has_runs: uniform_groups.saturating_mul(GROUPS_PER_RUN) > groups.len() }
+/// Passes the tokens of a block to `emit` in order. Runs shorter than eight bytes remain literals.
+#[inline]
+fn tokens<'a>(bytes: &'a [u8], has_runs: bool, mut emit: impl FnMut(DeflateToken<'a>)) {
+    if !has_runs {
+        return emit(DeflateToken::Literals(bytes));
     }
-
-    /// Passes the tokens to `emit` in order. Runs shorter than eight bytes remain literals.
-    #[inline]
-    fn tokens(&self, mut emit: impl FnMut(DeflateToken<'a>)) {
-        if !self.has_runs {
-            return emit(DeflateToken::Literals(self.bytes));
-        }
-        let mut remaining = self.bytes;
-        let mut previous = None;
-        while let Some((group, after)) = remaining.split_first_chunk::<8>() {
-            if previous.is_some_and(|byte| [byte; 8] == *group) {
-                let groups = remaining.as_chunks().0.iter().take_while(|other| *other == group).count();
-                let (_, after) = remaining.split_at_checked(groups.wrapping_mul(8)).unwrap_or_default();
-                let extra_bytes = after.iter().take_while(|byte| previous == Some(**byte)).count();
-                emit_run(groups.wrapping_mul(8).wrapping_add(extra_bytes), remaining, &mut emit);
-                remaining = after.get(extra_bytes..).unwrap_or_default();
+    let mut remaining = bytes;
+    let mut previous = None;
+    while let Some((group, after)) = remaining.split_first_chunk::<8>() {
+        if previous.is_some_and(|byte| [byte; 8] == *group) {
+            let groups = remaining.as_chunks().0.iter().take_while(|other| *other == group).count();
+            let (_, after) = remaining.split_at_checked(groups.wrapping_mul(8)).unwrap_or_default();
+            let extra_bytes = after.iter().take_while(|byte| previous == Some(**byte)).count();
+            emit_run(groups.wrapping_mul(8).wrapping_add(extra_bytes), remaining, &mut emit);
+            remaining = after.get(extra_bytes..).unwrap_or_default();
+        } else {
+            // The literals end where a run begins, if one begins within these eight bytes.
+            let [.., last] = *group;
+            let difference = u64::from_le_bytes(*group) ^ u64::from_le_bytes([last; 8]);
+            let literal_count = 9usize.wrapping_sub((difference.leading_zeros() >> 3) as usize);
+            let starts_run = remaining.get(literal_count..).and_then(<[u8]>::first_chunk) == Some(&[last; 8]);
+            let (bytes, after) = if starts_run {
+                remaining.split_at_checked(literal_count).unwrap_or((remaining, &[]))
             } else {
-                // The literals end where a run begins, if one begins within these eight bytes.
-                let [.., last] = *group;
-                let difference = u64::from_le_bytes(*group) ^ u64::from_le_bytes([last; 8]);
-                let literal_count = 9usize.wrapping_sub((difference.leading_zeros() >> 3) as usize);
-                let starts_run = remaining.get(literal_count..).and_then(<[u8]>::first_chunk) == Some(&[last; 8]);
-                let (bytes, after) = if starts_run {
-                    remaining.split_at_checked(literal_count).unwrap_or((remaining, &[]))
-                } else {
-                    (group.as_slice(), after)
-                };
-                emit(DeflateToken::Literals(bytes));
-                previous = Some(last);
-                remaining = after;
-            }
+                (group.as_slice(), after)
+            };
+            emit(DeflateToken::Literals(bytes));
+            previous = Some(last);
+            remaining = after;
         }
-        emit(DeflateToken::Literals(remaining));
     }
+    emit(DeflateToken::Literals(remaining));
+}
 
-    /// Returns how often each symbol occurs.
-    fn counts(&self) -> [u32; SYMBOLS] {
-        // Adjacent bytes are counted in different tables. Otherwise increments of the same counter would wait for each
-        // other.
-        let mut byte_counts = [[0u32; 256]; 4];
-        let mut counts = [0; SYMBOLS];
-        self.tokens(|token| match token {
-            DeflateToken::Literals(literals) => {
-                let (groups, remainder) = literals.as_chunks::<4>();
-                for group in groups {
-                    for (table, byte) in byte_counts.iter_mut().zip(group) {
-                        increment(table, (*byte).into());
-                    }
-                }
-                for (table, byte) in byte_counts.iter_mut().zip(remainder) {
+/// Returns how often each symbol occurs in a block.
+fn symbol_counts(bytes: &[u8], has_runs: bool) -> [u32; SYMBOLS] {
+    // Adjacent bytes are counted in different tables. Otherwise increments of the same counter would wait for each
+    // other.
+    let mut byte_counts = [[0u32; 256]; 4];
+    let mut counts = [0; SYMBOLS];
+    tokens(bytes, has_runs, |token| match token {
+        DeflateToken::Literals(literals) => {
+            let (groups, remainder) = literals.as_chunks::<4>();
+            for group in groups {
+                for (table, byte) in byte_counts.iter_mut().zip(group) {
                     increment(table, (*byte).into());
                 }
             }
-            DeflateToken::Run(length) => increment(&mut counts, LengthCode::of(length).symbol),
-        });
-        for table in byte_counts {
-            counts.iter_mut().zip(table).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
+            for (table, byte) in byte_counts.iter_mut().zip(remainder) {
+                increment(table, (*byte).into());
+            }
         }
-        increment(&mut counts, END_OF_BLOCK);
-        counts
+        DeflateToken::Run(length) => increment(&mut counts, length_code(length).0),
+    });
+    for table in byte_counts {
+        counts.iter_mut().zip(table).for_each(|(sum, count)| *sum = sum.wrapping_add(count));
     }
+    increment(&mut counts, END_OF_BLOCK);
+    counts
 }
 
 fn increment<const N: usize>(counts: &mut [u32; N], symbol: usize) {
@@ -245,28 +229,20 @@ fn emit_run<'a>(length: usize, bytes: &'a [u8], emit: &mut impl FnMut(DeflateTok
     emit(DeflateToken::Literals(bytes.get(..remaining).unwrap_or_default()));
 }
 
-/// Code of a run's length: a symbol and the extra bits that follow it. Source: §3.2.5.
-struct LengthCode {
-    symbol: usize,
-    extra: u64,
-}
-
-impl LengthCode {
-    /// Returns the code of a length from 3 to 258 bytes.
-    #[inline]
-    fn of(length: usize) -> Self {
-        let offset = length.wrapping_sub(*RUN_BYTES.start());
-        match offset {
-            255 => Self { symbol: 285, extra: 0 },
-            0..8 => Self { symbol: offset.wrapping_add(257), extra: 0 },
-            // Four symbols for each power of two.
-            _ => {
-                let extra_bits = offset.ilog2().wrapping_sub(2);
-                let quarter = offset.wrapping_shr(extra_bits) & 3;
-                let symbol = (extra_bits as usize).wrapping_mul(4).wrapping_add(261).wrapping_add(quarter);
-                let extra = offset & !usize::MAX.wrapping_shl(extra_bits);
-                Self { symbol, extra: extra as u64 }
-            }
+/// Returns the code of a run's length, from 3 to 258 bytes: a symbol and the extra bits that follow it. Source: §3.2.5.
+#[inline]
+fn length_code(length: usize) -> (usize, u64) {
+    let offset = length.wrapping_sub(*RUN_BYTES.start());
+    match offset {
+        255 => (285, 0),
+        0..8 => (offset.wrapping_add(257), 0),
+        // Four symbols for each power of two.
+        _ => {
+            let extra_bits = offset.ilog2().wrapping_sub(2);
+            let quarter = offset.wrapping_shr(extra_bits) & 3;
+            let symbol = (extra_bits as usize).wrapping_mul(4).wrapping_add(261).wrapping_add(quarter);
+            let extra = offset & !usize::MAX.wrapping_shl(extra_bits);
+            (symbol, extra as u64)
         }
     }
 }
@@ -318,8 +294,8 @@ impl DynamicHuffman {
         Self { lengths, encoded_lengths, code_length_lengths, total_bits }
     }
 
-    /// Writes the rest of a block that contains `input`.
-    fn write(&self, bits: &mut BitWriter<'_>, input: &BlockInput<'_>) {
+    /// Writes the rest of a block that contains `bytes`.
+    fn write(&self, bits: &mut BitWriter<'_>, bytes: &[u8], has_runs: bool) {
         let last_symbol = self.lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
         bits.put(2, 2);
         bits.put(last_symbol.wrapping_sub(END_OF_BLOCK) as u64, 5);
@@ -337,13 +313,13 @@ impl DynamicHuffman {
             bits.flush();
         }
         let codes = huffman::canonical_codes(&self.lengths);
-        input.tokens(|token| match token {
+        tokens(bytes, has_runs, |token| match token {
             DeflateToken::Literals(bytes) => bits.put_literals(&codes, bytes),
             DeflateToken::Run(length) => {
-                let run = LengthCode::of(length);
-                bits.put_code(code_of(&codes, run.symbol));
+                let (symbol, extra) = length_code(length);
+                bits.put_code(code_of(&codes, symbol));
                 // The last of these bits is the distance code, a zero.
-                bits.put(run.extra, extra_bit_count(run.symbol));
+                bits.put(extra, extra_bit_count(symbol));
                 bits.flush();
             }
         });

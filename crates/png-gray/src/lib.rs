@@ -40,7 +40,6 @@
 //! Source: PNG specification, third edition, <https://www.w3.org/TR/png-3/>; RFC 1950; RFC 1951.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
-mod chunk;
 mod deflate;
 mod filter;
 mod huffman;

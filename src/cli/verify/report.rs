@@ -19,7 +19,7 @@ use xxhash_rust::xxh3::Xxh3;
 
 use crate::config::ContainerConfig;
 use crate::store::Key;
-use crate::verify::{Checkpoint, DatasetTally, FindingCounts, FindingKind, PreviousRun, Totals, VerifyEvent};
+use crate::verify::{Checkpoint, DatasetTally, FindingKind, PreviousRun, Totals, VerifyEvent};
 
 /// Interval of checkpoints, and thus the most work that is repeated after an interruption. It is not shorter because
 /// the run waits until each checkpoint is on the disk.
@@ -283,7 +283,7 @@ struct ReportLine<'a> {
 /// Contents of a report up to the current line.
 #[derive(Default)]
 struct ReportReplay {
-    findings: FindingCounts,
+    findings: Totals,
     finished: Vec<DatasetTally>,
     changed: Vec<String>,
     /// Approximate bytes of `finished` and `changed`.
@@ -311,7 +311,7 @@ impl ReportReplay {
             }
             "finding" => {
                 let (kind, severity) = (line.kind.unwrap_or_default(), line.severity.unwrap_or_default());
-                if !self.findings.count(&kind, &severity) {
+                if !self.findings.count_named(&kind, &severity) {
                     return Err(format!("a finding of an unknown kind, {kind:?}"));
                 }
                 if kind == FindingKind::ChangedSince.descriptor().name {

@@ -16,7 +16,7 @@ use crate::http::request_context::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::routes::listing;
 use crate::http::routes::stored;
-use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, View, ViewDocument, ViewLookup};
+use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, View, ViewLookup};
 
 /// Handles `GET /{view}/…`.
 pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
@@ -53,7 +53,13 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
         return listing::of_directory(context, mount, &key, Some(&documents)).await;
     }
     match view.resolve(&lookup).await.map_err(|error| mount.problem(error))? {
-        ResolvedKey::Document(document) => Ok(document_response(context, mount, document)?),
+        ResolvedKey::Document { text, memory } => {
+            let text = respond::text_bytes(text, memory);
+            let etag = format!("\"{:032x}\"", xxh3_128(&text));
+            // Never immutable: the document depends on the release and on everything around the directory.
+            let entity = Entity::new("application/json", mount.missing_cache_control.clone());
+            Entity { etag: Some(etag.into()), has_ranges: true, ..entity }.respond(context.parts, text)
+        }
         ResolvedKey::Chunk(chunk) => chunk_response(context, mount, &chunk).await,
         ResolvedKey::Missing => {
             let container = &mount.container;
@@ -65,14 +71,6 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
             Ok(stored::redirect_to_slash(context))
         }
     }
-}
-
-fn document_response(context: &RequestContext<'_>, mount: &Mount, document: ViewDocument) -> HandlerResult {
-    let text = respond::text_bytes(document.text, document.memory);
-    let etag = format!("\"{:032x}\"", xxh3_128(&text));
-    // Never immutable: the document depends on the release and on everything around the directory.
-    let entity = Entity::new("application/json", mount.missing_cache_control.clone());
-    Entity { etag: Some(etag.into()), has_ranges: true, ..entity }.respond(context.parts, text)
 }
 
 async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {

@@ -34,75 +34,71 @@ pub(super) fn extra_bytes(elements: u64, width: usize) -> u64 {
     bytes.saturating_mul(5).saturating_add(MAX_SIDE.saturating_mul(64))
 }
 
-/// An image to be encoded. Its elements have 1 or 2 bytes, little-endian, and each channel follows the previous one.
-#[derive(Debug)]
-pub(super) struct ChunkImage<'a> {
-    /// The elements.
-    pub(super) data: &'a [u8],
-    /// Bytes of an element.
-    pub(super) element_bytes: usize,
-    /// Number of channels.
-    pub(super) channels: usize,
-    /// Width and height.
-    pub(super) size: (u16, u16),
+/// Returns the components of each pixel side by side, in PNG's byte order.
+fn interleaved(data: &[u8], element_bytes: usize, channels: usize) -> Vec<u8> {
+    let mut pixels = vec![0; data.len()];
+    let channel_bytes = data.len().checked_div(channels).unwrap_or(0).max(1);
+    for (number, channel) in data.chunks_exact(channel_bytes).enumerate() {
+        let targets = pixels.chunks_exact_mut(element_bytes).skip(number).step_by(channels);
+        for (target, source) in targets.zip(channel.chunks_exact(element_bytes)) {
+            target.iter_mut().zip(source.iter().rev()).for_each(|(to, from)| *to = *from);
+        }
+    }
+    pixels
 }
 
-impl ChunkImage<'_> {
-    /// Returns the components of each pixel side by side, in PNG's byte order.
-    fn interleaved(&self) -> Vec<u8> {
-        let mut pixels = vec![0; self.data.len()];
-        let channel_bytes = self.data.len().checked_div(self.channels).unwrap_or(0).max(1);
-        for (number, channel) in self.data.chunks_exact(channel_bytes).enumerate() {
-            let targets = pixels.chunks_exact_mut(self.element_bytes).skip(number).step_by(self.channels);
-            for (target, source) in targets.zip(channel.chunks_exact(self.element_bytes)) {
-                target.iter_mut().zip(source.iter().rev()).for_each(|(to, from)| *to = *from);
-            }
+/// Encodes an image of this width and height as PNG. `data` holds little-endian elements of 1 or 2 bytes, one channel
+/// after the other.
+pub(super) fn png(
+    data: &[u8],
+    element_bytes: usize,
+    channels: usize,
+    (width, height): (u16, u16),
+) -> Result<Bytes, String> {
+    let color = match channels {
+        1 => ColorType::Grayscale,
+        2 => ColorType::GrayscaleAlpha,
+        3 => ColorType::Rgb,
+        4 => ColorType::Rgba,
+        other => return Err(format!("a PNG has 1 to 4 channels, not {other}")),
+    };
+    let mut out = Vec::new();
+    let mut encoder = png::Encoder::new(&mut out, width.into(), height.into());
+    encoder.set_color(color);
+    encoder.set_depth(if element_bytes == 2 { BitDepth::Sixteen } else { BitDepth::Eight });
+    encoder.set_compression(Compression::Fast);
+    let encode = |encoder: png::Encoder<'_, &mut Vec<u8>>| {
+        let mut writer = encoder.write_header()?;
+        match (channels, element_bytes) {
+            (1, 1) => writer.write_image_data(data)?,
+            _ => writer.write_image_data(&interleaved(data, element_bytes, channels))?,
         }
-        pixels
-    }
+        writer.finish()
+    };
+    encode(encoder).map_err(|error| format!("the PNG encoder failed: {error}"))?;
+    out.shrink_to_fit();
+    Ok(out.into())
+}
 
-    /// Encodes the image as PNG.
-    pub(super) fn png(&self) -> Result<Bytes, String> {
-        let color = match self.channels {
-            1 => ColorType::Grayscale,
-            2 => ColorType::GrayscaleAlpha,
-            3 => ColorType::Rgb,
-            4 => ColorType::Rgba,
-            other => return Err(format!("a PNG has 1 to 4 channels, not {other}")),
-        };
-        let mut out = Vec::new();
-        let mut encoder = png::Encoder::new(&mut out, self.size.0.into(), self.size.1.into());
-        encoder.set_color(color);
-        encoder.set_depth(if self.element_bytes == 2 { BitDepth::Sixteen } else { BitDepth::Eight });
-        encoder.set_compression(Compression::Fast);
-        let encode = |encoder: png::Encoder<'_, &mut Vec<u8>>| {
-            let mut writer = encoder.write_header()?;
-            match (self.channels, self.element_bytes) {
-                (1, 1) => writer.write_image_data(self.data)?,
-                _ => writer.write_image_data(&self.interleaved())?,
-            }
-            writer.finish()
-        };
-        encode(encoder).map_err(|error| format!("the PNG encoder failed: {error}"))?;
-        out.shrink_to_fit();
-        Ok(out.into())
-    }
-
-    /// Encodes the image as JPEG. Its components keep their full resolution.
-    pub(super) fn jpeg(&self, quality: u8) -> Result<Bytes, String> {
-        let mut out = Vec::new();
-        let mut encoder = jpeg_encoder::Encoder::new(&mut out, quality);
-        encoder.set_sampling_factor(SamplingFactor::R_4_4_4);
-        let (width, height) = self.size;
-        let encoded = match self.channels {
-            1 => encoder.encode(self.data, width, height, jpeg_encoder::ColorType::Luma),
-            3 => encoder.encode(&self.interleaved(), width, height, jpeg_encoder::ColorType::Rgb),
-            other => return Err(format!("a JPEG has 1 or 3 channels, not {other}")),
-        };
-        encoded.map_err(|error| format!("the JPEG encoder failed: {error}"))?;
-        out.shrink_to_fit();
-        Ok(out.into())
-    }
+/// Like [`png()`], as JPEG. Its components keep their full resolution.
+pub(super) fn jpeg(
+    data: &[u8],
+    element_bytes: usize,
+    channels: usize,
+    (width, height): (u16, u16),
+    quality: u8,
+) -> Result<Bytes, String> {
+    let mut out = Vec::new();
+    let mut encoder = jpeg_encoder::Encoder::new(&mut out, quality);
+    encoder.set_sampling_factor(SamplingFactor::R_4_4_4);
+    let encoded = match channels {
+        1 => encoder.encode(data, width, height, jpeg_encoder::ColorType::Luma),
+        3 => encoder.encode(&interleaved(data, element_bytes, channels), width, height, jpeg_encoder::ColorType::Rgb),
+        other => return Err(format!("a JPEG has 1 or 3 channels, not {other}")),
+    };
+    encoded.map_err(|error| format!("the JPEG encoder failed: {error}"))?;
+    out.shrink_to_fit();
+    Ok(out.into())
 }
 
 #[cfg(test)]
@@ -135,21 +131,20 @@ mod tests {
     #[test]
     fn png_holds_channels_as_components_and_the_high_byte_first() {
         let data: Vec<u8> = [0x0102u16, 0x0304, 0x0506, 0x0708].iter().flat_map(|v| v.to_le_bytes()).collect();
-        let two_channels = ChunkImage { data: &data, element_bytes: 2, channels: 2, size: (2, 1) }.png().unwrap();
+        let two_channels = png(&data, 2, 2, (2, 1)).unwrap();
         let (info, pixels) = decoded(&two_channels);
         assert_eq!((info.color_type, info.bit_depth), (ColorType::GrayscaleAlpha, BitDepth::Sixteen));
         assert_eq!(pixels, [1, 2, 5, 6, 3, 4, 7, 8]);
-        let three_channels =
-            ChunkImage { data: &[1, 2, 3, 4, 5, 6], element_bytes: 1, channels: 3, size: (1, 2) }.png().unwrap();
+        let three_channels = png(&[1, 2, 3, 4, 5, 6], 1, 3, (1, 2)).unwrap();
         assert_eq!(decoded(&three_channels).1, [1, 3, 5, 2, 4, 6]);
-        let one_channel = ChunkImage { data: &data, element_bytes: 2, channels: 1, size: (2, 2) }.png().unwrap();
+        let one_channel = png(&data, 2, 1, (2, 2)).unwrap();
         assert_eq!(decoded(&one_channel).1, [1, 2, 3, 4, 5, 6, 7, 8]);
     }
 
     #[test]
     fn a_jpeg_has_the_given_size_and_components() {
         for (channels, data) in [(1, vec![7; 12]), (3, vec![7; 36])] {
-            let file = ChunkImage { data: &data, element_bytes: 1, channels, size: (3, 4) }.jpeg(90).unwrap();
+            let file = jpeg(&data, 1, channels, (3, 4), 90).unwrap();
             let frame = file.windows(2).position(|marker| marker == [0xff, 0xc0]).unwrap();
             let (height, width) = ([file[frame + 5], file[frame + 6]], [file[frame + 7], file[frame + 8]]);
             assert_eq!((height, width, usize::from(file[frame + 9])), ([0, 4], [0, 3], channels));
@@ -166,8 +161,7 @@ mod tests {
                 state.to_be_bytes()[0]
             })
             .collect();
-        let image = ChunkImage { data: &data, element_bytes: 1, channels: 3, size: (48, 48) };
-        for file in [image.png().unwrap(), image.jpeg(100).unwrap()] {
+        for file in [png(&data, 1, 3, (48, 48)).unwrap(), jpeg(&data, 1, 3, (48, 48), 100).unwrap()] {
             assert!(file.len() < 2 * data.len(), "{}", file.len());
         }
     }

@@ -4,11 +4,11 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
+use super::super::chunk::{ChunkEncoder, StreamLayout};
 use super::compressed_segmentation;
-use super::image::{self, ChunkImage};
+use super::image;
 use crate::cache::ReadError;
-use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, GridPosition};
+use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};
 
 /// Data types of the format. Source: `volume.yml`.
 const DATA_TYPES: [DataType; 8] = [
@@ -300,14 +300,12 @@ impl ChunkEncoder for PrecomputedEncoding {
     }
 
     /// Only elements of one byte can pass through, because they have no byte order.
-    fn passthrough(&self, dataset: &DatasetAttributes, position: &GridPosition) -> Option<Passthrough> {
-        let has_bytes = dataset.data_type().size_bytes() == Some(1);
-        let sizes = vec![dataset.grid().clipped_size(position)];
-        (*self == Self::Raw && has_bytes).then(|| Passthrough {
-            encoding: BlockEncoding::Raw,
-            sizes,
-            includes_header: false,
-        })
+    fn passthrough(&self, dataset: &DatasetAttributes) -> Option<BlockEncoding> {
+        (*self == Self::Raw && dataset.data_type().size_bytes() == Some(1)).then_some(BlockEncoding::Raw)
+    }
+
+    fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
+        *size == dataset.grid().clipped_size(position)
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
@@ -320,15 +318,12 @@ impl PrecomputedEncoding {
         let (size, channels, width) = volume_shape(&array.shape, array.data_type.size_bytes().unwrap_or(1));
         let to_usize = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
         let channels = to_usize(channels)?;
-        let image = || {
-            let image_size =
-                image::image_size(size).ok_or_else(|| format!("a chunk of {size:?} voxels does not fit an image"))?;
-            Ok::<_, String>(ChunkImage { data: &array.data, element_bytes: width, channels, size: image_size })
-        };
+        let image_size =
+            || image::image_size(size).ok_or_else(|| format!("a chunk of {size:?} voxels does not fit an image"));
         match self {
             Self::Raw => Ok(array.data),
-            Self::Jpeg { quality } => image()?.jpeg(quality),
-            Self::Png => image()?.png(),
+            Self::Jpeg { quality } => image::jpeg(&array.data, width, channels, image_size()?, quality),
+            Self::Png => image::png(&array.data, width, channels, image_size()?),
             Self::CompressedSegmentation => {
                 let size = [to_usize(size[0])?, to_usize(size[1])?, to_usize(size[2])?];
                 compressed_segmentation::encode(&array.data, size, channels, width)

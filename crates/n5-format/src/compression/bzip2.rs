@@ -2,9 +2,7 @@
 
 use ::bzip2::{Decompress, Status};
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged};
-use super::limits::CancelCheck;
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "bzip2";
@@ -49,7 +47,6 @@ impl Codec for Bzip2Codec {
 fn decode_step(decoder: &mut Decompress, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError> {
     let before = (decoder.total_in(), decoder.total_out());
     let status = decoder.decompress(input, output).map_err(|error| damaged(NAME, error))?;
-    let consumed = stream::counter_delta(before.0, decoder.total_in());
-    let produced = stream::counter_delta(before.1, decoder.total_out());
-    Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
+    let after = (decoder.total_in(), decoder.total_out());
+    Ok(DecodeStep::between(before, after, status == Status::StreamEnd))
 }

@@ -1,11 +1,8 @@
-//! The contract of a codec.
+//! The contract of a codec: its trait, scratch memory, cancellation, and the reasons why a payload cannot be decoded.
 
 use std::fmt;
 
 use bytes::Bytes;
-
-use super::error::CodecError;
-use super::limits::CancelCheck;
 
 /// Decoder for the payload of a block, which is everything after the block's header.
 pub trait Codec: fmt::Debug + Send + Sync {
@@ -89,4 +86,91 @@ impl fmt::Debug for Scratch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Scratch").field("bytes", &self.bytes.len()).field("xz", &self.xz.is_some()).finish()
     }
+}
+
+/// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output.
+/// Calls of a library that cannot be interrupted are excepted; [`Codec::decode`] lists them.
+#[derive(Clone, Copy)]
+pub struct CancelCheck<'a>(&'a dyn Fn() -> bool);
+
+impl<'a> CancelCheck<'a> {
+    /// A check that never cancels.
+    pub const NEVER: CancelCheck<'static> = CancelCheck(&|| true);
+
+    /// Creates a check that cancels once `should_continue` returns false. Decoding then ends with
+    /// [`CodecError::Cancelled`].
+    pub fn new(should_continue: &'a dyn Fn() -> bool) -> Self {
+        Self(should_continue)
+    }
+
+    /// Polls the check.
+    ///
+    /// # Errors
+    /// [`CodecError::Cancelled`] if decoding is to end.
+    pub fn check(&self) -> Result<(), CodecError> {
+        if (self.0)() { Ok(()) } else { Err(CodecError::Cancelled) }
+    }
+}
+
+impl fmt::Debug for CancelCheck<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("CancelCheck")
+    }
+}
+
+/// Reason why a payload cannot be decoded.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum CodecError {
+    /// The stream violates its own format or checksum.
+    #[error("damaged {codec} stream: {reason}")]
+    Damaged {
+        /// Name of the codec.
+        codec: &'static str,
+        /// Message of the decoder.
+        reason: String,
+    },
+    /// The stream decodes to a length other than the one that the block's header promises.
+    #[error("payload decodes to {found}, but the header promises {expected} bytes")]
+    WrongLength {
+        /// Length that the header promises, in bytes.
+        expected: usize,
+        /// Length found, in words ("12 bytes", "more").
+        found: String,
+    },
+    /// The stream is followed by bytes that are neither a further stream nor zero padding.
+    #[error("{bytes} unexpected bytes after the {codec} stream")]
+    Trailing {
+        /// Name of the codec.
+        codec: &'static str,
+        /// Number of bytes after the stream.
+        bytes: usize,
+    },
+    /// The stream needs more working memory than a block may use.
+    #[error("{codec} stream needs {needed_bytes} bytes of working memory, but only {limit_bytes} are allowed")]
+    Memory {
+        /// Name of the codec.
+        codec: &'static str,
+        /// Memory needed, in bytes.
+        needed_bytes: u64,
+        /// Memory allowed, in bytes.
+        limit_bytes: u64,
+    },
+    /// Decoding was cancelled because the block is no longer needed. This says nothing about the stream.
+    #[error("decoding was cancelled: the block is no longer needed")]
+    Cancelled,
+}
+
+/// Error of a stream that decodes to `found` bytes instead of `len`.
+pub(crate) fn wrong_length(len: usize, found: usize) -> CodecError {
+    CodecError::WrongLength { expected: len, found: format!("{found} bytes") }
+}
+
+/// Error of a stream that decodes to more than `len` bytes, by an amount that is not determined.
+pub(super) fn too_long(len: usize) -> CodecError {
+    CodecError::WrongLength { expected: len, found: "more".to_owned() }
+}
+
+/// Error of a stream that violates its format.
+pub(super) fn damaged(codec: &'static str, reason: impl fmt::Display) -> CodecError {
+    CodecError::Damaged { codec, reason: reason.to_string() }
 }

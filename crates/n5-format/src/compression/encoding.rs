@@ -4,9 +4,9 @@ use ::zstd::zstd_safe;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::blosc_buffer::BloscHeader;
+use super::blosc::BloscHeader;
 use super::blosc_sys;
-use super::error::CodecError;
+use super::codec::CodecError;
 
 /// A fast level. On noisy images higher levels save only a few percent more.
 const GZIP_LEVEL: i32 = 4;

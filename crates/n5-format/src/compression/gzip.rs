@@ -7,9 +7,7 @@ use flate2::{Decompress, FlushDecompress, Status};
 use libdeflater::Decompressor;
 use memchr::memmem;
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged};
-use super::limits::CancelCheck;
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "gzip";
@@ -30,19 +28,16 @@ impl Codec for GzipCodec {
         cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
         cancel_check.check()?;
-        let wrapper = DeflateWrapper::detect(payload)
+        let is_gzip = detect_gzip(payload)
             .ok_or_else(|| damaged(NAME, "it begins with neither a gzip member nor a zlib stream"))?;
-        if payload.len() <= MAX_ONE_SHOT_BYTES && decode_one_shot(payload, wrapper, len, output) {
+        if payload.len() <= MAX_ONE_SHOT_BYTES && decode_one_shot(payload, is_gzip, len, output) {
             return Ok(());
         }
-        let is_stream_start = |rest: &[u8]| DeflateWrapper::detect(rest) == Some(wrapper);
+        let is_stream_start = |rest: &[u8]| detect_gzip(rest) == Some(is_gzip);
         stream::resize_for_overwrite(output, len);
         let target = DecodeOutput::new(NAME, output, cancel_check).with_cheap_members();
         stream::decode_streams(payload, target, is_stream_start, |input, target| {
-            let mut decoder = match wrapper {
-                DeflateWrapper::Gzip => Decompress::new_gzip(15),
-                DeflateWrapper::Zlib => Decompress::new(true),
-            };
+            let mut decoder = if is_gzip { Decompress::new_gzip(15) } else { Decompress::new(true) };
             stream::decode_stream(|input, output| inflate(&mut decoder, input, output), input, target)
         })
     }
@@ -76,22 +71,15 @@ pub(super) fn decode_zlib_part(
     if found == len { Ok(()) } else { Err(damaged(codec, format_args!("a part decodes to {found} bytes, not {len}"))) }
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum DeflateWrapper {
-    Gzip,
-    Zlib,
-}
-
-impl DeflateWrapper {
-    fn detect(stream: &[u8]) -> Option<Self> {
-        match stream {
-            [0x1f, 0x8b, ..] => Some(Self::Gzip),
-            // The low half of the first byte is 8, the method; both bytes together are a multiple of 31.
-            [first, second, ..] if first & 0x0f == 8 && u16::from_be_bytes([*first, *second]).is_multiple_of(31) => {
-                Some(Self::Zlib)
-            }
-            _ => None,
+/// Returns true for a gzip member, false for a zlib stream, and `None` for neither.
+fn detect_gzip(stream: &[u8]) -> Option<bool> {
+    match stream {
+        [0x1f, 0x8b, ..] => Some(true),
+        // The low half of the first byte is 8, the method; both bytes together are a multiple of 31.
+        [first, second, ..] if first & 0x0f == 8 && u16::from_be_bytes([*first, *second]).is_multiple_of(31) => {
+            Some(false)
         }
+        _ => None,
     }
 }
 
@@ -100,23 +88,23 @@ impl DeflateWrapper {
 ///
 /// libdeflater does not report where the stream ended, and ignores bytes after it. But a stream ends with the checksum
 /// of its decoded bytes. It spans the whole payload if that checksum stands at the payload's end and nowhere before.
-fn decode_one_shot(payload: &[u8], wrapper: DeflateWrapper, len: usize, output: &mut Vec<u8>) -> bool {
+fn decode_one_shot(payload: &[u8], is_gzip: bool, len: usize, output: &mut Vec<u8>) -> bool {
     stream::resize_for_overwrite(output, len);
     let mut decompressor = Decompressor::new();
-    let decoded = match wrapper {
-        DeflateWrapper::Gzip => decompressor.gzip_decompress(payload, output),
-        DeflateWrapper::Zlib => decompressor.zlib_decompress(payload, output),
+    let decoded = if is_gzip {
+        decompressor.gzip_decompress(payload, output)
+    } else {
+        decompressor.zlib_decompress(payload, output)
     };
     if decoded != Ok(len) {
         return false;
     }
     let mut trailer = Vec::with_capacity(8);
-    match wrapper {
-        DeflateWrapper::Gzip => {
-            trailer.put_u32_le(libdeflater::crc32(output));
-            trailer.extend(len.to_le_bytes().into_iter().take(4));
-        }
-        DeflateWrapper::Zlib => trailer.put_u32(libdeflater::adler32(output)),
+    if is_gzip {
+        trailer.put_u32_le(libdeflater::crc32(output));
+        trailer.extend(len.to_le_bytes().into_iter().take(4));
+    } else {
+        trailer.put_u32(libdeflater::adler32(output));
     }
     let end = memmem::find(payload, &trailer).and_then(|at| at.checked_add(trailer.len()));
     end == Some(payload.len())
@@ -126,7 +114,6 @@ fn decode_one_shot(payload: &[u8], wrapper: DeflateWrapper, len: usize, output: 
 fn inflate(decoder: &mut Decompress, input: &[u8], output: &mut [u8]) -> Result<DecodeStep, CodecError> {
     let before = (decoder.total_in(), decoder.total_out());
     let status = decoder.decompress(input, output, FlushDecompress::None).map_err(|error| damaged(NAME, error))?;
-    let consumed = stream::counter_delta(before.0, decoder.total_in());
-    let produced = stream::counter_delta(before.1, decoder.total_out());
-    Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
+    let after = (decoder.total_in(), decoder.total_out());
+    Ok(DecodeStep::between(before, after, status == Status::StreamEnd))
 }

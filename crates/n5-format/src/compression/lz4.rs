@@ -12,10 +12,11 @@ use lz4::block::{DecompressError, decompress_into};
 use lz4::frame::FrameDecoder;
 use xxhash_rust::xxh32::xxh32;
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged, too_long, wrong_length};
-use super::limits::{CancelCheck, MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit, PeriodicCancelCheck};
-use super::stream::{self, DecodeOutput, expect_zero_padding, skip_zero_padding};
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged, too_long, wrong_length};
+use super::stream::{
+    self, DecodeOutput, MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit, check_periodically, expect_zero_padding,
+    skip_zero_padding,
+};
 
 const NAME: &str = "lz4";
 const JAVA_MAGIC: &[u8] = b"LZ4Block";
@@ -80,8 +81,7 @@ fn decode_java_frames(
     stream::resize_for_overwrite(output, len);
     let mut unfilled = output.as_mut_slice();
     let mut rest = payload;
-    let (mut empty_frames, mut periodic_check) =
-        (MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER), PeriodicCancelCheck::new(cancel_check));
+    let (mut empty_frames, mut unchecked_bytes) = (MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER), 0);
     while let Some(next) = skip_zero_padding(rest) {
         if !next.starts_with(JAVA_MAGIC) {
             return Err(CodecError::Trailing { codec: NAME, bytes: rest.len() });
@@ -94,8 +94,8 @@ fn decode_java_frames(
         if header.decoded_bytes == 0 {
             empty_frames.begin_member(len.saturating_sub(unfilled.len()))?;
         }
-        periodic_check
-            .advance(JAVA_HEADER_BYTES.saturating_add(header.stored_bytes).saturating_add(header.decoded_bytes))?;
+        let frame_bytes = JAVA_HEADER_BYTES.saturating_add(header.stored_bytes).saturating_add(header.decoded_bytes);
+        check_periodically(cancel_check, &mut unchecked_bytes, frame_bytes)?;
         let (target, unfilled_after) =
             unfilled.split_at_mut_checked(header.decoded_bytes).ok_or_else(|| too_long(len))?;
         header.decode(data, target)?;

@@ -2,15 +2,11 @@
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;
-mod blosc_buffer;
-mod blosc_decode;
 mod blosc_sys;
 mod bzip2;
 mod codec;
 mod encoding;
-mod error;
 mod gzip;
-mod limits;
 mod lz4;
 mod raw;
 mod stream;
@@ -24,11 +20,9 @@ use std::sync::{Arc, LazyLock};
 
 use serde_json::{Map, Value};
 
-pub use codec::{Codec, Scratch};
+pub(crate) use codec::wrong_length;
+pub use codec::{CancelCheck, Codec, CodecError, Scratch};
 pub use encoding::BlockEncoding;
-pub use error::CodecError;
-pub(crate) use error::wrong_length;
-pub use limits::CancelCheck;
 
 /// The codecs of this crate, by the `type` of the attribute `compression`.
 #[expect(clippy::type_complexity, reason = "a row of a table")]

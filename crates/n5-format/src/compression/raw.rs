@@ -2,9 +2,7 @@
 
 use bytes::Bytes;
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, wrong_length};
-use super::limits::CancelCheck;
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, wrong_length};
 use super::stream;
 
 #[derive(Debug)]

@@ -1,10 +1,7 @@
-//! Common parts of the stream formats: decoding of consecutive streams into one allocation, and the rule for trailing
-//! bytes.
+//! Common parts of the stream formats: decoding of consecutive streams into one allocation, the rule for trailing bytes,
+//! and limits for payloads that cost much and yield little.
 
-use super::error::{CodecError, damaged, too_long, wrong_length};
-use super::limits::{
-    CANCEL_CHECK_BYTES, CancelCheck, MIN_BYTES_PER_CHEAP_MEMBER, MIN_BYTES_PER_COSTLY_MEMBER, MemberLimit,
-};
+use super::codec::{CancelCheck, CodecError, damaged, too_long, wrong_length};
 
 /// Result of one call of a decoder that is in the middle of a stream.
 pub(super) struct DecodeStep {
@@ -33,6 +30,14 @@ pub(super) struct DecodeOutput<'a> {
     read_ahead_bytes: usize,
     min_member_bytes: usize,
     cancel_check: CancelCheck<'a>,
+}
+
+impl DecodeStep {
+    /// Creates the result of a call from the decoder's total input and output before and after it.
+    pub(super) fn between(before: (u64, u64), after: (u64, u64), is_finished: bool) -> Self {
+        let difference = |before: u64, after: u64| usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX);
+        Self { consumed: difference(before.0, after.0), produced: difference(before.1, after.1), is_finished }
+    }
 }
 
 impl<'a> DecodeOutput<'a> {
@@ -185,7 +190,54 @@ pub(super) fn max_at_ratio(payload_len: usize, ratio: u64) -> u64 {
     (payload_len as u64).saturating_mul(ratio).saturating_add(4096)
 }
 
-/// Difference of a library's counter before and after one step.
-pub(super) fn counter_delta(before: u64, after: u64) -> usize {
-    usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX)
+/// Bytes read or written between two cancellation checks.
+const CANCEL_CHECK_BYTES: usize = 256 << 10;
+
+/// Number of members with little or no output that every payload may have. bgzip and lz4-java end each stream with an
+/// empty member, and files that were appended to have a few.
+const FREE_MEMBERS: usize = 64;
+
+/// Bytes that every further member must yield on average if its decoder takes memory from the system for it. That costs
+/// 20 us, in which the slowest decoder decodes as much.
+const MIN_BYTES_PER_COSTLY_MEMBER: usize = 1 << 10;
+/// Bytes that every further member must yield on average if its decoder takes no memory from the system.
+pub(super) const MIN_BYTES_PER_CHEAP_MEMBER: usize = 64;
+
+/// Polls `cancel_check` once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces. `pending` counts the bytes
+/// since the last time. The next piece reads and writes `bytes` bytes in total.
+pub(super) fn check_periodically(
+    cancel_check: CancelCheck<'_>,
+    pending: &mut usize,
+    bytes: usize,
+) -> Result<(), CodecError> {
+    *pending = pending.saturating_add(bytes);
+    if *pending < CANCEL_CHECK_BYTES {
+        return Ok(());
+    }
+    *pending = 0;
+    cancel_check.check()
+}
+
+/// Limits the number of members (streams, frames, blocks) of one payload by the bytes that they yield.
+pub(super) struct MemberLimit {
+    codec: &'static str,
+    min_bytes_each: usize,
+    started: usize,
+}
+
+impl MemberLimit {
+    /// Creates a limit for which each member must yield `min_bytes_each` bytes on average.
+    pub(super) fn new(codec: &'static str, min_bytes_each: usize) -> Self {
+        Self { codec, min_bytes_each: min_bytes_each.max(1), started: 0 }
+    }
+
+    /// Counts the next member. `yielded` is the number of bytes that the members before it have decoded to.
+    pub(super) fn begin_member(&mut self, yielded: usize) -> Result<(), CodecError> {
+        if self.started >= FREE_MEMBERS.saturating_add(yielded / self.min_bytes_each) {
+            let started = self.started;
+            return Err(damaged(self.codec, format_args!("its first {started} members hold only {yielded} bytes")));
+        }
+        self.started += 1;
+        Ok(())
+    }
 }

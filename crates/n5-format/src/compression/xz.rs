@@ -2,9 +2,7 @@
 
 use xz2::stream::{Action, CONCATENATED, Error, Status, Stream, TELL_ANY_CHECK};
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged};
-use super::limits::CancelCheck;
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "xz";
@@ -98,17 +96,16 @@ fn decode_reusing(payload: &[u8], mut target: DecodeOutput<'_>, reused_stream: O
 fn feed_all(stream: &mut Stream, mut input: &[u8], target: &mut DecodeOutput<'_>, status: Status) -> Option<()> {
     loop {
         target.check_cancelled().ok()?;
-        let (before_in, before_out) = (stream.total_in(), stream.total_out());
+        let before = (stream.total_in(), stream.total_out());
         let chunk = input.get(..stream::INPUT_CHUNK_BYTES).unwrap_or(input);
         let step_status = stream.process(chunk, target.next_chunk(), Action::Run).ok()?;
-        let consumed = stream::counter_delta(before_in, stream.total_in());
-        let produced = stream::counter_delta(before_out, stream.total_out());
-        input = input.get(consumed..)?;
-        target.advance(consumed, produced).ok()?;
+        let step = DecodeStep::between(before, (stream.total_in(), stream.total_out()), false);
+        input = input.get(step.consumed..)?;
+        target.advance(step.consumed, step.produced).ok()?;
         if input.is_empty() {
             return (step_status == status).then_some(());
         }
-        if step_status != Status::Ok || (consumed == 0 && produced == 0) {
+        if step_status != Status::Ok || (step.consumed == 0 && step.produced == 0) {
             return None;
         }
     }
@@ -132,9 +129,7 @@ fn decode_step(
         Err(Error::MemLimit) => return Err(memory_limit_error(stream, limit_bytes)),
         Err(error) => return Err(damaged(NAME, error)),
     };
-    let consumed = stream::counter_delta(before.0, stream.total_in());
-    let produced = stream::counter_delta(before.1, stream.total_out());
-    Ok(DecodeStep { consumed, produced, is_finished: status == Status::StreamEnd })
+    Ok(DecodeStep::between(before, (stream.total_in(), stream.total_out()), status == Status::StreamEnd))
 }
 
 /// Returns the error with the memory that the stream needs, found by bisection as the lowest limit that liblzma accepts.

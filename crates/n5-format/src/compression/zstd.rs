@@ -5,10 +5,8 @@ use std::sync::{Mutex, PoisonError};
 
 use ::zstd::zstd_safe::{self, DCtx, zstd_sys::ZSTD_ErrorCode};
 
-use super::codec::{Codec, Scratch};
-use super::error::{CodecError, damaged, too_long};
-use super::limits::{CancelCheck, MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit};
-use super::stream;
+use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged, too_long};
+use super::stream::{self, MIN_BYTES_PER_CHEAP_MEMBER, MemberLimit};
 
 const NAME: &str = "zstd";
 

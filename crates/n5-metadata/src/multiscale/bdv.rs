@@ -9,8 +9,9 @@
 //!
 //! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
 
-use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
-use super::pyramid::{Convention, LevelDataset, Pyramid};
+use super::pyramid::{
+    Convention, LevelDataset, Pyramid, build_levels, default_xyz_axes, level_names, level_paths, listed_factors,
+};
 use crate::json_values::{number_lists, one_per_axis, push_unique};
 use crate::node::Node;
 use crate::problem::MetadataProblem;
@@ -37,7 +38,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         let resolution = value.and_then(|value| one_per_axis(value, rank));
         is_calibrated = resolution.is_some();
         let base = resolution.unwrap_or_else(|| {
-            push_unique(problems, "the voxel size is not in the container but in BigDataViewer's XML file".to_owned());
+            push_unique(problems, "the voxel size is not in the container but in BigDataViewer's XML file");
             vec![1.0; rank]
         });
         (base, vec![0.0; rank])

@@ -12,12 +12,11 @@
 
 use serde_json::{Map, Value};
 
-use super::numbered_levels::level_names;
-use super::pyramid::{Convention, Pyramid, PyramidLevel, factors_from_resolution, find_levels};
-use crate::json_values::{path_below, push_unique};
+use super::pyramid::{Convention, Pyramid, PyramidLevel, factors_from_resolution, find_levels, level_names};
+use crate::calibration::{Calibration, note_axis_order, transform};
+use crate::json_values::path_below;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
-use crate::transform::{Transform, note_axis_order, transform};
 
 /// Returns path and `transform` of each level that the group lists; `None` if no listed level has a `transform`.
 fn listed_levels(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
@@ -43,29 +42,26 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         return None;
     }
     let names = listed.iter().enumerate().map(|(number, (path, _))| (number, path.clone()));
-    let mut first: Option<Transform> = None;
+    let mut first: Option<Calibration> = None;
     let mut levels = Vec::new();
     for level in find_levels(node, names, problems) {
         let rank = level.dataset.rank();
         let own = level.dataset.members().get("transform");
         let Some(value) = listed.get(level.number).and_then(|(_, value)| *value).or(own) else {
-            push_unique(
-                problems,
-                MetadataProblemKind::InvalidLevel.with_text(format!("level {} has no transform", level.path)),
-            );
+            MetadataProblemKind::InvalidLevel.report(problems, format!("level {} has no transform", level.path));
             continue;
         };
         match transform(value, rank) {
             Ok(transform) => {
                 let base = first.get_or_insert_with(|| transform.clone());
-                let factors = factors_from_resolution(&transform.scale, &base.scale);
-                let (resolution, translation) = (transform.scale, transform.translate);
+                let (resolution, translation) =
+                    (transform.resolution.unwrap_or_default(), transform.translation.unwrap_or_default());
+                let factors = factors_from_resolution(&resolution, base.resolution.as_deref().unwrap_or_default());
                 levels.push(PyramidLevel { path: level.path, factors, resolution, translation });
             }
-            Err(problem) => push_unique(
-                problems,
-                MetadataProblemKind::InvalidLevel.with_text(format!("level {}: {problem}", level.path)),
-            ),
+            Err(problem) => {
+                MetadataProblemKind::InvalidLevel.report(problems, format!("level {}: {problem}", level.path));
+            }
         }
     }
     let first = first?;
@@ -121,7 +117,7 @@ mod tests {
         let value = json!({"axes": ["x", "y"], "scale": [1, 2], "translate": [3, 4], "ordering": "F"});
         let parsed = transform(&value, 2).unwrap();
         assert_eq!(
-            (parsed.axes.unwrap(), parsed.scale, parsed.translate),
+            (parsed.axes.unwrap(), parsed.resolution.unwrap(), parsed.translation.unwrap()),
             (vec!["x".into(), "y".into()], vec![1.0, 2.0], vec![3.0, 4.0])
         );
     }
@@ -140,7 +136,7 @@ mod tests {
         let value = json!({"axes": ["x", "y", "z"], "scale": [7, 11, 13]});
         let parsed = transform(&value, 3).unwrap();
         note_axis_order(parsed.axes.as_deref(), &mut problems);
-        assert_eq!((parsed.scale, problems.len()), (vec![13.0, 11.0, 7.0], 1));
+        assert_eq!((parsed.resolution.unwrap(), problems.len()), (vec![13.0, 11.0, 7.0], 1));
     }
 
     #[test]

@@ -3,7 +3,6 @@
 mod bdv;
 mod cosem;
 mod n5_viewer;
-pub(crate) mod numbered_levels;
 mod ome_ngff;
 mod paintera;
 pub(crate) mod pyramid;
@@ -12,25 +11,21 @@ use self::pyramid::Pyramid;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::MetadataProblem;
 
-/// Functions that read one multiscale convention.
-struct ConventionReader {
-    /// Paths below the directory whose attributes the convention needs; empty if the directory's own attributes and
-    /// listing already rule the convention out.
-    required_paths: fn(&Node) -> Vec<String>,
-    /// Reads the pyramid; `None` if the directory does not follow this convention.
-    read: fn(&Node, &mut Vec<MetadataProblem>) -> Option<Pyramid>,
-}
-
 /// Every convention; the first that fits a group describes it.
+///
+/// The first function of a convention returns the paths below the directory whose attributes it needs; none if the
+/// directory's own attributes and listing already rule the convention out. The second one reads the pyramid; `None` if
+/// the directory does not follow this convention.
 ///
 /// The order is that of n5-universe (`N5DatasetDiscoverer.java`). Paintera and BDV, which n5-universe does not know,
 /// come before n5-viewer, because they share its keys.
-static CONVENTIONS: &[ConventionReader] = &[
-    ConventionReader { required_paths: ome_ngff::required_paths, read: ome_ngff::read },
-    ConventionReader { required_paths: cosem::required_paths, read: cosem::read },
-    ConventionReader { required_paths: paintera::required_paths, read: paintera::read },
-    ConventionReader { required_paths: bdv::required_paths, read: bdv::read },
-    ConventionReader { required_paths: n5_viewer::required_paths, read: n5_viewer::read },
+#[expect(clippy::type_complexity, reason = "a row of a table")]
+static CONVENTIONS: &[(fn(&Node) -> Vec<String>, fn(&Node, &mut Vec<MetadataProblem>) -> Option<Pyramid>)] = &[
+    (ome_ngff::required_paths, ome_ngff::read),
+    (cosem::required_paths, cosem::read),
+    (paintera::required_paths, paintera::read),
+    (bdv::required_paths, bdv::read),
+    (n5_viewer::required_paths, n5_viewer::read),
 ];
 
 /// Returns the paths below a directory whose `attributes.json` [`describe`](crate::describe) needs, at most [`MAX_LEVELS`].
@@ -42,7 +37,7 @@ pub fn required_paths(node: &Node) -> Vec<String> {
         return Vec::new();
     }
     let mut paths = Vec::new();
-    for path in CONVENTIONS.iter().flat_map(|convention| (convention.required_paths)(node)) {
+    for path in CONVENTIONS.iter().flat_map(|(required_paths, _)| required_paths(node)) {
         if !paths.contains(&path) {
             paths.push(path);
         }
@@ -57,5 +52,5 @@ pub fn pyramid(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyram
     if node.own_document().describes_dataset() {
         return None;
     }
-    CONVENTIONS.iter().find_map(|convention| (convention.read)(node, problems))
+    CONVENTIONS.iter().find_map(|(_, read)| read(node, problems))
 }

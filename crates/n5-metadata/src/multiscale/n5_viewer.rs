@@ -14,8 +14,9 @@
 
 use serde_json::{Map, Value};
 
-use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths, listed_factors};
-use super::pyramid::{Convention, LevelDataset, Pyramid};
+use super::pyramid::{
+    Convention, LevelDataset, Pyramid, build_levels, default_xyz_axes, level_names, level_paths, listed_factors,
+};
 use crate::calibration::pixel_resolution;
 use crate::json_values::{one_per_axis, push_unique, strings, truncated_json};
 use crate::node::Node;

@@ -15,6 +15,7 @@
 use serde_json::{Map, Value};
 
 use super::pyramid::{Convention, LevelDataset, Pyramid, PyramidLevel, factors_from_resolution, find_levels};
+use crate::calibration::Calibration;
 use crate::json_values::{numbers, path_below, push_unique, truncated_json};
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
@@ -50,12 +51,12 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     let datasets = find_levels(node, names, problems);
     let first = datasets.first()?;
     let rank = first.dataset.rank();
-    let axes = NgffAxes::read(image, rank, problems);
+    let (Calibration { axes, units, .. }, is_reversed) = read_axes(image, rank, problems);
     let (mut levels, mut is_calibrated) = (Vec::<PyramidLevel>::new(), false);
     for level in &datasets {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
         let transformation_lists = [own, image.get("coordinateTransformations")];
-        let placement = compose_transformations(&transformation_lists, axes.is_reversed, level, problems);
+        let placement = compose_transformations(&transformation_lists, is_reversed, level, problems);
         is_calibrated |= placement.is_some();
         let (resolution, translation) =
             placement.unwrap_or_else(|| (resolution_from_sizes(level, first), vec![0.0; rank]));
@@ -63,7 +64,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         let factors = factors_from_resolution(&resolution, base);
         levels.push(PyramidLevel { path: level.path.clone(), factors, resolution, translation });
     }
-    Some(Pyramid { convention: Convention::OmeNgff, axes: axes.names, units: axes.units, is_calibrated, levels })
+    Some(Pyramid { convention: Convention::OmeNgff, axes, units, is_calibrated, levels })
 }
 
 /// Returns voxel size and origin after all `scale` and `translation` steps, in N5 axis order; `None` without any scale.
@@ -82,7 +83,7 @@ fn compose_transformations(
         }
         let Some(mut list) = transformation.get(kind).and_then(numbers).filter(|list| list.len() == rank) else {
             let text = format!("level {}: transformation {} is not usable", level.path, truncated_json(transformation));
-            push_unique(problems, MetadataProblemKind::InvalidLevel.with_text(text));
+            MetadataProblemKind::InvalidLevel.report(problems, text);
             continue;
         };
         if is_reversed {
@@ -109,40 +110,26 @@ fn resolution_from_sizes(level: &LevelDataset, first: &LevelDataset) -> Vec<f64>
     sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
 }
 
-/// Axis names and units in N5 axis order.
-struct NgffAxes {
-    names: Option<Vec<String>>,
-    units: Option<Vec<String>>,
-    /// True if the metadata lists the slowest axis first.
-    is_reversed: bool,
-}
-
-impl NgffAxes {
-    fn read(image: &Map<String, Value>, rank: usize, problems: &mut Vec<MetadataProblem>) -> Self {
-        let Some(value) = image.get("axes") else {
-            let names = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
-            return Self { names, units: None, is_reversed: true };
-        };
-        let parsed: Option<Vec<NgffAxis>> = value.as_array().and_then(|list| list.iter().map(NgffAxis::read).collect());
-        let Some(mut axes) = parsed.filter(|axes| axes.len() == rank) else {
-            push_unique(problems, format!("axes {} do not name the {rank} axes", truncated_json(value)));
-            return Self { names: None, units: None, is_reversed: false };
-        };
-        let is_reversed = is_slowest_first(&axes);
-        if is_reversed {
-            axes.reverse();
-            push_unique(
-                problems,
-                "axes are listed slowest first, as in Zarr; n5-universe reads them fastest first".to_owned(),
-            );
-        }
-        let has_units = axes.iter().any(|axis| !axis.unit.is_empty());
-        Self {
-            units: has_units.then(|| axes.iter().map(|axis| axis.unit.clone()).collect()),
-            names: Some(axes.into_iter().map(|axis| axis.name).collect()),
-            is_reversed,
-        }
+/// Reads the names and units of the axes, in N5 axis order. Also returns true if the metadata lists the slowest axis first.
+fn read_axes(image: &Map<String, Value>, rank: usize, problems: &mut Vec<MetadataProblem>) -> (Calibration, bool) {
+    let Some(value) = image.get("axes") else {
+        let axes = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
+        return (Calibration { axes, ..Calibration::default() }, true);
+    };
+    let parsed: Option<Vec<NgffAxis>> = value.as_array().and_then(|list| list.iter().map(NgffAxis::read).collect());
+    let Some(mut axes) = parsed.filter(|axes| axes.len() == rank) else {
+        push_unique(problems, format!("axes {} do not name the {rank} axes", truncated_json(value)));
+        return (Calibration::default(), false);
+    };
+    let is_reversed = is_slowest_first(&axes);
+    if is_reversed {
+        axes.reverse();
+        push_unique(problems, "axes are listed slowest first, as in Zarr; n5-universe reads them fastest first");
     }
+    let has_units = axes.iter().any(|axis| !axis.unit.is_empty());
+    let units = has_units.then(|| axes.iter().map(|axis| axis.unit.clone()).collect());
+    let names = axes.into_iter().map(|axis| axis.name).collect();
+    (Calibration { axes: Some(names), units, ..Calibration::default() }, is_reversed)
 }
 
 struct NgffAxis {

@@ -12,8 +12,7 @@
 use n5_format::AttributesDocument;
 use serde_json::{Map, Value};
 
-use super::numbered_levels::{build_levels, default_xyz_axes, level_names, level_paths};
-use super::pyramid::{Convention, LevelDataset, Pyramid};
+use super::pyramid::{Convention, LevelDataset, Pyramid, build_levels, default_xyz_axes, level_names, level_paths};
 use crate::json_values::{one_per_axis, push_unique, truncated_json};
 use crate::node::Node;
 use crate::problem::MetadataProblem;

@@ -1,15 +1,64 @@
-//! Chunks of an array: their grid and their encoding.
+//! Arrays of a Zarr hierarchy: which directories they are, their layout and their chunks.
+//!
+//! Zarr's order is C: the slowest axis first. N5's first axis is the fastest. Every list of the Zarr views (names, shapes,
+//! chunk coordinates, scales) is therefore N5's list reversed, and no element moves.
 
 use std::sync::Arc;
 
 use bytes::Bytes;
-use serde_json::Value;
+use serde_json::{Value, json};
 
-use super::super::chunk::Chunk;
-use super::super::encoder::{ChunkEncoder, Passthrough, StreamLayout};
-use super::super::lookup::ResolvedKey;
-use crate::cache::{Dataset, ReadError};
-use n5_format::{Array, BlockEncoding, Coords, DatasetAttributes, GridPosition, to_big_endian};
+use super::chunk::{Chunk, ChunkEncoder, StreamLayout};
+use super::lookup::{ResolvedKey, ViewLookup};
+use crate::cache::{Dataset, GroupState, ReadError};
+use crate::store::Key;
+use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, to_big_endian};
+
+/// Zarr node type of a directory.
+#[derive(Debug)]
+pub(super) enum ZarrNodeType {
+    /// No node: there is no directory, or it is a part of a dataset's grid or a dataset that is not decoded.
+    Missing,
+    /// A group.
+    Group,
+    /// An array.
+    Array(Arc<Dataset>),
+}
+
+/// Returns the node type of the directory `key`.
+///
+/// # Errors
+/// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
+pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
+    let (container, freshness) = (lookup.container, lookup.freshness);
+    let group = container.group(freshness, key).await?;
+    Ok(match &group.state {
+        GroupState::Dataset(dataset) if ZarrEncoding::of(&dataset.attributes).is_some() => {
+            ZarrNodeType::Array(Arc::clone(dataset))
+        }
+        GroupState::Dataset(_) | GroupState::Unusable(..) => ZarrNodeType::Missing,
+        GroupState::Attributes(_) | GroupState::Broken(_) => ZarrNodeType::Group,
+        GroupState::NoAttributes => {
+            let is_group = container.is_directory(freshness, key).await?
+                && container.enclosing_dataset(freshness, key, 0).await?.is_none();
+            if is_group { ZarrNodeType::Group } else { ZarrNodeType::Missing }
+        }
+    })
+}
+
+/// Resolves the chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order. It is missing outside
+/// the grid, and if the dataset is not decoded.
+///
+/// # Errors
+/// As [`Chunk::of_block`].
+pub(super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
+    let position = dataset.position_in_grid(coordinates.iter().rev().copied().collect());
+    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), position) else {
+        return Ok(ResolvedKey::Missing);
+    };
+    let shape = chunk_shape(&dataset.attributes);
+    Chunk::of_block(Arc::clone(dataset), position, &shape, Arc::new(encoding)).map(ResolvedKey::Chunk)
+}
 
 /// Names of blosc's inner compressors that every reader has. Many builds leave out snappy.
 const BLOSC_NAMES: [&str; 5] = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"];
@@ -19,20 +68,20 @@ const BLOSC_NAMES: [&str; 5] = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"];
 /// A dataset in an encoding that Zarr also has keeps it, together with the byte order of N5. The payload of a block of
 /// full size is then the chunk. Any other dataset becomes gzip, little-endian.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct ZarrEncoding {
+pub(super) struct ZarrEncoding {
     /// The compression.
-    pub(in super::super) compression: BlockEncoding,
+    pub(super) compression: BlockEncoding,
     /// True if elements are big-endian. Never true for elements of one byte.
-    pub(in super::super) is_big_endian: bool,
+    pub(super) is_big_endian: bool,
     /// Bytes of an element.
-    pub(in super::super) width: usize,
+    pub(super) width: usize,
     /// True if stored payloads can be chunks.
     allows_passthrough: bool,
 }
 
 impl ZarrEncoding {
     /// Returns the encoding of an array's chunks, or `None` if this build does not decode the dataset.
-    pub(in super::super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
+    pub(super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
         let width = dataset.data_type().size_bytes().filter(|_| dataset.is_decodable())?;
         let compression = dataset.compression();
         let parameter = |key: &str| compression.parameters().get(key);
@@ -55,50 +104,9 @@ impl ZarrEncoding {
 /// Chunks are full grid cells. Along an axis that is shorter than its only block, the chunk ends with the array.
 /// Writers of N5 crop that block, so its payload can be sent as it is. The block size can also be anything up to 2^63
 /// there.
-pub(in super::super) fn chunk_shape(dataset: &DatasetAttributes) -> Coords {
+pub(super) fn chunk_shape(dataset: &DatasetAttributes) -> Coords {
     let sizes = dataset.block_size().iter().zip(dataset.dimensions());
     sizes.map(|(block, size)| (*block).min((*size).max(1))).collect()
-}
-
-/// Parameters that a decoder does not need, but configurations must contain: the level and blosc's parameters.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(in super::super) struct CompressorParameters {
-    /// Compression level.
-    pub(in super::super) level: i64,
-    /// Inner compressor of blosc.
-    pub(in super::super) cname: &'static str,
-    /// Shuffle of blosc: 0 none, 1 bytes, 2 bits.
-    pub(in super::super) shuffle: u8,
-}
-
-impl CompressorParameters {
-    /// Returns the parameters in the attributes where they are valid, otherwise the usual ones.
-    pub(in super::super) fn of(dataset: &DatasetAttributes, encoding: ZarrEncoding) -> Self {
-        let parameters = dataset.compression().parameters();
-        let stored_parameter =
-            |key: &str| parameters.get(key).filter(|_| encoding.allows_passthrough).and_then(Value::as_i64);
-        let (level_key, min_level, max_level, default_level) = match encoding.compression {
-            BlockEncoding::Raw | BlockEncoding::Gzip => ("level", 0, 9, 6),
-            BlockEncoding::Zstd => ("level", -131_072, 22, 3),
-            BlockEncoding::Blosc => ("clevel", 0, 9, 5),
-        };
-        let cname = parameters.get("cname").and_then(Value::as_str);
-        let cname = BLOSC_NAMES.into_iter().find(|name| Some(*name) == cname).unwrap_or("lz4");
-        let shuffle = match stored_parameter("shuffle") {
-            Some(0) => 0,
-            Some(2) => 2,
-            // Automatic: bit shuffle for elements of one byte, byte shuffle for wider ones.
-            Some(-1) if encoding.width == 1 => 2,
-            _ => 1,
-        };
-        Self {
-            level: stored_parameter(level_key)
-                .filter(|level| (min_level..=max_level).contains(level))
-                .unwrap_or(default_level),
-            cname,
-            shuffle,
-        }
-    }
 }
 
 impl ChunkEncoder for ZarrEncoding {
@@ -120,9 +128,12 @@ impl ChunkEncoder for ZarrEncoding {
             .map_err(|error| ReadError::NotRepresentable(error.to_string()))
     }
 
-    fn passthrough(&self, dataset: &DatasetAttributes, _: &GridPosition) -> Option<Passthrough> {
-        let sizes = vec![chunk_shape(dataset)];
-        self.allows_passthrough.then(|| Passthrough { encoding: self.compression, sizes, includes_header: false })
+    fn passthrough(&self, _: &DatasetAttributes) -> Option<BlockEncoding> {
+        self.allows_passthrough.then_some(self.compression)
+    }
+
+    fn accepts_block_size(&self, dataset: &DatasetAttributes, _: &[u64], size: &Coords) -> bool {
+        *size == chunk_shape(dataset)
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
@@ -131,18 +142,65 @@ impl ChunkEncoder for ZarrEncoding {
     }
 }
 
-/// Resolves the chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order. It is missing outside
-/// the grid, and if the dataset is not decoded.
-///
-/// # Errors
-/// As [`Chunk::of_block`].
-pub(in super::super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
-    let position = dataset.position_in_grid(coordinates.iter().rev().copied().collect());
-    let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), position) else {
-        return Ok(ResolvedKey::Missing);
-    };
-    let shape = chunk_shape(&dataset.attributes);
-    Chunk::of_block(Arc::clone(dataset), position, &shape, Arc::new(encoding)).map(ResolvedKey::Chunk)
+/// Layout of an array, in Zarr's order.
+#[derive(Debug)]
+pub(super) struct ZarrLayout {
+    /// Size in elements.
+    pub(super) shape: Vec<u64>,
+    /// Size of each chunk.
+    pub(super) chunks: Vec<u64>,
+    /// Type of the elements.
+    pub(super) data_type: DataType,
+    /// Encoding of the chunks.
+    pub(super) encoding: ZarrEncoding,
+    /// Compression level. Like the following fields, a parameter that a decoder does not need, but that configurations
+    /// must contain.
+    pub(super) level: i64,
+    /// Inner compressor of blosc.
+    pub(super) cname: &'static str,
+    /// Shuffle of blosc: 0 none, 1 bytes, 2 bits.
+    pub(super) shuffle: u8,
+}
+
+impl ZarrLayout {
+    /// Returns the layout of a dataset, or `None` if it is not decoded. Parameters of the compressor are those in the
+    /// attributes where they are valid, otherwise the usual ones.
+    pub(super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
+        let encoding = ZarrEncoding::of(dataset)?;
+        let parameters = dataset.compression().parameters();
+        let stored_parameter =
+            |key: &str| parameters.get(key).filter(|_| encoding.allows_passthrough).and_then(Value::as_i64);
+        let (level_key, min_level, max_level, default_level) = match encoding.compression {
+            BlockEncoding::Raw | BlockEncoding::Gzip => ("level", 0, 9, 6),
+            BlockEncoding::Zstd => ("level", -131_072, 22, 3),
+            BlockEncoding::Blosc => ("clevel", 0, 9, 5),
+        };
+        let cname = parameters.get("cname").and_then(Value::as_str);
+        let cname = BLOSC_NAMES.into_iter().find(|name| Some(*name) == cname).unwrap_or("lz4");
+        let shuffle = match stored_parameter("shuffle") {
+            Some(0) => 0,
+            Some(2) => 2,
+            // Automatic: bit shuffle for elements of one byte, byte shuffle for wider ones.
+            Some(-1) if encoding.width == 1 => 2,
+            _ => 1,
+        };
+        let level = stored_parameter(level_key).filter(|level| (min_level..=max_level).contains(level));
+        Some(Self {
+            shape: dataset.dimensions().iter().rev().copied().collect(),
+            chunks: chunk_shape(dataset).iter().rev().copied().collect(),
+            data_type: dataset.data_type().clone(),
+            encoding,
+            level: level.unwrap_or(default_level),
+            cname,
+            shuffle,
+        })
+    }
+
+    /// Returns 0, the value of all elements of a missing chunk.
+    pub(super) fn fill_value(&self) -> Value {
+        let is_float = matches!(self.data_type, DataType::Float32 | DataType::Float64);
+        if is_float { json!(0.0) } else { json!(0) }
+    }
 }
 
 #[cfg(test)]
@@ -188,8 +246,8 @@ mod tests {
     fn invalid_parameters_get_default_values() {
         let parameters_of = |compression: Value, data_type| {
             let dataset = dataset(&[4], &[4], data_type, &compression);
-            let parameters = CompressorParameters::of(&dataset, ZarrEncoding::of(&dataset).unwrap());
-            (parameters.level, parameters.cname, parameters.shuffle)
+            let layout = ZarrLayout::of(&dataset).unwrap();
+            (layout.level, layout.cname, layout.shuffle)
         };
         assert_eq!(parameters_of(json!({"type": "gzip", "level": -1}), "uint8").0, 6);
         assert_eq!(parameters_of(json!({"type": "gzip", "level": "4"}), "uint8").0, 6);
@@ -219,8 +277,7 @@ mod tests {
     #[test]
     fn elements_are_byte_swapped_if_the_encoding_is_big_endian() {
         let data = Bytes::from_static(&[1, 0, 2, 0]);
-        let array =
-            || Array { shape: [2].as_slice().into(), data_type: n5_format::DataType::UInt16, data: data.clone() };
+        let array = || Array { shape: [2].as_slice().into(), data_type: DataType::UInt16, data: data.clone() };
         let encode = |compression: Value| {
             let dataset = dataset(&[2], &[2], "uint16", &compression);
             let encoding = ZarrEncoding::of(&dataset).unwrap();

@@ -4,12 +4,11 @@ use std::collections::HashMap;
 
 use bytes::Bytes;
 
-use super::super::lookup::ViewLookup;
-use super::super::node::COPY_MEMORY_FACTOR;
-use super::node::{UserAttributes, ZarrNode, is_dataset};
+use super::lookup::ViewLookup;
+use super::node::{COPY_MEMORY_FACTOR, read_document};
+use super::zarr_node::{ZarrNode, copied_attributes, is_dataset, relative_path};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::store::Key;
-use n5_format::{AttributesDocument, DocumentError};
 use n5_metadata::{CoordinateSpace, Node};
 
 /// Maximum number of directories that are described together.
@@ -40,40 +39,21 @@ struct SurveyedDirectory {
     text_bytes: u64,
 }
 
-/// Result of a survey: the directories, each after its parent.
-#[derive(Debug)]
-struct TreeSurvey {
-    directories: Vec<SurveyedDirectory>,
-    /// Length of the text of all attributes, in bytes.
-    text_bytes: u64,
-    /// Memory of all interpreted attributes in bytes, including those above the first directory.
-    tree_bytes: u64,
-}
-
-impl TreeSurvey {
-    fn memory_bytes(&self) -> u64 {
-        let directories = (self.directories.len() as u64).saturating_mul(DIRECTORY_OVERHEAD_BYTES);
-        let trees = self.tree_bytes.saturating_mul(TREE_MEMORY_FACTOR);
-        self.text_bytes.saturating_mul(COPY_MEMORY_FACTOR).saturating_add(trees).saturating_add(directories)
-    }
-}
-
 /// Returns the group `key` and every group and array below it, by relative path (`""` for the group itself), with their
 /// memory permit. Returns `None` if there are too many for one document or for the memory, or if some cannot be seen.
 ///
 /// # Errors
 /// [`ReadError`] if the store fails or memory is short.
-pub(in super::super) async fn read_subtree(
+pub(super) async fn read_subtree(
     lookup: &ViewLookup<'_>,
     key: &Key,
 ) -> Result<Option<(Vec<(String, ZarrNode)>, MemoryPermit)>, ReadError> {
     let budget_bytes = lookup.container.resources().settings().slice_budget;
-    let survey =
-        ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|survey| survey.memory_bytes() <= budget_bytes);
-    let Some(survey) = survey else { return Ok(None) };
+    let survey = ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|(_, bytes)| *bytes <= budget_bytes);
+    let Some((directories, memory_bytes)) = survey else { return Ok(None) };
     // No attributes are held while this waits for memory.
-    let memory = lookup.container.reserve_memory(survey.memory_bytes()).await?;
-    let nodes = lookup.container.yield_if_contended(key, Box::pin(read_items(lookup, key, &survey))).await?;
+    let memory = lookup.container.reserve_memory(memory_bytes).await?;
+    let nodes = lookup.container.yield_if_contended(key, Box::pin(read_items(lookup, key, &directories))).await?;
     Ok(Some((nodes, memory)))
 }
 
@@ -81,34 +61,43 @@ pub(in super::super) async fn read_subtree(
 async fn read_items(
     lookup: &ViewLookup<'_>,
     key: &Key,
-    survey: &TreeSurvey,
+    directories: &[SurveyedDirectory],
 ) -> Result<Vec<(String, ZarrNode)>, ReadError> {
     let mut outer_ancestors = Vec::new();
     let mut ancestor = key.parent();
     while let Some(ancestor_key) = ancestor {
-        outer_ancestors.push(read_document(lookup, &ancestor_key).await?.and_then(Result::ok).unwrap_or_default());
+        outer_ancestors.push(
+            read_document(lookup.container, lookup.freshness, &ancestor_key)
+                .await?
+                .and_then(Result::ok)
+                .unwrap_or_default(),
+        );
         ancestor = ancestor_key.parent();
     }
     outer_ancestors.reverse();
-    let mut nodes: Vec<Node> = Vec::with_capacity(survey.directories.len());
-    for (index, directory) in survey.directories.iter().enumerate() {
+    let mut nodes: Vec<Node> = Vec::with_capacity(directories.len());
+    for (index, directory) in directories.iter().enumerate() {
         let mut ancestors = outer_ancestors.clone();
         if let Some(parent) = nodes.get(directory.parent_index).filter(|_| index > 0) {
             ancestors.clone_from(&parent.ancestors);
             ancestors.push(parent.document.clone().and_then(Result::ok).unwrap_or_default());
         }
-        nodes.push(Node { ancestors, document: read_document(lookup, &directory.key).await?, ..Node::default() });
+        nodes.push(Node {
+            ancestors,
+            document: read_document(lookup.container, lookup.freshness, &directory.key).await?,
+            ..Node::default()
+        });
         let name = directory.key.name().map(str::to_owned);
         if let (Some(parent), Some(name)) = (nodes.get_mut(directory.parent_index).filter(|_| index > 0), name) {
             parent.children.push(name);
         }
     }
     let paths: Vec<String> =
-        survey.directories.iter().map(|directory| relative_path(key, &directory.key).to_owned()).collect();
+        directories.iter().map(|directory| relative_path(key, &directory.key).to_owned()).collect();
     let indices: HashMap<&str, usize> = paths.iter().enumerate().map(|(index, path)| (path.as_str(), index)).collect();
     let mut levels: HashMap<usize, CoordinateSpace> = HashMap::new();
     let mut zarr_nodes = Vec::new();
-    for (index, directory) in survey.directories.iter().enumerate() {
+    for (index, directory) in directories.iter().enumerate() {
         let path = paths.get(index).map_or("", String::as_str);
         let index_of = |level: &str| {
             let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
@@ -134,31 +123,37 @@ async fn read_items(
                 }
             }
         }
-        let extract = if is_dataset(node) { UserAttributes::of_array } else { UserAttributes::of_group };
+        let is_dataset = is_dataset(node);
         let text = match directory.text_bytes {
             0 => Bytes::new(),
             bytes => lookup.container.attributes_bytes(lookup.freshness, &directory.key, bytes).await?,
         };
-        let user_attributes = lookup.container.run_document_job(text.len(), move || extract(&text)).await?;
-        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), levels.get(&index), user_attributes) {
+        let text_bytes = text.len();
+        let copy = move || copied_attributes(&text, is_dataset);
+        let attributes = lookup.container.run_document_job(text_bytes, copy).await?;
+        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), levels.get(&index), attributes) {
             zarr_nodes.push((path.to_owned(), zarr_node));
         }
     }
     Ok(zarr_nodes)
 }
 
-/// Finds the directories from `key` on and measures their attributes, without holding what it reads.
-async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<TreeSurvey>, ReadError> {
+/// Finds the directories from `key` on, each after its parent, and measures their attributes, without holding what it
+/// reads. Also returns the memory that their nodes take, in bytes. Returns `None` if there are too many directories or
+/// attributes.
+async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<SurveyedDirectory>, u64)>, ReadError> {
     let new_directory = |key, parent_index| SurveyedDirectory { key, parent_index, is_dataset: false, text_bytes: 0 };
-    let mut survey = TreeSurvey { directories: vec![new_directory(key.clone(), 0)], text_bytes: 0, tree_bytes: 0 };
+    let mut directories = vec![new_directory(key.clone(), 0)];
+    // Length of all attributes, and memory of the interpreted ones, including those above the first directory.
+    let (mut all_text_bytes, mut all_tree_bytes) = (0u64, 0u64);
     let mut ancestor = key.parent();
     while let Some(ancestor_key) = ancestor {
         let group = lookup.container.group_if_readable(lookup.freshness, &ancestor_key).await?;
-        survey.tree_bytes += group.map_or(0, |group| group.tree_bytes());
+        all_tree_bytes += group.map_or(0, |group| group.tree_bytes());
         ancestor = ancestor_key.parent();
     }
     let mut next_index = 0;
-    while let Some(directory_key) = survey.directories.get(next_index).map(|directory| directory.key.clone()) {
+    while let Some(directory_key) = directories.get(next_index).map(|directory| directory.key.clone()) {
         let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.freshness, &directory_key).await
         {
             Ok(group) => {
@@ -169,36 +164,26 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<TreeSurvey>
             Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
             Err(error) => return Err(error),
         };
-        survey.text_bytes += text_bytes;
-        survey.tree_bytes += tree_bytes;
-        if survey.text_bytes > MAX_TEXT_BYTES || survey.tree_bytes > MAX_TREE_BYTES {
+        all_text_bytes += text_bytes;
+        all_tree_bytes += tree_bytes;
+        if all_text_bytes > MAX_TEXT_BYTES || all_tree_bytes > MAX_TREE_BYTES {
             return Ok(None);
         }
-        if let Some(directory) = survey.directories.get_mut(next_index) {
+        if let Some(directory) = directories.get_mut(next_index) {
             (directory.is_dataset, directory.text_bytes) = (is_dataset, text_bytes);
         }
         if !is_dataset {
             let names = lookup.container.directories(&directory_key, MAX_DIRECTORIES).await?.unwrap_or_default();
             let keys = names.iter().filter_map(|name| directory_key.child(name).ok());
-            survey.directories.extend(keys.map(|key| new_directory(key, next_index)));
+            directories.extend(keys.map(|key| new_directory(key, next_index)));
         }
-        if survey.directories.len() > MAX_DIRECTORIES {
+        if directories.len() > MAX_DIRECTORIES {
             return Ok(None);
         }
         next_index += 1;
     }
-    Ok(Some(survey))
-}
-
-async fn read_document(
-    lookup: &ViewLookup<'_>,
-    key: &Key,
-) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
-    let group = lookup.container.group_if_readable(lookup.freshness, key).await?;
-    Ok(group.and_then(|group| group.document()))
-}
-
-/// Returns the path of `key` relative to `group`, with which `key` begins.
-fn relative_path<'a>(group: &Key, key: &'a Key) -> &'a str {
-    key.as_str().strip_prefix(group.as_str()).unwrap_or_default().trim_start_matches('/')
+    let overhead_bytes = (directories.len() as u64).saturating_mul(DIRECTORY_OVERHEAD_BYTES);
+    let tree_bytes = all_tree_bytes.saturating_mul(TREE_MEMORY_FACTOR);
+    let text_bytes = all_text_bytes.saturating_mul(COPY_MEMORY_FACTOR);
+    Ok(Some((directories, text_bytes.saturating_add(tree_bytes).saturating_add(overhead_bytes))))
 }

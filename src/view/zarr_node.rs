@@ -1,0 +1,400 @@
+//! Nodes of a Zarr hierarchy: the group or the array that a directory is, and its metadata.
+//!
+//! Pyramids of every convention become OME-NGFF images. Source: <https://ngff.openmicroscopy.org/0.4/> and
+//! <https://ngff.openmicroscopy.org/0.5/>, which differ only in the place of the version.
+
+use std::ops::RangeInclusive;
+
+use serde_json::{Map, Value, json};
+
+use super::lookup::{ResolvedKey, ViewLookup};
+use super::node::{read_node, read_node_with_text};
+use super::zarr_array::{ZarrEncoding, ZarrLayout, ZarrNodeType, node_type};
+use crate::cache::{MemoryPermit, ReadError};
+use crate::store::Key;
+use n5_format::{DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
+use n5_metadata::{Axis, AxisKind, BaseUnit, CoordinateSpace, Node, Pyramid, PyramidLevel};
+
+/// Attributes that describe N5's arrays, which Zarr describes in another form.
+const N5_ARRAY_KEYS: [&str; 6] = ["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"];
+
+/// Attributes of arrays that this view generates.
+const GENERATED_KEYS: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
+
+/// Members of OME-NGFF that stand beside all other attributes before version 0.5.
+const OME_KEYS: [&str; 2] = ["omero", "image-label"];
+
+/// Maximum number of names in the path from a pyramid's group to a level, as in Paintera's `data/s0`.
+const MAX_LEVEL_DEPTH: usize = 2;
+
+/// A node from which metadata documents are made.
+#[derive(Debug)]
+pub(super) enum ZarrNode {
+    /// A group.
+    Group {
+        /// Its attributes without those of OME-NGFF.
+        attributes: JsonObjectBuilder,
+        /// Attributes of OME-NGFF besides `multiscales`, such as `omero`.
+        ome: JsonObjectBuilder,
+        /// Entry of `multiscales` without its version, if the group is an image.
+        image: Option<Map<String, Value>>,
+    },
+    /// An array.
+    Array {
+        /// Its layout.
+        layout: ZarrLayout,
+        /// Names of the axes in Zarr's order, unique and not empty.
+        names: Vec<String>,
+        /// Its attributes, including `dimension_units` if units are known.
+        attributes: JsonObjectBuilder,
+    },
+}
+
+impl ZarrNode {
+    /// Returns the Zarr node for `node`, at a key whose last segment is `name`. For a level of a pyramid, `level` gives
+    /// the coordinate space. `attributes` and `ome` are its [`copied_attributes`]. Returns `None` for a dataset that is
+    /// not decoded.
+    pub(super) fn of(
+        node: &Node,
+        name: Option<&str>,
+        level: Option<&CoordinateSpace>,
+        (mut attributes, ome): (JsonObjectBuilder, JsonObjectBuilder),
+    ) -> Option<Self> {
+        match &node.document {
+            Some(Ok(document)) if document.describes_dataset() => {
+                let dataset = DescribedDataset::parse(document.clone()).ok()?;
+                let own_space = || CoordinateSpace::of_dataset(&dataset, &node.ancestors);
+                let space = level.cloned().unwrap_or_else(own_space);
+                if let Some(units) = dimension_units(&space) {
+                    attributes.insert("dimension_units", &units);
+                }
+                let names = space.axes.iter().rev().map(|axis| axis.name.clone()).collect();
+                Some(Self::Array { layout: ZarrLayout::of(&dataset)?, names, attributes })
+            }
+            _ => {
+                let pyramid = n5_metadata::pyramid(node, &mut Vec::new());
+                let image = pyramid.and_then(|pyramid| multiscales_entry(node, &pyramid, name));
+                Some(Self::Group { attributes, ome, image })
+            }
+        }
+    }
+}
+
+/// Returns the attributes of a directory that are repeated as they are stored: all except those of N5 and OME-NGFF, and
+/// those of OME-NGFF besides `multiscales`. A dataset has none of OME-NGFF. `multiscales` is always left out, because its
+/// lists are in N5's order or in another form.
+pub(super) fn copied_attributes(text: &[u8], is_dataset: bool) -> (JsonObjectBuilder, JsonObjectBuilder) {
+    if is_dataset {
+        let is_copied = |name: &str| !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name);
+        return (JsonObjectBuilder::from_matching(text, is_copied), JsonObjectBuilder::default());
+    }
+    let attributes = JsonObjectBuilder::from_matching(text, |name| {
+        !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name)
+    });
+    let (mut nested, mut top_level) = (None, [None; OME_KEYS.len()]);
+    n5_format::for_each_member(JsonMembers::parse(n5_format::attributes_text(text)).ok(), |member| {
+        let name = member.name();
+        if name == "ome" {
+            nested = JsonMembers::parse(member.value).ok();
+        } else if let Some((_, slot)) = OME_KEYS.iter().zip(&mut top_level).find(|(key, _)| **key == name) {
+            *slot = Some(member);
+        }
+    });
+    let mut ome = JsonObjectBuilder::default();
+    n5_format::for_each_member(nested, |member| {
+        let name = member.name();
+        if name == "version" || name == "multiscales" {
+            return;
+        }
+        if let Some((_, slot)) = OME_KEYS.iter().zip(&mut top_level).find(|(key, _)| **key == name) {
+            *slot = None;
+        }
+        ome.push_member(member);
+    });
+    for member in top_level.into_iter().flatten() {
+        ome.push_member(member);
+    }
+    (attributes, ome)
+}
+
+/// Returns the size and unit of a voxel along each axis, such as `"4 nm"`, in the form that TensorStore and
+/// Neuroglancer read. Returns `None` if nothing is known.
+///
+/// Source: TensorStore `driver/zarr3/metadata.cc`; Neuroglancer `src/datasource/zarr/metadata/parse.ts`, which
+/// refuses units other than metres and seconds.
+fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
+    let axis_unit = |(axis, scale): (&Axis, &f64)| {
+        let unit = axis.unit.filter(|unit| matches!(unit.base, BaseUnit::Metre | BaseUnit::Second));
+        match unit.map(|unit| unit.si_scaled()) {
+            // Neuroglancer knows only the micro sign here, not `u`.
+            Some((factor, symbol)) => Value::from(format!("{} {}", scale * factor, symbol.replace('u', "µ"))),
+            None if axis.is_calibrated && axis.unit.is_none() => Value::from(scale.to_string()),
+            None => Value::Null,
+        }
+    };
+    let units: Vec<Value> = space.axes.iter().zip(&space.scale).rev().map(axis_unit).collect();
+    let has_units = units.iter().any(|unit| !unit.is_null() && unit != "1");
+    has_units.then_some(Value::Array(units))
+}
+
+/// Returns the Zarr node of the directory `key` with its memory permit, or `None` as for [`ZarrNodeType::Missing`].
+///
+/// # Errors
+/// As [`read_node`].
+pub(super) async fn read_zarr_node(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+) -> Result<Option<(ZarrNode, Option<MemoryPermit>)>, ReadError> {
+    let level = match node_type(lookup, key).await? {
+        ZarrNodeType::Missing => return Ok(None),
+        ZarrNodeType::Group => None,
+        ZarrNodeType::Array(_) => space_in_pyramid(lookup, key).await?,
+    };
+    let loaded = match read_node_with_text(lookup.container, lookup.freshness, key).await {
+        // The directory has disappeared meanwhile.
+        Err(ReadError::NotFound(_)) => return Ok(None),
+        loaded => loaded?,
+    };
+    let is_dataset = is_dataset(&loaded.node);
+    let attributes = loaded.map_text(lookup.container, move |text| copied_attributes(text, is_dataset)).await?;
+    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), attributes).map(|node| (node, loaded.memory)))
+}
+
+pub(super) fn is_dataset(node: &Node) -> bool {
+    matches!(&node.document, Some(Ok(document)) if document.describes_dataset())
+}
+
+/// Returns the coordinate space of a dataset as a level of a pyramid, if it is one and its voxel size is known.
+async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<CoordinateSpace>, ReadError> {
+    let mut group = key.parent();
+    for _ in 0..MAX_LEVEL_DEPTH {
+        let Some(group_key) = group else { break };
+        let loaded = match read_node(lookup.container, lookup.freshness, &group_key).await {
+            Err(ReadError::NotFound(_)) => return Ok(None),
+            loaded => loaded?,
+        };
+        let level_path = relative_path(&group_key, key);
+        if let Some(pyramid) = n5_metadata::pyramid(&loaded.node, &mut Vec::new())
+            && let Some(level_index) = pyramid.levels.iter().position(|level| level.path == level_path)
+        {
+            return Ok(Some(CoordinateSpace::of_level(&pyramid, level_index)).filter(|space| space.is_calibrated));
+        }
+        group = group_key.parent();
+    }
+    Ok(None)
+}
+
+/// Returns the path of `key` relative to `group`, with which `key` begins.
+pub(super) fn relative_path<'a>(group: &Key, key: &'a Key) -> &'a str {
+    key.as_str().strip_prefix(group.as_str()).unwrap_or_default().trim_start_matches('/')
+}
+
+/// Returns a document with the memory permit under which it was made.
+pub(super) fn document(object: JsonObjectBuilder, memory: Option<MemoryPermit>) -> ResolvedKey {
+    ResolvedKey::Document { text: object.into_text(), memory }
+}
+
+/// Number of axes that an image may have.
+const RANKS: RangeInclusive<usize> = 2..=5;
+
+/// Returns an entry of `multiscales` without its version, for a pyramid of any convention, or `None` if OME-NGFF cannot describe the pyramid.
+///
+/// - Axes are in the order of the data, the slowest first. OME-NGFF requires time, channels, space. For images that are
+///   stored in another order, the true order is more important than this rule.
+/// - Levels with another data type than the finest level, and levels that are not decoded, are left out.
+fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
+    let dataset = |level: &PyramidLevel| {
+        let document = node.child_documents.get(&level.path)?.clone();
+        DatasetAttributes::parse(document).ok().filter(|dataset| ZarrEncoding::of(dataset).is_some())
+    };
+    let mut finest_level: Option<(CoordinateSpace, DatasetAttributes)> = None;
+    let mut datasets = Vec::new();
+    for (number, level) in pyramid.levels.iter().enumerate() {
+        let Some(attributes) = dataset(level) else { continue };
+        let space = CoordinateSpace::of_level(pyramid, number);
+        let (first, _) = match &finest_level {
+            Some((_, finest)) if finest.data_type() != attributes.data_type() => continue,
+            Some(finest) => finest,
+            None => finest_level.insert((space.clone(), attributes)),
+        };
+        if first.axes.len() != space.axes.len() {
+            continue;
+        }
+        let reversed = |list: &[f64]| list.iter().rev().copied().collect::<Vec<f64>>();
+        datasets.push(json!({"path": level.path, "coordinateTransformations": [
+            {"type": "scale", "scale": reversed(&space.scale)},
+            {"type": "translation", "translation": reversed(&space.translation)},
+        ]}));
+    }
+    let (space, _) = finest_level.filter(|(space, _)| RANKS.contains(&space.axes.len()))?;
+    let mut image = Map::new();
+    if let Some(name) = name {
+        image.insert("name".to_owned(), Value::from(name));
+    }
+    image.insert("axes".to_owned(), ngff_axes(&space));
+    image.insert("datasets".to_owned(), Value::Array(datasets));
+    Some(image)
+}
+
+fn ngff_axes(space: &CoordinateSpace) -> Value {
+    let axis_json = |axis: &Axis| {
+        let mut members = Map::new();
+        members.insert("name".to_owned(), Value::from(axis.name.as_str()));
+        let kind = match axis.kind {
+            AxisKind::Space => Some("space"),
+            AxisKind::Time => Some("time"),
+            AxisKind::Channel => Some("channel"),
+            AxisKind::Other => None,
+        };
+        if let Some(kind) = kind {
+            members.insert("type".to_owned(), Value::from(kind));
+        }
+        if let Some(unit) = axis.unit.and_then(|unit| unit.ngff_name()) {
+            members.insert("unit".to_owned(), Value::from(unit));
+        }
+        Value::Object(members)
+    };
+    space.axes.iter().rev().map(axis_json).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use n5_format::AttributesDocument;
+
+    fn node(attributes: &Value, ancestors: &[Value]) -> Node {
+        let parse = |value: &Value| AttributesDocument::parse(value.to_string().as_bytes()).unwrap();
+        Node {
+            document: Some(Ok(parse(attributes))),
+            ancestors: ancestors.iter().map(parse).collect(),
+            ..Node::default()
+        }
+    }
+
+    fn array(extra_members: &Value, ancestors: &[Value]) -> Option<(ZarrLayout, Vec<String>, JsonObjectBuilder)> {
+        let mut attributes = json!({"dimensions": [7, 5, 3], "blockSize": [5, 4, 9], "dataType": "uint16",
+            "compression": {"type": "gzip"}});
+        attributes.as_object_mut().unwrap().extend(extra_members.as_object().unwrap().clone());
+        let copied = copied_attributes(attributes.to_string().as_bytes(), true);
+        match ZarrNode::of(&node(&attributes, ancestors), None, None, copied)? {
+            ZarrNode::Array { layout, names, attributes } => Some((layout, names, attributes)),
+            ZarrNode::Group { .. } => panic!("a group"),
+        }
+    }
+
+    fn read(attributes: JsonObjectBuilder) -> Value {
+        serde_json::from_str(&attributes.into_text()).unwrap()
+    }
+
+    fn units_of(attributes: JsonObjectBuilder) -> Option<Value> {
+        read(attributes).get("dimension_units").cloned()
+    }
+
+    #[test]
+    fn every_list_of_an_array_is_reversed() {
+        let array = array(
+            &json!({"axes": ["x", "y", "z"], "units": ["nm", "µm", "Å"], "resolution": [4, 0.5, 30], "mine": [1, 2]}),
+            &[],
+        );
+        let (layout, names, attributes) = array.unwrap();
+        assert_eq!((&layout.shape[..], &layout.chunks[..]), (&[3, 5, 7][..], &[3, 4, 5][..]));
+        assert_eq!(names, ["z", "y", "x"]);
+        assert_eq!(units_of(attributes.clone()), Some(json!(["3 nm", "0.5 µm", "4 nm"])));
+        let attributes = read(attributes);
+        assert_eq!(attributes["mine"], json!([1, 2]));
+        assert!(N5_ARRAY_KEYS.iter().all(|key| attributes.get(key).is_none()), "{attributes}");
+    }
+
+    #[test]
+    fn units_are_written_only_if_they_add_information() {
+        let units = |extra_members: Value| units_of(array(&extra_members, &[]).unwrap().2);
+        assert_eq!(units(json!({})), None);
+        assert_eq!(units(json!({"resolution": [1, 1, 1]})), None);
+        assert_eq!(units(json!({"resolution": [1, 1, 2.5]})), Some(json!(["2.5", "1", "1"])));
+        assert_eq!(units(json!({"resolution": [1, 1, 2], "units": ["Hz", "", "s"]})), Some(json!(["2 s", "1", null])));
+        assert_eq!(units(json!({"dimension_units": ["4 nm"]})), None);
+    }
+
+    #[test]
+    fn undecodable_datasets_are_not_arrays() {
+        assert!(array(&json!({"dataType": "string"}), &[]).is_none());
+        assert!(array(&json!({"compression": {"type": "jpeg"}}), &[]).is_none());
+        assert!(array(&json!({"blockSize": [0, 1, 1]}), &[]).is_none());
+    }
+
+    #[test]
+    fn groups_keep_their_attributes_but_not_multiscales_in_another_order() {
+        let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
+            "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
+        let copied = copied_attributes(own.to_string().as_bytes(), false);
+        let Some(ZarrNode::Group { attributes, ome, image }) = ZarrNode::of(&node(&own, &[]), None, None, copied)
+        else {
+            panic!("no group")
+        };
+        assert_eq!(attributes.into_text(), r#"{"name":"a"}"#);
+        assert_eq!(ome.into_text(), r#"{"labels":["cells"],"omero":{"id":1}}"#);
+        assert!(image.is_none());
+        // Members of `ome` take precedence over those beside it. Of repeated members, the last one counts.
+        let own =
+            br#"{"ome":{"x":1},"omero":1,"image-label":2,"omero":3,"ome":{"\u006fmero":4,"multiscales":[]},"a":1e999}"#;
+        let (attributes, ome) = copied_attributes(own, false);
+        assert_eq!(attributes.into_text(), r#"{"a":1e999}"#);
+        assert_eq!(ome.into_text(), r#"{"\u006fmero":4,"image-label":2}"#);
+    }
+
+    fn document(value: &Value) -> AttributesDocument {
+        AttributesDocument::parse(value.to_string().as_bytes()).unwrap()
+    }
+
+    fn level(dimensions: &[u64], data_type: &str) -> Value {
+        json!({"dimensions": dimensions, "blockSize": dimensions, "dataType": data_type,
+            "compression": {"type": "raw"}})
+    }
+
+    fn multiscales_of(attributes: &Value, levels: &[(&str, Value)]) -> Option<Value> {
+        let mut node = Node { document: Some(Ok(document(attributes))), ..Node::default() };
+        for (path, value) in levels {
+            node.children.push((*path).to_owned());
+            node.child_documents.insert((*path).to_owned(), document(value));
+        }
+        let pyramid = n5_metadata::pyramid(&node, &mut Vec::new())?;
+        multiscales_entry(&node, &pyramid, Some("em")).map(Value::Object)
+    }
+
+    #[test]
+    fn n5_viewer_pyramids_become_scales_and_translations() {
+        let own = json!({"scales": [[1, 1, 1], [2, 2, 1]],
+            "pixelResolution": {"unit": "um", "dimensions": [0.5, 0.5, 3]}});
+        let levels = [("s0", level(&[8, 6, 4], "uint8")), ("s1", level(&[4, 3, 4], "uint8"))];
+        let expected = json!({"name": "em", "axes": [
+            {"name": "z", "type": "space", "unit": "micrometer"},
+            {"name": "y", "type": "space", "unit": "micrometer"},
+            {"name": "x", "type": "space", "unit": "micrometer"}],
+            "datasets": [
+            {"path": "s0", "coordinateTransformations": [{"type": "scale", "scale": [3.0, 0.5, 0.5]},
+                {"type": "translation", "translation": [0.0, 0.0, 0.0]}]},
+            {"path": "s1", "coordinateTransformations": [{"type": "scale", "scale": [3.0, 1.0, 1.0]},
+                {"type": "translation", "translation": [0.0, 0.25, 0.25]}]}]});
+        assert_eq!(multiscales_of(&own, &levels), Some(expected));
+    }
+
+    #[test]
+    fn levels_of_another_type_are_left_out() {
+        let own = json!({"scales": [[1, 1], [2, 2], [4, 4]]});
+        let levels =
+            [("s0", level(&[8, 6], "uint8")), ("s1", level(&[4, 3], "float32")), ("s2", level(&[2, 2], "uint8"))];
+        let image = multiscales_of(&own, &levels).unwrap();
+        let paths: Vec<&str> =
+            image["datasets"].as_array().unwrap().iter().map(|l| l["path"].as_str().unwrap()).collect();
+        assert_eq!(paths, ["s0", "s2"]);
+    }
+
+    #[test]
+    fn images_have_two_to_five_axes() {
+        let one_axis = json!({"scales": [[1], [2]]});
+        assert_eq!(multiscales_of(&one_axis, &[("s0", level(&[8], "uint8")), ("s1", level(&[4], "uint8"))]), None);
+        let six_axes = json!({"scales": [[1, 1, 1, 1, 1, 1]]});
+        assert_eq!(multiscales_of(&six_axes, &[("s0", level(&[1; 6], "uint8"))]), None);
+        assert_eq!(multiscales_of(&json!({"scales": [[1, 1]]}), &[("s0", level(&[2, 2], "string"))]), None);
+    }
+}
