@@ -10,11 +10,11 @@ use std::sync::Arc;
 use crate::access::{AccessControl, Caller, Decision, TokenError};
 use crate::cache::ATTRIBUTES;
 use crate::http::admission::fair_polling;
-use crate::http::caller_view::CallerView;
 use crate::http::forwarded;
+use crate::http::mount::CallerView;
 use crate::http::problem::{self, Problem};
 use crate::http::redact::redacted_excerpt;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::route::{Endpoint, Operation};
 use crate::metrics;
 
@@ -95,7 +95,7 @@ async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> 
     let Some(token) = token else { return Ok(None) };
     #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
     let now = std::time::SystemTime::now();
-    let client = context.app.client_limiter.identify(&context.parts.headers, context.peer, None);
+    let client = context.app.process.clients.identify(&context.app.options, &context.parts.headers, context.peer, None);
     match fair_polling::poll_fairly(client, client.scope(control.authenticate(token, now))).await {
         Ok(caller) => Ok(Some(caller)),
         Err(TokenError::KeysUnavailable) => {

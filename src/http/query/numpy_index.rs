@@ -3,6 +3,7 @@
 
 use smallvec::SmallVec;
 
+use crate::http::query::params::{parse_integer, wrong_rank};
 use crate::http::redact::excerpt;
 
 /// One item of an index.
@@ -33,15 +34,6 @@ pub(crate) struct AxisSelection {
     pub(crate) step: u64,
     /// True if the axis is left out of the result's shape.
     pub(crate) is_dropped: bool,
-}
-
-/// Reason why an index does not fit a dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum IndexError {
-    /// More items than axes; holds the number of items.
-    TooManyItems(usize),
-    /// A position outside the axis.
-    OutOfBounds { axis: usize, position: i64 },
 }
 
 /// Parses an index, whose items are separated by commas. A trailing comma, enclosing brackets and spaces around numbers
@@ -97,23 +89,16 @@ fn trim(text: &str) -> &str {
     text.trim_matches(' ')
 }
 
-/// Parses a decimal integer with an optional minus and a magnitude of at most 2^63 - 1.
-pub(crate) fn parse_integer(text: &str) -> Option<i64> {
-    let (digits, is_negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let magnitude: i64 = digits.parse().ok()?;
-    if is_negative { magnitude.checked_neg() } else { Some(magnitude) }
-}
-
 /// Returns the samples that `items` select from a dataset of `dimensions`, one entry per axis.
 ///
 /// As in NumPy, axes without an item are full. Slices are clipped to the axis, positions are not.
-pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, IndexError> {
+///
+/// # Errors
+/// A message to the client if the index does not fit the dataset.
+pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, String> {
     let item_count = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
     let Some(full_axes) = dimensions.len().checked_sub(item_count) else {
-        return Err(IndexError::TooManyItems(item_count));
+        return Err(wrong_rank("select", item_count, dimensions));
     };
     let ellipsis_index = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
     let (before, after) = items.split_at_checked(ellipsis_index).unwrap_or((items, &[]));
@@ -122,21 +107,18 @@ pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVe
     axes.zip(dimensions).enumerate().map(|(axis, (item, size))| resolve_item(axis, item, *size)).collect()
 }
 
-fn resolve_item(axis: usize, item: &IndexItem, size: u64) -> Result<AxisSelection, IndexError> {
+fn resolve_item(axis: usize, item: &IndexItem, size: u64) -> Result<AxisSelection, String> {
     let wrap = |position: i64| {
         let position = i128::from(position);
         if position < 0 { position.saturating_add(size.into()) } else { position }
     };
     match item {
-        IndexItem::Position(position) => {
-            let out_of_bounds = IndexError::OutOfBounds { axis, position: *position };
-            match i64::try_from(wrap(*position)) {
-                Ok(start) if start >= 0 && start.unsigned_abs() < size => {
-                    Ok(AxisSelection { start, count: 1, step: 1, is_dropped: true })
-                }
-                _ => Err(out_of_bounds),
+        IndexItem::Position(position) => match i64::try_from(wrap(*position)) {
+            Ok(start) if start >= 0 && start.unsigned_abs() < size => {
+                Ok(AxisSelection { start, count: 1, step: 1, is_dropped: true })
             }
-        }
+            _ => Err(format!("select requests position {position} along axis {axis}, which has {size}")),
+        },
         IndexItem::Slice { start, stop, step } => {
             let clip = |position: i64| u64::try_from(wrap(position)).unwrap_or(0).min(size);
             let start = start.map_or(0, clip);
@@ -249,12 +231,15 @@ mod tests {
     #[test]
     fn positions_beyond_an_axis_and_too_many_items_are_errors() {
         let resolve_error = |text: &str, dimensions: &[u64]| resolve(&parse(text).unwrap(), dimensions).unwrap_err();
-        assert_eq!(resolve_error("0,3", &[3, 3]), IndexError::OutOfBounds { axis: 1, position: 3 });
-        assert_eq!(resolve_error("-4", &[3]), IndexError::OutOfBounds { axis: 0, position: -4 });
-        assert_eq!(resolve_error("0", &[0]), IndexError::OutOfBounds { axis: 0, position: 0 });
-        assert_eq!(resolve_error("0,0", &[3]), IndexError::TooManyItems(2));
-        assert_eq!(resolve_error("0", &[]), IndexError::TooManyItems(1));
-        assert_eq!(resolve_error("...,0,0", &[3]), IndexError::TooManyItems(2));
+        let out_of_bounds = |position: i64, axis: usize, size: u64| {
+            format!("select requests position {position} along axis {axis}, which has {size}")
+        };
+        assert_eq!(resolve_error("0,3", &[3, 3]), out_of_bounds(3, 1, 3));
+        assert_eq!(resolve_error("-4", &[3]), out_of_bounds(-4, 0, 3));
+        assert_eq!(resolve_error("0", &[0]), out_of_bounds(0, 0, 0));
+        assert_eq!(resolve_error("0,0", &[3]), wrong_rank("select", 2, &[3]));
+        assert_eq!(resolve_error("0", &[]), wrong_rank("select", 1, &[]));
+        assert_eq!(resolve_error("...,0,0", &[3]), wrong_rank("select", 2, &[3]));
     }
 
     fn bound() -> impl Strategy<Value = Option<i64>> {

@@ -3,9 +3,9 @@
 use axum::http::HeaderValue;
 use serde_json::{Value, json};
 
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::{forwarded, route};
+use crate::http::{compress, forwarded, route};
 use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
 use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
@@ -18,7 +18,9 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
-        return document(context, "", LoadedNode::default(), no_attributes, HeaderValue::from_static("no-cache"));
+        let no_cache = HeaderValue::from_static("no-cache");
+        let response = document(context, "", LoadedNode::default(), no_attributes, no_cache)?;
+        return compress::compress_document(context, response).await;
     };
     let to_problem = |error| mount.problem(error);
     let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
@@ -34,7 +36,9 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     };
     // Never immutable: the document depends on the server's release and on everything around the directory.
     let cache_control = mount.missing_cache_control.clone();
-    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
+    let attributes = (attributes, tensorstore_attributes);
+    let response = document(context, &mount.path_of(&key), loaded, attributes, cache_control)?;
+    compress::compress_document(context, response).await
 }
 
 /// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those

@@ -11,12 +11,11 @@ use crate::cache::{MemoryPermit, ReadError};
 use crate::container::{DirectoryEntry, DirectoryPage, EntryKind};
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
-use crate::http::query::lenient;
-use crate::http::query::strict::{invalid_parameter, unknown_value};
-use crate::http::request_context::RequestContext;
+use crate::http::query::params::{self, unknown_value};
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::route;
 use crate::http::routes::page;
+use crate::http::{compress, route};
 use crate::output;
 use crate::store::Key;
 
@@ -96,7 +95,7 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
     let (page, no_cache) = (DirectoryPage { entries, has_more: false }, HeaderValue::from_static("no-cache"));
-    render(context, "", &page, is_html, false, (memory, no_cache))
+    render(context, "", &page, is_html, false, (memory, no_cache)).await
 }
 
 /// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and blocks
@@ -123,7 +122,7 @@ pub(crate) async fn of_directory(
     }
     // Never immutable: groups and datasets may be added.
     let cache_control = mount.missing_cache_control.clone();
-    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control))
+    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control)).await
 }
 
 /// Query parameters of a listing. Unknown ones are ignored, because clients add their own.
@@ -143,7 +142,7 @@ impl ListingQuery {
     /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
     fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
         let (mut format, mut after, mut blocks) = (None, None, None);
-        for (name, value) in lenient::pairs(context.query()) {
+        for (name, value) in params::pairs(context.query()) {
             let (slot, known): (_, &[&'static str]) = match name.as_str() {
                 "format" => (&mut format, &["html", "json"]),
                 "blocks" => (&mut blocks, &["0", "1"]),
@@ -151,10 +150,10 @@ impl ListingQuery {
                 _ => continue,
             };
             let Some(value) = value else {
-                return Err(invalid_parameter(&name, format!("{name} is not percent-encoded UTF-8")).into());
+                return Err(Problem::invalid_parameter(&name, format!("{name} is not percent-encoded UTF-8")));
             };
             if !known.is_empty() && !known.contains(&value.as_str()) {
-                return Err(unknown_value(&name, &value, known).into());
+                return Err(unknown_value(&name, &value, known));
             }
             // The first value of a repeated parameter counts.
             slot.get_or_insert(value);
@@ -197,7 +196,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
 }
 
 /// Renders the response. `memory` is reduced to its size and held until it is sent.
-fn render(
+async fn render(
     context: &RequestContext<'_>,
     path: &str,
     page: &DirectoryPage,
@@ -223,12 +222,13 @@ fn render(
             .presented
             .query_token()
             .map(str::to_owned)
-            .or_else(|| lenient::first_value(context.query(), "token"));
+            .or_else(|| params::first_value(context.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
         let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, with_blocks));
         respond::insert_header(&mut entity.extra, LINK, &link);
     }
-    entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
+    let response = entity.respond(context.parts, respond::text_bytes(text, Some(memory)))?;
+    compress::compress_document(context, response).await
 }
 
 fn next_query(next: &str, with_blocks: bool) -> String {

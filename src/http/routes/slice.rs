@@ -10,14 +10,14 @@ use axum::http::{HeaderValue, Method};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::container::Container;
-use crate::http::admission::slice_admission::{SlicePlan, SliceRequest};
-use crate::http::band_reader::BandReader;
-use crate::http::compress::ContentCoding;
+use crate::http::body::{self, BandReader};
+use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::Problem;
 use crate::http::query::slice_query::SliceQuery;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::{compress, encode, parts_body, route};
+use crate::http::route;
+use crate::http::slice_request::{self, SlicePlan, SliceRequest};
 use crate::output::{self, AxisOrder, Format};
 use crate::read::{PieceTransform, ReadStats};
 use n5_format::{AttributesDocument, DescribedDataset};
@@ -37,11 +37,11 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let request = SliceRequest::new(dataset, &query, format, content_coding)?;
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.headers().contains_key(name));
-    let is_rate_limited = context.app.client_limiter.limits_bandwidth();
+    let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
     let plan = request.plan(container, context.freshness, is_rate_limited, !has_precondition).await?;
 
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
-    entity.subject = &"this slice";
+    entity.subject = "this slice";
     entity.extra = slice_headers(&plan, &axes);
     if query.format.is_none() {
         respond::add_vary(&mut entity.extra, "accept");
@@ -75,12 +75,12 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return Ok(response);
     }
     let started = Instant::now();
-    let parts = encode::encode_slice(container, plan, pieces, memory).await?;
+    let parts = slice_request::encode_slice(container, plan, pieces, memory).await?;
     let headers = response.headers_mut();
     headers.insert("n5-missing-blocks", HeaderValue::from(stats.missing));
     let timing = server_timing(&stats, started.elapsed());
     respond::insert_header(headers, HeaderName::from_static("server-timing"), &timing);
-    let (body, len) = parts_body::from_parts(parts);
+    let (body, len) = body::from_parts(parts);
     Ok(respond::with_body(response, body, len))
 }
 

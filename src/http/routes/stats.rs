@@ -6,13 +6,14 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::cache::{Dataset, GroupState, ReadError};
-use crate::http::admission::slice_admission::{check_decodable, is_decodable};
+use crate::http::compress;
 use crate::http::mount::Mount;
 use crate::http::problem::Problem;
-use crate::http::query::strict::{QueryError, invalid_parameter, parse_decimal, parse_query};
+use crate::http::query::params::{parse_decimal, parse_query};
 use crate::http::redact::excerpt;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::slice_request::check_decodable;
 use crate::read::{SamplePlan, SampleStatistics};
 use crate::store::Key;
 use crate::view;
@@ -40,12 +41,12 @@ struct StatsQuery {
 }
 
 impl StatsQuery {
-    fn parse(query: Option<&str>) -> Result<Self, QueryError> {
+    fn parse(query: Option<&str>) -> Result<Self, Problem> {
         let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let bins = match parameters.get("bins") {
             None => DEFAULT_BINS,
             Some(text) => text.parse().ok().filter(|bins| (1..=MAX_BINS).contains(bins)).ok_or_else(|| {
-                invalid_parameter(
+                Problem::invalid_parameter(
                     "bins",
                     format!("bins is {:?}; give a whole number from 1 to {MAX_BINS}", excerpt(text)),
                 )
@@ -55,7 +56,7 @@ impl StatsQuery {
         let items: Vec<&str> = if list.is_empty() { Vec::new() } else { list.split(',').collect() };
         if items.len() > MAX_PERCENTILES {
             let detail = format!("percentiles has {} numbers; at most {MAX_PERCENTILES} are allowed", items.len());
-            return Err(invalid_parameter("percentiles", detail));
+            return Err(Problem::invalid_parameter("percentiles", detail));
         }
         let percentiles = items.into_iter().map(|item| {
             let number = parse_decimal(item).filter(|number| (0.0..=100.0).contains(number));
@@ -64,7 +65,7 @@ impl StatsQuery {
                     "percentiles contains {:?}; give numbers from 0 to 100, separated by commas",
                     excerpt(item)
                 );
-                invalid_parameter("percentiles", detail)
+                Problem::invalid_parameter("percentiles", detail)
             })
         });
         Ok(Self { bins, percentiles: percentiles.collect::<Result<_, _>>()? })
@@ -91,7 +92,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let entity = Entity {
         etag: Some(etag(&sampled, &sample, &query).into()),
         is_compressible: true,
-        subject: &"these statistics",
+        subject: "these statistics",
         ..Entity::new("application/json", mount.missing_cache_control.clone())
     };
     let (response, range) = entity.select(context.parts)?;
@@ -105,7 +106,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let path = mount.path_of(&key);
     let text = document(&path, &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
     let len = text.len() as u64;
-    Ok(respond::with_body(response, memory.own(text.into()), len))
+    compress::compress_document(context, respond::with_body(response, memory.own(text.into()), len)).await
 }
 
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
@@ -131,7 +132,7 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
         let Ok(level_key) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
         // A level that is missing or cannot be decoded does not exclude the others.
         match container.dataset(freshness, &level_key).await {
-            Ok(dataset) if is_decodable(&dataset) => levels.push((level.path, dataset)),
+            Ok(dataset) if dataset.attributes.is_decodable() => levels.push((level.path, dataset)),
             Ok(_) | Err(ReadError::NotFound(_) | ReadError::NotADataset { .. }) => {}
             Err(error) => return Err(error),
         }

@@ -1,13 +1,20 @@
-//! Bodies of slices that are read in bands: each band is assembled while the previous one is sent.
+//! Bodies of responses that are not one buffer: parts in memory, large objects that are read piece by piece, and slices
+//! that are read in bands. Cached bytes are charged to the client while they are sent.
 
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::ops::Range;
+use std::pin::Pin;
+use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
 use bytes::Bytes;
 use futures_util::{StreamExt, stream};
+use http_body::{Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use crate::cache::{Freshness, ReadError};
+use crate::cache::{Freshness, LargeObject, ReadError, SendPermit};
 use crate::container::Container;
 use crate::fair_queue::ClientId;
 use crate::http::observe;
@@ -17,6 +24,78 @@ use crate::view::Chunk;
 
 /// Maximum number of bands that wait to be sent while the next one is assembled.
 const BANDS_AHEAD: usize = 1;
+
+/// Charges cached `bytes` to the current client while they are sent. If the client must receive other responses first,
+/// waits for that without holding the bytes, and returns `None`: the caller reads them again, and `permit` lets them be
+/// sent.
+pub(crate) async fn charge_or_wait(
+    container: &Container,
+    permit: &mut Option<SendPermit>,
+    bytes: Bytes,
+) -> Result<Option<Bytes>, ReadError> {
+    if let Some(permit) = permit.take() {
+        return Ok(Some(container.charge_with_permit(permit, bytes)));
+    }
+    let charged = container.charge_to_client(ClientId::current(), &bytes);
+    let len = bytes.len();
+    drop(bytes);
+    if charged.is_none() {
+        *permit = Some(container.acquire_send_permit(len).await?);
+    }
+    Ok(charged)
+}
+
+/// Returns a body of `parts` and its length.
+pub(crate) fn from_parts(mut parts: Vec<Bytes>) -> (Body, u64) {
+    parts.retain(|part| !part.is_empty());
+    let len = parts.iter().map(|part| part.len() as u64).sum();
+    let body = match parts.len() {
+        0 => Body::empty(),
+        1 => Body::from(parts.remove(0)),
+        _ => Body::new(PartsBody(parts.into())),
+    };
+    (body, len)
+}
+
+/// The parts that have not been sent yet. The body's size is exact.
+struct PartsBody(VecDeque<Bytes>);
+
+impl http_body::Body for PartsBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        Poll::Ready(self.0.pop_front().map(|part| Ok(Frame::data(part))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        SizeHint::with_exact(self.0.iter().map(|part| part.len() as u64).sum())
+    }
+}
+
+/// Returns a body that is read piece by piece. An error aborts the body and the connection, because the length has
+/// already been sent.
+pub(crate) fn stream_range(large: LargeObject, range: Range<u64>, id: String) -> Body {
+    // Captured here, because the connection polls the body without a current client.
+    let client = ClientId::current();
+    Body::from_stream(stream::try_unfold(range.start, move |offset| {
+        let (large, id) = (large.clone(), id.clone());
+        async move {
+            if offset >= range.end {
+                return Ok(None);
+            }
+            let piece = client.scope(large.read_piece(offset, range.end)).await.inspect_err(|error| {
+                observe::report_body_failure(&id, error);
+            })?;
+            let next = offset.saturating_add(piece.len() as u64);
+            Ok::<_, ReadError>(Some((piece, next)))
+        }
+    }))
+}
 
 /// Reads a slice band by band.
 pub(crate) struct BandReader {
