@@ -162,6 +162,7 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
+    let is_attributes = key.name() == Some(ATTRIBUTES);
     // A client that has a copy may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
     let mut lookup = mount.container.try_object(freshness, &key, with_bytes);
@@ -181,12 +182,12 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
         // The kernel cannot encrypt the file that it sends.
         NonblockingLookup::Sendfile(_) if app.options.is_https => None,
         NonblockingLookup::Sendfile(file) => {
-            let headers = EntityHeaders::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
+            let headers = EntityHeaders::new(route::STORED, file.meta().clone(), is_attributes);
             Some(entity_reply(app, request, template, &headers, ReplyBody::File(Arc::new(file))))
         }
         NonblockingLookup::Object(meta, bytes, dependency) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
-            let headers = EntityHeaders::new(meta, key.name() == Some(ATTRIBUTES));
+            let headers = EntityHeaders::new(route::STORED, meta, is_attributes);
             let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
             if let Some(dependency) = dependency {
                 let cached_answer = CachedAnswer { dependencies: vec![dependency], range };
@@ -227,8 +228,7 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness) ->
     let bytes = encoded.bytes()?.clone();
     mount.container.count_lookup(LookupResult::Hit);
     let meta = ObjectMeta { len: encoded.len, modified: None, etag: encoded.etag.as_str().into(), version: 0 };
-    let mut headers = EntityHeaders::new(meta, false);
-    headers.route = view.name();
+    let headers = EntityHeaders::new(view.name(), meta, false);
     let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
     if view.has_self_contained_chunks()
         && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)

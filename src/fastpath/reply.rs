@@ -11,7 +11,7 @@ use bytes::Bytes;
 
 use crate::http::common_headers::{MountHeaders, push_header};
 use crate::http::observe::{self, RequestRecord, SendStage};
-use crate::http::{App, Mount, forwarded, redact, respond, route};
+use crate::http::{App, Mount, forwarded, redact, respond};
 use crate::store::{ObjectMeta, SendfileSource};
 use crate::trace;
 
@@ -53,12 +53,6 @@ pub enum ReplyBody {
     File(Arc<SendfileSource>),
 }
 
-impl ReplyBody {
-    fn empty() -> Self {
-        Self::Bytes(Bytes::new())
-    }
-}
-
 impl std::fmt::Debug for Reply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reply").field("body", &self.body).finish_non_exhaustive()
@@ -68,7 +62,7 @@ impl std::fmt::Debug for Reply {
 impl Reply {
     /// Returns when the request arrived.
     pub fn started(&self) -> Instant {
-        self.record.started()
+        self.record.started
     }
 
     /// Logs and counts that the rest of the body cannot be read.
@@ -97,7 +91,7 @@ pub(super) struct EntityHeaders {
 }
 
 impl EntityHeaders {
-    pub(super) fn new(meta: ObjectMeta, is_attributes: bool) -> Self {
+    pub(super) fn new(route: &'static str, meta: ObjectMeta, is_attributes: bool) -> Self {
         let mut header_lines = Vec::with_capacity(HEADER_LINES_CAPACITY);
         let _ = write!(header_lines, "content-length: {}\r\n", meta.len);
         let content_length_line_bytes = header_lines.len();
@@ -105,7 +99,7 @@ impl EntityHeaders {
         if let Some(date) = meta.modified.and_then(respond::last_modified) {
             push_header(&mut header_lines, "last-modified", date.as_bytes());
         }
-        Self { route: route::STORED, etag: meta.etag, is_attributes, header_lines, content_length_line_bytes }
+        Self { route, etag: meta.etag, is_attributes, header_lines, content_length_line_bytes }
     }
 }
 
@@ -121,19 +115,19 @@ pub(super) fn entity_reply(
         let mut head = start_head(b"HTTP/1.1 304 Not Modified\r\n");
         head.extend_from_slice(headers.header_lines.get(headers.content_length_line_bytes..).unwrap_or_default());
         head.extend_from_slice(&template.not_modified);
-        return finish_reply(app, request, headers.route, StatusCode::NOT_MODIFIED, head, ReplyBody::empty());
+        return finish_reply(app, request, headers.route, StatusCode::NOT_MODIFIED, head, None);
     }
     let mut head = start_head(b"HTTP/1.1 200 OK\r\n");
     head.extend_from_slice(&headers.header_lines);
     head.extend_from_slice(if headers.is_attributes { &template.attributes } else { &template.block });
-    finish_reply(app, request, headers.route, StatusCode::OK, head, body)
+    finish_reply(app, request, headers.route, StatusCode::OK, head, Some(body))
 }
 
 /// Returns the body `bytes`, which are charged to the client while they are sent. Returns `None` if that would have to
 /// wait, or if the peer's address does not identify the client; the HTTP library then answers.
 pub(super) fn charged_body(app: &App, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<ReplyBody> {
     if request.is_head {
-        return Some(ReplyBody::empty());
+        return Some(ReplyBody::Bytes(Bytes::new()));
     }
     // The kernel accepts a smaller body at once.
     if bytes.len() < MIN_CHARGED_BYTES {
@@ -152,7 +146,7 @@ pub(super) fn not_found_reply(
 ) -> Reply {
     let mut head = start_head(b"HTTP/1.1 404 Not Found\r\n");
     head.extend_from_slice(&template.missing);
-    finish_reply(app, request, route, StatusCode::NOT_FOUND, head, ReplyBody::empty())
+    finish_reply(app, request, route, StatusCode::NOT_FOUND, head, None)
 }
 
 /// Completes a reply with the headers that all replies end with, and starts the request's record.
@@ -162,7 +156,7 @@ fn finish_reply(
     route: &'static str,
     status: StatusCode,
     mut head: Vec<u8>,
-    body: ReplyBody,
+    body: Option<ReplyBody>,
 ) -> Reply {
     let generated_hex = to_hex(app.process.new_request_id());
     let generated_id = std::str::from_utf8(&generated_hex).unwrap_or_default();
@@ -177,7 +171,7 @@ fn finish_reply(
     record.stage = SendStage::Sending(None);
     let is_trusted = || forwarded::is_trusted_proxy(request.peer, &app.options.trusted_proxies);
     record.trace = trace::begin(request.traceparent, is_trusted, || redact::redacted_excerpt(request.path));
-    let body = if request.is_head { ReplyBody::empty() } else { body };
+    let body = body.filter(|_| !request.is_head).unwrap_or(ReplyBody::Bytes(Bytes::new()));
     Reply { head, body, record }
 }
 

@@ -126,17 +126,18 @@ impl App {
         }
     }
 
-    /// Returns the index of the mount whose name a target's path begins with.
-    pub(crate) fn named_mount_index(&self, target: &RequestTarget) -> Option<usize> {
+    /// Returns the mount whose name a target's path begins with, and its index.
+    pub(crate) fn named_mount(&self, target: &RequestTarget) -> Option<(usize, &Mount)> {
         let name = target.container_path()?.first()?;
-        self.mounts.iter().position(|mount| mount.name == *name)
+        self.mounts.iter().enumerate().find(|(_, mount)| mount.name == *name)
     }
 
     /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
     pub(crate) fn visible_mount(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
         let (mount, _) = self.locate(target.container_path()?).ok()??;
         let is_public = mount::is_public_mount(self.options.access_control.as_deref(), &mount.name);
-        (!is_public).then(|| mount.visible_to(caller_view))
+        let visibility = Arc::<CallerView>::clone(caller_view);
+        (!is_public).then(|| Mount { container: mount.container.with_visibility(visibility), ..mount.clone() })
     }
 
     /// Returns the metric handles of a frequent route.

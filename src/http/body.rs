@@ -106,14 +106,15 @@ pub(crate) struct BandReader {
     send_wait: Option<Duration>,
     transform: Option<PieceTransform>,
     /// Chunk whose entity tag is checked again after the last band has been read, and the tag.
-    etag_check: Option<(Chunk, String)>,
+    pub(crate) etag_check: Option<(Chunk, String)>,
     /// Bytes at the start of what is read that are still to be skipped.
-    bytes_to_skip: u64,
+    pub(crate) bytes_to_skip: u64,
     /// Bytes after the skipped ones that are still to be sent.
-    remaining_bytes: u64,
+    pub(crate) remaining_bytes: u64,
 }
 
 impl BandReader {
+    /// Creates a reader of the whole slice.
     pub(crate) fn new(
         container: Container,
         freshness: Freshness,
@@ -132,16 +133,6 @@ impl BandReader {
         }
     }
 
-    /// Adds a check, before the last band is sent, that the blocks still have the promised entity tag.
-    pub(crate) fn with_etag_check(self, chunk: Chunk, etag: String) -> Self {
-        Self { etag_check: Some((chunk, etag)), ..self }
-    }
-
-    /// Restricts the body to `len` bytes after the first `bytes_to_skip`.
-    pub(crate) fn with_byte_range(self, bytes_to_skip: u64, len: u64) -> Self {
-        Self { bytes_to_skip, remaining_bytes: len, ..self }
-    }
-
     /// Reads the next band and returns its pieces; `None` after the last band.
     pub(crate) async fn next(&mut self) -> Result<Option<Vec<Bytes>>, ReadError> {
         if self.remaining_bytes == 0 {
@@ -149,7 +140,17 @@ impl BandReader {
         }
         let band =
             self.container.next_band(self.freshness, &mut self.slice, self.send_wait, self.transform.clone()).await?;
-        let band = band.map(|(pieces, _)| trim_pieces(pieces, &mut self.bytes_to_skip, &mut self.remaining_bytes));
+        let band = band.map(|(pieces, _)| {
+            let trimmed = pieces.into_iter().map(|mut piece| {
+                let skipped_bytes = usize::try_from(self.bytes_to_skip).unwrap_or(usize::MAX).min(piece.len());
+                self.bytes_to_skip = self.bytes_to_skip.saturating_sub(skipped_bytes as u64);
+                drop(piece.split_to(skipped_bytes));
+                piece.truncate(usize::try_from(self.remaining_bytes).unwrap_or(usize::MAX));
+                self.remaining_bytes = self.remaining_bytes.saturating_sub(piece.len() as u64);
+                piece
+            });
+            trimmed.filter(|piece| !piece.is_empty()).collect()
+        });
         // Checked before the last band is sent.
         if let Some((chunk, etag)) =
             self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining_bytes == 0)
@@ -195,18 +196,4 @@ impl BandReader {
         let prefix = (!prefix.is_empty()).then_some(Ok::<_, ReadError>(prefix));
         Body::from_stream(stream::iter(prefix).chain(pieces))
     }
-}
-
-/// Drops the first `bytes_to_skip` bytes of `pieces`, keeps the next `remaining_bytes` and drops the rest. Reduces both
-/// numbers by the bytes that they took.
-fn trim_pieces(pieces: Vec<Bytes>, bytes_to_skip: &mut u64, remaining_bytes: &mut u64) -> Vec<Bytes> {
-    let trimmed = pieces.into_iter().map(|mut piece| {
-        let skipped_bytes = usize::try_from(*bytes_to_skip).unwrap_or(usize::MAX).min(piece.len());
-        *bytes_to_skip = bytes_to_skip.saturating_sub(skipped_bytes as u64);
-        drop(piece.split_to(skipped_bytes));
-        piece.truncate(usize::try_from(*remaining_bytes).unwrap_or(usize::MAX));
-        *remaining_bytes = remaining_bytes.saturating_sub(piece.len() as u64);
-        piece
-    });
-    trimmed.filter(|piece| !piece.is_empty()).collect()
 }

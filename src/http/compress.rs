@@ -33,7 +33,7 @@ pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Re
     let encoding = accepted.as_deref().and_then(best_coding).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
     let memory = encoding.and_then(|_| resources.try_reserve_memory(document_buffer_bytes(length)));
     let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
-    let bytes = body.collect().await.map_err(|error| Problem::internal(error.to_string()))?.to_bytes();
+    let bytes = body.collect().await.map_err(Problem::internal)?.to_bytes();
     let len = bytes.len();
     // The job owns its memory permit, because it continues when the client has disconnected.
     let compress = move || -> std::io::Result<Bytes> {
@@ -41,12 +41,8 @@ pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Re
         memory.shrink(compressed.len() as u64);
         Ok(memory.own(compressed))
     };
-    let compressed = resources
-        .cpu()
-        .run(Priority::for_input_bytes(len), 0, compress)
-        .await
-        .map_err(|error| Problem::internal(error.to_string()))?;
-    let compressed = compressed.map_err(|error| Problem::internal(error.to_string()))?;
+    let compressed = resources.cpu().run(Priority::for_input_bytes(len), 0, compress).await;
+    let compressed = compressed.map_err(Problem::internal)?.map_err(Problem::internal)?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
     parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     Ok(Response::from_parts(parts, Body::from(compressed)))

@@ -79,7 +79,7 @@ async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Res
     AbortOnDropHandle::new(runtime.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request, target))))
         .await
         .unwrap_or_else(|error| {
-            let problem = Problem::internal(error.to_string());
+            let problem = Problem::internal(error);
             problem.log(&id, &path);
             problem.into_response(&path, &id)
         })
@@ -140,9 +140,8 @@ async fn handle_request(
         let context = context;
         let work = async {
             let work = dispatch(&context);
-            let index = app.named_mount_index(target);
-            match index.and_then(|index| Some((index, &app.mounts.get(index)?.container))) {
-                Some((index, container)) => app.stalled_store_limit.run_limited(index, container, work).await,
+            match app.named_mount(target) {
+                Some((index, mount)) => app.stalled_store_limit.run_limited(index, &mount.container, work).await,
                 None => work.await,
             }
         };

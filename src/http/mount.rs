@@ -27,12 +27,6 @@ pub struct Mount {
 }
 
 impl Mount {
-    /// Returns the mount restricted to what the caller sees.
-    pub(crate) fn visible_to(&self, caller_view: &Arc<CallerView>) -> Self {
-        let visibility: Arc<dyn Visibility> = Arc::<CallerView>::clone(caller_view);
-        Self { container: self.container.with_visibility(visibility), ..self.clone() }
-    }
-
     /// Returns the path of a key from the server's root, without slashes at its ends.
     pub(crate) fn path_of(&self, key: &Key) -> String {
         path_in_mount(&self.name, key)
@@ -66,7 +60,8 @@ pub(crate) struct CallerView {
     control: Arc<AccessControl>,
     /// Name of the mount; empty for the root.
     mount: String,
-    caller: Option<Caller>,
+    /// `None` for a client without a token.
+    pub(crate) caller: Option<Caller>,
     /// True if the response may differ for other callers.
     varies_by_caller: AtomicBool,
 }
@@ -77,22 +72,12 @@ impl CallerView {
         Self { control: Arc::clone(control), mount: mount.to_owned(), caller, varies_by_caller: AtomicBool::new(false) }
     }
 
-    /// Returns the caller; `None` for a client without a token.
-    pub(crate) fn caller(&self) -> Option<&Caller> {
-        self.caller.as_ref()
-    }
-
     /// Records that the response depends on `decision`. Returns true if the decision lets the caller read.
     pub(crate) fn record_decision(&self, decision: Decision) -> bool {
         if decision != Decision::Public {
             self.varies_by_caller.store(true, Ordering::Relaxed);
         }
         decision != Decision::Refused
-    }
-
-    /// Returns the caller's name for the log.
-    pub(crate) fn caller_name(&self) -> Option<String> {
-        self.caller.as_ref().map(ToString::to_string)
     }
 
     /// Returns true if the caller may read the path, which begins with the mount's name.

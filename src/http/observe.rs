@@ -123,7 +123,8 @@ pub(crate) fn report_body_failure(id: &str, error: &impl fmt::Display) {
 /// Record of a request whose response has not been sent completely. Logs and counts the response when dropped.
 pub(crate) struct RequestRecord {
     app: Arc<App>,
-    started: Instant,
+    /// Time at which the request arrived.
+    pub(crate) started: Instant,
     method: Method,
     /// `None` if no log line will be written.
     log_fields: Option<Box<AccessLogFields>>,
@@ -188,11 +189,6 @@ impl RequestRecord {
     /// Returns the request's id; empty if log lines are not written.
     pub(crate) fn id(&self) -> &str {
         self.log_fields.as_ref().map_or("", |fields| &fields.id)
-    }
-
-    /// Returns when the request arrived.
-    pub(crate) fn started(&self) -> Instant {
-        self.started
     }
 }
 

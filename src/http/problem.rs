@@ -4,7 +4,7 @@ use axum::body::Body;
 use axum::http::header::{
     ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
 use serde_json::{Map, Value, json};
 
 use crate::cache::{BudgetError, ReadError};
@@ -68,7 +68,7 @@ problem_types! {
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Seconds after which a client may retry.
-const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
+const RETRY_SECONDS: &str = "1";
 
 /// An error that becomes a problem response.
 #[derive(Debug)]
@@ -106,20 +106,31 @@ impl Problem {
     }
 
     /// Creates a 500. `cause` is only logged.
-    pub fn internal(cause: impl Into<String>) -> Self {
-        Self::with_cause(INTERNAL, "internal server error", cause)
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes an error by value")]
+    pub fn internal(cause: impl ToString) -> Self {
+        Self::with_cause(INTERNAL, "internal server error", cause.to_string())
     }
 
     /// Adds `Retry-After`, for a problem that may be temporary.
     #[must_use]
-    pub fn with_retry_after(mut self) -> Self {
-        self.0.headers.insert(RETRY_AFTER, RETRY_SECONDS);
+    pub fn with_retry_after(self) -> Self {
+        self.with_header(RETRY_AFTER, RETRY_SECONDS)
+    }
+
+    /// Sets a header of the response, if `value` can be one.
+    fn with_header(mut self, name: HeaderName, value: &str) -> Self {
+        self.0.headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
         self
     }
 
     /// Creates a 400 about a parameter, whose value is invalid or conflicts with others.
     pub(crate) fn invalid_parameter(parameter: &str, detail: impl Into<String>) -> Self {
         Self::new(INVALID_PARAMETER, detail).with_member("parameter", parameter)
+    }
+
+    /// Creates a 413 with the limit that is exceeded.
+    pub(crate) fn too_large(detail: impl Into<String>, limit: u64) -> Self {
+        Self::new(TOO_LARGE, detail).with_member("limit", limit)
     }
 
     /// Creates a 404 for a key that does not exist.
@@ -134,11 +145,8 @@ impl Problem {
             None => ("a token is required: Authorization: Bearer, ?token= or /token/TOKEN/".to_owned(), String::new()),
             Some(reason) => (reason.to_owned(), format!(", error=\"invalid_token\", error_description=\"{reason}\"")),
         };
-        let mut problem = Self::new(UNAUTHORIZED, detail).no_store();
-        if let Ok(challenge) = HeaderValue::from_str(&format!("Bearer realm=\"n5-server\"{challenge}")) {
-            problem.0.headers.insert(WWW_AUTHENTICATE, challenge);
-        }
-        problem
+        let challenge = format!("Bearer realm=\"n5-server\"{challenge}");
+        Self::new(UNAUTHORIZED, detail).no_store().with_header(WWW_AUTHENTICATE, &challenge)
     }
 
     /// Forbids caching, and marks the response as dependent on `Authorization`.
@@ -149,19 +157,14 @@ impl Problem {
 
     /// Creates a 405.
     pub fn method_not_allowed() -> Self {
-        let mut problem = Self::new(METHOD_NOT_ALLOWED, "this server is read-only; use GET, HEAD or OPTIONS");
-        problem.0.headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
-        problem
+        Self::new(METHOD_NOT_ALLOWED, "this server is read-only; use GET, HEAD or OPTIONS")
+            .with_header(ALLOW, "GET, HEAD, OPTIONS")
     }
 
     /// Creates a 416 for an object of `len` bytes.
     pub fn range_not_satisfiable(len: u64) -> Self {
-        let mut problem =
-            Self::new(RANGE_NOT_SATISFIABLE, format!("the object has {len} bytes; request a range within them"));
-        if let Ok(range) = HeaderValue::from_str(&format!("bytes */{len}")) {
-            problem.0.headers.insert(CONTENT_RANGE, range);
-        }
-        problem
+        Self::new(RANGE_NOT_SATISFIABLE, format!("the object has {len} bytes; request a range within them"))
+            .with_header(CONTENT_RANGE, &format!("bytes */{len}"))
     }
 
     /// Sets `Cache-Control` if this is a 404. Other problems may be temporary and are not cached.
@@ -291,22 +294,20 @@ impl From<ReadError> for Problem {
             ReadError::NotADataset { key, reason } => {
                 Self::new(NOT_A_DATASET, format!("/{key} is not a dataset: {reason}")).with_member("reason", reason)
             }
-            ReadError::AttributesTooLarge { key, bytes, limit_bytes } => Self::new(
-                TOO_LARGE,
-                format!(
+            ReadError::AttributesTooLarge { key, bytes, limit_bytes } => {
+                let detail = format!(
                     "the attributes of /{key} have {bytes} bytes; limits.attributes and limits.transfer_budget allow \
                      {limit_bytes}"
-                ),
-            )
-            .with_member("limit", limit_bytes),
-            ReadError::StoredTooLarge { key, bytes, limit_bytes } => Self::new(
-                TOO_LARGE,
-                format!(
+                );
+                Self::too_large(detail, limit_bytes)
+            }
+            ReadError::StoredTooLarge { key, bytes, limit_bytes } => {
+                let detail = format!(
                     "the stored block /{key} has {bytes} bytes; limits.decode_budget allows blocks of \
                      {limit_bytes} bytes to be decoded; the block itself can be fetched as stored"
-                ),
-            )
-            .with_member("limit", limit_bytes),
+                );
+                Self::too_large(detail, limit_bytes)
+            }
             ReadError::TooLarge(detail) => Self::new(TOO_LARGE, detail),
             ReadError::InvalidParameter { parameter, detail, known } => {
                 let problem = Self::invalid_parameter(parameter, detail);
@@ -316,21 +317,20 @@ impl From<ReadError> for Problem {
             ReadError::Convert(error) => conversion_problem(error),
             ReadError::Block { key, position, error } => block_problem(&key, &position, error),
             ReadError::Store(error) => {
+                let unreadable = |detail: String| Self::with_cause(UNREADABLE, &detail, error.to_string());
                 let (kind, detail) = match &error {
                     StoreError::LinkNotFollowed(key) => {
-                        let detail = format!(
+                        return unreadable(format!(
                             "the path to /{key} contains a symbolic link that the server does not follow; see the setting symlinks"
-                        );
-                        return Self::with_cause(UNREADABLE, &detail, error.to_string());
+                        ));
                     }
                     StoreError::DanglingLink(key) => {
-                        let detail =
-                            format!("/{key} is a link that leads nowhere, or is below one; fetch the link's target");
-                        return Self::with_cause(UNREADABLE, &detail, error.to_string());
+                        return unreadable(format!(
+                            "/{key} is a link that leads nowhere, or is below one; fetch the link's target"
+                        ));
                     }
                     StoreError::Io { key, .. } if error.hides_object() => {
-                        let detail = format!("the server has no permission to read /{key}");
-                        return Self::with_cause(UNREADABLE, &detail, error.to_string());
+                        return unreadable(format!("the server has no permission to read /{key}"));
                     }
                     StoreError::Timeout(..) => (TIMEOUT, "the storage did not respond in time"),
                     StoreError::Io { .. } | StoreError::Truncated(_) | StoreError::Torn(_) => {
@@ -351,11 +351,10 @@ impl From<ReadError> for Problem {
                 };
                 Self::with_cause(kind, detail, error.to_string())
             }
-            ReadError::Budget(BudgetError::TooLarge { budget, asked_bytes, capacity_bytes }) => Self::new(
-                TOO_LARGE,
+            ReadError::Budget(BudgetError::TooLarge { budget, asked_bytes, capacity_bytes }) => Self::too_large(
                 format!("this needs {asked_bytes} bytes of memory; limits.{budget}_budget allows {capacity_bytes}"),
-            )
-            .with_member("limit", capacity_bytes),
+                capacity_bytes,
+            ),
             ReadError::Budget(error @ BudgetError::TimedOut { .. }) => {
                 Self::with_cause(OVERLOADED, "no memory became free in time; try again", error.to_string())
             }
@@ -377,7 +376,7 @@ fn conversion_problem(error: ConvertError) -> Problem {
         .with_member("from", from.name())
         .with_member("to", to.name()),
         error @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
-            Problem::internal(error.to_string())
+            Problem::internal(error)
         }
     }
 }
@@ -387,16 +386,15 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
         BlockError::Unsupported(feature) => {
             Problem::new(UNSUPPORTED, format!("block /{key}: {feature}; it can be fetched as stored"))
         }
-        BlockError::OverLimit { needed_bytes, limit_bytes } => Problem::new(
-            TOO_LARGE,
-            format!(
+        BlockError::OverLimit { needed_bytes, limit_bytes } => {
+            let detail = format!(
                 "decoding block /{key} takes {needed_bytes} bytes; limits.decode_budget allows {limit_bytes}; \
                  the block itself can be fetched as stored"
-            ),
-        )
-        .with_member("limit", limit_bytes),
+            );
+            Problem::too_large(detail, limit_bytes)
+        }
         // Decoding is never cancelled while a request waits for it.
-        error @ BlockError::Payload(CodecError::Cancelled) => Problem::internal(error.to_string()),
+        error @ BlockError::Payload(CodecError::Cancelled) => Problem::internal(error),
         error @ (BlockError::ShortHeader { .. }
         | BlockError::UnknownMode(_)
         | BlockError::Rank { .. }
@@ -414,15 +412,14 @@ impl From<SliceRefusal> for Problem {
             SliceRefusal::TooLarge { bytes, limit_bytes } => {
                 let bytes = bytes.map_or_else(|| "more than 2^64".to_owned(), |bytes| bytes.to_string());
                 let detail = format!("the response has {bytes} bytes; limits.slice allows {limit_bytes}");
-                Self::new(TOO_LARGE, detail).with_member("limit", limit_bytes)
+                Self::too_large(detail, limit_bytes)
             }
             SliceRefusal::TooCostly { decoded_bytes, bytes, limit_bytes, .. } => {
                 let detail = format!(
                     "{decoded_bytes} bytes would be decoded for an answer of {bytes}; \
                      limits.decode_factor allows {limit_bytes}"
                 );
-                let limit = u64::try_from(limit_bytes).unwrap_or(u64::MAX);
-                Self::new(TOO_LARGE, detail).with_member("limit", limit)
+                Self::too_large(detail, u64::try_from(limit_bytes).unwrap_or(u64::MAX))
             }
         }
     }

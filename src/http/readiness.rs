@@ -92,11 +92,8 @@ pub(crate) async fn check(
     }
     let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
     if control.is_some() {
-        checks.push(check_json(
-            "access",
-            Value::Null,
-            (!has_keys).then_some("the issuer's keys have not been fetched yet"),
-        ));
+        let reason = (!has_keys).then_some("the issuer's keys have not been fetched yet");
+        checks.push(check_json("access", Value::Null, reason));
     }
     let unready = states.iter().filter(|state| state.reason().is_some()).count();
     let has_required_containers =
@@ -119,14 +116,10 @@ impl StorageProbe {
         // The probe may succeed from cached data about the directory although its files can no longer be read.
         let is_stalled = container.store_load().is_stalled;
         let cached = self.last_result.borrow().clone().filter(is_fresh);
-        let result = match cached {
-            Some(_) => cached,
-            None => self.probe_or_join(container).await,
-        };
-        match result.map(|(_, state)| state) {
-            Some(StorageHealth::Readable) if is_stalled => StorageHealth::Unresponsive,
-            Some(state) => state,
-            None => StorageHealth::Unresponsive,
+        let result = if cached.is_some() { cached } else { self.probe_or_join(container).await };
+        match result {
+            Some((_, health)) if !is_stalled || !matches!(health, StorageHealth::Readable) => health,
+            Some(_) | None => StorageHealth::Unresponsive,
         }
     }
 

@@ -12,7 +12,8 @@ use crate::container::Container;
 use crate::cpu_pool::Priority;
 use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::{self, Problem};
-use crate::http::query::slice_query::{Selection, SliceQuery};
+use crate::http::query::numpy_index::Selection;
+use crate::http::query::slice_query::SliceQuery;
 use crate::metrics;
 use crate::output::{self, EncodeOptions, EncodedPiece, Format};
 use crate::read::{PlannedSlice, SliceDelivery};
@@ -164,7 +165,7 @@ impl SliceRequest {
             self.format.name(),
             streamed_formats.join(", ")
         );
-        Err(Problem::new(problem::TOO_LARGE, detail).with_member("limit", limit_bytes))
+        Err(Problem::too_large(detail, limit_bytes))
     }
 
     /// Returns the shape of a piece of the region that is admitted in this format, wherever in the dataset it lies.
@@ -245,9 +246,9 @@ pub(crate) async fn encode_slice(
     let encode = timed(format.name(), move || -> Result<Vec<Bytes>, Problem> {
         let data = slice.convert(data).map_err(ReadError::from)?;
         let array = Array { shape, data_type, data };
-        let mut parts = format.encode(&array, &options).map_err(|error| Problem::internal(error.to_string()))?;
+        let mut parts = format.encode(&array, &options).map_err(Problem::internal)?;
         if let Some(encoding) = encoding {
-            parts = vec![encoding.compress(&parts).map_err(|error| Problem::internal(error.to_string()))?];
+            parts = vec![encoding.compress(&parts).map_err(Problem::internal)?];
         }
         if is_encoded && let Some(last) = parts.pop() {
             parts.push(memory.own(last));
@@ -282,8 +283,7 @@ async fn encode_in_parallel(
         })
     });
     let pieces = try_join_all(jobs).await.map_err(ReadError::from)?;
-    let pieces: Vec<EncodedPiece> =
-        pieces.into_iter().collect::<Result<_, _>>().map_err(|error| Problem::internal(error.to_string()))?;
+    let pieces: Vec<EncodedPiece> = pieces.into_iter().collect::<Result<_, _>>().map_err(Problem::internal)?;
     let trailer = format.trailer(&pieces);
     let pieces = pieces.into_iter().map(|piece| MemoryPermit::own_part(&memory, piece.bytes));
     Ok(pieces.chain([trailer]).collect())

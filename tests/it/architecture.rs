@@ -130,10 +130,7 @@ const ORDER: &[(&str, &str)] = &[
         "http",
         "authorization routes slice_request compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files",
     ),
-    (
-        "http::admission",
-        "client_limits fair_polling in_flight stalled_store_limit",
-    ),
+    ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
     ("http::query", "slice_query numpy_index params"),
     ("http::routes", "info operations slice stats view viewer stored listing page"),
     ("metrics", "connections float handles labels names"),

@@ -52,6 +52,7 @@ const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 
 /// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used,
 /// which outlives changes of the limits.
+#[derive(Default)]
 pub(crate) struct ClientRegistry {
     /// Admission of requests, which limits how many are in flight.
     admission: Arc<AdmissionController>,
@@ -147,18 +148,6 @@ impl ClientAccount {
     }
 }
 
-impl Default for ClientRegistry {
-    fn default() -> Self {
-        Self {
-            admission: Arc::default(),
-            request_counts: Mutex::default(),
-            accounts: Mutex::default(),
-            waiting: AtomicUsize::new(0),
-            hashing: RandomState::new(),
-        }
-    }
-}
-
 impl ClientRegistry {
     /// Returns the client that a request belongs to.
     pub(crate) fn identify(
@@ -169,7 +158,8 @@ impl ClientRegistry {
         caller_view: Option<&CallerView>,
     ) -> ClientId {
         let forwarded_address = forwarded::client_address(headers, peer, &options.trusted_proxies);
-        self.client_id(caller_view.and_then(CallerView::caller_name), forwarded_address.or(peer))
+        let caller = caller_view.and_then(|view| view.caller.as_ref()).map(ToString::to_string);
+        self.client_id(caller, forwarded_address.or(peer))
     }
 
     /// Returns the client of a peer address; `None` for a trusted proxy or a Unix socket, whose requests may belong to

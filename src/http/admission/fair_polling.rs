@@ -6,13 +6,13 @@
 //! such requests of one client may be ready at once, and a request of another client would wait for all of them. Bodies
 //! are not covered: they are produced only as far as the client receives them.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use futures_util::poll;
+use futures_util::{pending, poll};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
@@ -57,7 +57,8 @@ pub(crate) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = 
         if let Poll::Ready(output) = polled {
             return output;
         }
-        next_poll().await;
+        // Continues when the task is polled again.
+        pending!();
     }
 }
 
@@ -87,12 +88,6 @@ fn charge_slice(round: &Arc<Mutex<PollRound>>, time_slice: FairPermit, elapsed: 
         // A new task runs after all that are ready now.
         tokio::spawn(async move { drop(end_guard) });
     }
-}
-
-/// Completes when the task is polled again.
-async fn next_poll() {
-    let mut is_first = true;
-    poll_fn(|_context| if std::mem::take(&mut is_first) { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
 #[cfg(test)]

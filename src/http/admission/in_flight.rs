@@ -36,16 +36,11 @@ const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum delay.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
-/// Returns the maximum number of requests in flight of clients that have some already: `limit` and the spare slots.
-fn limit_with_spare(limit: usize) -> usize {
-    limit.saturating_add(limit / SPARE_DIVISOR)
-}
-
 /// Returns the number of requests in flight below which a client may take a spare slot. It is at most the number of
 /// spare slots left, so that the first clients leave some for the next. Once none is left, clients without requests in
 /// flight may have one each, up to twice the limit.
 fn light_client_limit(limit: usize, in_flight: usize) -> usize {
-    match limit_with_spare(limit).saturating_sub(in_flight) {
+    match limit.saturating_add(limit / SPARE_DIVISOR).saturating_sub(in_flight) {
         0 => usize::from(in_flight < limit.saturating_mul(2)),
         spare_slots => (limit / LIGHT_CLIENT_DIVISOR).max(1).min(spare_slots),
     }

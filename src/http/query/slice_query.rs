@@ -5,10 +5,8 @@
 
 use std::collections::BTreeMap;
 
-use smallvec::SmallVec;
-
 use crate::http::problem::{OUT_OF_BOUNDS, Problem};
-use crate::http::query::numpy_index::{self, IndexItem};
+use crate::http::query::numpy_index::{self, IndexItem, Selection};
 use crate::http::query::params::{parse_decimal, parse_integers, parse_query, unknown_value, wrong_rank};
 use crate::http::redact::excerpt;
 use crate::output::{AxisOrder, EncodeOptions, Endian};
@@ -62,27 +60,6 @@ enum OutsidePolicy {
     Zero,
 }
 
-/// The samples that a query selects in a known dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Selection {
-    /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
-    pub region: Region,
-    /// Axes of the result in ascending order: those that no integer of `select` drops.
-    pub kept_axes: SmallVec<[usize; 6]>,
-}
-
-impl Selection {
-    /// Returns the shape of the result in elements, without dropped axes.
-    pub(crate) fn shape(&self) -> Coords {
-        self.kept(self.region.shape())
-    }
-
-    /// Returns a shape with all axes of the dataset without the dropped ones.
-    pub(crate) fn kept(&self, shape: &[u64]) -> Coords {
-        self.kept_axes.iter().filter_map(|axis| shape.get(*axis).copied()).collect()
-    }
-}
-
 impl SliceQuery {
     /// Parses the raw query string, which is percent-encoded. A `+` is a plus, not a space.
     ///
@@ -114,13 +91,71 @@ impl SliceQuery {
     /// 400 `out-of-bounds` if the rank differs, or if samples lie outside and that is not allowed; 400
     /// `invalid-parameter` if a region ends before it starts.
     pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, Problem> {
-        match &self.selector {
-            SampleSelector::Index(items) => select_by_index(items, dimensions),
-            SampleSelector::Box { start, stop, size, step, outside } => {
-                let ends = (stop.as_deref(), size.as_deref());
-                select_by_box(start.as_deref(), ends, step.as_deref(), *outside, dimensions)
+        let (start, stop, size, step, outside) = match &self.selector {
+            SampleSelector::Index(items) if items.is_empty() && !dimensions.is_empty() => {
+                return Err(Problem::invalid_parameter("select", "select is empty; ... selects everything"));
+            }
+            SampleSelector::Index(items) => {
+                return numpy_index::resolve(items, dimensions).map_err(|detail| out_of_bounds(detail, dimensions));
+            }
+            SampleSelector::Box { start, stop, size, step, outside } => (start, stop, size, step, outside),
+        };
+        let lengths = [
+            ("start", start.as_ref().map(Vec::len)),
+            ("stop", stop.as_ref().map(Vec::len)),
+            ("size", size.as_ref().map(Vec::len)),
+            ("step", step.as_ref().map(Vec::len)),
+        ];
+        for (parameter, length) in lengths {
+            if let Some(count) = length.filter(|length| *length != dimensions.len()) {
+                return Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions));
             }
         }
+        let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
+        for (axis, dimension) in dimensions.iter().map(|size| i128::from(*size)).enumerate() {
+            // Wide enough that nothing overflows.
+            let value_at =
+                |list: &Option<Vec<i64>>| list.as_ref().and_then(|list| list.get(axis)).map(|n| i128::from(*n));
+            let mut start = value_at(start).unwrap_or(0);
+            let given_stop = value_at(stop).or_else(|| value_at(size).map(|size| start.saturating_add(size)));
+            let step = step.as_ref().and_then(|list| list.get(axis)).copied().unwrap_or(1).max(1);
+            let mut stop =
+                given_stop.unwrap_or(if *outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
+            if given_stop.is_some() && start > stop {
+                let detail = format!("along axis {axis} the region {start}..{stop} ends before it starts");
+                return Err(Problem::invalid_parameter("stop", detail));
+            }
+            match outside {
+                OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
+                    let region = given_stop.map_or_else(|| format!("{start}.."), |stop| format!("{start}..{stop}"));
+                    let detail = format!(
+                        "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
+                         stay inside, or give outside=clip or outside=zero"
+                    );
+                    return Err(out_of_bounds(detail, dimensions));
+                }
+                OutsidePolicy::Error | OutsidePolicy::Zero => {}
+                OutsidePolicy::Clip => {
+                    let step = i128::from(step);
+                    let skipped_samples = start
+                        .saturating_neg()
+                        .max(0)
+                        .saturating_add(step)
+                        .saturating_sub(1)
+                        .checked_div(step)
+                        .unwrap_or(0);
+                    start = start.saturating_add(skipped_samples.saturating_mul(step)).min(dimension);
+                    stop = stop.min(dimension);
+                }
+            }
+            let length = u64::try_from(stop.saturating_sub(start).max(0)).unwrap_or(u64::MAX);
+            // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
+            starts.push(i64::try_from(start).unwrap_or(i64::MAX));
+            shape.push(length.div_ceil(step));
+            steps.push(step);
+        }
+        let region = Region::new(starts, shape, steps).map_err(|error| out_of_bounds(error.to_string(), dimensions))?;
+        Ok(Selection { region, kept_axes: (0..dimensions.len()).collect() })
     }
 
     /// Returns the output format's options for this query and the samples that it selected.
@@ -201,79 +236,6 @@ fn parse_quality(text: &str) -> Result<u8, Problem> {
 /// Creates the 400 for samples that do not lie within a dataset of these dimensions.
 fn out_of_bounds(detail: impl Into<String>, dimensions: &[u64]) -> Problem {
     Problem::new(OUT_OF_BOUNDS, detail).with_member("dimensions", dimensions)
-}
-
-fn select_by_index(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, Problem> {
-    if items.is_empty() && !dimensions.is_empty() {
-        return Err(Problem::invalid_parameter("select", "select is empty; ... selects everything"));
-    }
-    let axes = numpy_index::resolve(items, dimensions).map_err(|detail| out_of_bounds(detail, dimensions))?;
-    let kept_axes =
-        axes.iter().enumerate().filter(|(_, selection)| !selection.is_dropped).map(|(axis, _)| axis).collect();
-    let start: SignedCoords = axes.iter().map(|selection| selection.start).collect();
-    let shape = axes.iter().map(|selection| selection.count).collect();
-    let step = axes.iter().map(|selection| selection.step).collect();
-    let region = Region::new(start, shape, step).map_err(|error| out_of_bounds(error.to_string(), dimensions))?;
-    Ok(Selection { region, kept_axes })
-}
-
-fn select_by_box(
-    start: Option<&[i64]>,
-    (stop, size): (Option<&[i64]>, Option<&[i64]>),
-    step: Option<&[u64]>,
-    outside: OutsidePolicy,
-    dimensions: &[u64],
-) -> Result<Selection, Problem> {
-    let lengths = [
-        ("start", start.map(<[_]>::len)),
-        ("stop", stop.map(<[_]>::len)),
-        ("size", size.map(<[_]>::len)),
-        ("step", step.map(<[_]>::len)),
-    ];
-    for (parameter, length) in lengths {
-        if let Some(count) = length.filter(|length| *length != dimensions.len()) {
-            return Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions));
-        }
-    }
-    let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
-    for (axis, dimension) in dimensions.iter().map(|size| i128::from(*size)).enumerate() {
-        // Wide enough that nothing overflows.
-        let value_at = |list: Option<&[i64]>| list.and_then(|list| list.get(axis)).map(|n| i128::from(*n));
-        let mut start = value_at(start).unwrap_or(0);
-        let given_stop = value_at(stop).or_else(|| value_at(size).map(|size| start.saturating_add(size)));
-        let step = step.and_then(|list| list.get(axis)).copied().unwrap_or(1).max(1);
-        let mut stop =
-            given_stop.unwrap_or(if outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
-        if given_stop.is_some() && start > stop {
-            let detail = format!("along axis {axis} the region {start}..{stop} ends before it starts");
-            return Err(Problem::invalid_parameter("stop", detail));
-        }
-        match outside {
-            OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
-                let region = given_stop.map_or_else(|| format!("{start}.."), |stop| format!("{start}..{stop}"));
-                let detail = format!(
-                    "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
-                     stay inside, or give outside=clip or outside=zero"
-                );
-                return Err(out_of_bounds(detail, dimensions));
-            }
-            OutsidePolicy::Error | OutsidePolicy::Zero => {}
-            OutsidePolicy::Clip => {
-                let step = i128::from(step);
-                let skipped_samples =
-                    start.saturating_neg().max(0).saturating_add(step).saturating_sub(1).checked_div(step).unwrap_or(0);
-                start = start.saturating_add(skipped_samples.saturating_mul(step)).min(dimension);
-                stop = stop.min(dimension);
-            }
-        }
-        let length = u64::try_from(stop.saturating_sub(start).max(0)).unwrap_or(u64::MAX);
-        // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
-        starts.push(i64::try_from(start).unwrap_or(i64::MAX));
-        shape.push(length.div_ceil(step));
-        steps.push(step);
-    }
-    let region = Region::new(starts, shape, steps).map_err(|error| out_of_bounds(error.to_string(), dimensions))?;
-    Ok(Selection { region, kept_axes: (0..dimensions.len()).collect() })
 }
 
 #[cfg(test)]

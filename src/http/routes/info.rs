@@ -19,8 +19,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
         let no_cache = HeaderValue::from_static("no-cache");
-        let response = document(context, "", LoadedNode::default(), no_attributes, no_cache)?;
-        return compress::compress_document(context, response).await;
+        return document(context, "", LoadedNode::default(), no_attributes, no_cache).await;
     };
     let to_problem = |error| mount.problem(error);
     let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
@@ -36,14 +35,12 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     };
     // Never immutable: the document depends on the server's release and on everything around the directory.
     let cache_control = mount.missing_cache_control.clone();
-    let attributes = (attributes, tensorstore_attributes);
-    let response = document(context, &mount.path_of(&key), loaded, attributes, cache_control)?;
-    compress::compress_document(context, response).await
+    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control).await
 }
 
 /// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those
 /// that a TensorStore spec repeats.
-fn document(
+async fn document(
     context: &RequestContext<'_>,
     path: &str,
     loaded: LoadedNode,
@@ -80,7 +77,8 @@ fn document(
     }
     drop((node, description, members, attributes, tensorstore_attributes));
     let entity = Entity { is_compressible: true, ..Entity::new("application/json", cache_control) };
-    entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))
+    let response = entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))?;
+    compress::compress_document(context, response).await
 }
 
 /// Returns the URLs of the directory at every endpoint, and in every view that shows it.

@@ -24,7 +24,7 @@ use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
-    let query = SliceQuery::parse(context.query())?;
+    let query = SliceQuery::parse(context.parts.uri.query())?;
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let container = &mount.container;
@@ -36,7 +36,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
     let request = SliceRequest::new(dataset, &query, format, content_coding)?;
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
-    let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.headers().contains_key(name));
+    let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
     let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
     let plan = request.plan(container, context.freshness, is_rate_limited, !has_precondition).await?;
 
@@ -49,11 +49,11 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     if may_compress {
         respond::add_vary(&mut entity.extra, "accept-encoding");
     }
-    if context.method() == Method::HEAD || plan.slice.is_streamed() {
+    if context.parts.method == Method::HEAD || plan.slice.is_streamed() {
         entity.len = plan.response_bytes();
         return respond_unread(context, container, plan, &entity).await;
     }
-    if context.headers().contains_key(IF_NONE_MATCH) {
+    if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be decoded.
         let blocks = container.fingerprint(context.freshness, &plan.slice).await?;
         entity.etag = Some(etag(&plan, blocks.etags_hash).into());
@@ -138,17 +138,15 @@ async fn respond_unread(
     entity: &Entity<'_>,
 ) -> HandlerResult {
     let (mut response, _) = entity.select(context.parts)?;
-    if context.method() == Method::HEAD {
+    if context.parts.method == Method::HEAD {
         return Ok(response);
     }
     let SlicePlan { request, slice, .. } = plan;
     let (format, data_type, options) = (request.format, request.data_type, request.options);
-    let transform: Option<PieceTransform> = format
-        .changes_bands(&data_type, &options)
-        .then(|| (data_type.clone(), options.clone()))
-        .map(|(data_type, options)| {
-            Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
-        });
+    let transform = format.changes_bands(&data_type, &options).then(|| {
+        let (data_type, options) = (data_type.clone(), options.clone());
+        Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
+    });
     let mut bands = BandReader::new(container.clone(), context.freshness, slice, transform);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.

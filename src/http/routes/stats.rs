@@ -17,7 +17,7 @@ use crate::http::slice_request::check_decodable;
 use crate::read::{SamplePlan, SampleStatistics};
 use crate::store::Key;
 use crate::view;
-use n5_format::{ElementValue, Statistics};
+use n5_format::ElementValue;
 
 /// All parameters; `token` is read elsewhere.
 const PARAMETERS: [&str; 3] = ["bins", "percentiles", "token"];
@@ -84,7 +84,7 @@ struct SampledLevel {
 }
 
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
-    let query = StatsQuery::parse(context.query())?;
+    let query = StatsQuery::parse(context.parts.uri.query())?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let sampled = choose_level(context, mount, &key).await.map_err(|error| mount.problem(error))?;
     check_decodable(&sampled.dataset)?;
@@ -113,9 +113,9 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
 /// that has enough elements, otherwise the finest.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let (container, freshness) = (&mount.container, context.freshness);
+    let whole = |dataset| SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() };
     if let GroupState::Dataset(dataset) = &container.group(freshness, key).await?.state {
-        let dataset = Arc::clone(dataset);
-        return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
+        return Ok(whole(Arc::clone(dataset)));
     }
     // Releases the description's memory before waiting for the sample's memory.
     let pyramid = {
@@ -124,8 +124,7 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
     };
     let Some(pyramid) = pyramid else {
         // The error says why it is not a dataset.
-        let dataset = container.dataset(freshness, key).await?;
-        return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
+        return Ok(whole(container.dataset(freshness, key).await?));
     };
     let mut levels = Vec::new();
     for level in pyramid.levels {
@@ -227,40 +226,33 @@ fn json_number(number: ElementValue) -> Value {
 
 /// Returns sentences that say what was read and why.
 fn note(sampled: &SampledLevel, statistics: &SampleStatistics, blocks_total: u128, blocks_missing: u64) -> String {
-    let Statistics { elements, .. } = statistics.summary;
-    let mut text = String::new();
-    let mut add_sentence = |sentence: String| {
-        if !text.is_empty() {
-            text.push(' ');
-        }
-        text.push_str(&sentence);
-    };
+    let elements = statistics.summary.elements;
+    let mut sentences = Vec::new();
     if !sampled.level.is_empty() {
-        add_sentence(format!("Level {} was read, {}.", sampled.level, sampled.reason));
+        sentences.push(format!("Level {} was read, {}.", sampled.level, sampled.reason));
     }
     let SampleStatistics { blocks_read, blocks_unreadable, elements_missing, is_exact: exact, .. } = statistics;
     if *exact && blocks_total == 0 {
-        add_sentence("It has no elements.".to_owned());
+        sentences.push("It has no elements.".to_owned());
     } else if *exact {
-        add_sentence(format!("Every block was read, {blocks_read} of {blocks_total}."));
+        sentences.push(format!("Every block was read, {blocks_read} of {blocks_total}."));
     } else {
-        add_sentence(format!(
-            "{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."
-        ));
+        sentences
+            .push(format!("{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."));
     }
     if *blocks_unreadable > 0 {
-        add_sentence(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
+        sentences.push(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
     }
     if *elements_missing > 0 && elements == 0 {
-        add_sentence(format!(
+        sentences.push(format!(
             "No elements of the sample are stored: {blocks_missing} blocks do not exist and read as zero."
         ));
     } else if *elements_missing > 0 {
-        add_sentence(format!(
+        sentences.push(format!(
             "{elements_missing} elements are not stored, including those of {blocks_missing} missing blocks; they read as zero and count only in zeros."
         ));
     }
-    text
+    sentences.join(" ")
 }
 
 #[cfg(test)]

@@ -20,7 +20,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return if target.is_bare { Ok(context.redirect_to_slash()) } else { listing::of_mounts(context).await };
     };
     // Neuroglancer probes for S3. A listing in another format would confuse it.
-    if target.has_trailing_slash && params::first_value(context.query(), "list-type").is_some() {
+    if target.has_trailing_slash && params::first_value(context.parts.uri.query(), "list-type").is_some() {
         return Err(Problem::not_found());
     }
     if target.has_trailing_slash {
@@ -53,7 +53,7 @@ async fn object_response(
     let (container, mut send_permit) = (&mount.container, None);
     loop {
         // HEAD reads no bytes. An object that is too large to be held is only opened.
-        let (meta, stored) = if context.method() == Method::HEAD {
+        let (meta, stored) = if context.parts.method == Method::HEAD {
             let meta = ReadError::hidden_as_none(container.meta(context.freshness, key).await)?;
             let Some(meta) = meta else { return Ok(None) };
             (meta, None)

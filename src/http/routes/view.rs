@@ -26,8 +26,9 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
         return Err(Problem::not_found());
     }
     // A value that is not UTF-8 is replaced by one that no view knows.
-    let query: Vec<_> =
-        params::pairs(context.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
+    let query: Vec<_> = params::pairs(context.parts.uri.query())
+        .map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into())))
+        .collect();
     view.check_query(&query)?;
     let Some((mount, key)) = context.locate(path)? else {
         return if context.target.has_trailing_slash {
@@ -74,7 +75,7 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
         has_ranges: true,
         ..Entity::new(chunk.media_type(), mount.found_cache_control.clone())
     };
-    if context.headers().contains_key(IF_NONE_MATCH) {
+    if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be encoded.
         let etag = chunk.lookup_etag(container, context.freshness).await?.ok_or_else(|| mount.not_found())?;
         if let Some(response) = entity(&etag, None).not_modified(context.parts) {
@@ -127,9 +128,9 @@ async fn elements_body(
         return Ok(Body::from(prefix));
     }
     let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
-    let reader = BandReader::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
-    let reader = reader.with_etag_check(chunk.clone(), etag);
-    let mut reader = reader.with_byte_range(skipped, to.saturating_sub(from));
+    let mut reader = BandReader::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
+    reader.etag_check = Some((chunk.clone(), etag));
+    (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));
     let first = reader.next().await?.unwrap_or_default();
     Ok(reader.into_body(prefix, first, context.id.to_owned()))
 }

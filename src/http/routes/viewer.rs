@@ -43,10 +43,10 @@ async fn file_response(context: &RequestContext<'_>, viewer: &Viewer, path: &[&s
         return Err(Problem::not_found());
     }
     let mut request = Request::new(Body::empty());
-    *request.method_mut() = context.method().clone();
+    *request.method_mut() = context.parts.method.clone();
     *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::not_found())?;
     for name in [ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE] {
-        if let Some(value) = context.headers().get(&name) {
+        if let Some(value) = context.parts.headers.get(&name) {
             request.headers_mut().insert(name, value.clone());
         }
     }
