@@ -22,8 +22,8 @@ const SPARE_DIVISOR: usize = 4;
 /// Divisor of `limits.concurrent_requests`; a client with fewer requests in flight than the result is a light client.
 const LIGHT_CLIENT_DIVISOR: usize = 16;
 
-/// Minimum delay. A connection gets at most four rejections per second for each request that it may have in flight. It
-/// is short compared with the second of `Retry-After`.
+/// Minimum delay of a rejection. A connection gets at most four rejections per second for each request that it may have
+/// in flight. It is short compared with the second of `Retry-After`.
 const MIN_DELAY: Duration = Duration::from_millis(250);
 
 /// Delay per pending rejection. All connections together get 500 rejections per second, unless that would delay one by
@@ -33,7 +33,7 @@ const DELAY_PER_PENDING: Duration = Duration::from_millis(2);
 /// Interval at which rejections are sent in batches. Sending each one alone would interrupt the work on a core.
 const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Maximum delay.
+/// Maximum delay of a rejection.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
 /// Returns the number of requests in flight below which a client may take a spare slot. It is at most the number of
