@@ -128,7 +128,7 @@ fn server(recheck: RevalidationPolicy) -> (Router, Container) {
     let options = HttpOptions {
         base_path: String::new(),
         trusted_proxies: Vec::new(),
-        required_containers: n5_server::http::RequiredContainers::All,
+        required_containers: n5_server::config::RequiredContainers::All,
         request_timeout: Duration::from_secs(60),
         concurrent_requests: 1024,
         cors_origins: vec!["*".to_owned()],
@@ -137,12 +137,13 @@ fn server(recheck: RevalidationPolicy) -> (Router, Container) {
         cors_private_network: true,
         access_control: None,
         frame_ancestors: Vec::new(),
-        client_limits: n5_server::http::ClientLimits {
-            requests: 0,
+        client_limits: n5_server::config::ClientsConfig {
+            connections: 0,
+            concurrent_requests: 0,
             bytes_per_second: 0,
-            burst_bytes: 0,
-            max_wait: Duration::ZERO,
+            burst: 0,
         },
+        budget_wait: Duration::ZERO,
         is_https: false,
         hsts: None,
         viewer: None,

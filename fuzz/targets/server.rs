@@ -49,7 +49,7 @@ fn options() -> HttpOptions {
     HttpOptions {
         base_path: String::new(),
         trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()],
-        required_containers: n5_server::http::RequiredContainers::All,
+        required_containers: n5_server::config::RequiredContainers::All,
         // The fuzzing process may be suspended for a while. libFuzzer has its own time limit.
         request_timeout: Duration::from_secs(3600),
         concurrent_requests: 1024,
@@ -59,12 +59,13 @@ fn options() -> HttpOptions {
         cors_private_network: true,
         access_control: None,
         frame_ancestors: Vec::new(),
-        client_limits: n5_server::http::ClientLimits {
-            requests: 0,
+        client_limits: n5_server::config::ClientsConfig {
+            connections: 0,
+            concurrent_requests: 0,
             bytes_per_second: 0,
-            burst_bytes: 0,
-            max_wait: Duration::ZERO,
+            burst: 0,
         },
+        budget_wait: Duration::ZERO,
         is_https: false,
         hsts: None,
         viewer: None,

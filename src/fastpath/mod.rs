@@ -7,7 +7,6 @@
 //! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two. Every
 //! unusual request is left to the slow path.
 
-mod chunk;
 mod reply;
 mod thread_cache;
 
@@ -16,14 +15,17 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::Instant;
 
-use crate::cache::ATTRIBUTES;
+use futures_util::FutureExt;
+
+use crate::cache::{ATTRIBUTES, Freshness};
 use crate::container::{CachedAnswer, NonblockingLookup};
-use crate::http::App;
 use crate::http::problem::Problem;
-use crate::http::route::{self, RequestTarget};
-use crate::http::{forwarded, redact};
-use crate::store::Key;
-use reply::{EntityHeaders, FastRequest, FastResponder};
+use crate::http::route::{self, Endpoint, RequestTarget};
+use crate::http::{App, forwarded, redact};
+use crate::metrics::LookupResult;
+use crate::store::{Key, ObjectMeta};
+use crate::view::{ResolvedKey, ViewLookup};
+use reply::{EntityHeaders, FastRequest, charged_body, entity_reply, not_found_reply};
 pub use reply::{Reply, ReplyBody};
 
 /// Maximum number of headers of a request on the fast path.
@@ -31,6 +33,9 @@ const MAX_HEADERS: usize = 48;
 
 /// Longest path on the fast path, in bytes. The HTTP library refuses paths that are a few bytes longer.
 const MAX_PATH_BYTES: usize = 60_000;
+
+/// Media type of most chunks.
+const OCTET_STREAM: &str = "application/octet-stream";
 
 /// Outcome of [`try_answer`] for the bytes received so far.
 #[derive(Debug)]
@@ -52,12 +57,12 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
         Ok(httparse::Status::Partial) => return FastOutcome::Incomplete,
         Err(_) => return FastOutcome::HandOver,
     };
-    match classify(&request) {
+    match classify(&request, peer) {
         None => FastOutcome::HandOver,
         Some((_, false)) => FastOutcome::Request(length, None),
         Some((fast_request, true)) => {
             // After a panic, the HTTP library handles the request again, and its response reports the fault.
-            let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, peer, &fast_request)));
+            let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, &fast_request)));
             FastOutcome::Request(length, reply.unwrap_or_default())
         }
     }
@@ -65,9 +70,18 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
 
 /// Returns the request, and whether it is simple enough for the fast path. Returns `None` if it has a body or asks for
 /// another protocol, or might.
-fn classify<'a>(request: &httparse::Request<'_, 'a>) -> Option<(FastRequest<'a>, bool)> {
+fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Option<(FastRequest<'a>, bool)> {
     let (method, path) = (request.method?, request.path?);
-    let mut fast_request = FastRequest { is_head: method == "HEAD", path, ..FastRequest::default() };
+    let mut fast_request = FastRequest {
+        peer,
+        started: Instant::now(),
+        is_head: method == "HEAD",
+        path,
+        if_none_match: None,
+        request_id: None,
+        has_origin: false,
+        traceparent: None,
+    };
     let mut is_eligible =
         matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
     let (mut has_modified_since, mut host_count) = (false, 0);
@@ -110,10 +124,10 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>) -> Option<(FastRequest<'a>,
     Some((fast_request, is_eligible))
 }
 
-fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) -> Option<Reply> {
-    let (templates, started) = (&app.header_templates, Instant::now());
+fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
+    let templates = &app.header_templates;
     let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
-    if (request.has_origin && varies_by_origin()) || app.client_limiter.limits_bandwidth() {
+    if (request.has_origin && varies_by_origin()) || app.options.client_limits.bytes_per_second > 0 {
         return None;
     }
     // A token must not be logged, wherever it stands in the path. The slow path redacts it.
@@ -121,26 +135,20 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
         return None;
     }
     let freshness = app.resources.request_freshness();
-    let responder = FastResponder { app, peer, started };
     let cached_reply = thread_cache::with_entry(app.id, request.path, |entry| {
         let (mount, template) = (app.mounts.get(entry.mount)?, templates.get(entry.mount)?);
         let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
         let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
         Some(match &entry.headers {
-            Some(headers) => responder.entity_reply(
-                request,
-                template,
-                headers,
-                ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
-            ),
-            None => responder.not_found_reply(request, template, route::STORED),
+            Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
+            None => not_found_reply(app, request, template, route::STORED),
         })
     });
     if cached_reply.is_some() {
         return cached_reply;
     }
     let Some(path) = RequestTarget::parse_literal_stored(request.path, &app.options.base_path) else {
-        return chunk::try_respond(&responder, request, freshness);
+        return try_chunk(app, request, freshness);
     };
     let (mount_index, path) = match app.mounts.as_slice() {
         [only] if only.name.is_empty() => (0, path),
@@ -155,6 +163,7 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
+    let is_attributes = key.name() == Some(ATTRIBUTES);
     // A client that has a copy may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
     let mut lookup = mount.container.try_object(freshness, &key, with_bytes);
@@ -169,23 +178,18 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
         NonblockingLookup::Missing(dependency) => {
             let cached_answer = CachedAnswer { dependencies: vec![dependency], range: 0..0 };
             thread_cache::insert(app.id, request.path, mount_index, None, cached_answer);
-            Some(responder.not_found_reply(request, template, route::STORED))
+            Some(not_found_reply(app, request, template, route::STORED))
         }
         // The kernel cannot encrypt the file that it sends.
         NonblockingLookup::Sendfile(_) if app.options.is_https => None,
         NonblockingLookup::Sendfile(file) => {
-            let headers = EntityHeaders::new(file.meta().clone(), key.name() == Some(ATTRIBUTES));
-            Some(responder.entity_reply(request, template, &headers, ReplyBody::File(Arc::new(file))))
+            let headers = EntityHeaders::new(route::STORED, file.meta().clone(), is_attributes);
+            Some(entity_reply(app, request, template, &headers, ReplyBody::File(Arc::new(file))))
         }
         NonblockingLookup::Object(meta, bytes, dependency) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
-            let headers = EntityHeaders::new(meta, key.name() == Some(ATTRIBUTES));
-            let reply = responder.entity_reply(
-                request,
-                template,
-                &headers,
-                ReplyBody::Bytes(responder.charge_to_client(request, mount, bytes)?),
-            );
+            let headers = EntityHeaders::new(route::STORED, meta, is_attributes);
+            let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
             if let Some(dependency) = dependency {
                 let cached_answer = CachedAnswer { dependencies: vec![dependency], range };
                 thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
@@ -193,6 +197,46 @@ fn try_respond(app: &Arc<App>, peer: Option<IpAddr>, request: &FastRequest<'_>) 
             Some(reply)
         }
     }
+}
+
+/// Replies with a chunk of a view if resolving and reading it need no waiting. Returns `None` if the HTTP library must
+/// answer. No work has been started then that the library would repeat.
+fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness) -> Option<Reply> {
+    // The HTTP library handles queries, and every path that it may parse differently.
+    if !request.path.bytes().all(RequestTarget::is_literal_path_byte) {
+        return None;
+    }
+    let freshness = freshness.nonblocking();
+    let target = RequestTarget::parse(request.path, &app.options.base_path).ok()??;
+    let Endpoint::View(view) = target.endpoint else { return None };
+    let (parameters, path) = target.segments.split_at_checked(view.path_parameter_count())?;
+    if target.has_trailing_slash || !target.ends_like_chunk() || !view.accepts_path_parameters(parameters) {
+        return None;
+    }
+    let (mount, key) = app.locate(path).ok()??;
+    let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
+    let template = app.header_templates.get(mount_index).filter(|template| template.is_public)?;
+    let lookup =
+        ViewLookup { container: &mount.container, freshness, path_parameters: parameters, key: &key, query: &[] };
+    let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
+    if chunk.media_type() != OCTET_STREAM {
+        return None;
+    }
+    let Some(encoded) = chunk.read(&mount.container, freshness).now_or_never()?.ok()? else {
+        mount.container.count_lookup(LookupResult::Absent);
+        return Some(not_found_reply(app, request, template, view.name()));
+    };
+    let bytes = encoded.bytes()?.clone();
+    mount.container.count_lookup(LookupResult::Hit);
+    let meta = ObjectMeta { len: encoded.len, modified: None, etag: encoded.etag.as_str().into(), version: 0 };
+    let headers = EntityHeaders::new(view.name(), meta, false);
+    let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
+    if view.has_self_contained_chunks()
+        && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)
+    {
+        thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
+    }
+    Some(reply)
 }
 
 /// Returns true if `value` is a single strong entity tag.
@@ -211,7 +255,7 @@ mod tests {
             let mut request = httparse::Request::new(&mut headers);
             let text = text.replace('\n', "\r\n");
             assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
-            match classify(&request) {
+            match classify(&request, None) {
                 None => "other",
                 Some((_, false)) => "plain",
                 Some((_, true)) => "quick",

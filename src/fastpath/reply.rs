@@ -9,15 +9,17 @@ use std::time::Instant;
 use axum::http::{Method, StatusCode};
 use bytes::Bytes;
 
+use crate::http::common_headers::{MountHeaders, push_header};
 use crate::http::observe::{self, RequestRecord, SendStage};
-use crate::http::templates::{MountHeaders, push_header};
-use crate::http::{App, Mount, conditional, forwarded, redact, route};
+use crate::http::{App, Mount, forwarded, redact, respond};
 use crate::store::{ObjectMeta, SendfileSource};
 use crate::trace;
 
 /// The parts of a request that the fast path depends on.
-#[derive(Debug, Default, PartialEq, Eq)]
+#[derive(Debug)]
 pub(super) struct FastRequest<'a> {
+    pub(super) peer: Option<IpAddr>,
+    pub(super) started: Instant,
     pub(super) is_head: bool,
     pub(super) path: &'a str,
     pub(super) if_none_match: Option<&'a [u8]>,
@@ -51,12 +53,6 @@ pub enum ReplyBody {
     File(Arc<SendfileSource>),
 }
 
-impl ReplyBody {
-    fn empty() -> Self {
-        Self::Bytes(Bytes::new())
-    }
-}
-
 impl std::fmt::Debug for Reply {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Reply").field("body", &self.body).finish_non_exhaustive()
@@ -66,7 +62,7 @@ impl std::fmt::Debug for Reply {
 impl Reply {
     /// Returns when the request arrived.
     pub fn started(&self) -> Instant {
-        self.record.started()
+        self.record.started
     }
 
     /// Logs and counts that the rest of the body cannot be read.
@@ -95,100 +91,88 @@ pub(super) struct EntityHeaders {
 }
 
 impl EntityHeaders {
-    pub(super) fn new(meta: ObjectMeta, is_attributes: bool) -> Self {
+    pub(super) fn new(route: &'static str, meta: ObjectMeta, is_attributes: bool) -> Self {
         let mut header_lines = Vec::with_capacity(HEADER_LINES_CAPACITY);
         let _ = write!(header_lines, "content-length: {}\r\n", meta.len);
         let content_length_line_bytes = header_lines.len();
         push_header(&mut header_lines, "etag", meta.etag.as_bytes());
-        if let Some(date) = meta.modified.and_then(conditional::last_modified) {
+        if let Some(date) = meta.modified.and_then(respond::last_modified) {
             push_header(&mut header_lines, "last-modified", date.as_bytes());
         }
-        Self { route: route::STORED, etag: meta.etag, is_attributes, header_lines, content_length_line_bytes }
+        Self { route, etag: meta.etag, is_attributes, header_lines, content_length_line_bytes }
     }
 }
 
-/// A request whose reply is being written.
-pub(super) struct FastResponder<'a> {
-    pub(super) app: &'a Arc<App>,
-    pub(super) peer: Option<IpAddr>,
-    pub(super) started: Instant,
+/// Returns the reply with an object or chunk: 304 if the client has it, otherwise 200.
+pub(super) fn entity_reply(
+    app: &Arc<App>,
+    request: &FastRequest<'_>,
+    template: &MountHeaders,
+    headers: &EntityHeaders,
+    body: ReplyBody,
+) -> Reply {
+    if request.if_none_match == Some(headers.etag.as_bytes()) {
+        let mut head = start_head(b"HTTP/1.1 304 Not Modified\r\n");
+        head.extend_from_slice(headers.header_lines.get(headers.content_length_line_bytes..).unwrap_or_default());
+        head.extend_from_slice(&template.not_modified);
+        return finish_reply(app, request, headers.route, StatusCode::NOT_MODIFIED, head, None);
+    }
+    let mut head = start_head(b"HTTP/1.1 200 OK\r\n");
+    head.extend_from_slice(&headers.header_lines);
+    head.extend_from_slice(if headers.is_attributes { &template.attributes } else { &template.block });
+    finish_reply(app, request, headers.route, StatusCode::OK, head, Some(body))
 }
 
-impl FastResponder<'_> {
-    pub(super) fn entity_reply(
-        &self,
-        request: &FastRequest<'_>,
-        template: &MountHeaders,
-        headers: &EntityHeaders,
-        body: ReplyBody,
-    ) -> Reply {
-        let status = match request.if_none_match {
-            Some(client_etag) if client_etag == headers.etag.as_bytes() => StatusCode::NOT_MODIFIED,
-            Some(_) | None => StatusCode::OK,
-        };
-        if status == StatusCode::NOT_MODIFIED {
-            let mut head = start_head(b"HTTP/1.1 304 Not Modified\r\n");
-            head.extend_from_slice(headers.header_lines.get(headers.content_length_line_bytes..).unwrap_or_default());
-            head.extend_from_slice(&template.not_modified);
-            return self.finish_reply(request, headers.route, status, head, ReplyBody::empty());
-        }
-        let mut head = start_head(b"HTTP/1.1 200 OK\r\n");
-        head.extend_from_slice(&headers.header_lines);
-        head.extend_from_slice(if headers.is_attributes { &template.attributes } else { &template.block });
-        self.finish_reply(request, headers.route, status, head, body)
+/// Returns the body `bytes`, which are charged to the client while they are sent. Returns `None` if that would have to
+/// wait, or if the peer's address does not identify the client; the HTTP library then answers.
+pub(super) fn charged_body(app: &App, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<ReplyBody> {
+    if request.is_head {
+        return Some(ReplyBody::Bytes(Bytes::new()));
     }
+    // The kernel accepts a smaller body at once.
+    if bytes.len() < MIN_CHARGED_BYTES {
+        return Some(ReplyBody::Bytes(bytes));
+    }
+    let client = app.process.clients.identify_direct_peer(&app.options, request.peer)?;
+    mount.container.charge_to_client(client, &bytes).map(ReplyBody::Bytes)
+}
 
-    /// Charges `bytes` of a container to the client while they are sent. Returns `None` if that would have to wait, or
-    /// if the peer's address does not identify the client; the HTTP library then answers.
-    pub(super) fn charge_to_client(&self, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<Bytes> {
-        if request.is_head {
-            return Some(Bytes::new());
-        }
-        // The kernel accepts a smaller body at once.
-        if bytes.len() < MIN_CHARGED_BYTES {
-            return Some(bytes);
-        }
-        let client = self.app.client_limiter.identify_direct_peer(self.peer)?;
-        mount.container.charge_to_client(client, &bytes)
-    }
+/// Returns the 404 reply.
+pub(super) fn not_found_reply(
+    app: &Arc<App>,
+    request: &FastRequest<'_>,
+    template: &MountHeaders,
+    route: &'static str,
+) -> Reply {
+    let mut head = start_head(b"HTTP/1.1 404 Not Found\r\n");
+    head.extend_from_slice(&template.missing);
+    finish_reply(app, request, route, StatusCode::NOT_FOUND, head, None)
+}
 
-    /// Returns the 404 reply.
-    pub(super) fn not_found_reply(
-        &self,
-        request: &FastRequest<'_>,
-        template: &MountHeaders,
-        route: &'static str,
-    ) -> Reply {
-        let mut head = start_head(b"HTTP/1.1 404 Not Found\r\n");
-        head.extend_from_slice(&template.missing);
-        self.finish_reply(request, route, StatusCode::NOT_FOUND, head, ReplyBody::empty())
-    }
-
-    /// Completes a reply with the headers that all replies end with, and starts the request's record.
-    fn finish_reply(
-        &self,
-        request: &FastRequest<'_>,
-        route: &'static str,
-        status: StatusCode,
-        mut head: Vec<u8>,
-        body: ReplyBody,
-    ) -> Reply {
-        let generated_hex = to_hex(self.app.process.new_request_id());
-        let generated_id = std::str::from_utf8(&generated_hex).unwrap_or_default();
-        let id = request.request_id.filter(|id| observe::is_request_id(id)).unwrap_or(generated_id);
-        push_header(&mut head, "x-request-id", id.as_bytes());
-        write_date(&mut head);
-        head.extend_from_slice(b"\r\n");
-        let method = if request.is_head { Method::HEAD } else { Method::GET };
-        let mut record = RequestRecord::start(self.app, self.started, method, request.path, None, self.peer, id);
-        record.route = route;
-        record.status = status;
-        record.stage = SendStage::Sending(None);
-        let is_trusted = || forwarded::is_trusted_proxy(self.peer, &self.app.options.trusted_proxies);
-        record.trace = trace::begin(request.traceparent, is_trusted, || redact::redacted_excerpt(request.path));
-        let body = if request.is_head { ReplyBody::empty() } else { body };
-        Reply { head, body, record }
-    }
+/// Completes a reply with the headers that all replies end with, and starts the request's record.
+fn finish_reply(
+    app: &Arc<App>,
+    request: &FastRequest<'_>,
+    route: &'static str,
+    status: StatusCode,
+    mut head: Vec<u8>,
+    body: Option<ReplyBody>,
+) -> Reply {
+    let generated_hex = to_hex(app.process.new_request_id());
+    let generated_id = std::str::from_utf8(&generated_hex).unwrap_or_default();
+    let id = request.request_id.filter(|id| observe::is_request_id(id)).unwrap_or(generated_id);
+    push_header(&mut head, "x-request-id", id.as_bytes());
+    write_date(&mut head);
+    head.extend_from_slice(b"\r\n");
+    let method = if request.is_head { Method::HEAD } else { Method::GET };
+    let mut record = RequestRecord::start(app, request.started, method, request.path, None, request.peer, id);
+    record.route = route;
+    record.status = status;
+    record.stage = SendStage::Sending(None);
+    let is_trusted = || forwarded::is_trusted_proxy(request.peer, &app.options.trusted_proxies);
+    record.trace = trace::begin(request.traceparent, is_trusted, || redact::redacted_excerpt(request.path));
+    let body = body.filter(|_| !request.is_head).unwrap_or(ReplyBody::Bytes(Bytes::new()));
+    Reply { head, body, record }
 }
 
 fn start_head(status_line: &[u8]) -> Vec<u8> {

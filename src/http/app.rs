@@ -1,20 +1,22 @@
-//! The application: what all requests share under one configuration.
+//! The application: what all requests share, under one configuration and in one process.
 
 use std::fmt;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, OnceLock};
 
+use tokio::time::Instant;
+
 use crate::container::Resources;
-use crate::http::admission::client_limits::ClientLimiter;
+use crate::http::admission::client_limits::ClientRegistry;
 use crate::http::admission::stalled_store_limit::StalledStoreLimit;
-use crate::http::caller_view::{self, CallerView};
-use crate::http::mount::Mount;
+use crate::http::common_headers::MountHeaders;
+use crate::http::exposition::ExpositionCache;
+use crate::http::mount::{self, CallerView, Mount};
 use crate::http::options::HttpOptions;
 use crate::http::problem::Problem;
-use crate::http::process_state::ProcessState;
-use crate::http::readiness::Readiness;
+use crate::http::readiness::{self, StorageProbe};
 use crate::http::route::{self, RequestTarget};
-use crate::http::templates::MountHeaders;
 use crate::http::viewer_files::Viewer;
 use crate::metrics;
 use crate::store::Key;
@@ -26,14 +28,14 @@ pub struct App {
     pub(crate) mounts: Vec<Mount>,
     pub(crate) resources: Arc<Resources>,
     pub(crate) options: HttpOptions,
-    pub(crate) readiness: Readiness,
+    /// One probe for each mount.
+    storage_probes: Vec<Arc<StorageProbe>>,
     pub(crate) process: Arc<ProcessState>,
     /// Metric handles of the frequent routes. Each is created at its route's first request, once a recorder is
     /// installed.
     route_metrics: Vec<(&'static str, OnceLock<metrics::RouteMetrics>)>,
     /// Prepared headers of each mount's responses.
     pub(crate) header_templates: Vec<MountHeaders>,
-    pub(crate) client_limiter: ClientLimiter,
     pub(crate) stalled_store_limit: StalledStoreLimit,
 }
 
@@ -73,11 +75,10 @@ impl App {
             id: NEXT_APP_ID.fetch_add(1, Ordering::Relaxed),
             header_templates: mounts.iter().map(|mount| MountHeaders::new(mount, &options)).collect(),
             route_metrics: frequent_routes.map(|route| (route, OnceLock::new())).collect(),
-            readiness: Readiness::of(&mounts),
+            storage_probes: mounts.iter().map(|_| Arc::default()).collect(),
             stalled_store_limit: StalledStoreLimit::new(mounts.len(), options.concurrent_requests),
             mounts,
             resources,
-            client_limiter: ClientLimiter::new(&options, Arc::clone(&process.client_registry)),
             options,
             process,
         })
@@ -103,6 +104,14 @@ impl App {
         self.process.requests_in_flight.load(Ordering::Relaxed)
     }
 
+    /// Returns the readiness document.
+    ///
+    /// # Errors
+    /// A 503 problem if the server is not ready.
+    pub(crate) async fn check_readiness(&self) -> Result<String, Problem> {
+        readiness::check(&self.mounts, &self.storage_probes, &self.options, self.is_draining()).await
+    }
+
     /// Returns the mount that `segments` lead into and the key within its container. Returns `Ok(None)` if several
     /// containers are served and `segments` is empty.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
@@ -117,22 +126,63 @@ impl App {
         }
     }
 
-    /// Returns the index of the mount whose name a target's path begins with.
-    pub(crate) fn named_mount_index(&self, target: &RequestTarget) -> Option<usize> {
+    /// Returns the mount whose name a target's path begins with, and its index.
+    pub(crate) fn named_mount(&self, target: &RequestTarget) -> Option<(usize, &Mount)> {
         let name = target.container_path()?.first()?;
-        self.mounts.iter().position(|mount| mount.name == *name)
+        self.mounts.iter().enumerate().find(|(_, mount)| mount.name == *name)
     }
 
     /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
     pub(crate) fn visible_mount(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
         let (mount, _) = self.locate(target.container_path()?).ok()??;
-        let is_public = caller_view::is_public_mount(self.options.access_control.as_deref(), &mount.name);
-        (!is_public).then(|| mount.visible_to(caller_view))
+        let is_public = mount::is_public_mount(self.options.access_control.as_deref(), &mount.name);
+        let visibility = Arc::<CallerView>::clone(caller_view);
+        (!is_public).then(|| Mount { container: mount.container.with_visibility(visibility), ..mount.clone() })
     }
 
     /// Returns the metric handles of a frequent route.
     pub(crate) fn route_metrics(&self, route: &'static str) -> Option<&metrics::RouteMetrics> {
         let (_, handles) = self.route_metrics.iter().find(|(name, _)| *name == route)?;
         Some(handles.get_or_init(|| metrics::RouteMetrics::new(route)))
+    }
+}
+
+/// State that all successive apps of the process share.
+pub(crate) struct ProcessState {
+    /// True if clients should send no more requests to this server.
+    pub(crate) is_draining: AtomicBool,
+    /// Number of requests whose responses have not been sent completely.
+    pub(crate) requests_in_flight: AtomicUsize,
+    /// Recent clients and what each has used. A new configuration does not reset it.
+    pub(crate) clients: Arc<ClientRegistry>,
+    /// Number of rejected requests that have not been answered yet.
+    pub(crate) pending_rejections: AtomicUsize,
+    pub(crate) started: Instant,
+    /// Renders the text of `/metrics`.
+    pub(crate) render_metrics: Box<dyn Fn() -> String + Send + Sync>,
+    /// Texts of `/metrics` that clients have not received completely.
+    pub(crate) exposition: ExpositionCache,
+    id_base: u64,
+    id_count: AtomicU64,
+}
+
+impl ProcessState {
+    fn new(render_metrics: impl Fn() -> String + Send + Sync + 'static) -> Arc<Self> {
+        Arc::new(Self {
+            is_draining: AtomicBool::new(false),
+            requests_in_flight: AtomicUsize::new(0),
+            clients: Arc::default(),
+            pending_rejections: AtomicUsize::new(0),
+            started: Instant::now(),
+            render_metrics: Box::new(render_metrics),
+            exposition: ExpositionCache::default(),
+            id_base: RandomState::new().hash_one(std::process::id()),
+            id_count: AtomicU64::new(0),
+        })
+    }
+
+    /// Returns a number that no other request of this process has.
+    pub(crate) fn new_request_id(&self) -> u64 {
+        self.id_base ^ self.id_count.fetch_add(1, Ordering::Relaxed).wrapping_mul(0x9e37_79b9_7f4a_7c15)
     }
 }

@@ -10,11 +10,11 @@ use std::sync::Arc;
 use crate::access::{AccessControl, Caller, Decision, TokenError};
 use crate::cache::ATTRIBUTES;
 use crate::http::admission::fair_polling;
-use crate::http::caller_view::CallerView;
 use crate::http::forwarded;
+use crate::http::mount::CallerView;
 use crate::http::problem::{self, Problem};
 use crate::http::redact::redacted_excerpt;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::route::{Endpoint, Operation};
 use crate::metrics;
 
@@ -61,12 +61,12 @@ pub(crate) async fn authorize(
         mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
     };
     if !is_allowed {
-        return Err(refuse(context, caller_view.caller()));
+        return Err(refuse(context, caller_view.caller.as_ref()));
     }
     // A response about a directory depends on the caller if a rule covers something below it, even something that
     // does not exist. Otherwise the headers would reveal whether it exists.
     if let Some(directory) = revealed_directory(context, path) {
-        caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller()));
+        caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
     }
     Ok(Some(Arc::new(caller_view)))
 }
@@ -80,8 +80,8 @@ fn revealed_directory<'a>(context: &RequestContext<'_>, path: &'a [String]) -> O
         Endpoint::View(_) if !context.target.has_trailing_slash => {
             path.split_last().map(|(_name, directory)| directory)
         }
-        Endpoint::Stored | Endpoint::View(_) | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => Some(path),
         Endpoint::Viewer | Endpoint::Operation(_) => None,
+        Endpoint::Stored | Endpoint::View(_) | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => Some(path),
     }
 }
 
@@ -95,7 +95,7 @@ async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> 
     let Some(token) = token else { return Ok(None) };
     #[expect(clippy::disallowed_methods, reason = "tokens expire by the clock")]
     let now = std::time::SystemTime::now();
-    let client = context.app.client_limiter.identify(&context.parts.headers, context.peer, None);
+    let client = context.app.process.clients.identify(&context.app.options, &context.parts.headers, context.peer, None);
     match fair_polling::poll_fairly(client, client.scope(control.authenticate(token, now))).await {
         Ok(caller) => Ok(Some(caller)),
         Err(TokenError::KeysUnavailable) => {

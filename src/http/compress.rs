@@ -4,35 +4,36 @@
 use std::io::Write;
 
 use axum::body::Body;
-use axum::http::header::{CONTENT_ENCODING, CONTENT_LENGTH};
-use axum::http::{HeaderValue, Response};
+use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH};
+use axum::http::{HeaderValue, Response, StatusCode};
 use bytes::Bytes;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-use crate::container::Resources;
 use crate::cpu_pool::Priority;
 use crate::http::problem::Problem;
+use crate::http::request::RequestContext;
 use crate::http::respond::{HandlerResult, add_vary};
 use crate::output::{Format, accept_weight};
 
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Compresses a document if the client accepts it and memory for it is free. It must not wait for memory, because the
-/// request already holds the memory of the document.
-pub(crate) async fn compress_document(
-    resources: &Resources,
-    accept_encoding: Option<&str>,
-    response: Response<Body>,
-) -> HandlerResult {
+/// Compresses the document of a response if the client accepts it and memory for it is free. It must not wait for
+/// memory, because the request already holds the memory of the document.
+pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
+    if response.status() == StatusCode::NOT_MODIFIED {
+        return Ok(response);
+    }
+    let resources = &context.app.resources;
     let (mut parts, body) = response.into_parts();
     add_vary(&mut parts.headers, "accept-encoding");
     let length = body.size_hint().exact().unwrap_or(0);
-    let encoding = accept_encoding.and_then(best_coding).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
+    let accepted = context.list_header(&ACCEPT_ENCODING);
+    let encoding = accepted.as_deref().and_then(best_coding).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
     let memory = encoding.and_then(|_| resources.try_reserve_memory(document_buffer_bytes(length)));
     let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
-    let bytes = body.collect().await.map_err(|error| Problem::internal(error.to_string()))?.to_bytes();
+    let bytes = body.collect().await.map_err(Problem::internal)?.to_bytes();
     let len = bytes.len();
     // The job owns its memory permit, because it continues when the client has disconnected.
     let compress = move || -> std::io::Result<Bytes> {
@@ -40,12 +41,8 @@ pub(crate) async fn compress_document(
         memory.shrink(compressed.len() as u64);
         Ok(memory.own(compressed))
     };
-    let compressed = resources
-        .cpu()
-        .run(Priority::for_input_bytes(len), 0, compress)
-        .await
-        .map_err(|error| Problem::internal(error.to_string()))?;
-    let compressed = compressed.map_err(|error| Problem::internal(error.to_string()))?;
+    let compressed = resources.cpu().run(Priority::for_input_bytes(len), 0, compress).await;
+    let compressed = compressed.map_err(Problem::internal)?.map_err(Problem::internal)?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
     parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
     Ok(Response::from_parts(parts, Body::from(compressed)))

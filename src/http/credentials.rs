@@ -1,7 +1,6 @@
 //! Tokens that a request presents. They are removed from the request before any other code sees it, so that no log
 //! line, problem, link or cache can repeat one by accident.
 
-use std::borrow::Cow;
 use std::fmt;
 
 use axum::extract::Request;
@@ -22,8 +21,8 @@ pub(crate) struct PresentedTokens {
     tokens: Vec<String>,
     /// The token of the path, decoded.
     path_token: Option<String>,
-    /// The token of the query, decoded.
-    query_token: Option<String>,
+    /// The token of the query, decoded. References relative to the path do not repeat it.
+    pub(crate) query_token: Option<String>,
     /// True if the path ended with its token.
     pub(crate) path_ends_in_token: bool,
 }
@@ -49,11 +48,6 @@ impl PresentedTokens {
         self.path_token.as_deref().or(self.query_token.as_deref())
     }
 
-    /// Returns the token of the query only, which references relative to the path do not repeat.
-    pub(crate) fn query_token(&self) -> Option<&str> {
-        self.query_token.as_deref()
-    }
-
     fn add(&mut self, token: &str) {
         if !token.is_empty() && self.tokens.len() < 2 && !self.tokens.iter().any(|known| known == token) {
             self.tokens.push(token.to_owned());
@@ -65,7 +59,7 @@ impl PresentedTokens {
 /// the path after `base_path`. Text elsewhere in the URL that looks like a token is redacted.
 pub(crate) fn extract_tokens(request: &mut Request, base_path: &str) -> PresentedTokens {
     let mut presented = PresentedTokens::default();
-    let path = take_from_path(request.uri().path(), base_path, &mut presented).into_owned();
+    let path = take_from_path(request.uri().path(), base_path, &mut presented);
     let query = request.uri().query().map(|query| take_from_query(query, &mut presented));
     let query = query.filter(|query| !query.is_empty());
     let text = query.map_or_else(|| redact(&path), |query| format!("{}?{}", redact(&path), redact(&query)));
@@ -81,7 +75,7 @@ pub(crate) fn extract_tokens(request: &mut Request, base_path: &str) -> Presente
 
 /// Returns the path without the tokens at its start. Paths outside the base path are covered, too: operations may be
 /// requested there, and a misplaced token must not be disclosed either.
-fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut PresentedTokens) -> Cow<'a, str> {
+fn take_from_path(path: &str, base_path: &str, presented: &mut PresentedTokens) -> String {
     let inner = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let (base, mut rest) = inner.map_or(("", path), |rest| (base_path, rest));
     let original = rest;
@@ -92,11 +86,8 @@ fn take_from_path<'a>(path: &'a str, base_path: &str, presented: &mut PresentedT
         presented.path_ends_in_token = after.is_empty();
         rest = after;
     }
-    match (rest.len() == original.len(), rest.is_empty()) {
-        (true, _) => Cow::Borrowed(path),
-        (false, true) => format!("{base}/").into(),
-        (false, false) => format!("{base}{rest}").into(),
-    }
+    let slash = if rest.is_empty() && !original.is_empty() { "/" } else { "" };
+    format!("{base}{slash}{rest}")
 }
 
 /// Splits `/token/TOKEN...` into the token and the rest.

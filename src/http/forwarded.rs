@@ -6,6 +6,7 @@ use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 use axum::http::HeaderMap;
 use axum::http::header::HOST;
 use axum::http::request::Parts;
+use axum::http::uri::Authority;
 use ipnet::IpNet;
 
 use crate::http::credentials::PresentedTokens;
@@ -40,23 +41,19 @@ pub(crate) fn public_base_url(
 ) -> String {
     let is_trusted = is_trusted_proxy(peer, &options.trusted_proxies);
     let x_forwarded = |name: &str| first_list_value(&parts.headers, name).filter(|_| is_trusted);
-    let forwarded_element = client_element(&parts.headers, "forwarded", &options.trusted_proxies, |element| {
-        forwarded_parameter(element, "for")
-    });
-    let forwarded_element = forwarded_element.filter(|_| is_trusted).unwrap_or_default();
-    let scheme =
-        forwarded_parameter(forwarded_element, "proto").map(str::to_owned).or_else(|| x_forwarded("x-forwarded-proto"));
+    let address_of = |element| forwarded_parameter(element, "for");
+    let element = client_element(&parts.headers, "forwarded", &options.trusted_proxies, address_of);
+    let element = element.filter(|_| is_trusted).unwrap_or_default();
+    let scheme = forwarded_parameter(element, "proto").or_else(|| x_forwarded("x-forwarded-proto"));
     let is_https = scheme.map_or(options.is_https, |scheme| scheme == "https");
     let scheme = if is_https { "https" } else { "http" };
-    let host =
-        forwarded_parameter(forwarded_element, "host").map(str::to_owned).or_else(|| x_forwarded("x-forwarded-host"));
+    let host = forwarded_parameter(element, "host").or_else(|| x_forwarded("x-forwarded-host"));
     // HTTP/2 has the authority instead of the header.
-    let authority = parts.uri.authority().map(ToString::to_string);
     let host = host
-        .or(authority)
+        .or(parts.uri.authority().map(Authority::as_str))
         .or_else(|| first_list_value(&parts.headers, HOST.as_str()))
         .filter(|host| is_url_safe_host(host.as_bytes()));
-    let host = host.unwrap_or_else(|| "localhost".to_owned());
+    let host = host.unwrap_or("localhost");
     let prefix = x_forwarded("x-forwarded-prefix").filter(|prefix| is_url_safe_prefix(prefix)).unwrap_or_default();
     // A client that sent its token in the URL needs it in the URLs of the response.
     let token =
@@ -119,9 +116,9 @@ fn parse_address(text: &str) -> Option<IpAddr> {
     parsed.map(|address: IpAddr| address.to_canonical())
 }
 
-fn first_list_value(headers: &HeaderMap, name: &str) -> Option<String> {
+fn first_list_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     let value = headers.get(name)?.to_str().ok()?;
-    Some(value.split(',').next().unwrap_or_default().trim().to_owned()).filter(|value| !value.is_empty())
+    Some(value.split(',').next().unwrap_or_default().trim()).filter(|value| !value.is_empty())
 }
 
 /// Returns true if a host has only letters, digits and the other characters of addresses and ports, so that nothing in

@@ -4,30 +4,24 @@
 mod admission;
 mod app;
 mod authorization;
-mod band_reader;
-mod caller_view;
+mod body;
+pub(crate) mod common_headers;
 mod compress;
-pub(crate) mod conditional;
-mod cors;
 mod credentials;
-mod encode;
 mod exposition;
 pub(crate) mod forwarded;
 mod mount;
 pub(crate) mod observe;
 mod options;
-mod parts_body;
 pub mod problem;
-mod problem_from_errors;
-mod process_state;
 mod query;
 mod readiness;
 pub(crate) mod redact;
-mod request_context;
-mod respond;
+mod request;
+pub(crate) mod respond;
 pub mod route;
 mod routes;
-pub(crate) mod templates;
+mod slice_request;
 mod viewer_files;
 
 use std::net::IpAddr;
@@ -37,24 +31,22 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
-use axum::http::header::ACCEPT_ENCODING;
-use axum::http::{HeaderValue, Response, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use futures_util::FutureExt;
-use futures_util::future::BoxFuture;
+use futures_util::future::{self, BoxFuture};
 use tokio_util::task::AbortOnDropHandle;
 
 use crate::fair_queue::panic_message;
 use crate::trace::{self, Trace};
-use admission::{fair_polling, rate_limited_body};
+use admission::{client_limits, fair_polling, in_flight};
 pub use app::App;
 use credentials::PresentedTokens;
 pub use forwarded::network_of;
 pub use mount::Mount;
-use observe::{RequestId, RouteLabel};
-pub use options::{ClientLimits, HttpOptions, RequiredContainers};
+pub use options::HttpOptions;
 use problem::Problem;
-use request_context::RequestContext;
-use respond::{Compressible, HandlerResult};
+use request::RequestContext;
+use respond::HandlerResult;
 use route::{Endpoint, RequestTarget};
 use routes::{info, operations, page, slice, stats, stored, view, viewer};
 pub use viewer_files::Viewer;
@@ -64,7 +56,7 @@ pub use viewer_files::Viewer;
 /// [`RequestTarget::parse`] does the routing instead of path patterns, because the path must be split before it is
 /// decoded and a key may have any depth.
 pub fn router(app: Arc<App>) -> Router {
-    let cors = cors::layer(&app.options);
+    let cors = common_headers::cors_layer(&app.options);
     let observe = axum::middleware::from_fn_with_state(Arc::clone(&app), observe::observe);
     Router::new().fallback(offload_or_handle).layer(cors).layer(observe).with_state(app)
 }
@@ -83,15 +75,20 @@ async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Res
         };
     };
     let path = redact::redacted_excerpt(request.uri().path());
-    let id = request.extensions().get::<RequestId>().map_or_else(String::new, |id| id.0.clone());
+    let id = request_id(request.headers()).to_owned();
     // Aborted when the client disconnects.
     AbortOnDropHandle::new(runtime.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request, target))))
         .await
         .unwrap_or_else(|error| {
-            let problem = Problem::internal(error.to_string());
+            let problem = Problem::internal(error);
             problem.log(&id, &path);
             problem.into_response(&path, &id)
         })
+}
+
+/// Returns the id that [`observe`] gave a request.
+fn request_id(headers: &HeaderMap) -> &str {
+    headers.get(observe::REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default()
 }
 
 /// Handles one request: routes it, limits its time, and turns problems and panics into responses.
@@ -101,29 +98,25 @@ async fn handle_request(
     target: Result<Option<RequestTarget>, Problem>,
 ) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    let id = parts.extensions.get::<RequestId>().map_or("", |id| &id.0);
+    let (id, path) = (request_id(&parts.headers), parts.uri.path());
     let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
-    let path = parts.uri.path();
-    let (mut route, mut caller_view, mut needs_admission) = ("unmatched", None, false);
-    let mut is_key = !path.ends_with('/');
     let presented = parts.extensions.get::<PresentedTokens>().cloned().unwrap_or_default();
+    let target = request::check_method_and_host(&parts).and_then(|()| target?.ok_or_else(Problem::not_found));
+    let endpoint = target.as_ref().ok().map(|target| target.endpoint);
+    let is_key = target.as_ref().map_or(!path.ends_with('/'), RequestTarget::addresses_key);
+    // Operations bypass admission control, so that they are answered at once even under overload.
+    let needs_admission = endpoint.is_some_and(|endpoint| !matches!(endpoint, Endpoint::Operation(_)));
+    let mut caller_view = None;
     let work = async {
-        request_context::check_method_and_host(&parts)?;
-        let target = target?.ok_or_else(Problem::not_found)?;
-        route = target.endpoint.label();
-        is_key = target.addresses_key();
-        // Operations bypass admission control, so that they are answered at once even under overload.
-        needs_admission = !matches!(target.endpoint, Endpoint::Operation(_));
-        let (parts, target, presented) = (&parts, &target, &presented);
-        let freshness = app.resources.request_freshness();
+        let target = &target?;
         let mut context = RequestContext {
             app: &app,
-            parts,
+            parts: &parts,
             id,
             peer,
-            freshness,
+            freshness: app.resources.request_freshness(),
             target,
-            presented,
+            presented: &presented,
             caller_view: None,
             visible_mount: None,
         };
@@ -138,36 +131,25 @@ async fn handle_request(
                 return Ok(respond::redirect(StatusCode::TEMPORARY_REDIRECT, location, "no-store"));
             }
         }
-        let client = app.client_limiter.identify(&parts.headers, peer, caller_view.as_deref());
-        let permit =
-            if needs_admission { Some(app.client_limiter.admit(client, &app.process.admission).await?) } else { None };
+        let clients = &app.process.clients;
+        let client = clients.identify(&app.options, &parts.headers, peer, caller_view.as_deref());
+        let permit = if needs_admission { Some(clients.admit(&app.options, client).await?) } else { None };
         // The wait for admission does not count.
         context.freshness = app.resources.request_freshness();
         context.caller_view = caller_view.as_deref();
         context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
         let context = context;
-        let limited_container =
-            app.named_mount_index(target).and_then(|index| Some((index, &app.mounts.get(index)?.container)));
-        let work = Box::pin(async {
-            let response = dispatch(&context).await?;
-            let is_document = response.extensions().get::<Compressible>().is_some();
-            if is_document {
-                compress::compress_document(&app.resources, context.list_header(&ACCEPT_ENCODING).as_deref(), response)
-                    .await
-            } else {
-                Ok(response)
-            }
-        });
         let work = async {
-            match limited_container {
-                Some((index, container)) => app.stalled_store_limit.run_limited(index, container, work).await,
+            let work = dispatch(&context);
+            match app.named_mount(target) {
+                Some((index, mount)) => app.stalled_store_limit.run_limited(index, &mount.container, work).await,
                 None => work.await,
             }
         };
         let work = client.scope(work);
         let response = if needs_admission { fair_polling::poll_fairly(client, work).await? } else { work.await? };
         Ok(match permit {
-            Some(permit) => rate_limited_body::hold_until_sent(permit, response),
+            Some(permit) => client_limits::hold_until_sent(permit, response),
             None => response,
         })
     };
@@ -190,33 +172,37 @@ async fn handle_request(
         view.restrict_caching(response.headers_mut());
     }
     if presented.url_token().is_some() {
-        caller_view::make_cache_private(response.headers_mut());
+        mount::make_cache_private(response.headers_mut());
     }
-    response.extensions_mut().insert(RouteLabel(route));
+    if let Some(endpoint) = endpoint {
+        // For metrics and logs.
+        response.extensions_mut().insert(endpoint);
+    }
     if is_delayed {
         // The head, body and tokens may be large, and many rejected requests may wait here.
         drop((parts, body, presented, caller_view));
-        app.process.rejection_delay.wait().await;
+        in_flight::delay_rejection(&app.process.pending_rejections, app.process.started).await;
     }
     response
 }
 
-async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
-    // Boxed separately, so that a waiting request takes only the memory that its own route needs.
-    let handling: BoxFuture<'_, HandlerResult> = match context.target.endpoint {
+/// Returns the handler's work on a request. It is boxed, so that a waiting request takes only the memory that its own
+/// route needs.
+fn dispatch<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResult> {
+    let segments = &context.target.segments;
+    match context.target.endpoint {
+        // Clients probe `/info` to find precomputed volumes.
+        Endpoint::Info if context.target.is_bare => Box::pin(future::err(Problem::not_found())),
+        Endpoint::Operation(_) if !segments.is_empty() => Box::pin(future::err(Problem::not_found())),
         Endpoint::Stored => Box::pin(stored::answer(context)),
         Endpoint::Slice => Box::pin(slice::answer(context)),
-        // Clients probe this key to find precomputed volumes.
-        Endpoint::Info if context.target.is_bare => return Err(Problem::not_found()),
         Endpoint::Info => Box::pin(info::answer(context)),
-        Endpoint::Viewer => match context.target.segments.split_first() {
-            Some((first, rest)) if first == "page" => return page::answer(context, rest),
+        Endpoint::Viewer => match segments.split_first() {
+            Some((first, rest)) if first == "page" => Box::pin(page::answer(context, rest)),
             _ => Box::pin(viewer::answer(context)),
         },
         Endpoint::Stats => Box::pin(stats::answer(context)),
         Endpoint::View(view) => Box::pin(view::answer(context, view)),
-        Endpoint::Operation(_) if !context.target.segments.is_empty() => return Err(Problem::not_found()),
         Endpoint::Operation(operation) => Box::pin(operations::answer(context, operation)),
-    };
-    handling.await
+    }
 }

@@ -18,8 +18,10 @@ use futures_util::stream;
 use http_body::{Frame, SizeHint};
 
 use crate::http::app::App;
+use crate::http::common_headers::add_common_headers;
 use crate::http::redact::{redact_query, redacted_excerpt};
-use crate::http::{credentials, forwarded, respond};
+use crate::http::route::Endpoint;
+use crate::http::{credentials, forwarded};
 use crate::log_throttle::LogThrottle;
 use crate::metrics::{self, CancelStage};
 use crate::trace::{self, Trace, TracedResponse};
@@ -27,31 +29,24 @@ use crate::trace::{self, Trace, TracedResponse};
 /// Header that carries the caller's trace context (W3C Trace Context).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+/// Header with the id of a request, given by the client or generated here. Handlers read it from the request.
+pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Status that metrics and logs record if the client disconnects before it gets a response, as in nginx.
 const CLIENT_CLOSED_REQUEST: u16 = 499;
 
-/// The id of a request, given by the client or generated here.
-#[derive(Debug, Clone)]
-pub(crate) struct RequestId(pub(crate) String);
-
-/// The route of a response, as metrics and logs name it.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct RouteLabel(pub(crate) &'static str);
-
 /// Gives a request its id. Logs and counts the request once, when its response has been sent completely or abandoned.
 pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
     let id = request_id(&app, request.headers());
-    request.extensions_mut().insert(RequestId(id.clone()));
+    request.headers_mut().insert(REQUEST_ID, id.clone());
     if app.options.access_control.is_some() {
         let presented = credentials::extract_tokens(&mut request, &app.options.base_path);
         request.extensions_mut().insert(presented);
     }
     let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let uri = request.uri();
-    let mut record =
-        RequestRecord::start(&app, Instant::now(), request.method().clone(), uri.path(), uri.query(), peer, &id);
+    let (method, id_text) = (request.method().clone(), id.to_str().unwrap_or_default());
+    let mut record = RequestRecord::start(&app, Instant::now(), method, uri.path(), uri.query(), peer, id_text);
     let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
     let is_trusted = || forwarded::is_trusted_proxy(peer, &app.options.trusted_proxies);
     record.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
@@ -66,7 +61,7 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
         // Without this, hyper tells HTTP/1.0 clients that the connection stays open.
         *response.version_mut() = version;
     }
-    record.route = response.extensions().get::<RouteLabel>().map_or("unmatched", |route| route.0);
+    record.route = response.extensions().get::<Endpoint>().map_or("unmatched", |endpoint| endpoint.label());
     let is_preflight = record.method == Method::OPTIONS && response.status() == StatusCode::OK;
     if is_preflight {
         // A preflight response has no body.
@@ -78,10 +73,8 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
     record.status = response.status();
     let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
     let has_length = response.headers().contains_key(CONTENT_LENGTH);
-    respond::add_common_headers(response.headers_mut(), record.status, &app.options);
-    if let Ok(id) = HeaderValue::from_str(&id) {
-        response.headers_mut().insert(REQUEST_ID, id);
-    }
+    add_common_headers(response.headers_mut(), record.status, &app.options);
+    response.headers_mut().insert(REQUEST_ID, id);
     let (parts, body) = response.into_parts();
     let body = match (record.method == Method::HEAD, has_length) {
         (false, _) => body,
@@ -95,11 +88,12 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
 }
 
 /// Returns the id of a request: the client's if it gives a safe one, otherwise a new one.
-fn request_id(app: &App, headers: &HeaderMap) -> String {
-    let client_id = headers.get(REQUEST_ID).and_then(|id| id.to_str().ok());
-    client_id
-        .filter(|id| is_request_id(id))
-        .map_or_else(|| format!("{:016x}", app.process.new_request_id()), str::to_owned)
+fn request_id(app: &App, headers: &HeaderMap) -> HeaderValue {
+    let client_id = headers.get(REQUEST_ID).filter(|id| id.to_str().is_ok_and(is_request_id)).cloned();
+    client_id.unwrap_or_else(|| {
+        let id = format!("{:016x}", app.process.new_request_id());
+        HeaderValue::try_from(id).unwrap_or(HeaderValue::from_static("-"))
+    })
 }
 
 /// Returns true if an id given by a client is safe to repeat in headers and logs.
@@ -129,7 +123,8 @@ pub(crate) fn report_body_failure(id: &str, error: &impl fmt::Display) {
 /// Record of a request whose response has not been sent completely. Logs and counts the response when dropped.
 pub(crate) struct RequestRecord {
     app: Arc<App>,
-    started: Instant,
+    /// Time at which the request arrived.
+    pub(crate) started: Instant,
     method: Method,
     /// `None` if no log line will be written.
     log_fields: Option<Box<AccessLogFields>>,
@@ -194,11 +189,6 @@ impl RequestRecord {
     /// Returns the request's id; empty if log lines are not written.
     pub(crate) fn id(&self) -> &str {
         self.log_fields.as_ref().map_or("", |fields| &fields.id)
-    }
-
-    /// Returns when the request arrived.
-    pub(crate) fn started(&self) -> Instant {
-        self.started
     }
 }
 

@@ -6,7 +6,7 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::access::AccessControl;
-pub use crate::config::RequiredContainers;
+use crate::config::{ClientsConfig, RequiredContainers};
 use crate::http::viewer_files::Viewer;
 
 /// Options of the HTTP layer itself. Everything else comes from the containers.
@@ -35,8 +35,10 @@ pub struct HttpOptions {
     pub access_control: Option<Arc<AccessControl>>,
     /// Origins that may embed pages of this server in theirs; `*` for all, empty for none.
     pub frame_ancestors: Vec<String>,
-    /// Limits of each client.
-    pub client_limits: ClientLimits,
+    /// Limits of each client's requests and bytes; its connections are limited elsewhere.
+    pub client_limits: ClientsConfig,
+    /// Longest wait for another request of the client to end, and for admission.
+    pub budget_wait: Duration,
     /// True if this server terminates TLS.
     pub is_https: bool,
     /// Time for which browsers use encrypted connections only (`Strict-Transport-Security`), in whole seconds.
@@ -46,24 +48,4 @@ pub struct HttpOptions {
     /// Runtime on which documents are made, which can take a quarter of a second. Without it, they are made on the
     /// runtime that received the request.
     pub document_runtime: Option<Handle>,
-}
-
-/// Limits of each client; 0 for no limit.
-#[derive(Debug, Clone, Copy)]
-pub struct ClientLimits {
-    /// Maximum number of concurrent requests; a request counts until the last byte of its response is sent.
-    pub requests: usize,
-    /// Maximum bytes of response bodies per second.
-    pub bytes_per_second: u64,
-    /// Bytes that may be sent at once after a pause.
-    pub burst_bytes: u64,
-    /// Longest wait for another request of the client to end, and for admission.
-    pub max_wait: Duration,
-}
-
-impl ClientLimits {
-    /// Returns true if neither requests nor bytes are limited.
-    pub(crate) fn is_unlimited(&self) -> bool {
-        self.requests == 0 && self.bytes_per_second == 0
-    }
 }

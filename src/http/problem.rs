@@ -1,14 +1,19 @@
-//! Error responses: RFC 9457 problem documents, and the only place that assigns statuses to errors.
+//! Error responses: RFC 9457 problem documents, and the only place that assigns statuses to errors of the lower layers.
 
 use axum::body::Body;
 use axum::http::header::{
     ACCEPT, ALLOW, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, RETRY_AFTER, VARY, WWW_AUTHENTICATE,
 };
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
-use serde_json::{Map, Value};
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Response, StatusCode};
+use serde_json::{Map, Value, json};
 
+use crate::cache::{BudgetError, ReadError};
 use crate::http::redact::redacted_excerpt;
 use crate::log_throttle::LogThrottle;
+use crate::output::NegotiationError;
+use crate::read::SliceRefusal;
+use crate::store::StoreError;
+use n5_format::{BlockError, CodecError, ConvertError};
 
 const MEDIA_TYPE: &str = "application/problem+json";
 
@@ -63,7 +68,7 @@ problem_types! {
 const NO_STORE: HeaderValue = HeaderValue::from_static("no-store");
 
 /// Seconds after which a client may retry.
-const RETRY_SECONDS: HeaderValue = HeaderValue::from_static("1");
+const RETRY_SECONDS: &str = "1";
 
 /// An error that becomes a problem response.
 #[derive(Debug)]
@@ -101,15 +106,31 @@ impl Problem {
     }
 
     /// Creates a 500. `cause` is only logged.
-    pub fn internal(cause: impl Into<String>) -> Self {
-        Self::with_cause(INTERNAL, "internal server error", cause)
+    #[expect(clippy::needless_pass_by_value, reason = "`map_err` passes an error by value")]
+    pub fn internal(cause: impl ToString) -> Self {
+        Self::with_cause(INTERNAL, "internal server error", cause.to_string())
     }
 
     /// Adds `Retry-After`, for a problem that may be temporary.
     #[must_use]
-    pub fn with_retry_after(mut self) -> Self {
-        self.0.headers.insert(RETRY_AFTER, RETRY_SECONDS);
+    pub fn with_retry_after(self) -> Self {
+        self.with_header(RETRY_AFTER, RETRY_SECONDS)
+    }
+
+    /// Sets a header of the response, if `value` can be one.
+    fn with_header(mut self, name: HeaderName, value: &str) -> Self {
+        self.0.headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
         self
+    }
+
+    /// Creates a 400 about a parameter, whose value is invalid or conflicts with others.
+    pub(crate) fn invalid_parameter(parameter: &str, detail: impl Into<String>) -> Self {
+        Self::new(INVALID_PARAMETER, detail).with_member("parameter", parameter)
+    }
+
+    /// Creates a 413 with the limit that is exceeded.
+    pub(crate) fn too_large(detail: impl Into<String>, limit: u64) -> Self {
+        Self::new(TOO_LARGE, detail).with_member("limit", limit)
     }
 
     /// Creates a 404 for a key that does not exist.
@@ -124,11 +145,8 @@ impl Problem {
             None => ("a token is required: Authorization: Bearer, ?token= or /token/TOKEN/".to_owned(), String::new()),
             Some(reason) => (reason.to_owned(), format!(", error=\"invalid_token\", error_description=\"{reason}\"")),
         };
-        let mut problem = Self::new(UNAUTHORIZED, detail).no_store();
-        if let Ok(challenge) = HeaderValue::from_str(&format!("Bearer realm=\"n5-server\"{challenge}")) {
-            problem.0.headers.insert(WWW_AUTHENTICATE, challenge);
-        }
-        problem
+        let challenge = format!("Bearer realm=\"n5-server\"{challenge}");
+        Self::new(UNAUTHORIZED, detail).no_store().with_header(WWW_AUTHENTICATE, &challenge)
     }
 
     /// Forbids caching, and marks the response as dependent on `Authorization`.
@@ -139,19 +157,14 @@ impl Problem {
 
     /// Creates a 405.
     pub fn method_not_allowed() -> Self {
-        let mut problem = Self::new(METHOD_NOT_ALLOWED, "this server is read-only; use GET, HEAD or OPTIONS");
-        problem.0.headers.insert(ALLOW, HeaderValue::from_static("GET, HEAD, OPTIONS"));
-        problem
+        Self::new(METHOD_NOT_ALLOWED, "this server is read-only; use GET, HEAD or OPTIONS")
+            .with_header(ALLOW, "GET, HEAD, OPTIONS")
     }
 
     /// Creates a 416 for an object of `len` bytes.
     pub fn range_not_satisfiable(len: u64) -> Self {
-        let mut problem =
-            Self::new(RANGE_NOT_SATISFIABLE, format!("the object has {len} bytes; request a range within them"));
-        if let Ok(range) = HeaderValue::from_str(&format!("bytes */{len}")) {
-            problem.0.headers.insert(CONTENT_RANGE, range);
-        }
-        problem
+        Self::new(RANGE_NOT_SATISFIABLE, format!("the object has {len} bytes; request a range within them"))
+            .with_header(CONTENT_RANGE, &format!("bytes */{len}"))
     }
 
     /// Sets `Cache-Control` if this is a 404. Other problems may be temporary and are not cached.
@@ -272,9 +285,166 @@ impl Problem {
     }
 }
 
+impl From<ReadError> for Problem {
+    fn from(error: ReadError) -> Self {
+        match error {
+            ReadError::NotFound(key) => {
+                Self::new(NOT_FOUND, format!("there is no group or dataset /{key} in this container"))
+            }
+            ReadError::NotADataset { key, reason } => {
+                Self::new(NOT_A_DATASET, format!("/{key} is not a dataset: {reason}")).with_member("reason", reason)
+            }
+            ReadError::AttributesTooLarge { key, bytes, limit_bytes } => {
+                let detail = format!(
+                    "the attributes of /{key} have {bytes} bytes; limits.attributes and limits.transfer_budget allow \
+                     {limit_bytes}"
+                );
+                Self::too_large(detail, limit_bytes)
+            }
+            ReadError::StoredTooLarge { key, bytes, limit_bytes } => {
+                let detail = format!(
+                    "the stored block /{key} has {bytes} bytes; limits.decode_budget allows blocks of \
+                     {limit_bytes} bytes to be decoded; the block itself can be fetched as stored"
+                );
+                Self::too_large(detail, limit_bytes)
+            }
+            ReadError::TooLarge(detail) => Self::new(TOO_LARGE, detail),
+            ReadError::InvalidParameter { parameter, detail, known } => {
+                let problem = Self::invalid_parameter(parameter, detail);
+                if known.is_empty() { problem } else { problem.with_member("known", known) }
+            }
+            ReadError::NotRepresentable(detail) => Self::new(NOT_REPRESENTABLE, detail),
+            ReadError::Convert(error) => conversion_problem(error),
+            ReadError::Block { key, position, error } => block_problem(&key, &position, error),
+            ReadError::Store(error) => {
+                let unreadable = |detail: String| Self::with_cause(UNREADABLE, &detail, error.to_string());
+                let (kind, detail) = match &error {
+                    StoreError::LinkNotFollowed(key) => {
+                        return unreadable(format!(
+                            "the path to /{key} contains a symbolic link that the server does not follow; see the setting symlinks"
+                        ));
+                    }
+                    StoreError::DanglingLink(key) => {
+                        return unreadable(format!(
+                            "/{key} is a link that leads nowhere, or is below one; fetch the link's target"
+                        ));
+                    }
+                    StoreError::Io { key, .. } if error.hides_object() => {
+                        return unreadable(format!("the server has no permission to read /{key}"));
+                    }
+                    StoreError::Timeout(..) => (TIMEOUT, "the storage did not respond in time"),
+                    StoreError::Io { .. } | StoreError::Truncated(_) | StoreError::Torn(_) => {
+                        (STORAGE_UNAVAILABLE, "the storage failed, perhaps temporarily; try again")
+                    }
+                    StoreError::RootMissing(_) => {
+                        (STORAGE_UNAVAILABLE, "the container's root directory is missing, so its content is unknown")
+                    }
+                    StoreError::KeyStalled(..) => {
+                        (STORAGE_UNAVAILABLE, "the storage does not respond for this object; try again later")
+                    }
+                    StoreError::Overloaded(..) | StoreError::Preempted(_) => {
+                        (STORAGE_UNAVAILABLE, "too many requests wait for the storage; try again later")
+                    }
+                    StoreError::Stalled(..) => {
+                        (STORAGE_UNAVAILABLE, "the storage has not responded for a while; try again later")
+                    }
+                };
+                Self::with_cause(kind, detail, error.to_string())
+            }
+            ReadError::Budget(BudgetError::TooLarge { budget, asked_bytes, capacity_bytes }) => Self::too_large(
+                format!("this needs {asked_bytes} bytes of memory; limits.{budget}_budget allows {capacity_bytes}"),
+                capacity_bytes,
+            ),
+            ReadError::Budget(error @ BudgetError::TimedOut { .. }) => {
+                Self::with_cause(OVERLOADED, "no memory became free in time; try again", error.to_string())
+            }
+            ReadError::Internal(cause) => Self::internal(cause),
+        }
+    }
+}
+
+fn conversion_problem(error: ConvertError) -> Problem {
+    match error {
+        ConvertError::NotRepresentable { value, from, to, .. } => Problem::new(
+            NOT_REPRESENTABLE,
+            format!(
+                "the region holds {value} ({from}), which {to} cannot represent exactly; use a dtype that can, \
+                 float32 or float64 to round it, or no dtype to get the elements unchanged"
+            ),
+        )
+        .with_member("value", value)
+        .with_member("from", from.name())
+        .with_member("to", to.name()),
+        error @ (ConvertError::Unsupported(_) | ConvertError::Length { .. } | ConvertError::Memory(_)) => {
+            Problem::internal(error)
+        }
+    }
+}
+
+fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -> Problem {
+    match error {
+        BlockError::Unsupported(feature) => {
+            Problem::new(UNSUPPORTED, format!("block /{key}: {feature}; it can be fetched as stored"))
+        }
+        BlockError::OverLimit { needed_bytes, limit_bytes } => {
+            let detail = format!(
+                "decoding block /{key} takes {needed_bytes} bytes; limits.decode_budget allows {limit_bytes}; \
+                 the block itself can be fetched as stored"
+            );
+            Problem::too_large(detail, limit_bytes)
+        }
+        // Decoding is never cancelled while a request waits for it.
+        error @ BlockError::Payload(CodecError::Cancelled) => Problem::internal(error),
+        error @ (BlockError::ShortHeader { .. }
+        | BlockError::UnknownMode(_)
+        | BlockError::Rank { .. }
+        | BlockError::TooLargeForGrid { .. }
+        | BlockError::Implausible { .. }
+        | BlockError::Payload(_)) => {
+            Problem::new(CORRUPT_BLOCK, format!("block /{key}: {error}")).with_member("block", json!(position))
+        }
+    }
+}
+
+impl From<SliceRefusal> for Problem {
+    fn from(refusal: SliceRefusal) -> Self {
+        match refusal {
+            SliceRefusal::TooLarge { bytes, limit_bytes } => {
+                let bytes = bytes.map_or_else(|| "more than 2^64".to_owned(), |bytes| bytes.to_string());
+                let detail = format!("the response has {bytes} bytes; limits.slice allows {limit_bytes}");
+                Self::too_large(detail, limit_bytes)
+            }
+            SliceRefusal::TooCostly { decoded_bytes, bytes, limit_bytes, .. } => {
+                let detail = format!(
+                    "{decoded_bytes} bytes would be decoded for an answer of {bytes}; \
+                     limits.decode_factor allows {limit_bytes}"
+                );
+                Self::too_large(detail, u64::try_from(limit_bytes).unwrap_or(u64::MAX))
+            }
+        }
+    }
+}
+
+impl From<NegotiationError> for Problem {
+    fn from(error: NegotiationError) -> Self {
+        let (kind, known) = match &error {
+            NegotiationError::UnknownFormat { known, .. } => (INVALID_PARAMETER, known.clone()),
+            NegotiationError::NotAcceptable { known } => (NOT_ACCEPTABLE, known.clone()),
+        };
+        Self::new(kind, error.to_string()).with_member("known", known)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    impl Problem {
+        /// Returns the name of the type, the detail and the extension members.
+        pub(crate) fn content(&self) -> (&'static str, &str, &Map<String, Value>) {
+            (self.0.problem_type.name, &self.0.detail, &self.0.members)
+        }
+    }
 
     #[test]
     fn no_permanent_fault_has_a_status_that_clients_retry() {

@@ -1,7 +1,7 @@
 //! Readiness of this server, determined within a bounded time even if the storage does not respond.
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use futures_util::future::join_all;
@@ -9,10 +9,10 @@ use serde_json::{Value, json};
 use tokio::sync::watch;
 
 use crate::cache::ReadError;
+use crate::config::RequiredContainers;
 use crate::container::Container;
-use crate::http::caller_view;
-use crate::http::mount::Mount;
-use crate::http::options::{HttpOptions, RequiredContainers};
+use crate::http::mount::{self, Mount};
+use crate::http::options::HttpOptions;
 use crate::http::problem::{self, Problem, ProblemType};
 use crate::metrics;
 use crate::store::StoreError;
@@ -24,16 +24,15 @@ const RESULT_TTL: Duration = Duration::from_secs(1);
 /// second in Kubernetes.
 const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 
-/// One storage probe for each container.
-pub(crate) struct Readiness(Vec<Arc<StorageProbe>>);
-
-struct StorageProbe {
+/// Probe of one container's storage.
+#[derive(Default)]
+pub(crate) struct StorageProbe {
     /// The health that the last probe found, and when.
     last_result: watch::Sender<Option<(Instant, StorageHealth)>>,
     /// True while a probe runs. Another one is not started meanwhile, because threads would pile up at the storage.
     is_in_flight: AtomicBool,
-    /// State that was logged last.
-    last_logged: AtomicU8,
+    /// Reason of the state that was logged last.
+    last_logged: Mutex<Option<&'static str>>,
 }
 
 /// Health of a container's storage.
@@ -53,14 +52,6 @@ impl StorageHealth {
             Self::Unresponsive => Some("its storage does not answer"),
         }
     }
-
-    fn code(&self) -> u8 {
-        match self {
-            Self::Readable => 0,
-            Self::Unreadable(_) => 1,
-            Self::Unresponsive => 2,
-        }
-    }
 }
 
 impl From<Result<(), ReadError>> for StorageHealth {
@@ -75,63 +66,45 @@ impl From<Result<(), ReadError>> for StorageHealth {
     }
 }
 
-impl Readiness {
-    pub(crate) fn of(mounts: &[Mount]) -> Self {
-        let probe = |_: &Mount| {
-            let last_logged = AtomicU8::new(StorageHealth::Readable.code());
-            Arc::new(StorageProbe {
-                last_result: watch::Sender::new(None),
-                is_in_flight: AtomicBool::new(false),
-                last_logged,
-            })
-        };
-        Self(mounts.iter().map(probe).collect())
+/// Returns the readiness document of a server with these `mounts` and a probe for each.
+///
+/// # Errors
+/// A 503 problem if the server is not ready.
+pub(crate) async fn check(
+    mounts: &[Mount],
+    probes: &[Arc<StorageProbe>],
+    options: &HttpOptions,
+    is_draining: bool,
+) -> Result<String, Problem> {
+    if is_draining {
+        metrics::set_readiness(false, 0);
+        return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
     }
-
-    /// Returns the readiness document.
-    ///
-    /// # Errors
-    /// A 503 problem if the server is not ready.
-    pub(crate) async fn check(
-        &self,
-        mounts: &[Mount],
-        options: &HttpOptions,
-        is_draining: bool,
-    ) -> Result<String, Problem> {
-        if is_draining {
-            metrics::set_readiness(false, 0);
-            return Err(not_ready(problem::OVERLOADED, "the server is shutting down"));
-        }
-        let states = mounts.iter().zip(&self.0).map(|(mount, probe)| probe.health(&mount.container));
-        let states = join_all(states).await;
-        let control = options.access_control.as_deref();
-        let mut checks = Vec::new();
-        for (index, ((mount, probe), state)) in mounts.iter().zip(&self.0).zip(&states).enumerate() {
-            // Every client may request readiness, but not every client may know the names of restricted containers.
-            let name =
-                if caller_view::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
-            probe.log_change(&mount.name, state);
-            checks.push(check_json("container", name, state.reason()));
-        }
-        let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
-        if control.is_some() {
-            checks.push(check_json(
-                "access",
-                Value::Null,
-                (!has_keys).then_some("the issuer's keys have not been fetched yet"),
-            ));
-        }
-        let unready = states.iter().filter(|state| state.reason().is_some()).count();
-        let has_required_containers =
-            unready == 0 || options.required_containers == RequiredContainers::Any && unready < states.len();
-        metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
-        let kind = match has_required_containers {
-            false => problem::STORAGE_UNAVAILABLE,
-            true if !has_keys => problem::ISSUER_UNAVAILABLE,
-            true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
-        };
-        Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
+    let states = mounts.iter().zip(probes).map(|(mount, probe)| probe.health(&mount.container));
+    let states = join_all(states).await;
+    let control = options.access_control.as_deref();
+    let mut checks = Vec::new();
+    for (index, ((mount, probe), state)) in mounts.iter().zip(probes).zip(&states).enumerate() {
+        // Every client may request readiness, but not every client may know the names of restricted containers.
+        let name = if mount::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
+        probe.log_change(&mount.name, state);
+        checks.push(check_json("container", name, state.reason()));
     }
+    let has_keys = control.is_none_or(crate::access::AccessControl::has_keys);
+    if control.is_some() {
+        let reason = (!has_keys).then_some("the issuer's keys have not been fetched yet");
+        checks.push(check_json("access", Value::Null, reason));
+    }
+    let unready = states.iter().filter(|state| state.reason().is_some()).count();
+    let has_required_containers =
+        unready == 0 || options.required_containers == RequiredContainers::Any && unready < states.len();
+    metrics::set_readiness(has_required_containers && has_keys, u32::try_from(unready).unwrap_or(u32::MAX));
+    let kind = match has_required_containers {
+        false => problem::STORAGE_UNAVAILABLE,
+        true if !has_keys => problem::ISSUER_UNAVAILABLE,
+        true => return Ok(json!({ "status": "ready", "checks": checks }).to_string()),
+    };
+    Err(not_ready(kind, "not all containers can be read").with_member("checks", checks))
 }
 
 fn is_fresh((probed_at, _): &(Instant, StorageHealth)) -> bool {
@@ -143,14 +116,10 @@ impl StorageProbe {
         // The probe may succeed from cached data about the directory although its files can no longer be read.
         let is_stalled = container.store_load().is_stalled;
         let cached = self.last_result.borrow().clone().filter(is_fresh);
-        let result = match cached {
-            Some(_) => cached,
-            None => self.probe_or_join(container).await,
-        };
-        match result.map(|(_, state)| state) {
-            Some(StorageHealth::Readable) if is_stalled => StorageHealth::Unresponsive,
-            Some(state) => state,
-            None => StorageHealth::Unresponsive,
+        let result = if cached.is_some() { cached } else { self.probe_or_join(container).await };
+        match result {
+            Some((_, health)) if !is_stalled || !matches!(health, StorageHealth::Readable) => health,
+            Some(_) | None => StorageHealth::Unresponsive,
         }
     }
 
@@ -173,7 +142,8 @@ impl StorageProbe {
 
     /// Logs the state if it has changed.
     fn log_change(&self, name: &str, state: &StorageHealth) {
-        if self.last_logged.swap(state.code(), Ordering::Relaxed) == state.code() {
+        let reason = state.reason();
+        if std::mem::replace(&mut *self.last_logged.lock().unwrap_or_else(PoisonError::into_inner), reason) == reason {
             return;
         }
         match state {

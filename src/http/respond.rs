@@ -1,32 +1,27 @@
-//! Answers: from the headers of an entity and its body to a response. Preconditions and ranges, and with them statuses,
-//! are evaluated here for every route but the files of Neuroglancer. [`super::problem`] makes the answers to failed requests.
+//! Answers: from the headers of an entity and its body to a response. Preconditions and ranges (RFC 9110), and with them
+//! statuses, are evaluated here for every route but the files of Neuroglancer. [`super::problem`] makes the answers to
+//! failed requests.
 
-use std::fmt::Display;
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::SystemTime;
+use std::time::{Duration, SystemTime};
 
 use axum::body::Body;
 use axum::http::header::{
-    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, LAST_MODIFIED,
-    LOCATION, STRICT_TRANSPORT_SECURITY, VARY,
+    ACCEPT_RANGES, CACHE_CONTROL, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG, HeaderMap, IF_RANGE,
+    LAST_MODIFIED, LOCATION, RANGE, VARY,
 };
 use axum::http::request::Parts;
 use axum::http::{HeaderName, HeaderValue, Method, Response, StatusCode};
 use bytes::Bytes;
+use headers::{ETag, HeaderMapExt, IfMatch, IfModifiedSince, IfNoneMatch, IfUnmodifiedSince};
 
 use crate::cache::MemoryPermit;
-use crate::http::conditional::{self, ConditionalOutcome};
-use crate::http::options::HttpOptions;
 use crate::http::problem::{self, Problem};
+use crate::store::Key;
 
 /// The response of a handler, or the problem that prevents it.
 pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
-
-/// Marks a response as a document that may be compressed. Blocks and attributes are never compressed: they are sent
-/// byte for byte, with their length.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct Compressible;
 
 /// An entity without its body: everything that the head of a response says about it.
 #[derive(Clone)]
@@ -40,12 +35,15 @@ pub(crate) struct Entity<'a> {
     pub(crate) len: Option<u64>,
     /// True if clients may request ranges of bytes.
     pub(crate) has_ranges: bool,
-    /// True if the body may be compressed.
+    /// True if the body is compressed if the client accepts it. Blocks and attributes are not: they are sent byte for byte,
+    /// with their length.
     pub(crate) is_compressible: bool,
     /// Further headers, which a 304 has, too.
     pub(crate) extra: HeaderMap,
     /// The entity's name in the detail of a failed precondition.
-    pub(crate) subject: &'a (dyn Display + Sync),
+    pub(crate) subject: &'static str,
+    /// Key of a stored object, which is its name.
+    pub(crate) key: Option<&'a Key>,
 }
 
 impl Entity<'_> {
@@ -59,7 +57,8 @@ impl Entity<'_> {
             has_ranges: false,
             is_compressible: false,
             extra: HeaderMap::new(),
-            subject: &"this object",
+            subject: "this object",
+            key: None,
         }
     }
 
@@ -69,7 +68,7 @@ impl Entity<'_> {
         if let Some(etag) = &self.etag {
             insert_header(headers, ETAG, etag);
         }
-        headers.extend(self.modified.and_then(conditional::last_modified).map(|date| (LAST_MODIFIED, date)));
+        headers.extend(self.modified.and_then(last_modified).map(|date| (LAST_MODIFIED, date)));
         headers.insert(CACHE_CONTROL, self.cache_control.clone());
         if status == StatusCode::NOT_MODIFIED {
             return;
@@ -87,7 +86,7 @@ impl Entity<'_> {
             return ConditionalOutcome::Full;
         }
         let len = self.len.filter(|_| self.has_ranges);
-        conditional::evaluate(&request.method, &request.headers, self.etag.as_deref(), self.modified, len)
+        evaluate(&request.method, &request.headers, self.etag.as_deref(), self.modified, len)
     }
 
     /// Returns the 304 if the client has this entity already, so that the body need not be made.
@@ -113,7 +112,8 @@ impl Entity<'_> {
             (ConditionalOutcome::NotModified, _) => return Ok((self.not_modified_response(), None)),
             (ConditionalOutcome::Partial(from, to), _) => (StatusCode::PARTIAL_CONTENT, from..to),
             (ConditionalOutcome::PreconditionFailed, _) => {
-                let detail = format!("the entity tag of {} is now {etag}", self.subject);
+                let subject = self.key.map_or_else(|| self.subject.to_owned(), |key| format!("/{key}"));
+                let detail = format!("the entity tag of {subject} is now {etag}");
                 return Err(Problem::new(problem::PRECONDITION_FAILED, detail));
             }
             (ConditionalOutcome::Unsatisfiable, Some(len)) => return Err(Problem::range_not_satisfiable(len)),
@@ -128,9 +128,6 @@ impl Entity<'_> {
         self.add_headers(headers, status);
         if let (StatusCode::PARTIAL_CONTENT, Some(len)) = (status, self.len) {
             insert_header(headers, CONTENT_RANGE, &format!("bytes {}-{}/{len}", range.start, range.end - 1));
-        }
-        if self.is_compressible {
-            response.extensions_mut().insert(Compressible);
         }
         // The compressed length of a document is known only once the document is compressed, for HEAD, too.
         let needs_body = request.method != Method::HEAD || self.len.is_none() || self.is_compressible;
@@ -197,16 +194,218 @@ pub(crate) fn insert_header(headers: &mut HeaderMap, name: HeaderName, value: &s
     }
 }
 
-/// Adds the headers that all responses have in common.
-pub(crate) fn add_common_headers(headers: &mut HeaderMap, status: StatusCode, options: &HttpOptions) {
-    if let Some(age) = options.hsts {
-        let text = format!("max-age={}", age.as_secs());
-        headers.insert(STRICT_TRANSPORT_SECURITY, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("")));
+/// Outcome of the preconditions and the range of a request for a representation that exists.
+#[derive(Debug, PartialEq, Eq)]
+enum ConditionalOutcome {
+    /// The whole representation: 200.
+    Full,
+    /// The bytes from the first number up to, but not including, the second: 206.
+    Partial(u64, u64),
+    /// None of it, because the client has it: 304.
+    NotModified,
+    /// None of it, because it is not the representation that the client expects: 412.
+    PreconditionFailed,
+    /// None of it, because the range lies beyond its end: 416.
+    Unsatisfiable,
+}
+
+/// Evaluates preconditions and range in the order of RFC 9110 §13.2.2.
+///
+/// `etag` is quoted. It is weak if it begins with `W/`; then it satisfies no `If-Match` except `*` (§13.1.1). `len` is
+/// `None` for a representation that does not support ranges. Several ranges are answered with the whole representation,
+/// as §14.2 allows.
+fn evaluate(
+    method: &Method,
+    headers: &HeaderMap,
+    etag: Option<&str>,
+    modified: Option<SystemTime>,
+    len: Option<u64>,
+) -> ConditionalOutcome {
+    let modified = modified.filter(has_http_date);
+    let etag_text = etag;
+    let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
+    if let Some(if_match) = headers.typed_get::<IfMatch>() {
+        if !etag.as_ref().is_some_and(|etag| if_match.precondition_passes(etag)) {
+            return ConditionalOutcome::PreconditionFailed;
+        }
+    } else if let (Some(unmodified_since), Some(modified)) = (headers.typed_get::<IfUnmodifiedSince>(), modified)
+        && !unmodified_since.precondition_passes(modified)
+    {
+        return ConditionalOutcome::PreconditionFailed;
     }
-    headers.insert("timing-allow-origin", HeaderValue::from_static("*"));
-    headers.insert("cross-origin-resource-policy", HeaderValue::from_static("cross-origin"));
-    headers.insert("x-content-type-options", HeaderValue::from_static("nosniff"));
-    if (status.is_client_error() || status.is_server_error()) && !headers.contains_key(CACHE_CONTROL) {
-        headers.insert(CACHE_CONTROL, HeaderValue::from_static("no-store"));
+    if let Some(if_none_match) = headers.typed_get::<IfNoneMatch>() {
+        if etag.as_ref().is_some_and(|etag| !if_none_match.precondition_passes(etag)) {
+            return ConditionalOutcome::NotModified;
+        }
+    } else if let (Some(modified_since), Some(modified)) = (headers.typed_get::<IfModifiedSince>(), modified)
+        && !modified_since.is_modified(modified)
+    {
+        return ConditionalOutcome::NotModified;
+    }
+    let (Some(len), true) = (len, method == Method::GET) else { return ConditionalOutcome::Full };
+    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else {
+        return ConditionalOutcome::Full;
+    };
+    if let Some(condition) = headers.get(IF_RANGE)
+        && !if_range_matches(condition, etag_text, modified)
+    {
+        return ConditionalOutcome::Full;
+    }
+    parse_range(range, len).unwrap_or(ConditionalOutcome::Full)
+}
+
+/// Returns true if an `If-Range` names exactly this representation, by its strong entity tag or its exact date
+/// (§13.1.5).
+fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
+    let matches_etag = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
+    matches_etag || modified.and_then(last_modified).is_some_and(|date| date == *condition)
+}
+
+/// Parses a `Range` of one byte range and cuts it off at the end of the representation. Returns `None` for anything
+/// else, which is ignored.
+///
+/// The typed header is not used: it treats a suffix longer than the representation as unsatisfiable, but such a suffix
+/// means the whole representation (RFC 9110 §14.1.2).
+fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
+    let (unit, spec) = range.split_once('=')?;
+    let (first, last) = spec.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
+    let parse_number = |text: &str| {
+        let is_decimal = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+        // A number above 2^64 lies beyond the end of every object.
+        is_decimal.then(|| text.parse().unwrap_or(u64::MAX))
+    };
+    let (from, to) = match (first, last) {
+        ("", suffix) => (len.saturating_sub(parse_number(suffix)?), len),
+        (first, "") => (parse_number(first)?, len),
+        (first, last) => {
+            let (first, last) = (parse_number(first)?, parse_number(last)?);
+            if last < first {
+                return None;
+            }
+            (first, last.saturating_add(1).min(len))
+        }
+    };
+    Some(if from < to { ConditionalOutcome::Partial(from, to) } else { ConditionalOutcome::Unsatisfiable })
+}
+
+/// Returns `Last-Modified` as an HTTP date; `None` for a time that has none.
+pub(crate) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
+    has_http_date(&modified).then(|| HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok())?
+}
+
+/// First second of the year 10000, which an HTTP date with its four-digit year cannot express (RFC 9110, section
+/// 5.6.7).
+const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
+
+/// Returns true if `httpdate` can format the time, which a file's owner may set at will. It panics before 1970 and from
+/// the year 10000 on.
+fn has_http_date(time: &SystemTime) -> bool {
+    time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|elapsed| elapsed < YEAR_10000)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn evaluate_headers(headers: &[(&'static str, &str)]) -> ConditionalOutcome {
+        let map: HeaderMap = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
+        let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_500);
+        evaluate(&Method::GET, &map, Some("\"a-1\""), Some(modified), Some(10))
+    }
+
+    #[test]
+    fn byte_ranges_of_every_form_are_parsed() {
+        assert_eq!(evaluate_headers(&[]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=0-0")]), ConditionalOutcome::Partial(0, 1));
+        assert_eq!(evaluate_headers(&[("range", "bytes=3-")]), ConditionalOutcome::Partial(3, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=3-99")]), ConditionalOutcome::Partial(3, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=-4")]), ConditionalOutcome::Partial(6, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=-99")]), ConditionalOutcome::Partial(0, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=10-")]), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(evaluate_headers(&[("range", "bytes=-0")]), ConditionalOutcome::Unsatisfiable);
+        assert_eq!(evaluate_headers(&[("range", "bytes=0-1,3-4")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "lines=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=5-2")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=x")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("range", "bytes=+1-2")]), ConditionalOutcome::Full);
+        assert_eq!(
+            evaluate_headers(&[("range", "Bytes=0-99999999999999999999999")]),
+            ConditionalOutcome::Partial(0, 10)
+        );
+        assert_eq!(
+            evaluate_headers(&[("range", "bytes=18446744073709551615-18446744073709551615")]),
+            ConditionalOutcome::Unsatisfiable
+        );
+    }
+
+    #[test]
+    fn a_time_without_an_http_date_is_no_precondition() {
+        let date = "Sun, 06 Nov 1994 08:49:37 GMT";
+        for modified in [SystemTime::UNIX_EPOCH - Duration::from_nanos(1), SystemTime::UNIX_EPOCH + YEAR_10000] {
+            for name in ["if-modified-since", "if-unmodified-since", "if-range"] {
+                let map = [(name.parse().unwrap(), date.parse().unwrap())].into_iter().collect();
+                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), ConditionalOutcome::Full);
+            }
+            assert_eq!(last_modified(modified), None);
+        }
+        let last_date = SystemTime::UNIX_EPOCH + YEAR_10000 - Duration::from_secs(1);
+        assert_eq!(last_modified(last_date).unwrap(), "Fri, 31 Dec 9999 23:59:59 GMT");
+    }
+
+    #[test]
+    fn an_empty_object_satisfies_no_range() {
+        let map: HeaderMap = [("range".parse().unwrap(), "bytes=0-".parse().unwrap())].into_iter().collect();
+        assert_eq!(evaluate(&Method::GET, &map, None, None, Some(0)), ConditionalOutcome::Unsatisfiable);
+    }
+
+    #[test]
+    fn preconditions_come_before_ranges() {
+        assert_eq!(
+            evaluate_headers(&[("if-none-match", "\"a-1\""), ("range", "bytes=0-1")]),
+            ConditionalOutcome::NotModified
+        );
+        assert_eq!(evaluate_headers(&[("if-none-match", "W/\"a-1\"")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-none-match", "*")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-none-match", "\"b\", \"a-1\"")]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-none-match", "\"b\"")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-match", "\"b\"")]), ConditionalOutcome::PreconditionFailed);
+        assert_eq!(
+            evaluate_headers(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]),
+            ConditionalOutcome::Partial(1, 2)
+        );
+        assert_eq!(evaluate_headers(&[("if-match", "*")]), ConditionalOutcome::Full);
+    }
+
+    #[test]
+    fn dates_have_a_resolution_of_seconds() {
+        let same = "Sun, 09 Sep 2001 01:46:40 GMT";
+        let before = "Sun, 09 Sep 2001 01:46:39 GMT";
+        assert_eq!(evaluate_headers(&[("if-modified-since", same)]), ConditionalOutcome::NotModified);
+        assert_eq!(evaluate_headers(&[("if-modified-since", before)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-unmodified-since", same)]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-unmodified-since", before)]), ConditionalOutcome::PreconditionFailed);
+        // An entity tag outweighs a date.
+        assert_eq!(
+            evaluate_headers(&[("if-none-match", "\"b\""), ("if-modified-since", same)]),
+            ConditionalOutcome::Full
+        );
+    }
+
+    #[test]
+    fn if_range_decides_between_the_range_and_the_full_representation() {
+        assert_eq!(
+            evaluate_headers(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]),
+            ConditionalOutcome::Partial(0, 2)
+        );
+        assert_eq!(evaluate_headers(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "\"b\""), ("range", "bytes=99-")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "garbage"), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        assert_eq!(evaluate_headers(&[("if-range", "a-1"), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
+        let date = "Sun, 09 Sep 2001 01:46:40 GMT";
+        assert_eq!(evaluate_headers(&[("if-range", date), ("range", "bytes=0-1")]), ConditionalOutcome::Partial(0, 2));
+        let later = "Sun, 09 Sep 2001 01:46:41 GMT";
+        assert_eq!(evaluate_headers(&[("if-range", later), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
     }
 }

@@ -71,16 +71,10 @@ impl Endpoint {
     pub(crate) fn label(self) -> &'static str {
         match self {
             Self::Stored => STORED,
-            Self::Slice => "slice",
-            Self::Info => "info",
-            Self::Viewer => "viewer",
-            Self::Stats => "stats",
             Self::View(view) => view.name(),
-            Self::Operation(Operation::Health) => "healthz",
-            Self::Operation(Operation::Ready) => "readyz",
-            Self::Operation(Operation::Metrics) => "metrics",
-            Self::Operation(Operation::Version) => "version",
-            Self::Operation(Operation::OpenApi) => "openapi.yaml",
+            Self::Slice | Self::Info | Self::Viewer | Self::Stats | Self::Operation(_) => {
+                BUILT_IN_ENDPOINTS.iter().find(|(_, endpoint)| *endpoint == self).map_or("", |(name, _)| name)
+            }
         }
     }
 }

@@ -26,7 +26,7 @@ const STORE_TIMEOUT: Duration = Duration::from_secs(30);
 #[derive(Debug, Clone)]
 pub struct Viewer {
     directory: PathBuf,
-    files: ServeDir<DefaultServeDirFallback, ViewerFiles>,
+    files: ServeDir<DefaultServeDirFallback, LocalStore>,
 }
 
 impl Viewer {
@@ -52,7 +52,7 @@ impl Viewer {
         if !store.has_file_blocking(&index)? {
             return Ok(None);
         }
-        let files = ServeDir::with_backend("", ViewerFiles(store))
+        let files = ServeDir::with_backend("", store)
             .append_index_html_on_directories(false)
             // Each response holds a few of them: in the file's buffer, between the threads and on the way to the
             // client.
@@ -78,25 +78,21 @@ impl Viewer {
     }
 }
 
-/// The directory of the viewer's files, as a backend of `tower_http`.
-#[derive(Debug, Clone)]
-struct ViewerFiles(LocalStore);
-
-impl Backend for ViewerFiles {
+impl Backend for LocalStore {
     type File = ViewerFile;
     type Metadata = Metadata;
     type OpenFuture = BoxFuture<'static, io::Result<ViewerFile>>;
     type MetadataFuture = BoxFuture<'static, io::Result<Metadata>>;
 
     fn open(&self, path: PathBuf) -> Self::OpenFuture {
-        let files = self.0.clone();
+        let files = self.clone();
         Box::pin(async move {
             into_io_result(files.open_for_reading(&key_from_path(&path)?).await).map(|file| ViewerFile(file.into()))
         })
     }
 
     fn metadata(&self, path: PathBuf) -> Self::MetadataFuture {
-        let files = self.0.clone();
+        let files = self.clone();
         Box::pin(async move { into_io_result(files.metadata(&key_from_path(&path)?).await) })
     }
 }
@@ -118,8 +114,8 @@ fn into_io_result<T>(result: Result<Option<T>, StoreError>) -> io::Result<T> {
     }
 }
 
-/// An open file of the viewer.
-struct ViewerFile(tokio::fs::File);
+/// An open file of the viewer, as `tower_http` reads it.
+pub struct ViewerFile(tokio::fs::File);
 
 impl AsyncRead for ViewerFile {
     fn poll_read(

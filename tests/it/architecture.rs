@@ -120,16 +120,13 @@ const ORDER: &[(&str, &str)] = &[
     ("conn::http2", "watchdog memory frames hpack"),
     ("container", "browse groups nonblocking stored_blocks handle resources"),
     ("fair_queue", "semaphore single_flight state flow"),
-    ("fastpath", "chunk thread_cache reply"),
+    ("fastpath", "thread_cache reply"),
     (
         "http",
-        "authorization problem_from_errors routes band_reader encode observe parts_body request_context app process_state admission compress exposition forwarded credentials query readiness route templates cors mount caller_view respond conditional options problem redact viewer_files",
+        "authorization routes slice_request compress body request observe app admission exposition forwarded credentials readiness common_headers mount respond query options route problem redact viewer_files",
     ),
-    (
-        "http::admission",
-        "fair_polling rate_limited_body client_limits in_flight rejection_delay count_guard slice_admission stalled_store_limit",
-    ),
-    ("http::query", "lenient slice_query strict numpy_index"),
+    ("http::admission", "client_limits fair_polling in_flight stalled_store_limit"),
+    ("http::query", "slice_query numpy_index params"),
     ("http::routes", "info operations slice stats view viewer stored listing page"),
     ("metrics", "labels names"),
     (

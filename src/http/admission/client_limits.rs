@@ -1,30 +1,35 @@
 //! Identifies clients and limits what one client may take: concurrent requests and bytes per second. The number of
 //! requests over time is not limited, because a viewer sends thousands.
+//!
+//! A response's body holds its client's request permit until it has been sent, and is sent no faster than the client's
+//! rate allows. It also holds its in-flight slot, unless it is small and entirely in memory.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
-use std::fmt;
+use std::future::Future;
 use std::hash::{BuildHasher, RandomState};
 use std::net::IpAddr;
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::sync::atomic::AtomicUsize;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
-use axum::http::HeaderMap;
+use axum::body::Body;
+use axum::http::{HeaderMap, Response};
+use bytes::Bytes;
 use futures_util::FutureExt;
-use ipnet::IpNet;
+use http_body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
-use tokio::time::Instant;
+use tokio::time::{Instant, Sleep};
 
 use crate::fair_queue::ClientId;
-use crate::http::admission::count_guard::CountGuard;
-use crate::http::admission::in_flight::{AdmissionController, InFlightCounter, InFlightGuard};
-use crate::http::caller_view::CallerView;
+use crate::http::admission::in_flight::{AdmissionController, InFlightGuard, count_until_dropped};
 use crate::http::forwarded;
-use crate::http::options::{ClientLimits, HttpOptions};
+use crate::http::mount::CallerView;
+use crate::http::options::HttpOptions;
 use crate::http::problem::{self, Problem};
-use crate::metrics::{self, QueueLabel, ShedReason};
+use crate::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::trace;
 
 /// Maximum number of accounts kept, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy may
@@ -38,21 +43,21 @@ const ACCOUNTS_PER_CLEANUP: usize = 1024;
 /// other requests.
 const MAX_WAITING_DIVISOR: usize = 4;
 
-/// Identifies clients and enforces their limits.
-pub(crate) struct ClientLimiter {
-    limits: ClientLimits,
-    concurrent_requests: usize,
-    /// Proxies that are trusted to name the clients of their requests.
-    trusted_proxies: Vec<IpNet>,
-    registry: Arc<ClientRegistry>,
-}
+/// Maximum number of bytes that are sent at once under a rate limit.
+const MAX_CHUNK_BYTES: usize = 64 << 10;
 
-/// For each client with requests: their number, and the counter of those in flight.
-type ClientRequestCounts = Arc<Mutex<HashMap<ClientId, (usize, InFlightCounter)>>>;
+/// Size up to which a response that is entirely in memory releases its in-flight slot before it is sent. A client that
+/// does not receive it then blocks no other request.
+const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 
-/// State of the clients that have sent requests recently. It outlives changes of the limits.
+/// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used,
+/// which outlives changes of the limits.
+#[derive(Default)]
 pub(crate) struct ClientRegistry {
-    request_counts: ClientRequestCounts,
+    /// Admission of requests, which limits how many are in flight.
+    admission: Arc<AdmissionController>,
+    /// For each client with requests: their number, and the counter of those in flight.
+    request_counts: Mutex<HashMap<ClientId, (usize, Arc<AtomicUsize>)>>,
     /// Accounts of clients that have requests or a debt from earlier ones.
     accounts: Mutex<AccountTable>,
     /// Requests that wait for another request of the same client.
@@ -74,7 +79,7 @@ impl AccountTable {
         let account = Arc::clone(account);
         if self.by_client.len() >= self.len_after_cleanup + ACCOUNTS_PER_CLEANUP {
             let now = Instant::now();
-            self.by_client.retain(|_, account| Arc::strong_count(account) > 1 || account.has_debt(now));
+            self.by_client.retain(|_, account| Arc::strong_count(account) > 1 || account.theoretical_arrival() > now);
             if self.by_client.len() > MAX_ACCOUNTS {
                 self.evict_half();
             }
@@ -105,157 +110,17 @@ struct ClientAccount {
 }
 
 impl ClientAccount {
-    fn has_debt(&self, now: Instant) -> bool {
-        self.theoretical_arrival() > now
-    }
-
-    fn theoretical_arrival(&self) -> Instant {
-        *self.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-}
-
-impl fmt::Debug for ClientLimiter {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ClientLimiter").field("limits", &self.limits).finish_non_exhaustive()
-    }
-}
-
-impl ClientLimiter {
-    /// Creates a limiter with the limits of `options` and the client state `accounts`.
-    pub(crate) fn new(options: &HttpOptions, registry: Arc<ClientRegistry>) -> Self {
-        Self {
-            limits: options.client_limits,
-            concurrent_requests: options.concurrent_requests,
-            trusted_proxies: options.trusted_proxies.clone(),
-            registry,
-        }
-    }
-
-    /// Returns true if the bytes of responses are limited.
-    pub(crate) fn limits_bandwidth(&self) -> bool {
-        self.limits.bytes_per_second > 0
-    }
-
-    /// Returns the client that a request belongs to.
-    pub(crate) fn identify(
-        &self,
-        headers: &HeaderMap,
-        peer: Option<IpAddr>,
-        caller_view: Option<&CallerView>,
-    ) -> ClientId {
-        let forwarded_address = forwarded::client_address(headers, peer, &self.trusted_proxies);
-        self.client_id(caller_view.and_then(CallerView::caller_name), forwarded_address.or(peer))
-    }
-
-    /// Returns the client of a peer address; `None` for a trusted proxy or a Unix socket, whose requests may belong to
-    /// other clients.
-    pub(crate) fn identify_direct_peer(&self, peer: Option<IpAddr>) -> Option<ClientId> {
-        (!forwarded::is_trusted_proxy(peer, &self.trusted_proxies)).then(|| self.client_id(None, peer))
-    }
-
-    /// Returns the client of a caller, or else of an address. A request with neither comes over a Unix socket, from a
-    /// proxy that does not name its client.
-    fn client_id(&self, caller: Option<String>, address: Option<IpAddr>) -> ClientId {
-        let address = address.filter(|_| caller.is_none()).map(forwarded::network_of);
-        ClientId::new(self.registry.hashing.hash_one((caller, address)))
-    }
-
-    /// Waits for one of the client's request permits, if they are limited, and for an in-flight slot. The permit is
-    /// held until the response is sent; a small response frees the slot as soon as it is made. While too many requests
-    /// are in flight, a request of a client that has few is admitted at once if a spare slot is free, and other
-    /// requests wait for their turn.
-    ///
-    /// # Errors
-    /// 429 if the client's other requests do not end in time or too many of its requests wait already; 503 if its turn
-    /// does not come in time.
-    pub(crate) async fn admit(
-        &self,
-        client: ClientId,
-        admission: &Arc<AdmissionController>,
-    ) -> Result<RequestPermit, Problem> {
-        let limits = self.limits;
-        // Acquired first: a request that waits here occupies no in-flight slot.
-        let (account, client_permit) =
-            if limits.is_unlimited() { (None, None) } else { self.acquire_client_permit(client).await?.unzip() };
-        let count_guard = RequestCountGuard::new(&self.registry.request_counts, client);
-        let (max_in_flight, client_in_flight) = (self.concurrent_requests, &count_guard.in_flight);
-        let in_flight = match admission.try_admit(max_in_flight, client_in_flight) {
-            Some(in_flight) => in_flight,
-            None => {
-                admission.wait(client, client_in_flight, max_in_flight, limits.max_wait).await.ok_or_else(overloaded)?
-            }
-        };
-        Ok(RequestPermit {
-            account,
-            limits,
-            _client_permit: client_permit,
-            _count_guard: count_guard,
-            in_flight: Some(in_flight),
-        })
-    }
-
-    /// Acquires one of the client's request permits, together with its account.
-    ///
-    /// # Errors
-    /// 429 if the client's other requests do not end in time or too many of its requests wait already.
-    async fn acquire_client_permit(
-        &self,
-        client: ClientId,
-    ) -> Result<Option<(Arc<ClientAccount>, OwnedSemaphorePermit)>, Problem> {
-        let limits = self.limits;
-        let max_requests = if limits.requests == 0 { Semaphore::MAX_PERMITS } else { limits.requests };
-        let account =
-            self.registry.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, max_requests);
-        let permit = {
-            let mut acquiring = pin!(account.acquire_permit(max_requests));
-            if let Some(permit) = acquiring.as_mut().now_or_never() {
-                permit
-            } else {
-                let waiting = (CountGuard::new(&self.registry.waiting), CountGuard::new(&account.waiting));
-                // Of all clients together, as many may wait as may be in flight at once.
-                let max_waiting = self.concurrent_requests;
-                if waiting.0.others < max_waiting && waiting.1.others < (max_waiting / MAX_WAITING_DIVISOR).max(1) {
-                    let (_timer, started) = (metrics::QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
-                    let permit = tokio::time::timeout(limits.max_wait, acquiring).await.ok().flatten();
-                    trace::record("wait", QueueLabel::Client.name(), started.elapsed());
-                    permit
-                } else {
-                    None
-                }
-            }
-        };
-        let Some(permit) = permit else {
-            metrics::request_shed(ShedReason::Client);
-            let detail = format!(
-                "this client already has {} requests in progress; wait for one of them to finish",
-                limits.requests
-            );
-            return Err(Problem::new(problem::TOO_MANY, detail).with_retry_after());
-        };
-        Ok(Some((account, permit)))
-    }
-}
-
-impl Default for ClientRegistry {
-    fn default() -> Self {
-        Self {
-            request_counts: Arc::default(),
-            accounts: Mutex::default(),
-            waiting: AtomicUsize::new(0),
-            hashing: RandomState::new(),
-        }
-    }
-}
-
-impl ClientAccount {
     fn new(max_requests: usize) -> Self {
-        let permits = Arc::new(Semaphore::new(max_requests));
         Self {
-            permits,
+            permits: Arc::new(Semaphore::new(max_requests)),
             waiting: AtomicUsize::new(0),
             permit_count: Mutex::new(max_requests),
             theoretical_arrival: Mutex::new(Instant::now()),
         }
+    }
+
+    fn theoretical_arrival(&self) -> Instant {
+        *self.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Acquires a permit. Adjusts the number of permits first, because `max_requests` may have changed since.
@@ -283,35 +148,139 @@ impl ClientAccount {
     }
 }
 
-/// Counts a rejection for overload and returns its problem.
-fn overloaded() -> Problem {
-    metrics::request_shed(ShedReason::Requests);
-    Problem::with_cause(
-        problem::OVERLOADED,
-        "the server has too many concurrent requests; try again",
-        "too many requests",
-    )
-}
+impl ClientRegistry {
+    /// Returns the client that a request belongs to.
+    pub(crate) fn identify(
+        &self,
+        options: &HttpOptions,
+        headers: &HeaderMap,
+        peer: Option<IpAddr>,
+        caller_view: Option<&CallerView>,
+    ) -> ClientId {
+        let forwarded_address = forwarded::client_address(headers, peer, &options.trusted_proxies);
+        let caller = caller_view.and_then(|view| view.caller.as_ref()).map(ToString::to_string);
+        self.client_id(caller, forwarded_address.or(peer))
+    }
 
-/// Guard that counts a request of a client until dropped.
-struct RequestCountGuard {
-    counts: ClientRequestCounts,
-    client: ClientId,
-    in_flight: InFlightCounter,
-}
+    /// Returns the client of a peer address; `None` for a trusted proxy or a Unix socket, whose requests may belong to
+    /// other clients.
+    pub(crate) fn identify_direct_peer(&self, options: &HttpOptions, peer: Option<IpAddr>) -> Option<ClientId> {
+        (!forwarded::is_trusted_proxy(peer, &options.trusted_proxies)).then(|| self.client_id(None, peer))
+    }
 
-impl RequestCountGuard {
-    fn new(request_counts: &ClientRequestCounts, client: ClientId) -> Self {
-        let mut clients = request_counts.lock().unwrap_or_else(PoisonError::into_inner);
-        let (count, in_flight) = clients.entry(client).or_default();
-        *count += 1;
-        Self { counts: Arc::clone(request_counts), client, in_flight: Arc::clone(in_flight) }
+    /// Returns the client of a caller, or else of an address. A request with neither comes over a Unix socket, from a
+    /// proxy that does not name its client.
+    fn client_id(&self, caller: Option<String>, address: Option<IpAddr>) -> ClientId {
+        let address = address.filter(|_| caller.is_none()).map(forwarded::network_of);
+        ClientId::new(self.hashing.hash_one((caller, address)))
+    }
+
+    /// Waits for one of the client's request permits, if they are limited, and for an in-flight slot. The permit is
+    /// held until the response is sent; a small response frees the slot as soon as it is made. While too many requests
+    /// are in flight, a request of a client that has few is admitted at once if a spare slot is free, and other
+    /// requests wait for their turn.
+    ///
+    /// # Errors
+    /// 429 if the client's other requests do not end in time or too many of its requests wait already; 503 if its turn
+    /// does not come in time.
+    pub(crate) async fn admit(
+        self: &Arc<Self>,
+        options: &HttpOptions,
+        client: ClientId,
+    ) -> Result<RequestPermit, Problem> {
+        let limits = &options.client_limits;
+        // Acquired first: a request that waits here occupies no in-flight slot.
+        let (account, client_permit) = if limits.concurrent_requests == 0 && limits.bytes_per_second == 0 {
+            (None, None)
+        } else {
+            let (account, client_permit) = self.acquire_client_permit(options, client).await?;
+            (Some(account), Some(client_permit))
+        };
+        let client_in_flight = {
+            let mut counts = self.request_counts.lock().unwrap_or_else(PoisonError::into_inner);
+            let (count, in_flight) = counts.entry(client).or_default();
+            *count += 1;
+            Arc::clone(in_flight)
+        };
+        let mut permit = RequestPermit {
+            registry: Arc::clone(self),
+            client,
+            account,
+            bytes_per_second: limits.bytes_per_second,
+            burst_bytes: limits.burst,
+            in_flight: None,
+            _client_permit: client_permit,
+        };
+        let max_in_flight = options.concurrent_requests;
+        permit.in_flight = self.admission.try_admit(max_in_flight, &client_in_flight);
+        if permit.in_flight.is_none() {
+            permit.in_flight = self.admission.wait(client, &client_in_flight, max_in_flight, options.budget_wait).await;
+        }
+        if permit.in_flight.is_none() {
+            metrics::request_shed(ShedReason::Requests);
+            let detail = "the server has too many concurrent requests; try again";
+            return Err(Problem::with_cause(problem::OVERLOADED, detail, "too many requests"));
+        }
+        Ok(permit)
+    }
+
+    /// Acquires one of the client's request permits, together with its account.
+    ///
+    /// # Errors
+    /// 429 if the client's other requests do not end in time or too many of its requests wait already.
+    async fn acquire_client_permit(
+        &self,
+        options: &HttpOptions,
+        client: ClientId,
+    ) -> Result<(Arc<ClientAccount>, OwnedSemaphorePermit), Problem> {
+        let limit = options.client_limits.concurrent_requests;
+        let max_requests = if limit == 0 { Semaphore::MAX_PERMITS } else { limit };
+        let account = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, max_requests);
+        let permit = {
+            let mut acquiring = pin!(account.acquire_permit(max_requests));
+            if let Some(permit) = acquiring.as_mut().now_or_never() {
+                permit
+            } else {
+                let (all, own) = (count_until_dropped(&self.waiting), count_until_dropped(&account.waiting));
+                // Of all clients together, as many may wait as may be in flight at once.
+                let max_waiting = options.concurrent_requests;
+                if *all < max_waiting && *own < (max_waiting / MAX_WAITING_DIVISOR).max(1) {
+                    let (_timer, started) = (QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
+                    let permit = tokio::time::timeout(options.budget_wait, acquiring).await.ok().flatten();
+                    trace::record("wait", QueueLabel::Client.name(), started.elapsed());
+                    permit
+                } else {
+                    None
+                }
+            }
+        };
+        let Some(permit) = permit else {
+            metrics::request_shed(ShedReason::Client);
+            let detail =
+                format!("this client already has {limit} requests in progress; wait for one of them to finish");
+            return Err(Problem::new(problem::TOO_MANY, detail).with_retry_after());
+        };
+        Ok((account, permit))
     }
 }
 
-impl Drop for RequestCountGuard {
+/// Permit of one request, held until its response is sent. Counts the request of its client until dropped.
+pub(crate) struct RequestPermit {
+    registry: Arc<ClientRegistry>,
+    client: ClientId,
+    /// `None` if the client has no limits.
+    account: Option<Arc<ClientAccount>>,
+    bytes_per_second: u64,
+    burst_bytes: u64,
+    in_flight: Option<InFlightGuard>,
+    _client_permit: Option<OwnedSemaphorePermit>,
+}
+
+impl Drop for RequestPermit {
     fn drop(&mut self) {
-        let mut counts = self.counts.lock().unwrap_or_else(PoisonError::into_inner);
+        // Runs before the client's permit is dropped: the next request that gets the permit is counted, and must not be
+        // counted beside this one.
+        let mut counts = self.registry.request_counts.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut entry) = counts.entry(self.client) {
             entry.get_mut().0 -= 1;
             if entry.get().0 == 0 {
@@ -321,72 +290,147 @@ impl Drop for RequestCountGuard {
     }
 }
 
-/// Permit of one request, held until its response is sent.
-pub(crate) struct RequestPermit {
-    /// `None` if the client has no limits.
-    account: Option<Arc<ClientAccount>>,
-    limits: ClientLimits,
-    // Dropped before the permit: the next request that gets the permit is counted, and must not be counted beside this
-    // one.
-    _count_guard: RequestCountGuard,
-    in_flight: Option<InFlightGuard>,
-    _client_permit: Option<OwnedSemaphorePermit>,
-}
-
 impl RequestPermit {
-    /// Returns true if the byte rate is limited.
-    pub(crate) fn is_rate_limited(&self) -> bool {
-        self.limits.bytes_per_second > 0
-    }
-
-    /// Frees the in-flight slot: the response is complete and only has to be sent.
-    pub(crate) fn release_in_flight(&mut self) {
-        self.in_flight = None;
-    }
-
     /// Charges `bytes` to the client. Returns the time at which they may be sent, or `None` if they may be sent now.
-    pub(crate) fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
-        let ClientLimits { bytes_per_second, burst_bytes, .. } = self.limits;
-        let account = self.account.as_ref().filter(|_| bytes_per_second > 0)?;
+    fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
+        let account = self.account.as_ref().filter(|_| self.bytes_per_second > 0)?;
         let time_for = |bytes: u64| {
-            let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(bytes_per_second);
+            let nanoseconds = u128::from(bytes) * 1_000_000_000 / u128::from(self.bytes_per_second);
             Duration::from_nanos(u64::try_from(nanoseconds).unwrap_or(u64::MAX)).min(Duration::from_secs(86_400))
         };
         let mut theoretical_arrival = account.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner);
         *theoretical_arrival = (*theoretical_arrival).max(now) + time_for(bytes as u64);
-        let send_time = theoretical_arrival.checked_sub(time_for(burst_bytes)).unwrap_or(now);
+        let send_time = theoretical_arrival.checked_sub(time_for(self.burst_bytes)).unwrap_or(now);
         (send_time > now).then_some(send_time)
+    }
+}
+
+/// A body that is sent in chunks, each as soon as the rate limiter allows it.
+struct RateLimitedBody {
+    body: Body,
+    /// Data of the inner body that has not been sent yet.
+    unsent: Bytes,
+    /// True if the next chunk has been charged to the rate limiter.
+    is_charged: bool,
+    delay: Option<(Pin<Box<Sleep>>, QueueWaitTimer)>,
+    permit: RequestPermit,
+}
+
+/// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not exceeded.
+pub(crate) fn hold_until_sent(mut permit: RequestPermit, response: Response<Body>) -> Response<Body> {
+    // A body that is produced while it is sent has no exact size.
+    let size = http_body::Body::size_hint(response.body()).exact();
+    if size.is_some_and(|bytes| bytes <= MAX_EARLY_RELEASE_BYTES) {
+        permit.in_flight = None;
+    }
+    response
+        .map(|body| Body::new(RateLimitedBody { body, unsent: Bytes::new(), is_charged: false, delay: None, permit }))
+}
+
+impl http_body::Body for RateLimitedBody {
+    type Data = Bytes;
+    type Error = axum::Error;
+
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, axum::Error>>> {
+        if self.permit.bytes_per_second == 0 {
+            return Pin::new(&mut self.body).poll_frame(context);
+        }
+        if self.unsent.is_empty() {
+            match ready!(Pin::new(&mut self.body).poll_frame(context)) {
+                Some(Ok(frame)) => match frame.into_data() {
+                    Ok(data) => self.unsent = data,
+                    Err(other) => return Poll::Ready(Some(Ok(other))),
+                },
+                other => return Poll::Ready(other),
+            }
+        }
+        let length = self.unsent.len().min(MAX_CHUNK_BYTES);
+        if !self.is_charged {
+            self.is_charged = true;
+            self.delay = self
+                .permit
+                .charge_bytes(length, Instant::now())
+                .map(|due| (Box::pin(tokio::time::sleep_until(due)), QueueWaitTimer::begin(QueueLabel::Rate)));
+        }
+        if let Some((sleep, _)) = &mut self.delay {
+            ready!(sleep.as_mut().poll(context));
+        }
+        (self.is_charged, self.delay) = (false, None);
+        Poll::Ready(Some(Ok(Frame::data(self.unsent.split_to(length)))))
+    }
+
+    fn is_end_stream(&self) -> bool {
+        self.unsent.is_empty() && self.body.is_end_stream()
+    }
+
+    fn size_hint(&self) -> SizeHint {
+        let (inner, unsent_bytes) = (self.body.size_hint(), self.unsent.len() as u64);
+        let mut hint = SizeHint::new();
+        hint.set_lower(inner.lower() + unsent_bytes);
+        if let Some(upper) = inner.upper() {
+            hint.set_upper(upper + unsent_bytes);
+        }
+        hint
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use axum::body::Body;
-    use axum::http::Response;
-    use bytes::Bytes;
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::http::admission::rate_limited_body::hold_until_sent;
+    use crate::config::{ClientsConfig, RequiredContainers};
 
-    fn new_limiter(requests: usize, bytes_per_second: u64, burst_bytes: u64) -> ClientLimiter {
-        ClientLimiter {
-            limits: ClientLimits { requests, bytes_per_second, burst_bytes, max_wait: Duration::from_secs(10) },
-            concurrent_requests: 16,
-            trusted_proxies: Vec::new(),
-            registry: Arc::default(),
+    struct TestLimiter {
+        options: HttpOptions,
+        registry: Arc<ClientRegistry>,
+    }
+
+    impl TestLimiter {
+        async fn admit(&self, client: ClientId) -> Result<RequestPermit, Problem> {
+            self.registry.admit(&self.options, client).await
         }
+
+        fn requests_in_flight(&self) -> usize {
+            self.registry.admission.count()
+        }
+    }
+
+    fn new_limiter(concurrent_requests: usize, bytes_per_second: u64, burst: u64) -> TestLimiter {
+        let options = HttpOptions {
+            base_path: String::new(),
+            trusted_proxies: Vec::new(),
+            request_timeout: Duration::from_secs(10),
+            required_containers: RequiredContainers::All,
+            concurrent_requests: 16,
+            cors_origins: Vec::new(),
+            compress_slices: false,
+            cors_credentials: false,
+            cors_private_network: false,
+            access_control: None,
+            frame_ancestors: Vec::new(),
+            client_limits: ClientsConfig { connections: 0, concurrent_requests, bytes_per_second, burst },
+            budget_wait: Duration::from_secs(10),
+            is_https: false,
+            hsts: None,
+            viewer: None,
+            document_runtime: None,
+        };
+        TestLimiter { options, registry: Arc::default() }
     }
 
     #[test]
     fn a_client_is_a_caller_or_an_address_or_a_network() {
-        let limiter = new_limiter(0, 0, 0);
-        let id_of_address = |address: &str| limiter.client_id(None, Some(address.parse().unwrap()));
+        let registry = ClientRegistry::default();
+        let id_of_address = |address: &str| registry.client_id(None, Some(address.parse().unwrap()));
         assert_eq!(id_of_address("192.0.2.1"), id_of_address("::ffff:192.0.2.1"));
         assert_ne!(id_of_address("192.0.2.1"), id_of_address("192.0.2.2"));
         assert_eq!(id_of_address("2001:db8::1"), id_of_address("2001:db8::ffff:1:2:3"));
         assert_ne!(id_of_address("2001:db8::1"), id_of_address("2001:db8:0:1::1"));
-        let id_of_caller = |address: &str| limiter.client_id(Some("ann".to_owned()), Some(address.parse().unwrap()));
+        let id_of_caller = |address: &str| registry.client_id(Some("ann".to_owned()), Some(address.parse().unwrap()));
         assert_eq!(id_of_caller("192.0.2.1"), id_of_caller("192.0.2.2"));
         assert_ne!(id_of_caller("192.0.2.1"), id_of_address("192.0.2.1"));
     }
@@ -398,7 +442,7 @@ mod tests {
         let sent = Bytes::from((0..(4_usize << 20) + 5).map(|n| u8::try_from(n % 251).unwrap()).collect::<Vec<_>>());
         let mut received = Vec::new();
         for part in [sent.slice(..2 << 20), sent.slice(2 << 20..)] {
-            let permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
+            let permit = limiter.admit(ClientId::new(1)).await.unwrap();
             let response = hold_until_sent(permit, Response::new(Body::from(part.clone())));
             assert_eq!(http_body::Body::size_hint(response.body()).exact(), Some(part.len() as u64));
             received.extend(response.into_body().collect().await.unwrap().to_bytes());
@@ -406,28 +450,21 @@ mod tests {
         assert!(received == sent);
         // The first MiB is sent at once; each of the other three takes at least an eighth of a second.
         assert!(started.elapsed() >= Duration::from_millis(370), "{:?}", started.elapsed());
-        let other_permit = limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.unwrap();
+        let other_permit = limiter.admit(ClientId::new(2)).await.unwrap();
         assert!(other_permit.charge_bytes(1 << 20, Instant::now()).is_none(), "another client has no debt");
     }
 
     #[tokio::test]
     async fn clients_with_requests_or_debt_are_kept_and_others_are_evicted() {
         let mut limiter = new_limiter(1, 1000, 1000);
-        limiter.limits.max_wait = Duration::from_millis(20);
-        let _permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
-        let _due = limiter
-            .admit(ClientId::new(2), &Arc::<AdmissionController>::default())
-            .await
-            .unwrap()
-            .charge_bytes(1_000_000, Instant::now());
+        limiter.options.budget_wait = Duration::from_millis(20);
+        let _permit = limiter.admit(ClientId::new(1)).await.unwrap();
+        let _due = limiter.admit(ClientId::new(2)).await.unwrap().charge_bytes(1_000_000, Instant::now());
         for number in 0..4 * ACCOUNTS_PER_CLEANUP as u64 {
-            assert!(limiter.admit(ClientId::new(100 + number), &Arc::<AdmissionController>::default()).await.is_ok());
+            assert!(limiter.admit(ClientId::new(100 + number)).await.is_ok());
         }
-        assert!(
-            limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_err(),
-            "its only permit is taken"
-        );
-        let debtor_permit = limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.unwrap();
+        assert!(limiter.admit(ClientId::new(1)).await.is_err(), "its only permit is taken");
+        let debtor_permit = limiter.admit(ClientId::new(2)).await.unwrap();
         assert!(
             debtor_permit
                 .charge_bytes(1, Instant::now())
@@ -453,97 +490,83 @@ mod tests {
     #[tokio::test]
     async fn a_permit_is_held_until_the_body_is_dropped_and_requests_wait_for_it() {
         let mut limiter = new_limiter(1, 0, 0);
-        let permit = limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.unwrap();
+        let permit = limiter.admit(ClientId::new(1)).await.unwrap();
         let response = hold_until_sent(permit, Response::new(Body::from("x")));
-        assert!(limiter.admit(ClientId::new(2), &Arc::<AdmissionController>::default()).await.is_ok());
-        let admission = Arc::<AdmissionController>::default();
-        let (second_permit, ()) = tokio::join!(limiter.admit(ClientId::new(1), &admission), async {
+        assert!(limiter.admit(ClientId::new(2)).await.is_ok());
+        let (second_permit, ()) = tokio::join!(limiter.admit(ClientId::new(1)), async {
             tokio::task::yield_now().await;
             drop(response);
         });
-        limiter.limits.max_wait = Duration::from_millis(20);
-        assert!(limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_err());
+        limiter.options.budget_wait = Duration::from_millis(20);
+        assert!(limiter.admit(ClientId::new(1)).await.is_err());
         drop(second_permit.unwrap());
-        assert!(limiter.admit(ClientId::new(1), &Arc::<AdmissionController>::default()).await.is_ok());
+        assert!(limiter.admit(ClientId::new(1)).await.is_ok());
     }
 
     #[tokio::test]
     async fn small_responses_in_memory_release_their_slot_and_others_hold_it() {
-        let (limiter, admission) = (new_limiter(0, 0, 0), Arc::<AdmissionController>::default());
+        let limiter = new_limiter(0, 0, 0);
         let streamed = futures_util::stream::iter([Ok::<_, std::io::Error>(Bytes::from("x"))]);
         let bodies = [Body::from(vec![0; 1 << 20]), Body::from(vec![0; (1 << 20) + 1]), Body::from_stream(streamed)];
         let mut responses = Vec::new();
         for (held_slots, body) in bodies.into_iter().enumerate() {
-            let permit = limiter.admit(ClientId::new(1), &admission).await.unwrap();
+            let permit = limiter.admit(ClientId::new(1)).await.unwrap();
             responses.push(hold_until_sent(permit, Response::new(body)));
-            assert_eq!(admission.count(), held_slots);
+            assert_eq!(limiter.requests_in_flight(), held_slots);
         }
         drop(responses);
-        assert_eq!(admission.count(), 0);
+        assert_eq!(limiter.requests_in_flight(), 0);
     }
 
     #[tokio::test]
     async fn new_limits_apply_to_known_clients_and_keep_their_debt() {
         let old_limiter = new_limiter(3, 1 << 20, 1 << 20);
         let with_limits = |requests, bytes_per_second| {
-            let max_wait = Duration::from_millis(20);
-            let limits = ClientLimits { requests, bytes_per_second, burst_bytes: 1 << 20, max_wait };
-            ClientLimiter {
-                limits,
-                concurrent_requests: 16,
-                trusted_proxies: Vec::new(),
-                registry: Arc::clone(&old_limiter.registry),
-            }
+            let mut limiter = new_limiter(requests, bytes_per_second, 1 << 20);
+            limiter.options.budget_wait = Duration::from_millis(20);
+            limiter.registry = Arc::clone(&old_limiter.registry);
+            limiter
         };
         let client = ClientId::new(1);
         let mut permits = Vec::new();
         for _ in 0..3 {
-            permits.push(old_limiter.admit(client, &Arc::<AdmissionController>::default()).await.unwrap());
+            permits.push(old_limiter.admit(client).await.unwrap());
         }
         let one_request_limiter = with_limits(1, 1 << 20);
-        assert!(one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.is_err());
+        assert!(one_request_limiter.admit(client).await.is_err());
         permits.truncate(1);
-        assert!(
-            one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.is_err(),
-            "the new limit is one request"
-        );
+        assert!(one_request_limiter.admit(client).await.is_err(), "the new limit is one request");
         permits[0].charge_bytes(64 << 20, Instant::now());
         permits.clear();
-        let permit = one_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await.unwrap();
+        let permit = one_request_limiter.admit(client).await.unwrap();
         assert!(permit.charge_bytes(1, Instant::now()).is_some(), "the debt of earlier bytes remains");
         let two_request_limiter = with_limits(2, 1 << 20);
-        let results = (
-            two_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await,
-            two_request_limiter.admit(client, &Arc::<AdmissionController>::default()).await,
-        );
+        let results = (two_request_limiter.admit(client).await, two_request_limiter.admit(client).await);
         assert!(results.0.is_ok() && results.1.is_err());
-        assert!(
-            with_limits(0, 1 << 20).admit(client, &Arc::<AdmissionController>::default()).await.is_ok(),
-            "no limit"
-        );
+        assert!(with_limits(0, 1 << 20).admit(client).await.is_ok(), "no limit");
     }
 
     #[tokio::test]
     async fn under_overload_light_clients_are_admitted_and_others_wait() {
-        let (mut limiter, admission) = (new_limiter(0, 0, 0), Arc::<AdmissionController>::default());
+        let mut limiter = new_limiter(0, 0, 0);
         let (heavy, light) = (ClientId::new(1), ClientId::new(2));
         let mut permits = Vec::new();
         for _ in 1..=16 {
-            permits.push(limiter.admit(heavy, &admission).await.unwrap());
+            permits.push(limiter.admit(heavy).await.unwrap());
         }
-        let permit = limiter.admit(light, &admission).await.unwrap();
-        limiter.limits.max_wait = Duration::from_millis(20);
-        assert!(limiter.admit(light, &admission).await.is_err(), "a light client has at most one of sixteen");
-        assert_eq!(admission.count(), 17);
-        limiter.limits.max_wait = Duration::from_secs(10);
+        let permit = limiter.admit(light).await.unwrap();
+        limiter.options.budget_wait = Duration::from_millis(20);
+        assert!(limiter.admit(light).await.is_err(), "a light client has at most one of sixteen");
+        assert_eq!(limiter.requests_in_flight(), 17);
+        limiter.options.budget_wait = Duration::from_secs(10);
         {
-            let mut waiting = std::pin::pin!(limiter.admit(heavy, &admission));
+            let mut waiting = std::pin::pin!(limiter.admit(heavy));
             assert!(futures_util::poll!(waiting.as_mut()).is_pending());
             permits.truncate(14);
             permits.push(waiting.await.unwrap());
         }
         drop((permit, permits));
         assert!(limiter.registry.request_counts.lock().unwrap().is_empty());
-        assert_eq!(admission.count(), 0);
+        assert_eq!(limiter.requests_in_flight(), 0);
     }
 }

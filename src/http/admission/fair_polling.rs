@@ -6,13 +6,13 @@
 //! such requests of one client may be ready at once, and a request of another client would wait for all of them. Bodies
 //! are not covered: they are produced only as far as the client receives them.
 
-use std::future::{Future, poll_fn};
+use std::future::Future;
 use std::pin::pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::Poll;
 use std::time::{Duration, Instant};
 
-use futures_util::poll;
+use futures_util::{pending, poll};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
@@ -23,13 +23,6 @@ const SLICES_PER_ROUND: usize = 32;
 /// Work after which a time slice is used up. Requests that need less share one, because waiting for a time slice makes
 /// a request half as expensive again.
 const TIME_SLICE: Duration = Duration::from_millis(1);
-
-/// Fair scheduler of the requests of one thread.
-#[derive(Debug, Clone)]
-struct FairPoller {
-    time_slices: FairSemaphore,
-    round: Arc<Mutex<PollRound>>,
-}
 
 /// Work of the current round.
 #[derive(Debug, Default)]
@@ -43,10 +36,8 @@ struct PollRound {
 }
 
 thread_local! {
-    static FAIR_POLLER: FairPoller = FairPoller {
-        time_slices: FairSemaphore::new(SLICES_PER_ROUND, ClientQuota::UNLIMITED, CostBasis::Units),
-        round: Arc::default(),
-    };
+    static TIME_SLICES: FairSemaphore = FairSemaphore::new(SLICES_PER_ROUND, ClientQuota::UNLIMITED, CostBasis::Units);
+    static ROUND: Arc<Mutex<PollRound>> = Arc::default();
 }
 
 /// Runs `work` to completion. Whenever it is ready to continue, it waits for a time slice of `client`. It holds none
@@ -56,60 +47,47 @@ pub(crate) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = 
         // On other runtimes, a new task does not run after those that are ready.
         return work.await;
     }
-    let poller = FAIR_POLLER.with(Clone::clone);
+    let (time_slices, round) = (TIME_SLICES.with(Clone::clone), ROUND.with(Arc::clone));
     let mut work = pin!(work);
     loop {
-        let time_slice = poller.time_slices.acquire((client, 0), 1).await;
+        let time_slice = time_slices.acquire((client, 0), 1).await;
         let started = Instant::now();
         let polled = poll!(work.as_mut());
-        poller.charge_slice(time_slice, started.elapsed());
+        charge_slice(&round, time_slice, started.elapsed());
         if let Poll::Ready(output) = polled {
             return output;
         }
-        next_poll().await;
+        // Continues when the task is polled again.
+        pending!();
     }
 }
 
-impl FairPoller {
-    /// Returns a time slice, or keeps it until the end of the round if it is used up.
-    fn charge_slice(&self, time_slice: FairPermit, elapsed: Duration) {
-        let (is_first, returned) = {
-            let mut round = self.round.lock().unwrap_or_else(PoisonError::into_inner);
-            round.slice_elapsed += elapsed;
-            let returned = if round.slice_elapsed < TIME_SLICE {
-                Some(time_slice)
-            } else {
-                round.slice_elapsed = Duration::ZERO;
-                round.spent_slices.push(time_slice);
-                None
-            };
-            (!std::mem::replace(&mut round.is_end_scheduled, true), returned)
+/// Returns a time slice, or keeps it until the end of the round if it is used up.
+fn charge_slice(round: &Arc<Mutex<PollRound>>, time_slice: FairPermit, elapsed: Duration) {
+    let (is_first, returned) = {
+        let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);
+        round.slice_elapsed += elapsed;
+        let returned = if round.slice_elapsed < TIME_SLICE {
+            Some(time_slice)
+        } else {
+            round.slice_elapsed = Duration::ZERO;
+            round.spent_slices.push(time_slice);
+            None
         };
-        // Dropped outside the lock, because it wakes other requests.
-        drop(returned);
-        if is_first {
-            let end_guard = RoundEndGuard(Arc::clone(&self.round));
-            // A new task runs after all that are ready now.
-            tokio::spawn(async move { drop(end_guard) });
-        }
+        (!std::mem::replace(&mut round.is_end_scheduled, true), returned)
+    };
+    // Dropped outside the lock, because it wakes other requests.
+    drop(returned);
+    if is_first {
+        // Ends the round, even if the runtime ends before the task has run.
+        let end_guard = scopeguard::guard(Arc::clone(round), |round| {
+            let ended = std::mem::take(&mut *round.lock().unwrap_or_else(PoisonError::into_inner));
+            // Dropped outside the lock, because it wakes other requests.
+            drop(ended);
+        });
+        // A new task runs after all that are ready now.
+        tokio::spawn(async move { drop(end_guard) });
     }
-}
-
-/// Frees the time slices of a round when dropped, even if the runtime ends before the round does.
-struct RoundEndGuard(Arc<Mutex<PollRound>>);
-
-impl Drop for RoundEndGuard {
-    fn drop(&mut self) {
-        let round = std::mem::take(&mut *self.0.lock().unwrap_or_else(PoisonError::into_inner));
-        // Dropped outside the lock, because it wakes other requests.
-        drop(round);
-    }
-}
-
-/// Completes when the task is polled again.
-async fn next_poll() {
-    let mut is_first = true;
-    poll_fn(|_context| if std::mem::take(&mut is_first) { Poll::Pending } else { Poll::Ready(()) }).await;
 }
 
 #[cfg(test)]

@@ -1,17 +1,18 @@
 //! Admission control: `limits.concurrent_requests` requests are in flight at once. Up to a quarter more are admitted
 //! for light clients, which have few in flight, and up to twice the limit in total for clients that have none. Other
-//! requests wait in one queue per client, and clients take turns.
+//! requests wait in one queue per client, and clients take turns. Requests that are rejected because there are too many
+//! are answered a little later, so that clients that retry at once, however often, leave the cores to other clients.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use scopeguard::ScopeGuard;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
 use crate::fair_queue::ClientId;
-use crate::http::admission::count_guard::CountGuard;
 use crate::metrics::{QueueLabel, QueueWaitTimer};
 use crate::trace;
 
@@ -21,23 +22,37 @@ const SPARE_DIVISOR: usize = 4;
 /// Divisor of `limits.concurrent_requests`; a client with fewer requests in flight than the result is a light client.
 const LIGHT_CLIENT_DIVISOR: usize = 16;
 
-/// Returns the maximum number of requests in flight of clients that have some already: `limit` and the spare slots.
-fn limit_with_spare(limit: usize) -> usize {
-    limit.saturating_add(limit / SPARE_DIVISOR)
-}
+/// Minimum delay of a rejection. A connection gets at most four rejections per second for each request that it may have
+/// in flight. It is short compared with the second of `Retry-After`.
+const MIN_DELAY: Duration = Duration::from_millis(250);
+
+/// Delay per pending rejection. All connections together get 500 rejections per second, unless that would delay one by
+/// more than [`MAX_DELAY`]. Four times as many rejections, on 640 connections, took a tenth of a core or more.
+const DELAY_PER_PENDING: Duration = Duration::from_millis(2);
+
+/// Interval at which rejections are sent in batches. Sending each one alone would interrupt the work on a core.
+const BATCH_INTERVAL: Duration = Duration::from_millis(50);
+
+/// Maximum delay of a rejection.
+const MAX_DELAY: Duration = Duration::from_secs(4);
 
 /// Returns the number of requests in flight below which a client may take a spare slot. It is at most the number of
 /// spare slots left, so that the first clients leave some for the next. Once none is left, clients without requests in
 /// flight may have one each, up to twice the limit.
 fn light_client_limit(limit: usize, in_flight: usize) -> usize {
-    match limit_with_spare(limit).saturating_sub(in_flight) {
+    match limit.saturating_add(limit / SPARE_DIVISOR).saturating_sub(in_flight) {
         0 => usize::from(in_flight < limit.saturating_mul(2)),
         spare_slots => (limit / LIGHT_CLIENT_DIVISOR).max(1).min(spare_slots),
     }
 }
 
-/// Number of one client's requests in flight. Cheap to clone; clones share it.
-pub(crate) type InFlightCounter = Arc<AtomicUsize>;
+/// Counts a request until the guard is dropped, also if its client disconnects. The guard's value is the number of
+/// requests that were counted before.
+pub(super) fn count_until_dropped(count: &AtomicUsize) -> ScopeGuard<usize, impl FnOnce(usize)> {
+    scopeguard::guard(count.fetch_add(1, Ordering::SeqCst), |_others| {
+        count.fetch_sub(1, Ordering::SeqCst);
+    })
+}
 
 /// Limits the requests in flight and queues the others fairly.
 #[derive(Debug, Default)]
@@ -54,7 +69,7 @@ pub(crate) struct AdmissionController {
 #[derive(Debug)]
 struct ClientWaitQueue {
     client: ClientId,
-    client_in_flight: InFlightCounter,
+    client_in_flight: Arc<AtomicUsize>,
     waiters: VecDeque<oneshot::Sender<InFlightGuard>>,
 }
 
@@ -65,7 +80,7 @@ impl AdmissionController {
     pub(crate) fn try_admit(
         self: &Arc<Self>,
         limit: usize,
-        client_in_flight: &InFlightCounter,
+        client_in_flight: &Arc<AtomicUsize>,
     ) -> Option<InFlightGuard> {
         let is_first = self.waiting.load(Ordering::SeqCst) == 0;
         let next_count = |count: usize| {
@@ -78,7 +93,7 @@ impl AdmissionController {
     }
 
     /// Returns the guard of a request that is already counted in the total.
-    fn new_guard(self: &Arc<Self>, client_in_flight: &InFlightCounter) -> InFlightGuard {
+    fn new_guard(self: &Arc<Self>, client_in_flight: &Arc<AtomicUsize>) -> InFlightGuard {
         client_in_flight.fetch_add(1, Ordering::SeqCst);
         InFlightGuard { controller: Arc::clone(self), client_in_flight: Arc::clone(client_in_flight) }
     }
@@ -88,7 +103,7 @@ impl AdmissionController {
     pub(crate) async fn wait(
         self: &Arc<Self>,
         client: ClientId,
-        client_in_flight: &InFlightCounter,
+        client_in_flight: &Arc<AtomicUsize>,
         limit: usize,
         timeout: Duration,
     ) -> Option<InFlightGuard> {
@@ -111,18 +126,13 @@ impl AdmissionController {
             }
             // Incremented before `admit_waiters` reads `in_flight`: a request that ends in between then sees the
             // waiter.
-            CountGuard::new(&self.waiting)
+            count_until_dropped(&self.waiting)
         };
         self.admit_waiters();
         let (_timer, started) = (QueueWaitTimer::begin(QueueLabel::Request), Instant::now());
         let admitted = tokio::time::timeout(timeout, receiver).await.ok().and_then(Result::ok);
         trace::record("wait", QueueLabel::Request.name(), started.elapsed());
         admitted
-    }
-
-    #[cfg(test)]
-    pub(crate) fn count(&self) -> usize {
-        self.in_flight.load(Ordering::Relaxed)
     }
 
     /// Admits the waiting requests whose turn it is.
@@ -165,7 +175,7 @@ impl AdmissionController {
 #[derive(Debug)]
 pub(crate) struct InFlightGuard {
     controller: Arc<AdmissionController>,
-    client_in_flight: InFlightCounter,
+    client_in_flight: Arc<AtomicUsize>,
 }
 
 impl Drop for InFlightGuard {
@@ -176,20 +186,48 @@ impl Drop for InFlightGuard {
     }
 }
 
+/// Waits until a rejected request may be answered. `pending` counts the rejected requests that wait; their answers are
+/// sent a whole number of [`BATCH_INTERVAL`]s after `epoch`.
+pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
+    let (others, _timer) = (count_until_dropped(pending), QueueWaitTimer::begin(QueueLabel::Refused));
+    let now = Instant::now();
+    tokio::time::sleep_until(release_time(epoch, now, delay_for(*others))).await;
+    trace::record("wait", QueueLabel::Refused.name(), now.elapsed());
+}
+
+/// Returns when to answer a request that is rejected at `now` and must wait for at least `min_delay`. The time is a
+/// whole number of [`BATCH_INTERVAL`]s after `epoch`.
+fn release_time(epoch: Instant, now: Instant, min_delay: Duration) -> Instant {
+    let intervals = (now.duration_since(epoch) + min_delay).as_millis() / BATCH_INTERVAL.as_millis() + 1;
+    epoch + BATCH_INTERVAL.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX))
+}
+
+/// Returns the delay of a rejection while `others` are pending.
+fn delay_for(others: usize) -> Duration {
+    DELAY_PER_PENDING.saturating_mul(u32::try_from(others).unwrap_or(u32::MAX)).clamp(MIN_DELAY, MAX_DELAY)
+}
+
 #[cfg(test)]
 mod tests {
     use futures_util::FutureExt;
 
     use super::*;
 
+    impl AdmissionController {
+        pub(crate) fn count(&self) -> usize {
+            self.in_flight.load(Ordering::Relaxed)
+        }
+    }
+
     const TIMEOUT: Duration = Duration::from_secs(10);
 
     #[tokio::test]
     async fn a_returning_client_gets_a_new_counter() {
         let controller = Arc::<AdmissionController>::default();
-        let [busy_client, first_counter, second_counter, other_counter] = [(); 4].map(|()| InFlightCounter::default());
+        let [busy_client, first_counter, second_counter, other_counter] =
+            [(); 4].map(|()| Arc::<AtomicUsize>::default());
         let _running: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &busy_client)).collect();
-        let _others: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &InFlightCounter::default())).collect();
+        let _others: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &Arc::<AtomicUsize>::default())).collect();
         let client = ClientId::new(1);
         // This request has given up; its entry stays in the queue until a slot is free.
         assert!(controller.wait(client, &first_counter, 2, TIMEOUT).now_or_never().is_none());
@@ -212,7 +250,7 @@ mod tests {
     #[tokio::test]
     async fn clients_take_turns_and_all_slots_are_freed() {
         let controller = Arc::<AdmissionController>::default();
-        let counters: Vec<InFlightCounter> = (0..4).map(|_| InFlightCounter::default()).collect();
+        let counters: Vec<Arc<AtomicUsize>> = (0..4).map(|_| Arc::<AtomicUsize>::default()).collect();
         // Each client has a request in flight; a client without one would be admitted at once.
         let guards: Vec<_> = counters[1..].iter().map(|counter| controller.try_admit(4, counter).unwrap()).collect();
         let mut running: Vec<_> = std::iter::from_fn(|| controller.try_admit(4, &counters[0])).collect();
@@ -248,12 +286,12 @@ mod tests {
     #[tokio::test]
     async fn a_freed_spare_slot_goes_to_a_light_client() {
         let (controller, [heavy, light]) =
-            (Arc::<AdmissionController>::default(), [(); 2].map(|()| InFlightCounter::default()));
+            (Arc::<AdmissionController>::default(), [(); 2].map(|()| Arc::<AtomicUsize>::default()));
         let _guards: Vec<_> = (0..64).map(|_| controller.try_admit(64, &heavy).unwrap()).collect();
         assert!(controller.try_admit(64, &heavy).is_none(), "it is not a light client");
         let _first_light_guard = controller.try_admit(64, &light).unwrap();
         let mut spare_guards: Vec<_> =
-            (0..15).map(|_| controller.try_admit(64, &InFlightCounter::default()).unwrap()).collect();
+            (0..15).map(|_| controller.try_admit(64, &Arc::<AtomicUsize>::default()).unwrap()).collect();
         let mut heavy_wait = Box::pin(controller.wait(ClientId::new(1), &heavy, 64, TIMEOUT));
         let mut light_wait = Box::pin(controller.wait(ClientId::new(2), &light, 64, TIMEOUT));
         assert!(
@@ -267,14 +305,14 @@ mod tests {
         assert_eq!(controller.count(), 79);
         // Clients without requests in flight are admitted up to twice the limit.
         let additional_guards: Vec<_> =
-            std::iter::from_fn(|| controller.try_admit(64, &InFlightCounter::default())).collect();
+            std::iter::from_fn(|| controller.try_admit(64, &Arc::<AtomicUsize>::default())).collect();
         assert_eq!((controller.count(), additional_guards.len()), (128, 49));
     }
 
     #[tokio::test]
     async fn a_wait_ends_after_its_timeout() {
         let controller = Arc::<AdmissionController>::default();
-        let counter = InFlightCounter::default();
+        let counter = Arc::<AtomicUsize>::default();
         let _running = [(); 2].map(|()| controller.try_admit(1, &counter));
         assert!(controller.wait(ClientId::new(1), &counter, 1, Duration::from_millis(5)).await.is_none());
         assert_eq!(controller.waiting.load(Ordering::SeqCst), 0);
@@ -283,7 +321,7 @@ mod tests {
     #[test]
     fn abandoned_requests_do_not_accumulate() {
         let controller = Arc::<AdmissionController>::default();
-        let counter = InFlightCounter::default();
+        let counter = Arc::<AtomicUsize>::default();
         let _running = controller.try_admit(1, &counter);
         let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
         runtime.block_on(async {
@@ -292,5 +330,37 @@ mod tests {
             }
         });
         assert!(controller.queues.lock().unwrap()[0].waiters.len() <= 8);
+    }
+
+    #[test]
+    fn the_delay_grows_with_the_number_of_pending_rejections() {
+        assert_eq!([0, 1, 125].map(delay_for), [MIN_DELAY; 3]);
+        assert_eq!(delay_for(1000), Duration::from_secs(2));
+        assert_eq!([2000, 1 << 20, usize::MAX].map(delay_for), [MAX_DELAY; 3]);
+    }
+
+    #[tokio::test]
+    async fn a_disconnected_client_is_no_longer_pending() {
+        let pending = AtomicUsize::new(0);
+        {
+            let mut wait = std::pin::pin!(delay_rejection(&pending, Instant::now()));
+            assert!(futures_util::poll!(wait.as_mut()).is_pending());
+            assert_eq!(pending.load(Ordering::Relaxed), 1);
+        }
+        assert_eq!(pending.load(Ordering::Relaxed), 0);
+    }
+
+    #[test]
+    fn successive_rejections_are_sent_in_batches() {
+        let epoch = Instant::now();
+        let mut release_times: Vec<Instant> = Vec::new();
+        for n in 0..100 {
+            let now = epoch + Duration::from_millis(n);
+            let due = release_time(epoch, now, MIN_DELAY);
+            assert!(due - now > MIN_DELAY && due - now <= MIN_DELAY + BATCH_INTERVAL, "{:?}", due - now);
+            release_times.push(due);
+        }
+        release_times.dedup();
+        assert_eq!(release_times.len(), 2);
     }
 }

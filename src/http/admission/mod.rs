@@ -15,10 +15,6 @@
 //! place in (1) until its response is sent, and its place in (2) until a small response is made or a large one is sent.
 
 pub(crate) mod client_limits;
-mod count_guard;
 pub(crate) mod fair_polling;
 pub(crate) mod in_flight;
-pub(crate) mod rate_limited_body;
-pub(crate) mod rejection_delay;
-pub(crate) mod slice_admission;
 pub(crate) mod stalled_store_limit;

@@ -7,6 +7,7 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use futures_util::FutureExt;
+use scopeguard::ScopeGuard;
 
 use crate::cache::ReadError;
 use crate::container::Container;
@@ -52,44 +53,16 @@ impl ContainerWaiters {
         }
     }
 
-    /// Returns true if one of the client's requests has to give up: more than `max_waiting` wait, and the client has at
-    /// least the average number of them.
-    fn exceeds_fair_share(&self, client: ClientId, max_waiting: usize) -> bool {
+    /// Stops counting one request of the client if it has to give up, and returns true if so: more than `max_waiting`
+    /// wait, and the client has at least the average number of them. No other request then has to give up for the same
+    /// excess.
+    fn leave_if_excess(&mut self, client: ClientId, max_waiting: usize) -> bool {
         let count = self.per_client.get(&client).copied().unwrap_or(0);
-        self.total > max_waiting && count.saturating_mul(self.per_client.len()) >= self.total
-    }
-}
-
-/// Guard of a request's count, which ends when the request gives up or the guard is dropped.
-struct ContainerWaitGuard<'a> {
-    waiters: &'a Mutex<ContainerWaiters>,
-    client: ClientId,
-    has_left: bool,
-}
-
-impl<'a> ContainerWaitGuard<'a> {
-    fn new(waiters: &'a Mutex<ContainerWaiters>, client: ClientId) -> Self {
-        lock(waiters).enter(client);
-        Self { waiters, client, has_left: false }
-    }
-
-    /// Stops counting this request if its client exceeds its fair share, and returns true if so. No other request then
-    /// has to give up for the same excess.
-    fn leave_if_excess(&mut self, max_waiting: usize) -> bool {
-        let mut waiters = lock(self.waiters);
-        if waiters.exceeds_fair_share(self.client, max_waiting) {
-            waiters.leave(self.client);
-            self.has_left = true;
+        let is_excess = self.total > max_waiting && count.saturating_mul(self.per_client.len()) >= self.total;
+        if is_excess {
+            self.leave(client);
         }
-        self.has_left
-    }
-}
-
-impl Drop for ContainerWaitGuard<'_> {
-    fn drop(&mut self) {
-        if !self.has_left {
-            lock(self.waiters).leave(self.client);
-        }
+        is_excess
     }
 }
 
@@ -121,9 +94,12 @@ impl StalledStoreLimit {
         if let Some(result) = (&mut work).now_or_never() {
             return result;
         }
-        let mut guard = ContainerWaitGuard::new(waiters, ClientId::current());
+        let client = ClientId::current();
+        lock(waiters).enter(client);
+        let waiting = scopeguard::guard((), |()| lock(waiters).leave(client));
         loop {
-            if container.is_store_unresponsive() && guard.leave_if_excess(self.max_waiting) {
+            if container.is_store_unresponsive() && lock(waiters).leave_if_excess(client, self.max_waiting) {
+                ScopeGuard::into_inner(waiting);
                 metrics::request_shed(ShedReason::Storage);
                 return Err(ReadError::from(StoreError::Overloaded("wait for", Key::root())).into());
             }
@@ -140,19 +116,24 @@ mod tests {
 
     #[test]
     fn requests_of_clients_with_most_waiters_give_up_first() {
-        let waiters = Mutex::new(ContainerWaiters::default());
+        let mut waiters = ContainerWaiters::default();
         let (heavy_client, light_client) = (ClientId::new(1), ClientId::new(2));
-        let mut heavy_guards: Vec<_> = (0..20).map(|_| ContainerWaitGuard::new(&waiters, heavy_client)).collect();
-        let mut light_guards: Vec<_> = (0..2).map(|_| ContainerWaitGuard::new(&waiters, light_client)).collect();
-        assert!(light_guards.iter_mut().all(|guard| !guard.leave_if_excess(8)));
-        assert_eq!(heavy_guards.iter_mut().filter_map(|guard| guard.leave_if_excess(8).then_some(())).count(), 14);
-        let counts = |waiters: &ContainerWaiters| (waiters.total, waiters.per_client.get(&heavy_client).copied());
-        assert_eq!(counts(&lock(&waiters)), (8, Some(6)));
-        drop((heavy_guards, light_guards));
-        assert_eq!(counts(&lock(&waiters)), (0, None));
-        let mut guards: Vec<_> = (0..10).map(|n| ContainerWaitGuard::new(&waiters, ClientId::new(n))).collect();
+        let clients = [[heavy_client; 20].as_slice(), &[light_client; 2]].concat();
+        for client in &clients {
+            waiters.enter(*client);
+        }
+        assert!((0..2).all(|_| !waiters.leave_if_excess(light_client, 8)));
+        assert_eq!((0..20).filter(|_| waiters.leave_if_excess(heavy_client, 8)).count(), 14);
+        assert_eq!((waiters.total, waiters.per_client.get(&heavy_client)), (8, Some(&6)));
+        for client in &clients[14..] {
+            waiters.leave(*client);
+        }
+        assert_eq!((waiters.total, waiters.per_client.len()), (0, 0));
+        for n in 0..10 {
+            waiters.enter(ClientId::new(n));
+        }
         assert_eq!(
-            guards.iter_mut().filter_map(|guard| guard.leave_if_excess(8).then_some(())).count(),
+            (0..10).filter(|n| waiters.leave_if_excess(ClientId::new(*n), 8)).count(),
             2,
             "among equal clients, any request may give up"
         );

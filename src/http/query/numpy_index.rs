@@ -3,7 +3,9 @@
 
 use smallvec::SmallVec;
 
+use crate::http::query::params::{parse_integer, wrong_rank};
 use crate::http::redact::excerpt;
+use n5_format::{Coords, Region, SignedCoords};
 
 /// One item of an index.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -25,23 +27,25 @@ pub(crate) enum IndexItem {
 
 const FULL_SLICE: IndexItem = IndexItem::Slice { start: None, stop: None, step: 1 };
 
-/// The samples that are selected along one axis.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct AxisSelection {
-    pub(crate) start: i64,
-    pub(crate) count: u64,
-    pub(crate) step: u64,
-    /// True if the axis is left out of the result's shape.
-    pub(crate) is_dropped: bool,
+/// The samples that a query selects in a known dataset.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Selection {
+    /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
+    pub region: Region,
+    /// Axes of the result in ascending order: those that no integer of `select` drops.
+    pub kept_axes: SmallVec<[usize; 6]>,
 }
 
-/// Reason why an index does not fit a dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) enum IndexError {
-    /// More items than axes; holds the number of items.
-    TooManyItems(usize),
-    /// A position outside the axis.
-    OutOfBounds { axis: usize, position: i64 },
+impl Selection {
+    /// Returns the shape of the result in elements, without dropped axes.
+    pub(crate) fn shape(&self) -> Coords {
+        self.kept(self.region.shape())
+    }
+
+    /// Returns a shape with all axes of the dataset without the dropped ones.
+    pub(crate) fn kept(&self, shape: &[u64]) -> Coords {
+        self.kept_axes.iter().filter_map(|axis| shape.get(*axis).copied()).collect()
+    }
 }
 
 /// Parses an index, whose items are separated by commas. A trailing comma, enclosing brackets and spaces around numbers
@@ -97,55 +101,50 @@ fn trim(text: &str) -> &str {
     text.trim_matches(' ')
 }
 
-/// Parses a decimal integer with an optional minus and a magnitude of at most 2^63 - 1.
-pub(crate) fn parse_integer(text: &str) -> Option<i64> {
-    let (digits, is_negative) = text.strip_prefix('-').map_or((text, false), |digits| (digits, true));
-    if digits.is_empty() || !digits.bytes().all(|b| b.is_ascii_digit()) {
-        return None;
-    }
-    let magnitude: i64 = digits.parse().ok()?;
-    if is_negative { magnitude.checked_neg() } else { Some(magnitude) }
-}
-
-/// Returns the samples that `items` select from a dataset of `dimensions`, one entry per axis.
+/// Returns the samples that `items` select from a dataset of `dimensions`.
 ///
 /// As in NumPy, axes without an item are full. Slices are clipped to the axis, positions are not.
-pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<SmallVec<[AxisSelection; 6]>, IndexError> {
+///
+/// # Errors
+/// A message to the client if the index does not fit the dataset.
+pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, String> {
     let item_count = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
     let Some(full_axes) = dimensions.len().checked_sub(item_count) else {
-        return Err(IndexError::TooManyItems(item_count));
+        return Err(wrong_rank("select", item_count, dimensions));
     };
     let ellipsis_index = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
     let (before, after) = items.split_at_checked(ellipsis_index).unwrap_or((items, &[]));
-    let full = std::iter::repeat_n(&FULL_SLICE, full_axes);
-    let axes = before.iter().chain(full).chain(after.iter().filter(|item| **item != IndexItem::Ellipsis));
-    axes.zip(dimensions).enumerate().map(|(axis, (item, size))| resolve_item(axis, item, *size)).collect()
-}
-
-fn resolve_item(axis: usize, item: &IndexItem, size: u64) -> Result<AxisSelection, IndexError> {
-    let wrap = |position: i64| {
-        let position = i128::from(position);
-        if position < 0 { position.saturating_add(size.into()) } else { position }
-    };
-    match item {
-        IndexItem::Position(position) => {
-            let out_of_bounds = IndexError::OutOfBounds { axis, position: *position };
-            match i64::try_from(wrap(*position)) {
-                Ok(start) if start >= 0 && start.unsigned_abs() < size => {
-                    Ok(AxisSelection { start, count: 1, step: 1, is_dropped: true })
-                }
-                _ => Err(out_of_bounds),
+    let items = before.iter().chain(std::iter::repeat_n(&FULL_SLICE, full_axes)).chain(after.iter().skip(1));
+    let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
+    let mut kept_axes = SmallVec::new();
+    for (axis, (item, size)) in items.zip(dimensions).enumerate() {
+        let wrap = |position: i64| {
+            let position = i128::from(position);
+            if position < 0 { position.saturating_add((*size).into()) } else { position }
+        };
+        let (start, stop, step) = match item {
+            IndexItem::Position(position) => {
+                let start = i64::try_from(wrap(*position)).ok();
+                let start = start.filter(|start| *start >= 0 && start.unsigned_abs() < *size).ok_or_else(|| {
+                    format!("select requests position {position} along axis {axis}, which has {size}")
+                })?;
+                starts.push(start);
+                shape.push(1);
+                steps.push(1);
+                continue;
             }
-        }
-        IndexItem::Slice { start, stop, step } => {
-            let clip = |position: i64| u64::try_from(wrap(position)).unwrap_or(0).min(size);
-            let start = start.map_or(0, clip);
-            let count = stop.map_or(size, clip).saturating_sub(start).div_ceil((*step).max(1));
-            let start = i64::try_from(start).unwrap_or(i64::MAX);
-            Ok(AxisSelection { start, count, step: *step, is_dropped: false })
-        }
-        IndexItem::Ellipsis => resolve_item(axis, &FULL_SLICE, size),
+            IndexItem::Slice { start, stop, step } => (*start, *stop, *step),
+            IndexItem::Ellipsis => (None, None, 1),
+        };
+        let clip = |position: i64| u64::try_from(wrap(position)).unwrap_or(0).min(*size);
+        let start = start.map_or(0, clip);
+        starts.push(i64::try_from(start).unwrap_or(i64::MAX));
+        shape.push(stop.map_or(*size, clip).saturating_sub(start).div_ceil(step.max(1)));
+        steps.push(step);
+        kept_axes.push(axis);
     }
+    let region = Region::new(starts, shape, steps).map_err(|error| error.to_string())?;
+    Ok(Selection { region, kept_axes })
 }
 
 #[cfg(test)]
@@ -158,10 +157,12 @@ mod tests {
     type SelectedPositions = Vec<(Vec<u64>, bool)>;
 
     fn selected(text: &str, dimensions: &[u64]) -> SelectedPositions {
-        let axes = resolve(&parse(text).unwrap(), dimensions).unwrap();
-        axes.iter()
-            .map(|a| ((0..a.count).map(|k| a.start.unsigned_abs() + k * a.step).collect(), a.is_dropped))
-            .collect()
+        let Selection { region, kept_axes } = resolve(&parse(text).unwrap(), dimensions).unwrap();
+        let positions = |axis: usize| {
+            let start = region.start()[axis].unsigned_abs();
+            (0..region.shape()[axis]).map(|k| start + k * region.step()[axis]).collect()
+        };
+        (0..dimensions.len()).map(|axis| (positions(axis), !kept_axes.contains(&axis))).collect()
     }
 
     #[test]
@@ -249,12 +250,15 @@ mod tests {
     #[test]
     fn positions_beyond_an_axis_and_too_many_items_are_errors() {
         let resolve_error = |text: &str, dimensions: &[u64]| resolve(&parse(text).unwrap(), dimensions).unwrap_err();
-        assert_eq!(resolve_error("0,3", &[3, 3]), IndexError::OutOfBounds { axis: 1, position: 3 });
-        assert_eq!(resolve_error("-4", &[3]), IndexError::OutOfBounds { axis: 0, position: -4 });
-        assert_eq!(resolve_error("0", &[0]), IndexError::OutOfBounds { axis: 0, position: 0 });
-        assert_eq!(resolve_error("0,0", &[3]), IndexError::TooManyItems(2));
-        assert_eq!(resolve_error("0", &[]), IndexError::TooManyItems(1));
-        assert_eq!(resolve_error("...,0,0", &[3]), IndexError::TooManyItems(2));
+        let out_of_bounds = |position: i64, axis: usize, size: u64| {
+            format!("select requests position {position} along axis {axis}, which has {size}")
+        };
+        assert_eq!(resolve_error("0,3", &[3, 3]), out_of_bounds(3, 1, 3));
+        assert_eq!(resolve_error("-4", &[3]), out_of_bounds(-4, 0, 3));
+        assert_eq!(resolve_error("0", &[0]), out_of_bounds(0, 0, 0));
+        assert_eq!(resolve_error("0,0", &[3]), wrong_rank("select", 2, &[3]));
+        assert_eq!(resolve_error("0", &[]), wrong_rank("select", 1, &[]));
+        assert_eq!(resolve_error("...,0,0", &[3]), wrong_rank("select", 2, &[3]));
     }
 
     fn bound() -> impl Strategy<Value = Option<i64>> {

@@ -5,12 +5,9 @@
 
 use std::collections::BTreeMap;
 
-use smallvec::SmallVec;
-
-use crate::http::query::numpy_index::{self, IndexError, IndexItem};
-use crate::http::query::strict::{
-    QueryError, invalid_parameter, parse_decimal, parse_integers, parse_query, unknown_value,
-};
+use crate::http::problem::{OUT_OF_BOUNDS, Problem};
+use crate::http::query::numpy_index::{self, IndexItem, Selection};
+use crate::http::query::params::{parse_decimal, parse_integers, parse_query, unknown_value, wrong_rank};
 use crate::http::redact::excerpt;
 use crate::output::{AxisOrder, EncodeOptions, Endian};
 use n5_format::{Coords, DataType, Region, SignedCoords};
@@ -63,29 +60,12 @@ enum OutsidePolicy {
     Zero,
 }
 
-/// The samples that a query selects in a known dataset.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Selection {
-    /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
-    pub region: Region,
-    /// Axes of the result in ascending order: those that no integer of `select` drops.
-    pub kept_axes: SmallVec<[usize; 6]>,
-}
-
-impl Selection {
-    /// Returns the shape of the result in elements, without dropped axes.
-    pub(crate) fn shape(&self) -> Coords {
-        self.kept_axes.iter().filter_map(|axis| self.region.shape().get(*axis).copied()).collect()
-    }
-}
-
 impl SliceQuery {
     /// Parses the raw query string, which is percent-encoded. A `+` is a plus, not a space.
     ///
     /// # Errors
-    /// [`QueryError::Invalid`] for parameters that are unknown, repeated or exclude each other, and for values that
-    /// cannot be parsed.
-    pub(crate) fn parse(query: Option<&str>) -> Result<Self, QueryError> {
+    /// 400 for parameters that are unknown, repeated or exclude each other, and for values that cannot be parsed.
+    pub(crate) fn parse(query: Option<&str>) -> Result<Self, Problem> {
         let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| parameters.get(name).map(String::as_str);
         let selector = SampleSelector::parse(&parameters)?;
@@ -108,16 +88,74 @@ impl SliceQuery {
     /// empty, too, unless `outside` is `error`.
     ///
     /// # Errors
-    /// [`QueryError::OutOfBounds`] if the rank differs, or if samples lie outside and that is not allowed;
-    /// [`QueryError::Invalid`] if a region ends before it starts.
-    pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, QueryError> {
-        match &self.selector {
-            SampleSelector::Index(items) => select_by_index(items, dimensions),
-            SampleSelector::Box { start, stop, size, step, outside } => {
-                let ends = (stop.as_deref(), size.as_deref());
-                select_by_box(start.as_deref(), ends, step.as_deref(), *outside, dimensions)
+    /// 400 `out-of-bounds` if the rank differs, or if samples lie outside and that is not allowed; 400
+    /// `invalid-parameter` if a region ends before it starts.
+    pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, Problem> {
+        let (start, stop, size, step, outside) = match &self.selector {
+            SampleSelector::Index(items) if items.is_empty() && !dimensions.is_empty() => {
+                return Err(Problem::invalid_parameter("select", "select is empty; ... selects everything"));
+            }
+            SampleSelector::Index(items) => {
+                return numpy_index::resolve(items, dimensions).map_err(|detail| out_of_bounds(detail, dimensions));
+            }
+            SampleSelector::Box { start, stop, size, step, outside } => (start, stop, size, step, outside),
+        };
+        let lengths = [
+            ("start", start.as_ref().map(Vec::len)),
+            ("stop", stop.as_ref().map(Vec::len)),
+            ("size", size.as_ref().map(Vec::len)),
+            ("step", step.as_ref().map(Vec::len)),
+        ];
+        for (parameter, length) in lengths {
+            if let Some(count) = length.filter(|length| *length != dimensions.len()) {
+                return Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions));
             }
         }
+        let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
+        for (axis, dimension) in dimensions.iter().map(|size| i128::from(*size)).enumerate() {
+            // Wide enough that nothing overflows.
+            let value_at =
+                |list: &Option<Vec<i64>>| list.as_ref().and_then(|list| list.get(axis)).map(|n| i128::from(*n));
+            let mut start = value_at(start).unwrap_or(0);
+            let given_stop = value_at(stop).or_else(|| value_at(size).map(|size| start.saturating_add(size)));
+            let step = step.as_ref().and_then(|list| list.get(axis)).copied().unwrap_or(1).max(1);
+            let mut stop =
+                given_stop.unwrap_or(if *outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
+            if given_stop.is_some() && start > stop {
+                let detail = format!("along axis {axis} the region {start}..{stop} ends before it starts");
+                return Err(Problem::invalid_parameter("stop", detail));
+            }
+            match outside {
+                OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
+                    let region = given_stop.map_or_else(|| format!("{start}.."), |stop| format!("{start}..{stop}"));
+                    let detail = format!(
+                        "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
+                         stay inside, or give outside=clip or outside=zero"
+                    );
+                    return Err(out_of_bounds(detail, dimensions));
+                }
+                OutsidePolicy::Error | OutsidePolicy::Zero => {}
+                OutsidePolicy::Clip => {
+                    let step = i128::from(step);
+                    let skipped_samples = start
+                        .saturating_neg()
+                        .max(0)
+                        .saturating_add(step)
+                        .saturating_sub(1)
+                        .checked_div(step)
+                        .unwrap_or(0);
+                    start = start.saturating_add(skipped_samples.saturating_mul(step)).min(dimension);
+                    stop = stop.min(dimension);
+                }
+            }
+            let length = u64::try_from(stop.saturating_sub(start).max(0)).unwrap_or(u64::MAX);
+            // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
+            starts.push(i64::try_from(start).unwrap_or(i64::MAX));
+            shape.push(length.div_ceil(step));
+            steps.push(step);
+        }
+        let region = Region::new(starts, shape, steps).map_err(|error| out_of_bounds(error.to_string(), dimensions))?;
+        Ok(Selection { region, kept_axes: (0..dimensions.len()).collect() })
     }
 
     /// Returns the output format's options for this query and the samples that it selected.
@@ -134,17 +172,18 @@ impl SliceQuery {
 }
 
 impl SampleSelector {
-    fn parse(parameters: &BTreeMap<&'static str, String>) -> Result<Self, QueryError> {
+    fn parse(parameters: &BTreeMap<&'static str, String>) -> Result<Self, Problem> {
         let get = |name| parameters.get(name).map(String::as_str);
         if let Some(text) = get("select") {
             let excluded = ["start", "stop", "size", "step", "outside"];
             return match excluded.iter().find(|name| parameters.contains_key(**name)) {
-                Some(other) => {
-                    Err(invalid_parameter("select", format!("select and {other} exclude each other; give one of them")))
-                }
+                Some(other) => Err(Problem::invalid_parameter(
+                    "select",
+                    format!("select and {other} exclude each other; give one of them"),
+                )),
                 None => numpy_index::parse(text)
                     .map(Self::Index)
-                    .map_err(|reason| invalid_parameter("select", format!("select: {reason}"))),
+                    .map_err(|reason| Problem::invalid_parameter("select", format!("select: {reason}"))),
             };
         }
         let outside = match get("outside") {
@@ -157,158 +196,46 @@ impl SampleSelector {
         let parse_list = |name, is_signed| get(name).map(|text| parse_integers(name, text, is_signed)).transpose();
         let (stop, size) = (parse_list("stop", is_signed)?, parse_list("size", false)?);
         if stop.is_some() && size.is_some() {
-            return Err(invalid_parameter("size", "stop and size exclude each other; give one of them".to_owned()));
+            return Err(Problem::invalid_parameter("size", "stop and size exclude each other; give one of them"));
         }
         let step = parse_list("step", false)?.map(|step| step.iter().map(|n| n.unsigned_abs()).collect::<Vec<u64>>());
         if step.as_ref().is_some_and(|step| step.contains(&0)) {
-            return Err(invalid_parameter("step", "step contains 0; every step must be at least 1".to_owned()));
+            return Err(Problem::invalid_parameter("step", "step contains 0; every step must be at least 1"));
         }
         Ok(Self::Box { start: parse_list("start", is_signed)?, stop, size, step, outside })
     }
 }
 
 /// Parses two different finite decimal numbers.
-fn parse_window(text: &str) -> Result<(f64, f64), QueryError> {
+fn parse_window(text: &str) -> Result<(f64, f64), Problem> {
     let pair = text.split_once(',').and_then(|(lo, hi)| Some((parse_decimal(lo)?, parse_decimal(hi)?)));
     pair.filter(|(lo, hi)| lo.total_cmp(hi).is_ne() && hi - lo != 0.0).ok_or_else(|| {
         let detail =
             format!("window is {:?}; give two different numbers, lo,hi: the values of black and white", excerpt(text));
-        invalid_parameter("window", detail)
+        Problem::invalid_parameter("window", detail)
     })
 }
 
-fn parse_data_type(name: &str) -> Result<DataType, QueryError> {
+fn parse_data_type(name: &str) -> Result<DataType, Problem> {
     let data_type = DataType::from_name(name);
     let known = || DataType::names().collect::<Vec<_>>();
     if data_type.size_bytes().is_some() { Ok(data_type) } else { Err(unknown_value("dtype", name, &known())) }
 }
 
 /// Parses an integer from 1 to 100.
-fn parse_quality(text: &str) -> Result<u8, QueryError> {
+fn parse_quality(text: &str) -> Result<u8, Problem> {
     let is_decimal = text.bytes().all(|b| b.is_ascii_digit());
     text.parse().ok().filter(|quality| is_decimal && (1..=100).contains(quality)).ok_or_else(|| {
-        invalid_parameter(
+        Problem::invalid_parameter(
             "quality",
             format!("quality is {:?}; give a whole number from 1 (smallest) to 100 (best)", excerpt(text)),
         )
     })
 }
 
-fn select_by_index(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, QueryError> {
-    let out_of_bounds = |detail| Err(QueryError::OutOfBounds { detail, dimensions: dimensions.into() });
-    if items.is_empty() && !dimensions.is_empty() {
-        return Err(invalid_parameter("select", "select is empty; ... selects everything".to_owned()));
-    }
-    let axes = match numpy_index::resolve(items, dimensions) {
-        Ok(axes) => axes,
-        Err(IndexError::TooManyItems(item_count)) => {
-            return out_of_bounds(wrong_rank("select", item_count, dimensions));
-        }
-        Err(IndexError::OutOfBounds { axis, position }) => {
-            let size = dimensions.get(axis).copied().unwrap_or(0);
-            return out_of_bounds(format!("select requests position {position} along axis {axis}, which has {size}"));
-        }
-    };
-    let kept_axes =
-        axes.iter().enumerate().filter(|(_, selection)| !selection.is_dropped).map(|(axis, _)| axis).collect();
-    let start: SignedCoords = axes.iter().map(|selection| selection.start).collect();
-    let shape = axes.iter().map(|selection| selection.count).collect();
-    let step = axes.iter().map(|selection| selection.step).collect();
-    match Region::new(start, shape, step) {
-        Ok(region) => Ok(Selection { region, kept_axes }),
-        Err(error) => out_of_bounds(error.to_string()),
-    }
-}
-
-fn wrong_rank(parameter: &str, count: usize, dimensions: &[u64]) -> String {
-    let axes = if dimensions.len() == 1 { "axis" } else { "axes" };
-    format!("{parameter} has {count} numbers, the dataset {dimensions:?} has {} {axes}", dimensions.len())
-}
-
-fn select_by_box(
-    start: Option<&[i64]>,
-    (stop, size): (Option<&[i64]>, Option<&[i64]>),
-    step: Option<&[u64]>,
-    outside: OutsidePolicy,
-    dimensions: &[u64],
-) -> Result<Selection, QueryError> {
-    let out_of_bounds = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
-    let lengths = [
-        ("start", start.map(<[_]>::len)),
-        ("stop", stop.map(<[_]>::len)),
-        ("size", size.map(<[_]>::len)),
-        ("step", step.map(<[_]>::len)),
-    ];
-    for (parameter, length) in lengths {
-        if let Some(count) = length.filter(|length| *length != dimensions.len()) {
-            return Err(out_of_bounds(wrong_rank(parameter, count, dimensions)));
-        }
-    }
-    let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
-    for (axis, dimension) in dimensions.iter().enumerate() {
-        let value_at = |list: Option<&[i64]>| list.and_then(|list| list.get(axis)).map(|n| i128::from(*n));
-        let bounds = AxisBounds {
-            start: value_at(start).unwrap_or(0),
-            stop: value_at(stop)
-                .or_else(|| value_at(size).map(|size| value_at(start).unwrap_or(0).saturating_add(size))),
-            step: step.and_then(|list| list.get(axis)).copied().unwrap_or(1),
-        };
-        let (start, count) = bounds.samples(axis, *dimension, outside, dimensions)?;
-        starts.push(start);
-        shape.push(count);
-        steps.push(bounds.step);
-    }
-    let region = Region::new(starts, shape, steps).map_err(|error| out_of_bounds(error.to_string()))?;
-    Ok(Selection { region, kept_axes: (0..dimensions.len()).collect() })
-}
-
-/// Requested start, stop and step along one axis, in types that cannot overflow.
-struct AxisBounds {
-    start: i128,
-    stop: Option<i128>,
-    step: u64,
-}
-
-impl AxisBounds {
-    /// Returns the first sample and the number of samples.
-    fn samples(
-        &self,
-        axis: usize,
-        dimension: u64,
-        outside: OutsidePolicy,
-        dimensions: &[u64],
-    ) -> Result<(i64, u64), QueryError> {
-        let out_of_bounds = |detail| QueryError::OutOfBounds { detail, dimensions: dimensions.into() };
-        let (mut start, dimension, step) = (self.start, i128::from(dimension), i128::from(self.step.max(1)));
-        let mut stop =
-            self.stop.unwrap_or(if outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
-        if self.stop.is_some() && start > stop {
-            return Err(invalid_parameter(
-                "stop",
-                format!("along axis {axis} the region {start}..{stop} ends before it starts"),
-            ));
-        }
-        match outside {
-            OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
-                let region = if self.stop.is_some() { format!("{start}..{stop}") } else { format!("{start}..") };
-                return Err(out_of_bounds(format!(
-                    "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
-                     stay inside, or give outside=clip or outside=zero"
-                )));
-            }
-            OutsidePolicy::Error | OutsidePolicy::Zero => {}
-            OutsidePolicy::Clip => {
-                let skipped_samples =
-                    start.saturating_neg().max(0).saturating_add(step).saturating_sub(1).checked_div(step).unwrap_or(0);
-                start = start.saturating_add(skipped_samples.saturating_mul(step)).min(dimension);
-                stop = stop.min(dimension);
-            }
-        }
-        let length = u64::try_from(stop.saturating_sub(start).max(0)).unwrap_or(u64::MAX);
-        // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
-        let start = i64::try_from(start).unwrap_or(i64::MAX);
-        Ok((start, length.div_ceil(self.step.max(1))))
-    }
+/// Creates the 400 for samples that do not lie within a dataset of these dimensions.
+fn out_of_bounds(detail: impl Into<String>, dimensions: &[u64]) -> Problem {
+    Problem::new(OUT_OF_BOUNDS, detail).with_member("dimensions", dimensions)
 }
 
 #[cfg(test)]

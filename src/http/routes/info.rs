@@ -3,9 +3,9 @@
 use axum::http::HeaderValue;
 use serde_json::{Value, json};
 
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::{forwarded, route};
+use crate::http::{compress, forwarded, route};
 use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
 use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
@@ -18,7 +18,8 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
-        return document(context, "", LoadedNode::default(), no_attributes, HeaderValue::from_static("no-cache"));
+        let no_cache = HeaderValue::from_static("no-cache");
+        return document(context, "", LoadedNode::default(), no_attributes, no_cache).await;
     };
     let to_problem = |error| mount.problem(error);
     let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
@@ -34,12 +35,12 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     };
     // Never immutable: the document depends on the server's release and on everything around the directory.
     let cache_control = mount.missing_cache_control.clone();
-    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
+    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control).await
 }
 
 /// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those
 /// that a TensorStore spec repeats.
-fn document(
+async fn document(
     context: &RequestContext<'_>,
     path: &str,
     loaded: LoadedNode,
@@ -76,7 +77,8 @@ fn document(
     }
     drop((node, description, members, attributes, tensorstore_attributes));
     let entity = Entity { is_compressible: true, ..Entity::new("application/json", cache_control) };
-    entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))
+    let response = entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))?;
+    compress::compress_document(context, response).await
 }
 
 /// Returns the URLs of the directory at every endpoint, and in every view that shows it.

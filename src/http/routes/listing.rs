@@ -3,7 +3,7 @@
 use std::fmt::Write;
 
 use axum::body::Body;
-use axum::http::header::LINK;
+use axum::http::header::{ACCEPT, LINK};
 use axum::http::{HeaderValue, Response, StatusCode};
 use serde_json::json;
 
@@ -11,12 +11,11 @@ use crate::cache::{MemoryPermit, ReadError};
 use crate::container::{DirectoryEntry, DirectoryPage, EntryKind};
 use crate::http::mount::Mount;
 use crate::http::problem::{self, Problem};
-use crate::http::query::lenient;
-use crate::http::query::strict::{invalid_parameter, unknown_value};
-use crate::http::request_context::RequestContext;
+use crate::http::query::params::{self, unknown_value};
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::route;
 use crate::http::routes::page;
+use crate::http::{compress, route};
 use crate::output;
 use crate::store::Key;
 
@@ -29,13 +28,6 @@ const PAGE_BYTES: u64 = 8 << 20;
 /// Memory for the first read of a directory if not even a small permit is free. The smallest responses take as much and
 /// hardly ever have to wait for it.
 const MIN_LISTING_BYTES: u64 = 32 << 10;
-
-/// Returns the maximum number of entries of a page that has `bytes` of memory.
-fn max_entries_for(bytes: u64) -> usize {
-    usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64))
-        .unwrap_or(MAX_PAGE_ENTRIES)
-        .clamp(1, MAX_PAGE_ENTRIES)
-}
 
 /// Reads a page of the entries of a directory after `after`, and returns it with its memory permit. If
 /// `limits.slice_budget` is small, pages have fewer entries.
@@ -50,8 +42,10 @@ async fn read_page(
     with_blocks: bool,
 ) -> Result<(DirectoryPage, MemoryPermit), Problem> {
     let (container, resources) = (&mount.container, mount.container.resources());
-    let read_entries = async |bytes| {
-        let listing = container.list(context.freshness, key, after, max_entries_for(bytes), with_blocks);
+    let read_entries = async |bytes: u64| {
+        let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
+        let max_entries = max_entries.clamp(1, MAX_PAGE_ENTRIES);
+        let listing = container.list(context.freshness, key, after, max_entries, with_blocks);
         let page = ReadError::hidden_as_none(container.yield_if_contended(key, Box::pin(listing)).await)?;
         page.ok_or_else(|| mount.not_found())
     };
@@ -85,7 +79,7 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
         .app
         .mounts
         .iter()
-        .filter(|mount| context.can_see_mount(&mount.name))
+        .filter(|mount| context.caller_view.is_none_or(|view| view.may_read(&mount.name)))
         .map(|mount| DirectoryEntry { name: mount.name.clone(), kind: EntryKind::Group })
         .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
@@ -96,7 +90,7 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
     let (page, no_cache) = (DirectoryPage { entries, has_more: false }, HeaderValue::from_static("no-cache"));
-    render(context, "", &page, is_html, false, (memory, no_cache))
+    render(context, "", &page, is_html, false, (memory, no_cache)).await
 }
 
 /// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and blocks
@@ -123,7 +117,7 @@ pub(crate) async fn of_directory(
     }
     // Never immutable: groups and datasets may be added.
     let cache_control = mount.missing_cache_control.clone();
-    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control))
+    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control)).await
 }
 
 /// Query parameters of a listing. Unknown ones are ignored, because clients add their own.
@@ -143,7 +137,7 @@ impl ListingQuery {
     /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
     fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
         let (mut format, mut after, mut blocks) = (None, None, None);
-        for (name, value) in lenient::pairs(context.query()) {
+        for (name, value) in params::pairs(context.parts.uri.query()) {
             let (slot, known): (_, &[&'static str]) = match name.as_str() {
                 "format" => (&mut format, &["html", "json"]),
                 "blocks" => (&mut blocks, &["0", "1"]),
@@ -151,45 +145,37 @@ impl ListingQuery {
                 _ => continue,
             };
             let Some(value) = value else {
-                return Err(invalid_parameter(&name, format!("{name} is not percent-encoded UTF-8")).into());
+                return Err(Problem::invalid_parameter(&name, format!("{name} is not percent-encoded UTF-8")));
             };
             if !known.is_empty() && !known.contains(&value.as_str()) {
-                return Err(unknown_value(&name, &value, known).into());
+                return Err(unknown_value(&name, &value, known));
             }
             // The first value of a repeated parameter counts.
             slot.get_or_insert(value);
         }
-        let is_html = match format.as_deref() {
-            Some(format) => format == "html",
-            None => accepts_html(context)?,
+        let is_html = if let Some(format) = format {
+            format == "html"
+        } else {
+            let (accept, known) = (context.list_header(&ACCEPT), ["text/html", "application/json"]);
+            let media_type = output::best_media_type(&known, accept.as_deref()).ok_or_else(|| {
+                let detail = "a listing is text/html or application/json; Accept allows neither";
+                Problem::new(problem::NOT_ACCEPTABLE, detail).with_member("known", json!(known)).with_vary("accept")
+            })?;
+            media_type != "application/json"
         };
         Ok(Self { is_html, after, with_blocks: blocks.is_some_and(|value| value == "1") })
-    }
-}
-
-fn accepts_html(context: &RequestContext<'_>) -> Result<bool, Problem> {
-    let accept = context.list_header(&axum::http::header::ACCEPT);
-    match output::best_media_type(&["text/html", "application/json"], accept.as_deref()) {
-        Some("application/json") => Ok(false),
-        Some(_) => Ok(true),
-        None => Err(Problem::new(
-            problem::NOT_ACCEPTABLE,
-            "a listing is text/html or application/json; Accept allows neither",
-        )
-        .with_member("known", json!(["text/html", "application/json"]))
-        .with_vary("accept")),
     }
 }
 
 /// Redirects a person whose URL has the token in the query to the same page below a path with the token, where every
 /// link of the page repeats it. Programs that add the token to each URL themselves get the listing directly.
 fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option<Response<Body>> {
-    let token = context.presented.query_token().filter(|_| is_html)?;
-    if !context.list_header(&axum::http::header::ACCEPT)?.contains("text/html") {
+    let token = context.presented.query_token.as_deref().filter(|_| is_html)?;
+    if !context.list_header(&ACCEPT)?.contains("text/html") {
         return None;
     }
-    let inner = context.path().strip_prefix(context.app.options.base_path.as_str())?.trim_start_matches('/');
-    let query = context.query().map(|query| format!("?{query}")).unwrap_or_default();
+    let inner = context.parts.uri.path().strip_prefix(context.app.options.base_path.as_str())?.trim_start_matches('/');
+    let query = context.parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
     // If the path has a token already, the relative root is the root below that token.
     let token = format!("token/{}/", route::encode_segment(token));
     let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(context))).ok()?;
@@ -197,7 +183,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
 }
 
 /// Renders the response. `memory` is reduced to its size and held until it is sent.
-fn render(
+async fn render(
     context: &RequestContext<'_>,
     path: &str,
     page: &DirectoryPage,
@@ -219,20 +205,15 @@ fn render(
     if let Some(next) = next {
         let format = if is_html { "" } else { "&format=json" };
         // A client that needs a token for this page needs it for the next one.
-        let token = context
-            .presented
-            .query_token()
-            .map(str::to_owned)
-            .or_else(|| lenient::first_value(context.query(), "token"));
+        let token = context.presented.query_token.clone();
+        let token = token.or_else(|| params::first_value(context.parts.uri.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
-        let link = format!("<?{}{format}{token}>; rel=\"next\"", next_query(&next, with_blocks));
+        let (after, blocks) = (route::encode_segment(&next), if with_blocks { "&blocks=1" } else { "" });
+        let link = format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"");
         respond::insert_header(&mut entity.extra, LINK, &link);
     }
-    entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
-}
-
-fn next_query(next: &str, with_blocks: bool) -> String {
-    format!("after={}{}", route::encode_segment(next), if with_blocks { "&blocks=1" } else { "" })
+    let response = entity.respond(context.parts, respond::text_bytes(text, Some(memory)))?;
+    compress::compress_document(context, response).await
 }
 
 /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. It is written entry by entry: a single JSON value would
@@ -308,21 +289,11 @@ fn render_html(
 
 /// Returns the reference from a directory's page to the root. It is relative because a proxy may strip or add a prefix.
 fn relative_root(context: &RequestContext<'_>) -> String {
-    let inner = context.path().strip_prefix(context.app.options.base_path.as_str()).unwrap_or_default();
+    let inner = context.parts.uri.path().strip_prefix(context.app.options.base_path.as_str()).unwrap_or_default();
     let depth = inner.matches('/').count().saturating_sub(1);
     if depth == 0 { "./".to_owned() } else { "../".repeat(depth) }
 }
 
 fn escape_html(text: &str) -> String {
-    let mut escaped = String::with_capacity(text.len());
-    for c in text.chars() {
-        match c {
-            '&' => escaped.push_str("&amp;"),
-            '<' => escaped.push_str("&lt;"),
-            '>' => escaped.push_str("&gt;"),
-            '"' => escaped.push_str("&quot;"),
-            c => escaped.push(c),
-        }
-    }
-    escaped
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }

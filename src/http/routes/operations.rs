@@ -9,7 +9,7 @@ use serde_json::json;
 
 use crate::cache::ReadError;
 use crate::cpu_pool::Priority;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{Entity, HandlerResult};
 use crate::http::route::Operation;
 use crate::metrics;
@@ -21,20 +21,11 @@ pub(crate) const OPENAPI: &str = include_str!("../../../openapi.yaml");
 pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
     let (media_type, body): (_, Bytes) = match operation {
         Operation::Health => ("text/plain; charset=utf-8", Bytes::from_static(b"ok\n")),
-        Operation::Ready => (
-            "application/json",
-            context
-                .app
-                .readiness
-                .check(&context.app.mounts, &context.app.options, context.app.is_draining())
-                .await?
-                .into(),
-        ),
+        Operation::Ready => ("application/json", context.app.check_readiness().await?.into()),
         Operation::Metrics => {
             context.app.resources.update_gauges();
             // Updates the readiness metrics even if no client requests /readyz.
-            let _ =
-                context.app.readiness.check(&context.app.mounts, &context.app.options, context.app.is_draining()).await;
+            let _ = context.app.check_readiness().await;
             metrics::requests_in_flight(context.app.requests_in_flight());
             let loads: Vec<_> = context.app.mounts.iter().map(|mount| mount.container.store_load()).collect();
             metrics::store_calls(

@@ -4,8 +4,9 @@ use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderMap, REFERRER_POLICY};
 use axum::http::request::Parts;
 
+use crate::http::compress;
 use crate::http::problem::Problem;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{Entity, HandlerResult};
 
 /// Content Security Policy of the page that `listing` renders: it loads from its own origin only.
@@ -73,10 +74,10 @@ fn etag(text: &str) -> String {
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
-pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+pub(crate) async fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
     let text = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
-    asset_response(context.parts, name, text)
+    compress::compress_document(context, asset_response(context.parts, name, text)?).await
 }
 
 /// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
@@ -84,7 +85,7 @@ pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerRe
 fn asset_response(request: &Parts, name: &str, text: &'static str) -> HandlerResult {
     let entity = Entity::new(media_type(name), HeaderValue::from_static("no-cache"));
     let etag = Some(etag(text).into());
-    Entity { etag, is_compressible: true, subject: &"the file", ..entity }.respond(request, text)
+    Entity { etag, is_compressible: true, subject: "the file", ..entity }.respond(request, text)
 }
 
 #[cfg(test)]

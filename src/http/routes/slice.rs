@@ -10,21 +10,21 @@ use axum::http::{HeaderValue, Method};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::container::Container;
-use crate::http::admission::slice_admission::{SlicePlan, SliceRequest};
-use crate::http::band_reader::BandReader;
-use crate::http::compress::ContentCoding;
+use crate::http::body::{self, BandReader};
+use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::Problem;
 use crate::http::query::slice_query::SliceQuery;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::{compress, encode, parts_body, route};
+use crate::http::route;
+use crate::http::slice_request::{self, SlicePlan, SliceRequest};
 use crate::output::{self, AxisOrder, Format};
 use crate::read::{PieceTransform, ReadStats};
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
-    let query = SliceQuery::parse(context.query())?;
+    let query = SliceQuery::parse(context.parts.uri.query())?;
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let container = &mount.container;
@@ -36,12 +36,12 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
     let request = SliceRequest::new(dataset, &query, format, content_coding)?;
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
-    let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.headers().contains_key(name));
-    let is_rate_limited = context.app.client_limiter.limits_bandwidth();
+    let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
+    let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
     let plan = request.plan(container, context.freshness, is_rate_limited, !has_precondition).await?;
 
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
-    entity.subject = &"this slice";
+    entity.subject = "this slice";
     entity.extra = slice_headers(&plan, &axes);
     if query.format.is_none() {
         respond::add_vary(&mut entity.extra, "accept");
@@ -49,11 +49,11 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     if may_compress {
         respond::add_vary(&mut entity.extra, "accept-encoding");
     }
-    if context.method() == Method::HEAD || plan.slice.is_streamed() {
+    if context.parts.method == Method::HEAD || plan.slice.is_streamed() {
         entity.len = plan.response_bytes();
         return respond_unread(context, container, plan, &entity).await;
     }
-    if context.headers().contains_key(IF_NONE_MATCH) {
+    if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be decoded.
         let blocks = container.fingerprint(context.freshness, &plan.slice).await?;
         entity.etag = Some(etag(&plan, blocks.etags_hash).into());
@@ -75,12 +75,12 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return Ok(response);
     }
     let started = Instant::now();
-    let parts = encode::encode_slice(container, plan, pieces, memory).await?;
+    let parts = slice_request::encode_slice(container, plan, pieces, memory).await?;
     let headers = response.headers_mut();
     headers.insert("n5-missing-blocks", HeaderValue::from(stats.missing));
     let timing = server_timing(&stats, started.elapsed());
     respond::insert_header(headers, HeaderName::from_static("server-timing"), &timing);
-    let (body, len) = parts_body::from_parts(parts);
+    let (body, len) = body::from_parts(parts);
     Ok(respond::with_body(response, body, len))
 }
 
@@ -138,17 +138,15 @@ async fn respond_unread(
     entity: &Entity<'_>,
 ) -> HandlerResult {
     let (mut response, _) = entity.select(context.parts)?;
-    if context.method() == Method::HEAD {
+    if context.parts.method == Method::HEAD {
         return Ok(response);
     }
     let SlicePlan { request, slice, .. } = plan;
     let (format, data_type, options) = (request.format, request.data_type, request.options);
-    let transform: Option<PieceTransform> = format
-        .changes_bands(&data_type, &options)
-        .then(|| (data_type.clone(), options.clone()))
-        .map(|(data_type, options)| {
-            Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
-        });
+    let transform = format.changes_bands(&data_type, &options).then(|| {
+        let (data_type, options) = (data_type.clone(), options.clone());
+        Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
+    });
     let mut bands = BandReader::new(container.clone(), context.freshness, slice, transform);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.

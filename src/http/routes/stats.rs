@@ -6,17 +6,18 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::cache::{Dataset, GroupState, ReadError};
-use crate::http::admission::slice_admission::{check_decodable, is_decodable};
+use crate::http::compress;
 use crate::http::mount::Mount;
 use crate::http::problem::Problem;
-use crate::http::query::strict::{QueryError, invalid_parameter, parse_decimal, parse_query};
+use crate::http::query::params::{parse_decimal, parse_query};
 use crate::http::redact::excerpt;
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::slice_request::check_decodable;
 use crate::read::{SamplePlan, SampleStatistics};
 use crate::store::Key;
 use crate::view;
-use n5_format::{ElementValue, Statistics};
+use n5_format::ElementValue;
 
 /// All parameters; `token` is read elsewhere.
 const PARAMETERS: [&str; 3] = ["bins", "percentiles", "token"];
@@ -40,12 +41,12 @@ struct StatsQuery {
 }
 
 impl StatsQuery {
-    fn parse(query: Option<&str>) -> Result<Self, QueryError> {
+    fn parse(query: Option<&str>) -> Result<Self, Problem> {
         let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let bins = match parameters.get("bins") {
             None => DEFAULT_BINS,
             Some(text) => text.parse().ok().filter(|bins| (1..=MAX_BINS).contains(bins)).ok_or_else(|| {
-                invalid_parameter(
+                Problem::invalid_parameter(
                     "bins",
                     format!("bins is {:?}; give a whole number from 1 to {MAX_BINS}", excerpt(text)),
                 )
@@ -55,7 +56,7 @@ impl StatsQuery {
         let items: Vec<&str> = if list.is_empty() { Vec::new() } else { list.split(',').collect() };
         if items.len() > MAX_PERCENTILES {
             let detail = format!("percentiles has {} numbers; at most {MAX_PERCENTILES} are allowed", items.len());
-            return Err(invalid_parameter("percentiles", detail));
+            return Err(Problem::invalid_parameter("percentiles", detail));
         }
         let percentiles = items.into_iter().map(|item| {
             let number = parse_decimal(item).filter(|number| (0.0..=100.0).contains(number));
@@ -64,7 +65,7 @@ impl StatsQuery {
                     "percentiles contains {:?}; give numbers from 0 to 100, separated by commas",
                     excerpt(item)
                 );
-                invalid_parameter("percentiles", detail)
+                Problem::invalid_parameter("percentiles", detail)
             })
         });
         Ok(Self { bins, percentiles: percentiles.collect::<Result<_, _>>()? })
@@ -83,7 +84,7 @@ struct SampledLevel {
 }
 
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
-    let query = StatsQuery::parse(context.query())?;
+    let query = StatsQuery::parse(context.parts.uri.query())?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let sampled = choose_level(context, mount, &key).await.map_err(|error| mount.problem(error))?;
     check_decodable(&sampled.dataset)?;
@@ -91,7 +92,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let entity = Entity {
         etag: Some(etag(&sampled, &sample, &query).into()),
         is_compressible: true,
-        subject: &"these statistics",
+        subject: "these statistics",
         ..Entity::new("application/json", mount.missing_cache_control.clone())
     };
     let (response, range) = entity.select(context.parts)?;
@@ -105,16 +106,16 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let path = mount.path_of(&key);
     let text = document(&path, &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
     let len = text.len() as u64;
-    Ok(respond::with_body(response, memory.own(text.into()), len))
+    compress::compress_document(context, respond::with_body(response, memory.own(text.into()), len)).await
 }
 
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
 /// that has enough elements, otherwise the finest.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let (container, freshness) = (&mount.container, context.freshness);
+    let whole = |dataset| SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() };
     if let GroupState::Dataset(dataset) = &container.group(freshness, key).await?.state {
-        let dataset = Arc::clone(dataset);
-        return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
+        return Ok(whole(Arc::clone(dataset)));
     }
     // Releases the description's memory before waiting for the sample's memory.
     let pyramid = {
@@ -123,15 +124,14 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
     };
     let Some(pyramid) = pyramid else {
         // The error says why it is not a dataset.
-        let dataset = container.dataset(freshness, key).await?;
-        return Ok(SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() });
+        return Ok(whole(container.dataset(freshness, key).await?));
     };
     let mut levels = Vec::new();
     for level in pyramid.levels {
         let Ok(level_key) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
         // A level that is missing or cannot be decoded does not exclude the others.
         match container.dataset(freshness, &level_key).await {
-            Ok(dataset) if is_decodable(&dataset) => levels.push((level.path, dataset)),
+            Ok(dataset) if dataset.attributes.is_decodable() => levels.push((level.path, dataset)),
             Ok(_) | Err(ReadError::NotFound(_) | ReadError::NotADataset { .. }) => {}
             Err(error) => return Err(error),
         }
@@ -226,40 +226,33 @@ fn json_number(number: ElementValue) -> Value {
 
 /// Returns sentences that say what was read and why.
 fn note(sampled: &SampledLevel, statistics: &SampleStatistics, blocks_total: u128, blocks_missing: u64) -> String {
-    let Statistics { elements, .. } = statistics.summary;
-    let mut text = String::new();
-    let mut add_sentence = |sentence: String| {
-        if !text.is_empty() {
-            text.push(' ');
-        }
-        text.push_str(&sentence);
-    };
+    let elements = statistics.summary.elements;
+    let mut sentences = Vec::new();
     if !sampled.level.is_empty() {
-        add_sentence(format!("Level {} was read, {}.", sampled.level, sampled.reason));
+        sentences.push(format!("Level {} was read, {}.", sampled.level, sampled.reason));
     }
     let SampleStatistics { blocks_read, blocks_unreadable, elements_missing, is_exact: exact, .. } = statistics;
     if *exact && blocks_total == 0 {
-        add_sentence("It has no elements.".to_owned());
+        sentences.push("It has no elements.".to_owned());
     } else if *exact {
-        add_sentence(format!("Every block was read, {blocks_read} of {blocks_total}."));
+        sentences.push(format!("Every block was read, {blocks_read} of {blocks_total}."));
     } else {
-        add_sentence(format!(
-            "{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."
-        ));
+        sentences
+            .push(format!("{elements} elements in {blocks_read} of {blocks_total} blocks, evenly spread, were read."));
     }
     if *blocks_unreadable > 0 {
-        add_sentence(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
+        sentences.push(format!("{blocks_unreadable} blocks could not be decoded and were skipped."));
     }
     if *elements_missing > 0 && elements == 0 {
-        add_sentence(format!(
+        sentences.push(format!(
             "No elements of the sample are stored: {blocks_missing} blocks do not exist and read as zero."
         ));
     } else if *elements_missing > 0 {
-        add_sentence(format!(
+        sentences.push(format!(
             "{elements_missing} elements are not stored, including those of {blocks_missing} missing blocks; they read as zero and count only in zeros."
         ));
     }
-    text
+    sentences.join(" ")
 }
 
 #[cfg(test)]

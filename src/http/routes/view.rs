@@ -8,15 +8,14 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::cache::ReadError;
 use crate::container::Container;
-use crate::http::band_reader::BandReader;
+use crate::http::body::{self, BandReader};
 use crate::http::mount::Mount;
 use crate::http::problem::Problem;
-use crate::http::query::lenient;
-use crate::http::request_context::RequestContext;
+use crate::http::query::params;
+use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::routes::listing;
-use crate::http::routes::stored;
-use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, View, ViewLookup};
+use crate::http::routes::{listing, stored};
+use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, StreamLayout, View, ViewLookup};
 
 /// Handles `GET /{view}/…`.
 pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
@@ -27,8 +26,9 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
         return Err(Problem::not_found());
     }
     // A value that is not UTF-8 is replaced by one that no view knows.
-    let query: Vec<_> =
-        lenient::pairs(context.query()).map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into()))).collect();
+    let query: Vec<_> = params::pairs(context.parts.uri.query())
+        .map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into())))
+        .collect();
     view.check_query(&query)?;
     let Some((mount, key)) = context.locate(path)? else {
         return if context.target.has_trailing_slash {
@@ -61,83 +61,74 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
             Entity { etag: Some(etag.into()), has_ranges: true, ..entity }.respond(context.parts, text)
         }
         ResolvedKey::Chunk(chunk) => chunk_response(context, mount, &chunk).await,
-        ResolvedKey::Missing => {
-            let container = &mount.container;
-            if !container.is_directory(context.freshness, &key).await?
-                || container.is_block_position(context.freshness, &key).await?
-            {
-                return Err(mount.not_found());
-            }
-            Ok(stored::redirect_to_slash(context))
-        }
+        ResolvedKey::Missing => stored::redirect_to_listing(context, mount, &key).await,
     }
 }
 
 async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {
     let container = &mount.container;
-    let entity = |etag: &str| Entity {
+    let entity = |etag: &str, len: Option<u64>| Entity {
         etag: Some(etag.into()),
+        len,
         has_ranges: true,
         ..Entity::new(chunk.media_type(), mount.found_cache_control.clone())
     };
-    if context.headers().contains_key(IF_NONE_MATCH) {
+    if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be encoded.
         let etag = chunk.lookup_etag(container, context.freshness).await?.ok_or_else(|| mount.not_found())?;
-        if let Some(response) = entity(&etag).not_modified(context.parts) {
+        if let Some(response) = entity(&etag, None).not_modified(context.parts) {
             return Ok(response);
         }
     }
     let mut send_permit = None;
     loop {
-        let encoded = chunk.read(container, context.freshness).await?.ok_or_else(|| mount.not_found())?;
-        let Some(bytes) = encoded.bytes() else {
-            let entity = Entity { len: Some(encoded.len), ..entity(&encoded.etag) };
-            return streamed_response(context, container, chunk, encoded, &entity).await;
-        };
-        if let Some(bytes) = stored::charge_to_client(container, send_permit.take(), bytes) {
-            return entity(&encoded.etag).respond(context.parts, bytes);
+        let chunk_read = chunk.read(container, context.freshness).await?;
+        let EncodedChunk { len, etag, source } = chunk_read.ok_or_else(|| mount.not_found())?;
+        let entity = entity(&etag, Some(len));
+        match source {
+            ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => {
+                if let Some(bytes) = body::charge_or_wait(container, &mut send_permit, bytes).await? {
+                    return entity.respond(context.parts, bytes);
+                }
+            }
+            ChunkSource::LargeStored(large, block_range) => {
+                let (mut response, range) = entity.select(context.parts)?;
+                if let Some(Range { start, end }) = range {
+                    let block_offset = |byte: u64| block_range.start.saturating_add(byte);
+                    let range = block_offset(start)..block_offset(end);
+                    *response.body_mut() = body::stream_range(large, range, context.id.to_owned());
+                }
+                return Ok(response);
+            }
+            ChunkSource::Elements(layout) => {
+                let (mut response, range) = entity.select(context.parts)?;
+                if let Some(range) = range {
+                    *response.body_mut() = elements_body(context, container, chunk, &layout, (range, etag)).await?;
+                }
+                return Ok(response);
+            }
         }
-        // The client must receive other responses first. No bytes are held while waiting.
-        let len = bytes.len();
-        drop(encoded);
-        send_permit = Some(container.acquire_send_permit(len).await?);
     }
 }
 
-/// Responds with a chunk that is read while it is sent.
-async fn streamed_response(
+/// Returns the body with a range of the bytes of a chunk whose elements are read while they are sent.
+async fn elements_body(
     context: &RequestContext<'_>,
     container: &Container,
     chunk: &Chunk,
-    encoded: EncodedChunk,
-    entity: &Entity<'_>,
-) -> HandlerResult {
-    let (mut response, range) = entity.select(context.parts)?;
-    let Some(Range { start, end }) = range else { return Ok(response) };
-    *response.body_mut() = match encoded.source {
-        ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => {
-            Body::from(respond::slice_bytes(&bytes, &(start..end)))
-        }
-        ChunkSource::LargeStored(large, block_range) => {
-            let block_offset = |byte: u64| block_range.start.saturating_add(byte);
-            stored::stream_range(large, block_offset(start)..block_offset(end), context.id.to_owned())
-        }
-        ChunkSource::Elements(layout) => {
-            let header_bytes = layout.header.len() as u64;
-            let prefix = respond::slice_bytes(&layout.header, &(start..end));
-            let (from, to) = (start.saturating_sub(header_bytes), end.saturating_sub(header_bytes));
-            if from == to {
-                Body::from(prefix)
-            } else {
-                let (slice, skipped) = chunk.plan_byte_range(container, &layout, from, to)?;
-                let transform = chunk.byte_swap(&layout);
-                let reader = BandReader::new(container.clone(), context.freshness, slice, transform);
-                let reader = reader.with_etag_check(chunk.clone(), encoded.etag);
-                let mut reader = reader.with_byte_range(skipped, to.saturating_sub(from));
-                let first = reader.next().await?.unwrap_or_default();
-                reader.into_body(prefix, first, context.id.to_owned())
-            }
-        }
-    };
-    Ok(response)
+    layout: &StreamLayout,
+    (Range { start, end }, etag): (Range<u64>, String),
+) -> Result<Body, Problem> {
+    let header_bytes = layout.header.len() as u64;
+    let prefix = respond::slice_bytes(&layout.header, &(start..end));
+    let (from, to) = (start.saturating_sub(header_bytes), end.saturating_sub(header_bytes));
+    if from == to {
+        return Ok(Body::from(prefix));
+    }
+    let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
+    let mut reader = BandReader::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
+    reader.etag_check = Some((chunk.clone(), etag));
+    (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));
+    let first = reader.next().await?.unwrap_or_default();
+    Ok(reader.into_body(prefix, first, context.id.to_owned()))
 }

@@ -13,11 +13,10 @@ use http_body_util::{BodyExt, StreamBody};
 use tokio::sync::mpsc;
 
 use crate::http::problem::{self, Problem};
-use crate::http::request_context::RequestContext;
+use crate::http::request::RequestContext;
 use crate::http::respond::{HandlerResult, add_vary};
 use crate::http::route;
 use crate::http::routes::page;
-use crate::http::routes::stored;
 use crate::http::viewer_files::{INDEX, Viewer};
 
 /// Longest path of a file, in bytes.
@@ -29,7 +28,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; see docs/DEPLOYMENT.md, Viewer"));
     };
     match segments.as_slice() {
-        [] if context.target.is_bare => Ok(stored::redirect_to_slash(context)),
+        [] if context.target.is_bare => Ok(context.redirect_to_slash()),
         [] => file_response(context, viewer, &[INDEX]).await,
         // Directories are not listed, and the path of a file does not end in a slash.
         _ if context.target.has_trailing_slash => Err(Problem::not_found()),
@@ -44,10 +43,10 @@ async fn file_response(context: &RequestContext<'_>, viewer: &Viewer, path: &[&s
         return Err(Problem::not_found());
     }
     let mut request = Request::new(Body::empty());
-    *request.method_mut() = context.method().clone();
+    *request.method_mut() = context.parts.method.clone();
     *request.uri_mut() = uri.parse().map_err(|_invalid| Problem::not_found())?;
     for name in [ACCEPT_ENCODING, IF_MATCH, IF_NONE_MATCH, IF_MODIFIED_SINCE, IF_UNMODIFIED_SINCE, RANGE] {
-        if let Some(value) = context.headers().get(&name) {
+        if let Some(value) = context.parts.headers.get(&name) {
             request.headers_mut().insert(name, value.clone());
         }
     }

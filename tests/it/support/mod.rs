@@ -21,7 +21,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use n5_server::cache::RevalidationPolicy;
 use n5_server::container::{Container, Resources, Settings};
-use n5_server::http::{App, ClientLimits, HttpOptions, Mount, router};
+use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{LocalStore, Store, SymlinkPolicy};
 use tower::ServiceExt;
 
@@ -50,7 +50,7 @@ pub fn options() -> HttpOptions {
     HttpOptions {
         base_path: String::new(),
         trusted_proxies: Vec::new(),
-        required_containers: n5_server::http::RequiredContainers::All,
+        required_containers: n5_server::config::RequiredContainers::All,
         request_timeout: Duration::from_secs(60),
         concurrent_requests: 1024,
         cors_origins: vec!["*".to_owned()],
@@ -59,12 +59,13 @@ pub fn options() -> HttpOptions {
         cors_private_network: true,
         access_control: None,
         frame_ancestors: Vec::new(),
-        client_limits: ClientLimits {
-            requests: 0,
+        client_limits: n5_server::config::ClientsConfig {
+            connections: 0,
+            concurrent_requests: 0,
             bytes_per_second: 0,
-            burst_bytes: 0,
-            max_wait: Duration::from_secs(10),
+            burst: 0,
         },
+        budget_wait: Duration::from_secs(10),
         is_https: false,
         hsts: None,
         viewer: None,

@@ -1,18 +1,20 @@
-//! The request context that handlers take.
+//! A request as handlers take it.
 
 use std::net::IpAddr;
 
+use axum::body::Body;
 use axum::extract::ConnectInfo;
-use axum::http::header::{HOST, HeaderName};
+use axum::http::header::{CONTENT_LENGTH, HOST, HeaderName};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Method, Version};
+use axum::http::{HeaderValue, Method, Response, StatusCode, Version};
+use percent_encoding::percent_decode_str;
 
 use crate::cache::Freshness;
 use crate::http::app::App;
-use crate::http::caller_view::CallerView;
 use crate::http::credentials::PresentedTokens;
-use crate::http::mount::Mount;
+use crate::http::mount::{CallerView, Mount};
 use crate::http::problem::{self, Problem};
+use crate::http::respond;
 use crate::http::route::{self, RequestTarget};
 use crate::store::Key;
 
@@ -33,46 +35,32 @@ pub(crate) struct RequestContext<'a> {
 }
 
 impl RequestContext<'_> {
-    pub(crate) fn method(&self) -> &Method {
-        &self.parts.method
-    }
-
-    pub(crate) fn headers(&self) -> &HeaderMap {
-        &self.parts.headers
-    }
-
     /// As [`App::locate`], with the mount restricted to what the caller sees.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
         let Some((mount, key)) = self.app.locate(segments)? else { return Ok(None) };
         Ok(Some((self.visible_mount.as_ref().filter(|visible| visible.name == mount.name).unwrap_or(mount), key)))
     }
 
-    /// Returns true if the caller sees the mount of that name.
-    pub(crate) fn can_see_mount(&self, mount: &str) -> bool {
-        self.caller_view.is_none_or(|view| view.can_see_mount(mount))
-    }
-
-    /// Returns the raw path.
-    pub(crate) fn path(&self) -> &str {
-        self.parts.uri.path()
-    }
-
-    /// Returns the raw query string.
-    pub(crate) fn query(&self) -> Option<&str> {
-        self.parts.uri.query()
-    }
-
-    /// Returns the raw query string with the token that was removed from it.
-    pub(crate) fn query_with_token(&self) -> Option<String> {
-        let token = self.presented.query_token().map(|token| format!("token={}", route::encode_segment(token)));
-        let parts: Vec<String> = self.query().map(str::to_owned).into_iter().chain(token).collect();
-        (!parts.is_empty()).then(|| parts.join("&"))
-    }
-
     /// Returns all lines of a list header, joined; `None` if no line is text.
     pub(crate) fn list_header(&self, name: &HeaderName) -> Option<String> {
-        let lines: Vec<&str> = self.headers().get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
+        let lines: Vec<&str> = self.parts.headers.get_all(name).iter().filter_map(|line| line.to_str().ok()).collect();
         (!lines.is_empty()).then(|| lines.join(", "))
+    }
+
+    /// Returns a 301 to the same path with a slash. It is relative, so that it is valid behind any prefix.
+    pub(crate) fn redirect_to_slash(&self) -> Response<Body> {
+        let last_segment = self.parts.uri.path().rsplit('/').next().unwrap_or_default();
+        // Decoded and encoded again, because a colon would make the relative reference an absolute one.
+        let name = percent_decode_str(last_segment).decode_utf8_lossy();
+        // The query has the token that was removed from it.
+        let token =
+            self.presented.query_token.as_deref().map(|token| format!("token={}", route::encode_segment(token)));
+        let query: Vec<String> = self.parts.uri.query().map(str::to_owned).into_iter().chain(token).collect();
+        let query = if query.is_empty() { String::new() } else { format!("?{}", query.join("&")) };
+        let location = HeaderValue::from_str(&format!("{}/{query}", route::encode_segment(&name))).ok();
+        let mut response = respond::redirect(StatusCode::MOVED_PERMANENTLY, location, "no-cache");
+        response.headers_mut().insert(CONTENT_LENGTH, HeaderValue::from(0));
+        response
     }
 }
 

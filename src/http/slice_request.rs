@@ -1,0 +1,301 @@
+//! A requested slice: the admission of its response, which is decided before a block is read, and the encoding of the
+//! elements when they have been read.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use bytes::Bytes;
+use futures_util::future::try_join_all;
+
+use crate::cache::{Dataset, Freshness, MemoryPermit, ReadError};
+use crate::container::Container;
+use crate::cpu_pool::Priority;
+use crate::http::compress::{self, ContentCoding};
+use crate::http::problem::{self, Problem};
+use crate::http::query::numpy_index::Selection;
+use crate::http::query::slice_query::SliceQuery;
+use crate::metrics;
+use crate::output::{self, EncodeOptions, EncodedPiece, Format};
+use crate::read::{PlannedSlice, SliceDelivery};
+use crate::trace;
+use n5_format::{Array, Coords, DataType, Region};
+
+/// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).
+const HEADER_SHARE_DIVISOR: u64 = 6;
+
+/// Size up to which a format's header is not counted as memory.
+const MAX_UNCOUNTED_HEADER_BYTES: u64 = 64 << 10;
+
+/// A slice as a client requests it: samples of a dataset, and their encoding.
+pub(crate) struct SliceRequest {
+    pub(crate) dataset: Arc<Dataset>,
+    pub(crate) selection: Selection,
+    /// Type of the elements as they are sent.
+    pub(crate) data_type: DataType,
+    pub(crate) format: &'static dyn Format,
+    pub(crate) options: EncodeOptions,
+    /// Content coding of the response, if it is not streamed.
+    content_coding: Option<ContentCoding>,
+}
+
+/// A slice that may be read. Everything that can be checked before a block is read has been checked.
+pub(crate) struct SlicePlan {
+    pub(crate) request: SliceRequest,
+    pub(crate) slice: PlannedSlice,
+    /// Memory that encoding takes, in bytes.
+    pub(crate) extra_bytes: u64,
+    /// Length of the format's header, if the elements follow it as they are in memory. The header is made once there is
+    /// memory for it.
+    pub(crate) header_bytes: Option<u64>,
+    pub(crate) encoding: Option<ContentCoding>,
+}
+
+impl SliceRequest {
+    /// Creates the request of `query` for a dataset.
+    ///
+    /// # Errors
+    /// 400 if the query does not fit the dataset, 501 if the dataset cannot be decoded.
+    pub(crate) fn new(
+        dataset: Arc<Dataset>,
+        query: &SliceQuery,
+        format: &'static dyn Format,
+        content_coding: Option<ContentCoding>,
+    ) -> Result<Self, Problem> {
+        let selection = query.select(dataset.attributes.dimensions())?;
+        check_decodable(&dataset)?;
+        let data_type = query.data_type.as_ref().unwrap_or(dataset.attributes.data_type()).clone();
+        let options = query.options(&selection);
+        Ok(Self { dataset, selection, data_type, format, options, content_coding })
+    }
+
+    /// Plans the response: as a whole, or streamed in bands. `may_stream_early` is true if a streamed response may
+    /// take the place of a whole one for which there is no memory now.
+    ///
+    /// # Errors
+    /// 400 if the format cannot represent the samples, 413 if the response takes too much memory or work, with the shape
+    /// of a piece that does not. Both the slice and that piece pass the same check.
+    pub(crate) async fn plan(
+        self,
+        container: &Container,
+        freshness: Freshness,
+        is_rate_limited: bool,
+        may_stream_early: bool,
+    ) -> Result<SlicePlan, Problem> {
+        let region = &self.selection.region;
+        let memory = self.encoding_memory(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
+        let delivery = self.delivery(memory, is_rate_limited, false);
+        let limit_bytes = container.max_buffered_bytes();
+        let planned = container.plan_sparse_slice(freshness, &self.dataset, region.clone(), &delivery).await?;
+        let admitted = planned.map_err(Problem::from).and_then(|slice| self.admit(slice, memory, limit_bytes));
+        let (mut slice, mut extra_bytes) =
+            admitted.map_err(|problem| problem.with_piece_hint(self.largest_admitted_piece(container).as_deref()))?;
+        // If slow clients hold the memory for a whole response, a streamed one need not wait for them.
+        if may_stream_early && !slice.is_streamed() && !container.has_capacity_for(&slice, extra_bytes) {
+            let delivery = self.delivery(memory, false, true);
+            let streamed = container.plan_converted_slice(&self.dataset, region.clone(), &delivery).ok();
+            let admitted = streamed
+                .filter(PlannedSlice::is_streamed)
+                .and_then(|streamed| self.admit(streamed, memory, limit_bytes).ok());
+            (slice, extra_bytes) = admitted.unwrap_or((slice, extra_bytes));
+        }
+        let encoding = self.content_coding.filter(|_| !slice.is_streamed());
+        let (_, header_bytes) = memory;
+        Ok(SlicePlan { request: self, slice, extra_bytes, header_bytes, encoding })
+    }
+
+    /// Returns the memory that a response with the samples of `region` takes besides them, in bytes: that of encoding, and
+    /// the length of the format's header if the elements follow it as they are in memory.
+    ///
+    /// # Errors
+    /// A message to the client if the format cannot represent these samples.
+    fn encoding_memory(&self, region: &Region) -> Result<(u64, Option<u64>), String> {
+        let (data_type, options) = (&self.data_type, &self.options);
+        let shape = self.selection.kept(region.shape());
+        self.format.accepts(&shape, data_type, options)?;
+        let header_bytes = self.format.header(&shape, data_type, options).map(|header| header.len() as u64);
+        Ok((self.format.extra_bytes(&shape, data_type, options), header_bytes))
+    }
+
+    fn delivery(
+        &self,
+        (extra_bytes, header_bytes): (u64, Option<u64>),
+        is_rate_limited: bool,
+        must_stream: bool,
+    ) -> SliceDelivery<'_> {
+        let (is_streamable, prefix_bytes) = (header_bytes.is_some(), counted_bytes(header_bytes));
+        SliceDelivery {
+            data_type: &self.data_type,
+            extra_bytes: if is_streamable { extra_bytes } else { 0 },
+            prefix_bytes,
+            is_rate_limited: is_rate_limited && is_streamable && prefix_bytes == 0 && self.content_coding.is_none(),
+            is_streamable,
+            must_stream: must_stream && is_streamable,
+        }
+    }
+
+    /// Admits a planned slice if its response can be made within `limit_bytes` bytes. Returns it with the bytes of memory
+    /// that encoding takes.
+    fn admit(
+        &self,
+        slice: PlannedSlice,
+        (mut extra_bytes, header_bytes): (u64, Option<u64>),
+        limit_bytes: u64,
+    ) -> Result<(PlannedSlice, u64), Problem> {
+        if self.content_coding.is_some() && !slice.is_streamed() {
+            extra_bytes =
+                extra_bytes.saturating_add(compress::compression_bytes(slice.bytes().saturating_add(extra_bytes)));
+        }
+        // The bands fit the memory that they are given. Only the header's share of it must be checked.
+        let needed_bytes = if header_bytes.is_some() && slice.is_streamed() {
+            counted_bytes(header_bytes).saturating_mul(HEADER_SHARE_DIVISOR)
+        } else {
+            slice.memory_bytes().saturating_add(extra_bytes)
+        };
+        if needed_bytes <= limit_bytes {
+            return Ok((slice, extra_bytes));
+        }
+        let streamed_formats: Vec<&str> = output::FORMATS
+            .iter()
+            .filter(|format| format.header(&[1, 1], &DataType::UInt8, &EncodeOptions::default()).is_some())
+            .map(|format| format.name())
+            .collect();
+        let detail = format!(
+            "as {} this takes up to {needed_bytes} bytes of memory; three quarters of limits.slice_budget are {limit_bytes}; ask for less at once, \
+             or for a format that is streamed: {}",
+            self.format.name(),
+            streamed_formats.join(", ")
+        );
+        Err(Problem::too_large(detail, limit_bytes))
+    }
+
+    /// Returns the shape of a piece of the region that is admitted in this format, wherever in the dataset it lies.
+    fn largest_admitted_piece(&self, container: &Container) -> Option<Coords> {
+        let limit_bytes = container.max_buffered_bytes();
+        container.acceptable_part_shape(&self.dataset, &self.selection.region, |part| {
+            self.encoding_memory(part).is_ok_and(|memory| {
+                let planned = container.plan_part(&self.dataset, part, &self.delivery(memory, false, false));
+                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, memory, limit_bytes).is_ok())
+            })
+        })
+    }
+}
+
+/// Returns the bytes of a format's header that count as memory.
+fn counted_bytes(header_bytes: Option<u64>) -> u64 {
+    header_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0)
+}
+
+impl SlicePlan {
+    /// Returns true if the format or a conversion changes the elements.
+    pub(crate) fn is_encoded(&self) -> bool {
+        self.extra_bytes > 0 || self.slice.is_converted()
+    }
+
+    /// Returns true if the elements are sent as they are in memory, so that they need not be in one buffer.
+    pub(crate) fn is_verbatim(&self) -> bool {
+        self.header_bytes.is_some() && !self.is_encoded()
+    }
+
+    /// Returns the length of the response in bytes, if it is known before a block is read.
+    pub(crate) fn response_bytes(&self) -> Option<u64> {
+        self.header_bytes.filter(|_| self.encoding.is_none()).map(|header| self.slice.bytes().saturating_add(header))
+    }
+}
+
+/// Checks that this server can decode a dataset.
+///
+/// # Errors
+/// 501.
+pub(crate) fn check_decodable(dataset: &Dataset) -> Result<(), Problem> {
+    if dataset.attributes.is_decodable() {
+        return Ok(());
+    }
+    let compression = dataset.attributes.compression().name();
+    let detail = format!(
+        "this server cannot decode compression {compression:?} with data type {:?}; the blocks can be fetched as stored",
+        dataset.attributes.data_type().name()
+    );
+    Err(Problem::new(problem::UNSUPPORTED, detail).with_member("compression", compression))
+}
+
+/// Encodes the elements `pieces` of a slice, and compresses the result if the plan says so. Returns the parts of the
+/// response in the order in which they are sent. `memory` is released when the last part has been sent.
+///
+/// # Errors
+/// 422 if the requested type cannot represent an element, 500 if the encoder fails.
+pub(crate) async fn encode_slice(
+    container: &Container,
+    plan: SlicePlan,
+    pieces: Vec<Bytes>,
+    memory: MemoryPermit,
+) -> Result<Vec<Bytes>, Problem> {
+    let (is_encoded, is_verbatim) = (plan.is_encoded(), plan.is_verbatim());
+    let SlicePlan { request, slice, encoding, .. } = plan;
+    let (format, data_type, options) = (request.format, request.data_type, request.options);
+    let (shape, dataset_id) = (request.selection.shape(), slice.dataset_id());
+    if is_verbatim {
+        return Ok(format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect());
+    }
+    let data = pieces.into_iter().next().unwrap_or_default();
+    if encoding.is_none() && !slice.is_converted() && format.piece_count(&shape, &data_type, &options) > 1 {
+        let array = Array { shape, data_type, data };
+        return encode_in_parallel(container, dataset_id, format, array, (options, memory)).await;
+    }
+    let len = data.len();
+    // The job holds its memory permit, because it continues if the client disconnects.
+    let encode = timed(format.name(), move || -> Result<Vec<Bytes>, Problem> {
+        let data = slice.convert(data).map_err(ReadError::from)?;
+        let array = Array { shape, data_type, data };
+        let mut parts = format.encode(&array, &options).map_err(Problem::internal)?;
+        if let Some(encoding) = encoding {
+            parts = vec![encoding.compress(&parts).map_err(Problem::internal)?];
+        }
+        if is_encoded && let Some(last) = parts.pop() {
+            parts.push(memory.own(last));
+        }
+        Ok(parts)
+    });
+    // Encoding that takes no memory of its own is too cheap for the CPU pool.
+    if !is_encoded {
+        return encode();
+    }
+    let cpu = container.resources().cpu();
+    cpu.run(Priority::for_input_bytes(len), dataset_id, encode).await.map_err(ReadError::from)?
+}
+
+/// Encodes the pieces of a response in parallel, on all available cores. `dataset_id` identifies the dataset in the CPU
+/// pool's queue.
+async fn encode_in_parallel(
+    container: &Container,
+    dataset_id: u64,
+    format: &'static dyn Format,
+    array: Array,
+    (options, memory): (EncodeOptions, MemoryPermit),
+) -> Result<Vec<Bytes>, Problem> {
+    let piece_numbers = 0..format.piece_count(&array.shape, &array.data_type, &options);
+    // The jobs own their memory permit, because they continue when the client has disconnected.
+    let (array, memory) = (Arc::new((array, options)), Arc::new(memory));
+    let jobs = piece_numbers.map(|number| {
+        let (array, memory) = (Arc::clone(&array), Arc::clone(&memory));
+        container.resources().cpu().run(Priority::Low, dataset_id, move || {
+            let (array, options) = &*array;
+            timed(format.name(), || format.encode_piece(number, &|bytes| memory.pooled_buffer(bytes), array, options))()
+        })
+    });
+    let pieces = try_join_all(jobs).await.map_err(ReadError::from)?;
+    let pieces: Vec<EncodedPiece> = pieces.into_iter().collect::<Result<_, _>>().map_err(Problem::internal)?;
+    let trailer = format.trailer(&pieces);
+    let pieces = pieces.into_iter().map(|piece| MemoryPermit::own_part(&memory, piece.bytes));
+    Ok(pieces.chain([trailer]).collect())
+}
+
+/// Wraps the job of encoding a response, or a piece of one, so that its duration is recorded.
+fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl FnOnce() -> T {
+    move || {
+        let started = Instant::now();
+        let result = job();
+        metrics::slice_encoded(format, started.elapsed());
+        trace::record("encode", format, started.elapsed());
+        result
+    }
+}
