@@ -52,7 +52,7 @@
 //!                                          │
 //!                                        cache       objects, blocks, budgets; decoding by n5_format
 //!                                          ├──► store, n5_format           keys and bytes; the format
-//!                                          └──► cpu_pool, fair_queue, metrics
+//!                                          └──► runtime, telemetry         cores and turns of clients; logs, metrics
 //! ```
 //!
 //! A module imports only from rows below its own; `tests/it/architecture.rs` holds the table.
@@ -71,30 +71,23 @@
 //! 5. [`Container::plan_slice`](container::Container::plan_slice) decides from sizes alone: as a whole, in bands, or 413.
 //! 6. [`Container::read_slice`](container::Container::read_slice) takes a permit of the slice budget, looks up the blocks,
 //!    loads those that are missing (store, then [`Block::decode`](n5_format::Block::decode) on the
-//!    [`CpuPool`](cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
+//!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
 //! 7. [`Format::encode`](output::Format::encode) puts a header before the elements, and the response is sent.
 
 pub mod access;
-pub mod allocator;
 pub mod cache;
 pub mod cli;
 pub mod config;
 pub mod conn;
 pub mod container;
-pub mod cpu_pool;
 pub mod demo;
-pub mod fair_queue;
 pub mod fastpath;
 pub mod http;
-pub mod log_throttle;
-pub mod metrics;
-pub mod off_thread;
 pub mod output;
 pub mod read;
+pub mod runtime;
 pub mod server;
 pub mod store;
 pub mod telemetry;
-pub mod trace;
 pub mod verify;
 pub mod view;
-pub mod watched_files;

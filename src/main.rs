@@ -2,7 +2,9 @@
 
 use std::process::ExitCode;
 
-use n5_server::{allocator, cli};
+use n5_server::runtime::allocator;
+
+use n5_server::cli;
 
 #[global_allocator]
 static ALLOCATOR: allocator::Allocator = allocator::Allocator;

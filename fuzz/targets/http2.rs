@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use n5_server::config::{Config, ContainerConfig, ListenAddress};
 use n5_server::server::Server;
-use n5_server::telemetry::install_metrics;
+use n5_server::telemetry::logs::install_metrics;
 
 use super::Numbers;
 use super::server::written;

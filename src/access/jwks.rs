@@ -17,8 +17,8 @@ use ureq::tls::{Certificate, PemItem, RootCerts, TlsConfig, parse_pem};
 
 use super::caller::TokenError;
 use crate::config::JwtConfig;
-use crate::metrics::{self, QueueLabel, QueueWaitTimer};
-use crate::watched_files::{self, WatchedFiles};
+use crate::runtime::watched_files::{self, WatchedFiles};
+use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer};
 
 /// Maximum number of keys of a set; further ones are ignored.
 const MAX_KEYS: usize = 100;

@@ -10,8 +10,8 @@ mod policy;
 mod token_file;
 
 use crate::config::JwtConfig;
-use crate::metrics;
-use crate::watched_files::WatchedFiles;
+use crate::runtime::watched_files::WatchedFiles;
+use crate::telemetry::metrics;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::SystemTime;

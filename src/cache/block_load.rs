@@ -19,11 +19,11 @@ use super::error::ReadError;
 use super::freshness;
 use super::objects::StoredObject;
 use super::validated::EntrySource;
-use crate::cpu_pool::{CoreLease, Priority};
-use crate::fair_queue::FlightHandle;
-use crate::metrics::{self, BudgetLabel};
+use crate::runtime::cpu_pool::{CoreLease, Priority};
+use crate::runtime::fair_queue::FlightHandle;
 use crate::store::ObjectMeta;
-use crate::trace;
+use crate::telemetry::metrics::{self, BudgetLabel};
+use crate::telemetry::trace;
 use n5_format::{Block, BlockError, CancelCheck, Coords, DecodeBuffers, GridPosition, Scratch};
 
 /// Pause before a damaged block is read again: another program may be writing it.
@@ -382,7 +382,7 @@ pub(crate) fn record_decode(codec: &'static str, elapsed: Duration) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fair_queue::SingleFlight;
+    use crate::runtime::fair_queue::SingleFlight;
 
     #[test]
     fn decoding_continues_while_a_request_waits_and_for_a_grace_period_if_it_is_shared() {

@@ -15,9 +15,9 @@ use super::error::ReadError;
 use super::freshness::{self, ValidatedAt};
 use super::objects::StoredObject;
 use super::validated::{CacheEntry, Validated, max_weight_bytes};
-use crate::cpu_pool::CpuPool;
-use crate::metrics::{BudgetLabel, CacheLabel, LookupResult};
+use crate::runtime::cpu_pool::CpuPool;
 use crate::store::{ObjectMeta, Store, StoreLoad};
+use crate::telemetry::metrics::{BudgetLabel, CacheLabel, LookupResult};
 use n5_format::{Block, BlockError, Coords, GridPosition};
 
 /// Bookkeeping of one entry in bytes, estimated generously.

@@ -17,10 +17,10 @@ use super::buffers::{
     BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, release_with, units,
 };
 use super::error::{BudgetError, ReadError};
-use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
-use crate::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
+use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
 use crate::store::{Key, StoreError, StoreLoad};
-use crate::trace;
+use crate::telemetry::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
+use crate::telemetry::trace;
 
 /// Flow number of a client's requests for permits of its streams. They wait in a queue of their own, so that they do not
 /// delay its short responses.

@@ -7,8 +7,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use bytes::Bytes;
 use scopeguard::ScopeGuard;
 
-use crate::allocator;
-use crate::fair_queue::{ClientId, FairPermit, FairSemaphore};
+use crate::runtime::allocator;
+use crate::runtime::fair_queue::{ClientId, FairPermit, FairSemaphore};
 
 /// Flow number of a client's requests for permits and charges, except for those of its streams.
 pub(crate) const SHORT_FLOW: u64 = 0;
@@ -295,7 +295,7 @@ fn address(bytes: &Bytes) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::fair_queue::{ClientQuota, CostBasis};
+    use crate::runtime::fair_queue::{ClientQuota, CostBasis};
 
     #[test]
     fn a_reused_buffer_keeps_its_contents() {

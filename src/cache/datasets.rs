@@ -11,8 +11,8 @@ use super::budget::Budget;
 use super::error::ReadError;
 use super::freshness::ATTRIBUTES;
 use super::validated::{max_weight_bytes, weighted_cache};
-use crate::metrics::{BudgetLabel, CacheLabel};
 use crate::store::Key;
+use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 use n5_format::{AttributesDocument, BlockError, Codecs, DatasetAttributes, DocumentError, GridPosition};
 
 /// Memory for cached attributes, in bytes.

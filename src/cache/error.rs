@@ -2,9 +2,9 @@
 
 use std::time::Duration;
 
-use crate::cpu_pool::JobDied;
-use crate::log_throttle::LogThrottle;
+use crate::runtime::cpu_pool::JobDied;
 use crate::store::{Key, StoreError};
+use crate::telemetry::log_throttle::LogThrottle;
 use n5_format::{BlockError, ConvertError, GridPosition};
 
 /// Reason why something cannot be read.
@@ -116,10 +116,10 @@ impl ReadError {
             Err(Self::Store(error)) if error.hides_object() => {
                 // The store itself reports links that it does not follow.
                 if !matches!(error, StoreError::LinkNotFollowed(_))
-                    && let Some(unsaid) = WARN_THROTTLE.allow()
+                    && let Some(suppressed) = WARN_THROTTLE.allow()
                 {
                     let cause = error.to_string();
-                    tracing::warn!(cause, unsaid, "not readable; answered as if it was not there");
+                    tracing::warn!(cause, suppressed, "not readable; answered as if it was not there");
                 }
                 Ok(None)
             }

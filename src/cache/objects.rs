@@ -14,9 +14,9 @@ use super::buffers::footprint_bytes;
 use super::error::ReadError;
 use super::freshness::{self, ValidatedAt};
 use super::validated::{CacheEntry, EntrySource, Validated, max_weight_bytes};
-use crate::fair_queue::FlightHandle;
-use crate::metrics::{BudgetLabel, CacheLabel};
+use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError};
+use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 
 /// Maximum size of an object that is read whole and may be cached. Larger ones are read in pieces.
 pub(crate) const MAX_WHOLE_OBJECT_BYTES: u64 = 16 << 20;

@@ -17,9 +17,9 @@ use moka::policy::EvictionPolicy;
 use super::budget::{Budget, Permit};
 use super::error::{BudgetError, ReadError};
 use super::freshness::{Freshness, ValidatedAt};
-use crate::fair_queue::{ClientId, FlightHandle, Leader, SingleFlight, Waiter};
-use crate::metrics::{self, CacheLabel, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
-use crate::trace;
+use crate::runtime::fair_queue::{ClientId, FlightHandle, Leader, SingleFlight, Waiter};
+use crate::telemetry::metrics::{self, CacheLabel, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
+use crate::telemetry::trace;
 
 /// Maximum number of lookups by a request whose results keep changing.
 const ATTEMPTS: usize = 3;
@@ -440,7 +440,7 @@ mod tests {
     use super::super::freshness;
     use super::*;
     use crate::config::RevalidationPolicy;
-    use crate::metrics::BudgetLabel;
+    use crate::telemetry::metrics::BudgetLabel;
 
     #[derive(Debug)]
     struct Entry {

@@ -15,8 +15,9 @@ use super::process::{block_on, shutdown_signal};
 use crate::config::Config;
 use crate::server::Server;
 use crate::store::StoreError;
-use crate::trace::{self, TraceSettings};
-use crate::{metrics, telemetry};
+use crate::telemetry::logs;
+use crate::telemetry::metrics;
+use crate::telemetry::trace::{self, TraceSettings};
 
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -30,7 +31,7 @@ pub(super) fn serve(
     config: Config,
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
 ) -> anyhow::Result<()> {
-    let _log = telemetry::install_log(&config.log)?;
+    let _log = logs::install_log(&config.log)?;
     raise_descriptor_limit(&config);
     warn_of_address_space();
     #[expect(clippy::disallowed_methods, reason = "systemd passes its socket's name in this variable")]
@@ -54,7 +55,7 @@ async fn run(
     // process by its default action.
     let mut stop = Box::pin(shutdown_signal()?);
     let mut hangup = signal(SignalKind::hangup())?;
-    let metrics = telemetry::install_metrics()?;
+    let metrics = logs::install_metrics()?;
     metrics::describe();
     metrics::describe_store_errors(StoreError::KINDS);
     metrics::describe_codecs(n5_format::Codecs::built_in().names());

@@ -25,8 +25,8 @@ use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::tls::TlsTerminator;
 use super::workers::WorkerPool;
 use crate::config::Config;
-use crate::log_throttle::LogThrottle;
-use crate::metrics::{self, CloseReason, ConnectionPoolLabel, QueueLabel, QueueWaitTimer};
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::{self, CloseReason, ConnectionPoolLabel, QueueLabel, QueueWaitTimer};
 
 /// At shutdown, time to wait for the first request of a client that has sent none.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(100);
@@ -233,9 +233,9 @@ impl ConnectionServer {
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
-        if let Some(unsaid) = REFUSED.allow() {
-            let most = self.snapshots.borrow().config.clients.connections;
-            tracing::warn!(%peer, reason, most, unsaid, "connection refused");
+        if let Some(suppressed) = REFUSED.allow() {
+            let limit = self.snapshots.borrow().config.clients.connections;
+            tracing::warn!(%peer, reason, limit, suppressed, "connection refused");
         }
     }
 

@@ -33,8 +33,8 @@ use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
 use crate::fastpath::{self, FastOutcome};
-use crate::log_throttle::LogThrottle;
-use crate::metrics::CloseReason;
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::CloseReason;
 
 /// Minimum capacity of the receive buffer, which a connection keeps. It fits a browser's request head, or dozens of
 /// curl's.
@@ -282,9 +282,9 @@ impl<S: Socket> FastConnection<S> {
             let capacity = needed_bytes.max(2 * self.received.len());
             let extra_bytes = (capacity * HEAD_COPIES).saturating_sub(self.head_bytes);
             if !self.memory.try_take(extra_bytes) {
-                if let Some(unsaid) = REFUSED.allow() {
+                if let Some(suppressed) = REFUSED.allow() {
                     let (peer, received) = (self.peer, self.received.len());
-                    tracing::warn!(?peer, received, unsaid, "no memory for a long request head; connection closed");
+                    tracing::warn!(?peer, received, suppressed, "no memory for a long request head; connection closed");
                 }
                 return false;
             }

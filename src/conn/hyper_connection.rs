@@ -34,8 +34,8 @@ use super::http2::memory::{
 use super::http2::watchdog::{Http2Watchdog, StreamTracker, TrackedBytes};
 use super::serving_snapshot::ServingSnapshot;
 use super::socket::Socket;
-use crate::log_throttle::LogThrottle;
-use crate::metrics::CloseReason;
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::CloseReason;
 
 /// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
 const MAX_MALFORMED_REQUESTS: usize = 16;
@@ -145,8 +145,13 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
 /// Logs that a connection is ended because others need its memory.
 fn log_ended_for_memory(peer: Option<IpAddr>, reason: GoawayReason) {
     static ENDED: LogThrottle = LogThrottle::new();
-    if let Some(unsaid) = ENDED.allow() {
-        tracing::warn!(?peer, reason = reason.text(), unsaid, "connection ended: the memory for streams is used up");
+    if let Some(suppressed) = ENDED.allow() {
+        tracing::warn!(
+            ?peer,
+            reason = reason.text(),
+            suppressed,
+            "connection ended: the memory for streams is used up"
+        );
     }
 }
 

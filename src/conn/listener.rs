@@ -15,9 +15,9 @@ use tokio::time::Instant;
 
 use super::connections::ConnectionServer;
 use crate::config::ListenAddress;
-use crate::log_throttle::LogThrottle;
-use crate::metrics;
-use crate::off_thread::off_thread;
+use crate::runtime::off_thread::off_thread;
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics;
 
 /// Maximum number of connections that wait to be accepted; the system has a limit of its own (`net.core.somaxconn`).
 /// Beyond it clients retry after a second. The runtime's default of 128 is too low: that many arrive within a moment
@@ -170,8 +170,8 @@ fn serve_tcp(
 async fn accept_failed(error: &io::Error) {
     static REFUSED: LogThrottle = LogThrottle::new();
     metrics::accept_error();
-    if let Some(unsaid) = REFUSED.allow() {
-        tracing::warn!(%error, unsaid, "connection not accepted");
+    if let Some(suppressed) = REFUSED.allow() {
+        tracing::warn!(%error, suppressed, "connection not accepted");
     }
     tokio::time::sleep(Duration::from_millis(50)).await;
 }

@@ -17,8 +17,8 @@ use tokio_io_timeout::TimeoutStream;
 use super::send_queue::SendQueue;
 use super::so_meminfo::{segment_bytes, send_queue_bytes};
 use super::socket::{Socket, TokioSocket, has_hung_up};
-use crate::log_throttle::LogThrottle;
 use crate::store::SendfileSource;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Shortest and longest pause before a connection with a full send queue tries again.
 const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
@@ -202,8 +202,11 @@ impl<S: TokioSocket> MeteredSocket<S> {
             && !self.queue.release(socket)
         {
             static OUTGROWN: LogThrottle = LogThrottle::new();
-            if let Some(unsaid) = OUTGROWN.allow() {
-                tracing::warn!(unsaid, "connection reset: the kernel's send queue has outgrown its part of the pool");
+            if let Some(suppressed) = OUTGROWN.allow() {
+                tracing::warn!(
+                    suppressed,
+                    "connection reset: the kernel's send queue has outgrown its part of the pool"
+                );
             }
             // The kernel discards the queue when the socket is closed, and the end of the stream wakes the connection.
             set_reset_on_close(socket);
@@ -362,7 +365,7 @@ mod tests {
     use super::super::send_queue::{CONNECTION_DIVISOR, UNPOOLED_BYTES};
     use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
     use super::*;
-    use crate::metrics::ConnectionPoolLabel;
+    use crate::telemetry::metrics::ConnectionPoolLabel;
 
     async fn pair(pool: &Arc<DynamicThresholdPool>) -> (MeteredSocket<TcpStream>, TcpStream) {
         let (socket, reader, _) = pair_of_address(pool, oneshot::channel().0).await;

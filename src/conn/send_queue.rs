@@ -212,7 +212,7 @@ impl Drop for SendQueue {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::metrics::ConnectionPoolLabel;
+    use crate::telemetry::metrics::ConnectionPoolLabel;
 
     #[test]
     fn connections_of_one_address_leave_most_of_the_pool_to_others() {

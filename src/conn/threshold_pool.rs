@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use tokio::sync::Notify;
 
-use crate::metrics::{ConnectionPoolLabel, PoolGauge};
+use crate::telemetry::metrics::{ConnectionPoolLabel, PoolGauge};
 
 /// Divisor of the capacity: this part of it is a large share.
 const LARGE_SHARE_DIVISOR: usize = 8;

@@ -16,7 +16,7 @@ use scopeguard::ScopeGuard;
 use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::oneshot;
 
-use crate::allocator;
+use crate::runtime::allocator;
 
 /// Maximum number of threads that wait for the disk to read the viewer's files; further reads queue up.
 const MAX_BLOCKING_THREADS: usize = 64;

@@ -9,10 +9,10 @@ use crate::cache::datasets::{AXES_BYTES, Dataset, GROUP_BYTES, Group, GroupState
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{ATTRIBUTES, Freshness};
 use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, StoredObject};
-use crate::cpu_pool::Priority;
-use crate::fair_queue::ClientId;
-use crate::metrics::{self, CacheLabel, LookupResult};
+use crate::runtime::cpu_pool::Priority;
+use crate::runtime::fair_queue::ClientId;
 use crate::store::{Key, ObjectMeta};
+use crate::telemetry::metrics::{self, CacheLabel, LookupResult};
 use n5_format::{AttributesDocument, MAX_INTERPRETED_BYTES};
 
 /// Maximum memory that is assumed for the interpreted members of a document, as a multiple of its text: a B-tree node

@@ -14,9 +14,9 @@ use crate::cache::buffers::SendPermit;
 use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
 use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
-use crate::fair_queue::ClientId;
-use crate::metrics::{self, ShedReason};
-use crate::store::{CachedStat, GuardedStore, Key, ObjectMeta, Store, StoreError, StoreLoad};
+use crate::runtime::fair_queue::ClientId;
+use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StoreLoad};
+use crate::telemetry::metrics::{self, ShedReason};
 
 /// Bodies shorter than this are not charged to the client that they are sent to: the kernel takes them at once.
 const UNCHARGED_BYTES: usize = 4 << 10;
@@ -47,7 +47,7 @@ impl Container {
     #[expect(clippy::needless_pass_by_value, reason = "the container keeps its own handle to the resources")]
     pub fn new(store: Arc<dyn Store>, resources: Arc<Resources>) -> Self {
         let id = resources.next_container_id.fetch_add(1, Ordering::Relaxed);
-        let store = Arc::new(GuardedStore::new(store));
+        let store = Arc::new(InstrumentedStore::new(store));
         Self { id, store, resources: resources.for_container(), visibility: None }
     }
 

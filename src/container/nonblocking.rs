@@ -11,8 +11,8 @@ use super::handle::Container;
 use crate::cache::buffers::needs_copy;
 use crate::cache::freshness::Freshness;
 use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry};
-use crate::metrics::{self, LookupResult, StoreOperation};
 use crate::store::{CachedStat, Key, ObjectMeta, PageCache, RawObjectMeta, SendfileSource};
+use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 
 /// Maximum size of an object that is read into the cache whenever the page cache holds it. Opening such an object costs
 /// more than reading it.

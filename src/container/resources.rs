@@ -12,8 +12,8 @@ use crate::cache::datasets::{self, AttributesCache};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{Freshness, RevalidationPolicy};
 use crate::cache::objects::ObjectCache;
-use crate::cpu_pool::CpuPool;
-use crate::metrics::{self, BudgetLabel, CacheLabel};
+use crate::runtime::cpu_pool::CpuPool;
+use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
 
 /// Limits and cache sizes, in bytes unless the type says otherwise.
@@ -224,7 +224,7 @@ impl Resources {
 mod tests {
     use super::*;
     use crate::cache::objects::{ObjectCacheKey, ObjectEntry};
-    use crate::fair_queue::FlightHandle;
+    use crate::runtime::fair_queue::FlightHandle;
 
     fn settings() -> Settings {
         Settings {

@@ -11,8 +11,8 @@ use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness, ValidatedAt};
 use crate::cache::objects::{ObjectCacheKey, StoredObject};
-use crate::metrics::{self, StoreOperation};
 use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StoreLoad};
+use crate::telemetry::metrics::{self, StoreOperation};
 use n5_format::GridPosition;
 
 /// The stored blocks of one dataset.

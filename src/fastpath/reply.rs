@@ -13,7 +13,7 @@ use crate::http::common_headers::{MountHeaders, push_header};
 use crate::http::observe::{self, RequestRecord, SendStage};
 use crate::http::{App, Mount, forwarded, redact, respond};
 use crate::store::{ObjectMeta, SendfileSource};
-use crate::trace;
+use crate::telemetry::trace;
 
 /// The parts of a request that the fast path depends on.
 #[derive(Debug)]

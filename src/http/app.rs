@@ -18,8 +18,8 @@ use crate::http::problem::Problem;
 use crate::http::readiness::{self, StorageProbe};
 use crate::http::route::{self, RequestTarget};
 use crate::http::viewer_files::Viewer;
-use crate::metrics;
 use crate::store::Key;
+use crate::telemetry::metrics;
 
 /// State that all requests share under one configuration.
 pub struct App {

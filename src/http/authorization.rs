@@ -16,7 +16,7 @@ use crate::http::problem::{self, Problem};
 use crate::http::redact::redacted_excerpt;
 use crate::http::request::RequestContext;
 use crate::http::route::{Endpoint, Operation};
-use crate::metrics;
+use crate::telemetry::metrics;
 
 /// Authorizes the request. Returns the caller's view of the mount; `None` if everyone sees the same.
 ///

@@ -17,10 +17,10 @@ use tokio::sync::mpsc;
 
 use crate::cache::{Freshness, LargeObject, ReadError, SendPermit};
 use crate::container::Container;
-use crate::fair_queue::ClientId;
 use crate::http::observe;
 use crate::read::{PieceTransform, PlannedSlice};
-use crate::trace;
+use crate::runtime::fair_queue::ClientId;
+use crate::telemetry::trace;
 use crate::view::Chunk;
 
 /// Maximum number of bands that wait to be sent while the next one is assembled.

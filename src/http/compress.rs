@@ -10,11 +10,11 @@ use bytes::Bytes;
 use http_body::Body as _;
 use http_body_util::BodyExt;
 
-use crate::cpu_pool::Priority;
 use crate::http::problem::Problem;
 use crate::http::request::RequestContext;
 use crate::http::respond::{HandlerResult, add_vary};
 use crate::output::{Format, accept_weight};
+use crate::runtime::cpu_pool::Priority;
 
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;

@@ -22,9 +22,9 @@ use crate::http::common_headers::add_common_headers;
 use crate::http::redact::{redact_query, redacted_excerpt};
 use crate::http::route::Endpoint;
 use crate::http::{credentials, forwarded};
-use crate::log_throttle::LogThrottle;
-use crate::metrics::{self, CancelStage};
-use crate::trace::{self, Trace, TracedResponse};
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::{self, CancelStage};
+use crate::telemetry::trace::{self, Trace, TracedResponse};
 
 /// Header that carries the caller's trace context (W3C Trace Context).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
@@ -115,8 +115,8 @@ fn must_close_connection(request: &Request) -> bool {
 pub(crate) fn report_body_failure(id: &str, error: &impl fmt::Display) {
     static LOG_THROTTLE: LogThrottle = LogThrottle::new();
     metrics::broken_answer();
-    if let Some(unsaid) = LOG_THROTTLE.allow() {
-        tracing::error!(id, %error, unsaid, "answer broken off");
+    if let Some(suppressed) = LOG_THROTTLE.allow() {
+        tracing::error!(id, %error, suppressed, "answer broken off");
     }
 }
 

@@ -9,10 +9,10 @@ use serde_json::{Map, Value, json};
 
 use crate::cache::{BudgetError, ReadError};
 use crate::http::redact::redacted_excerpt;
-use crate::log_throttle::LogThrottle;
 use crate::output::NegotiationError;
 use crate::read::SliceRefusal;
 use crate::store::StoreError;
+use crate::telemetry::log_throttle::LogThrottle;
 use n5_format::{BlockError, CodecError, ConvertError};
 
 const MEDIA_TYPE: &str = "application/problem+json";
@@ -195,17 +195,18 @@ impl Problem {
         let throttle_index = [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE, CORRUPT_BLOCK]
             .iter()
             .position(|kind| *kind == self.0.problem_type);
-        let Some(unsaid) = throttle_index.and_then(|n| LOG_THROTTLES.get(n)).map_or(Some(0), LogThrottle::allow) else {
+        let Some(suppressed) = throttle_index.and_then(|n| LOG_THROTTLES.get(n)).map_or(Some(0), LogThrottle::allow)
+        else {
             return;
         };
         match &self.0.cause {
             // Expected under load and at shutdown.
             Some(cause) if self.0.problem_type == OVERLOADED => {
-                tracing::warn!(id, path, status, cause, unsaid, "request refused");
+                tracing::warn!(id, path, status, cause, suppressed, "request refused");
             }
-            Some(cause) => tracing::error!(id, path, status, cause, unsaid, "request failed"),
+            Some(cause) => tracing::error!(id, path, status, cause, suppressed, "request failed"),
             None if self.0.problem_type == CORRUPT_BLOCK => {
-                tracing::error!(id, path, status, cause = self.0.detail, unsaid, "request failed");
+                tracing::error!(id, path, status, cause = self.0.detail, suppressed, "request failed");
             }
             None => {}
         }

@@ -14,8 +14,8 @@ use crate::container::Container;
 use crate::http::mount::{self, Mount};
 use crate::http::options::HttpOptions;
 use crate::http::problem::{self, Problem, ProblemType};
-use crate::metrics;
 use crate::store::StoreError;
+use crate::telemetry::metrics;
 
 /// Time for which the result of a storage probe is reused.
 const RESULT_TTL: Duration = Duration::from_secs(1);

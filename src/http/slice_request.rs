@@ -9,15 +9,15 @@ use futures_util::future::try_join_all;
 
 use crate::cache::{Dataset, Freshness, MemoryPermit, ReadError};
 use crate::container::Container;
-use crate::cpu_pool::Priority;
 use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::{self, Problem};
 use crate::http::query::numpy_index::Selection;
 use crate::http::query::slice_query::SliceQuery;
-use crate::metrics;
 use crate::output::{self, EncodeOptions, EncodedPiece, Format};
 use crate::read::{PlannedSlice, SliceDelivery};
-use crate::trace;
+use crate::runtime::cpu_pool::Priority;
+use crate::telemetry::metrics;
+use crate::telemetry::trace;
 use n5_format::{Array, Coords, DataType, Region};
 
 /// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).

@@ -236,7 +236,7 @@ mod tests {
 
     use super::*;
     use crate::cache::buffers::POISON_BYTE;
-    use crate::metrics;
+    use crate::telemetry::metrics;
 
     /// Dimension and block size of the grid; start, samples and step of the region.
     type CanvasAxisCase = (u64, u64, i64, u64, u64);

@@ -14,8 +14,8 @@ use crate::cache::freshness::{self, Freshness};
 use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
 use crate::cache::validated::EntrySource;
 use crate::container::{Container, Dependency};
-use crate::cpu_pool::Priority;
-use crate::fair_queue::FlightHandle;
+use crate::runtime::cpu_pool::Priority;
+use crate::runtime::fair_queue::FlightHandle;
 use crate::store::ObjectMeta;
 
 /// Description of how bytes are derived from a region.

@@ -17,8 +17,8 @@ use crate::cache::budget::{MemoryPermit, Permit};
 use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
 use crate::container::Container;
-use crate::cpu_pool::Priority;
-use crate::fair_queue::ClientId;
+use crate::runtime::cpu_pool::Priority;
+use crate::runtime::fair_queue::ClientId;
 use n5_format::{ConvertError, GridPosition, Region};
 
 /// Size of a CPU cache line: bytes fetched for a sample that is not adjacent to others.

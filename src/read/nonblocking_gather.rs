@@ -23,11 +23,11 @@ use crate::cache::budget::Permit;
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness;
-use crate::cpu_pool::{CoreLease, Priority};
-use crate::fair_queue::FlightHandle;
-use crate::metrics::{self, StoreOperation};
+use crate::runtime::cpu_pool::{CoreLease, Priority};
+use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{NonblockingReader, ObjectMeta};
-use crate::trace;
+use crate::telemetry::metrics::{self, StoreOperation};
+use crate::telemetry::trace;
 use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
 
 /// Time after which a job gives up its core to waiting jobs. If none waits, the job continues: when it ended after

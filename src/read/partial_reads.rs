@@ -17,7 +17,7 @@ use crate::cache::budget::Permit;
 use crate::cache::error::ReadError;
 use crate::cache::freshness;
 use crate::container::Container;
-use crate::cpu_pool::Priority;
+use crate::runtime::cpu_pool::Priority;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, StoreError};
 use n5_format::{BlockHeader, Codec, GridPosition, RangeRead, RangeReads, Region};
 

@@ -11,7 +11,7 @@ use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
 use crate::container::Container;
-use crate::cpu_pool::Priority;
+use crate::runtime::cpu_pool::Priority;
 use crate::store::Key;
 use n5_format::{GridPosition, Statistics, StatisticsAccumulator};
 

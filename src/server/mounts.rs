@@ -15,7 +15,7 @@ use crate::config::{CacheControl, Config, ContainerConfig};
 use crate::container::{Container, Resources};
 use crate::demo;
 use crate::http::Mount;
-use crate::off_thread::off_thread;
+use crate::runtime::off_thread::off_thread;
 use crate::store::{LocalStore, Store, UnavailableStore};
 
 /// Longest time to open a directory while the server runs. Serving continues whatever the result is.

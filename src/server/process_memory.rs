@@ -4,10 +4,10 @@ use std::path::Path;
 use std::sync::Weak;
 use std::time::Duration;
 
-use crate::allocator;
 use crate::config::Config;
 use crate::container::Resources;
-use crate::cpu_pool::{CpuPool, Priority};
+use crate::runtime::allocator;
+use crate::runtime::cpu_pool::{CpuPool, Priority};
 
 /// Memory besides caches, budgets and connections: code, threads, and what the allocator retains.
 const BASELINE_BYTES: u64 = 64 << 20;

@@ -16,10 +16,11 @@ use crate::access::AccessControl;
 use crate::config::Config;
 use crate::conn::ServingSnapshot;
 use crate::container::{Resources, Settings};
-use crate::cpu_pool::CpuPool;
 use crate::http::{App, HttpOptions, Mount, Viewer};
-use crate::off_thread::off_thread;
-use crate::{metrics, telemetry};
+use crate::runtime::cpu_pool::CpuPool;
+use crate::runtime::off_thread::off_thread;
+use crate::telemetry::logs;
+use crate::telemetry::metrics;
 
 /// Interval between attempts to open containers that could not be opened.
 const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
@@ -119,7 +120,7 @@ impl Reloader {
         if self.snapshot().app.is_draining() {
             bail!("the server is shutting down");
         }
-        telemetry::set_level(&config.log.level)?;
+        logs::set_level(&config.log.level)?;
         let next = ServerState { config, mounts, resources, control, viewer, ..state.clone() };
         self.install(&mut state, next);
         Ok(changed)

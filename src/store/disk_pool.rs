@@ -19,7 +19,7 @@ use self::state::{
 };
 use super::error::{LocalError, StoreError};
 use super::key::Key;
-use crate::fair_queue::ClientId;
+use crate::runtime::fair_queue::ClientId;
 
 /// Load of a store: the calls that wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]

@@ -6,7 +6,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
+use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
 
 /// One page of a directory listing.
 #[derive(Debug, Clone, PartialEq, Eq)]

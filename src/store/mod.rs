@@ -3,7 +3,7 @@
 mod disk_pool;
 mod error;
 mod file_meta;
-mod guarded;
+mod instrumented;
 mod key;
 mod listing;
 mod local;
@@ -18,7 +18,7 @@ use async_trait::async_trait;
 pub use disk_pool::{StoreLoad, max_disk_threads};
 pub use error::StoreError;
 pub use file_meta::EntityTagSource;
-pub use guarded::GuardedStore;
+pub use instrumented::InstrumentedStore;
 pub use key::{Key, KeyError};
 pub use listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
 pub use local::{LocalStore, SymlinkPolicy, UnavailableStore};

@@ -17,7 +17,7 @@ use super::disk_pool::DiskPool;
 use super::file_meta::{has_same_content, is_settled, stat_file};
 use super::key::Key;
 use super::object::{ObjectMeta, RawObjectMeta};
-use crate::fair_queue::ClientId;
+use crate::runtime::fair_queue::ClientId;
 
 /// Access to objects that are in memory. No call waits for a disk or a network, so threads that must not block may use
 /// it. A store returns it from [`Store::page_cache`](super::Store::page_cache).

@@ -12,8 +12,8 @@ use axum::http::Request;
 use http_body_util::BodyExt;
 use n5_server::cache::RevalidationPolicy;
 use n5_server::container::Settings;
-use n5_server::cpu_pool::Priority;
-use n5_server::fair_queue;
+use n5_server::runtime::cpu_pool::Priority;
+use n5_server::runtime::fair_queue;
 
 use crate::support::load_metrics;
 use crate::support::stores::Probe;

@@ -7,11 +7,13 @@ use std::process::Command;
 
 use n5_format::{Codecs, DataType};
 use n5_server::config::{Config, ConfigSources, DEFAULTS};
+use n5_server::demo;
 use n5_server::http::problem::PROBLEM_TYPES;
 use n5_server::http::route::endpoints;
+use n5_server::output;
 use n5_server::server::Server;
+use n5_server::telemetry::metrics;
 use n5_server::verify::FINDING_KINDS as KINDS_FOUND;
-use n5_server::{demo, metrics, output};
 use tokio::sync::oneshot;
 
 use crate::support::Client;

@@ -8,7 +8,7 @@ use std::os::unix::net::UnixDatagram;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-use n5_server::metrics::METRICS;
+use n5_server::telemetry::metrics::METRICS;
 use serde_json::Value;
 
 use crate::support::program::{PATIENCE, Program};

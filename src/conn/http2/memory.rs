@@ -20,8 +20,8 @@ use tokio::time::{Instant, Sleep};
 
 use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::frames::HeaderFrame;
-use crate::log_throttle::LogThrottle;
-use crate::metrics::{QueueLabel, QueueWaitTimer};
+use crate::telemetry::log_throttle::LogThrottle;
+use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 
 /// Maximum length of a request head, in bytes. The longest possible path (64 KiB) fits together with its headers, and
 /// connections that send no more than a head stay cheap.
@@ -435,10 +435,10 @@ pub(crate) struct MemoryWait {
 impl MemoryWait {
     pub(crate) fn begin(peer: Option<IpAddr>, memory: &Arc<ConnectionMemory>) -> Self {
         static WAITS: LogThrottle = LogThrottle::new();
-        if let Some(unsaid) = WAITS.allow() {
+        if let Some(suppressed) = WAITS.allow() {
             tracing::warn!(
                 ?peer,
-                unsaid,
+                suppressed,
                 "connection paused: its address or all connections together have used up the memory for streams; see n5_connection_pool_bytes"
             );
         }
@@ -486,7 +486,7 @@ mod tests {
     use axum::http::Request;
 
     use super::*;
-    use crate::metrics::ConnectionPoolLabel;
+    use crate::telemetry::metrics::ConnectionPoolLabel;
 
     fn request(path: &str) -> Parts {
         Request::get(path).body(()).unwrap().into_parts().0

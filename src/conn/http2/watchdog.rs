@@ -12,7 +12,7 @@ use tokio::sync::Notify;
 use tokio::time::Instant;
 
 use super::memory::StreamMemory;
-use crate::metrics::CloseReason;
+use crate::telemetry::metrics::CloseReason;
 
 /// Bytes that a stream must send to count as advanced; fewer if fewer are pending.
 const MIN_PROGRESS_BYTES: u64 = 16 << 10;

@@ -23,14 +23,14 @@ use http_body::{Frame, SizeHint};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tokio::time::{Instant, Sleep};
 
-use crate::fair_queue::ClientId;
 use crate::http::admission::in_flight::{AdmissionController, InFlightGuard, count_until_dropped};
 use crate::http::forwarded;
 use crate::http::mount::CallerView;
 use crate::http::options::HttpOptions;
 use crate::http::problem::{self, Problem};
-use crate::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
-use crate::trace;
+use crate::runtime::fair_queue::ClientId;
+use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
+use crate::telemetry::trace;
 
 /// Maximum number of accounts kept, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy may
 /// name any number of clients.

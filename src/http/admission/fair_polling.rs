@@ -15,7 +15,7 @@ use std::time::{Duration, Instant};
 use futures_util::{pending, poll};
 use tokio::runtime::{Handle, RuntimeFlavor};
 
-use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
+use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 
 /// Number of time slices per round. A request of another client waits for at most as many milliseconds.
 const SLICES_PER_ROUND: usize = 32;

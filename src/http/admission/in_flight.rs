@@ -12,9 +12,9 @@ use scopeguard::ScopeGuard;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use crate::fair_queue::ClientId;
-use crate::metrics::{QueueLabel, QueueWaitTimer};
-use crate::trace;
+use crate::runtime::fair_queue::ClientId;
+use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
+use crate::telemetry::trace;
 
 /// Divisor of `limits.concurrent_requests` that gives the number of spare slots, which are for light clients.
 const SPARE_DIVISOR: usize = 4;

@@ -11,10 +11,10 @@ use scopeguard::ScopeGuard;
 
 use crate::cache::ReadError;
 use crate::container::Container;
-use crate::fair_queue::ClientId;
 use crate::http::problem::Problem;
-use crate::metrics::{self, ShedReason};
+use crate::runtime::fair_queue::ClientId;
 use crate::store::{Key, StoreError};
+use crate::telemetry::metrics::{self, ShedReason};
 
 /// Interval at which a waiting request checks whether it has to give up.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);

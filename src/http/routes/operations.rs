@@ -8,12 +8,12 @@ use bytes::Bytes;
 use serde_json::json;
 
 use crate::cache::ReadError;
-use crate::cpu_pool::Priority;
 use crate::http::request::RequestContext;
 use crate::http::respond::{Entity, HandlerResult};
 use crate::http::route::Operation;
-use crate::metrics;
 use crate::output;
+use crate::runtime::cpu_pool::Priority;
+use crate::telemetry::metrics;
 
 /// OpenAPI description of this server.
 pub(crate) const OPENAPI: &str = include_str!("../../../openapi.yaml");

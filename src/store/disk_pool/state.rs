@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
-use crate::allocator;
-use crate::fair_queue::ClientId;
+use crate::runtime::allocator;
+use crate::runtime::fair_queue::ClientId;
 use crate::store::error::LocalError;
 use crate::store::key::Key;
 

@@ -19,13 +19,13 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::open_file::read_whole;
 use super::resolve::{reopen, resolve_path};
 use crate::config::SymlinkPolicy;
-use crate::log_throttle::LogThrottle;
 use crate::store::error::LocalError;
 use crate::store::file_meta::{
     CLOCK_TICK, EntityTagSource, file_type, has_same_content, is_settled, raw_meta_of, stat_file,
 };
 use crate::store::key::Key;
 use crate::store::object::{InlineLimit, ObjectMeta, RawObjectMeta};
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Maximum number of attempts to read a file that is written meanwhile.
 const MAX_READ_ATTEMPTS: usize = 4;
@@ -189,8 +189,8 @@ impl LocalTree {
                 | Errno::NXIO | Errno::NODEV,
             ) => false,
             _ if matches!(error, LocalError::LinkNotFollowed(_)) => {
-                if let Some(unsaid) = NOT_FOLLOWED_LOG.allow() {
-                    tracing::warn!(%key, unsaid, "symbolic link not followed; the setting is `symlinks`");
+                if let Some(suppressed) = NOT_FOLLOWED_LOG.allow() {
+                    tracing::warn!(%key, suppressed, "symbolic link not followed; the setting is `symlinks`");
                 }
                 self.check_root()?;
                 return Err(error);

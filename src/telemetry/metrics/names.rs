@@ -73,7 +73,7 @@ metrics! {
     QUEUE_DURATION = "n5_queue_wait_duration_seconds" Histogram, SECONDS, &["queue"], "Duration of waits; requests that did not wait are not counted.";
     CPU_RUNNING = "n5_cpu_jobs_running" Gauge, None, &[], "Jobs that run in the CPU pool; at most twice server.threads, half of them short ones.";
     CONNECTIONS_OPEN = "n5_connections_open" Gauge, None, &[], "Open connections.";
-    CONNECTIONS_MAX = "n5_connections_most" Gauge, None, &[], "Maximum number of open connections: server.max_connections. Further ones wait to be accepted.";
+    CONNECTIONS_MAX = "n5_connections_max" Gauge, None, &[], "Maximum number of open connections: server.max_connections. Further ones wait to be accepted.";
     CONNECTIONS_ACCEPTED = "n5_connections_accepted_total" Counter, None, &[], "Connections accepted.";
     CONNECTIONS_CLOSED = "n5_connections_closed_total" Counter, None, &["reason"], "Connections closed: ended (by either side, between answers), idle (server.header_timeout), send_timeout (server.send_timeout), refused (clients.connections), evicted (idle, for another of its address), memory (no memory for a long head), error.";
     CONNECTION_POOL_BYTES = "n5_connection_pool_bytes" Gauge, BYTES, &["pool"], "Memory taken from the pools that all connections share: for HTTP/2 streams and long request heads (memory), and in the kernel for data that clients have not yet accepted (sockets).";

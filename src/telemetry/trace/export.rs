@@ -12,7 +12,7 @@ use ureq::Agent;
 use ureq::http::{HeaderName, HeaderValue};
 
 use super::settings::TraceSettings;
-use crate::metrics;
+use crate::telemetry::metrics;
 
 /// Maximum memory of traces that wait to be sent; further traces are dropped.
 pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;

@@ -16,8 +16,10 @@ use rustix::process::{getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 use tokio::runtime::{Builder, Runtime};
 
-use crate::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
-use crate::{allocator, metrics, trace};
+use crate::runtime::allocator;
+use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
+use crate::telemetry::metrics;
+use crate::telemetry::trace;
 
 /// Largest input of a high-priority job: ten milliseconds of compression.
 const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;

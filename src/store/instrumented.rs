@@ -18,21 +18,21 @@ use super::key::Key;
 use super::listing::{EntryFilter, Listing};
 use super::object::{InlineLimit, Object, ObjectData, ObjectMeta, ReadAt, Revalidation};
 use super::page_cache::PageCache;
-use crate::metrics::{self, StoreOperation};
-use crate::trace;
+use crate::telemetry::metrics::{self, StoreOperation};
+use crate::telemetry::trace;
 
 /// A store whose calls are recorded.
 #[derive(Debug)]
-pub struct GuardedStore(Arc<dyn Store>);
+pub struct InstrumentedStore(Arc<dyn Store>);
 
-impl GuardedStore {
+impl InstrumentedStore {
     /// Records the calls of `store`.
     pub fn new(store: Arc<dyn Store>) -> Self {
         Self(store)
     }
 
     /// Counts the bytes of an object, and those that will be read from it.
-    fn guard(&self, Object { meta, data }: Object) -> Object {
+    fn count_bytes(&self, Object { meta, data }: Object) -> Object {
         let data = match data {
             ObjectData::InMemory(bytes) => {
                 metrics::store_read_bytes(self.backend(), bytes.len() as u64);
@@ -61,7 +61,7 @@ async fn record<T>(
 }
 
 #[async_trait]
-impl Store for GuardedStore {
+impl Store for InstrumentedStore {
     fn backend(&self) -> &'static str {
         self.0.backend()
     }
@@ -80,12 +80,12 @@ impl Store for GuardedStore {
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         let object = record(StoreOperation::Get, self.backend(), self.0.get(key, inline)).await?;
-        Ok(object.map(|object| self.guard(object)))
+        Ok(object.map(|object| self.count_bytes(object)))
     }
 
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
         Ok(match record(StoreOperation::Head, self.backend(), self.0.revalidate(key, known)).await? {
-            Revalidation::Current(object) => Revalidation::Current(object.map(|object| self.guard(object))),
+            Revalidation::Current(object) => Revalidation::Current(object.map(|object| self.count_bytes(object))),
             result @ (Revalidation::Unchanged | Revalidation::Changed) => result,
         })
     }

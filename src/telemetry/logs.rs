@@ -29,7 +29,7 @@ use tracing_subscriber::reload;
 use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 
 use crate::config::{LogConfig, LogFormat};
-use crate::log_throttle::LogThrottle;
+use crate::telemetry::log_throttle::LogThrottle;
 
 /// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: the bounds of OpenTelemetry, with
 /// finer ones below them for blocks that come from memory.
@@ -156,7 +156,7 @@ impl MetricsHandle {
     pub fn render(&self) -> String {
         metrics_process::Collector::default().collect();
         let dropped = DROPPED_LINES.get().map_or(0, ErrorCounter::dropped_lines) as u64;
-        crate::metrics::log_lines_dropped(dropped.saturating_add(UNWRITTEN_LINES.load(Ordering::Relaxed)));
+        crate::telemetry::metrics::log_lines_dropped(dropped.saturating_add(UNWRITTEN_LINES.load(Ordering::Relaxed)));
         self.0.render()
     }
 
@@ -176,13 +176,13 @@ impl MetricsHandle {
 /// standard error.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     static PANICS: LogThrottle = LogThrottle::new();
-    let Some(unsaid) = PANICS.allow() else { return };
+    let Some(suppressed) = PANICS.allow() else { return };
     let payload = panic.payload();
     let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));
-    tracing::error!(text, place, unsaid, backtrace, "panic: this is a bug in n5-server; please report it");
+    tracing::error!(text, place, suppressed, backtrace, "panic: this is a bug in n5-server; please report it");
 }
 
 /// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as by

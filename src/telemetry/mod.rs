@@ -1,0 +1,6 @@
+//! Logs, metrics and traces.
+
+pub mod log_throttle;
+pub mod logs;
+pub mod metrics;
+pub mod trace;
