@@ -15,9 +15,8 @@ use super::process::{block_on, shutdown_signal};
 use crate::config::Config;
 use crate::server::Server;
 use crate::store::StoreError;
-use crate::telemetry::logs;
-use crate::telemetry::metrics;
 use crate::telemetry::trace::{self, TraceSettings};
+use crate::telemetry::{logs, metrics};
 
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);

@@ -30,12 +30,11 @@ use x509_cert::der::Decode;
 use super::metered_socket::{MeteredSocket, TimedSocket};
 use super::so_meminfo::send_queue_bytes;
 use super::socket::Socket;
-use crate::config;
-use crate::http;
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 use crate::runtime::watched_files::WatchedFiles;
 use crate::store::SendfileSource;
 use crate::telemetry::metrics::{self, HandshakeResult};
+use crate::{config, http};
 
 /// First byte of every TLS connection: a handshake record (RFC 8446, section 5.1).
 const HANDSHAKE_RECORD: u8 = 22;

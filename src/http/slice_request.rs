@@ -16,8 +16,7 @@ use crate::http::query::slice_query::SliceQuery;
 use crate::output::{self, EncodeOptions, EncodedPiece, Format};
 use crate::read::{PlannedSlice, SliceDelivery};
 use crate::runtime::cpu_pool::Priority;
-use crate::telemetry::metrics;
-use crate::telemetry::trace;
+use crate::telemetry::{metrics, trace};
 use n5_format::{Array, Coords, DataType, Region};
 
 /// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).

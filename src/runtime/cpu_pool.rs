@@ -18,8 +18,7 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::runtime::allocator;
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
-use crate::telemetry::metrics;
-use crate::telemetry::trace;
+use crate::telemetry::{metrics, trace};
 
 /// Largest input of a high-priority job: ten milliseconds of compression.
 const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;

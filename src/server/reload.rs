@@ -19,8 +19,7 @@ use crate::container::{Resources, Settings};
 use crate::http::{App, HttpOptions, Mount, Viewer};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::runtime::off_thread::off_thread;
-use crate::telemetry::logs;
-use crate::telemetry::metrics;
+use crate::telemetry::{logs, metrics};
 
 /// Interval between attempts to open containers that could not be opened.
 const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt as _;
 
-use export::Exporter;
-use export::{ChildSpan, FinishedTrace, MAX_CHILD_SPANS};
+use export::{ChildSpan, Exporter, FinishedTrace, MAX_CHILD_SPANS};
 pub use export::{Trace, TracedResponse};
 pub use settings::TraceSettings;
 
