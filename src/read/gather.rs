@@ -227,11 +227,11 @@ impl Container {
         let (dataset, blocks) = (&slice.dataset, &self.resources.blocks);
         let block_bytes = (0..region.rank())
             .map(|axis| dataset.attributes.block_size()[axis].min(dataset.attributes.dimensions()[axis]))
-            .fold(slice.width as u64, u64::saturating_mul);
+            .fold(slice.widths.stored, u64::saturating_mul);
         let is_contiguous = region.shape().first().is_some_and(|n| *n > 1) && region.step().first() == Some(&1);
-        let sample_bytes = if is_contiguous { slice.width as u64 } else { CACHE_LINE_BYTES };
+        let sample_bytes = if is_contiguous { slice.widths.stored } else { CACHE_LINE_BYTES };
         let (grid, budget) = (dataset.attributes.grid().clone(), &self.resources.slice_budget);
-        let canvas = Canvas::new(grid, slice.width, region.clone(), axis, slabs, budget);
+        let canvas = Canvas::new(grid, slice.stored_width(), region.clone(), axis, slabs, budget);
         let context = Arc::new(GatherContext {
             blocks: blocks.clone(),
             source: self.block_source(dataset),
@@ -250,7 +250,7 @@ impl Container {
             }
             let started = Instant::now();
             let cached = blocks.cached(&*context.source, dataset, &batch, freshness.data_since);
-            let cached = self.yield_if_contended(&dataset.key, Box::pin(cached)).await?;
+            let cached = self.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
             stats.cache += started.elapsed();
             let requested = batch.clone();
             let (mut items, mut partial) = (Vec::with_capacity(batch.len()), Vec::new());
@@ -275,12 +275,12 @@ impl Container {
             // blocks that the cache has evicted.
             let missing_before = stats.missing;
             let remaining = context.paste(items, stats).await?;
-            let timeout = if slice.has_started { blocks.entries.budget.started_wait() } else { Duration::ZERO };
+            let timeout = if slice.has_started { blocks.budget().started_wait() } else { Duration::ZERO };
             self.load_and_paste(&context, remaining, timeout, stats).await?;
             self.paste_parts(&context, region, partial, stats).await?;
             if stats.missing > missing_before {
                 let confirmation = self.confirm_missing(freshness, dataset, &requested);
-                self.yield_if_contended(&dataset.key, Box::pin(confirmation)).await?;
+                self.abort_if_contended(&dataset.key, Box::pin(confirmation)).await?;
             }
         }
         let context =
@@ -335,7 +335,7 @@ impl Container {
                 });
             }
             let next = loads.next().map(Ok::<_, ReadError>);
-            let Some(first) = self.yield_if_contended(&context.dataset.key, next).await? else { return Ok(()) };
+            let Some(first) = self.abort_if_contended(&context.dataset.key, next).await? else { return Ok(()) };
             let mut ready = vec![first];
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
@@ -364,8 +364,8 @@ impl Container {
         stats: &mut ReadStats,
     ) -> Result<Option<Bytes>, ReadError> {
         let Some(bytes) = self.single_block(freshness, slice, stats).await? else { return Ok(None) };
-        let budget = &self.resources.blocks.entries.budget;
-        if let Some(charged) = budget.pinned.charge_to_client(ClientId::current(), &bytes) {
+        let budget = &self.resources.blocks.budget();
+        if let Some(charged) = budget.charge_to_client(ClientId::current(), &bytes) {
             return Ok(Some(charged));
         }
         // A request that waits for its client must not hold memory that other requests wait for.
@@ -374,7 +374,7 @@ impl Container {
         let permit = budget.acquire_send_permit(len).await?;
         *stats = ReadStats::default();
         let bytes = self.single_block(freshness, slice, stats).await?;
-        Ok(bytes.map(|bytes| budget.pinned.charge_with_permit(permit, bytes)))
+        Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
     }
 
     /// Returns the elements if `slice` is exactly one block, otherwise `None`.
@@ -405,21 +405,21 @@ impl Container {
         let positions = std::slice::from_ref(&position);
         let location = self.block_location(&slice.dataset, &position);
         let cached = blocks.cached(&*location.source, &slice.dataset, positions, freshness.data_since);
-        let cached = self.yield_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
+        let cached = self.abort_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
         stats.cache += started.elapsed();
         let entry = if let Some(entry) = cached {
             stats.hits += 1;
             entry
         } else {
             let load = blocks.load(location, freshness.data_since);
-            let (entry, times) = self.yield_if_contended(&slice.dataset.key, Box::pin(load)).await?;
+            let (entry, times) = self.abort_if_contended(&slice.dataset.key, Box::pin(load)).await?;
             stats.count_load(&times);
             entry
         };
         stats.count_block(&position, &entry);
         if entry.block.is_none() {
             let confirmation = self.confirm_missing(freshness, &slice.dataset, positions);
-            self.yield_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
+            self.abort_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
         }
         Ok(entry.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
     }
@@ -456,11 +456,11 @@ fn cut_slabs(
     for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
         let region = region.narrow(axis, from, depth);
         let elements = region.shape()[axis].saturating_mul(plane_elements);
-        let mut share = permit.split(elements.saturating_mul(slice.widths.in_memory));
+        let mut slab_permit = permit.split(elements.saturating_mul(slice.widths.in_memory));
         if let Some(prefix) = prefix_permit.take() {
-            share.merge(prefix);
+            slab_permit.merge(prefix);
         }
-        slabs.push(Slab::new(region, elements.saturating_mul(slice.widths.stored), share)?);
+        slabs.push(Slab::new(region, elements.saturating_mul(slice.widths.stored), slab_permit)?);
     }
     Ok(slabs)
 }
@@ -613,8 +613,7 @@ mod tests {
         let container = container_with_blocks(Duration::from_secs(60));
         let (resources, freshness) = (&container.resources, container.resources.request_freshness());
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let held_permit =
-            resources.blocks.entries.budget.take(resources.blocks.entries.budget.capacity_bytes()).await.unwrap();
+        let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
         let total_bytes = free();
         for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
@@ -640,7 +639,7 @@ mod tests {
         let delivery = super::super::plan::SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());
         let plan = || container.plan_converted_slice(&dataset, region.clone(), &delivery).unwrap();
-        for budget in [&resources.slice_budget, &resources.blocks.entries.budget] {
+        for budget in [&resources.slice_budget, resources.blocks.budget()] {
             let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
             let held_permit = take_all().await;
             assert!(container.next_band(freshness, &mut plan(), None, None).await.is_err());

@@ -11,10 +11,10 @@ mod plan;
 mod read_stats;
 mod sample;
 
-pub use bands::Bands;
+pub use bands::{Bands, shrink_until_accepted};
 pub use check::ValidBlock;
 pub use derived::{Derivation, DerivedBytes};
 pub use gather::PieceTransform;
-pub use plan::{PlannedSlice, SliceDelivery, SliceRefusal};
+pub use plan::{PlannedSlice, SliceDelivery, SliceRefusal, Streaming};
 pub use read_stats::{Fingerprint, ReadStats};
 pub use sample::{SamplePlan, SampleStatistics};

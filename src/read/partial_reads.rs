@@ -42,15 +42,16 @@ impl Container {
         }
         let grid = attributes.grid();
         let size = grid.clipped_size(position);
-        let bytes = size.iter().fold(slice.width as u64, |bytes, n| bytes.saturating_mul(*n));
+        let bytes = size.iter().fold(slice.widths.stored, |bytes, n| bytes.saturating_mul(*n));
         // Includes a header, and padding at the end of the dataset.
-        let full = grid.block_size().iter().fold(slice.width as u64, |bytes, n| bytes.saturating_mul(*n));
+        let full = grid.block_size().iter().fold(slice.widths.stored, |bytes, n| bytes.saturating_mul(*n));
         let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(BlockHeader::max_len(region.rank()));
         let is_too_large = max_bytes > self.resources.blocks.block_bytes;
         if !is_too_large && !slice.uses_partial_reads && bytes <= MAX_WHOLE_BLOCK_BYTES {
             return false;
         }
-        let parts = RangeReads::new(region, &grid.origin(position), &size, grid.dimensions(), slice.width, u64::MAX);
+        let parts =
+            RangeReads::new(region, &grid.origin(position), &size, grid.dimensions(), slice.stored_width(), u64::MAX);
         let cost = parts.map_or(0, |parts| parts.cost_bytes());
         is_too_large || cost <= if slice.uses_partial_reads { bytes } else { bytes / PARTIAL_READ_DIVISOR }
     }
@@ -110,7 +111,7 @@ impl Container {
         let (started, inline_limit) = (Instant::now(), InlineLimit::new(0));
         let opening = store.get(&key, &inline_limit);
         let budget = &self.resources.slice_budget;
-        let object = budget.yield_if_contended(|| self.store_load(), &dataset.key, opening).await??;
+        let object = budget.abort_if_contended(|| self.store_pressure(), &dataset.key, opening).await??;
         let Some(Object { meta, data }) = object else { return Ok(None) };
         let head_bytes = BlockHeader::max_len(attributes.rank()).min(meta.len);
         let head = match &data {
@@ -175,7 +176,7 @@ impl Container {
         let blocks = &self.resources.blocks;
         let permit = blocks.entries.take(range.end.saturating_sub(range.start)).await?;
         let reading = reader.read_at(range);
-        let bytes = blocks.entries.budget.yield_if_contended(|| self.store_load(), key, reading).await??;
+        let bytes = blocks.budget().abort_if_contended(|| self.store_pressure(), key, reading).await??;
         Ok((bytes, permit))
     }
 }

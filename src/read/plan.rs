@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{self, Bands, ElementWidths};
+use super::bands::{Bands, ElementWidths};
 use crate::cache::budget::Budget;
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
@@ -54,7 +54,6 @@ const LISTING_TIME_LIMIT: Duration = Duration::from_secs(1);
 pub struct PlannedSlice {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) region: Region,
-    pub(crate) width: usize,
     pub(crate) widths: ElementWidths,
     /// Type that the elements are converted to; `None` if they keep their stored type.
     convert_to: Option<DataType>,
@@ -80,6 +79,11 @@ impl PlannedSlice {
     /// Returns the size of the elements in bytes, as converted.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns the size of a stored element in bytes.
+    pub(crate) fn stored_width(&self) -> usize {
+        self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
     /// Returns the bytes of memory that the elements take if the slice is read whole: as stored plus, if they are
@@ -151,31 +155,32 @@ pub struct SliceDelivery<'a> {
     pub extra_bytes: u64,
     /// Bytes that a streamed response sends before its elements. Their memory is taken with the first band.
     pub prefix_bytes: u64,
-    /// The client is rate-limited: the response is sent in small bands where possible.
-    pub is_rate_limited: bool,
-    /// The response can be sent in bands. It is if sending it whole would leave less than a quarter of the slice budget
-    /// to others, because its client may be slow.
-    pub is_streamable: bool,
-    /// The response is sent in bands even if there is memory for all of it.
-    pub must_stream: bool,
+    /// Condition on which the response is sent in bands.
+    pub streaming: Streaming,
+}
+
+/// Condition on which a response is sent in bands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streaming {
+    /// The format allows only whole responses.
+    Never,
+    /// Sending the response whole would leave less than a quarter of the slice budget to others. Its client may be slow.
+    IfLarge,
+    /// As [`Self::IfLarge`], in small bands where possible, because the client is rate-limited.
+    IfLargeInSmallBands,
+    /// Always, even if there is memory for all of it.
+    Always,
 }
 
 impl<'a> SliceDelivery<'a> {
     /// Elements of `data_type` that are sent whole and without anything else.
     pub fn whole(data_type: &'a DataType) -> Self {
-        Self {
-            data_type,
-            extra_bytes: 0,
-            prefix_bytes: 0,
-            is_rate_limited: false,
-            is_streamable: false,
-            must_stream: false,
-        }
+        Self { data_type, extra_bytes: 0, prefix_bytes: 0, streaming: Streaming::Never }
     }
 
     /// Elements of `data_type` that are sent in bands.
     pub fn streamed(data_type: &'a DataType) -> Self {
-        Self { is_streamable: true, must_stream: true, ..Self::whole(data_type) }
+        Self { streaming: Streaming::Always, ..Self::whole(data_type) }
     }
 }
 
@@ -278,7 +283,8 @@ impl Container {
     /// `limits.decode_factor` by those blocks.
     ///
     /// # Errors
-    /// [`ReadError`] if the store cannot tell which blocks exist; inside, [`SliceRefusal`].
+    /// [`ReadError`] if the store cannot tell which blocks exist. The inner error is the refusal, to which the caller may
+    /// add a hint at a smaller slice.
     pub async fn plan_sparse_slice(
         &self,
         freshness: Freshness,
@@ -288,21 +294,10 @@ impl Container {
     ) -> Result<Result<PlannedSlice, SliceRefusal>, ReadError> {
         let planned = self.plan_converted_slice(dataset, region.clone(), delivery);
         let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = planned else { return Ok(planned) };
-        freshness.ensure_may_block().await;
+        freshness.pend_if_nonblocking().await;
         let existing_blocks = Some(self.count_existing_blocks(dataset, &region, affordable_blocks).await?);
         let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
         Ok(self.plan_with_assumptions(dataset, region, delivery, assumptions))
-    }
-
-    /// Returns the shape, in samples, of a part of `region` that is `accepts` as planned by [`Self::plan_part`];
-    /// `None` if no part is.
-    pub fn acceptable_part_shape(
-        &self,
-        dataset: &Arc<Dataset>,
-        region: &Region,
-        accepts: impl Fn(&Region) -> bool,
-    ) -> Option<Coords> {
-        bands::shrink_until_accepted(region, dataset.attributes.grid(), accepts)
     }
 
     /// As [`Self::plan_converted_slice`], for every region with the shape and the steps of `part`: refused if one of
@@ -335,11 +330,14 @@ impl Container {
         let limits = SliceLimits {
             max_slice_bytes: settings.max_slice_bytes,
             budget_bytes: settings.slice_budget,
-            max_whole_bytes: if delivery.is_streamable { max_stream_bytes } else { settings.slice_budget },
+            max_whole_bytes: match delivery.streaming {
+                Streaming::Never => settings.slice_budget,
+                Streaming::IfLarge | Streaming::IfLargeInSmallBands | Streaming::Always => max_stream_bytes,
+            },
             extra_bytes: delivery.extra_bytes,
             max_band_bytes: max_stream_bytes.saturating_sub(prefix_bytes),
             decode_factor: settings.decode_factor,
-            must_stream: delivery.must_stream,
+            must_stream: delivery.streaming == Streaming::Always,
         };
         let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
         let converted = Some(delivery.data_type).filter(|to| *to != dataset.attributes.data_type());
@@ -361,13 +359,13 @@ impl Container {
             result => result.map(|plan| (plan, false)),
         };
         // If small bands would decode blocks too often, the slice is planned as for any other client.
-        let rate_limited_plan = if delivery.is_rate_limited { plan_within(rate_limited_limits).ok() } else { None };
+        let has_small_bands = delivery.streaming == Streaming::IfLargeInSmallBands;
+        let rate_limited_plan = if has_small_bands { plan_within(rate_limited_limits).ok() } else { None };
         let ((bytes, bands), uses_partial_reads) = rate_limited_plan.map_or_else(|| plan_within(limits), Ok)?;
         let (dataset, convert_to, stream_token) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
         Ok(PlannedSlice {
             dataset,
             region,
-            width,
             widths,
             convert_to,
             bytes,
@@ -382,7 +380,8 @@ impl Container {
 
     /// Counts the blocks of `dataset` that `region` touches and that may exist, by listing directories. In an almost empty
     /// dataset this is far cheaper than looking up each block. A block counts if its existence is unknown: if its
-    /// directory could not be listed, or not within the bounds above, or if the store lists slowly. Counting stops a
+    /// directory could not be listed, or not within [`MAX_LISTING_PAGES`], [`MAX_PENDING_DIRECTORIES`] and
+    /// [`LISTING_TIME_LIMIT`], or if the store lists slowly. Counting stops a
     /// little above `max_count`.
     ///
     /// # Errors

@@ -149,14 +149,14 @@ impl Container {
             let (known, unknown) = if is_small {
                 probe()
             } else {
-                freshness.ensure_may_block().await;
+                freshness.pend_if_nonblocking().await;
                 self.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
             };
             sum.merge(&known);
             if unknown.is_empty() {
                 continue;
             }
-            freshness.ensure_may_block().await;
+            freshness.pend_if_nonblocking().await;
             let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
             let metas = self.store.head_many(keys).await?;
             for (position, meta) in positions.iter().zip(metas) {

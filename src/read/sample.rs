@@ -174,7 +174,7 @@ impl Container {
                 loads.push(load.map(move |result| (position, result)));
             }
             let next = loads.next().map(Ok::<_, ReadError>);
-            let Some(first) = self.yield_if_contended(&dataset.key, next).await? else { break };
+            let Some(first) = self.abort_if_contended(&dataset.key, next).await? else { break };
             let mut ready = vec![first];
             while let Some(Some(next)) = loads.next().now_or_never() {
                 ready.push(next);
