@@ -1,7 +1,18 @@
 //! Loads of blocks into the cache of decoded blocks: a stored block is read and decoded within the decode budget.
 //!
 //! This is the one file that turns stored bytes into blocks, for slices, derived results, statistics and `verify`:
-//! determine the size, take the memory, decode, own the elements.
+//! determine the size, take the memory, decode, own the elements. Its callers differ in what they may wait for and in
+//! what becomes of the block:
+//!
+//! | caller | waits | block |
+//! |---|---|---|
+//! | [`BlockCache::load`] | for the store, for memory, for a core | is cached |
+//! | `read::check_block` | likewise | is dropped |
+//! | `GatherContext::try_load` | never; gives up | is cached and pasted |
+//! | `GatherContext::paste_uncached` | never; gives up | is pasted from a buffer that the job reuses |
+//!
+//! A caller that waits takes memory for the stored bytes first and for decoding second; if both come from the decode
+//! budget, as one permit. One that does not wait may take them in any order.
 
 use std::cell::Cell;
 use std::future::Future;
