@@ -68,8 +68,8 @@
 //! 3. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
 //! 4. [`Container::dataset`](container::Container::dataset) returns the attributes, which are parsed once per version of
 //!    the file.
-//! 5. [`Container::plan_slice`](container::Container::plan_slice) decides from sizes alone: as a whole, in bands, or 413.
-//! 6. [`Container::read_slice`](container::Container::read_slice) takes a permit of the slice budget, looks up the blocks,
+//! 5. [`read::plan_slice`] decides from sizes alone: as a whole, in bands, or 413.
+//! 6. [`read::read_slice`] takes a permit of the slice budget, looks up the blocks,
 //!    loads those that are missing (store, then [`Block::decode`](n5_format::Block::decode) on the
 //!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
 //! 7. [`Format::encode`](output::Format::encode) puts a header before the elements, and the response is sent.

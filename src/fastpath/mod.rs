@@ -138,7 +138,7 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     let cached_reply = thread_cache::with_entry(app.id, request.path, |entry| {
         let (mount, template) = (app.mounts.get(entry.mount)?, templates.get(entry.mount)?);
         let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
-        let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
+        let bytes = mount.container.reuse_answer(freshness, &mut entry.cached_answer, with_bytes)?;
         Some(match &entry.headers {
             Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
             None => not_found_reply(app, request, template, route::STORED),
