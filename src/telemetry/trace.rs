@@ -291,7 +291,7 @@ mod tests {
         let tracer = new_tracer(3);
         let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
-            // Takes as many ids as finishing a trace with this many child spans.
+            // Ids drawn between the requests, as by finishing a trace with child spans, must not affect the sampling.
             trace.is_some() && (0..5).all(|_| new_id() != 0)
         });
         assert_eq!(sampled.count(), 100);

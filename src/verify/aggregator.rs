@@ -23,7 +23,7 @@ pub(super) struct ResultAggregator<'a> {
 }
 
 impl<'a> ResultAggregator<'a> {
-    /// Continues the counts of a checkpoint.
+    /// Creates an aggregator that continues the counts of a checkpoint.
     pub(super) fn new(mut checkpoint: Checkpoint, report_missing: bool, sink: &'a mut dyn EventSink) -> Self {
         let unfinished = std::mem::take(&mut checkpoint.open);
         Self { checkpoint, unfinished, can_checkpoint: false, report_missing, sink }
@@ -91,7 +91,7 @@ impl<'a> ResultAggregator<'a> {
                     tally.untold = tally.untold.saturating_add(blocks);
                 }
             }
-            // Does not occur: blocks arrive after their verification.
+            // Does not occur, because the aggregator receives blocks only after their verification.
             WalkItem::Block(..) => {}
             WalkItem::VerifiedBlock { dataset, position, lengths, finding } => {
                 self.record_block(lengths);

@@ -141,13 +141,13 @@ pub struct Finding {
     pub kind: &'static str,
     /// Key of the file or directory that the finding is about, `""` for the container's root.
     pub key: String,
-    /// Key of the dataset that contains it.
+    /// Key of the dataset that contains this file or directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
-    /// Position of the block in the grid of that dataset.
+    /// Position of the block in the grid of the dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<Vec<u64>>,
-    /// First and last position, inclusive, of a box of blocks.
+    /// First and last position, inclusive, of a box of blocks in the grid of the dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<[Vec<u64>; 2]>,
     /// Name of the program that refuses the attributes.

@@ -1,4 +1,4 @@
-//! Lookups in a view, and what they find.
+//! Lookups in a view, and their results.
 
 use super::chunk::Chunk;
 use crate::cache::{Freshness, MemoryPermit};
@@ -14,7 +14,7 @@ pub struct ViewLookup<'a> {
     pub freshness: Freshness,
     /// Path segments that are the view's own.
     pub path_parameters: &'a [String],
-    /// Path after these segments, in the view's format.
+    /// Path after the view's own segments, in the view's format.
     pub key: &'a Key,
     /// Decoded names and values of the query.
     pub query: &'a [(String, String)],

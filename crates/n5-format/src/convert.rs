@@ -215,7 +215,7 @@ mod tests {
         }
         let integer = match value {
             ReferenceValue::Integer(value) => value,
-            // No integer type here reaches 2^100.
+            // The value fits an `i128`. Larger values are out of range for every integer type of the format.
             ReferenceValue::Float(value) if value.is_finite() && value.fract() == 0.0 && value.abs() < 1e30 => {
                 value as i128
             }
@@ -279,7 +279,7 @@ mod tests {
                     prop_assert_eq!(Some(index), expected.iter().position(Option::is_none));
                     let text = match read(&data[index * width..][..width], from) {
                         ReferenceValue::Integer(value) => value.to_string(),
-                        // The shortest text of a float32 is shorter than that of the same value as float64.
+                        // A float32 has a shorter text than the same value as float64.
                         ReferenceValue::Float(value) if from == "float32" => (value as f32).to_string(),
                         ReferenceValue::Float(value) => value.to_string(),
                     };

@@ -10,7 +10,7 @@ use crate::json::{self, JsonError, JsonMembers, MEMBER_BYTES};
 /// Maximum number of bytes for the values of a document's interpreted members, as `json::tree_bytes` counts them.
 pub const MAX_INTERPRETED_BYTES: u64 = 256 << 10;
 
-/// Maximum number of bytes for each member that describes the array of a dataset, counted in the same way.
+/// Maximum number of bytes for each member that describes the array of a dataset, as `json::tree_bytes` counts them.
 const MAX_ARRAY_MEMBER_BYTES: u64 = 8 << 10;
 
 /// Maximum number of pyramid levels that are read.
@@ -21,11 +21,11 @@ const MAX_LEVELS: usize = 64;
 enum Projection {
     /// The whole value.
     Whole,
-    /// A scalar unchanged; an array or object as an empty one.
+    /// A scalar is read unchanged; an array or object is read as an empty one.
     Shallow,
-    /// The given number of elements at the start of an array, each projected; an object as an empty one.
+    /// The given number of elements at the start of an array, each projected. An object is read as an empty one.
     First(usize, &'static Projection),
-    /// The listed members of an object, each projected; an array as an empty one.
+    /// The listed members of an object, each projected. An array is read as an empty one.
     Members(&'static [(&'static str, Projection)]),
 }
 
@@ -80,7 +80,7 @@ const INTERPRETED: &[(&str, u64, Projection)] = &[
     ("multiscales", MAX_INTERPRETED_BYTES, MULTISCALES),
 ];
 
-/// Error for the bytes of an `attributes.json` that hold no attributes.
+/// Reason why the bytes of an `attributes.json` cannot be read as attributes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// The bytes are not JSON.
@@ -115,7 +115,7 @@ impl Projection {
             (Self::Shallow | Self::First(..), Some(b'{')) => emit("{}", true),
             (Self::Shallow | Self::Members(_), Some(b'[')) => emit("[]", true),
             (Self::First(count, projection), Some(b'[')) => {
-                // Each bracket and comma is counted, which covers the memory of the array itself.
+                // Brackets and commas are passed to `emit`, too: their sizes stand for the memory of the array itself.
                 let mut separator = "[";
                 for element in json::first_elements(value, count) {
                     emit(separator, false);
@@ -125,7 +125,8 @@ impl Projection {
                 emit(if separator == "[" { "[]" } else { "]" }, false);
             }
             (Self::Members(parts), Some(b'{')) => {
-                // Each brace, name, colon and comma is counted, which covers the memory of the object itself.
+                // Braces, names, colons and commas are passed to `emit`, too: their sizes stand for the memory of the
+                // object itself.
                 let (mut separator, mut last) = ("{", vec![None; parts.len()]);
                 crate::json_object::for_each_member(JsonMembers::parse(value).ok(), |member| {
                     let row = parts.iter().position(|(name, _)| *name == member.name());
@@ -213,13 +214,13 @@ impl AttributesDocument {
         &self.codecs
     }
 
-    /// Returns the interpreted members that can be read; of some, only the interpreted part.
+    /// Returns the interpreted members that can be read. Large members contain only the parts that are interpreted.
     pub fn members(&self) -> &Map<String, Value> {
         &self.members
     }
 
-    /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They count
-    /// as absent.
+    /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They
+    /// count as absent.
     pub fn unreadable(&self) -> &[(&'static str, String)] {
         &self.unreadable
     }
@@ -327,7 +328,7 @@ mod tests {
             document.unreadable().iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
         assert!(unread.len() == 3 && unread[0].starts_with("transform: it is too large"), "{unread:?}");
         assert!(unread.contains(&"resolution: number out of range at line 1 column 6".to_owned()), "{unread:?}");
-        // Other members cannot keep the array attributes from being read.
+        // Even large values of other members leave enough memory for the array attributes.
         let array = r#""dimensions":[4],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}"#;
         let filling = format!("[{}1]", "{\"\":0},".repeat(200));
         let document = parse(&format!(r#"{{"scales":{filling},"transform":{filling},{array}}}"#));

@@ -85,7 +85,8 @@ fn encode_channel<const WIDTH: usize>(
                 let bits = index_bits(table.len());
                 let values_offset = offset_words(out, start, shape)?;
                 pack_indices(&voxels, &table, bits, out);
-                // Reuse the previous table: neighbouring boxes often have the same values, most often a single one.
+                // A table that equals the previous one is shared: neighbouring boxes often have the same values, most
+                // often a single one.
                 if last_table.0 != table || last_table.1 == 0 {
                     last_table = (table.clone(), offset_words(out, start, shape)?);
                     let entries = table.iter().flat_map(|value| value.to_le_bytes().into_iter().take(WIDTH));

@@ -11,8 +11,8 @@ use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "gzip";
-/// Longest payload that is decoded in one call of libdeflater, which cannot be interrupted. Blocks that hold nothing
-/// take it 50 ns per byte.
+/// Longest payload that is decoded in one call of libdeflater, which cannot be interrupted. It takes at most 50 ns per
+/// byte, if all deflate blocks are empty.
 pub(super) const MAX_ONE_SHOT_BYTES: usize = 8 << 20;
 
 #[derive(Debug)]
@@ -42,12 +42,12 @@ impl Codec for GzipCodec {
         })
     }
 
-    /// Deflate encodes a match of at most 258 bytes in at least 2 bits.
+    /// Deflate encodes a match of at most 258 bytes in at least 2 bits, so the ratio is at most 1032.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 1032)
     }
 
-    /// State of the library that needs more.
+    /// Returns the size of a decoder's state, for the larger of the two libraries.
     fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         128 << 10
     }
@@ -86,8 +86,9 @@ fn detect_gzip(stream: &[u8]) -> Option<bool> {
 /// Decodes a payload that is exactly one intact stream of `len` bytes, the common case, with the fastest library.
 /// Returns false for everything else.
 ///
-/// libdeflater does not report where the stream ended, and ignores bytes after it. But a stream ends with the checksum
-/// of its decoded bytes. It spans the whole payload if that checksum stands at the payload's end and nowhere before.
+/// libdeflater does not report where the stream ended, and ignores bytes after it. But every stream ends with the
+/// checksum of its decoded bytes. If the first occurrence of this checksum is at the end of the payload, so is the end
+/// of the stream.
 fn decode_one_shot(payload: &[u8], is_gzip: bool, len: usize, output: &mut Vec<u8>) -> bool {
     stream::resize_for_overwrite(output, len);
     let mut decompressor = Decompressor::new();

@@ -363,7 +363,8 @@ fn the_end_mark_of_lz4_java_may_be_missing() {
 
 #[test]
 fn a_bare_lz4_block_that_begins_with_its_own_length_is_found() {
-    // Three literals 0, a match of 55 at distance 1, five literals 9: 63 bytes, which is 0x3f.
+    // Three literals 0, a match of 55 at distance 1, and five literals 9 decode to 63 bytes. The first four bytes of
+    // the block, read as a number, are also 63 (0x3f).
     let block = [0x3f, 0, 0, 0, 1, 0, 36, 0x50, 9, 9, 9, 9, 9];
     let decoded = decode("lz4", &block, 63).unwrap();
     assert_eq!((&decoded[..58], &decoded[58..]), (&[0; 58][..], &[9; 5][..]));
@@ -476,7 +477,7 @@ proptest! {
     }
 }
 
-/// Every byte inverted, or increased by the parameter `add`.
+/// A codec that inverts every byte, or increases it by the parameter `add` if there is one.
 #[derive(Debug)]
 struct FakeCodec {
     add: Option<u8>,

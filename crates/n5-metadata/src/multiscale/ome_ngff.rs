@@ -110,7 +110,8 @@ fn resolution_from_sizes(level: &LevelDataset, first: &LevelDataset) -> Vec<f64>
     sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
 }
 
-/// Reads the names and units of the axes, in N5 axis order. Also returns true if the metadata lists the slowest axis first.
+/// Reads the names and units of the axes, in N5 axis order. Also returns true if the metadata lists the slowest axis
+/// first.
 fn read_axes(image: &Map<String, Value>, rank: usize, problems: &mut Vec<MetadataProblem>) -> (Calibration, bool) {
     let Some(value) = image.get("axes") else {
         let axes = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
