@@ -160,7 +160,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Fetches the keys of an issuer from a URL.
 pub(super) struct JwksFetcher {
-    /// Keys, and the time of their fetch.
+    /// Keys, and the time of their fetch. The thread replaces them, and requests read the current ones without waiting.
     keys: watch::Sender<Option<(Arc<KeySet>, Instant)>>,
     /// Requests a fetch. The thread ends when this is dropped.
     fetch_request: SyncSender<()>,

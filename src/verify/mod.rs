@@ -176,7 +176,7 @@ impl Verifier {
             }
             Err(error) => (None, Some(checks::failed_block_finding(&dataset, &position, &error))),
         };
-        WalkItem::VerifiedBlock { dataset, position, lengths, finding }
+        WalkItem::VerifiedBlock { dataset, position, lengths, finding: finding.map(Box::new) }
     }
 
     /// Reports the datasets whose attributes differ from those that an earlier run read.

@@ -51,7 +51,7 @@ pub(super) enum WalkItem {
         dataset: Arc<Dataset>,
         position: GridPosition,
         lengths: Option<(u64, u64)>,
-        finding: Option<Finding>,
+        finding: Option<Box<Finding>>,
     },
     /// A file that is not a block has been passed.
     FilePassed(Key),

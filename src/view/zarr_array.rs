@@ -1,4 +1,4 @@
-//! Arrays of a Zarr hierarchy: which directories they are, their layout and their chunks.
+//! Zarr node types of directories, and the layout and chunks of arrays.
 //!
 //! Zarr's order is C: the slowest axis first. N5's first axis is the fastest. Every list of the Zarr views (names,
 //! shapes, chunk coordinates, scales) is therefore N5's list reversed, and no element moves.

@@ -128,7 +128,11 @@ impl CopyPlan {
 
     fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
         if self.from_end > from.len() || self.to_end > to.len() {
-            debug_assert!(false, "a paste reaches beyond its buffers");
+            let (from_end, to_end, loops) = (self.from_end, self.to_end, &self.loops);
+            debug_assert!(
+                false,
+                "a paste ends at {from_end} and {to_end}, beyond its buffers; its loops are {loops:?}"
+            );
             return false;
         }
         let single = Loop { count: 1, from_stride: width, to_stride: width };

@@ -67,6 +67,9 @@ macro_rules! float_to_integer {
 }
 
 /// Converts elements of the type `$a` by [`convert_elements`]. `$to_integer` is one of the macros above.
+///
+/// For example, the conversion from float32 to uint8 becomes a call of `convert_elements` with `f32::from_le_bytes`,
+/// `|value| float_to_integer!(value, u8)` and `u8::to_le_bytes`.
 macro_rules! convert_from {
     ($a:ty, $to_integer:ident, $data:expr, $from:expr, $to:expr) => {{
         let read = <$a>::from_le_bytes;

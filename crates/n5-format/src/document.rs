@@ -100,9 +100,13 @@ pub enum DocumentError {
 /// It holds neither the text nor the other members. [`JsonObjectBuilder`](crate::JsonObjectBuilder) copies those from
 /// the stored bytes.
 #[derive(Debug, Clone, Default)]
-pub struct AttributesDocument {
-    members: Arc<Map<String, Value>>,
-    unreadable: Arc<[(&'static str, String)]>,
+pub struct AttributesDocument(Arc<InterpretedMembers>);
+
+/// Content of an [`AttributesDocument`], which all clones share.
+#[derive(Debug, Default)]
+struct InterpretedMembers {
+    members: Map<String, Value>,
+    unreadable: Vec<(&'static str, String)>,
     tree_bytes: u64,
     codecs: Codecs,
 }
@@ -206,23 +210,23 @@ impl AttributesDocument {
                 Err(error) => unreadable.push((name, error.to_string())),
             }
         }
-        Ok(Self { members: Arc::new(members), unreadable: unreadable.into(), tree_bytes, codecs: codecs.clone() })
+        Ok(Self(Arc::new(InterpretedMembers { members, unreadable, tree_bytes, codecs: codecs.clone() })))
     }
 
     /// Returns the codecs by which blocks of a dataset that this document describes are decoded.
     pub fn codecs(&self) -> &Codecs {
-        &self.codecs
+        &self.0.codecs
     }
 
     /// Returns the interpreted members that can be read. Large members contain only the parts that are interpreted.
     pub fn members(&self) -> &Map<String, Value> {
-        &self.members
+        &self.0.members
     }
 
     /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They
     /// count as absent.
     pub fn unreadable(&self) -> &[(&'static str, String)] {
-        &self.unreadable
+        &self.0.unreadable
     }
 
     /// Returns true if the document is meant to describe a dataset: `dimensions`, `blockSize` and `dataType` are all
@@ -234,7 +238,7 @@ impl AttributesDocument {
 
     /// Returns an upper bound of the bytes that this document takes.
     pub fn tree_bytes(&self) -> u64 {
-        self.tree_bytes
+        self.0.tree_bytes
     }
 
     /// Returns a member that is present and not null.
@@ -288,6 +292,11 @@ mod tests {
             AttributesDocument::parse(deep.as_bytes()).unwrap_err(),
             DocumentError::TooLarge(JsonError::TooDeep)
         );
+    }
+
+    #[test]
+    fn a_clone_takes_no_more_memory_than_a_pointer() {
+        assert_eq!(size_of::<AttributesDocument>(), size_of::<usize>());
     }
 
     #[test]

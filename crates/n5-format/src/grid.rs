@@ -252,8 +252,12 @@ const CONSECUTIVE: AxisCover = AxisCover { first: 0, count: 0, start: 0, step: 1
 
 impl AxisCover {
     fn nth(&self, n: u64) -> u64 {
-        let k = i128::from(self.first.saturating_add(n));
-        let index = k.saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
+        let k = self.first.saturating_add(n);
+        // Without gaps, which is usual, no multiplication or division is needed.
+        if (self.start, self.step, self.block) == (0, 1, 1) {
+            return k;
+        }
+        let index = i128::from(k).saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
         u64::try_from(index).unwrap_or(0).checked_div(self.block).unwrap_or(0)
     }
 

@@ -336,4 +336,11 @@ mod tests {
             assert!(factor > 0.0 && crate::neuroglancer::is_unit(&serde_json::Value::from(symbol)));
         }
     }
+
+    #[test]
+    fn units_that_ome_ngff_does_not_list_have_no_name() {
+        for text in ["dam", "Zm", "Ym", "das", "hs", "Gs", "Hz", "rad/s"] {
+            assert_eq!(Unit::parse(text).unwrap().ngff_name(), None, "{text}");
+        }
+    }
 }

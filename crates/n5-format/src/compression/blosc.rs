@@ -135,7 +135,7 @@ struct BloscBlock<'a> {
     /// Number of parts, which all have the same decoded size.
     splits: usize,
     /// Decoded size of the block.
-    pub(super) decoded_bytes: usize,
+    decoded_bytes: usize,
 }
 
 impl BloscHeader {
@@ -310,8 +310,7 @@ fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCh
         ZSTD => zstd::decode_part(NAME, part, target),
         LZ4 => blosc_sys::lz4_decompress(part, target)
             .map_err(|code| damaged(NAME, format_args!("LZ4 returns error {code}"))),
-        // The only code left is that of snappy, because c-blosc decodes all other buffers.
-        _ => {
+        SNAPPY => {
             let snappy = |error: snap::Error| damaged(NAME, format_args!("snappy: {error}"));
             let (found, size) = (decompress_len(part).map_err(snappy)?, target.len());
             if found != size {
@@ -319,6 +318,7 @@ fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCh
             }
             Decoder::new().decompress(part, target).map_err(snappy).map(drop)
         }
+        _ => Err(damaged(NAME, "its inner compression is unknown")),
     }
 }
 
@@ -519,7 +519,6 @@ fn transpose_bits(bits: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Buf;
     use bytes::Bytes;
     use proptest::prelude::*;
 

@@ -28,12 +28,12 @@ impl Codec for GzipCodec {
         cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
         cancel_check.check()?;
-        let is_gzip = detect_gzip(payload)
+        let is_gzip = stream_is_gzip(payload)
             .ok_or_else(|| damaged(NAME, "it begins with neither a gzip member nor a zlib stream"))?;
         if payload.len() <= MAX_ONE_SHOT_BYTES && decode_one_shot(payload, is_gzip, len, output) {
             return Ok(());
         }
-        let is_stream_start = |rest: &[u8]| detect_gzip(rest) == Some(is_gzip);
+        let is_stream_start = |rest: &[u8]| stream_is_gzip(rest) == Some(is_gzip);
         stream::resize_for_overwrite(output, len);
         let target = DecodeOutput::new(NAME, output, cancel_check).with_cheap_members();
         stream::decode_streams(payload, target, is_stream_start, |input, target| {
@@ -72,7 +72,7 @@ pub(super) fn decode_zlib_part(
 }
 
 /// Returns true for a gzip member, false for a zlib stream, and `None` for neither.
-fn detect_gzip(stream: &[u8]) -> Option<bool> {
+fn stream_is_gzip(stream: &[u8]) -> Option<bool> {
     match stream {
         [0x1f, 0x8b, ..] => Some(true),
         // The low half of the first byte is 8, the method; both bytes together are a multiple of 31.
