@@ -272,8 +272,8 @@ impl JwksFetcher {
         };
         let mut finished_fetches = self.finished_fetches.clone();
         let last_started = finished_fetches.borrow_and_update().1;
-        // The first fetch has already begun. Later ones are rate-limited: otherwise JWTs with invented key ids would
-        // make this server overload the issuer.
+        // A request starts no fetch while the first one still runs, and later ones are rate-limited. JWTs with invented
+        // key ids could otherwise make this server overload the issuer.
         let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refetch);
         if is_allowed {
             if last_started.is_some() {

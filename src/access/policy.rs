@@ -149,7 +149,7 @@ impl ReadGrant {
 impl Principal {
     fn matches(&self, caller: &Caller) -> bool {
         match self {
-            // A token that is restricted to some paths is not a token of "any caller".
+            // A grant to any caller does not include callers whose token is restricted to some paths.
             Self::AnyCaller => caller.allowed_paths.is_none(),
             Self::Name { is_jwt, name } => *is_jwt == caller.is_jwt && *name == caller.name,
             Self::Group { is_jwt, name } => *is_jwt == caller.is_jwt && caller.groups.contains(name),

@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn lists_are_nested_in_the_order_of_the_shape() {
-        // Value = x + 10 y, x fastest.
+        // The element at x and y has the value x + 10 y. The axis x is the fastest.
         let values = vec![0, 1, 2, 10, 11, 12];
         assert_eq!(
             encoded_data(&[3, 2], DataType::UInt8, values.clone(), AxisOrder::F),

@@ -75,7 +75,7 @@ impl<'a> ResultAggregator<'a> {
                 }
             }
             WalkItem::Finding(finding) => {
-                // An unreadable directory or file in a grid may hold blocks.
+                // The unreadable directory or file may hold blocks, which are then not really missing.
                 if let Some(tally) = self.checkpoint.open.last_mut()
                     && [FindingKind::UnreadableDirectory, FindingKind::UnreadableFile]
                         .map(|kind| kind.descriptor().name)

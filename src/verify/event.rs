@@ -122,7 +122,7 @@ pub struct Checkpoint {
     pub root: usize,
     /// Key of the last file that was passed.
     pub after: String,
-    /// Counts up to this position.
+    /// Counts of everything up to this position.
     pub totals: Totals,
     /// Datasets that contain this position, the outermost first.
     pub open: Vec<DatasetTally>,

@@ -34,7 +34,7 @@ pub(super) enum WalkItem {
     /// A dataset begins. All items up to its [`WalkItem::DatasetEnd`] are below it. `resumed` is true if an earlier run
     /// began it.
     DatasetStart { dataset: Arc<Dataset>, resumed: bool },
-    /// A dataset ends.
+    /// The innermost dataset ends.
     DatasetEnd,
     /// A finding.
     Finding(Finding),
@@ -133,8 +133,8 @@ impl ContainerWalker {
         async move {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
-            // Attributes beside blocks do not matter, unless they describe a nested dataset: only that ends the grid
-            // around it.
+            // A directory of a grid remains a part of the grid whatever its attributes are, unless they describe a
+            // nested dataset.
             if grid.is_some() && !matches!(state, Ok(GroupState::Dataset(_))) {
                 if resume.is_none() {
                     self.report_misplaced_attributes(&key, state).await?;

@@ -206,7 +206,7 @@ impl AttributesDocument {
             projection.project(value, &mut |fragment, _| text.push_str(fragment));
             match serde_json::from_str(&text) {
                 Ok(value) => drop(members.insert(name.to_owned(), value)),
-                // For example, a number beyond the range of `f64`, or an unpaired surrogate.
+                // The value contains, for example, a number beyond the range of `f64` or an unpaired surrogate.
                 Err(error) => unreadable.push((name, error.to_string())),
             }
         }

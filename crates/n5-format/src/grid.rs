@@ -253,7 +253,7 @@ const CONSECUTIVE: AxisCover = AxisCover { first: 0, count: 0, start: 0, step: 1
 impl AxisCover {
     fn nth(&self, n: u64) -> u64 {
         let k = self.first.saturating_add(n);
-        // Without gaps, which is usual, no multiplication or division is needed.
+        // Along most axes the touched blocks have no gaps, and then no multiplication or division is needed.
         if (self.start, self.step, self.block) == (0, 1, 1) {
             return k;
         }

@@ -225,7 +225,7 @@ impl Statistics {
                 ElementValue::Unsigned(n) => integer_sum += i128::from(n) * i128::from(count),
                 ElementValue::Signed(n) => integer_sum += i128::from(n) * i128::from(count),
                 ElementValue::Float(n) => {
-                    // Neumaier's compensated summation.
+                    // Neumaier's variant of compensated summation.
                     let term = n * count as f64;
                     let next = sum + term;
                     compensation += if sum.abs() >= term.abs() { (sum - next) + term } else { (term - next) + sum };
@@ -277,7 +277,7 @@ fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bin
             bin_of(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
         }
         (number, min, max) => {
-            // Halved, because `max - min` of `f64` values may exceed the range of `f64`.
+            // The values are halved, because `max - min` of `f64` values may exceed the range of `f64`.
             let (number, min, max) = (number.as_f64() / 2.0, min.as_f64() / 2.0, max.as_f64() / 2.0);
             #[expect(
                 clippy::cast_possible_truncation,
@@ -375,7 +375,7 @@ impl KeyEncoding {
                     let fraction = if width == 4 { 0x007f_ffff } else { 0x000f_ffff_ffff_ffff };
                     return Err(if bits & fraction == 0 { FpCategory::Infinite } else { FpCategory::Nan });
                 }
-                // Negative zero becomes zero.
+                // Negative zero has the same key as zero.
                 let bits = if bits == Self::sign_bit(width) { 0 } else { bits };
                 // All bits of negative numbers are inverted, so that the smallest number has the smallest key.
                 let width_mask = u64::MAX >> (64 - 8 * width);

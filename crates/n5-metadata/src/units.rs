@@ -113,7 +113,7 @@ impl Unit {
         if text == "A" {
             return Some(Self::new(BaseUnit::Metre, -10, 1.0));
         }
-        // The angstrom sign and the letter å are different code points.
+        // The angstrom sign and the letter å are different code points, which are treated alike.
         let text = text.to_lowercase().replace('\u{212b}', "å");
         let singular = text.strip_suffix('s').filter(|rest| rest.chars().count() > 2);
         [Some(text.as_str()), singular].into_iter().flatten().find_map(Self::from_name)

@@ -16,7 +16,7 @@ const MAX_CODE_BITS: usize = 15;
 /// that do not occur have length 0. If at least two symbols occur, the code is complete.
 pub(crate) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut lengths = [0; N];
-    // Rare symbols first. The symbol in the low bits makes equal counts distinct.
+    // The rarest symbols come first. The number of the symbol in the low bits makes equal counts distinct.
     let mut leaves: Vec<u64> = (0u64..)
         .zip(counts)
         .filter(|(_, count)| **count > 0)

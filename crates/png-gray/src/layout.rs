@@ -185,7 +185,8 @@ impl ImageLayout {
         let is_last_piece = end_row == self.height;
         let mut filtered = Vec::new();
         reserve(&mut filtered, self.filtered_bytes())?;
-        // If pixels are converted: the last row of the previous part, then the current part.
+        // Holds the last row of the previous part and the current part if pixels are converted; otherwise it stays
+        // empty.
         let mut converted = Vec::new();
         if let Pixels::Converted(convert) = pixels {
             reserve(&mut converted, self.converted_bytes())?;
@@ -229,7 +230,7 @@ impl ImageLayout {
         write_chunk(out, *b"IHDR", |out| {
             out.extend_from_slice(&self.width.to_be_bytes());
             out.extend_from_slice(&self.height.to_be_bytes());
-            // Bit depth and greyscale; then the only compression and filter methods, and no interlacing.
+            // These bytes say: bit depth, greyscale, the only compression and filter methods, and no interlacing.
             let bits = if self.depth == BitDepth::Sixteen { 16 } else { 8 };
             out.extend_from_slice(&[bits, 0, 0, 0, 0]);
         });

@@ -189,8 +189,8 @@ impl BloscHeader {
         if inner == BLOSCLZ && has_run_of_255(buffer) {
             return Err(damaged(NAME, "a run is longer than any block"));
         }
-        // Rejects parts that overlap and parts that are longer than their content. c-blosc stores each part once, and
-        // uncompressed if compression would make it longer. (Snappy makes a part longer by at most a sixth.)
+        // Rejects parts that overlap and parts that are much longer than their content. c-blosc stores each part once,
+        // and uncompressed if compression would make it longer. (Snappy makes a part longer by at most a sixth.)
         let mut remaining_bytes = buffer.len();
         for block in self.blocks(buffer)? {
             let block = block?;
@@ -375,7 +375,7 @@ fn decode_block(
             decode_part(inner, part, target, cancel_check)?;
         }
     }
-    // If there is a remainder, the block size is not a whole number of items.
+    // A remainder means that the block cannot be divided into parts of equal size.
     if targets.into_remainder().is_empty() { Ok(()) } else { Err(uneven_split()) }
 }
 
@@ -579,14 +579,14 @@ mod tests {
 
     /// Buffers written by c-blosc 1.21 with snappy: decoded length and buffer.
     const BY_C_BLOSC: &[(usize, &str)] = &[
-        // Bit shuffle, two blocks.
+        // Bit shuffle; two blocks.
         (
             256,
             "02015404000100008000000069000000180000003a0000001e00000080010000fe01007a01003c9833e68ce0c3070f00\
              fc07f00000f8ff3e6f002b00000080010000fe01007a01007c3963ce983e7cf0e03f80ff003f0000ffc0ffffff000000\
              000000000000000000",
         ),
-        // Bit shuffle, with a last block of 20 items, which is not shuffled.
+        // Bit shuffle; the last block has 20 items and is therefore not shuffled.
         (
             300,
             "020154052c010000c8000000ea000000180000009b0000007f000000c801408888080000808000080800888008800000\
@@ -595,7 +595,7 @@ mod tests {
              0808000801a000805aa0004b000000640c000000150d040816000005040817000005040c180000001104081900000504\
              081a00000504081b00001504081c00000504081d00000504401e0000001e0000001e0000001f0000001f",
         ),
-        // Byte shuffle, a shorter last block.
+        // Byte shuffle; the last block is shorter.
         (
             300,
             "020151032c0100007e000000fc0000001c0000007a000000d30000005a0000007e000001019801000000020000000300\

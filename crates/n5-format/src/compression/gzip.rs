@@ -75,7 +75,8 @@ pub(super) fn decode_zlib_part(
 fn stream_is_gzip(stream: &[u8]) -> Option<bool> {
     match stream {
         [0x1f, 0x8b, ..] => Some(true),
-        // The low half of the first byte is 8, the method; both bytes together are a multiple of 31.
+        // In a zlib stream, the low half of the first byte is the method, 8, and the first two bytes are a multiple of
+        // 31.
         [first, second, ..] if first & 0x0f == 8 && u16::from_be_bytes([*first, *second]).is_multiple_of(31) => {
             Some(false)
         }

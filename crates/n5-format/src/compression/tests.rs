@@ -269,7 +269,7 @@ fn further_streams_are_appended() {
         let (head, tail) = data.split_at(300);
         let payload = [encode(head), encode(&[]), encode(tail)].concat();
         assert_eq!(decode(name, &payload, 1000).as_deref(), Ok(&data[..]), "{encoding}");
-        // The second of two equal streams ends with the same bytes as the first.
+        // Two equal streams end with the same bytes, so the end of the payload looks like the end of the first stream.
         let twice = [encode(head), encode(head)].concat();
         assert!(matches!(decode(name, &twice, 300), Err(CodecError::WrongLength { .. })), "{encoding}");
         let third = [payload, encode(&data[..1])].concat();
@@ -306,7 +306,8 @@ fn a_dictionary_beyond_every_preset_is_refused_before_it_is_allocated() {
         Err(CodecError::Memory { needed_bytes, limit_bytes, .. }) if limit_bytes < 70 << 20 => needed_bytes,
         other => panic!("{other:?}"),
     };
-    // A dictionary of 1.5 GiB in a .lzma header, and in the filter flags of a block header with a correct checksum.
+    // Both payloads declare a dictionary of 1.5 GiB: one in a .lzma header, the other in the filter flags of a block
+    // header with a correct checksum.
     let mut payload = lzma(&sample(100));
     payload[1..5].copy_from_slice(&0x6000_0000u32.to_le_bytes());
     assert!(needed(decode("xz", &payload, 100)) >= 0x6000_0000);

@@ -176,7 +176,7 @@ mod tests {
 
     #[test]
     fn zarr_order_is_recognised_by_the_axis_names_and_reversed() {
-        // Written by ome-zarr 0.9 through zarr-python's N5FSStore.
+        // ome-zarr 0.9 wrote these attributes through zarr-python's N5FSStore.
         let own = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "t", "type": "time", "unit": "second"},
             {"name": "c", "type": "channel"}, {"name": "z", "type": "space", "unit": "micrometer"},
             {"name": "y", "type": "space", "unit": "micrometer"}, {"name": "x", "type": "space", "unit": "micrometer"}],

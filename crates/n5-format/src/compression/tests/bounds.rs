@@ -4,7 +4,8 @@ use std::cell::Cell;
 
 use super::*;
 
-/// Decodes until the cancellation check was polled `checks` times. Returns the number of polls and the result.
+/// Decodes `payload` and cancels after `max_checks` polls of the cancellation check. Returns the number of polls and
+/// the result.
 fn decode_until_cancelled(
     max_checks: usize,
     name: &str,
@@ -117,7 +118,7 @@ fn empty_and_tiny_members_are_refused_after_a_few() {
     }
     let reason = damage(decode("lz4", &lz4_java(&[], 1, true).repeat(3000), 1000));
     assert!(reason.contains("members hold only 0 bytes"), "{reason}");
-    // Empty blocks in one LZ4 frame.
+    // One LZ4 frame that contains 3000 empty blocks.
     let frame = lz4_frame(&sample(1000));
     let blocks = [&frame[..7], &[1, 0, 0, 0, 0].repeat(3000), &frame[7..]].concat();
     assert!(damage(decode("lz4", &blocks, 1000)).contains("members hold only 0 bytes"));
@@ -181,7 +182,7 @@ fn files_of_multi_member_writers_decode() {
     assert!(same(decode("bzip2", &pbzip2, data.len()), &data), "pbzip2");
     let pixz: Vec<u8> = data.chunks(64 << 10).flat_map(xz).collect();
     assert!(same(decode("xz", &pixz, data.len()), &data), "pixz");
-    // The seekable format of zstd, and pzstd: frames, with skippable frames before each one or at the end.
+    // pzstd writes a skippable frame before each frame, and the seekable format of zstd has one at the end.
     let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 4, 0, 0, 0][..], b"seek"].concat();
     let pzstd: Vec<u8> = data
         .chunks(4 << 10)
