@@ -135,7 +135,7 @@ pub enum VerifyEvent<'a> {
     Finding(&'a Finding),
     /// A dataset has been walked completely.
     DatasetDone(&'a DatasetTally),
-    /// A file has been passed.
+    /// The walk has passed a file. The totals count everything up to it.
     Progress(&'a Totals),
     /// A position at which a later run can resume. It then reports everything after this position and nothing before
     /// it.

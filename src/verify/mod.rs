@@ -41,7 +41,7 @@ const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
 /// A verification of a container.
 #[derive(Debug)]
 pub struct Verifier {
-    /// The container.
+    /// Container to verify.
     pub container: Container,
     /// Store of the container.
     pub store: Arc<dyn Store>,

@@ -30,11 +30,11 @@ impl ViewLookup<'_> {
 /// Object that a key of a view stands for.
 #[derive(Debug)]
 pub enum ResolvedKey {
-    /// No object.
+    /// The key stands for no object.
     Missing,
     /// A JSON document.
     Document {
-        /// The text.
+        /// Text of the document.
         text: String,
         /// Memory permit for the data that the document is made from, and then for the document.
         memory: Option<MemoryPermit>,

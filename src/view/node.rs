@@ -32,7 +32,7 @@ pub(super) const COPY_MEMORY_FACTOR: u64 = 5;
 /// A directory and its surroundings, loaded for a description.
 #[derive(Debug, Default)]
 pub struct LoadedNode {
-    /// The directory.
+    /// The loaded directory.
     pub node: Node,
     /// Messages about attributes that were not read, with the reasons.
     pub problems: Vec<String>,

@@ -69,7 +69,7 @@ const BLOSC_NAMES: [&str; 5] = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"];
 /// of a full block can be sent as a chunk. All other datasets are encoded as little-endian gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ZarrEncoding {
-    /// The compression.
+    /// Compression of the chunks.
     pub(super) compression: BlockEncoding,
     /// True if elements are big-endian. Never true for elements of one byte.
     pub(super) is_big_endian: bool,

@@ -30,7 +30,7 @@ pub struct Region {
 /// Error for numbers that do not form a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
-    /// The lists differ in length.
+    /// `start`, `shape` and `step` differ in length.
     #[error("start, shape and step have {0}, {1} and {2} numbers")]
     Rank(usize, usize, usize),
     /// A step is zero.

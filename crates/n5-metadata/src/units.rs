@@ -5,13 +5,13 @@
 /// Base unit of a [`Unit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BaseUnit {
-    /// Length.
+    /// Metre, the unit of length.
     Metre,
-    /// Time.
+    /// Second, the unit of time.
     Second,
-    /// Frequency.
+    /// Hertz, the unit of frequency.
     Hertz,
-    /// Angular velocity.
+    /// Radian per second, the unit of angular velocity.
     RadianPerSecond,
 }
 

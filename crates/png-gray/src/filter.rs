@@ -6,9 +6,9 @@
 pub(crate) enum RowFilter {
     /// The row is written unchanged.
     None,
-    /// The difference from the pixel to the left.
+    /// The row is written as differences from the pixels to the left.
     Sub,
-    /// The difference from the pixel above.
+    /// The row is written as differences from the pixels above.
     Up,
 }
 

@@ -22,9 +22,9 @@ const MAX_PIECES: u64 = 4;
 /// Number of bits of a pixel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BitDepth {
-    /// 8 bits.
+    /// 8 bits per pixel.
     Eight,
-    /// 16 bits, the high byte first.
+    /// 16 bits per pixel, the high byte first.
     Sixteen,
 }
 

@@ -528,7 +528,7 @@ mod tests {
         BloscCodec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), CancelCheck::NEVER)
     }
 
-    /// Big-endian numbers that increase slowly.
+    /// Returns `len` bytes of big-endian numbers that increase slowly.
     fn sample(len: usize) -> Vec<u8> {
         (0u32..).flat_map(|i| (i * 3 / 7).to_be_bytes()).take(len).collect()
     }

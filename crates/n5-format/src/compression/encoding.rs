@@ -30,7 +30,7 @@ pub enum BlockEncoding {
 }
 
 impl BlockEncoding {
-    /// All schemes.
+    /// All compression schemes.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Gzip, Self::Zstd, Self::Blosc];
 
     /// Returns the scheme named `name`.
