@@ -90,12 +90,13 @@ pub(super) enum IssuerKeys {
 
 impl IssuerKeys {
     /// Opens the keys, or returns the `known` ones if they were opened with the same location and, for a URL, the same
-    /// intervals between fetches. If only the intervals differ, the known keys stay in use until they are fetched again.
+    /// intervals between fetches. If only the intervals differ, the known keys stay in use until they are fetched
+    /// again.
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or no thread can be started.
     pub(super) fn open(config: &JwtConfig, known: Option<(&JwtConfig, &Arc<Self>)>) -> Result<Arc<Self>, String> {
-        // Certificates of roots matter only to connections.
+        // Root certificates are used only to fetch keys from a URL.
         let is_url = config.keys.contains("://");
         let location = |config: &JwtConfig| (config.keys.clone(), is_url.then(|| config.roots.clone()));
         let intervals = |config: &JwtConfig| (config.refresh, config.refetch, config.stale);
@@ -150,20 +151,20 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that a request waits for keys that may be arriving.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of requests that wait concurrently. Their callers are not authenticated yet, so they must not keep
-/// out other requests.
+/// Maximum number of requests that wait concurrently. Their callers are not authenticated yet, so they must not
+/// displace other requests.
 const MAX_WAITERS: usize = 32;
 
 /// Interval between a failed fetch and the next one.
 const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Fetches keys from a URL.
+/// Fetches the keys of an issuer from a URL.
 pub(super) struct JwksFetcher {
-    /// Keys, and the time of their fetch.
+    /// Keys, and the time of their fetch. The thread replaces them, and requests read the current ones without waiting.
     keys: watch::Sender<Option<(Arc<KeySet>, Instant)>>,
     /// Requests a fetch. The thread ends when this is dropped.
     fetch_request: SyncSender<()>,
-    /// Number of finished fetches, successful or not, and the start of the last one.
+    /// Number of finished fetches, successful or not, and the start time of the last one.
     finished_fetches: watch::Receiver<(u64, Option<Instant>)>,
     waiters: Semaphore,
     /// Minimum interval between fetches, even if JWTs name unknown keys.
@@ -219,7 +220,8 @@ impl JwksFetcher {
                 let next_fetch = Instant::now() + pause;
                 loop {
                     match fetch_receiver.recv_timeout(next_fetch.saturating_duration_since(Instant::now())) {
-                        // Requested within `jwt.refetch` after this fetch began: its keys serve this request.
+                        // A request that arrives within `jwt.refetch` of the start of this fetch uses the keys of this
+                        // fetch.
                         Ok(()) if started.elapsed() < refetch => {}
                         Ok(()) | Err(RecvTimeoutError::Timeout) => break,
                         Err(RecvTimeoutError::Disconnected) => return,
@@ -259,7 +261,7 @@ impl JwksFetcher {
         valid.map(|(keys, _)| Arc::clone(keys))
     }
 
-    /// Like [`IssuerKeys::keys_for`].
+    /// Returns the keys as described at [`IssuerKeys::keys_for`].
     async fn keys_for(&self, id: Option<&str>) -> Result<Arc<KeySet>, TokenError> {
         let has_id = |keys: &Arc<KeySet>| id.is_none_or(|id| keys.has_key_id(id));
         if let Some(keys) = self.valid_keys().filter(has_id) {
@@ -270,8 +272,8 @@ impl JwksFetcher {
         };
         let mut finished_fetches = self.finished_fetches.clone();
         let last_started = finished_fetches.borrow_and_update().1;
-        // The first fetch has already begun. Later ones are rate-limited: otherwise JWTs with invented key ids would
-        // make this server overload the issuer.
+        // A request starts no fetch while the first one still runs, and later ones are rate-limited. JWTs with invented
+        // key ids could otherwise make this server overload the issuer.
         let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refetch);
         if is_allowed {
             if last_started.is_some() {
@@ -307,7 +309,7 @@ fn build_agent(roots: Option<&Path>) -> Result<Agent, String> {
         .https_only(true)
         .timeout_global(Some(FETCH_TIMEOUT))
         .max_redirects(3)
-        // The environment's proxy variables are not part of the configuration.
+        // Proxy variables of the environment are ignored, because they are not part of the configuration.
         .proxy(None)
         .max_idle_connections(0)
         .user_agent(concat!("n5-server/", env!("CARGO_PKG_VERSION")))

@@ -57,7 +57,7 @@ impl JwtAuthenticator {
     /// Verifies a JWT and returns its caller.
     pub(super) async fn authenticate(&self, token: &str) -> Result<Caller, TokenError> {
         let header = decode_header(token).map_err(|_malformed| TokenError::Malformed)?;
-        // Checked before a key is searched: the author of the header must not choose the algorithm.
+        // The algorithm is checked before a key is searched, because the author of the header must not choose it.
         if !self.algorithms.contains(&header.alg) {
             return Err(TokenError::BadSignature);
         }
@@ -79,7 +79,7 @@ impl JwtAuthenticator {
     }
 
     fn caller_from_claims(&self, claims: &Map<String, Value>) -> Option<Caller> {
-        // The library also accepts a list that contains the issuer.
+        // The library also accepts a list of issuers; this server requires a single name.
         claims.get("iss")?.as_str()?;
         let is_name = |name: &&str| (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(char::is_control);
         let name = claims.get(&self.config.name_claim)?.as_str().filter(is_name)?;
@@ -115,7 +115,8 @@ static RSA_ALGORITHMS: [(Algorithm, &RsaParameters); 6] = [
     (Algorithm::PS512, &algorithms::RSA_PSS_2048_8192_SHA512),
 ];
 
-/// The other signature algorithms. None has a shared secret, because a verifier could also sign with it.
+/// Signature algorithms with elliptic-curve keys. Algorithms with a shared secret (HMAC) are not supported, because
+/// whoever can verify such a signature can also create it.
 static CURVE_ALGORITHMS: [(Algorithm, &dyn VerificationAlgorithm); 3] = [
     (Algorithm::ES256, &algorithms::ECDSA_P256_SHA256_FIXED),
     (Algorithm::ES384, &algorithms::ECDSA_P384_SHA384_FIXED),
@@ -166,7 +167,7 @@ fn verifier(algorithm: &Algorithm, key: &DecodingKey) -> Result<Box<dyn JwtVerif
 static PROVIDER: CryptoProvider = CryptoProvider {
     signer_factory: |_, _| Err(ErrorKind::InvalidAlgorithm.into()),
     verifier_factory: verifier,
-    // Only needed to make JWKs from keys, which this server does not do.
+    // These functions make JWKs from keys, which this server does not do.
     key_utils: KeyUtils::new_unimplemented(),
 };
 
@@ -174,7 +175,7 @@ static PROVIDER: CryptoProvider = CryptoProvider {
 fn install_provider() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // No other provider is installed, because no other code uses the crate.
+        // The error is ignored: no other provider can be installed, because no other code uses the crate.
         let _ = PROVIDER.install_default();
     });
 }

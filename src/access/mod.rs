@@ -30,7 +30,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct AccessControl {
     policy: Policy,
-    /// Tokens, and the file that they come from.
+    /// Tokens, and the file from which they are loaded.
     tokens: Option<(PathBuf, Arc<WatchedFiles<TokenFile>>)>,
     jwt: Option<JwtAuthenticator>,
 }

@@ -1,4 +1,4 @@
-//! Access rules. This file knows neither requests nor files.
+//! Access rules, and the decisions that follow from them. This file knows neither requests nor files.
 //!
 //! A path consists of the container's name, if it has one, and the key within the container. Its segments are decoded
 //! and joined by slashes; the root is `""`.
@@ -25,7 +25,7 @@ enum Principal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReadGrant {
     Public,
-    /// These principals. If there are none, only tokens with `allowed_paths`.
+    /// These principals. An empty list grants access only to tokens whose `allowed_paths` include the path.
     Principals(Vec<Principal>),
     /// No caller, because the rule says `nobody`.
     Nobody,
@@ -42,11 +42,11 @@ pub struct Policy {
 /// Result of an access check.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Decision {
-    /// Everyone may read it.
+    /// Everyone may read the path.
     Public,
-    /// The caller may read it; others may not.
+    /// The caller may read the path, but not everyone may.
     Granted,
-    /// The caller may not read it.
+    /// The caller may not read the path.
     Refused,
 }
 
@@ -77,7 +77,8 @@ impl Policy {
 
     /// Decides whether `caller` may read `path`. The path need not exist.
     pub fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        // One look-up per segment, independent of the number of rules: a listing checks each of its entries.
+        // Looks up each prefix of the path, so the time does not depend on the number of rules. A listing checks every
+        // entry.
         let mut next_path = Some(path);
         while let Some(prefix) = next_path {
             if let Some((rule_path, grant)) = self.rules.get_key_value(prefix) {
@@ -118,11 +119,11 @@ impl Policy {
 }
 
 impl ReadGrant {
-    /// Returns the decision about `path`, to which this grant of the rule for `rule_path` applies.
+    /// Returns the decision about `path`. This is the grant of the rule for `rule_path`, which applies to `path`.
     fn decide_path(&self, rule_path: &str, path: &str, caller: Option<&Caller>) -> Decision {
         let rule_decision = self.decide(caller);
-        // A token with `allowed_paths` grants access to these paths only, besides public ones. If the rule's path is
-        // longer than the token's, the rule must also grant access to the caller.
+        // A token with `allowed_paths` grants access to these paths and to public ones only. If the rule's path is
+        // longer than the allowed path, the rule must also grant access to the caller.
         match caller.and_then(|caller| caller.allowed_paths.as_ref()) {
             Some(allowed_paths) if rule_decision != Decision::Public && *self != Self::Nobody => {
                 let longest = allowed_paths.iter().filter(|allowed| is_within(path, allowed)).map(String::len).max();
@@ -148,7 +149,7 @@ impl ReadGrant {
 impl Principal {
     fn matches(&self, caller: &Caller) -> bool {
         match self {
-            // A token that is restricted to some paths does not count as any valid token.
+            // A grant to any caller does not include callers whose token is restricted to some paths.
             Self::AnyCaller => caller.allowed_paths.is_none(),
             Self::Name { is_jwt, name } => *is_jwt == caller.is_jwt && *name == caller.name,
             Self::Group { is_jwt, name } => *is_jwt == caller.is_jwt && caller.groups.contains(name),

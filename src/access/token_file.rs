@@ -45,8 +45,8 @@ impl TokenDigest {
         self.0.ct_eq(&other.0).into()
     }
 
-    /// Returns the first eight bytes, by which entries are searched. An attacker who measures search times learns at
-    /// most eight bytes of the hash of a token that it must already know.
+    /// Returns the first eight bytes, by which entries are searched. An attacker who measures how long searches take
+    /// learns at most eight bytes of the hash of a token that the attacker must already know.
     fn lookup_prefix(&self) -> u64 {
         self.0.iter().take(8).fold(0, |number, byte| (number << 8) | u64::from(*byte))
     }
@@ -61,8 +61,8 @@ impl std::fmt::Display for TokenDigest {
 /// The tokens of a token file.
 pub(super) struct TokenFile {
     /// Digest and line of each token, sorted by digest, and thus by [`TokenDigest::lookup_prefix`]. A file of 4 MiB can
-    /// have 50,000 tokens or two million groups. To take no more memory than its text, the line is parsed again when the
-    /// token is used.
+    /// have 50,000 tokens or two million groups. To take no more memory than its text, the line is parsed again when
+    /// the token is used.
     entries: Vec<(TokenDigest, Box<str>)>,
     /// Digest that is compared if no entry is found, so that a miss takes the same time.
     dummy: TokenDigest,
@@ -81,7 +81,7 @@ impl TokenFile {
     /// # Errors
     /// Returns the line number and the reason, but never the line's text, which may be a token by mistake.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        // A truncated line could still be valid, without its restrictions.
+        // A line that is cut off could still be valid, but without its restrictions.
         if !text.ends_with('\n') {
             return Err("the last line does not end with a newline: the file is empty or cut off".to_owned());
         }
@@ -213,7 +213,7 @@ pub fn issue(
         if end <= now {
             return Err(format!("{text:?} is already in the past"));
         }
-        // Rounded up to whole seconds.
+        // The expiry is rounded up to whole seconds.
         let end = end.checked_add(Duration::from_nanos(999_999_999)).ok_or("the expiry is too far in the future")?;
         let _ = write!(line, " expires={}", humantime::format_rfc3339_seconds(end));
     }

@@ -153,7 +153,7 @@ async fn info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<Stri
 async fn tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
     let freshness = container.resources().request_freshness();
     let (mut lines, mut is_truncated) = (Vec::new(), false);
-    // A stack: the next entry of the directory being walked is last.
+    // Stack of the entries still to visit; the last one is next.
     let mut pending: Vec<(Key, usize)> = Vec::new();
     let mut next_group = Some((key.clone(), 0));
     loop {

@@ -36,7 +36,8 @@ pub(super) fn serve(
     #[expect(clippy::disallowed_methods, reason = "systemd passes its socket's name in this variable")]
     let socket = std::env::var("NOTIFY_SOCKET");
     let supervisor = socket.map_or_else(|_none| SdNotifier::default(), |name| SdNotifier::from_socket_name(&name));
-    // This runtime accepts connections and supervises the server. The threads that serve connections have their own.
+    // This runtime accepts connections and supervises the server. Each thread that serves connections has a runtime of
+    // its own.
     block_on(Builder::new_current_thread(), run(config, read_config, supervisor))
 }
 
@@ -50,8 +51,8 @@ async fn run(
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
     supervisor: SdNotifier,
 ) -> anyhow::Result<()> {
-    // Installed before anything slow. A signal that arrives during startup is then not lost, and does not end the
-    // process by its default action.
+    // The handlers are installed before anything slow, so that a signal that arrives during startup is not lost and
+    // does not end the process by its default action.
     let mut stop = Box::pin(shutdown_signal()?);
     let mut hangup = signal(SignalKind::hangup())?;
     let metrics = logs::install_metrics()?;
@@ -86,7 +87,7 @@ async fn run(
     supervisor.ready();
     let stop = async move {
         stop.await;
-        // The task may wait forever, and no reload is needed any more.
+        // The task is aborted, because it may wait forever and no reload is needed any more.
         reload_task.abort();
         supervisor.stopping();
     };
@@ -99,7 +100,7 @@ async fn run(
 /// while a file is sent on it.
 fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
-    // If the limit cannot be raised, the current one stays.
+    // If the limit cannot be raised, the server keeps the current one.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
     let needed = config.min_file_descriptors() as u64;
     if let Some(limit) = getrlimit(Resource::Nofile).current.filter(|limit| *limit < needed) {

@@ -26,8 +26,7 @@ const EXIT_INTERRUPTED: u8 = 3;
 /// Size of the cache of attributes, in bytes; blocks are not cached.
 const STORED_CACHE_BYTES: u64 = 8 << 20;
 
-/// Longest wait for a share of a budget. No client waits for an answer, and a share is free when earlier ones are
-/// returned.
+/// Maximum time to wait for a permit of a budget. It can be long, because no client waits and every permit is returned.
 const BUDGET_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
 /// Longest time without an answer from the storage. A file server restarts in less; after that, an operator has to look
@@ -40,7 +39,7 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
 pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
-    // The default entity tags are equal on other machines. A run may resume the report of a run on another machine.
+    // The default entity tags are the same on every machine, so that a run can resume the report of another machine.
     let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
     let store = open_store(container_config, config)?;
     let settings = container_settings(config);

@@ -462,7 +462,7 @@ mod tests {
                 "jwt.groups_claim",
             ];
             if texts.contains(&key.as_str()) {
-                // Any text is a valid path, name or claim.
+                // These settings are paths, names or claims, for which any text is valid.
                 continue;
             }
             let result = Config::load(&environment(&[(&variable, "[[")]));

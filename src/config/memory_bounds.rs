@@ -32,7 +32,7 @@ const TLS_CONNECTION_BYTES: u64 = 58 << 10;
 const POOL_BYTES_PER_CONNECTION: u64 = 6 << 10;
 const MIN_POOL_BYTES: u64 = 4 << 20;
 
-/// Minimum memory that an HTTP/2 stream takes from this pool.
+/// Minimum memory that an HTTP/2 stream takes from the pool that all connections share.
 const MIN_STREAM_BYTES: u64 = 8 << 10;
 
 /// Memory of a request that waits for memory, in addition to its connection's memory. Measured 12 KiB.
@@ -103,8 +103,8 @@ impl Config {
             .fold(ATTRIBUTES_CACHE_BYTES.saturating_add(self.threads_bytes()), u64::saturating_add)
     }
 
-    /// Returns the maximum memory of threads in bytes, without two of `server.threads` and the disk threads of one
-    /// container.
+    /// Returns the maximum memory of threads in bytes, except two of `server.threads` and the disk threads of one
+    /// container, which are part of the process's baseline.
     pub fn threads_bytes(&self) -> u64 {
         let serving = (self.threads() as u64).saturating_sub(BASELINE_THREADS).saturating_mul(THREAD_BYTES);
         let waiting = (self.disk_threads().saturating_sub(MAX_DISK_THREADS_PER_CONTAINER) as u64)

@@ -173,7 +173,7 @@ pub enum SymlinkPolicy {
 }
 
 impl SymlinkPolicy {
-    /// Returns the name that the configuration has for it.
+    /// Returns the name of the policy in the configuration.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Inside => "inside",
@@ -302,7 +302,7 @@ pub enum DefaultAccess {
 pub struct JwtConfig {
     /// `https` URL or file of a JWK set; empty if JWTs are not accepted.
     pub keys: String,
-    /// PEM file of root certificates for that URL; empty for the roots that browsers trust.
+    /// PEM file of root certificates for a URL in `keys`; empty for the roots that browsers trust.
     pub roots: PathBuf,
     /// Required value of `iss`.
     pub issuer: String,

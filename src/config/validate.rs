@@ -16,7 +16,7 @@ const ATTRIBUTES_FILE: &str = "attributes.json";
 const ROOT_ENDPOINTS: [&str; 5] = ["healthz", "readyz", "metrics", "version", "openapi.yaml"];
 
 const MIB: u64 = 1 << 20;
-/// Far more memory than any machine has, and far below the overflow of sums and semaphores.
+/// Maximum size of a budget: far more memory than any machine has, but too little to overflow sums and semaphores.
 const MAX_BUDGET_BYTES: u64 = 1 << 50;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -271,7 +271,7 @@ fn validate_access(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigEr
         let first = percent_encoding::percent_decode_str(first).decode_utf8_lossy();
         let all_are_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
         if all_are_named && !first.is_empty() && !names.contains(&&*first) {
-            // Such a rule would protect nothing.
+            // A rule that matches no container would protect nothing.
             let message =
                 format!("{rule:?} matches no container: its path must begin with one of {}", names.join(", "));
             faults.push(ConfigError::new(format!("access.rules[{index}]"), message));

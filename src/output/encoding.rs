@@ -1,4 +1,4 @@
-//! Encodings of arrays: their options, pieces and buffers, and the reasons why there is none.
+//! Options, pieces, buffers and errors of the encoding of arrays.
 
 use bytes::Bytes;
 
@@ -50,7 +50,7 @@ impl AxisOrder {
         }
     }
 
-    /// Returns `shape`, which is in N5 axis order, as this order labels it.
+    /// Returns the sizes of `shape`, which is in N5 axis order, in this order.
     pub fn label(self, shape: &[u64]) -> Vec<u64> {
         match self {
             Self::F => shape.to_vec(),
@@ -116,7 +116,7 @@ pub enum EncodeError {
         /// Length of the data in bytes.
         found: usize,
     },
-    /// Memory for the encoded array, of so many bytes, is not available.
+    /// This many bytes of memory for the encoded array are not available.
     #[error("no memory for {0} bytes of encoded data")]
     Memory(u64),
     /// The encoder of a format failed.
@@ -135,8 +135,8 @@ pub(super) fn element_count(shape: &[u64]) -> u64 {
     if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n: u64, size| n.saturating_mul(*size)) }
 }
 
-/// Returns an empty buffer with capacity for `bytes`. A buffer that grows would copy the data and hold them twice
-/// meanwhile. Pages that are never written take no memory.
+/// Returns an empty buffer with capacity for `bytes`. The capacity is reserved at once, because a buffer that grows
+/// copies the data and holds them twice in the meantime. Pages that are never written take no memory.
 pub(super) fn buffer(bytes: u64) -> Result<Vec<u8>, EncodeError> {
     buffer_from(&|_| Vec::new(), bytes)
 }

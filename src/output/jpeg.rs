@@ -47,7 +47,8 @@ impl Format for JpegFormat {
         check_window(self.name(), &[DataType::UInt8], data_type, options)
     }
 
-    /// The largest possible file and the encoder's rows: eight for each of four components, and one of grey values.
+    /// Returns the size of the largest possible file and of the encoder's rows: eight for each of four components, and
+    /// one of grey values.
     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
         let width = long_sizes.next().unwrap_or(1).div_ceil(8);
@@ -64,7 +65,7 @@ impl Format for JpegFormat {
         let rows = LazyGreyImage { array, window: options.window, width: side(width)?, height: side(height)? };
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
         let mut encoder = Encoder::new(&mut out, options.quality.unwrap_or(DEFAULT_QUALITY));
-        // With one component, nothing is subsampled.
+        // A grey image has one component, which is encoded at full resolution.
         encoder.set_sampling_factor(SamplingFactor::F_1_1);
         encoder.encode_image(rows).map_err(|error| encoder_error(error.to_string()))?;
         Ok(vec![out.into()])

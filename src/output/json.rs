@@ -28,8 +28,8 @@ impl Format for JsonFormat {
 
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let labelled = options.order.label(shape);
-        // Two brackets and a comma per list: one list for the whole array, one for each index of the first axis, and so
-        // on.
+        // Two brackets and a comma are counted for each list: one list for the whole array, one for each index of the
+        // first axis, and so on.
         let mut list_count = 0u64;
         for depth in 0..labelled.len() {
             list_count = list_count.saturating_add(element_count(labelled.get(..depth).unwrap_or_default()));
@@ -81,7 +81,7 @@ fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> 
     append(out, &options.step)?;
     out.extend_from_slice(b",\"data\":");
     let Some(width) = array.data_type.size_bytes() else { return Ok(()) };
-    // Size of each axis, and distance between its neighbours in bytes.
+    // Size of each axis, and distance in bytes between neighbouring elements along it.
     let mut axes: SmallVec<[(usize, usize); 6]> = SmallVec::new();
     let mut stride = width;
     for size in &array.shape {
@@ -141,8 +141,8 @@ fn append_element<const N: usize, T: Serialize>(
     append(out, &data.first_chunk::<N>().map(|bytes| read(*bytes)))
 }
 
-/// Appends a float of its own width: the text of an f32 that is widened to f64 would be longer than is needed to
-/// distinguish neighbouring values.
+/// Appends a float as text of its own width. The text of an f32 that is widened to f64 would be longer than is needed
+/// to distinguish neighbouring values.
 fn append_float<const N: usize, T: Serialize + Copy + Into<f64>>(
     out: &mut Vec<u8>,
     data: &[u8],
@@ -191,7 +191,7 @@ mod tests {
 
     #[test]
     fn lists_are_nested_in_the_order_of_the_shape() {
-        // Value = x + 10 y, x fastest.
+        // The element at x and y has the value x + 10 y. The axis x is the fastest.
         let values = vec![0, 1, 2, 10, 11, 12];
         assert_eq!(
             encoded_data(&[3, 2], DataType::UInt8, values.clone(), AxisOrder::F),

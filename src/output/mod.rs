@@ -1,6 +1,6 @@
 //! Output formats, which encode a decoded array as a media type: one file and one row of [`FORMATS`] each.
 //!
-//! Synchronous and without I/O. Knows nothing of datasets, stores or HTTP responses.
+//! This module is synchronous and without I/O. It knows nothing of datasets, stores or HTTP responses.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 mod accept;
@@ -77,8 +77,9 @@ use encoding::element_count;
 ///     }
 /// }
 ///
-/// let array = Array { shape: [3, 2].as_slice().into(), data_type: DataType::UInt8, data: vec![1, 2, 3, 4, 5,
-/// 60].into() }; let parts = Csv.encode(&array, &EncodeOptions::default()).unwrap();
+/// let data = vec![1, 2, 3, 4, 5, 60].into();
+/// let array = Array { shape: [3, 2].as_slice().into(), data_type: DataType::UInt8, data };
+/// let parts = Csv.encode(&array, &EncodeOptions::default()).unwrap();
 /// assert_eq!(parts.concat(), b"1e0,2e0,3e0\n4e0,5e0,6e1\n");
 /// ```
 pub trait Format: fmt::Debug + Send + Sync {
@@ -196,8 +197,8 @@ pub trait Format: fmt::Debug + Send + Sync {
 
     /// Encodes the piece of the given number, counted from 0. Pieces can be encoded in parallel.
     ///
-    /// `take_buffer` supplies the piece's buffer: it takes a number of bytes and returns a buffer of any content and any
-    /// capacity.
+    /// `take_buffer` supplies the piece's buffer: it takes a number of bytes and returns a buffer of any content and
+    /// any capacity.
     ///
     /// # Errors
     /// As for [`Format::encode`].

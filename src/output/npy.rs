@@ -78,7 +78,8 @@ mod tests {
 
     #[test]
     fn the_header_equals_that_of_numpy() {
-        // numpy.save of numpy.zeros((3, 4), '<u2', order='F'), except for the padding that NumPy adds as room to grow.
+        // numpy.save writes the same bytes for numpy.zeros((3, 4), '<u2', order='F'), except for padding that allows
+        // for growth.
         let bytes = header(&[3, 4], &DataType::UInt16, AxisOrder::F);
         assert_eq!(&bytes[..8], b"\x93NUMPY\x01\0");
         assert_eq!(usize::from(u16::from_le_bytes([bytes[8], bytes[9]])), bytes.len() - 10);

@@ -108,7 +108,7 @@ fn layout(shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Optio
     ImageLayout::new(width, height, if is_wide { BitDepth::Sixteen } else { BitDepth::Eight })
 }
 
-/// Returns true if elements are not the pixels as they are.
+/// Returns true if the elements must be converted to get the pixels.
 fn is_converted(data_type: &DataType, options: &EncodeOptions) -> bool {
     options.window.is_some() || *data_type == DataType::UInt16
 }

@@ -1,8 +1,7 @@
 //! `tiff`: a plane as one page, or a stack of pages, of any element type, uncompressed.
-//!
-//! This module is used instead of the crate tiff, which puts a directory before every page. But ImageJ reads a stack as
-//! one contiguous run of pages from the first one. With all directories at the front, the elements are sent as they are
-//! in memory: without a copy, and in bands.
+//! This module is used instead of the crate tiff, which puts a directory before every page. ImageJ reads a stack as one
+//! contiguous run of pages from the first one, so all directories must come before the elements. The elements are then
+//! sent as they are in memory: without a copy, and in bands.
 
 use bytes::Bytes;
 
@@ -52,7 +51,7 @@ impl Format for TiffFormat {
         ImageStack::of(shape, data_type).map(|_| ())
     }
 
-    /// Size of the directories.
+    /// Returns the size of the directories of all pages.
     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let pages = shape.iter().copied().filter(|size| *size > 1).nth(2).unwrap_or(1);
         if element_count(shape) == u64::MAX {
@@ -126,7 +125,7 @@ impl ImageStack {
 
     /// Returns all bytes before the elements, for a BigTIFF or a classic TIFF; `None` if offsets exceed 64 or 32 bits.
     fn header(&self, is_big: bool) -> Option<Vec<u8>> {
-        // ImageJ does not support BigTIFF.
+        // Only a classic TIFF has ImageJ's description, because ImageJ does not support BigTIFF.
         let description = if self.pages > 1 && !is_big {
             format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
         } else {
@@ -182,12 +181,12 @@ impl ImageStack {
             out.extend_from_slice(&u16::try_from(entries).ok()?.to_le_bytes());
         }
         let offset_type = if is_big { LONG8 } else { LONG };
-        // `value` is the value itself or its offset.
+        // `value` is the value itself, or its offset in the file if it does not fit into the entry.
         let mut entry = |tag: u16, kind: u16, count, value| {
             out.extend_from_slice(&tag.to_le_bytes());
             out.extend_from_slice(&kind.to_le_bytes());
             put_offset(out, is_big, count)?;
-            // Little-endian: a short value is at the start of its field, followed by zeros.
+            // In little-endian order, a value shorter than its field is at the start, followed by zeros.
             put_offset(out, is_big, value)
         };
         entry(256, LONG, 1, self.width.into())?;

@@ -136,7 +136,7 @@ impl Server {
         };
         let wake_on_reload = async {
             let mut snapshots = reloader.subscribe();
-            // The reloader keeps the sender.
+            // This loop never ends, because the reloader keeps the sender.
             while snapshots.changed().await.is_ok() {
                 connections.wake_all();
             }
@@ -152,11 +152,11 @@ impl Server {
         let shutdown_deadline = tokio::time::Instant::now() + deadline;
         connections.begin_shutdown();
         let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
-        // `wait_drained` also waits for connections on which only part of a request has arrived. No answer is due
-        // there.
+        // `wait_drained` also waits for connections on which only part of a request has arrived. These get no answer.
         let (unflushed, awaiting_request) = (connections.unflushed_connections(), connections.awaiting_first_request());
         let all_answered = async {
-            // Checked in this order: otherwise a first request that arrives during the quiet period would be missed.
+            // New requests are checked before quiescence, so that a first request that arrives during the quiet period
+            // is not missed.
             while awaiting_request.strong_count() > 1 || !is_quiescent(&reloader, &unflushed).await {
                 tokio::time::sleep(Duration::from_millis(10)).await;
             }

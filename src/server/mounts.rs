@@ -70,7 +70,7 @@ impl MountedContainer {
         if let ContainerLocation::Local { store, .. } = &mut location
             && let Some(ContainerLocation::Local { store: mounted, .. }) = existing.map(|known| &known.location)
         {
-            // One container has one store, which keeps track of the state of its storage.
+            // A container that stays keeps its store, because the store tracks the state of the storage.
             *store = mounted.clone();
         }
         let mount = mount(&config.name, container, config.cache_control);
@@ -214,7 +214,7 @@ async fn reopen(
         let why = format!("{why:#}");
         tracing::warn!(why, "this container is served as before");
         match &known.location {
-            // Nothing was mounted there, so by the new `must_be_mount` this is an empty directory.
+            // Nothing was mounted at the directory, so it is only an empty mount point under the new `must_be_mount`.
             ContainerLocation::Local { store, .. } if container.must_be_mount && !store.is_mount() => {
                 ContainerLocation::Unopened
             }
@@ -308,7 +308,7 @@ fn describe(container: &ContainerConfig) -> String {
 pub(crate) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
     let (found, missing) = match policy {
         CacheControl::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
-        // A missing object may be written later.
+        // Answers about missing objects are cached for a short time, because an object may be written later.
         CacheControl::Immutable => ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned()),
         CacheControl::MaxAge(age) => {
             let text = format!("public, max-age={}", age.as_secs());

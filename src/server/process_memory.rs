@@ -54,13 +54,13 @@ fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
             "memory" => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // A limit holds for all groups below it. Groups above a container's own root are not visible inside the
-        // container.
+        // The limit of a group also holds for all groups below it. Groups above a container's own root are not visible
+        // inside the container.
         let group_path = Path::new(path.trim_start_matches('/'));
         let texts = group_path.ancestors().filter_map(|group| read(&root.join(group).join(file)));
         limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));
     }
-    // Version 1 has a number near 2^63 for no limit.
+    // Version 1 of cgroups gives a number near 2^63 if there is no limit.
     limits.into_iter().min().filter(|limit| *limit < 1 << 60)
 }
 

@@ -87,7 +87,7 @@ impl Reloader {
     async fn apply(&self, mut config: Config) -> anyhow::Result<String> {
         let mut state = self.state.lock().await;
         let changed = revert_restart_only(&mut config, &state.config)?;
-        // A file that is only partly written must not make public what is not.
+        // A configuration file that is only partly written must not make private paths public.
         let opens_access = config.is_fully_public() && !state.config.is_fully_public();
         if opens_access {
             bail!(

@@ -142,7 +142,7 @@ impl TraceParent {
         let mut next_field = |digits| parse_hex(parts.next()?, digits);
         let (version, trace_id) = (next_field(2)?, next_field(32)?);
         let (span_id, flags) = (u64::try_from(next_field(16)?).ok()?, next_field(2)?);
-        // Later versions may have further fields; version ff is invalid.
+        // Later versions of the header may have further fields; version ff is invalid.
         let is_valid = version != 0xff && (version > 0 || parts.next().is_none()) && trace_id != 0 && span_id != 0;
         is_valid.then_some(Self { trace_id, span_id, is_sampled: flags & 1 == 1 })
     }
@@ -291,7 +291,7 @@ mod tests {
         let tracer = new_tracer(3);
         let sampled = (0..300).filter(|_| {
             let trace = tracer.begin(None, || true, String::new);
-            // Takes as many ids as finishing a trace with this many child spans.
+            // Ids drawn between the requests, as by finishing a trace with child spans, must not affect the sampling.
             trace.is_some() && (0..5).all(|_| new_id() != 0)
         });
         assert_eq!(sampled.count(), 100);

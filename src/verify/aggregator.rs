@@ -23,7 +23,7 @@ pub(super) struct ResultAggregator<'a> {
 }
 
 impl<'a> ResultAggregator<'a> {
-    /// Continues the counts of a checkpoint.
+    /// Creates an aggregator that continues the counts of a checkpoint.
     pub(super) fn new(mut checkpoint: Checkpoint, report_missing: bool, sink: &'a mut dyn EventSink) -> Self {
         let unfinished = std::mem::take(&mut checkpoint.open);
         Self { checkpoint, unfinished, can_checkpoint: false, report_missing, sink }
@@ -75,7 +75,7 @@ impl<'a> ResultAggregator<'a> {
                 }
             }
             WalkItem::Finding(finding) => {
-                // An unreadable directory or file in a grid may hold blocks.
+                // The unreadable directory or file may hold blocks, which are then not really missing.
                 if let Some(tally) = self.checkpoint.open.last_mut()
                     && [FindingKind::UnreadableDirectory, FindingKind::UnreadableFile]
                         .map(|kind| kind.descriptor().name)
@@ -91,7 +91,7 @@ impl<'a> ResultAggregator<'a> {
                     tally.untold = tally.untold.saturating_add(blocks);
                 }
             }
-            // Does not occur: blocks arrive after their verification.
+            // Does not occur, because the aggregator receives blocks only after their verification.
             WalkItem::Block(..) => {}
             WalkItem::VerifiedBlock { dataset, position, lengths, finding } => {
                 self.record_block(lengths);

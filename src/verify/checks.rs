@@ -1,5 +1,5 @@
-//! Findings about attributes (of one directory, for each program that reads it, and between the levels of a pyramid) and
-//! about blocks, from their decode errors or from what they decode to.
+//! Findings about attributes (of one directory, for each program that reads it, and between the levels of a pyramid)
+//! and about blocks, from their decode errors or from what they decode to.
 
 use super::finding::{Finding, FindingKind};
 use super::retry::StorageRetry;
@@ -24,7 +24,7 @@ pub(super) async fn attribute_findings(
     }
     let loaded = match retry.run(|| view::read_node(container, container.resources().request_freshness(), key)).await {
         Ok(loaded) => loaded,
-        // The walk reports it when it reaches the entries of the directory.
+        // The walk reports this error when it reaches the entries of the directory.
         Err(ReadError::Store(error)) if error.hides_object() => return Vec::new(),
         Err(error) => return vec![new_finding(FindingKind::UnreadableDirectory, error.to_string())],
     };

@@ -25,8 +25,8 @@ pub(super) enum EntryRole {
 }
 
 impl EntryRole {
-    /// Returns the role of the entry `name` of a directory. `grid` is the dataset whose grid the directory is a part of,
-    /// with the grid components that lead to the directory.
+    /// Returns the role of the entry `name` of a directory. `grid` is the dataset whose grid the directory is a part
+    /// of, with the grid components that lead to the directory.
     pub(super) fn of(grid: Option<&(Arc<Dataset>, Coords)>, name: &str) -> Self {
         if name == ATTRIBUTES {
             return Self::Attributes;
@@ -76,7 +76,7 @@ pub(super) fn unlisted_name_finding(parent: &Key, grid: Option<&(Arc<Dataset>, C
     }
 }
 
-/// Creates a finding about `key`, with the advice for entries that are not listed.
+/// Creates a finding about `key`, with the advice for entries that the store does not list.
 pub(super) fn unlisted_finding(kind: FindingKind, key: &Key, message: String) -> Finding {
     let advice = "check the target of the link (container_defaults.symlinks says which links are followed), or restore the entry: \
                   it is neither listed, served nor verified";
@@ -93,13 +93,13 @@ pub(super) fn is_temporary(name: &str) -> bool {
         || name.contains(".tmp.")
 }
 
-/// Maximum number of runs that are kept. With more of them, only the number of missing blocks is reported.
+/// Maximum number of runs that are kept. If there are more, only the number of missing blocks is reported.
 const MAX_RUNS: usize = 1 << 16;
 
-/// The numbers present in one directory of a grid, as runs without gaps.
+/// A set of numbers present in one directory of a grid, as runs without gaps.
 #[derive(Debug, Default)]
 pub(super) struct IntervalSet {
-    /// First number of each run, mapped to the number after its last.
+    /// First number of each run, mapped to the number after its last one.
     runs: BTreeMap<u64, u64>,
     has_overflowed: bool,
 }
@@ -151,8 +151,8 @@ impl IntervalSet {
     }
 }
 
-/// Returns the first and the last position, inclusive, of the blocks below `prefix` whose next number is `from` to `to`,
-/// in a grid of `shape` blocks.
+/// Returns the first and the last position, inclusive, of the blocks whose coordinates begin with `prefix` and continue
+/// with a number from `from` to `to`, in a grid of `shape` blocks.
 pub(super) fn missing_range(prefix: &[u64], (from, to): (u64, u64), shape: &[u64]) -> [Coords; 2] {
     let further_sizes = shape.get(prefix.len().saturating_add(1)..).unwrap_or_default();
     let first = prefix.iter().copied().chain([from]).chain(further_sizes.iter().map(|_| 0)).collect();

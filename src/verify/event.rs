@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use super::finding::{FINDING_KINDS, Finding, Severity};
 use crate::cache::Dataset;
 
-/// Counts since the run began, including those from before it was resumed.
+/// Counts since the run began. If the run was resumed, they include those of the earlier parts.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Totals {
     /// Number of findings with the severity error.
@@ -26,13 +26,13 @@ pub struct Totals {
     pub datasets: u64,
     /// Number of stored blocks within the grids.
     pub blocks: u64,
-    /// Number of these blocks that were not decoded.
+    /// Number of stored blocks within the grids that were not decoded.
     pub unverified: u64,
     /// Number of blocks of the grids that are not stored.
     pub missing: u64,
-    /// Length of all stored blocks that decode, in bytes.
+    /// Length of all stored blocks that could be decoded, in bytes.
     pub stored_bytes: u64,
-    /// Length of their elements, in bytes.
+    /// Length of the decoded elements of these blocks, in bytes.
     pub decoded_bytes: u64,
 }
 
@@ -69,7 +69,7 @@ impl Totals {
 pub struct DatasetTally {
     /// Key of the dataset.
     pub dataset: String,
-    /// Entity tag that its attributes had when they were read.
+    /// Entity tag of the dataset's attributes when they were read.
     pub attributes: String,
     /// Number of blocks of the grid, at most 2^64 - 1.
     pub grid_blocks: u64,
@@ -79,12 +79,12 @@ pub struct DatasetTally {
     pub missing: u64,
     /// Number of stored blocks that were not decoded.
     pub unverified: u64,
-    /// Length of the stored blocks that decode, in bytes.
+    /// Length of the stored blocks that could be decoded, in bytes.
     pub stored_bytes: u64,
     /// Number of missing ranges that were reported.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub ranges: u64,
-    /// Number of missing blocks in further ranges.
+    /// Number of missing blocks in ranges that were not reported.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub untold: u64,
     /// Number of directories and names within the grid that could not be read. Blocks below them may be stored, but
@@ -122,7 +122,7 @@ pub struct Checkpoint {
     pub root: usize,
     /// Key of the last file that was passed.
     pub after: String,
-    /// Counts up to this position.
+    /// Counts of everything up to this position.
     pub totals: Totals,
     /// Datasets that contain this position, the outermost first.
     pub open: Vec<DatasetTally>,
@@ -135,9 +135,10 @@ pub enum VerifyEvent<'a> {
     Finding(&'a Finding),
     /// A dataset has been walked completely.
     DatasetDone(&'a DatasetTally),
-    /// A file has been passed.
+    /// The walk has passed a file. The totals count everything up to it.
     Progress(&'a Totals),
-    /// A run that resumes here later reports everything that follows, and nothing else.
+    /// A position at which a later run can resume. It then reports everything after this position and nothing before
+    /// it.
     Checkpoint(&'a Checkpoint),
 }
 

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Severity {
-    /// Worth knowing.
+    /// A fact that is worth knowing.
     Note,
     /// The data are there, but some program cannot read them.
     Warning,
@@ -66,7 +66,7 @@ pub enum FindingKind {
 /// Name, severity and advice of a [`FindingKind`].
 #[derive(Debug)]
 pub struct FindingDescriptor {
-    /// The kind.
+    /// Kind that the other fields describe.
     pub kind: FindingKind,
     /// Name in reports. It never changes.
     pub name: &'static str,
@@ -135,19 +135,19 @@ impl FindingKind {
 /// Something in a container that is wrong or worth knowing.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct Finding {
-    /// Severity.
+    /// Severity of the finding.
     pub severity: Severity,
-    /// Name of the kind.
+    /// Name of the finding's kind.
     pub kind: &'static str,
     /// Key of the file or directory that the finding is about, `""` for the container's root.
     pub key: String,
-    /// Key of the dataset that contains it.
+    /// Key of the dataset that contains this file or directory.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub dataset: Option<String>,
-    /// Position of the block in the grid of that dataset.
+    /// Position of the block in the grid of the dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub position: Option<Vec<u64>>,
-    /// First and last position, inclusive, of a box of blocks.
+    /// First and last position, inclusive, of a box of blocks in the grid of the dataset.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub range: Option<[Vec<u64>; 2]>,
     /// Name of the program that refuses the attributes.

@@ -42,7 +42,7 @@ const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
 /// A verification of a container.
 #[derive(Debug)]
 pub struct Verifier {
-    /// The container.
+    /// Container to verify.
     pub container: Container,
     /// Store of the container.
     pub store: Arc<dyn Store>,
@@ -177,7 +177,7 @@ impl Verifier {
             }
             Err(error) => (None, Some(checks::failed_block_finding(&dataset, &position, &error))),
         };
-        WalkItem::VerifiedBlock { dataset, position, lengths, finding }
+        WalkItem::VerifiedBlock { dataset, position, lengths, finding: finding.map(Box::new) }
     }
 
     /// Reports the datasets whose attributes differ from those that an earlier run read.

@@ -9,9 +9,9 @@ use crate::store::Key;
 /// State of a previous run, from its report.
 #[derive(Debug, Clone, Default)]
 pub struct PreviousRun {
-    /// Position at which it stopped.
+    /// Position at which the run stopped.
     pub checkpoint: Checkpoint,
-    /// Datasets that it finished.
+    /// Datasets that the run finished.
     pub finished_datasets: Vec<DatasetTally>,
     /// Keys of datasets that were already reported as changed.
     pub reported_changed: BTreeSet<String>,

@@ -29,8 +29,8 @@ impl StorageRetry {
 
     /// Runs `attempt`, repeats it while the storage answers no request, and returns the last result.
     ///
-    /// If that lasts too long, [`Self::wait_until_given_up`] ends the run, and this future never completes. If the
-    /// storage answers a probe by then, the error concerns only one file and is returned.
+    /// If the storage answers nothing for too long, [`Self::wait_until_given_up`] ends the run, and this future never
+    /// completes. If the storage answers a probe, the error concerns only one file and is returned.
     pub(super) async fn run<T, F>(&self, attempt: impl Fn() -> F) -> Result<T, ReadError>
     where
         F: Future<Output = Result<T, ReadError>>,
@@ -57,7 +57,7 @@ impl StorageRetry {
     pub(super) async fn wait_until_given_up(&self) -> String {
         let mut receiver = self.given_up.subscribe();
         let reason = receiver.wait_for(Option::is_some).await.ok().and_then(|reason| reason.clone());
-        // The sender is a part of `self`, so there is always a reason.
+        // The wait ends only with a reason, because the sender is a part of `self` and cannot be dropped meanwhile.
         reason.unwrap_or_default()
     }
 }

@@ -1,7 +1,8 @@
 //! Walk of a container: directories in the byte order of their names, each entry once, without decoding.
 //!
-//! Other directories are prefetched, that is, walked before their turn, because a file server takes time to answer for
-//! each. Their items are buffered until then, so the order of all items is that of the names.
+//! Directories that follow the current one are prefetched, that is, walked before their turn, because a file server
+//! takes time to answer each request. Their items are buffered until their turn, so items are always in the order of
+//! the names.
 
 use std::collections::{HashSet, VecDeque};
 use std::sync::Arc;
@@ -33,7 +34,7 @@ pub(super) enum WalkItem {
     /// A dataset begins. All items up to its [`WalkItem::DatasetEnd`] are below it. `resumed` is true if an earlier run
     /// began it.
     DatasetStart { dataset: Arc<Dataset>, resumed: bool },
-    /// A dataset ends.
+    /// The innermost dataset ends.
     DatasetEnd,
     /// A finding.
     Finding(Finding),
@@ -50,7 +51,7 @@ pub(super) enum WalkItem {
         dataset: Arc<Dataset>,
         position: GridPosition,
         lengths: Option<(u64, u64)>,
-        finding: Option<Finding>,
+        finding: Option<Box<Finding>>,
     },
     /// A file that is not a block has been passed.
     FilePassed(Key),
@@ -72,7 +73,7 @@ pub(super) struct ContainerWalker {
     pub(super) items: Sender<WalkItem>,
     /// True if each range of missing blocks is reported.
     pub(super) report_missing: bool,
-    /// True while it is this walk's turn. Only then does it prefetch directories below it. This limits the number of
+    /// True while it is the turn of this walk, which prefetches directories only then. This limits the number of
     /// concurrent walks by the depth of the current directory, whatever the shape of the tree.
     pub(super) head_of_line: Arc<AtomicBool>,
 }
@@ -81,17 +82,18 @@ pub(super) struct ContainerWalker {
 #[derive(Debug)]
 struct WalkedDirectory {
     key: Key,
-    /// The dataset whose grid the directory is a part of, with the grid components that lead to the directory. `None` if
-    /// the directory is a part of the hierarchy of groups.
+    /// The dataset whose grid the directory is a part of, with the grid components that lead to the directory. `None`
+    /// if the directory is a part of the hierarchy of groups.
     grid: Option<(Arc<Dataset>, Coords)>,
-    /// Identities of the directories above, as the store gives them.
+    /// Identities of the directories above, as [`Store::identity`] returns them.
     ancestors: Vec<u64>,
     /// False if no attributes were found. An `attributes.json` among the entries is then unreadable.
     has_readable_attributes: bool,
 }
 
 impl ContainerWalker {
-    /// Walks everything below each of `roots`, beginning with the index `start`, and there after `resume`.
+    /// Walks everything below `roots`, from the root with the index `start` on. In that root, continues after the entry
+    /// to which the names `resume` lead.
     pub(super) async fn run(
         self,
         roots: Vec<Key>,
@@ -131,7 +133,8 @@ impl ContainerWalker {
         async move {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
-            // Blocks are read whatever attributes lie beside them. Only a nested dataset ends the grid that it lies in.
+            // A directory of a grid remains a part of the grid whatever its attributes are, unless they describe a
+            // nested dataset.
             if grid.is_some() && !matches!(state, Ok(GroupState::Dataset(_))) {
                 if resume.is_none() {
                     self.report_misplaced_attributes(&key, state).await?;
@@ -202,7 +205,7 @@ impl ContainerWalker {
                 return Ok(None);
             }
             Ok(Some(identity)) => ancestors.push(identity),
-            // If the store fails, the listing of the directory reports it.
+            // If the store fails, the error is reported when the directory is listed.
             Ok(None) | Err(_) => {}
         }
         Ok(Some(ancestors))
@@ -245,7 +248,7 @@ impl ContainerWalker {
             }
             let mut prefetcher = WalkPrefetcher::default();
             for (index, entry) in page.entries.iter().enumerate() {
-                // Skip the entries that an earlier run has walked.
+                // Entries before the position at which an earlier run stopped are skipped.
                 let target = resume.as_ref().and_then(|names| names.first()).map(String::as_str);
                 let child_resume = match target.map(|target| entry.name.as_str().cmp(target)) {
                     None => None,
@@ -267,7 +270,8 @@ impl ContainerWalker {
                         remaining
                     }
                 };
-                // Entries after the end of an earlier run are walked completely, so they can be prefetched.
+                // Entries after the position at which an earlier run stopped are walked completely, so they can be
+                // prefetched.
                 if resume.is_none() {
                     prefetcher.prefetch(&self.head_of_line, &page.entries, index, |entry, items, head_of_line| {
                         let walk = Self { items, head_of_line, ..self.clone() };
@@ -288,7 +292,7 @@ impl ContainerWalker {
                 break;
             }
         }
-        // A page names only a few of the entries that it omits.
+        // A page names only a few of the entries that it omits, and counts the others.
         let unnamed_count = max_omitted.saturating_sub(omitted_names.len() as u64);
         if unnamed_count > 0 {
             let kind = if grid.is_some() { FindingKind::UnreadableFile } else { FindingKind::UnlistedName };
@@ -382,7 +386,7 @@ impl ContainerWalker {
         Ok(false)
     }
 
-    /// Marks an entry that an earlier run has walked as present if it is a part of the grid.
+    /// Marks an entry as present if it is a part of the grid. An earlier run has already walked it.
     async fn mark_walked_before(
         &self,
         parent: &Key,
@@ -443,7 +447,7 @@ const MAX_BUFFERED_ITEMS: usize = 256;
 
 /// A directory that is walked before its turn.
 struct PrefetchedDirectory {
-    /// Index of its entry on the page.
+    /// Index of the directory's entry on the page.
     entry_index: usize,
     items: Receiver<WalkItem>,
     head_of_line: Arc<AtomicBool>,
@@ -454,13 +458,13 @@ struct PrefetchedDirectory {
 #[derive(Default)]
 struct WalkPrefetcher {
     prefetched: VecDeque<PrefetchedDirectory>,
-    /// Index of the next entry to consider. The entries before it are prefetched or do not need it.
+    /// Index of the next entry to consider. The entries before it are prefetched already, or need not be.
     next_index: usize,
 }
 
 impl WalkPrefetcher {
-    /// Starts walks of directories among the entries of `page` after the index `index`, as many as `head_of_line`
-    /// allows. `start` spawns one that sends its items to the given channel.
+    /// Starts walks of directories that follow the entry `index` on `page`, as many as `head_of_line` allows. `start`
+    /// starts one walk, which sends its items to the given channel.
     fn prefetch(
         &mut self,
         head_of_line: &AtomicBool,
@@ -503,7 +507,7 @@ impl WalkPrefetcher {
     }
 }
 
-/// Waits for a walk that has a task of its own, and continues its panic. The walk ends when the wait is dropped.
+/// Waits for a walk that runs in a task, and propagates its panic. If this future is dropped, the walk is aborted.
 async fn join_walk(task: AbortOnDropHandle<Result<bool, SendError<()>>>) -> Result<bool, SendError<()>> {
     task.await.unwrap_or_else(|end| match end.try_into_panic() {
         Ok(panic) => std::panic::resume_unwind(panic),

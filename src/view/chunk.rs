@@ -17,7 +17,7 @@ use n5_format::{
     SignedCoords, to_big_endian,
 };
 
-/// Part of every entity tag, because another release may encode to other bytes, which are another representation.
+/// Version of this release. Entity tags depend on it, because another release may encode the same chunk to other bytes.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
 
 /// Encodes the elements of a chunk to bytes.
@@ -41,7 +41,8 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
     /// Returns the encoding in which the payload of a stored block, one stream, can be sent as a chunk, or `None` if
-    /// blocks of the dataset must be decoded. It is called only for a chunk that is exactly one block.
+    /// blocks of the dataset must be decoded. It is called only for a chunk that is exactly one block, and has an effect
+    /// only if [`Self::accepts_block_size`] is implemented as well.
     fn passthrough(&self, _dataset: &DatasetAttributes) -> Option<BlockEncoding> {
         None
     }
@@ -84,7 +85,7 @@ pub struct Chunk {
     encoder: Arc<dyn ChunkEncoder>,
 }
 
-/// A chunk that exists, in its encoding.
+/// An encoded chunk: its length, entity tag and bytes.
 #[derive(Debug)]
 pub struct EncodedChunk {
     /// Length in bytes.
@@ -98,22 +99,22 @@ pub struct EncodedChunk {
 /// Source of the bytes of a chunk.
 #[derive(Debug)]
 pub enum ChunkSource {
-    /// Bytes in memory: this range of the stored block of this version.
+    /// Bytes in memory that are a range of a stored block.
     Stored {
-        /// The bytes.
+        /// The bytes of the chunk.
         bytes: Bytes,
         /// Version of the block.
         version: u64,
-        /// Their range within the block.
+        /// Range of these bytes within the block.
         range: Range<usize>,
     },
-    /// Bytes in memory, derived from blocks.
+    /// Bytes in memory that were derived from blocks.
     Derived {
-        /// The bytes.
+        /// The bytes of the chunk.
         bytes: Bytes,
         /// Hash of the versions of the blocks.
         versions_hash: u64,
-        /// Dependency on the bytes, if they are cached.
+        /// Dependency on the cached bytes; `None` if they are not cached.
         dependency: Option<Dependency>,
     },
     /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
@@ -133,10 +134,11 @@ impl EncodedChunk {
 }
 
 impl Chunk {
-    /// Creates the chunk of the box of `shape` elements at `start`, in N5 axis order. It is 0 outside the dataset.
+    /// Creates the chunk of the box of `shape` elements at `start`, in N5 axis order. Elements outside the dataset are
+    /// 0.
     ///
     /// # Errors
-    /// [`ReadError::NotFound`] if numbers leave the 64-bit range.
+    /// [`ReadError::NotFound`] if an index or size is outside the 64-bit range.
     pub fn of_region(
         dataset: Arc<Dataset>,
         start: &[u64],
@@ -206,15 +208,15 @@ impl Chunk {
         }
     }
 
-    /// Returns the position of the chunk's block and its encoding, if the block can be sent as it is stored.
+    /// Returns the position of the chunk's block and the encoding of its payload, if the block can be sent as stored.
     fn passthrough(&self) -> Option<(&GridPosition, BlockEncoding)> {
         let (position, attributes) = (self.position.as_ref()?, &self.dataset.attributes);
         let encoding = self.encoder.passthrough(attributes)?;
         (attributes.compression().name() == encoding.name()).then_some((position, encoding))
     }
 
-    /// Returns the range of the chunk within the stored block of `stored_bytes` that begins with `head`, if the block is
-    /// of the default mode, has an accepted size, and its payload is one stream in `encoding`. The header of an
+    /// Returns the range of the chunk within the stored block of `stored_bytes` that begins with `head`, if the block
+    /// is of the default mode, has an accepted size, and its payload is one stream in `encoding`. The header of an
     /// uncompressed block suffices as `head`; a compressed block must be there as a whole.
     fn range_in_block(
         &self,
@@ -309,9 +311,9 @@ impl Chunk {
         self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
-    /// Returns the dependencies with which a later request for `key` gets the same chunk without resolving it. Returns
-    /// `None` if the chunk is not one block, if it depends on more than this block and the attributes of its dataset,
-    /// or if these are not available without waiting.
+    /// Returns the dependencies that must be unchanged for a later request for `key` to get the same chunk, without
+    /// resolving the key again. Returns `None` if the chunk is not one block, if it depends on more than this block and
+    /// the attributes of its dataset, or if these are not available without waiting.
     pub fn cached_answer(
         &self,
         container: &Container,
@@ -321,7 +323,7 @@ impl Chunk {
     ) -> Option<CachedAnswer> {
         let (dataset, position) = (&self.dataset, self.position.as_ref()?);
         // A key can be split into dataset and position in several ways, and shorter dataset paths are tried first. If
-        // the last name of the dataset is a number, the result also depends on what was tried before.
+        // the last name of the dataset is a number, the result also depends on the shorter paths.
         let is_unambiguous = dataset.key.name().is_none_or(|name| grid_component(name).is_none());
         let mut names = key.segments();
         let is_below = dataset.key.segments().all(|name| names.next() == Some(name));
@@ -381,7 +383,8 @@ impl Chunk {
         let budget = container.resources().settings().slice_budget;
         let extra_bytes = self.encoder.extra_bytes(self.region.shape(), self.element_bytes());
         let slice = read::plan_slice(container, &self.dataset, self.region.clone()).ok();
-        // A chunk that can be streamed leaves memory to other requests, because its client may be slow.
+        // A chunk that can be streamed is read as a whole only if it is small, because a slow client may hold it for
+        // long.
         let is_streamable = self.encoder.stream_layout(self.region.shape()).is_some();
         let max_bytes = if is_streamable { read::max_buffered_bytes(container) } else { budget };
         let fits = |slice: &PlannedSlice| slice.memory_bytes().saturating_add(extra_bytes) <= max_bytes;
@@ -431,7 +434,8 @@ impl Chunk {
         Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
     }
 
-    /// Returns a transform that swaps the bytes of converted elements in place, or `None` if their order is that of the
+    /// Returns a transform that swaps the bytes of converted elements in place, or `None` if the chunk is sent in the
+    /// byte order that they already have.
     /// streamed chunk.
     pub fn byte_swap(&self, layout: &StreamLayout) -> Option<PieceTransform> {
         let width = self.streamed_type(layout).size_bytes().filter(|width| layout.is_big_endian && *width > 1)?;

@@ -1,4 +1,4 @@
-//! Lookups in a view, and what they find.
+//! Lookups in a view, and their results.
 
 use super::chunk::Chunk;
 use crate::cache::{Freshness, MemoryPermit};
@@ -14,7 +14,7 @@ pub struct ViewLookup<'a> {
     pub freshness: Freshness,
     /// Path segments that are the view's own.
     pub path_parameters: &'a [String],
-    /// Path after these segments, in the view's format.
+    /// Path after the view's own segments, in the view's format.
     pub key: &'a Key,
     /// Decoded names and values of the query.
     pub query: &'a [(String, String)],
@@ -30,11 +30,11 @@ impl ViewLookup<'_> {
 /// Object that a key of a view stands for.
 #[derive(Debug)]
 pub enum ResolvedKey {
-    /// No object.
+    /// The key stands for no object.
     Missing,
     /// A JSON document.
     Document {
-        /// The text.
+        /// Text of the document.
         text: String,
         /// Memory permit for the data that the document is made from, and then for the document.
         memory: Option<MemoryPermit>,

@@ -1,4 +1,4 @@
-//! Loads a directory of a container with everything around it that its meaning depends on.
+//! Loads a directory of a container, and the attributes around it that it takes to describe the directory.
 
 use bytes::Bytes;
 
@@ -32,13 +32,13 @@ pub(super) const COPY_MEMORY_FACTOR: u64 = 5;
 /// A directory and its surroundings, loaded for a description.
 #[derive(Debug, Default)]
 pub struct LoadedNode {
-    /// The directory.
+    /// The loaded directory.
     pub node: Node,
     /// Messages about attributes that were not read, with the reasons.
     pub problems: Vec<String>,
     /// Memory permit for the node, and then for the answer.
     pub memory: Option<MemoryPermit>,
-    /// The directory's own attributes as stored, if they are a document and were requested.
+    /// Text of the directory's own attributes as stored, if it was requested and is a valid document.
     text: Bytes,
 }
 
@@ -61,7 +61,7 @@ impl LoadedNode {
         container.run_document_job(text.len(), move || copy(&text)).await
     }
 
-    /// Returns the directory's own attributes whose names are `predicate`, as they are stored.
+    /// Returns those of the directory's own attributes for whose names `predicate` returns true, as they are stored.
     ///
     /// # Errors
     /// [`ReadError::Internal`].
@@ -109,7 +109,8 @@ async fn read(
         return Err(ReadError::NotFound(key.clone()));
     }
     let text_bytes = admitted.filter(|_| with_text).unwrap_or(0);
-    // Keep only the keys of ancestors with attributes: all keys above a path of 250 long segments take megabytes.
+    // Only the keys of ancestors with attributes are kept, because the keys of all ancestors of a path of 250 long
+    // segments take megabytes.
     let mut ancestors = Vec::new();
     let mut parent = key.parent();
     while let Some(ancestor) = parent {
@@ -121,7 +122,7 @@ async fn read(
     let mut children = None;
     let mut required: Option<Vec<(String, Key)>> = None;
     loop {
-        // No attributes are held while this waits for memory.
+        // This request holds no attributes while it waits for memory.
         let description_bytes =
             (max_bytes - reader.remaining_bytes).saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
         let memory = container
@@ -178,7 +179,7 @@ async fn read(
             };
             return Ok(LoadedNode { node, problems: reader.problems, memory: Some(memory), text });
         }
-        // Start again with memory for everything, because a request that holds memory must not wait for more.
+        // Starts again with memory for everything, because a request that holds memory must not wait for more.
         required = Some(newly_required);
     }
 }
@@ -193,7 +194,7 @@ struct AttributesReader<'a> {
 }
 
 impl AttributesReader<'_> {
-    /// Checks if the attributes of `key` may be read, and keeps nothing of them. Returns the length of their text in
+    /// Checks whether the attributes of `key` may be read, without keeping them. Returns the length of their text in
     /// bytes. Returns `None` if there are none, and adds a problem if they cannot be read or take too much memory.
     async fn admit(&mut self, key: &Key) -> Result<Option<u64>, ReadError> {
         let name = || format!("{}{}{ATTRIBUTES}", key.as_str(), if key.is_root() { "" } else { "/" });

@@ -112,7 +112,7 @@ struct PrecomputedScale {
 
 /// Returns the `info` document of the dataset or pyramid at `key`, with its memory permit.
 async fn read_info(lookup: &ViewLookup<'_>, key: &Key) -> Result<(Value, Option<MemoryPermit>), ReadError> {
-    // Unreadable attributes must be an error: the directory may still be a dataset.
+    // Fails if the attributes cannot be read, because the directory may still be a dataset.
     lookup.container.group(lookup.freshness, key).await?;
     let loaded = read_node(lookup.container, lookup.freshness, key).await?;
     let not_a_dataset = |reason| ReadError::NotADataset { key: key.clone(), reason };
@@ -167,7 +167,7 @@ fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
             {
                 levels.push(scale);
             }
-            // The other levels form a volume without this one.
+            // A level that differs from the first one or cannot be a scale is left out; the other levels form a volume.
             _ => {}
         }
     }
@@ -209,7 +209,8 @@ fn choose_kind_and_encoding(
         }
         Some(kind) => kind,
     };
-    // The format addresses its tables with 24 bits, and a box of 512 voxels takes at most 1282 words.
+    // In compressed_segmentation, offsets of tables have 24 bits and a box of 512 voxels takes at most 1282 words,
+    // which limits the number of voxels in a chunk.
     let voxels =
         levels.iter().map(|level| level.extent.chunk.iter().fold(1u64, |n, size| n.saturating_mul(*size))).max();
     let is_compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64) && voxels < Some(6_000_000);

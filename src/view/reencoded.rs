@@ -96,13 +96,14 @@ impl View for Reencoded {
     }
 }
 
-/// Returns the document with the attributes of the directory `key`, which is missing if there are none to show.
+/// Returns the document with the attributes of the directory `key`, or [`ResolvedKey::Missing`] if there are none to
+/// show.
 async fn attributes_document(
     lookup: &ViewLookup<'_>,
     key: &Key,
     target: &ReencodeTarget,
 ) -> Result<ResolvedKey, ReadError> {
-    // Unreadable attributes must be an error: the directory may still be a dataset.
+    // Fails if the attributes cannot be read, because the directory may still be a dataset.
     lookup.container.group(lookup.freshness, key).await?;
     let loaded = match read_node_with_text(lookup.container, lookup.freshness, key).await {
         Err(ReadError::NotFound(_)) => match resolve_level_alias(lookup, key).await? {
@@ -205,7 +206,7 @@ impl ChunkEncoder for ReencodeTarget {
         let elements = shape.iter().fold(1u64, |n, size| n.saturating_mul(*size));
         let target = self.data_type.as_ref().and_then(DataType::size_bytes);
         let bytes = elements.saturating_mul(target.unwrap_or(width) as u64);
-        // Elements with swapped bytes, converted, and encoded.
+        // Counts the byte-swapped elements, the converted elements, and the encoded block.
         let converted = if target.is_some() { bytes } else { 0 };
         bytes.saturating_add(converted).saturating_add(self.encoding.max_encoded_bytes(bytes)).saturating_add(1024)
     }
@@ -224,7 +225,8 @@ impl ChunkEncoder for ReencodeTarget {
         self.data_type.is_none().then_some(self.encoding)
     }
 
-    /// Full blocks and those that are clipped at the end of the dataset. TensorStore refuses larger full blocks.
+    /// Accepts blocks of the size of the grid cell, clipped at the end of the dataset, and full blocks unless they are
+    /// larger than TensorStore accepts.
     fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
         let width = dataset.data_type().size_bytes().unwrap_or(1) as u128;
         let full_bytes = || dataset.block_size().iter().fold(width, |bytes, size| bytes.saturating_mul((*size).into()));

@@ -60,7 +60,8 @@ impl View for Zarr2 {
     }
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
-        // `.zmetadata` is not listed: only a walk tells if it exists, and its clients do not look for it here.
+        // `.zmetadata` is not listed, because finding out whether it exists takes a walk of the group, and clients that
+        // read it do not list directories.
         let names: &[&str] = match node_type(lookup, lookup.key).await? {
             ZarrNodeType::Missing => &[],
             ZarrNodeType::Group => &[ZATTRS, ZGROUP],
@@ -86,7 +87,7 @@ fn zarray_json(layout: &ZarrLayout) -> Value {
         "fill_value": layout.fill_value(),
         "order": "C",
         "filters": null,
-        // OME-NGFF 0.4 requires it.
+        // OME-NGFF 0.4 requires this separator.
         "dimension_separator": "/",
     })
 }

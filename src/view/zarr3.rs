@@ -80,7 +80,7 @@ async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<Reso
         let node = read_zarr_node(lookup, directory).await?;
         return Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| document(zarr_json(node), memory)));
     };
-    // The group may have become something else meanwhile.
+    // The directory may have been replaced since its node type was read.
     if nodes.first().is_none_or(|(path, _)| !path.is_empty()) {
         return Ok(ResolvedKey::Missing);
     }

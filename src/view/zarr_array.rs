@@ -1,7 +1,7 @@
-//! Arrays of a Zarr hierarchy: which directories they are, their layout and their chunks.
+//! Zarr node types of directories, and the layout and chunks of arrays.
 //!
-//! Zarr's order is C: the slowest axis first. N5's first axis is the fastest. Every list of the Zarr views (names, shapes,
-//! chunk coordinates, scales) is therefore N5's list reversed, and no element moves.
+//! Zarr's order is C: the slowest axis first. N5's first axis is the fastest. Every list of the Zarr views (names,
+//! shapes, chunk coordinates, scales) is therefore N5's list reversed, and no element moves.
 
 use std::sync::Arc;
 
@@ -65,11 +65,11 @@ const BLOSC_NAMES: [&str; 5] = ["blosclz", "lz4", "lz4hc", "zlib", "zstd"];
 
 /// Encoding of all chunks of an array.
 ///
-/// A dataset in an encoding that Zarr also has keeps it, together with the byte order of N5. The payload of a block of
-/// full size is then the chunk. Any other dataset becomes gzip, little-endian.
+/// If Zarr has the encoding of the dataset, the chunks keep it, together with the byte order of N5, so that the payload
+/// of a full block can be sent as a chunk. All other datasets are encoded as little-endian gzip.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct ZarrEncoding {
-    /// The compression.
+    /// Compression of the chunks.
     pub(super) compression: BlockEncoding,
     /// True if elements are big-endian. Never true for elements of one byte.
     pub(super) is_big_endian: bool,
@@ -101,9 +101,9 @@ impl ZarrEncoding {
 
 /// Returns the shape of every chunk in elements, in N5 axis order.
 ///
-/// Chunks are full grid cells. Along an axis that is shorter than its only block, the chunk ends with the array.
-/// Writers of N5 crop that block, so its payload can be sent as it is. The block size can also be anything up to 2^63
-/// there.
+/// Chunks are full grid cells. But along an axis that is shorter than its only block, the chunk ends with the array.
+/// Writers of N5 crop that block, so its payload can be sent as it is. Along such an axis, the stored block size can be
+/// up to 2^63.
 pub(super) fn chunk_shape(dataset: &DatasetAttributes) -> Coords {
     let sizes = dataset.block_size().iter().zip(dataset.dimensions());
     sizes.map(|(block, size)| (*block).min((*size).max(1))).collect()
@@ -117,7 +117,7 @@ impl ChunkEncoder for ZarrEncoding {
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
         let elements = shape.iter().fold(1u64, |product, size| product.saturating_mul(*size));
         let raw_bytes = elements.saturating_mul(width as u64);
-        // Swapping bytes needs a copy if the buffer is shared.
+        // Swapping the bytes of a shared buffer needs a copy.
         raw_bytes.saturating_add(self.compression.max_encoded_bytes(raw_bytes))
     }
 
@@ -153,8 +153,8 @@ pub(super) struct ZarrLayout {
     pub(super) data_type: DataType,
     /// Encoding of the chunks.
     pub(super) encoding: ZarrEncoding,
-    /// Compression level. Like the following fields, a parameter that a decoder does not need, but that configurations
-    /// must contain.
+    /// Compression level. Decoders need neither this nor the following parameters, but configurations must contain
+    /// them.
     pub(super) level: i64,
     /// Inner compressor of blosc.
     pub(super) cname: &'static str,
@@ -180,7 +180,7 @@ impl ZarrLayout {
         let shuffle = match stored_parameter("shuffle") {
             Some(0) => 0,
             Some(2) => 2,
-            // Automatic: bit shuffle for elements of one byte, byte shuffle for wider ones.
+            // With automatic shuffle (-1), blosc shuffles the bits of elements of one byte and the bytes of wider ones.
             Some(-1) if encoding.width == 1 => 2,
             _ => 1,
         };

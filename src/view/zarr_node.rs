@@ -18,10 +18,10 @@ use n5_metadata::{Axis, AxisKind, BaseUnit, CoordinateSpace, Node, Pyramid, Pyra
 /// Attributes that describe N5's arrays, which Zarr describes in another form.
 const N5_ARRAY_KEYS: [&str; 6] = ["dimensions", "blockSize", "dataType", "compression", "compressionType", "n5"];
 
-/// Attributes of arrays that this view generates.
+/// Attributes of arrays that the Zarr views generate.
 const GENERATED_KEYS: [&str; 2] = ["_ARRAY_DIMENSIONS", "dimension_units"];
 
-/// Members of OME-NGFF that stand beside all other attributes before version 0.5.
+/// Attributes that OME-NGFF before version 0.5 places beside `multiscales`, and since then inside `ome`.
 const OME_KEYS: [&str; 2] = ["omero", "image-label"];
 
 /// Maximum number of names in the path from a pyramid's group to a level, as in Paintera's `data/s0`.
@@ -32,7 +32,7 @@ const MAX_LEVEL_DEPTH: usize = 2;
 pub(super) enum ZarrNode {
     /// A group.
     Group {
-        /// Its attributes without those of OME-NGFF.
+        /// Attributes of the group, without those of OME-NGFF.
         attributes: JsonObjectBuilder,
         /// Attributes of OME-NGFF besides `multiscales`, such as `omero`.
         ome: JsonObjectBuilder,
@@ -41,19 +41,19 @@ pub(super) enum ZarrNode {
     },
     /// An array.
     Array {
-        /// Its layout.
+        /// Layout of the array.
         layout: ZarrLayout,
         /// Names of the axes in Zarr's order, unique and not empty.
         names: Vec<String>,
-        /// Its attributes, including `dimension_units` if units are known.
+        /// Attributes of the array, including `dimension_units` if units are known.
         attributes: JsonObjectBuilder,
     },
 }
 
 impl ZarrNode {
-    /// Returns the Zarr node for `node`, at a key whose last segment is `name`. For a level of a pyramid, `level` gives
-    /// the coordinate space. `attributes` and `ome` are its [`copied_attributes`]. Returns `None` for a dataset that is
-    /// not decoded.
+    /// Creates the Zarr node of a directory whose name is `name`, or returns `None` for a dataset that is not decoded.
+    /// `attributes` and `ome` are the [`copied_attributes`] of the directory. If it is a level of a pyramid, `level` is
+    /// its coordinate space in the pyramid.
     pub(super) fn of(
         node: &Node,
         name: Option<&str>,
@@ -80,9 +80,9 @@ impl ZarrNode {
     }
 }
 
-/// Returns the attributes of a directory that are repeated as they are stored: all except those of N5 and OME-NGFF, and
-/// those of OME-NGFF besides `multiscales`. A dataset has none of OME-NGFF. `multiscales` is always left out, because its
-/// lists are in N5's order or in another form.
+/// Returns the attributes of a directory that its node repeats as stored, in two objects: the attributes that belong
+/// neither to N5 nor to OME-NGFF, and those of OME-NGFF except `multiscales`, whose lists are in N5's order or in
+/// another form. The second object is empty for a dataset.
 pub(super) fn copied_attributes(text: &[u8], is_dataset: bool) -> (JsonObjectBuilder, JsonObjectBuilder) {
     if is_dataset {
         let is_copied = |name: &str| !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name);
@@ -126,7 +126,7 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
     let axis_unit = |(axis, scale): (&Axis, &f64)| {
         let unit = axis.unit.filter(|unit| matches!(unit.base, BaseUnit::Metre | BaseUnit::Second));
         match unit.map(|unit| unit.si_scaled()) {
-            // Neuroglancer knows only the micro sign here, not `u`.
+            // Neuroglancer accepts only the micro sign in these units, not `u`.
             Some((factor, symbol)) => Value::from(format!("{} {}", scale * factor, symbol.replace('u', "µ"))),
             None if axis.is_calibrated && axis.unit.is_none() => Value::from(scale.to_string()),
             None => Value::Null,
@@ -137,7 +137,8 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
     has_units.then_some(Value::Array(units))
 }
 
-/// Returns the Zarr node of the directory `key` with its memory permit, or `None` as for [`ZarrNodeType::Missing`].
+/// Returns the Zarr node of the directory `key` with its memory permit, or `None` if it has none
+/// ([`ZarrNodeType::Missing`]).
 ///
 /// # Errors
 /// As [`read_node`].
@@ -151,7 +152,7 @@ pub(super) async fn read_zarr_node(
         ZarrNodeType::Array(_) => space_in_pyramid(lookup, key).await?,
     };
     let loaded = match read_node_with_text(lookup.container, lookup.freshness, key).await {
-        // The directory has disappeared meanwhile.
+        // The directory was removed after its node type was read.
         Err(ReadError::NotFound(_)) => return Ok(None),
         loaded => loaded?,
     };
@@ -164,7 +165,8 @@ pub(super) fn is_dataset(node: &Node) -> bool {
     matches!(&node.document, Some(Ok(document)) if document.describes_dataset())
 }
 
-/// Returns the coordinate space of a dataset as a level of a pyramid, if it is one and its voxel size is known.
+/// Returns the coordinate space that a pyramid gives to the dataset, if it is a level of one and its voxel size is
+/// known.
 async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<CoordinateSpace>, ReadError> {
     let mut group = key.parent();
     for _ in 0..MAX_LEVEL_DEPTH {
@@ -197,7 +199,8 @@ pub(super) fn document(object: JsonObjectBuilder, memory: Option<MemoryPermit>) 
 /// Number of axes that an image may have.
 const RANKS: RangeInclusive<usize> = 2..=5;
 
-/// Returns an entry of `multiscales` without its version, for a pyramid of any convention, or `None` if OME-NGFF cannot describe the pyramid.
+/// Returns an entry of `multiscales` without its version, for a pyramid of any convention, or `None` if OME-NGFF cannot
+/// describe the pyramid.
 ///
 /// - Axes are in the order of the data, the slowest first. OME-NGFF requires time, channels, space. For images that are
 ///   stored in another order, the true order is more important than this rule.

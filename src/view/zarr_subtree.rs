@@ -14,8 +14,7 @@ use n5_metadata::{CoordinateSpace, Node};
 /// Maximum number of directories that are described together.
 const MAX_DIRECTORIES: usize = 500;
 
-/// Approximate upper bound of the memory for one directory in bytes, besides [`TREE_MEMORY_FACTOR`] and
-/// [`COPY_MEMORY_FACTOR`].
+/// Approximate upper bound of the memory for one directory in bytes, in addition to the memory for its attributes.
 const DIRECTORY_OVERHEAD_BYTES: u64 = 8 << 10;
 
 /// Approximate upper bound of the memory for interpreted attributes and everything derived from them, as a multiple of
@@ -24,7 +23,7 @@ const TREE_MEMORY_FACTOR: u64 = 2;
 
 /// Maximum memory of the interpreted attributes of all directories, in bytes.
 const MAX_TREE_BYTES: u64 = 16 << 20;
-/// Maximum length of the text of these attributes, in bytes.
+/// Maximum length of the text of the attributes of all directories, in bytes.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 
 /// A directory that the survey found.
@@ -33,9 +32,9 @@ struct SurveyedDirectory {
     key: Key,
     /// Index of the parent directory. The first directory has its own index.
     parent_index: usize,
-    /// True if everything below belongs to it, as in a dataset.
+    /// True if the directory is a dataset, so that everything below is a part of it.
     is_dataset: bool,
-    /// Length of the text of its attributes, in bytes.
+    /// Length of the text of the directory's attributes, in bytes.
     text_bytes: u64,
 }
 
@@ -51,7 +50,7 @@ pub(super) async fn read_subtree(
     let budget_bytes = lookup.container.resources().settings().slice_budget;
     let survey = ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|(_, bytes)| *bytes <= budget_bytes);
     let Some((directories, memory_bytes)) = survey else { return Ok(None) };
-    // No attributes are held while this waits for memory.
+    // This request holds no attributes while it waits for memory.
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
     let nodes = lookup.container.abort_if_contended(key, Box::pin(read_items(lookup, key, &directories))).await?;
     Ok(Some((nodes, memory)))
@@ -138,13 +137,13 @@ async fn read_items(
     Ok(zarr_nodes)
 }
 
-/// Finds the directories from `key` on, each after its parent, and measures their attributes, without holding what it
-/// reads. Also returns the memory that their nodes take, in bytes. Returns `None` if there are too many directories or
+/// Finds the directories from `key` on, each after its parent, and measures their attributes, without keeping them in
+/// memory. Also returns the memory that their nodes take, in bytes. Returns `None` if there are too many directories or
 /// attributes.
 async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<SurveyedDirectory>, u64)>, ReadError> {
     let new_directory = |key, parent_index| SurveyedDirectory { key, parent_index, is_dataset: false, text_bytes: 0 };
     let mut directories = vec![new_directory(key.clone(), 0)];
-    // Length of all attributes, and memory of the interpreted ones, including those above the first directory.
+    // Length of all attributes and memory of the interpreted ones, including those of the directories above `key`.
     let (mut all_text_bytes, mut all_tree_bytes) = (0u64, 0u64);
     let mut ancestor = key.parent();
     while let Some(ancestor_key) = ancestor {
@@ -160,7 +159,7 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<Survey
                 let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
                 (is_dataset, group.text_bytes(), group.tree_bytes())
             }
-            // Attributes that are too large to be parsed: the directory counts as a group without attributes.
+            // A directory with attributes that are too large to be parsed counts as a group without attributes.
             Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
             Err(error) => return Err(error),
         };

@@ -16,7 +16,8 @@ pub struct Array {
     pub data: Bytes,
 }
 
-/// One loop of the copy: `count` elements or runs, with the distances between neighbours in bytes.
+/// One loop of a copy: `count` elements or runs, with the distances in bytes between neighbours in the source and the
+/// target.
 #[derive(Debug, Clone, Copy)]
 struct Loop {
     count: usize,
@@ -48,7 +49,7 @@ pub fn paste(
     plan.is_some_and(|plan| plan.run(to, from, width, false))
 }
 
-/// Like [`paste`], but from big-endian elements as stored. Their bytes are swapped during the copy.
+/// Like [`paste`], but the elements in `from` are big-endian, as stored. Their bytes are swapped during the copy.
 pub fn paste_big_endian(
     to: &mut [u8],
     region: &Region,
@@ -62,7 +63,7 @@ pub fn paste_big_endian(
     plan.is_some_and(|plan| plan.run(to, from, width, true))
 }
 
-/// Like [`paste`], for a block of zeros.
+/// Like [`paste`], for a block whose elements are all zero.
 pub fn paste_zeros(
     to: &mut [u8],
     region: &Region,
@@ -75,7 +76,7 @@ pub fn paste_zeros(
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
-/// Offsets and loops of one paste, innermost loop first.
+/// Plan of one paste: where it begins in the block and the region, and its nested loops, innermost first.
 struct CopyPlan {
     from_offset: usize,
     to_offset: usize,
@@ -106,7 +107,8 @@ impl CopyPlan {
                 from_last = from_last.checked_add((count - 1).checked_mul(new.from_stride)?)?;
                 to_last = to_last.checked_add((count - 1).checked_mul(to_stride)?)?;
                 match loops.last_mut() {
-                    // An axis that continues where the previous one ends is merged into its loop.
+                    // If the elements of an axis continue where those of the previous axis end, one loop copies both
+                    // axes.
                     Some(inner)
                         if inner.from_stride * inner.count == new.from_stride
                             && inner.to_stride * inner.count == new.to_stride =>
@@ -126,7 +128,11 @@ impl CopyPlan {
 
     fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
         if self.from_end > from.len() || self.to_end > to.len() {
-            debug_assert!(false, "a paste reaches beyond its buffers");
+            let (from_end, to_end, loops) = (self.from_end, self.to_end, &self.loops);
+            debug_assert!(
+                false,
+                "a paste ends at {from_end} and {to_end}, beyond its buffers; its loops are {loops:?}"
+            );
             return false;
         }
         let single = Loop { count: 1, from_stride: width, to_stride: width };
@@ -138,7 +144,7 @@ impl CopyPlan {
             (true, true, 2) => swap_runs::<2>,
             (true, true, 4) => swap_runs::<4>,
             (true, true, 8) => swap_runs::<8>,
-            // With a length known at compile time, a run is a few instructions instead of a call.
+            // A run whose length is known at compile time is copied by a few instructions instead of a function call.
             (true, ..) => match inner.count * width {
                 32 => copy_fixed_runs::<32>,
                 64 => copy_fixed_runs::<64>,
@@ -219,7 +225,8 @@ fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: 
     }
 }
 
-/// Copies element by element. The constant width makes each element one load and one store.
+/// Copies element by element. Because the width is constant, the compiler copies an element with one load and one
+/// store.
 fn copy_strided<const WIDTH: usize, const SWAP_BYTES: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
     for row in 0..rows.count {
         let (mut t, mut f) = (row * rows.to_stride, row * rows.from_stride);

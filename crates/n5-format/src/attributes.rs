@@ -19,7 +19,7 @@ const MAX_EXTENT: u64 = i64::MAX.unsigned_abs();
 /// - `dimensions` and `block_size` have the same length, the rank, 0 to [`MAX_RANK`].
 /// - Every dimension is at most 2^63 - 1; every block size is 1 to 2^63 - 1.
 ///
-/// They take a few kilobytes at most, regardless of the other members of the document.
+/// The attributes take a few kilobytes of memory at most, however large the document that they were parsed from.
 #[derive(Debug, Clone)]
 pub struct DatasetAttributes {
     grid: BlockGrid,

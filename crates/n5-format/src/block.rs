@@ -7,14 +7,14 @@ use crate::compression::wrong_length;
 use crate::grid::product;
 use crate::{BlockEncoding, CancelCheck, Codec, CodecError, Coords, DatasetAttributes, Scratch};
 
-/// Mode of a block: the first word of its header.
+/// Mode of a stored block, which the first word of the header gives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockMode {
-    /// 0: the number of elements is the product of the block's size.
+    /// Mode 0: the number of elements is the product of the block's size.
     Default,
-    /// 1: the header gives the number of elements.
+    /// Mode 1: the header gives the number of elements.
     VarLength,
-    /// 2: a single serialised object, without a size.
+    /// Mode 2: the block is a single serialised object, without a size.
     Object,
 }
 
@@ -25,7 +25,7 @@ pub enum BlockMode {
 /// Source: N5 specification 4.0.0 §9; mode 2 from Java N5's `codec/N5BlockCodecs.java`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BlockHeader {
-    /// The mode.
+    /// Mode of the block.
     pub mode: BlockMode,
     /// Size of the block in elements, N5 axis order; empty for [`BlockMode::Object`].
     pub size: Coords,
@@ -50,9 +50,9 @@ pub enum BlockError {
     /// The file ends within its header.
     #[error("{bytes} bytes are too few for a block header of {needed} bytes")]
     ShortHeader {
-        /// Number of bytes in the file.
+        /// Length of the file in bytes.
         bytes: usize,
-        /// Number of bytes needed.
+        /// Length of the header in bytes.
         needed: usize,
     },
     /// The header's first word is not a mode of the format.
@@ -146,14 +146,15 @@ impl BlockHeader {
         Ok(Self { mode, size, elements, len })
     }
 
-    /// Largest length of a header in bytes, for a dataset of `rank` axes. So many bytes at the beginning of a file suffice
-    /// for [`Self::of_raw_block`].
+    /// Returns the maximum length of a header in bytes, for a dataset of `rank` axes. [`Self::of_raw_block`] needs at
+    /// most this many bytes from the beginning of a file.
     pub fn max_len(rank: usize) -> u64 {
         (rank as u64).saturating_mul(8).saturating_add(8)
     }
 
-    /// Returns the header of the block at `position`, whose file has `stored_bytes` and begins with `prefix`. The elements
-    /// follow it, big-endian, first axis fastest. Returns `None` if the dataset's blocks are compressed.
+    /// Returns the header of the uncompressed block at `position`, whose file has `stored_bytes` bytes and begins with
+    /// `prefix`. The elements follow the header, big-endian, first axis fastest. Returns `None` if the dataset's blocks
+    /// are compressed.
     ///
     /// # Errors
     /// See [`Block::decode`], except that there is no memory limit. The file must have exactly the length that the
@@ -349,7 +350,7 @@ pub struct DecodeBuffers {
     pub scratch: Scratch,
 }
 
-/// A header that fits its dataset, with the values that decoding needs.
+/// Header of a block that has been checked against its dataset, with the values that decoding needs.
 struct DecodePlan<'a> {
     header: BlockHeader,
     codec: &'a dyn Codec,
@@ -385,7 +386,7 @@ impl<'a> DecodePlan<'a> {
         if found == self.decoded_bytes { Ok(()) } else { Err(wrong_length(self.decoded_bytes, found)) }
     }
 
-    /// Creates the plan of a block of `stored_bytes` that begins with `prefix`.
+    /// Creates the plan for a block whose file has `stored_bytes` bytes and begins with `prefix`.
     fn from_prefix(
         prefix: &[u8],
         stored_bytes: usize,
@@ -466,8 +467,8 @@ pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
     Some(header)
 }
 
-/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format, or back. Works in place if
-/// the buffer is not shared.
+/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format, or back. Works in
+/// place if the buffer is not shared.
 pub fn to_big_endian(data: Bytes, width: usize) -> Bytes {
     if width == 1 || data.is_empty() {
         return data;
@@ -646,7 +647,7 @@ mod tests {
     fn legacy_headers_are_read() {
         let attributes = attributes(&[7, 5], &[5, 4], "uint8", "raw");
         let payload = "01020304 05060708 090a0b0c 0d0e0f10 11121314";
-        // A u32 number of axes and u32 sizes: the same bytes as in the current form.
+        // Releases 1.0.0 to 1.1.3 wrote a u32 number of axes, which gives the same bytes as the current form.
         let expected = decode(&format!("00000002 00000005 00000004 {payload}"), &attributes, &[0, 0]).unwrap();
         assert_eq!(expected.0, [5, 4]);
         let wide = format!("00000002 0000000000000005 0000000000000004 {payload}");
@@ -656,7 +657,7 @@ mod tests {
         let corner = Ok((vec![2, 1], vec![8, 9]));
         assert_eq!(decode("00000002 0000000000000002 0000000000000001 0809", &attributes, &[1, 1]), corner);
         assert_eq!(decode("00000002 00000001 0809", &attributes, &[1, 1]), corner);
-        // At another position, the same bytes do not give an expected size.
+        // A header of sizes alone is rejected if the size is not the one that the grid requires at this position.
         assert!(decode("00000002 00000001 0809", &attributes, &[0, 0]).is_err());
     }
 

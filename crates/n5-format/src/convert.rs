@@ -67,6 +67,9 @@ macro_rules! float_to_integer {
 }
 
 /// Converts elements of the type `$a` by [`convert_elements`]. `$to_integer` is one of the macros above.
+///
+/// For example, the conversion from float32 to uint8 becomes a call of `convert_elements` with `f32::from_le_bytes`,
+/// `|value| float_to_integer!(value, u8)` and `u8::to_le_bytes`.
 macro_rules! convert_from {
     ($a:ty, $to_integer:ident, $data:expr, $from:expr, $to:expr) => {{
         let read = <$a>::from_le_bytes;
@@ -215,7 +218,7 @@ mod tests {
         }
         let integer = match value {
             ReferenceValue::Integer(value) => value,
-            // No integer type here reaches 2^100.
+            // The value fits an `i128`. Larger values are out of range for every integer type of the format.
             ReferenceValue::Float(value) if value.is_finite() && value.fract() == 0.0 && value.abs() < 1e30 => {
                 value as i128
             }
@@ -279,7 +282,7 @@ mod tests {
                     prop_assert_eq!(Some(index), expected.iter().position(Option::is_none));
                     let text = match read(&data[index * width..][..width], from) {
                         ReferenceValue::Integer(value) => value.to_string(),
-                        // The shortest text of a float32 is shorter than that of the same value as float64.
+                        // A float32 has a shorter text than the same value as float64.
                         ReferenceValue::Float(value) if from == "float32" => (value as f32).to_string(),
                         ReferenceValue::Float(value) => value.to_string(),
                     };

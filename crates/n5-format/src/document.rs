@@ -10,7 +10,7 @@ use crate::json::{self, JsonError, JsonMembers, MEMBER_BYTES};
 /// Maximum number of bytes for the values of a document's interpreted members, as `json::tree_bytes` counts them.
 pub const MAX_INTERPRETED_BYTES: u64 = 256 << 10;
 
-/// Maximum number of bytes for each member that describes the array of a dataset, counted in the same way.
+/// Maximum number of bytes for each member that describes the array of a dataset, as `json::tree_bytes` counts them.
 const MAX_ARRAY_MEMBER_BYTES: u64 = 8 << 10;
 
 /// Maximum number of pyramid levels that are read.
@@ -21,11 +21,11 @@ const MAX_LEVELS: usize = 64;
 enum Projection {
     /// The whole value.
     Whole,
-    /// A scalar unchanged; an array or object as an empty one.
+    /// A scalar is read unchanged; an array or object is read as an empty one.
     Shallow,
-    /// The given number of elements at the start of an array, each projected; an object as an empty one.
+    /// The given number of elements at the start of an array, each projected. An object is read as an empty one.
     First(usize, &'static Projection),
-    /// The listed members of an object, each projected; an array as an empty one.
+    /// The listed members of an object, each projected. An array is read as an empty one.
     Members(&'static [(&'static str, Projection)]),
 }
 
@@ -80,7 +80,7 @@ const INTERPRETED: &[(&str, u64, Projection)] = &[
     ("multiscales", MAX_INTERPRETED_BYTES, MULTISCALES),
 ];
 
-/// Error for the bytes of an `attributes.json` that hold no attributes.
+/// Reason why the bytes of an `attributes.json` cannot be read as attributes.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum DocumentError {
     /// The bytes are not JSON.
@@ -100,9 +100,13 @@ pub enum DocumentError {
 /// It holds neither the text nor the other members. [`JsonObjectBuilder`](crate::JsonObjectBuilder) copies those from
 /// the stored bytes.
 #[derive(Debug, Clone, Default)]
-pub struct AttributesDocument {
-    members: Arc<Map<String, Value>>,
-    unreadable: Arc<[(&'static str, String)]>,
+pub struct AttributesDocument(Arc<InterpretedMembers>);
+
+/// Content of an [`AttributesDocument`], which all clones share.
+#[derive(Debug, Default)]
+struct InterpretedMembers {
+    members: Map<String, Value>,
+    unreadable: Vec<(&'static str, String)>,
     tree_bytes: u64,
     codecs: Codecs,
 }
@@ -115,7 +119,7 @@ impl Projection {
             (Self::Shallow | Self::First(..), Some(b'{')) => emit("{}", true),
             (Self::Shallow | Self::Members(_), Some(b'[')) => emit("[]", true),
             (Self::First(count, projection), Some(b'[')) => {
-                // Each bracket and comma is counted, which covers the memory of the array itself.
+                // Brackets and commas are passed to `emit`, too: their sizes stand for the memory of the array itself.
                 let mut separator = "[";
                 for element in json::first_elements(value, count) {
                     emit(separator, false);
@@ -125,7 +129,8 @@ impl Projection {
                 emit(if separator == "[" { "[]" } else { "]" }, false);
             }
             (Self::Members(parts), Some(b'{')) => {
-                // Each brace, name, colon and comma is counted, which covers the memory of the object itself.
+                // Braces, names, colons and commas are passed to `emit`, too: their sizes stand for the memory of the
+                // object itself.
                 let (mut separator, mut last) = ("{", vec![None; parts.len()]);
                 crate::json_object::for_each_member(JsonMembers::parse(value).ok(), |member| {
                     let row = parts.iter().position(|(name, _)| *name == member.name());
@@ -201,27 +206,27 @@ impl AttributesDocument {
             projection.project(value, &mut |fragment, _| text.push_str(fragment));
             match serde_json::from_str(&text) {
                 Ok(value) => drop(members.insert(name.to_owned(), value)),
-                // For example, a number beyond the range of `f64`, or an unpaired surrogate.
+                // The value contains, for example, a number beyond the range of `f64` or an unpaired surrogate.
                 Err(error) => unreadable.push((name, error.to_string())),
             }
         }
-        Ok(Self { members: Arc::new(members), unreadable: unreadable.into(), tree_bytes, codecs: codecs.clone() })
+        Ok(Self(Arc::new(InterpretedMembers { members, unreadable, tree_bytes, codecs: codecs.clone() })))
     }
 
     /// Returns the codecs by which blocks of a dataset that this document describes are decoded.
     pub fn codecs(&self) -> &Codecs {
-        &self.codecs
+        &self.0.codecs
     }
 
-    /// Returns the interpreted members that can be read; of some, only the interpreted part.
+    /// Returns the interpreted members that can be read. Large members contain only the parts that are interpreted.
     pub fn members(&self) -> &Map<String, Value> {
-        &self.members
+        &self.0.members
     }
 
-    /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They count
-    /// as absent.
+    /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They
+    /// count as absent.
     pub fn unreadable(&self) -> &[(&'static str, String)] {
-        &self.unreadable
+        &self.0.unreadable
     }
 
     /// Returns true if the document is meant to describe a dataset: `dimensions`, `blockSize` and `dataType` are all
@@ -233,7 +238,7 @@ impl AttributesDocument {
 
     /// Returns an upper bound of the bytes that this document takes.
     pub fn tree_bytes(&self) -> u64 {
-        self.tree_bytes
+        self.0.tree_bytes
     }
 
     /// Returns a member that is present and not null.
@@ -290,6 +295,11 @@ mod tests {
     }
 
     #[test]
+    fn a_clone_takes_no_more_memory_than_a_pointer() {
+        assert_eq!(size_of::<AttributesDocument>(), size_of::<usize>());
+    }
+
+    #[test]
     fn only_members_with_a_meaning_are_kept() {
         let long = format!("[{}1]", "{\"\":0},".repeat(100_000));
         let document = parse(&format!(
@@ -327,7 +337,7 @@ mod tests {
             document.unreadable().iter().map(|(name, reason)| format!("{name}: {reason}")).collect();
         assert!(unread.len() == 3 && unread[0].starts_with("transform: it is too large"), "{unread:?}");
         assert!(unread.contains(&"resolution: number out of range at line 1 column 6".to_owned()), "{unread:?}");
-        // Other members cannot keep the array attributes from being read.
+        // Even large values of other members leave enough memory for the array attributes.
         let array = r#""dimensions":[4],"blockSize":[4],"dataType":"uint8","compression":{"type":"raw"}"#;
         let filling = format!("[{}1]", "{\"\":0},".repeat(200));
         let document = parse(&format!(r#"{{"scales":{filling},"transform":{filling},{array}}}"#));

@@ -30,7 +30,7 @@ pub struct Region {
 /// Error for numbers that do not form a region.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum RegionError {
-    /// The lists differ in length.
+    /// `start`, `shape` and `step` differ in length.
     #[error("start, shape and step have {0}, {1} and {2} numbers")]
     Rank(usize, usize, usize),
     /// A step is zero.
@@ -190,8 +190,8 @@ impl BlockGrid {
     pub fn spread_positions(&self) -> impl Iterator<Item = GridPosition> + use<> {
         let shape = self.shape();
         let total = shape.iter().fold(1u128, |n, count| n.saturating_mul(u128::from(*count))).min(1 << 64);
-        // Steps of about the golden section of the total do not cluster. A step that is coprime to the total visits
-        // every block, and the whole range of every axis.
+        // Multiples of about 0.618 (the golden section) of the total, modulo the total, do not cluster. A step that is
+        // coprime to the total visits every block once.
         let golden = total.saturating_mul(618).checked_div(1000).unwrap_or(0).max(1);
         let step = (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1);
         (0..total).map(move |n| {
@@ -236,8 +236,8 @@ impl BlockGrid {
     }
 }
 
-/// Blocks touched along one axis: those of the samples `first` to `first + count`, of which sample `k` is the element
-/// `start + k * step`, in blocks of `block` elements.
+/// The blocks that a region touches along one axis: those that contain the samples `first .. first + count`. Sample `k`
+/// is the element `start + k * step`, and each block has `block` elements along the axis.
 #[derive(Debug, Clone)]
 struct AxisCover {
     first: u64,
@@ -247,18 +247,22 @@ struct AxisCover {
     block: u64,
 }
 
-/// Blocks that follow one another: the sample `k` is the block `k`.
+/// Base of an axis whose touched blocks have no gaps: `first` and `count` then give block indices directly.
 const CONSECUTIVE: AxisCover = AxisCover { first: 0, count: 0, start: 0, step: 1, block: 1 };
 
 impl AxisCover {
     fn nth(&self, n: u64) -> u64 {
-        let k = i128::from(self.first.saturating_add(n));
-        let index = k.saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
+        let k = self.first.saturating_add(n);
+        // Along most axes the touched blocks have no gaps, and then no multiplication or division is needed.
+        if (self.start, self.step, self.block) == (0, 1, 1) {
+            return k;
+        }
+        let index = i128::from(k).saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
         u64::try_from(index).unwrap_or(0).checked_div(self.block).unwrap_or(0)
     }
 
     fn touches(&self, index: u64) -> bool {
-        // Indices ascend with `n`: a binary search finds the first that is not below `index`.
+        // Block indices ascend with `n`, so a binary search finds the first one that is not below `index`.
         let (mut low, mut high) = (0, self.count);
         while low < high {
             let middle = low.saturating_add(high.saturating_sub(low) / 2);
@@ -310,8 +314,8 @@ impl Iterator for CoveringBlocks {
     }
 }
 
-/// Advances a cursor by one position. It is given by the number along each axis, first axis fastest, and their count.
-/// Returns false if the position was the last one; the cursor is then at the first.
+/// Advances a cursor by one position, first axis fastest. `cursor` yields the index along each axis and the number of
+/// indices of this axis. Returns false if the position was the last one; the cursor is then at the first.
 pub(crate) fn advance<'a>(cursor: impl Iterator<Item = (&'a mut u64, u64)>) -> bool {
     for (n, count) in cursor {
         *n = n.saturating_add(1);

@@ -28,7 +28,7 @@ pub enum JsonError {
     /// The text is not JSON.
     #[error("expected {expected} at line {line} column {column}")]
     Syntax {
-        /// The syntax element that is expected there.
+        /// The syntax element that is expected at this place.
         expected: &'static str,
         /// Line number, from 1.
         line: usize,
@@ -43,7 +43,8 @@ pub enum JsonError {
     TooDeep,
 }
 
-/// Longer names are compared as written. No name of interest is this long, even with all characters escaped.
+/// Maximum length of a member's name whose escapes are decoded. No name of interest is longer, even with all characters
+/// escaped.
 const LONG_NAME_BYTES: usize = 512;
 
 /// A member of an object, as written in the text.
@@ -160,7 +161,7 @@ pub(crate) fn validate(text: &str) -> Result<(), JsonError> {
 /// `value` must be well formed.
 pub(crate) fn tree_bytes(value: &str) -> u64 {
     let mut scanner = JsonScanner::new(value);
-    // Text that is not well formed has no tree.
+    // A value that is well formed gives no error.
     let _ = scanner.value();
     scanner.tree_bytes.saturating_add(value.len() as u64)
 }
@@ -193,12 +194,12 @@ fn string_len(text: &str) -> usize {
     bytes.len()
 }
 
-/// Scanner that keeps one bit per open level.
+/// Scanner of JSON text. It takes constant memory, because it keeps only one bit for each array or object that is open.
 #[derive(Debug, Clone)]
 struct JsonScanner<'a> {
     text: &'a str,
     at: usize,
-    /// Number of arrays and objects around the next byte.
+    /// Number of arrays and objects that are open at the current position.
     depth: u32,
     /// One bit per level: 1 for an object, 0 for an array.
     object_bits: u64,

@@ -14,11 +14,11 @@ pub struct JsonObjectBuilder {
 }
 
 impl JsonObjectBuilder {
-    /// Copies the members of an `attributes.json` whose names are `predicate`, without the white space between tokens.
-    /// Stops at the first syntax error, so bytes that are not JSON from the start give an empty object.
+    /// Copies the members of an `attributes.json` for whose names `predicate` returns true, without the white space
+    /// between tokens. Stops at the first syntax error, so bytes that are not JSON give an empty object.
     pub fn from_matching(bytes: &[u8], mut predicate: impl FnMut(&str) -> bool) -> Self {
         let mut object = Self::default();
-        // An upper bound: the copied text is shorter.
+        // The copied text is at most as long as the input.
         object.members.reserve_exact(bytes.len());
         for_each_member(JsonMembers::parse(attributes_text(bytes)).ok(), |member| {
             if predicate(&member.name()) {
@@ -62,7 +62,7 @@ impl JsonObjectBuilder {
         }
     }
 
-    /// Appends the members of `other` whose names this object lacks. Takes 8 bytes for each member of this object.
+    /// Appends the members of `other` whose names this object lacks. Allocates 8 bytes for each member of this object.
     pub fn extend_missing(&mut self, other: &Self) {
         if other.is_empty() {
             return;

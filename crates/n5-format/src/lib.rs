@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-/// Version of the specification that written data follows.
+/// Version of the N5 specification that data written by this crate follow.
 pub const VERSION: &str = "4.0.0";
 
 mod array;

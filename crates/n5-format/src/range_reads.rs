@@ -11,8 +11,8 @@ use crate::{Coords, Region};
 /// Largest read, in bytes.
 const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// Gaps between samples below this size are read along with them, and each read is charged at least this many bytes. A
-/// separate read takes 10 to 90 us, in which memory delivers more bytes than this.
+/// Minimum cost of a read in bytes. Smaller gaps between samples are read along with them. A separate read takes 10 to
+/// 90 us, in which memory delivers more bytes than this.
 const MIN_READ_COST_BYTES: u64 = 64 << 10;
 
 /// Samples of a region along one axis of a block.
@@ -46,11 +46,12 @@ pub struct RangeReads {
     /// Size of the block in elements.
     size: Coords,
     width: u64,
-    /// Number of axes that one read spans.
+    /// Number of axes that one read spans, beginning with the fastest.
     axes_per_read: usize,
-    /// Largest number of elements along the last of these axes in one read.
+    /// Maximum number of elements of one read along the slowest axis that it spans.
     rows_per_read: u64,
-    /// Position of the next read: its number along the last of these axes. `cursor` has the sample of each slower axis.
+    /// Number of the next read along the slowest axis that reads span. `cursor` has the current sample of each slower
+    /// axis.
     next_chunk: u64,
     cursor: SmallVec<[u64; 6]>,
     is_done: bool,
@@ -91,8 +92,8 @@ impl RangeReads {
         Some(Self::from_samples(size, width as u64, &samples, region.step(), max_bytes.min(MAX_READ_BYTES)))
     }
 
-    /// Creates the reads for `counts` samples along each axis of a block, `step` elements apart, from its first element
-    /// on.
+    /// Creates the reads for samples that are `step` elements apart, beginning at the first element of a block.
+    /// `counts` is the number of samples along each axis.
     pub fn from_counts(size: &Coords, width: u64, counts: &Coords, step: &Coords) -> Self {
         let samples: SmallVec<[_; 6]> = counts.iter().map(|count| (0, (*count).max(1))).collect();
         Self::from_samples(size, width, &samples, step, MAX_READ_BYTES)
@@ -130,7 +131,7 @@ impl RangeReads {
         }
     }
 
-    /// Returns the axis along which reads are split: the last one that a read spans.
+    /// Returns the axis along which a range is divided into reads: the slowest one that a read spans.
     fn split_axis(&self) -> Option<&AxisSamples> {
         self.axes_per_read.checked_sub(1).and_then(|last| self.axes.get(last))
     }
@@ -205,9 +206,9 @@ mod tests {
         let planes: Vec<RangeRead> = range_reads(&[256, 256, 256], &[0, 0, 9], &[256, 256, 3], &[1, 1, 1], 2).collect();
         assert_eq!(planes.len(), 1);
         assert_eq!(planes[0].bytes, 9 * 131_072..12 * 131_072);
-        // An xz plane: 512 bytes every 128 KiB.
+        // A plane of the first and third axis takes a read of 512 bytes every 128 KiB.
         assert_eq!(range_reads(&[256, 256, 256], &[0, 7, 0], &[256, 1, 256], &[1, 1, 1], 2).count(), 256);
-        // A small box in a wide block.
+        // A small box in a wide block takes one read per row.
         let rows = range_reads(&[1 << 20, 64, 64], &[5, 3, 3], &[100, 4, 4], &[1, 1, 1], 1);
         assert_eq!(rows.cost_bytes(), 16 * MIN_READ_COST_BYTES);
         assert!(rows.map(|part| part.bytes.end - part.bytes.start).all(|bytes| bytes == 100));

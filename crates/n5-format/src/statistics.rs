@@ -30,9 +30,9 @@ pub struct StatisticsAccumulator {
 pub struct Statistics {
     /// Number of elements examined.
     pub elements: u64,
-    /// Number of these that are NaN.
+    /// Number of examined elements that are NaN.
     pub nan: u64,
-    /// Number of these that are infinite.
+    /// Number of examined elements that are infinite.
     pub infinite: u64,
     /// Number of elements that are 0.
     pub zeros: u64,
@@ -183,7 +183,8 @@ impl StatisticsAccumulator {
 }
 
 impl Statistics {
-    /// Returns the statistics of `elements` zeros, the value of holes. They do not count as examined.
+    /// Returns the statistics of `elements` elements that are zero because their blocks are missing. They do not count
+    /// as examined.
     pub fn of_zeros(data_type: &DataType, elements: u64, bins: usize, percentages: &[f64]) -> Option<Self> {
         let mut accumulator = StatisticsAccumulator::new(data_type, 1, 1)?;
         accumulator.push(&vec![0; accumulator.key_encoding.width()]);
@@ -224,7 +225,7 @@ impl Statistics {
                 ElementValue::Unsigned(n) => integer_sum += i128::from(n) * i128::from(count),
                 ElementValue::Signed(n) => integer_sum += i128::from(n) * i128::from(count),
                 ElementValue::Float(n) => {
-                    // Neumaier's compensated summation.
+                    // Neumaier's variant of compensated summation.
                     let term = n * count as f64;
                     let next = sum + term;
                     compensation += if sum.abs() >= term.abs() { (sum - next) + term } else { (term - next) + sum };
@@ -276,7 +277,7 @@ fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bin
             bin_of(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
         }
         (number, min, max) => {
-            // Halved, because `max - min` of `f64` values may exceed the range of `f64`.
+            // The values are halved, because `max - min` of `f64` values may exceed the range of `f64`.
             let (number, min, max) = (number.as_f64() / 2.0, min.as_f64() / 2.0, max.as_f64() / 2.0);
             #[expect(
                 clippy::cast_possible_truncation,
@@ -321,9 +322,9 @@ impl ElementValue {
 /// Encoding of the elements of a type as sort keys.
 #[derive(Debug, Clone, Copy)]
 enum KeyEncoding {
-    /// Number of bytes of an element.
+    /// Unsigned integers of this many bytes.
     Unsigned(usize),
-    /// Number of bytes of an element.
+    /// Signed integers of this many bytes.
     Signed(usize),
     Float32,
     Float64,
@@ -374,9 +375,9 @@ impl KeyEncoding {
                     let fraction = if width == 4 { 0x007f_ffff } else { 0x000f_ffff_ffff_ffff };
                     return Err(if bits & fraction == 0 { FpCategory::Infinite } else { FpCategory::Nan });
                 }
-                // Negative zero becomes zero.
+                // Negative zero has the same key as zero.
                 let bits = if bits == Self::sign_bit(width) { 0 } else { bits };
-                // All bits of negative numbers are inverted, so that the smallest number sorts first.
+                // All bits of negative numbers are inverted, so that the smallest number has the smallest key.
                 let width_mask = u64::MAX >> (64 - 8 * width);
                 Ok(if bits & Self::sign_bit(width) == 0 { bits | Self::sign_bit(width) } else { !bits & width_mask })
             }

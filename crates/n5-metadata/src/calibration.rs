@@ -15,9 +15,9 @@ pub struct Calibration {
     pub axes: Option<Vec<String>>,
     /// Units as written, `""` for an axis without a unit.
     pub units: Option<Vec<String>>,
-    /// Voxel size of this dataset in these units.
+    /// Voxel size of this dataset, in `units`.
     pub resolution: Option<Vec<f64>>,
-    /// Position of the centre of the first voxel in these units.
+    /// Position of the centre of the first voxel, in `units`.
     pub translation: Option<Vec<f64>>,
 }
 
@@ -73,7 +73,7 @@ impl Calibration {
         calibration
     }
 
-    /// Fills values that are still missing from another source.
+    /// Fills values that are still missing with those of another source.
     fn fill_missing(&mut self, source: Self) {
         self.axes = self.axes.take().or(source.axes);
         if self.resolution.is_none() {
@@ -83,14 +83,15 @@ impl Calibration {
         } else if self.translation.is_none()
             && self.resolution.iter().zip(&source.resolution).all(|(own, size)| approximately_equal(own, size))
         {
-            // The source repeats `resolution`, which cannot express a position.
+            // The source gives the same voxel size as `resolution`, so its position applies. `resolution` cannot give a
+            // position.
             self.translation = source.translation;
         }
     }
 }
 
-/// Returns the voxel size and the position of the centre of the first voxel after downsampling by `factors`, from those at
-/// full resolution. Averaging voxels moves the centre of the first one by `(factors - 1) / 2` voxels.
+/// Returns the voxel size and the position of the centre of the first voxel after downsampling by `factors`, from those
+/// at full resolution. Averaging voxels moves the centre of the first one by `(factors - 1) / 2` voxels.
 pub(crate) fn downsampled(base: &[f64], factors: &[f64], offset: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let axes = || factors.iter().zip(base);
     let shift = axes().map(|(f, base)| base * (f - 1.0) / 2.0);
@@ -112,10 +113,11 @@ pub(crate) fn pixel_resolution(value: &Value, rank: usize) -> Option<(Vec<f64>, 
     }
 }
 
-/// Parses the attribute `transform` of COSEM / CellMap for `rank` axes: axes, units, voxel size and position of a dataset.
+/// Parses the attribute `transform` of COSEM / CellMap for `rank` axes: axes, units, voxel size and position of a
+/// dataset.
 ///
-/// Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed here.
-/// Voxel size and position are always there.
+/// Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed
+/// here. The result always has a voxel size and a position.
 ///
 /// # Errors
 /// Returns a sentence that describes the fault.

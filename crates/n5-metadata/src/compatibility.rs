@@ -96,7 +96,7 @@ pub(crate) fn pyramid_compatibility(
     compatibility
 }
 
-/// The program whose encoding the name `lz4_dialect` means in a dataset.
+/// Program in whose encoding the blocks of a dataset are stored, if its compression is named `lz4`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lz4Dialect {
     Java,
@@ -107,8 +107,8 @@ enum Lz4Dialect {
 
 impl Lz4Dialect {
     /// Determines the dialect of a dataset. numcodecs writes `acceleration` and `id`. z5 writes a level, 6 by default,
-    /// as `blockSize`, where Java requires a block size of 64 or more. Otherwise the container's version distinguishes
-    /// z5 (`2.0.0`) and the Rust crate (`2.1.3`) from Java.
+    /// as `blockSize`, where Java requires a block size of 64 or more. If these attributes do not decide, the version
+    /// of the container tells z5 (`2.0.0`) and the Rust crate (`2.1.3`) from Java.
     fn detect(dataset: &DescribedDataset, root: &Map<String, Value>) -> Option<Self> {
         let compression = dataset.compression();
         if compression.name() != "lz4" {
@@ -263,7 +263,7 @@ fn compression_parameter<'a>(dataset: &'a DescribedDataset, key: &str) -> Option
     dataset.compression().parameters().get(key)
 }
 
-/// Checks that `compression` has a type and these members, for programs that require them.
+/// Checks that `compression` has a `type` and the members `required`, for programs that require them.
 fn require_compression(dataset: &DescribedDataset, required: &[&str]) -> Result<(), String> {
     let compression = dataset.members().get("compression").and_then(Value::as_object);
     if compression.is_none_or(|members| !members.get("type").is_some_and(Value::is_string)) {

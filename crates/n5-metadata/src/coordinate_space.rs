@@ -55,11 +55,11 @@ pub struct CoordinateSpace {
 impl CoordinateSpace {
     /// Returns the coordinate space of a dataset.
     ///
-    /// The dataset's own attributes take precedence, as [`Calibration::from_dataset`] reads them. Missing values come from the
-    /// nearest directory above that has them for this many axes: `axes`; `resolution` with `units` (or Paintera's
-    /// `unit` and `offset`), or `pixelResolution`. A voxel size from above applies to full resolution and is multiplied
-    /// by the dataset's own `downsamplingFactors`. `inherited` holds the attributes of these directories, the root
-    /// first.
+    /// The dataset's own attributes take precedence, as [`Calibration::from_dataset`] reads them. Missing values come
+    /// from the nearest directory above that has them for this many axes: `axes`; `resolution` with `units` (or
+    /// Paintera's `unit` and `offset`), or `pixelResolution`. A voxel size from above applies to full resolution and is
+    /// multiplied by the dataset's own `downsamplingFactors`. `inherited` holds the attributes of these directories,
+    /// the root first.
     pub fn of_dataset(dataset: &DescribedDataset, inherited: &[AttributesDocument]) -> Self {
         let mut calibration = Calibration::from_dataset(dataset, &mut Vec::new());
         let rank = dataset.rank();

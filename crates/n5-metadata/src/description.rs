@@ -1,5 +1,5 @@
-//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`), and the data source
-//! with which Neuroglancer should open it.
+//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`), and the data
+//! source with which Neuroglancer should open it.
 
 use n5_format::{DataType, DescribedDataset, DocumentError};
 use serde::Serialize;
@@ -30,8 +30,8 @@ pub enum NodeKind {
     Multiscale,
 }
 
-/// Everything that is known about a directory. Members that apply only to datasets are `None` for groups. Lists have
-/// one entry per axis, in N5 axis order.
+/// Description of a directory: all that its attributes and their context tell. Members that apply only to datasets are
+/// `None` for groups. Lists have one entry per axis, in N5 axis order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Description {
     /// Kind of the directory.
@@ -52,13 +52,13 @@ pub struct Description {
     pub axes: Option<Vec<String>>,
     /// Units of the axes as written, `""` for an axis without a unit.
     pub units: Option<Vec<String>>,
-    /// Voxel size in these units; for a pyramid, that of its finest level.
+    /// Voxel size in `units`; for a pyramid, that of its finest level.
     pub resolution: Option<Vec<f64>>,
-    /// Levels, for [`NodeKind::Multiscale`].
+    /// Levels of the image, for [`NodeKind::Multiscale`].
     pub multiscale: Option<Pyramid>,
     /// Spec and schema that TensorStore reports for the dataset; `None` if TensorStore cannot open it.
     pub tensorstore: Option<TensorStoreInfo>,
-    /// Equivalents of the compression in other libraries.
+    /// Equivalents of the dataset's compression in other libraries.
     pub codec: Option<CodecEquivalents>,
     /// Programs that can read the dataset; for a pyramid, all of its levels.
     pub readable: Option<Compatibility>,
@@ -69,7 +69,7 @@ pub struct Description {
     is_decoded: bool,
 }
 
-/// Returns everything that is known about a directory.
+/// Returns the description of a directory.
 pub fn describe(node: &Node) -> Description {
     Description::new(node)
 }
@@ -193,7 +193,7 @@ fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
 /// A data source with which Neuroglancer can open a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NeuroglancerSource {
-    /// N5 as stored: the server does not decode anything.
+    /// N5 as stored, which the server sends without decoding.
     N5,
     /// N5 in a compression that Neuroglancer reads, with another data type if it does not support the stored one.
     Reencoded(Option<DataType>),
@@ -240,7 +240,8 @@ fn is_displayable(dataset: &DescribedDataset) -> bool {
 
 /// Returns the type that Neuroglancer shows in place of one that it does not support.
 fn substitute_type(dataset: &DescribedDataset) -> Option<DataType> {
-    // float32 shows the values of both types, although not exactly. A user who knows them may choose a better type.
+    // float32 can show the values of both types, although not exactly. A user who knows the values may choose a better
+    // type.
     matches!(dataset.data_type(), DataType::Int64 | DataType::Float64).then_some(DataType::Float32)
 }
 

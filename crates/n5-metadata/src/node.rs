@@ -19,14 +19,14 @@ pub struct Node {
     pub document: Option<Result<AttributesDocument, DocumentError>>,
     /// Names of the directories directly below. The grid directories of a dataset may be left out.
     pub children: Vec<String>,
-    /// Documents at those of the [`required_paths`](crate::required_paths) that have attributes, by path.
+    /// Documents of those [`required_paths`](crate::required_paths) that have attributes, by path.
     pub child_documents: BTreeMap<String, AttributesDocument>,
 }
 
 static NO_ATTRIBUTES: LazyLock<AttributesDocument> = LazyLock::new(AttributesDocument::default);
 
 impl Node {
-    /// Returns those of the directory's own attributes that have a meaning; empty if there are none.
+    /// Returns the interpreted members of the directory's own attributes; empty if there are none.
     pub fn attributes(&self) -> &Map<String, Value> {
         self.own_document().members()
     }

@@ -216,7 +216,7 @@ enum ParameterRule {
     Integer(i128, i128, Option<i128>),
     /// A boolean that is false if missing.
     Flag,
-    /// One of these strings.
+    /// A string, which must be one of these.
     Name(&'static [&'static str]),
 }
 
@@ -289,7 +289,7 @@ mod tests {
             open(&json!({"dimensions": [7.0, 5], "axes": ["x", "y"], "units": ["nm", "um"], "resolution": [4, 0.5],
             "compression": {"type": "gzip"}, "foo": {"b": 1, "a": 2.0}}))
             .unwrap();
-        // Compared as text, because 4.0 must stay a float.
+        // The comparison is of text, because 4.0 must stay a float.
         assert_eq!(
             opened.schema().to_string(),
             r#"{"chunk_layout":{"grid_origin":[0,0],"inner_order":[1,0],"read_chunk":{"shape":[5,4]},"write_chunk":{"shape":[5,4]}},"#
@@ -307,7 +307,7 @@ mod tests {
                 + r#""transform":{"input_exclusive_max":[[7],[5]],"input_inclusive_min":[0,0],"input_labels":["x","y"]}}"#
         );
         assert!(opened.spec(None).get("kvstore").is_none());
-        // Other attributes are repeated as stored.
+        // The spec repeats other attributes as stored.
         let stored = br#"{"dimensions": [7.0, 5], "foo" : {"b": 1, "a": 2.0}}"#;
         let repeated = JsonObjectBuilder::from_matching(stored, TensorStoreInfo::is_passed_through);
         let written = opened.to_object_text(&http_kvstore("http://h", "/"), &repeated).into_text();

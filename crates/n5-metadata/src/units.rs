@@ -5,13 +5,13 @@
 /// Base unit of a [`Unit`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BaseUnit {
-    /// Length.
+    /// Metre, the unit of length.
     Metre,
-    /// Time.
+    /// Second, the unit of time.
     Second,
-    /// Frequency.
+    /// Hertz, the unit of frequency.
     Hertz,
-    /// Angular velocity.
+    /// Radian per second, the unit of angular velocity.
     RadianPerSecond,
 }
 
@@ -102,7 +102,7 @@ impl Unit {
     /// singular or plural and any case (`Micrometre`, `microns`, `seconds`), angstrom as `Å` or `A`, minutes, hours and
     /// days. Returns `None` for anything else (`pixel`, `""`).
     pub fn parse(text: &str) -> Option<Self> {
-        // ImageJ writes a mu as its escape sequence.
+        // ImageJ writes the letter mu as the escape sequence `\u00B5`.
         let text = text.trim().replace("\\u00B5", "u").replace("\\u00b5", "u").replace(['µ', 'μ'], "u");
         for (symbol, base) in SYMBOLS {
             let prefix = text.strip_suffix(symbol);
@@ -113,7 +113,7 @@ impl Unit {
         if text == "A" {
             return Some(Self::new(BaseUnit::Metre, -10, 1.0));
         }
-        // The angstrom sign and the letter å are different code points.
+        // The angstrom sign and the letter å are different code points, which are treated alike.
         let text = text.to_lowercase().replace('\u{212b}', "å");
         let singular = text.strip_suffix('s').filter(|rest| rest.chars().count() > 2);
         [Some(text.as_str()), singular].into_iter().flatten().find_map(Self::from_name)
@@ -148,7 +148,7 @@ impl Unit {
             BaseUnit::Hertz => "Hz",
             BaseUnit::RadianPerSecond => "rad/s",
         };
-        // The prefix for hundredths is used only with metres.
+        // The prefix centi is used only with metres.
         let (prefix, exponent) =
             if prefix == "c" && self.base != BaseUnit::Metre { ("m", -3) } else { (prefix, exponent) };
         // An angstrom (exponent -10) becomes 0.1 nm rather than 100 pm.
@@ -162,7 +162,8 @@ impl Unit {
         if let Some((_, name)) = NGFF_UNIT_NAMES.iter().find(|(unit, _)| unit == self && unit.factor == self.factor) {
             return Some((*name).to_owned());
         }
-        // The largest prefix that the specification lists, and those below it that it leaves out.
+        // Largest prefix that the OME-NGFF specification lists for the unit, and the smaller prefixes that it does not
+        // list.
         let (name, largest, left_out) = match self.base {
             BaseUnit::Metre => ("meter", 18, &[1_i8][..]),
             BaseUnit::Second => ("second", 6, &[1, 2][..]),
@@ -284,7 +285,7 @@ mod tests {
         }
     }
 
-    /// Every name of the specification.
+    /// Every unit that the OME-NGFF specification names.
     const NGFF_NAMES: [&str; 38] = [
         "angstrom",
         "yoctometer",
@@ -333,6 +334,13 @@ mod tests {
             assert_eq!(unit.ngff_name().as_deref(), Some(name));
             let (factor, symbol) = unit.si_scaled();
             assert!(factor > 0.0 && crate::neuroglancer::is_unit(&serde_json::Value::from(symbol)));
+        }
+    }
+
+    #[test]
+    fn units_that_ome_ngff_does_not_list_have_no_name() {
+        for text in ["dam", "Zm", "Ym", "das", "hs", "Gs", "Hz", "rad/s"] {
+            assert_eq!(Unit::parse(text).unwrap().ngff_name(), None, "{text}");
         }
     }
 }

@@ -32,15 +32,15 @@ pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
     classify_volume(path, &data_type, &attributes)
 }
 
-/// Number of directories, the volume's own included, whose attributes and names count. Paintera's levels are two below
-/// `painteraData`.
+/// Number of directories, including the volume's own, whose attributes and names are considered. Paintera's levels are
+/// two directories below the one with `painteraData`.
 const MAX_ANCESTOR_DISTANCE: usize = 3;
 
 /// Returns the kind of a dataset, or of a pyramid whose levels have this data type; `None` for a type that is not
 /// decoded.
 ///
-/// `path` is its path. `attributes` are its own and those of the directories above, nearest first; only the first few
-/// count. The first of these criteria that applies decides:
+/// `path` is the path of the volume. `attributes` are its own and those of the directories above, nearest first; only
+/// the first few are considered. The first of these criteria that applies decides:
 ///
 /// 1. A floating-point volume is an image.
 /// 2. Paintera's `painteraData.type`, `isLabelMultiset` and `maxId`, OME-NGFF's `image-label`, and CellMap's
@@ -81,8 +81,8 @@ fn declared_kind(members: &Map<String, Value>) -> Option<VolumeKind> {
     }
 }
 
-/// Returns true if a word of the name suggests segments. Masks and ground truth are often images of 8 or 16 bits, so
-/// their words count only for `is_wide` integers.
+/// Returns true if a word of the name suggests segments. Words for masks and ground truth suggest segments only if the
+/// elements are `is_wide` integers, because masks are often images of 8 or 16 bits.
 fn name_suggests_segments(name: &str, is_wide: bool) -> bool {
     let words = name.split(|c: char| !c.is_alphanumeric()).map(str::to_lowercase);
     let prefixes = ["label", "segment", "annotation"];

@@ -1,12 +1,12 @@
-//! A deflate encoder for pictures: Huffman codes made for each block, and runs of one byte. It does not search for
-//! other repetitions. Noise has none, and filters turn those of other pictures into runs.
+//! A deflate encoder for pictures. It encodes each block with Huffman codes of its own and finds runs of one byte, but
+//! no other repetitions. Noise has none, and in other pictures, PNG's filters turn repetitions into runs.
 //!
 //! Source: RFC 1951.
 
 use crate::huffman::{self, HuffmanCode};
 
-/// Maximum number of bytes in a block. A stored block can hold as many, and allocators do not map buffers of this size
-/// from the system each time.
+/// Maximum number of bytes in a block. A stored block can hold this many, and buffers of this size are so small that
+/// allocators do not map them from the system each time.
 pub(crate) const BLOCK_BYTES: usize = 60 * 1024;
 
 /// Maximum number of bytes that a block adds to its content.
@@ -31,16 +31,17 @@ const RUN_BYTES: std::ops::RangeInclusive<usize> = 3..=258;
 /// Runs are searched only if more than one in this many groups of eight bytes consists of a single byte value.
 const GROUPS_PER_RUN: usize = 64;
 
-/// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. `pending` holds the bits of the last byte before it, while that is
-/// incomplete, and their number. Returns those after the block. After the last block and after an empty one, the stream
-/// ends at a byte boundary.
+/// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. `pending` and the result are the bits of an incomplete last
+/// byte, and their number, before and after the block. After the last block and after an empty one, the stream ends at
+/// a byte boundary.
 pub(crate) fn write_block(out: &mut Vec<u8>, pending: (u64, u32), bytes: &[u8], is_last: bool) -> (u64, u32) {
     let has_runs = has_runs(bytes);
     let huffman = DynamicHuffman::new(&symbol_counts(bytes, has_runs));
     let is_coded = !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
     let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
     let start = out.len();
-    // Words are written whole, and each one overwrites the unused bytes of the word before.
+    // Bits are written in words of 8 bytes, of which only some bytes are used. The next word overwrites the unused
+    // ones.
     out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
     let mut bits = BitWriter {
         buffer: out.get_mut(start..).unwrap_or_default(),
@@ -100,7 +101,9 @@ impl BitWriter<'_> {
         }
     }
 
-    /// Writes the rest of a stored block that contains `bytes`. Source: §3.2.4.
+    /// Writes a stored block that contains `bytes`, except for its first bit, which the caller has written. Source: RFC
+    /// 1951 §3.2.4.
+    /// §3.2.4.
     fn put_stored(&mut self, bytes: &[u8]) {
         self.put(0, 2);
         self.align_to_byte();
@@ -140,7 +143,7 @@ enum DeflateToken<'a> {
     Run(usize),
 }
 
-/// Returns true if runs are searched in the bytes of a block.
+/// Returns true if the bytes of a block are searched for runs.
 fn has_runs(bytes: &[u8]) -> bool {
     let groups = bytes.as_chunks::<8>().0;
     let is_uniform = |group: &[u8; 8]| {
@@ -167,7 +170,7 @@ fn tokens<'a>(bytes: &'a [u8], has_runs: bool, mut emit: impl FnMut(DeflateToken
             emit_run(groups.wrapping_mul(8).wrapping_add(extra_bytes), remaining, &mut emit);
             remaining = after.get(extra_bytes..).unwrap_or_default();
         } else {
-            // The literals end where a run begins, if one begins within these eight bytes.
+            // If a run begins within these eight bytes, the literals end there.
             let [.., last] = *group;
             let difference = u64::from_le_bytes(*group) ^ u64::from_le_bytes([last; 8]);
             let literal_count = 9usize.wrapping_sub((difference.leading_zeros() >> 3) as usize);
@@ -187,8 +190,8 @@ fn tokens<'a>(bytes: &'a [u8], has_runs: bool, mut emit: impl FnMut(DeflateToken
 
 /// Returns how often each symbol occurs in a block.
 fn symbol_counts(bytes: &[u8], has_runs: bool) -> [u32; SYMBOLS] {
-    // Adjacent bytes are counted in different tables. Otherwise increments of the same counter would wait for each
-    // other.
+    // Adjacent bytes are counted in different tables, because successive increments of the same counter would have to
+    // wait for each other.
     let mut byte_counts = [[0u32; 256]; 4];
     let mut counts = [0; SYMBOLS];
     tokens(bytes, has_runs, |token| match token {
@@ -229,14 +232,15 @@ fn emit_run<'a>(length: usize, bytes: &'a [u8], emit: &mut impl FnMut(DeflateTok
     emit(DeflateToken::Literals(bytes.get(..remaining).unwrap_or_default()));
 }
 
-/// Returns the code of a run's length, from 3 to 258 bytes: a symbol and the extra bits that follow it. Source: §3.2.5.
+/// Returns the code of a run's length, from 3 to 258 bytes: a symbol and the extra bits that follow it. Source: RFC
+/// 1951 §3.2.5.
 #[inline]
 fn length_code(length: usize) -> (usize, u64) {
     let offset = length.wrapping_sub(*RUN_BYTES.start());
     match offset {
         255 => (285, 0),
         0..8 => (offset.wrapping_add(257), 0),
-        // Four symbols for each power of two.
+        // There are four symbols for each power of two.
         _ => {
             let extra_bits = offset.ilog2().wrapping_sub(2);
             let quarter = offset.wrapping_shr(extra_bits) & 3;
@@ -259,15 +263,15 @@ fn extra_bit_count(symbol: usize) -> u32 {
 /// Codes of a block, and the size of the block when encoded with them.
 struct DynamicHuffman {
     lengths: [u8; SYMBOLS],
-    /// Code lengths in encoded form: a symbol, extra bits, and the number of extra bits. Source: §3.2.7.
+    /// Code lengths in encoded form: a symbol, extra bits, and the number of extra bits. Source: RFC 1951 §3.2.7.
     encoded_lengths: Vec<(u8, u8, u8)>,
-    /// Code lengths of those symbols.
+    /// Lengths of the codes with which the symbols of `encoded_lengths` are written.
     code_length_lengths: [u8; 19],
     /// Size of the block in bits.
     total_bits: u64,
 }
 
-/// Order in which the lengths of the code length codes are written. Source: §3.2.7.
+/// Order in which the lengths of the code length codes are written. Source: RFC 1951 §3.2.7.
 const CODE_LENGTH_ORDER: [u8; 19] = [16, 17, 18, 0, 8, 7, 9, 6, 10, 5, 11, 4, 12, 3, 13, 2, 14, 1, 15];
 
 impl DynamicHuffman {
@@ -275,7 +279,8 @@ impl DynamicHuffman {
         let lengths = huffman::code_lengths(counts, MAX_SYMBOL_BITS);
         let last_symbol = lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
         let mut encoded_lengths = Vec::with_capacity(SYMBOLS);
-        // One distance code follows, that of distance 1. It has one bit even if it is not used.
+        // The code lengths are followed by the length of the only distance code, for distance 1. It is 1 even if no run
+        // occurs.
         for run in lengths.get(..=last_symbol).unwrap_or_default().chunk_by(|a, b| a == b).chain([&[1u8][..]]) {
             encode_lengths(&mut encoded_lengths, run);
         }
@@ -294,7 +299,7 @@ impl DynamicHuffman {
         Self { lengths, encoded_lengths, code_length_lengths, total_bits }
     }
 
-    /// Writes the rest of a block that contains `bytes`.
+    /// Writes a block that contains `bytes`, except for its first bit, which the caller has written.
     fn write(&self, bits: &mut BitWriter<'_>, bytes: &[u8], has_runs: bool) {
         let last_symbol = self.lengths.iter().rposition(|length| *length > 0).unwrap_or(END_OF_BLOCK);
         bits.put(2, 2);
@@ -318,7 +323,7 @@ impl DynamicHuffman {
             DeflateToken::Run(length) => {
                 let (symbol, extra) = length_code(length);
                 bits.put_code(code_of(&codes, symbol));
-                // The last of these bits is the distance code, a zero.
+                // The last of these bits, a zero, is the distance code.
                 bits.put(extra, extra_bit_count(symbol));
                 bits.flush();
             }
@@ -328,7 +333,7 @@ impl DynamicHuffman {
     }
 }
 
-/// Appends the run-length encoding of `run`, whose code lengths are all the same. Source: §3.2.7.
+/// Appends the run-length encoding of `run`, whose code lengths are all the same. Source: RFC 1951 §3.2.7.
 fn encode_lengths(encoded: &mut Vec<(u8, u8, u8)>, run: &[u8]) {
     let Some(length) = run.first().copied() else { return };
     let mut remaining = run.len();

@@ -6,9 +6,9 @@
 pub(crate) enum RowFilter {
     /// The row is written unchanged.
     None,
-    /// The difference from the pixel to the left.
+    /// The row is written as differences from the pixels to the left.
     Sub,
-    /// The difference from the pixel above.
+    /// The row is written as differences from the pixels above.
     Up,
 }
 
@@ -119,7 +119,7 @@ fn count_bytes(counts: &mut [u32; 256], bytes: impl Iterator<Item = u8>) {
 fn entropy(counts: &[u32; 256]) -> u64 {
     let total: u32 = counts.iter().fold(0, |sum, count| sum.wrapping_add(*count));
     let cost = |count: u32| u64::from(count).saturating_mul(log2_fixed(total).saturating_sub(log2_fixed(count)));
-    // Even a symbol that is the only one takes space: 1/256 bit each time.
+    // Each byte costs an additional 1/256 bit, because even equal bytes take some space.
     counts.iter().fold(u64::from(total), |sum, count| sum.saturating_add(cost(*count)))
 }
 

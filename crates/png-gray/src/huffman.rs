@@ -16,7 +16,7 @@ const MAX_CODE_BITS: usize = 15;
 /// that do not occur have length 0. If at least two symbols occur, the code is complete.
 pub(crate) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut lengths = [0; N];
-    // Rare symbols first. The symbol in the low bits makes equal counts distinct.
+    // The rarest symbols come first. The number of the symbol in the low bits makes equal counts distinct.
     let mut leaves: Vec<u64> = (0u64..)
         .zip(counts)
         .filter(|(_, count)| **count > 0)
@@ -70,7 +70,8 @@ fn leaf_depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
             *node_depth = depth;
         }
     }
-    // Number of inner nodes at each depth. The next depth has twice as many nodes and leaves.
+    // Number of inner nodes at each depth. There are twice as many nodes at the next depth, inner nodes and leaves
+    // together.
     let mut nodes = [0usize; 64];
     for depth in depths {
         if let Some(number) = nodes.get_mut(depth) {
@@ -87,8 +88,9 @@ fn leaf_depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
         .chain(std::iter::repeat_n(1, single))
 }
 
-/// Turns `by_length`, the number of codes of each length, into a valid code. The codes counted at `limit` were longer.
-/// For each code for which there is no space, a shorter code is lengthened.
+/// Makes a valid set of code lengths after all longer codes were cut to `limit` bits. `by_length` is the number of
+/// codes of each length. The cut codes take more space than there is, so a shorter code is lengthened for each excess
+/// code.
 fn limit_lengths(by_length: &mut [u32; MAX_CODE_BITS + 1], limit: usize) {
     let capacity = 1u64.wrapping_shl(u32::try_from(limit).unwrap_or(0));
     let used = |by_length: &[u32]| -> u64 {
@@ -96,7 +98,8 @@ fn limit_lengths(by_length: &mut [u32; MAX_CODE_BITS + 1], limit: usize) {
         lengths.map(|(number, shift)| u64::from(*number).wrapping_shl(shift)).fold(0, u64::saturating_add)
     };
     for _ in capacity..used(by_length) {
-        // The longest of the shorter codes grows by one bit, and one of the codes at `limit` becomes its sibling.
+        // The longest of the shorter codes becomes one bit longer, and one of the codes of `limit` bits becomes its
+        // sibling.
         let (shorter, longest) = by_length.split_at_mut(limit);
         let split = shorter.iter().rposition(|number| *number > 0);
         if let (Some(split), Some(longest)) = (split, longest.first_mut()) {
@@ -203,7 +206,8 @@ mod tests {
             let used_symbols = counts.iter().filter(|n| **n > 0).count();
             prop_assume!(used_symbols > 1);
             prop_assert_eq!(used_code_space(&unlimited), 1 << 15);
-            // 40 counts of at most 60,000 rarely lead to codes of 15 bits.
+            // The reference is valid only if the codes need not be limited, as is usual for 40 counts of at most
+            // 60,000.
             if unlimited.iter().all(|length| *length < 15) {
                 prop_assert_eq!(bits(&counts, &unlimited), minimal_bits(&counts));
             }

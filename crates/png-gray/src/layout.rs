@@ -11,7 +11,7 @@ use crate::filter::PixelRows;
 /// Maximum number of pixels per side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
 pub const MAX_SIDE: u32 = (1 << 31) - 1;
 
-/// Signature, first chunk, the bytes before and after the compressed data, and slack for writing whole words.
+/// Size of signature, first chunk, the bytes before and after the compressed data, and slack for writing whole words.
 const FIXED_BYTES: u64 = 128;
 
 /// Minimum number of pixel bytes per piece; fewer are not worth a job of their own.
@@ -22,9 +22,9 @@ const MAX_PIECES: u64 = 4;
 /// Number of bits of a pixel.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BitDepth {
-    /// 8 bits.
+    /// 8 bits per pixel.
     Eight,
-    /// 16 bits, the high byte first.
+    /// 16 bits per pixel, the high byte first.
     Sixteen,
 }
 
@@ -51,7 +51,7 @@ impl fmt::Debug for Pixels<'_> {
 pub struct PieceChecksum {
     /// Adler-32 of the filtered rows.
     pub adler32: u32,
-    /// Number of bytes that it covers.
+    /// Number of bytes that the checksum covers.
     pub bytes: u64,
 }
 
@@ -72,7 +72,7 @@ pub enum PngError {
         /// Length of the pixels in bytes.
         found: usize,
     },
-    /// Memory of so many bytes is not available.
+    /// This many bytes of memory are not available.
     Memory(u64),
 }
 
@@ -185,7 +185,8 @@ impl ImageLayout {
         let is_last_piece = end_row == self.height;
         let mut filtered = Vec::new();
         reserve(&mut filtered, self.filtered_bytes())?;
-        // If pixels are converted: the last row of the previous part, then the current part.
+        // Holds the last row of the previous part and the current part if pixels are converted; otherwise it stays
+        // empty.
         let mut converted = Vec::new();
         if let Pixels::Converted(convert) = pixels {
             reserve(&mut converted, self.converted_bytes())?;
@@ -229,7 +230,7 @@ impl ImageLayout {
         write_chunk(out, *b"IHDR", |out| {
             out.extend_from_slice(&self.width.to_be_bytes());
             out.extend_from_slice(&self.height.to_be_bytes());
-            // Bit depth and greyscale; then the only compression and filter methods, and no interlacing.
+            // These bytes say: bit depth, greyscale, the only compression and filter methods, and no interlacing.
             let bits = if self.depth == BitDepth::Sixteen { 16 } else { 8 };
             out.extend_from_slice(&[bits, 0, 0, 0, 0]);
         });
@@ -256,7 +257,7 @@ pub fn trailer(checksums: &[PieceChecksum]) -> Vec<u8> {
     let sums = checksums.iter().map(|checksum| (checksum.adler32, checksum.bytes));
     let (checksum, _) = sums.fold((1, 0), adler32_combine);
     let mut out = Vec::with_capacity(64);
-    // A single piece ends with its own checksum.
+    // The stream of a single piece already ends with the checksum.
     if checksums.len() > 1 {
         write_chunk(&mut out, *b"IDAT", |out| out.extend_from_slice(&checksum.to_be_bytes()));
     }
@@ -300,7 +301,7 @@ struct IdatStream<'a> {
 }
 
 impl<'a> IdatStream<'a> {
-    /// Begins a piece of the stream: the first one, the only one, or another.
+    /// Begins the first, the only or a further piece of the stream.
     fn new(out: &'a mut Vec<u8>, is_first: bool, is_only: bool) -> Self {
         Self {
             out,
@@ -320,7 +321,7 @@ impl<'a> IdatStream<'a> {
             let is_last = is_last && blocks.peek().is_none();
             write_chunk(self.out, *b"IDAT", |out| {
                 if std::mem::take(&mut self.needs_zlib_header) {
-                    // Deflate, window of 32 KiB, fast compression.
+                    // Header of a zlib stream: deflate, window of 32 KiB, fast compression.
                     out.extend_from_slice(&[0x78, 0x01]);
                 }
                 self.pending_bits = write_block(out, self.pending_bits, block, is_last);
@@ -349,7 +350,8 @@ fn adler32_combine((first, first_bytes): (u32, u64), (second, second_bytes): (u3
     let low = |sum: u32| u64::from(sum & 0xffff);
     let high = |sum: u32| u64::from(sum >> 16);
     let sum = |terms: &[u64]| terms.iter().fold(0u64, |sum, term| sum.wrapping_add(*term) % BASE);
-    // The byte sum of the first text counts once for each byte of the second. The initial value 1 of the sum does not.
+    // The second sum of Adler-32 counts the byte sum of the first text once for each byte of the second text, but not
+    // the initial value 1 of the byte sum.
     let carried = (second_bytes % BASE).wrapping_mul(low(first).wrapping_add(BASE - 1) % BASE);
     let (low, high) = (sum(&[low(first), low(second), BASE - 1]), sum(&[high(first), high(second), carried]));
     (u32::try_from(high << 16 | low).unwrap_or(0), first_bytes.saturating_add(second_bytes))

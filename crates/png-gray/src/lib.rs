@@ -157,7 +157,7 @@ mod tests {
     fn the_smallest_file_has_the_expected_bytes() {
         let expected = [
             b"\x89PNG\r\n\x1a\n\0\0\0\x0dIHDR\0\0\0\x01\0\0\0\x01\x08\0\0\0\0\x3a\x7e\x9b\x55".as_slice(),
-            // A stored block: 0 for the filter and 9 for the pixel.
+            // A stored block of two bytes: 0 for the filter and 9 for the pixel.
             b"\0\0\0\x0dIDAT\x78\x01\x01\x02\0\xfd\xff\0\x09\0\x0b\0\x0a",
         ];
         let file = encode(1, 1, BitDepth::Eight, &[9]).unwrap();

@@ -98,11 +98,11 @@ pub(super) struct ReportWriter {
     file: File,
     /// Time of the last checkpoint. `None` at the start, so that the first file causes one.
     last_checkpoint: Option<Instant>,
-    /// Covers all lines. It detects torn or mixed lines, but no forgery: anyone can compute it.
+    /// Checksum of all lines. It detects torn or mixed lines, but not forgery, because anyone can compute it.
     checksum: Xxh3,
-    /// The run that the report continues, until it is taken.
+    /// State of the run that the report continues; `None` once it has been taken.
     pub(super) previous: Option<PreviousRun>,
-    /// Why the report is resumed only in part, or not at all.
+    /// Reason why the report is resumed only in part, or not at all.
     pub(super) fault: Option<String>,
 }
 
@@ -111,8 +111,7 @@ impl ReportWriter {
     /// completed.
     ///
     /// # Errors
-    /// Describes why not: it cannot be opened, is inside the container, is being written, or is the report of another
-    /// job.
+    /// A message if the report cannot be opened, is inside the container, is being written, or is about another job.
     pub(super) fn open(path: &Path, header: &ReportHeader, resume: bool) -> Result<Self, String> {
         let display_path = path.display();
         let to_message = |error: io::Error| format!("the report {display_path}: {error}");
@@ -192,7 +191,7 @@ impl ReportWriter {
 /// Opens the file for a report at `path`, creating it if it does not exist. Changes nothing in an existing file.
 ///
 /// # Errors
-/// Describes why not: it cannot be opened, is no regular file of a single name, or is inside the container.
+/// A message if the file cannot be opened, is not a regular file of a single name, or is inside the container.
 fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
     let display_path = path.display();
     let to_message = |error: io::Error| format!("the report {display_path}: {error}");
@@ -255,10 +254,10 @@ fn is_header(line: &[u8]) -> bool {
 struct RecoveredReport {
     /// `None` if the run cannot be resumed: no checkpoint is valid, or the run was completed.
     previous: Option<PreviousRun>,
-    /// Length and checksum of the part that belongs to `previous`.
+    /// Length and checksum of the part of the report that belongs to `previous`.
     len: u64,
     checksum: Xxh3,
-    /// Why the rest of the report is rejected.
+    /// Reason why the rest of the report is rejected.
     fault: Option<String>,
 }
 
@@ -288,7 +287,7 @@ struct ReportReplay {
     changed: Vec<String>,
     /// Approximate bytes of `finished` and `changed`.
     held_bytes: u64,
-    /// Covers all lines.
+    /// Checksum of all lines up to the current one.
     checksum: Xxh3,
     /// True after the summary of a completed run.
     is_complete: bool,
@@ -298,7 +297,7 @@ impl ReportReplay {
     /// Replays a line that is not the first. Returns a checkpoint whose checksum is correct.
     ///
     /// # Errors
-    /// Describes why this program cannot have written the line.
+    /// The reason why this program cannot have written the line.
     fn replay_line(&mut self, text: &[u8]) -> Result<Option<Checkpoint>, String> {
         let line: ReportLine<'_> =
             serde_json::from_slice(text).map_err(|error| format!("not a line of a report: {error}"))?;
@@ -355,7 +354,7 @@ fn checkpoint_sum(lines: &Xxh3, checkpoint: &Checkpoint) -> String {
 /// Recovers the run of a report, up to its last valid checkpoint.
 ///
 /// # Errors
-/// Describes why the report cannot be read or belongs to another job.
+/// A message if the report cannot be read or belongs to another job.
 fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredReport, String> {
     let roots: Vec<Key> = header
         .roots
@@ -377,7 +376,7 @@ fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredReport, String
                     "is not a report of verify, or its first line is incomplete: choose another name".to_owned()
                 );
             }
-            // The last line may be torn.
+            // The last line may be torn, that is, written only in part.
             if text.len() as u64 == MAX_LINE_BYTES {
                 fault = Some("a line without an end".to_owned());
             }
@@ -445,7 +444,7 @@ mod tests {
         for _ in 0..10_000 {
             report.record(&VerifyEvent::Progress(&Totals::default())).unwrap();
         }
-        // Unless the machine was so slow that the interval has passed.
+        // On a slow machine, the interval may already have passed.
         assert!(
             !report.wants_checkpoint()
                 || report.last_checkpoint.is_some_and(|last| last.elapsed() >= CHECKPOINT_INTERVAL)

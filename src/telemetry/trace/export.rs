@@ -93,7 +93,7 @@ enum ExportCommand {
 
 /// Handle to the export thread.
 pub(super) struct Exporter {
-    // Bounded by `queued_bytes`.
+    // The channel is unbounded; `queued_bytes` limits the traces in it.
     sender: Sender<ExportCommand>,
     queued_bytes: Arc<AtomicUsize>,
 }

@@ -12,7 +12,7 @@ const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`. The queue of traces is full long before.
 const MAX_SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
-/// Where traces are sent, how they are described, and which requests are traced.
+/// Settings of tracing: where traces are sent, how they are described, and which requests are traced.
 #[derive(Debug, Clone, PartialEq)]
 pub struct TraceSettings {
     /// URL that receives traces, with its path.
@@ -23,9 +23,9 @@ pub struct TraceSettings {
     pub(super) resource_attributes: Vec<(String, String)>,
     /// Time limit for sending a batch.
     pub(super) timeout: Duration,
-    /// One in this many requests is traced; 0 for none.
+    /// Sampling interval: one request in this many is traced; 0 for none.
     pub(super) one_in: u64,
-    /// True if a trusted caller's `traceparent` decides instead.
+    /// True if the `traceparent` of a trusted caller decides whether its request is traced.
     pub(super) follows_caller: bool,
 }
 
@@ -50,7 +50,8 @@ impl TraceSettings {
         if one_in == 0 && !follows_caller {
             return None;
         }
-        // They may hold the secret of the collector that the variables name, which must not be sent to another one.
+        // Header fields may hold the secret of the collector that the variables name, so they are not sent to another
+        // collector.
         let names_another = !endpoint.is_empty() && collector_url(&variable).is_some_and(|other| other != url);
         let headers = if names_another { Vec::new() } else { header_fields(&variable) };
         if names_another && of_exporter(&variable, "HEADERS").is_some() {
@@ -70,7 +71,7 @@ fn ignored(variable: &str, why: &str) {
     tracing::warn!(variable, why, "environment variable ignored");
 }
 
-/// Returns name and value of the exporter's variable for traces, or else of that for all signals.
+/// Returns name and value of the exporter's variable for traces or, if it is not set, of the variable for all signals.
 fn of_exporter(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
     let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}")];
     names.into_iter().find_map(|name| variable(&name).map(|text| (name, text)))
@@ -90,12 +91,12 @@ fn header_fields(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(HeaderName, 
     let to_header = |(key, value): (String, String)| {
         let (name, mut value): (HeaderName, HeaderValue) = (key.parse().ok()?, value.parse().ok()?);
         value.set_sensitive(true);
-        // The message has its own.
+        // The exporter sets these two header fields itself.
         (name != CONTENT_TYPE && name != CONTENT_LENGTH).then_some((name, value))
     };
     let headers = parse_pairs(&text).and_then(|pairs| pairs.into_iter().map(to_header).collect());
     headers.unwrap_or_else(|| {
-        // Its value is a secret and not logged.
+        // The value of the variable may be a secret, so it is not logged.
         ignored(&name, "it is not a list of header fields: name=value,name=value");
         Vec::new()
     })

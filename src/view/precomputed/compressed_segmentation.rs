@@ -85,7 +85,8 @@ fn encode_channel<const WIDTH: usize>(
                 let bits = index_bits(table.len());
                 let values_offset = offset_words(out, start, shape)?;
                 pack_indices(&voxels, &table, bits, out);
-                // Reuse the previous table: neighbouring boxes often have the same values, most often a single one.
+                // A table that equals the previous one is shared: neighbouring boxes often have the same values, most
+                // often a single one.
                 if last_table.0 != table || last_table.1 == 0 {
                     last_table = (table.clone(), offset_words(out, start, shape)?);
                     let entries = table.iter().flat_map(|value| value.to_le_bytes().into_iter().take(WIDTH));
@@ -234,7 +235,7 @@ mod tests {
 
     #[test]
     fn the_bytes_are_those_of_the_specification() {
-        // Two distinct 32-bit values: indices of 1 bit, which take 16 words, then the table.
+        // Two distinct 32-bit values need indices of 1 bit, which take 16 words. The table follows the indices.
         let file = encode(&bytes(&[9, 5, 9], 4), [3, 1, 1], 1, 4).unwrap();
         let word = |at: usize| u32::from_le_bytes(file[4 * at..4 * at + 4].try_into().unwrap());
         assert_eq!((word(0), word(1), word(2), word(3)), (1, 0x0100_0012, 2, 0b101));

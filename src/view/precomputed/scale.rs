@@ -95,7 +95,7 @@ impl Extent {
         Some(first)
     }
 
-    /// Returns every shape that chunks have.
+    /// Iterates over the shapes that chunks of this volume have.
     pub(super) fn chunk_shapes(&self) -> impl Iterator<Item = [u64; 3]> {
         let (size, chunk) = (self.size, self.chunk);
         (0..8u8).map(move |edges| {
@@ -111,7 +111,7 @@ impl Extent {
 /// Encoding of chunks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum PrecomputedEncoding {
-    /// The elements as they are, little-endian.
+    /// The elements in memory order, little-endian.
     Raw,
     /// JPEG images.
     Jpeg {
@@ -298,7 +298,7 @@ impl ChunkEncoder for PrecomputedEncoding {
         self.encode_array(array).map_err(ReadError::NotRepresentable)
     }
 
-    /// Only elements of one byte can pass through, because they have no byte order.
+    /// Passes through only elements of one byte, because they have no byte order.
     fn passthrough(&self, dataset: &DatasetAttributes) -> Option<BlockEncoding> {
         (*self == Self::Raw && dataset.data_type().size_bytes() == Some(1)).then_some(BlockEncoding::Raw)
     }

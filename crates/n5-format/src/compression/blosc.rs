@@ -1,10 +1,10 @@
-//! `blosc`: buffers of c-blosc 1. Their own header says how to decode them. `cname`, `shuffle` and similar attributes
-//! are ignored, because they do not always agree with it.
+//! `blosc`: buffers of c-blosc 1. The header of a buffer says how to decode it. The attributes `cname`, `shuffle` and
+//! similar are ignored, because they do not always agree with the header.
 //!
-//! c-blosc checks little of its input, so the whole structure of a buffer (its header, its blosc blocks and their parts)
-//! is checked here first. Some buffers are decoded here instead of by c-blosc, which maps and unmaps memory for every
-//! buffer, and copies uncompressed parts before it unshuffles them. For 64 buffers of 512 KiB, uint16 with LZ4, it takes
-//! 16.7 ms, this decoder 9.8 ms. They are:
+//! c-blosc checks little of its input, so this module first checks the whole structure of a buffer: its header, its
+//! blosc blocks and their parts. It also decodes some buffers itself, because c-blosc maps and unmaps memory for every
+//! buffer, and copies uncompressed parts before it unshuffles them. For 64 buffers of 512 KiB, uint16 with LZ4, c-blosc
+//! takes 16.7 ms and this decoder 9.8 ms. The buffers that this module decodes are compressed with:
 //!
 //! - snappy, for which c-blosc would need a C++ compiler;
 //! - LZ4, because c-blosc allocates new memory for every buffer;
@@ -33,14 +33,15 @@ const LZ4: u8 = 1;
 const SNAPPY: u8 = 2;
 const ZLIB: u8 = 3;
 const ZSTD: u8 = 4;
-/// Longest run of bytes 255 in a buffer. A longer one overflows the 32-bit length to which blosclz adds them.
+/// Longest accepted run of bytes of value 255 in a blosclz buffer. blosclz adds such bytes to a 32-bit length, which a
+/// longer run would overflow.
 const LONGEST_RUN_OF_255: usize = 8_421_500;
 /// Smallest accepted blosc block. c-blosc makes blocks of at least 128 bytes, rounded down to whole items, unless the
 /// buffer is smaller than an item.
 const SMALLEST_BLOCK_BYTES: usize = 32;
 const LARGEST_ITEM_BYTES: usize = 255;
 
-/// Decoded size below which parts of zstd are decoded here. c-blosc takes 3 us for each part before it decodes.
+/// Decoded size below which this module decodes the parts of zstd buffers. c-blosc takes 3 us to prepare for each part.
 const SMALL_PART_BYTES: usize = 2 << 10;
 const INNER_VERSION: u8 = 1;
 const BYTE_SHUFFLE: u8 = 0x01;
@@ -81,12 +82,12 @@ impl Codec for BloscCodec {
         (len > 0 && header.is_memcpyed()).then(|| buffer.get(HEADER_BYTES..)).flatten()
     }
 
-    /// The maximum ratio of zstd, the inner compression with the highest one.
+    /// Uses the maximum ratio of zstd, which is the highest of all inner compressions.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 32_768)
     }
 
-    /// Two blosc blocks, each at most as large as the result, and the state of the inner decoder.
+    /// Returns the size of two blosc blocks, each at most as large as the result, and of the inner decoder's state.
     fn scratch_bytes(&self, payload: &[u8], len: usize) -> usize {
         let block = BloscHeader::parse(payload).map_or(len, |header| header.block_size.min(len));
         block.saturating_mul(2).saturating_add(256 << 10)
@@ -134,7 +135,7 @@ struct BloscBlock<'a> {
     /// Number of parts, which all have the same decoded size.
     splits: usize,
     /// Decoded size of the block.
-    pub(super) decoded_bytes: usize,
+    decoded_bytes: usize,
 }
 
 impl BloscHeader {
@@ -166,7 +167,7 @@ impl BloscHeader {
         self.flags & MEMCPYED != 0
     }
 
-    /// Checks all parts of `buffer`, whose length is the header's and whose decoded size is not zero.
+    /// Checks all parts of `buffer`. Its length must be the one in the header, and its decoded size must not be zero.
     fn check(&self, buffer: &[u8]) -> Result<(), CodecError> {
         let smallest = if self.decoded_bytes > LARGEST_ITEM_BYTES { SMALLEST_BLOCK_BYTES } else { 1 };
         let is_consistent = (smallest..=self.decoded_bytes).contains(&self.block_size)
@@ -188,7 +189,8 @@ impl BloscHeader {
         if inner == BLOSCLZ && has_run_of_255(buffer) {
             return Err(damaged(NAME, "a run is longer than any block"));
         }
-        // Every part is written once. A part that would grow is stored uncompressed (snappy's may grow by a sixth).
+        // Rejects parts that overlap and parts that are much longer than their content. c-blosc stores each part once,
+        // and uncompressed if compression would make it longer. (Snappy makes a part longer by at most a sixth.)
         let mut remaining_bytes = buffer.len();
         for block in self.blocks(buffer)? {
             let block = block?;
@@ -199,7 +201,8 @@ impl BloscHeader {
                 if part.len() / 2 > block.part_size().saturating_add(64) {
                     return Err(damaged(NAME, "a part is longer than its content"));
                 }
-                // c-blosc would pass frames of zstd releases before 0.8 to the decoders of those releases.
+                // Frames of zstd releases before 0.8 are rejected, because c-blosc would decode them with the decoders
+                // of those releases.
                 if inner == ZSTD && !block.is_stored(part) && !part.starts_with(&[0x28, 0xb5, 0x2f, 0xfd]) {
                     return Err(damaged(NAME, "a part is not a zstd frame"));
                 }
@@ -223,7 +226,7 @@ impl BloscHeader {
         self.flags >> 5
     }
 
-    /// Iterates over the blosc blocks of `buffer`, which is not memcpyed, in the order of their decoded bytes.
+    /// Iterates over the blosc blocks of a compressed `buffer`, in the order of their decoded bytes.
     fn blocks<'a>(
         &self,
         buffer: &'a [u8],
@@ -287,8 +290,8 @@ fn has_run_of_255(buffer: &[u8]) -> bool {
     buffer.len() > LONGEST_RUN_OF_255 && buffer.split(|byte| *byte != 255).any(|run| run.len() > LONGEST_RUN_OF_255)
 }
 
-/// Returns true if buffers with this header are decoded here: those that c-blosc cannot decode or decodes more slowly. Its
-/// vector instructions are faster at unshuffling bits.
+/// Returns true if this module decodes buffers with this header, because c-blosc cannot decode them or is slower.
+/// c-blosc decodes bit-shuffled LZ4 buffers, because its vector instructions unshuffle bits faster.
 fn is_decoded_here(header: &BloscHeader) -> bool {
     let is_known_version = header.inner_version == INNER_VERSION;
     match header.inner_code() {
@@ -307,8 +310,7 @@ fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCh
         ZSTD => zstd::decode_part(NAME, part, target),
         LZ4 => blosc_sys::lz4_decompress(part, target)
             .map_err(|code| damaged(NAME, format_args!("LZ4 returns error {code}"))),
-        // Snappy: other buffers are decoded by c-blosc.
-        _ => {
+        SNAPPY => {
             let snappy = |error: snap::Error| damaged(NAME, format_args!("snappy: {error}"));
             let (found, size) = (decompress_len(part).map_err(snappy)?, target.len());
             if found != size {
@@ -316,15 +318,16 @@ fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCh
             }
             Decoder::new().decompress(part, target).map_err(snappy).map(drop)
         }
+        _ => Err(damaged(NAME, "its inner compression is unknown")),
     }
 }
 
-/// Decodes `buffer` to fill `output`. The `header` has been checked; the buffer is neither empty nor memcpyed.
-/// `shuffled` temporarily holds one blosc block.
+/// Decodes `buffer` to fill `output`. The `header` must have been checked, and `buffer` must be compressed and not
+/// empty. `shuffled` temporarily holds one blosc block.
 ///
 /// # Errors
-/// [`CodecError::Damaged`] for another version of snappy, and if a part is not a stream of its kind or decodes to a
-/// length other than its share.
+/// [`CodecError::Damaged`] if the version of snappy is unknown, or if a part is not a valid stream or decodes to a
+/// wrong length.
 fn decode(
     header: &BloscHeader,
     buffer: &[u8],
@@ -345,7 +348,7 @@ fn decode(
             stream::resize_for_overwrite(shuffled, block.decoded_bytes);
             unshuffle_bytes(&block, header.item_size, inner, shuffled, target, cancel_check)?;
         } else if header.flags & BIT_SHUFFLE != 0 && (block.decoded_bytes / header.item_size).is_multiple_of(8) {
-            // Blocks with any other number of items are not shuffled.
+            // c-blosc shuffles bits only if the number of items is a multiple of eight.
             stream::resize_for_overwrite(shuffled, block.decoded_bytes);
             decode_block(&block, inner, shuffled, cancel_check)?;
             unshuffle_bits(header.item_size, shuffled, target);
@@ -372,7 +375,7 @@ fn decode_block(
             decode_part(inner, part, target, cancel_check)?;
         }
     }
-    // If there is a remainder, the block size is not a whole number of items.
+    // A remainder means that the block cannot be divided into parts of equal size.
     if targets.into_remainder().is_empty() { Ok(()) } else { Err(uneven_split()) }
 }
 
@@ -396,7 +399,7 @@ fn unshuffle_bytes(
     let mut parts: SmallVec<[&[u8]; 16]> = SmallVec::new();
     for (part, buffer) in block.parts().zip(buffers.by_ref()) {
         let part = part?;
-        // Parts stored uncompressed need not be copied first.
+        // A part that is stored uncompressed is unshuffled directly from `buffer`, without a copy.
         if block.is_stored(part) {
             parts.push(part);
         } else {
@@ -410,7 +413,7 @@ fn unshuffle_bytes(
     let items = target.len() / item_size;
     let (to, to_tail) = target.split_at_mut(items * item_size);
     if items == 0 {
-        // Less than one item: a single unshuffled part.
+        // A block that is smaller than one item consists of a single part, which is not shuffled.
         to_tail.copy_from_slice(parts.first().copied().unwrap_or_default());
         return Ok(());
     }
@@ -484,7 +487,7 @@ fn unshuffle_bits(item_size: usize, shuffled: &[u8], target: &mut [u8]) {
         return;
     }
     for (byte, planes) in planes.chunks_exact(items).enumerate() {
-        // The same byte of all items, as eight rows, one per bit.
+        // Eight rows that together hold the same byte of all items. Each row holds one of its bits.
         let mut rows = [planes; 8];
         for (row, bits) in rows.iter_mut().zip(planes.chunks_exact(items / 8)) {
             *row = bits;
@@ -499,10 +502,11 @@ fn unshuffle_bits(item_size: usize, shuffled: &[u8], target: &mut [u8]) {
     }
 }
 
-/// Transposes a matrix of eight by eight bits, whose elements are the bits `8 * row + column`.
+/// Transposes a matrix of eight by eight bits, in which the element at `row` and `column` is the bit `8 * row +
+/// column`.
 ///
-/// In squares of two by two bits, then of four by four, then of eight by eight, the two quarters beside the diagonal
-/// are swapped.
+/// Each step swaps the off-diagonal quarters of all squares of one size: of two by two, four by four, and eight by
+/// eight bits.
 fn transpose_bits(bits: u64) -> u64 {
     [(7, 0x00aa_00aa_00aa_00aa), (14, 0x0000_cccc_0000_cccc), (28, 0x0000_0000_f0f0_f0f0)].into_iter().fold(
         bits,
@@ -515,7 +519,6 @@ fn transpose_bits(bits: u64) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use bytes::Buf;
     use bytes::Bytes;
     use proptest::prelude::*;
 
@@ -525,7 +528,7 @@ mod tests {
         BloscCodec.decode(Bytes::copy_from_slice(payload), len, &mut Scratch::default(), CancelCheck::NEVER)
     }
 
-    /// Big-endian numbers that increase slowly.
+    /// Returns `len` bytes of big-endian numbers that increase slowly.
     fn sample(len: usize) -> Vec<u8> {
         (0u32..).flat_map(|i| (i * 3 / 7).to_be_bytes()).take(len).collect()
     }
@@ -539,7 +542,8 @@ mod tests {
         (0..len).map(|i| if i % 3000 < 1500 { next() } else { 3 }).collect()
     }
 
-    /// Encodes with c-blosc and lz4, which it splits and shuffles as it does for snappy, then replaces the parts.
+    /// Encodes `data` with LZ4 by c-blosc, which splits and shuffles it as for snappy, then compresses each part with
+    /// snappy instead.
     fn encode(data: &[u8], shuffle: u8, item_size: usize, block_size: usize) -> Vec<u8> {
         with_snappy(&blosc_sys::compress(data, c"lz4", shuffle, item_size, block_size))
     }
@@ -575,14 +579,14 @@ mod tests {
 
     /// Buffers written by c-blosc 1.21 with snappy: decoded length and buffer.
     const BY_C_BLOSC: &[(usize, &str)] = &[
-        // Bit shuffle, two blocks.
+        // Bit shuffle; two blocks.
         (
             256,
             "02015404000100008000000069000000180000003a0000001e00000080010000fe01007a01003c9833e68ce0c3070f00\
              fc07f00000f8ff3e6f002b00000080010000fe01007a01007c3963ce983e7cf0e03f80ff003f0000ffc0ffffff000000\
              000000000000000000",
         ),
-        // Bit shuffle, with a last block of 20 items, which is not shuffled.
+        // Bit shuffle; the last block has 20 items and is therefore not shuffled.
         (
             300,
             "020154052c010000c8000000ea000000180000009b0000007f000000c801408888080000808000080800888008800000\
@@ -591,7 +595,7 @@ mod tests {
              0808000801a000805aa0004b000000640c000000150d040816000005040817000005040c180000001104081900000504\
              081a00000504081b00001504081c00000504081d00000504401e0000001e0000001e0000001f0000001f",
         ),
-        // Byte shuffle, a shorter last block.
+        // Byte shuffle; the last block is shorter.
         (
             300,
             "020151032c0100007e000000fc0000001c0000007a000000d30000005a0000007e000001019801000000020000000300\
@@ -601,7 +605,7 @@ mod tests {
              52112b1152301600000018000000190000001a250000003040001b0000001c0000001d0000001e0000001511010d001f\
              1111201d0000001e0000001f",
         ),
-        // Bit shuffle, split.
+        // Bit shuffle; each blosc block is split into several parts.
         (
             1024,
             "020144040004000000040000bc000000140000001000000080020000fe0100fe0100fe0100fa01001000000080020000\
@@ -649,7 +653,7 @@ mod tests {
 
     #[test]
     fn c_blosc_decodes_the_same_buffer_with_lz4_to_the_same_bytes() {
-        // Any bytes can be interpreted as shuffled, given a matching header.
+        // Any bytes are valid shuffled data if the header matches their length.
         for flags in [0x00, 0x01, 0x04, 0x05] {
             for item_size in [1u8, 2, 3, 5, 8, 13, 32, 255] {
                 for (len, block_size) in [(5000, 0), (5003, 1000), (4096, 256), (997, 128)] {
@@ -664,7 +668,7 @@ mod tests {
         }
     }
 
-    /// Compresses without shuffle, as one part per block, then declares another item size and shuffle.
+    /// Compresses `data` without shuffle, as one part per block, then changes item size and shuffle in the header.
     fn relabelled(data: &[u8], item_size: u8, block_size: usize, flags: u8) -> Vec<u8> {
         let mut payload = blosc_sys::compress(data, c"lz4", 0, 255, block_size);
         assert_eq!(payload[2] & 0x17, 0x10, "not split, not memcpyed, not shuffled");

@@ -19,7 +19,7 @@ pub(super) const MAX_BLOCK_BYTES: u32 = BLOSC_MAX_BLOCKSIZE;
 /// # Errors
 /// The return value of c-blosc if it is not `len`; -1 if the buffer is incomplete or `output` lacks the capacity.
 pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Result<(), c_int> {
-    // c-blosc reads the 16 bytes of the header and then as many as they claim, without knowing the buffer's length.
+    // c-blosc trusts the length in the header and does not know the length of `buffer`, so the two are compared here.
     let claimed = buffer.get(12..16).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
     let is_complete = claimed.and_then(|claimed| usize::try_from(claimed).ok()).is_some_and(|n| n <= buffer.len());
     let spare = output.spare_capacity_mut();
@@ -53,7 +53,7 @@ pub(super) fn lz4_decompress(block: &[u8], target: &mut [u8]) -> Result<(), c_in
     if written == len { Ok(()) } else { Err(written) }
 }
 
-/// Maximum number of bytes that encoding adds.
+/// Maximum number of bytes by which a buffer is longer than its content.
 pub(super) const OVERHEAD_BYTES: u64 = BLOSC_MAX_OVERHEAD as u64;
 
 /// Encodes `data` as one buffer and appends it to `output`. If `block_size` is 0, c-blosc chooses the size.

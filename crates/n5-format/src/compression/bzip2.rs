@@ -6,8 +6,8 @@ use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "bzip2";
-/// Upper bound of the stored size of an incompressible block. The decoder yields no bytes before it has read all of
-/// one.
+/// Upper bound of the stored size of an incompressible bzip2 block. The decoder yields no bytes until it has read a
+/// whole block.
 const BLOCK_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
@@ -31,13 +31,13 @@ impl Codec for Bzip2Codec {
         })
     }
 
-    /// A block of about 30 bytes can hold 900 000 run-length coded bytes, of which 5 stand for 259. (64 MiB of zeros
-    /// reach 849 479:1.)
+    /// Allows a ratio of 2 000 000. A block of about 30 bytes can hold 900 000 run-length coded bytes, and 5 of those
+    /// can stand for 259 decoded bytes. (64 MiB of zeros reach 849 479:1.)
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 2_000_000)
     }
 
-    /// Four bytes for each of a block's 900 000 bytes, plus the tables.
+    /// Returns the size of the decoder's state: four bytes for each of a block's 900 000 bytes, plus the tables.
     fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         4 << 20
     }

@@ -8,9 +8,9 @@ use bytes::Bytes;
 pub trait Codec: fmt::Debug + Send + Sync {
     /// Decodes `payload` to exactly `len` bytes, the stored big-endian elements.
     ///
-    /// The whole payload is consumed, so checksums at the end of a stream are verified. Further members, streams or
-    /// frames are decoded and appended; their number is limited by what they yield. Zero padding after the last one is
-    /// ignored.
+    /// The whole payload is consumed, so checksums at the end of a stream are verified. A payload may consist of
+    /// several members, streams or frames. All are decoded, and their number is limited in proportion to the bytes they
+    /// yield. Zero padding after the last one is ignored.
     ///
     /// `cancel_check` is polled between members, streams and frames, and within long ones of bzip2, xz, lzma, gzip and
     /// zlib. It is not polled within a gzip member or zlib stream of up to 8 MiB, a zstd frame, a bare LZ4 block, or a
@@ -88,8 +88,8 @@ impl fmt::Debug for Scratch {
     }
 }
 
-/// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output.
-/// Calls of a library that cannot be interrupted are excepted; [`Codec::decode`] lists them.
+/// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output,
+/// except during library calls that cannot be interrupted. [`Codec::decode`] lists those.
 #[derive(Clone, Copy)]
 pub struct CancelCheck<'a>(&'a dyn Fn() -> bool);
 
@@ -103,10 +103,10 @@ impl<'a> CancelCheck<'a> {
         Self(should_continue)
     }
 
-    /// Polls the check.
+    /// Returns an error if decoding has been cancelled.
     ///
     /// # Errors
-    /// [`CodecError::Cancelled`] if decoding is to end.
+    /// [`CodecError::Cancelled`].
     pub fn check(&self) -> Result<(), CodecError> {
         if (self.0)() { Ok(()) } else { Err(CodecError::Cancelled) }
     }
@@ -160,17 +160,17 @@ pub enum CodecError {
     Cancelled,
 }
 
-/// Error of a stream that decodes to `found` bytes instead of `len`.
+/// Returns the error for a stream that decodes to `found` bytes instead of `len`.
 pub(crate) fn wrong_length(len: usize, found: usize) -> CodecError {
     CodecError::WrongLength { expected: len, found: format!("{found} bytes") }
 }
 
-/// Error of a stream that decodes to more than `len` bytes, by an amount that is not determined.
+/// Returns the error for a stream that decodes to an unknown number of bytes greater than `len`.
 pub(super) fn too_long(len: usize) -> CodecError {
     CodecError::WrongLength { expected: len, found: "more".to_owned() }
 }
 
-/// Error of a stream that violates its format.
+/// Returns the error for a stream that violates its format.
 pub(super) fn damaged(codec: &'static str, reason: impl fmt::Display) -> CodecError {
     CodecError::Damaged { codec, reason: reason.to_string() }
 }

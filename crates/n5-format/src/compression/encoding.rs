@@ -1,4 +1,4 @@
-//! Compression schemes that views write. Every reader decodes them; each is written in its strictest form.
+//! Compression schemes in which views encode blocks. Each is written in the form that the strictest reader accepts.
 
 use ::zstd::zstd_safe;
 use bytes::Bytes;
@@ -8,12 +8,12 @@ use super::blosc::BloscHeader;
 use super::blosc_sys;
 use super::codec::CodecError;
 
-/// A fast level. On noisy images higher levels save only a few percent more.
+/// Fast compression levels. On noisy images, higher levels save only a few percent more.
 const GZIP_LEVEL: i32 = 4;
 const ZSTD_LEVEL: i32 = 1;
-/// c-blosc's default.
+/// Default compression level of c-blosc.
 const BLOSC_LEVEL: u8 = 5;
-/// Code of the byte shuffle.
+/// Code for the byte shuffle in c-blosc.
 const BLOSC_SHUFFLE: u8 = 1;
 
 /// A compression scheme that this build encodes.
@@ -30,7 +30,7 @@ pub enum BlockEncoding {
 }
 
 impl BlockEncoding {
-    /// All schemes.
+    /// All compression schemes.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Gzip, Self::Zstd, Self::Blosc];
 
     /// Returns the scheme named `name`.
@@ -65,7 +65,7 @@ impl BlockEncoding {
     pub fn max_encoded_bytes(self, len: u64) -> u64 {
         match self {
             Self::Raw => len,
-            // A stored block of deflate adds 5 bytes to at least 5000; zstd adds less.
+            // Deflate adds 5 bytes to every 5000 or more bytes that it stores uncompressed; zstd adds less.
             Self::Gzip | Self::Zstd => len.saturating_add(len / 256).saturating_add(1024),
             Self::Blosc => len.saturating_add(blosc_sys::OVERHEAD_BYTES),
         }
@@ -120,12 +120,13 @@ impl BlockEncoding {
     pub fn is_one_stream(self, payload: &[u8], len: usize) -> bool {
         match self {
             Self::Raw => payload.len() == len,
-            // RFC 1952: a member ends with its decoded size modulo 2^32. The last of several members declares less than
-            // all of them hold, unless the first ones are empty. Padding declares 0.
+            // By RFC 1952, a member ends with its decoded size modulo 2^32. If there are several members, the last one
+            // declares less than `len`, unless the others are empty. Zero padding at the end reads as a size of 0.
             Self::Gzip => {
                 let end = payload.last_chunk::<4>().map(|size| u32::from_le_bytes(*size));
                 let modulo = len.to_le_bytes().first_chunk::<4>().map(|size| u32::from_le_bytes(*size));
-                // Magic, method deflate and no optional fields, followed by a stream that is not empty.
+                // The member must begin with magic, method deflate and no optional fields, and contain a stream that is
+                // not empty.
                 let has_header = payload.starts_with(&[0x1f, 0x8b, 8, 0]) && payload.len() >= 18;
                 let is_empty = payload
                     .get(10..)
@@ -136,7 +137,7 @@ impl BlockEncoding {
                 zstd_safe::find_frame_compressed_size(payload) == Ok(payload.len())
                     && zstd_safe::get_frame_content_size(payload).is_ok_and(|size| size == Some(len as u64))
             }
-            // Snappy is a build option of c-blosc that few readers enable.
+            // c-blosc supports snappy only as a build option, which few readers enable.
             Self::Blosc => BloscHeader::parse(payload).is_ok_and(|header| {
                 header.decoded_bytes == len && header.stored_bytes == payload.len() && !header.is_snappy()
             }),
@@ -184,7 +185,7 @@ mod tests {
             let single = encoding.encode_to_bytes(plain.clone().into(), 1).unwrap();
             let two_streams =
                 [encoding.encode_to_bytes(plain[..500].to_vec().into(), 1).unwrap(), single.clone()].concat();
-            // Raw elements have no end mark.
+            // Raw elements have no end mark, so two raw streams cannot be told from one.
             assert!(encoding == BlockEncoding::Raw || !encoding.is_one_stream(&two_streams, 1500), "{encoding:?}");
             let after_empty_stream = [encoding.encode_to_bytes(Bytes::new(), 1).unwrap(), single.clone()].concat();
             assert!(

@@ -11,8 +11,8 @@ use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "gzip";
-/// Longest payload that is decoded in one call of libdeflater, which cannot be interrupted. Blocks that hold nothing
-/// take it 50 ns per byte.
+/// Longest payload that is decoded in one call of libdeflater, which cannot be interrupted. It takes at most 50 ns per
+/// byte, if all deflate blocks are empty.
 pub(super) const MAX_ONE_SHOT_BYTES: usize = 8 << 20;
 
 #[derive(Debug)]
@@ -28,12 +28,12 @@ impl Codec for GzipCodec {
         cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError> {
         cancel_check.check()?;
-        let is_gzip = detect_gzip(payload)
+        let is_gzip = stream_is_gzip(payload)
             .ok_or_else(|| damaged(NAME, "it begins with neither a gzip member nor a zlib stream"))?;
         if payload.len() <= MAX_ONE_SHOT_BYTES && decode_one_shot(payload, is_gzip, len, output) {
             return Ok(());
         }
-        let is_stream_start = |rest: &[u8]| detect_gzip(rest) == Some(is_gzip);
+        let is_stream_start = |rest: &[u8]| stream_is_gzip(rest) == Some(is_gzip);
         stream::resize_for_overwrite(output, len);
         let target = DecodeOutput::new(NAME, output, cancel_check).with_cheap_members();
         stream::decode_streams(payload, target, is_stream_start, |input, target| {
@@ -42,12 +42,12 @@ impl Codec for GzipCodec {
         })
     }
 
-    /// Deflate encodes a match of at most 258 bytes in at least 2 bits.
+    /// Deflate encodes a match of at most 258 bytes in at least 2 bits, so the ratio is at most 1032.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 1032)
     }
 
-    /// State of the library that needs more.
+    /// Returns the size of a decoder's state, for the larger of the two libraries.
     fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         128 << 10
     }
@@ -72,10 +72,11 @@ pub(super) fn decode_zlib_part(
 }
 
 /// Returns true for a gzip member, false for a zlib stream, and `None` for neither.
-fn detect_gzip(stream: &[u8]) -> Option<bool> {
+fn stream_is_gzip(stream: &[u8]) -> Option<bool> {
     match stream {
         [0x1f, 0x8b, ..] => Some(true),
-        // The low half of the first byte is 8, the method; both bytes together are a multiple of 31.
+        // In a zlib stream, the low half of the first byte is the method, 8, and the first two bytes are a multiple of
+        // 31.
         [first, second, ..] if first & 0x0f == 8 && u16::from_be_bytes([*first, *second]).is_multiple_of(31) => {
             Some(false)
         }
@@ -86,8 +87,9 @@ fn detect_gzip(stream: &[u8]) -> Option<bool> {
 /// Decodes a payload that is exactly one intact stream of `len` bytes, the common case, with the fastest library.
 /// Returns false for everything else.
 ///
-/// libdeflater does not report where the stream ended, and ignores bytes after it. But a stream ends with the checksum
-/// of its decoded bytes. It spans the whole payload if that checksum stands at the payload's end and nowhere before.
+/// libdeflater does not report where the stream ended, and ignores bytes after it. But every stream ends with the
+/// checksum of its decoded bytes. If the first occurrence of this checksum is at the end of the payload, so is the end
+/// of the stream.
 fn decode_one_shot(payload: &[u8], is_gzip: bool, len: usize, output: &mut Vec<u8>) -> bool {
     stream::resize_for_overwrite(output, len);
     let mut decompressor = Decompressor::new();

@@ -50,7 +50,7 @@ impl Codec for Lz4Codec {
         }
         match payload.split_first_chunk() {
             Some((size, block)) if u64::from(u32::from_le_bytes(*size)) == len as u64 => {
-                // A bare block can begin with these bytes by chance.
+                // By chance, a bare block can begin with bytes that look like the size.
                 decode_bare_block(block, len, output)
                     .or_else(|error| decode_bare_block(payload, len, output).or(Err(error)))
             }
@@ -58,7 +58,7 @@ impl Codec for Lz4Codec {
         }
     }
 
-    /// Each further byte of a match's length adds at most 255 bytes of output.
+    /// Each additional byte of a match's length adds at most 255 bytes of output, so the ratio is at most 255.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 255)
     }
@@ -105,7 +105,7 @@ fn decode_java_frames(
     if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(()) }
 }
 
-/// Header of a frame after its magic: token, two lengths and a checksum, all little-endian.
+/// Header of a frame of lz4-java without its magic: token, two lengths and a checksum, all little-endian.
 struct JavaHeader {
     is_compressed: bool,
     stored_bytes: usize,
@@ -180,7 +180,7 @@ fn decode_frame<'i>(input: &'i [u8], target: &mut DecodeOutput<'_>) -> Result<&'
         if read > 0 {
             continue;
         }
-        // The decoder returns 0 bytes at every empty block, just as at the end.
+        // The decoder returns 0 bytes at an empty block as well as at the end of the frame.
         match frame_and_rest {
             Some((_, rest)) if unread_now == 0 => return Ok(rest),
             _ if unread_now == unread_before => return Err(damaged(NAME, "the frame ends early")),
@@ -196,7 +196,7 @@ fn frame_len(input: &[u8]) -> Option<usize> {
     let mut rest = input.get(FRAME_MAGIC.len()..)?;
     let flags = rest.try_get_u8().ok()?;
     let optional_bytes = |flag: u8, bytes: usize| if flags & flag == 0 { 0 } else { bytes };
-    // Maximum block size, content size, dictionary ID, header checksum.
+    // Skips maximum block size, content size, dictionary ID and header checksum.
     rest = rest.get(1 + optional_bytes(0x08, 8) + optional_bytes(0x01, 4) + 1..)?;
     loop {
         let size = rest.try_get_u32_le().ok()?;
@@ -204,7 +204,7 @@ fn frame_len(input: &[u8]) -> Option<usize> {
             rest = rest.get(optional_bytes(0x04, 4)..)?;
             return Some(input.len() - rest.len());
         }
-        // The highest bit marks an uncompressed block.
+        // The highest bit of a block's size marks an uncompressed block.
         let block = usize::try_from(size & 0x7fff_ffff).ok()?;
         rest = rest.get(block..)?.get(optional_bytes(0x10, 4)..)?;
     }
@@ -217,7 +217,7 @@ fn decode_bare_block(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(
     if result.as_ref().is_ok_and(|found| *found == len) {
         return Ok(());
     }
-    // A block does not mark its end, so padding was decoded as part of it.
+    // An LZ4 block has no end mark, so zero padding was decoded as part of it.
     if let Some((block, rest)) = block_len(block, len).and_then(|end| block.split_at_checked(end)) {
         expect_zero_padding(NAME, rest)?;
         if decompress_into(block, output).is_ok_and(|found| found == len) {
@@ -251,7 +251,8 @@ fn block_len(block: &[u8], len: usize) -> Option<usize> {
     }
 }
 
-/// Reads a length that begins with `nibble` from the token. After 15, bytes are added up to the first one below 255.
+/// Reads a length, given the four bits `nibble` of the token. If these are 15, the following bytes are added up to and
+/// including the first one below 255.
 fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     let mut total = usize::from(nibble);
     if nibble == 15 {

@@ -134,7 +134,7 @@ impl Codecs {
 }
 
 impl Default for Codecs {
-    /// Returns [`Codecs::built_in`].
+    /// Returns a copy of [`Codecs::built_in`].
     fn default() -> Self {
         Self::built_in().clone()
     }

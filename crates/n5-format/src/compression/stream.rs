@@ -1,5 +1,5 @@
-//! Common parts of the stream formats: decoding of consecutive streams into one allocation, the rule for trailing bytes,
-//! and limits for payloads that cost much and yield little.
+//! Common parts of the stream formats: decoding of consecutive streams into one allocation, the rule for trailing
+//! bytes, and limits for payloads that take long to decode but yield few bytes.
 
 use super::codec::{CancelCheck, CodecError, damaged, too_long, wrong_length};
 
@@ -26,7 +26,7 @@ pub(super) struct DecodeOutput<'a> {
     filled: usize,
     /// Input bytes consumed by all streams so far.
     consumed: usize,
-    /// See [`DecodeOutput::with_read_ahead`].
+    /// Number of input bytes that the decoder may read before it yields any output.
     read_ahead_bytes: usize,
     min_member_bytes: usize,
     cancel_check: CancelCheck<'a>,
@@ -54,7 +54,7 @@ impl<'a> DecodeOutput<'a> {
         }
     }
 
-    /// Allows for a decoder that reads up to this many bytes before it yields any.
+    /// Allows for a decoder that reads up to `read_ahead_bytes` bytes before it yields any.
     pub(super) fn with_read_ahead(self, read_ahead_bytes: usize) -> Self {
         Self { read_ahead_bytes, ..self }
     }
@@ -81,8 +81,8 @@ impl<'a> DecodeOutput<'a> {
 
     /// Records that `consumed` input bytes were decoded to `produced` bytes of [`DecodeOutput::next_chunk`].
     ///
-    /// No encoder makes the stored form twice as long as its content, so a stream that continues like that is refused
-    /// early. (Deflate has blocks of 12 bytes that hold nothing and take a microsecond.)
+    /// No encoder writes twice as many bytes as it reads, so a stream that decodes to less than half its length is
+    /// refused early. (An empty deflate block of 12 bytes, for example, takes a microsecond to decode.)
     pub(super) fn advance(&mut self, consumed: usize, produced: usize) -> Result<(), CodecError> {
         self.filled = self.filled.saturating_add(produced).min(self.buffer.len());
         self.consumed = self.consumed.saturating_add(consumed);
@@ -172,7 +172,8 @@ pub(super) fn clear_and_reserve(output: &mut Vec<u8>, len: usize) {
     output.reserve_exact(len);
 }
 
-/// Resizes `output` to `len` bytes that the caller overwrites: zeros from the allocator, or the previous content.
+/// Resizes `output` to `len` bytes for a caller that overwrites all of them. Until then, they are zeros or previous
+/// content.
 pub(super) fn resize_for_overwrite(output: &mut Vec<u8>, len: usize) {
     if output.capacity() < len {
         *output = vec![0; len];
@@ -197,14 +198,14 @@ const CANCEL_CHECK_BYTES: usize = 256 << 10;
 /// empty member, and files that were appended to have a few.
 const FREE_MEMBERS: usize = 64;
 
-/// Bytes that every further member must yield on average if its decoder takes memory from the system for it. That costs
-/// 20 us, in which the slowest decoder decodes as much.
+/// Bytes that every further member must yield on average if its decoder allocates memory from the system. The
+/// allocation takes 20 us, in which the slowest decoder decodes this many bytes.
 const MIN_BYTES_PER_COSTLY_MEMBER: usize = 1 << 10;
-/// Bytes that every further member must yield on average if its decoder takes no memory from the system.
+/// Bytes that every further member must yield on average if its decoder allocates no memory from the system.
 pub(super) const MIN_BYTES_PER_CHEAP_MEMBER: usize = 64;
 
-/// Polls `cancel_check` once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces. `pending` counts the bytes
-/// since the last time. The next piece reads and writes `bytes` bytes in total.
+/// Polls `cancel_check` once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces. `pending` counts the
+/// bytes since the last poll, and `bytes` is the number of bytes that the next piece reads and writes in total.
 pub(super) fn check_periodically(
     cancel_check: CancelCheck<'_>,
     pending: &mut usize,

@@ -269,7 +269,7 @@ fn further_streams_are_appended() {
         let (head, tail) = data.split_at(300);
         let payload = [encode(head), encode(&[]), encode(tail)].concat();
         assert_eq!(decode(name, &payload, 1000).as_deref(), Ok(&data[..]), "{encoding}");
-        // The second of two equal streams ends with the same bytes as the first.
+        // Two equal streams end with the same bytes, so the end of the payload looks like the end of the first stream.
         let twice = [encode(head), encode(head)].concat();
         assert!(matches!(decode(name, &twice, 300), Err(CodecError::WrongLength { .. })), "{encoding}");
         let third = [payload, encode(&data[..1])].concat();
@@ -306,7 +306,8 @@ fn a_dictionary_beyond_every_preset_is_refused_before_it_is_allocated() {
         Err(CodecError::Memory { needed_bytes, limit_bytes, .. }) if limit_bytes < 70 << 20 => needed_bytes,
         other => panic!("{other:?}"),
     };
-    // A dictionary of 1.5 GiB in a .lzma header, and in the filter flags of a block header with a correct checksum.
+    // Both payloads declare a dictionary of 1.5 GiB: one in a .lzma header, the other in the filter flags of a block
+    // header with a correct checksum.
     let mut payload = lzma(&sample(100));
     payload[1..5].copy_from_slice(&0x6000_0000u32.to_le_bytes());
     assert!(needed(decode("xz", &payload, 100)) >= 0x6000_0000);
@@ -363,7 +364,8 @@ fn the_end_mark_of_lz4_java_may_be_missing() {
 
 #[test]
 fn a_bare_lz4_block_that_begins_with_its_own_length_is_found() {
-    // Three literals 0, a match of 55 at distance 1, five literals 9: 63 bytes, which is 0x3f.
+    // Three literals 0, a match of 55 at distance 1, and five literals 9 decode to 63 bytes. The first four bytes of
+    // the block, read as a number, are also 63 (0x3f).
     let block = [0x3f, 0, 0, 0, 1, 0, 36, 0x50, 9, 9, 9, 9, 9];
     let decoded = decode("lz4", &block, 63).unwrap();
     assert_eq!((&decoded[..58], &decoded[58..]), (&[0; 58][..], &[9; 5][..]));
@@ -476,7 +478,7 @@ proptest! {
     }
 }
 
-/// Every byte inverted, or increased by the parameter `add`.
+/// A codec that inverts every byte, or increases it by the parameter `add` if there is one.
 #[derive(Debug)]
 struct FakeCodec {
     add: Option<u8>,

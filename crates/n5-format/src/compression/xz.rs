@@ -54,17 +54,17 @@ impl Codec for XzCodec {
         stream::max_at_ratio(payload_len, 10_000)
     }
 
-    /// Resident memory. liblzma reserves the dictionary that the stream declares, 64 MiB for preset 9 even if the block
-    /// is small. But it touches only as much of it as it decodes.
+    /// Counts only memory that becomes resident. liblzma reserves the dictionary that the stream declares, 64 MiB for
+    /// preset 9 even if the block is small, but touches only as much of it as it decodes.
     fn scratch_bytes(&self, _: &[u8], len: usize) -> usize {
         len.saturating_add(STATE_BYTES)
     }
 }
 
-/// A stream without content.
+/// An `.xz` stream without content.
 const EMPTY_STREAM: &[u8] =
     b"\xfd7zXZ\0\0\x04\xe6\xd6\xb4\x46\0\0\0\0\x1c\xdf\x44\x21\x1f\xb6\xf3\x7d\x01\0\0\0\0\x04YZ";
-/// Size of a stream's header.
+/// Size of the header of an `.xz` stream in bytes.
 const HEADER_BYTES: usize = 12;
 
 /// Decodes a payload that is exactly one intact stream that fills `target`, the common case, with the decoder of an
@@ -132,7 +132,8 @@ fn decode_step(
     Ok(DecodeStep::between(before, (stream.total_in(), stream.total_out()), status == Status::StreamEnd))
 }
 
-/// Returns the error with the memory that the stream needs, found by bisection as the lowest limit that liblzma accepts.
+/// Returns the error with the memory that the stream needs, found by bisection as the lowest limit that liblzma
+/// accepts.
 fn memory_limit_error(stream: &mut Stream, limit_bytes: u64) -> CodecError {
     let (mut too_low, mut needed_bytes) = (limit_bytes, u64::from(u32::MAX) * 2);
     while needed_bytes - too_low > 1 {

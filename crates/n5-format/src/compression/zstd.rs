@@ -44,7 +44,7 @@ impl Codec for ZstdCodec {
         })
     }
 
-    /// A run-length block of 128 KiB takes 4 bytes.
+    /// A run-length block of 128 KiB takes 4 bytes, so the ratio is at most 32 768.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 32_768)
     }
@@ -65,11 +65,12 @@ pub(super) fn decode_part(codec: &'static str, part: &[u8], output: &mut [u8]) -
     }
 }
 
-/// Idle contexts, at most as many as were in use at the same time. A new one costs 40 page faults, a twentieth of the
-/// decoding time of a 512 KiB block.
+/// Idle decompression contexts, at most as many as were ever in use at the same time. Creating one costs 40 page
+/// faults, a twentieth of the time that a block of 512 KiB takes to decode.
 static IDLE_CONTEXTS: Mutex<Vec<DCtx<'static>>> = Mutex::new(Vec::new());
 
-/// Runs `f` with a context. No state passes from one job to the next, because each begins with a new frame.
+/// Calls `f` with an idle or new decompression context. A context can be reused, because every call decodes from the
+/// start of a frame, which resets the state.
 fn with_context<T>(f: impl FnOnce(&mut DCtx<'static>) -> T) -> T {
     let idle = || IDLE_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = idle().pop().unwrap_or_else(DCtx::create);
@@ -109,7 +110,7 @@ fn is_frame_start(bytes: &[u8]) -> bool {
 }
 
 fn is_output_too_small(code: usize) -> bool {
-    // The library returns the negated error number.
+    // zstd returns the negated error number.
     code.wrapping_neg() == ZSTD_ErrorCode::ZSTD_error_dstSize_tooSmall as usize
 }
 

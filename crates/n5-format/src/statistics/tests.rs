@@ -78,7 +78,7 @@ fn the_greatest_element_belongs_to_the_last_bin() {
 
 #[test]
 fn padding_beyond_the_dataset_does_not_count() {
-    // A block of 3 by 2 by 2; the elements outside 2 by 2 by 1 are 99.
+    // The elements of a block of 3 by 2 by 2. Those outside its first 2 by 2 by 1 elements are 99.
     let data = [1, 2, 99, 3, 4, 99, 99, 99, 99, 99, 99, 99];
     for (clip, expected) in [([2, 2, 1], 4), ([3, 1, 2], 6), ([3, 2, 2], 12), ([9, 9, 9], 12), ([0, 2, 2], 0)] {
         let mut accumulator = StatisticsAccumulator::new(&DataType::UInt8, 12, 100).unwrap();

@@ -28,7 +28,8 @@ static CONVENTIONS: &[(fn(&Node) -> Vec<String>, fn(&Node, &mut Vec<MetadataProb
     (n5_viewer::required_paths, n5_viewer::read),
 ];
 
-/// Returns the paths below a directory whose `attributes.json` [`describe`](crate::describe) needs, at most [`MAX_LEVELS`].
+/// Returns the paths below a directory whose `attributes.json` [`describe`](crate::describe) needs, at most
+/// [`MAX_LEVELS`].
 ///
 /// The paths are relative, consist of valid segments only and need not exist. A dataset needs none. The file of each
 /// convention says which paths it needs.

@@ -15,7 +15,6 @@
 use serde_json::{Map, Value};
 
 use super::pyramid::{Convention, LevelDataset, Pyramid, PyramidLevel, factors_from_resolution, find_levels};
-use crate::calibration::Calibration;
 use crate::json_values::{numbers, path_below, push_unique, truncated_json};
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
@@ -51,7 +50,7 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     let datasets = find_levels(node, names, problems);
     let first = datasets.first()?;
     let rank = first.dataset.rank();
-    let (Calibration { axes, units, .. }, is_reversed) = read_axes(image, rank, problems);
+    let (axes, units, is_reversed) = read_axes(image, rank, problems);
     let (mut levels, mut is_calibrated) = (Vec::<PyramidLevel>::new(), false);
     for level in &datasets {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
@@ -110,16 +109,20 @@ fn resolution_from_sizes(level: &LevelDataset, first: &LevelDataset) -> Vec<f64>
     sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
 }
 
-/// Reads the names and units of the axes, in N5 axis order. Also returns true if the metadata lists the slowest axis first.
-fn read_axes(image: &Map<String, Value>, rank: usize, problems: &mut Vec<MetadataProblem>) -> (Calibration, bool) {
+/// Returns the names and the units of the axes, in N5 axis order, and true if the metadata lists the slowest axis first.
+fn read_axes(
+    image: &Map<String, Value>,
+    rank: usize,
+    problems: &mut Vec<MetadataProblem>,
+) -> (Option<Vec<String>>, Option<Vec<String>>, bool) {
     let Some(value) = image.get("axes") else {
         let axes = (rank == 5).then(|| ["x", "y", "z", "c", "t"].map(str::to_owned).to_vec());
-        return (Calibration { axes, ..Calibration::default() }, true);
+        return (axes, None, true);
     };
     let parsed: Option<Vec<NgffAxis>> = value.as_array().and_then(|list| list.iter().map(NgffAxis::read).collect());
     let Some(mut axes) = parsed.filter(|axes| axes.len() == rank) else {
         push_unique(problems, format!("axes {} do not name the {rank} axes", truncated_json(value)));
-        return (Calibration::default(), false);
+        return (None, None, false);
     };
     let is_reversed = is_slowest_first(&axes);
     if is_reversed {
@@ -129,7 +132,7 @@ fn read_axes(image: &Map<String, Value>, rank: usize, problems: &mut Vec<Metadat
     let has_units = axes.iter().any(|axis| !axis.unit.is_empty());
     let units = has_units.then(|| axes.iter().map(|axis| axis.unit.clone()).collect());
     let names = axes.into_iter().map(|axis| axis.name).collect();
-    (Calibration { axes: Some(names), units, ..Calibration::default() }, is_reversed)
+    (Some(names), units, is_reversed)
 }
 
 struct NgffAxis {
@@ -173,7 +176,7 @@ mod tests {
 
     #[test]
     fn zarr_order_is_recognised_by_the_axis_names_and_reversed() {
-        // Written by ome-zarr 0.9 through zarr-python's N5FSStore.
+        // ome-zarr 0.9 wrote these attributes through zarr-python's N5FSStore.
         let own = json!({"multiscales": [{"version": "0.4", "axes": [{"name": "t", "type": "time", "unit": "second"},
             {"name": "c", "type": "channel"}, {"name": "z", "type": "space", "unit": "micrometer"},
             {"name": "y", "type": "space", "unit": "micrometer"}, {"name": "x", "type": "space", "unit": "micrometer"}],

@@ -146,8 +146,8 @@ pub(crate) fn listed_factors(attributes: &Map<String, Value>) -> Option<Vec<Vec<
 /// position is shifted by `(factors - 1) / 2` base voxels, because averaging voxels moves the centre of the first one.
 ///
 /// The factors are the level's own `downsamplingFactors`, else the entry of `listed` at its number, else 1 for `s0`,
-/// else a guess from the sizes, with a problem. `base_placement` gets the first level and returns the voxel size and the
-/// position of the centre of the first voxel at full resolution.
+/// else a guess from the sizes, with a problem. `base_placement` gets the first level and returns the voxel size and
+/// the position of the centre of the first voxel at full resolution.
 ///
 /// Source: n5-universe `N5SingleScaleMetadataParser.java`.
 pub(super) fn build_levels(

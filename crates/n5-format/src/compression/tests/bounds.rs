@@ -1,10 +1,11 @@
-//! Tests of cancellation, and of payloads that cost much and yield little.
+//! Tests of cancellation, and of payloads that take long to decode but yield few bytes.
 
 use std::cell::Cell;
 
 use super::*;
 
-/// Decodes until the cancellation check was polled `checks` times. Returns the number of polls and the result.
+/// Decodes `payload` and cancels after `max_checks` polls of the cancellation check. Returns the number of polls and
+/// the result.
 fn decode_until_cancelled(
     max_checks: usize,
     name: &str,
@@ -78,7 +79,7 @@ fn cancellation_is_checked_between_members_and_within_long_ones() {
         let (checks, result) = decode_until_cancelled(usize::MAX, name, &payload, len);
         assert!(result.is_ok(), "{name}: {:?}", result.err());
         assert!(checks >= len / max_bytes_per_check, "{name} of {len} bytes: {checks} checks");
-        // Decoding ends at the next check, and a payload cancelled half-way is not decoded again.
+        // After a cancellation, decoding ends at the next check and is not tried again with another decoder.
         let (checks_until_cancelled, result) = decode_until_cancelled(checks / 2, name, &payload, len);
         assert!(matches!(result, Err(CodecError::Cancelled)), "{name}");
         assert!(checks_until_cancelled <= checks / 2 + 2, "{name}: {checks_until_cancelled} of {checks} checks");
@@ -105,7 +106,7 @@ fn empty_and_tiny_members_are_refused_after_a_few() {
             let member = encode(&vec![7; content_bytes]);
             let reason = damage(decode(name, &member.repeat(900), 1000));
             assert!(reason.starts_with("its first 6") && reason.contains("members hold only"), "{name}: {reason}");
-            // The limit also holds for empty members between others: 60 are accepted, 100 are not.
+            // The limit also applies to empty members in the middle of a payload: 60 are accepted, 100 are not.
             let (before, after) = (encode(&sample(900)), encode(&sample(100)));
             let few_members = [&before[..], &encode(&[]).repeat(60), &after].concat();
             if member != skippable(&[]) {
@@ -117,7 +118,7 @@ fn empty_and_tiny_members_are_refused_after_a_few() {
     }
     let reason = damage(decode("lz4", &lz4_java(&[], 1, true).repeat(3000), 1000));
     assert!(reason.contains("members hold only 0 bytes"), "{reason}");
-    // Empty blocks in one LZ4 frame.
+    // One LZ4 frame that contains 3000 empty blocks.
     let frame = lz4_frame(&sample(1000));
     let blocks = [&frame[..7], &[1, 0, 0, 0, 0].repeat(3000), &frame[7..]].concat();
     assert!(damage(decode("lz4", &blocks, 1000)).contains("members hold only 0 bytes"));
@@ -139,10 +140,10 @@ impl TestBitWriter {
     }
 }
 
-/// Returns a zlib stream without an end, of empty blocks with their own Huffman tables.
+/// Returns an unterminated zlib stream of empty blocks, each with its own Huffman tables.
 fn empty_deflate_blocks(bytes: usize) -> Vec<u8> {
     let mut bits = TestBitWriter::default();
-    // Eight blocks fill whole bytes.
+    // Eight blocks end at a byte boundary, so their bytes can be repeated.
     for _ in 0..8 {
         for (value, count) in [(0, 1), (2, 2), (0, 10), (14, 4)] {
             bits.put(value, count);
@@ -181,7 +182,7 @@ fn files_of_multi_member_writers_decode() {
     assert!(same(decode("bzip2", &pbzip2, data.len()), &data), "pbzip2");
     let pixz: Vec<u8> = data.chunks(64 << 10).flat_map(xz).collect();
     assert!(same(decode("xz", &pixz, data.len()), &data), "pixz");
-    // The seekable format of zstd, and pzstd: frames, with skippable frames before each one or at the end.
+    // pzstd writes a skippable frame before each frame, and the seekable format of zstd has one at the end.
     let skippable = [&[0x5e, 0x2a, 0x4d, 0x18, 4, 0, 0, 0][..], b"seek"].concat();
     let pzstd: Vec<u8> = data
         .chunks(4 << 10)
@@ -196,8 +197,8 @@ fn files_of_multi_member_writers_decode() {
     }
 }
 
-/// Returns a blosc buffer without shuffle or split. Its blocks of `size` bytes all contain `part`, or share a single
-/// copy.
+/// Returns a blosc buffer without shuffle or split. Each of its blocks of `size` decoded bytes has a copy of `part`, or
+/// all refer to the same copy if `is_shared`.
 fn blosc_of(inner: u8, size: usize, blocks: usize, part: &[u8], is_shared: bool) -> Vec<u8> {
     let word = |n: usize| u32::try_from(n).unwrap().to_le_bytes();
     let starts = 16 + 4 * blocks;
