@@ -7,8 +7,10 @@
 
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Context;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -105,6 +107,12 @@ pub(crate) fn start_document_runtime(count: usize) -> io::Result<ScopeGuard<Runt
     // Starts the first blocking thread, which is kept: later the system may have none left.
     drop(runtime.spawn_blocking(|| ()));
     Ok(scopeguard::guard(runtime, Runtime::shutdown_background))
+}
+
+/// Schedules this task to run again after all tasks that are ready now or become ready in the meantime.
+pub(super) fn schedule_yield(context: &mut Context<'_>) {
+    // The first poll is pending and registers the waker with the runtime.
+    let _ = pin!(tokio::task::yield_now()).poll(context);
 }
 
 #[cfg(test)]
