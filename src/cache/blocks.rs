@@ -16,7 +16,7 @@ use super::freshness::{self, ValidatedAt};
 use super::objects::StoredObject;
 use super::validated::{CacheEntry, Validated, max_weight_bytes};
 use crate::runtime::cpu_pool::CpuPool;
-use crate::store::{ObjectMeta, Store, StoreLoad};
+use crate::store::{ObjectMeta, Store, StorePressure};
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel, LookupResult};
 use n5_format::{Block, BlockError, Coords, GridPosition};
 
@@ -54,8 +54,8 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     async fn versions(&self, positions: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError>;
 
     /// Returns the load of the store behind the source.
-    fn current_load(&self) -> StoreLoad {
-        StoreLoad::default()
+    fn current_load(&self) -> StorePressure {
+        StorePressure::default()
     }
 
     /// Loads the block at `position`, no staler than `fresh_since`, and returns the moment at which it was current.

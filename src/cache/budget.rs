@@ -18,7 +18,7 @@ use super::buffers::{
 };
 use super::error::{BudgetError, ReadError};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
-use crate::store::{Key, StoreError, StoreLoad};
+use crate::store::{Key, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
@@ -368,7 +368,7 @@ impl Budget {
     /// [`StoreError::Preempted`] when it gives up.
     pub(crate) async fn yield_if_contended<T>(
         &self,
-        current_load: impl Fn() -> StoreLoad,
+        current_load: impl Fn() -> StorePressure,
         key: &Key,
         mut future: impl Future<Output = T> + Unpin,
     ) -> Result<T, ReadError> {

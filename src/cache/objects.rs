@@ -213,7 +213,7 @@ impl ObjectCache {
             }
             let permit = self.entries.take(large.meta.len).await?;
             let reading = Box::pin(large.read_all());
-            match self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await? {
+            match self.entries.budget.yield_if_contended(|| store.pressure(), key, reading).await? {
                 Ok(bytes) => {
                     let bytes = permit.own_for_cache(bytes, false);
                     return Ok(Some(StoredObject::Whole(large.meta.clone(), bytes)));
@@ -261,7 +261,7 @@ impl ObjectCache {
     ) -> Result<Option<(StoredObject, Option<Permit>)>, ReadError> {
         // A store that does not respond must hold no memory that others wait for. The size of the object is known when
         // it responds.
-        let has_memory = !store.current_load().is_unresponsive();
+        let has_memory = !store.pressure().is_unresponsive();
         let inline = InlineLimit::new(if has_memory { self.current_inline_bytes() } else { 0 });
         let mut permit = if has_memory { Some(self.entries.take(inline.bytes()).await?) } else { None };
         let mut reading = store.get(key, &inline);
@@ -291,7 +291,7 @@ impl ObjectCache {
         }
         let (inline, permit) = (InlineLimit::new(len), self.entries.take(len).await?);
         let reading = store.get(key, &inline);
-        let object = self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await??;
+        let object = self.entries.budget.yield_if_contended(|| store.pressure(), key, reading).await??;
         let Some(Object { meta, data }) = object else { return Ok(None) };
         Ok(Some(match data {
             ObjectData::InMemory(bytes) => whole(meta, bytes, permit),

@@ -15,7 +15,7 @@ use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
 use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
 use crate::runtime::fair_queue::ClientId;
-use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StoreLoad};
+use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, ShedReason};
 
 /// Bodies shorter than this are not charged to the client that they are sent to: the kernel takes them at once.
@@ -115,8 +115,8 @@ impl Container {
     }
 
     /// Returns the current load of the store: the calls that are running or queued.
-    pub fn store_load(&self) -> StoreLoad {
-        self.store.current_load()
+    pub fn store_load(&self) -> StorePressure {
+        self.store.pressure()
     }
 
     /// Returns true if requests wait for the store and it has not answered any for a second or more.

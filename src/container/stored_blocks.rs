@@ -11,7 +11,7 @@ use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness, ValidatedAt};
 use crate::cache::objects::{ObjectCacheKey, StoredObject};
-use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StoreLoad};
+use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
 use n5_format::GridPosition;
 
@@ -48,7 +48,7 @@ impl BlockSource for StoredBlocks {
         Ok(Some(metas.into_iter().map(|meta| meta.map(|meta| meta.version)).collect()))
     }
 
-    fn current_load(&self) -> StoreLoad {
+    fn current_load(&self) -> StorePressure {
         self.container.store_load()
     }
 

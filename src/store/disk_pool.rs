@@ -13,17 +13,15 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use self::state::{
-    DiskJob, DiskOperation, DiskPoolState, DiskQueue, IDLE_TIMEOUT, MAX_THREADS_PER_STORE, RESERVED_THREADS,
-    RunningCall,
-};
+use self::state::{DiskJob, DiskOperation, DiskPoolState, DiskQueue, IDLE_TIMEOUT, RunningCall};
 use super::error::{LocalError, StoreError};
 use super::key::Key;
+use crate::config::SHARED_DISK_THREADS;
 use crate::runtime::fair_queue::ClientId;
 
-/// Load of a store: the calls that wait for it.
+/// Pressure on a store: the calls that wait for its answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StoreLoad {
+pub struct StorePressure {
     /// Number of calls that have started.
     pub running: usize,
     /// Number of calls that have not started.
@@ -36,7 +34,7 @@ pub struct StoreLoad {
     pub longest_running: Duration,
 }
 
-impl StoreLoad {
+impl StorePressure {
     /// Time without an answer after which the store counts as unresponsive.
     const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
@@ -46,17 +44,9 @@ impl StoreLoad {
     }
 }
 
-/// Further threads that all stores of the process share. Two stores that hang leave 60 of them to the others.
-const SHARED_THREADS: usize = 180;
-
-/// Returns the maximum number of threads of this many stores.
-pub fn max_disk_threads(stores: usize) -> usize {
-    let shared = RESERVED_THREADS.saturating_mul(stores).saturating_add(SHARED_THREADS);
-    MAX_THREADS_PER_STORE.saturating_mul(stores).min(shared)
-}
-
-/// Number of [`SHARED_THREADS`] that are free.
-static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> = LazyLock::new(|| Arc::new(AtomicUsize::new(SHARED_THREADS)));
+/// Number of [`SHARED_DISK_THREADS`] that are free.
+static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> =
+    LazyLock::new(|| Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)));
 
 /// Maximum number of queued calls. Memory and a waiting caller are kept for each. It is twice the calls of 1,024 slices
 /// that load 8 blocks each. With a disk that takes a millisecond, the last call waits for a quarter of a second.
@@ -196,14 +186,14 @@ impl DiskPool {
         self.0.deadline
     }
 
-    /// Returns the current load.
-    pub(super) fn load(&self) -> StoreLoad {
+    /// Returns the pressure on the disk at this moment.
+    pub(super) fn pressure(&self) -> StorePressure {
         let shared = &self.0;
         let state = shared.lock();
         let ages = state.running.iter().map(|call| call.started.elapsed());
         // A call that hangs forever on one bad file says nothing about the others.
         let longest = ages.filter(|age| *age <= shared.deadline).max().unwrap_or_default();
-        StoreLoad {
+        StorePressure {
             running: state.running.len(),
             queued: state.queue.len(),
             is_stalled: state.is_stalled(shared.stall_after),
@@ -395,6 +385,7 @@ mod tests {
 
     use super::state::MAX_STALLED_PER_OPERATION;
     use super::*;
+    use crate::config::{MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER};
     use crate::store::key::Key;
 
     fn pool_with_deadline(deadline: Duration) -> Arc<DiskPool> {
@@ -402,7 +393,7 @@ mod tests {
     }
 
     fn pool_with_queue(deadline: Duration, max_queued: usize) -> Arc<DiskPool> {
-        DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_THREADS)))
+        DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)))
     }
 
     /// A pool of which `count` calls hang until the sender is dropped.
@@ -420,8 +411,8 @@ mod tests {
         (pool, release, calls)
     }
 
-    async fn wait_until(pool: &DiskPool, condition: impl Fn(StoreLoad) -> bool) {
-        while !condition(pool.load()) {
+    async fn wait_until(pool: &DiskPool, condition: impl Fn(StorePressure) -> bool) {
+        while !condition(pool.pressure()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -429,27 +420,27 @@ mod tests {
     #[tokio::test]
     async fn a_stalled_store_is_probed_once_a_second_and_recovers() {
         let (pool, release, mut calls) = pool_with_hanging_calls(3);
-        wait_until(&pool, |load| load.running == 3).await;
+        wait_until(&pool, |pressure| pressure.running == 3).await;
         // Other calls are answered: the store is slow, but not stalled.
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         let (first, second) = (pool.run(None, || 7).await, pool.run(None, || 7).await);
         // The first call was the probe and found that the store answers.
         assert!(matches!((first, second), (Ok(7), Ok(7))));
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         pool.0.lock().last_stall_probe = Instant::now().checked_sub(STALL_PROBE_WAIT);
         assert!(matches!(pool.run(None, || 7).await, Err(LocalError::Stalled)), "at once");
         drop(release);
         while let Some(call) = calls.join_next().await {
             let _ = call.unwrap();
         }
-        wait_until(&pool, |load| load.running == 0).await;
+        wait_until(&pool, |pressure| pressure.running == 0).await;
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn hanging_calls_are_limited_and_queued_calls_fail_early() {
-        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE + 8);
+        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER + 8);
         let (mut stalled, mut timed_out) = (0, 0);
         while let Some(call) = calls.join_next().await {
             match call.unwrap() {
@@ -458,17 +449,17 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((stalled, timed_out), (8, MAX_THREADS_PER_STORE));
-        assert_eq!(pool.load().running, MAX_THREADS_PER_STORE, "a call that hangs keeps its thread");
+        assert_eq!((stalled, timed_out), (8, MAX_DISK_THREADS_PER_CONTAINER));
+        assert_eq!(pool.pressure().running, MAX_DISK_THREADS_PER_CONTAINER, "a call that hangs keeps its thread");
         drop(release);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn the_threads_end_when_the_last_pool_handle_is_dropped() {
-        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE);
-        wait_until(&pool, |load| load.running == MAX_THREADS_PER_STORE).await;
+        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER);
+        wait_until(&pool, |pressure| pressure.running == MAX_DISK_THREADS_PER_CONTAINER).await;
         // This call is queued and abandoned.
         let (last, shared) = (Arc::clone(&pool), Arc::downgrade(&pool.0));
         let abandoned = tokio::time::timeout(Duration::from_millis(5), pool.run(None, move || drop(last)));
@@ -487,16 +478,17 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
-        for n in 1..=MAX_THREADS_PER_STORE + 4 {
+        for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 4 {
             let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
             let call = Arc::clone(&pool);
             calls.spawn(async move { call.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
-            wait_until(&pool, |load| {
-                load.running + load.queued == n && (n <= load.running || load.running == MAX_THREADS_PER_STORE)
+            wait_until(&pool, |pressure| {
+                pressure.running + pressure.queued == n
+                    && (n <= pressure.running || pressure.running == MAX_DISK_THREADS_PER_CONTAINER)
             })
             .await;
         }
-        assert!(pool.load().longest_running > Duration::ZERO && pool.load().no_progress_for > Duration::ZERO);
+        assert!(pool.pressure().longest_running > Duration::ZERO && pool.pressure().no_progress_for > Duration::ZERO);
         let full = pool.run(None, || 7).await;
         assert!(matches!(full, Err(LocalError::QueueFull)), "{full:?}");
         // All callers are gone, but the running jobs do not notice.
@@ -505,10 +497,10 @@ mod tests {
         pool.0.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let (queued, last) = (Arc::clone(&pool), Arc::clone(&pool));
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
-        wait_until(&pool, |load| load.queued == 1).await;
+        wait_until(&pool, |pressure| pressure.queued == 1).await;
         drop(release);
         assert_eq!(queued.await.unwrap(), 7);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
         assert_eq!(last.run(None, || 7).await.unwrap(), 7);
     }
 
@@ -543,8 +535,8 @@ mod tests {
     async fn hanging_calls_of_one_client_delay_no_other_client_and_are_reported_as_stalled() {
         let pool = pool_with_deadline(Duration::from_secs(3));
         let mut hanging = HangingCalls::new(1);
-        (0..MAX_THREADS_PER_STORE + 8).for_each(|_| hanging.start_call(&pool));
-        wait_until(&pool, |load| load.queued == MAX_THREADS_PER_STORE / 4 + 8).await;
+        (0..MAX_DISK_THREADS_PER_CONTAINER + 8).for_each(|_| hanging.start_call(&pool));
+        wait_until(&pool, |pressure| pressure.queued == MAX_DISK_THREADS_PER_CONTAINER / 4 + 8).await;
         let (mut stalled, mut timed_out) = (0, 0);
         while !hanging.calls.is_empty() {
             // Other clients are answered all the time: the disk does not stall.
@@ -556,23 +548,28 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((stalled, timed_out), (MAX_THREADS_PER_STORE / 4 + 8, MAX_THREADS_PER_STORE / 4 * 3));
+        assert_eq!(
+            (stalled, timed_out),
+            (MAX_DISK_THREADS_PER_CONTAINER / 4 + 8, MAX_DISK_THREADS_PER_CONTAINER / 4 * 3)
+        );
         hanging.finish();
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
     }
 
     #[tokio::test]
     async fn a_full_queue_refuses_the_client_that_fills_it() {
         let pool = pool_with_queue(Duration::from_secs(60), 8);
         let (mut server_calls, mut greedy_calls) = (HangingCalls::new(0), HangingCalls::new(1));
-        for n in 1..=MAX_THREADS_PER_STORE + 8 {
-            if n <= MAX_THREADS_PER_STORE / 4 {
+        for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 8 {
+            if n <= MAX_DISK_THREADS_PER_CONTAINER / 4 {
                 server_calls.start_call(&pool);
             } else {
                 greedy_calls.start_call(&pool);
             }
-            wait_until(&pool, |load| load.running == n.min(MAX_THREADS_PER_STORE) && load.running + load.queued == n)
-                .await;
+            wait_until(&pool, |pressure| {
+                pressure.running == n.min(MAX_DISK_THREADS_PER_CONTAINER) && pressure.running + pressure.queued == n
+            })
+            .await;
         }
         let refused = ClientId::new(1).scope(pool.run(None, || 7)).await;
         assert!(matches!(refused, Err(LocalError::QueueFull)), "{refused:?}");
@@ -584,7 +581,7 @@ mod tests {
         });
         assert!(matches!((other_result, evicted), (Ok(7), Err(LocalError::QueueFull))));
         greedy_calls.finish();
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -592,13 +589,13 @@ mod tests {
         let pool = pool_with_deadline(Duration::from_secs(5));
         assert!(matches!(pool.run(None, || panic!("broken")).await, Err(LocalError::Io(_))));
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-        assert_eq!(pool.load(), StoreLoad::default());
+        assert_eq!(pool.pressure(), StorePressure::default());
     }
 
     #[tokio::test]
     async fn calls_during_a_stall_probe_wait_for_its_result() {
         let (pool, release, mut calls) = pool_with_hanging_calls(1);
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         let mut others = tokio::task::JoinSet::new();
         for n in 0..30 {
             let pool = Arc::clone(&pool);
@@ -614,14 +611,14 @@ mod tests {
     #[tokio::test]
     async fn an_answered_call_ends_the_stall() {
         let (pool, release, mut calls) = pool_with_hanging_calls(1);
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         for _ in 0..200 {
             pool.0.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
             pool.0.lock().last_stall_probe = None;
-            assert!(pool.load().is_stalled);
+            assert!(pool.pressure().is_stalled);
             assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-            let load = pool.load();
-            assert_eq!((load.running, load.queued, load.is_stalled), (1, 0, false));
+            let pressure = pool.pressure();
+            assert_eq!((pressure.running, pressure.queued, pressure.is_stalled), (1, 0, false));
         }
         drop(release);
         while calls.join_next().await.is_some() {}
@@ -640,10 +637,10 @@ mod tests {
         assert!(matches!(call("bad").await, Err(LocalError::Timeout)));
         // The thread started the job a little after the call.
         pool.0.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
-        for _ in 0..2 * MAX_THREADS_PER_STORE {
+        for _ in 0..2 * MAX_DISK_THREADS_PER_CONTAINER {
             assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
-        assert_eq!(pool.load().running, 1);
+        assert_eq!(pool.pressure().running, 1);
         pool.0.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
         assert!(matches!(call("bad").await, Err(LocalError::Timeout)), "tried again");
         pool.0.lock().running[1].started = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
@@ -660,7 +657,7 @@ mod tests {
             assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
         drop(release);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
         call("bad").await.unwrap();
     }
 
@@ -674,23 +671,23 @@ mod tests {
             let released = Arc::clone(&released);
             pool.run(operation(), move || released.lock().unwrap().recv().map_or(7, |()| 7))
         };
-        while pool.load().running < MAX_STALLED_PER_OPERATION {
+        while pool.pressure().running < MAX_STALLED_PER_OPERATION {
             assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
         for _ in 0..MAX_STALLED_PER_OPERATION {
             assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
-        let load = pool.load();
-        assert_eq!((load.running, load.queued), (MAX_STALLED_PER_OPERATION, 0));
+        let pressure = pool.pressure();
+        assert_eq!((pressure.running, pressure.queued), (MAX_STALLED_PER_OPERATION, 0));
         assert_eq!(pool.run(Some(("read", Key::parse("good").unwrap())), || 7).await.unwrap(), 7);
         // A patient caller is served when one of them has ended.
         let (patient, ()) = tokio::join!(call(), async {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert_eq!(pool.load().running, MAX_STALLED_PER_OPERATION);
+            assert_eq!(pool.pressure().running, MAX_STALLED_PER_OPERATION);
             drop(release);
         });
         assert_eq!(patient.unwrap(), 7);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -746,11 +743,11 @@ mod tests {
                 let call = async move { store.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
                 calls.spawn(ClientId::new(1 + client).scope(call));
             }
-            wait_until(store, |load| load.running + load.queued == 20).await;
+            wait_until(store, |pressure| pressure.running + pressure.queued == 20).await;
         }
         let [first, second] = &stores;
-        wait_until(second, |load| load.running == RESERVED_THREADS).await;
-        assert_eq!(first.load().running, RESERVED_THREADS + 2);
+        wait_until(second, |pressure| pressure.running == RESERVED_DISK_THREADS_PER_CONTAINER).await;
+        assert_eq!(first.pressure().running, RESERVED_DISK_THREADS_PER_CONTAINER + 2);
         drop(release);
         while let Some(call) = calls.join_next().await {
             call.unwrap().unwrap();
@@ -765,8 +762,8 @@ mod tests {
 
     #[tokio::test]
     async fn abandoned_calls_do_not_accumulate_in_the_queue() {
-        let (pool, release, mut calls) = pool_with_hanging_calls(RESERVED_THREADS);
-        wait_until(&pool, |load| load.running == RESERVED_THREADS).await;
+        let (pool, release, mut calls) = pool_with_hanging_calls(RESERVED_DISK_THREADS_PER_CONTAINER);
+        wait_until(&pool, |pressure| pressure.running == RESERVED_DISK_THREADS_PER_CONTAINER).await;
         pool.0.lock().free_shared_threads.store(0, Ordering::Relaxed);
         // As after this many jobs with waiting callers.
         pool.0.lock().purge_at_len = MAX_QUEUED;
@@ -774,7 +771,7 @@ mod tests {
             let mut call = Box::pin(pool.run(None, || ()));
             assert!(futures_util::poll!(&mut call).is_pending());
             drop(call);
-            assert!(pool.load().queued <= 1024);
+            assert!(pool.pressure().queued <= 1024);
         }
         drop(release);
         while calls.join_next().await.is_some() {}

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, 
 use rustix::io::Errno;
 
 use super::Store;
-use super::disk_pool::{DiskPool, StoreLoad};
+use super::disk_pool::{DiskPool, StorePressure};
 use super::error::{LocalError, StoreError};
 use super::file_meta::{EntityTagSource, file_type, has_version, raw_meta_of};
 use super::key::Key;
@@ -191,8 +191,8 @@ impl Store for LocalStore {
             tree.list(key, &PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted })
         };
         let is_stalled = || {
-            let load = self.disk_pool.load();
-            load.is_stalled || load.is_unresponsive()
+            let pressure = self.disk_pool.pressure();
+            pressure.is_stalled || pressure.is_unresponsive()
         };
         let listing = self.run("list", key, list);
         let listed = run_limited(&LISTING_PERMITS, self.disk_pool.deadline(), is_stalled, &progress, listing).await;
@@ -204,8 +204,8 @@ impl Store for LocalStore {
         self.run("stat", key, LocalTree::identity).await
     }
 
-    fn current_load(&self) -> StoreLoad {
-        self.disk_pool.load()
+    fn pressure(&self) -> StorePressure {
+        self.disk_pool.pressure()
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
