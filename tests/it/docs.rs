@@ -16,8 +16,8 @@ use n5_server::telemetry::metrics;
 use n5_server::verify::FINDING_KINDS as KINDS_FOUND;
 use tokio::sync::oneshot;
 
-use crate::support::Client;
 use crate::support::writer::N5;
+use crate::support::{Client, skip_without};
 
 const DOCUMENTS: [&str; 20] = [
     "README.md",
@@ -328,8 +328,7 @@ fn printed(command: &str, directory: &Path) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_command_prints_what_the_documents_show() {
     if Command::new("curl").arg("--version").output().is_err() {
-        eprintln!("left out: there is no curl");
-        return;
+        return skip_without("curl");
     }
     let config =
         Config::load(&ConfigSources { listen: Some("127.0.0.1:0".to_owned()), ..ConfigSources::default() }).unwrap();
