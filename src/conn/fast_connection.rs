@@ -81,7 +81,7 @@ pub(super) struct FastConnection<S> {
     state: ReadState,
     /// True if no request has been received yet.
     pub(super) is_new: bool,
-    /// hyper's side clears the busy flag when it has answered.
+    /// Flags that hyper's side shares; it clears the busy flag when it has answered.
     pub(super) signals: Arc<ConnectionSignals>,
     received: BytesMut,
     /// Number of received bytes that are known not to contain a complete head.

@@ -339,7 +339,8 @@ impl DiskPoolShared {
                 // An abandoned job says nothing about the disk.
                 if !job.has_waiter() {
                     state.queue.finish(client);
-                    // Dropped outside the lock: the job may hold the last clone of the pool, whose drop takes the lock.
+                    // Dropped outside the lock: the job may hold the last reference to the pool, whose
+                    // drop takes the lock.
                     drop(state);
                     drop(job);
                     state = self.lock();

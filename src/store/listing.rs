@@ -36,8 +36,8 @@ pub struct DirEntry {
     pub is_directory: bool,
 }
 
-/// Filter of the entries that [`Store::list`](super::Store::list) returns. It is called while the directory is scanned, so rejected entries
-/// cost neither memory nor another scan.
+/// Filter of the entries that [`Store::list`](super::Store::list) returns. It is called while the directory is scanned,
+/// so rejected entries cost neither memory nor another scan.
 pub type EntryFilter = Arc<dyn Fn(&DirEntry) -> FilterDecision + Send + Sync>;
 
 /// Decision of an [`EntryFilter`] about an entry.
@@ -58,7 +58,7 @@ impl FilterDecision {
     }
 }
 
-/// Concurrent listings per core. More than one, because some wait for the disk meanwhile.
+/// Concurrent listings per core. More than one, because some wait for the disk at the same time.
 const LISTINGS_PER_CORE: usize = 2;
 
 /// A listing that reports no progress for this long waits for the disk or for a thread. It releases its permit.

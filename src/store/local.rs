@@ -213,6 +213,7 @@ impl Store for LocalStore {
     }
 }
 
+/// Callers get it from [`Store::page_cache`], which is `None` unless `cached_device` is known.
 impl PageCache for LocalStore {
     /// A key that leads through a symbolic link is unknown, unless all links are followed.
     ///
