@@ -107,7 +107,7 @@ fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D:
     deserializer.deserialize_map(MemberCounter)
 }
 
-/// A member's name, which is not kept. It is read as bytes, since it may have unpaired surrogates.
+/// A member's name, of which nothing is stored. It is read as bytes, since it may have unpaired surrogates.
 struct IgnoredName;
 
 impl<'de> Deserialize<'de> for IgnoredName {

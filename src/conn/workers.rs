@@ -104,7 +104,7 @@ pub(crate) fn start_document_runtime(count: usize) -> io::Result<ScopeGuard<Runt
         .on_thread_park(allocator::collect_thread_heap)
         .enable_all()
         .build()?;
-    // Starts the first blocking thread, which is kept: later the system may have none left.
+    // Starts the first blocking thread, which does not end: later the system may have none left.
     drop(runtime.spawn_blocking(|| ()));
     Ok(scopeguard::guard(runtime, Runtime::shutdown_background))
 }
