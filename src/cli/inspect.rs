@@ -107,7 +107,7 @@ fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D:
     deserializer.deserialize_map(MemberCounter)
 }
 
-/// A member's name, which is not kept. It is read as bytes, since it may have unpaired surrogates.
+/// A member's name, of which nothing is stored. It is read as bytes, since it may have unpaired surrogates.
 struct IgnoredName;
 
 impl<'de> Deserialize<'de> for IgnoredName {
@@ -206,7 +206,28 @@ fn tree_line(name: &str, depth: usize, info: &Value) -> (String, String) {
 /// is the text below a group.
 fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: &str) -> String {
     let mut out = format!("{}: {}\n", escape_control_chars(path), text(&info["kind"]));
-    let mut rows: Vec<(&str, String)> = Vec::new();
+    for (name, value) in description_rows(info) {
+        let _ = writeln!(out, "  {name:<12} {}", escape_control_chars(&value));
+    }
+    if !levels.is_empty() {
+        out.push_str("\nlevels\n");
+        out.push_str(&render_levels(info, levels));
+    }
+    if !tree.is_empty() {
+        let _ = write!(out, "\nbelow\n{tree}");
+    }
+    if let Some(problems) = info["problems"].as_array().filter(|problems| !problems.is_empty()) {
+        out.push_str("\nnotes\n");
+        for problem in problems {
+            let _ = writeln!(out, "  - {}", escape_control_chars(text(problem)));
+        }
+    }
+    out
+}
+
+/// Returns the names and values that describe a group or dataset.
+fn description_rows(info: &Value) -> Vec<(&'static str, String)> {
+    let mut rows: Vec<(&'static str, String)> = Vec::new();
     if info["kind"] == "dataset" {
         rows.push(("elements", elements(info)));
         rows.push(("size", info["size_bytes"].as_str().map_or_else(|| "unknown".to_owned(), size)));
@@ -257,35 +278,24 @@ fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: &str) -> S
     }
     let attribute_count = info["attributes"].as_u64().unwrap_or(0);
     rows.push(("attributes", format!("{attribute_count} (--json shows them)")));
-    for (name, value) in rows {
-        let _ = writeln!(out, "  {name:<12} {}", escape_control_chars(&value));
-    }
-    if !levels.is_empty() {
-        out.push_str("\nlevels\n");
-        let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
-        let lines = levels.iter().enumerate().map(|(n, (path, info))| {
-            let level_info = pyramid.get(n).unwrap_or(&Value::Null);
-            let description = format!(
-                "{}  {}  factors {}  voxel {}",
-                elements(info),
-                compression(info),
-                join_by_x(&level_info["factors"]),
-                join_by_x(&level_info["resolution"])
-            );
-            (escape_control_chars(path).into_owned(), escape_control_chars(&description).into_owned())
-        });
-        out.push_str(&columns(&lines.collect::<Vec<_>>()));
-    }
-    if !tree.is_empty() {
-        let _ = write!(out, "\nbelow\n{tree}");
-    }
-    if let Some(problems) = info["problems"].as_array().filter(|problems| !problems.is_empty()) {
-        out.push_str("\nnotes\n");
-        for problem in problems {
-            let _ = writeln!(out, "  - {}", escape_control_chars(text(problem)));
-        }
-    }
-    out
+    rows
+}
+
+/// Renders the levels of a pyramid: the path and the document of each, with its scale in the pyramid's document `info`.
+fn render_levels(info: &Value, levels: &[(String, Value)]) -> String {
+    let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
+    let lines = levels.iter().enumerate().map(|(n, (path, info))| {
+        let level_info = pyramid.get(n).unwrap_or(&Value::Null);
+        let description = format!(
+            "{}  {}  factors {}  voxel {}",
+            elements(info),
+            compression(info),
+            join_by_x(&level_info["factors"]),
+            join_by_x(&level_info["resolution"])
+        );
+        (escape_control_chars(path).into_owned(), escape_control_chars(&description).into_owned())
+    });
+    columns(&lines.collect::<Vec<_>>())
 }
 
 /// Renders pairs of a name and its description as two columns.

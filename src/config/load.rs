@@ -133,6 +133,8 @@ impl ConfigMerger {
         for (key, value) in flatten(table) {
             self.apply(&key, value, origin(&key));
         }
+        // The setting may have been refused; then they are not those of a later source.
+        self.file_container_origins.clear();
     }
 
     /// Merges a setting that is written as text.

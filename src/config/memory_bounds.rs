@@ -16,11 +16,15 @@ const BASELINE_THREADS: u64 = 2;
 /// Memory of a thread that waits for a container's disk. Measured 0.1 MiB (`docs/HOSTILE.md`).
 const DISK_THREAD_BYTES: u64 = 128 << 10;
 
-/// Disk threads: the maximum for one container, the number reserved for each container, and the number that all
-/// containers share in addition.
-const MAX_DISK_THREADS_PER_CONTAINER: usize = 64;
-const RESERVED_DISK_THREADS_PER_CONTAINER: usize = 4;
-const SHARED_DISK_THREADS: usize = 180;
+/// Maximum number of calls for one container that block on its disk at once. Further calls are queued.
+pub const MAX_DISK_THREADS_PER_CONTAINER: usize = 64;
+
+/// Number of disk threads that a container may have regardless of the other containers.
+pub const RESERVED_DISK_THREADS_PER_CONTAINER: usize = 4;
+
+/// Number of further disk threads that all containers share. Two containers whose disks hang leave 60 of them to the
+/// others.
+pub const SHARED_DISK_THREADS: usize = 180;
 
 /// Measured memory of a connection that has used the HTTP library, without and with TLS. HTTP/2 streams and long
 /// request heads are not included.

@@ -268,7 +268,7 @@ pub struct CacheConfig {
 pub enum EvictionPolicy {
     /// Drops the least recently used entry.
     Lru,
-    /// Drops an entry that was used less often than the new one, otherwise the new one.
+    /// Drops an entry that was used less often than the new one. If there is none, the new one is not cached.
     TinyLfu,
 }
 

@@ -87,14 +87,14 @@ impl ConnectionServer {
         }
     }
 
-    /// Returns a handle whose strong count, less one, is the number of connections with an answer of hyper that has not
-    /// been sent completely.
+    /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections with an
+    /// answer of hyper that has not been sent completely.
     pub(crate) fn unflushed_connections(&self) -> Weak<()> {
         Arc::downgrade(&self.unflushed)
     }
 
-    /// Returns a handle whose strong count, less one, is the number of connections whose first request may still
-    /// arrive.
+    /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections whose
+    /// first request may still arrive.
     pub(crate) fn awaiting_first_request(&self) -> Weak<()> {
         Arc::downgrade(&self.arriving)
     }

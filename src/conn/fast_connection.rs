@@ -11,8 +11,7 @@
 use std::future::Future;
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
-use std::ops::ControlFlow;
-use std::pin::{Pin, pin};
+use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, OnceLock, Weak};
 use std::task::{Context, Poll, ready};
@@ -24,14 +23,13 @@ use tokio::sync::watch;
 use tokio::time::{Instant, Sleep};
 use tokio_util::io::poll_read_buf;
 
-use super::http2::frames::FrameScanner;
-use super::http2::memory::{
-    ConnectionMemory, GoawayReason, HEAD_COPIES, MAX_FIELDS, MAX_HEAD_BYTES, MAX_UNCOUNTED_COOKIES, MemoryWait,
-};
+use super::http2::admission::FrameAdmission;
+use super::http2::memory::{ConnectionMemory, HEAD_COPIES, MAX_HEAD_BYTES};
 use super::peers::IdleTracker;
 use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;
 use super::socket::Socket;
+use super::workers::schedule_yield;
 use crate::fastpath::{self, FastOutcome};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::CloseReason;
@@ -60,14 +58,17 @@ const HANG_UP_INTERVAL: Duration = Duration::from_secs(1);
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Recipient of the next received byte.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[expect(clippy::large_enum_variant, reason = "a connection has one state; a box would cost another allocation")]
 enum ReadState {
     /// The fast path: a request begins with this byte.
     BetweenRequests,
     /// The buffer of the fast path, while hyper answers the previous request.
     HyperAnswering,
-    /// hyper, for the rest of the connection. The fast path does not end idle HTTP/2 connections; `Http2Watchdog` does.
-    HandedOver { is_http2: bool },
+    /// hyper, for the rest of an HTTP/1 connection.
+    HandedOver,
+    /// hyper, for the rest of an HTTP/2 connection, once admitted. The fast path does not end idle HTTP/2 connections;
+    /// `Http2Watchdog` does.
+    Http2(FrameAdmission),
     /// None: the last bytes were invalid, or there was no memory for a long head.
     Ended,
 }
@@ -80,7 +81,7 @@ pub(super) struct FastConnection<S> {
     state: ReadState,
     /// True if no request has been received yet.
     pub(super) is_new: bool,
-    /// hyper's side clears the busy flag when it has answered.
+    /// Flags that hyper's side shares; it clears the busy flag when it has answered.
     pub(super) signals: Arc<ConnectionSignals>,
     received: BytesMut,
     /// Number of received bytes that are known not to contain a complete head.
@@ -103,8 +104,6 @@ pub(super) struct FastConnection<S> {
     head_bytes: usize,
     /// Memory taken for the longest head that hyper was given.
     hyper_head_bytes: usize,
-    frames: FrameScanner,
-    memory_wait: Option<MemoryWait>,
     /// Timer of the next check for a client that has hung up while hyper answers.
     hang_up_timer: Option<Pin<Box<Sleep>>>,
 }
@@ -140,8 +139,6 @@ impl<S: Socket> FastConnection<S> {
             activity,
             head_bytes: 0,
             hyper_head_bytes: 0,
-            frames: FrameScanner::default(),
-            memory_wait: None,
             hang_up_timer: None,
         }
     }
@@ -150,7 +147,7 @@ impl<S: Socket> FastConnection<S> {
     pub(super) fn poll_fast_path(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
         for _ in 0..MAX_ANSWERS_PER_POLL {
             ready!(self.poll_send(context))?;
-            if self.signals.is_closing() || self.state == ReadState::Ended {
+            if self.signals.is_closing() || matches!(self.state, ReadState::Ended) {
                 return Poll::Ready(Ok(false));
             }
             if self.received.is_empty() || !self.process_received() {
@@ -318,14 +315,18 @@ impl<S: Socket> FastConnection<S> {
     }
 
     fn hand_over(&mut self, is_http2: bool) {
-        self.handoff_bytes = if is_http2 { HTTP2_PREFACE.len() } else { self.received.len() };
         self.snapshot_cache.clear();
-        self.state = ReadState::HandedOver { is_http2 };
+        (self.handoff_bytes, self.state) = if is_http2 {
+            let admission = FrameAdmission::new(self.peer, Arc::clone(&self.memory));
+            (HTTP2_PREFACE.len(), ReadState::Http2(admission))
+        } else {
+            (self.received.len(), ReadState::HandedOver)
+        };
     }
 
     /// Returns true if hyper is given an HTTP/2 connection.
     pub(super) fn is_http2(&self) -> bool {
-        self.state == ReadState::HandedOver { is_http2: true }
+        matches!(self.state, ReadState::Http2(_))
     }
 
     fn poll_read_for_hyper(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
@@ -340,7 +341,7 @@ impl<S: Socket> FastConnection<S> {
                 }
                 return Poll::Ready(Ok(()));
             }
-            match self.state {
+            match &mut self.state {
                 ReadState::BetweenRequests => {
                     if !ready!(self.poll_fast_path(context))? {
                         return Poll::Ready(Ok(()));
@@ -358,26 +359,9 @@ impl<S: Socket> FastConnection<S> {
                     // answered, within the time that `check_hang_up` gives them.
                     return Poll::Pending;
                 }
-                ReadState::HandedOver { is_http2: true } => {
-                    self.memory.set_input_drained(true);
-                    if self.admit_frames() {
-                        self.memory.set_input_drained(false);
-                        continue;
-                    }
-                    if self.memory.is_refusing() && !self.frames.ignores_requests {
-                        return Poll::Pending;
-                    }
-                    if self.memory.is_poll_budget_spent() {
-                        // hyper's answers and other connections come first.
-                        schedule_yield(context);
-                        return Poll::Pending;
-                    }
-                    if let Some(memory) = &mut self.memory_wait {
-                        self.stream.poll_release(context);
-                        ready!(memory.poll(context));
-                        if self.stream.has_hung_up() {
-                            return Poll::Ready(Err(io::ErrorKind::ConnectionReset.into()));
-                        }
+                ReadState::Http2(admission) => {
+                    self.handoff_bytes = ready!(admission.poll_admit(&mut self.received, &mut self.stream, context))?;
+                    if self.handoff_bytes > 0 {
                         continue;
                     }
                     let received = self.poll_receive(context);
@@ -390,7 +374,7 @@ impl<S: Socket> FastConnection<S> {
                     }
                     self.memory.count_read();
                 }
-                ReadState::HandedOver { is_http2: false } => {
+                ReadState::HandedOver => {
                     let read = Pin::new(&mut self.stream).poll_read(context, out);
                     if read.is_pending() && !self.signals.is_busy() {
                         return self.poll_header_timeout(context).map(Ok);
@@ -400,42 +384,6 @@ impl<S: Socket> FastConnection<S> {
                 ReadState::Ended => return Poll::Ready(Ok(())),
             }
         }
-    }
-
-    /// Marks the frames for which there is memory as hyper's. Returns false if hyper may get none of the received
-    /// bytes.
-    fn admit_frames(&mut self) -> bool {
-        let Self { frames, received, memory, handoff_bytes, .. } = self;
-        let mut is_refused = false;
-        if memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
-            frames.ignore_requests();
-        }
-        while let discarded @ 1.. = frames.discard(received) {
-            received.advance(discarded);
-        }
-        *handoff_bytes = frames.scan(received, |frame| {
-            if memory.is_poll_budget_spent() {
-                return ControlFlow::Break(());
-            }
-            let admitted = memory.admit(frame);
-            is_refused = admitted.is_break();
-            admitted
-        });
-        memory.set_in_header_list(frames.in_header_list);
-        memory.set_table_bytes(frames.table_bytes());
-        if frames.max_list_fields > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
-            // hyper would take a thousand times as long to count them.
-            memory.refuse(GoawayReason::TooManyFields);
-            *handoff_bytes = 0;
-        }
-        if !is_refused || *handoff_bytes > 0 || memory.is_refusing() {
-            self.memory_wait = None;
-        } else if let Some(wait) = &self.memory_wait {
-            wait.refuse_if_blocked_too_long();
-        } else {
-            self.memory_wait = Some(MemoryWait::begin(self.peer, memory));
-        }
-        *handoff_bytes > 0
     }
 
     fn mark_unflushed(&mut self) {
@@ -449,8 +397,8 @@ impl<S: Socket> FastConnection<S> {
     fn check_hang_up(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let may_be_hidden = match self.state {
             ReadState::HyperAnswering => !self.received.is_empty(),
-            ReadState::HandedOver { is_http2 } => !is_http2,
-            ReadState::BetweenRequests | ReadState::Ended => false,
+            ReadState::HandedOver => true,
+            ReadState::BetweenRequests | ReadState::Http2(_) | ReadState::Ended => false,
         };
         if !may_be_hidden || !self.signals.is_busy() {
             self.hang_up_timer = None;
@@ -516,15 +464,12 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
                 self.header_timer.restart(Instant::now());
                 context.waker().wake_by_ref();
             }
-            ReadState::HandedOver { is_http2: false } if self.unflushed.is_some() => {
+            ReadState::HandedOver if self.unflushed.is_some() => {
                 self.header_timer.restart(Instant::now());
                 context.waker().wake_by_ref();
             }
-            ReadState::HandedOver { is_http2: true } => self.memory.release_flushed(),
-            ReadState::BetweenRequests
-            | ReadState::HyperAnswering
-            | ReadState::HandedOver { is_http2: false }
-            | ReadState::Ended => {}
+            ReadState::Http2(_) => self.memory.release_flushed(),
+            ReadState::BetweenRequests | ReadState::HyperAnswering | ReadState::HandedOver | ReadState::Ended => {}
         }
         self.unflushed = None;
         Poll::Ready(Ok(()))
@@ -616,10 +561,4 @@ impl HeaderTimer {
 /// Waits until the flag is set or its sender is dropped.
 pub(super) async fn wait_until_set(flag: &mut watch::Receiver<bool>) {
     drop(flag.wait_for(|flag| *flag).await);
-}
-
-/// Schedules this task to run again after all tasks that are ready now or become ready in the meantime.
-fn schedule_yield(context: &mut Context<'_>) {
-    // The first poll is pending and registers the waker with the runtime.
-    let _ = pin!(tokio::task::yield_now()).poll(context);
 }

@@ -13,12 +13,12 @@ use std::time::Duration;
 use axum::body::Body;
 use axum::extract::ConnectInfo;
 use axum::http::header::COOKIE;
-use axum::http::{Request, StatusCode, Uri, Version, uri};
+use axum::http::{Request, Response, StatusCode, Uri, Version, uri};
 use axum::response::IntoResponse;
 use bytes::Bytes;
 use http_body::{Frame, SizeHint};
 use hyper::body::Incoming;
-use hyper::service::service_fn;
+use hyper::service::{Service, service_fn};
 use hyper_util::rt::{TokioExecutor, TokioIo, TokioTimer};
 use hyper_util::server::conn::auto::Builder;
 use scopeguard::ScopeGuard;
@@ -62,28 +62,7 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     let (peer, is_http2) = (fast_connection.peer, fast_connection.is_http2());
     let watchdog = Http2Watchdog::new(stall_limit, idle_limit);
     let (signals, memory) = (Arc::clone(&fast_connection.signals), Arc::clone(&fast_connection.memory));
-    let (request_signals, request_watchdog, request_memory) =
-        (Arc::clone(&signals), Arc::clone(&watchdog), Arc::clone(&memory));
-    let service = service_fn(move |request: Request<Incoming>| {
-        request_signals.set_busy(true);
-        // Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
-        let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&request_signals), |signals| signals.set_busy(false));
-        let prepared = prepare_request(request, &request_watchdog, &request_memory).map(|(mut request, stream)| {
-            request.extensions_mut().insert(ConnectInfo(peer));
-            (snapshots.borrow().router.clone().oneshot(request), stream)
-        });
-        if prepared.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
-            // A field may cost the client a single byte, and many fields take as much time as many requests.
-            request_memory.refuse(GoawayReason::TooManyFields);
-        }
-        async move {
-            let (response, stream) = match prepared {
-                Ok((response_future, stream)) => (response_future.await?, stream),
-                Err(status) => (status.into_response(), None),
-            };
-            Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: busy_guard }))
-        }
-    });
+    let service = router_service(snapshots, peer, Arc::clone(&signals), Arc::clone(&watchdog), Arc::clone(&memory));
     let hyper_builder = hyper_builder(idle_limit);
     let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
     let (mut is_closing, mut is_going_away, mut goaway_deadline) = (false, false, None);
@@ -140,6 +119,36 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
         let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &memory)).await;
     }
     Err(reason.into())
+}
+
+/// Returns the service that hyper calls for each request: the router of the current snapshot.
+fn router_service(
+    snapshots: watch::Receiver<Arc<ServingSnapshot>>,
+    peer: Option<IpAddr>,
+    signals: Arc<ConnectionSignals>,
+    watchdog: Arc<Http2Watchdog>,
+    memory: Arc<ConnectionMemory>,
+) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = Infallible, Future: Send + 'static> {
+    service_fn(move |request: Request<Incoming>| {
+        signals.set_busy(true);
+        // Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
+        let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&signals), |signals| signals.set_busy(false));
+        let prepared = prepare_request(request, &watchdog, &memory).map(|(mut request, stream)| {
+            request.extensions_mut().insert(ConnectInfo(peer));
+            (snapshots.borrow().router.clone().oneshot(request), stream)
+        });
+        if prepared.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
+            // A field may cost the client a single byte, and many fields take as much time as many requests.
+            memory.refuse(GoawayReason::TooManyFields);
+        }
+        async move {
+            let (response, stream) = match prepared {
+                Ok((response_future, stream)) => (response_future.await?, stream),
+                Err(status) => (status.into_response(), None),
+            };
+            Ok::<_, Infallible>(response.map(|body| TrackedBody { body, stream, _busy: busy_guard }))
+        }
+    })
 }
 
 /// Logs that a connection is ended because others need its memory.

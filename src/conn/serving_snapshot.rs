@@ -9,11 +9,11 @@ use tokio::sync::watch;
 use crate::config::Config;
 use crate::http::{self, App};
 
-/// Immutable snapshot of the application and the configuration, whose settings of connections apply to those accepted
-/// from now on.
+/// Immutable snapshot of the application and the configuration.
 pub(crate) struct ServingSnapshot {
     pub(crate) app: Arc<App>,
     pub(super) router: Router,
+    /// Its timeouts and limits of connections apply to connections accepted from now on.
     pub(crate) config: Config,
 }
 

@@ -7,8 +7,10 @@
 
 use std::future::Future;
 use std::io;
+use std::pin::pin;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::Context;
 use std::time::Duration;
 
 use futures_util::FutureExt as _;
@@ -88,8 +90,8 @@ impl Worker {
 }
 
 /// Starts the `count` threads, at least one, that make documents and read the viewer's files. There are as many as serve
-/// connections, with which they share the cores, so that no client waits for another client's large document. They end
-/// when the runtime is dropped: a read that hangs in storage must not keep the process alive.
+/// connections, with which they share the cores, so that no client waits for another client's large document. Dropping
+/// the guard does not wait for them: a read that hangs in storage must not keep the process alive.
 ///
 /// # Errors
 /// If the system has no more threads or descriptors.
@@ -102,9 +104,15 @@ pub(crate) fn start_document_runtime(count: usize) -> io::Result<ScopeGuard<Runt
         .on_thread_park(allocator::collect_thread_heap)
         .enable_all()
         .build()?;
-    // Starts the first blocking thread, which is kept: later the system may have none left.
+    // Starts the first blocking thread, which does not end: later the system may have none left.
     drop(runtime.spawn_blocking(|| ()));
     Ok(scopeguard::guard(runtime, Runtime::shutdown_background))
+}
+
+/// Schedules this task to run again after all tasks that are ready now or become ready in the meantime.
+pub(super) fn schedule_yield(context: &mut Context<'_>) {
+    // The first poll is pending and registers the waker with the runtime.
+    let _ = pin!(tokio::task::yield_now()).poll(context);
 }
 
 #[cfg(test)]

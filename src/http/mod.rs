@@ -36,7 +36,7 @@ use futures_util::FutureExt;
 use futures_util::future::{self, BoxFuture};
 use tokio_util::task::AbortOnDropHandle;
 
-use crate::runtime::fair_queue::panic_message;
+use crate::telemetry::logs::panic_message;
 use crate::telemetry::trace::{self, Trace};
 use admission::{client_limits, fair_polling, in_flight};
 pub use app::App;

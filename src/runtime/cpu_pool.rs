@@ -36,7 +36,7 @@ const MAX_PAUSED_PER_CORE: usize = 4;
 /// Idle threads do not end, since a new thread would not know which core is free.
 const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
 
-/// Spare threads are kept, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
+/// Spare threads do not end, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
 /// pins threads to cores.
 const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
 
@@ -77,7 +77,7 @@ struct PriorityLane {
     paused_jobs: Arc<AtomicUsize>,
 }
 
-/// A job's hold on its core, which it can yield for a while.
+/// A job's permit for its core, which it can yield for a while.
 #[derive(Debug)]
 pub struct CoreLease {
     /// `None` if the job does not share its core.
@@ -216,7 +216,7 @@ impl CpuPool {
         self.run_cooperative(priority, flow_number, move |_| job()).await
     }
 
-    /// Like [`Self::run`], for a job that may take long and yields to others meanwhile.
+    /// Like [`Self::run`], for a job that may take long and yields its core to other jobs while it runs.
     ///
     /// # Errors
     /// [`JobDied`] if the job panics.

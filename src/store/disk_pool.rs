@@ -13,15 +13,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-use self::state::{
-    DiskJob, DiskOperation, DiskPoolState, DiskQueue, IDLE_TIMEOUT, MAX_THREADS_PER_STORE, RESERVED_THREADS,
-    RunningCall,
-};
+use self::state::{DiskJob, DiskOperation, DiskPoolState, DiskQueue, IDLE_TIMEOUT, RunningCall};
 use super::error::{LocalError, StoreError};
 use super::key::Key;
+use crate::config::SHARED_DISK_THREADS;
 use crate::runtime::fair_queue::ClientId;
 
-/// Pressure on a store: the calls that wait for it.
+/// Pressure on a store: the calls that wait for its answers.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StorePressure {
     /// Number of calls that have started.
@@ -46,17 +44,9 @@ impl StorePressure {
     }
 }
 
-/// Further threads that all stores of the process share. Two stores that hang leave 60 of them to the others.
-const SHARED_THREADS: usize = 180;
-
-/// Returns the maximum number of threads of this many stores.
-pub fn max_disk_threads(stores: usize) -> usize {
-    let shared = RESERVED_THREADS.saturating_mul(stores).saturating_add(SHARED_THREADS);
-    MAX_THREADS_PER_STORE.saturating_mul(stores).min(shared)
-}
-
-/// Number of [`SHARED_THREADS`] that are free.
-static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> = LazyLock::new(|| Arc::new(AtomicUsize::new(SHARED_THREADS)));
+/// Number of [`SHARED_DISK_THREADS`] that are free.
+static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> =
+    LazyLock::new(|| Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)));
 
 /// Maximum number of queued calls. Memory and a waiting caller are kept for each. It is twice the calls of 1,024 slices
 /// that load 8 blocks each. With a disk that takes a millisecond, the last call waits for a quarter of a second.
@@ -196,7 +186,7 @@ impl DiskPool {
         self.0.deadline
     }
 
-    /// Returns the current pressure.
+    /// Returns the pressure on the disk at this moment.
     pub(super) fn pressure(&self) -> StorePressure {
         let shared = &self.0;
         let state = shared.lock();
@@ -349,7 +339,8 @@ impl DiskPoolShared {
                 // An abandoned job says nothing about the disk.
                 if !job.has_waiter() {
                     state.queue.finish(client);
-                    // Dropped outside the lock: the job may hold the last clone of the pool, whose drop takes the lock.
+                    // Dropped outside the lock: the job may hold the last reference to the pool, whose
+                    // drop takes the lock.
                     drop(state);
                     drop(job);
                     state = self.lock();
@@ -395,6 +386,7 @@ mod tests {
 
     use super::state::MAX_STALLED_PER_OPERATION;
     use super::*;
+    use crate::config::{MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER};
     use crate::store::key::Key;
 
     fn pool_with_deadline(deadline: Duration) -> Arc<DiskPool> {
@@ -402,7 +394,7 @@ mod tests {
     }
 
     fn pool_with_queue(deadline: Duration, max_queued: usize) -> Arc<DiskPool> {
-        DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_THREADS)))
+        DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)))
     }
 
     /// A pool of which `count` calls hang until the sender is dropped.
@@ -429,27 +421,27 @@ mod tests {
     #[tokio::test]
     async fn a_stalled_store_is_probed_once_a_second_and_recovers() {
         let (pool, release, mut calls) = pool_with_hanging_calls(3);
-        wait_until(&pool, |load| load.running == 3).await;
+        wait_until(&pool, |pressure| pressure.running == 3).await;
         // Other calls are answered: the store is slow, but not stalled.
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         let (first, second) = (pool.run(None, || 7).await, pool.run(None, || 7).await);
         // The first call was the probe and found that the store answers.
         assert!(matches!((first, second), (Ok(7), Ok(7))));
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         pool.0.lock().last_stall_probe = Instant::now().checked_sub(STALL_PROBE_WAIT);
         assert!(matches!(pool.run(None, || 7).await, Err(LocalError::Stalled)), "at once");
         drop(release);
         while let Some(call) = calls.join_next().await {
             let _ = call.unwrap();
         }
-        wait_until(&pool, |load| load.running == 0).await;
+        wait_until(&pool, |pressure| pressure.running == 0).await;
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn hanging_calls_are_limited_and_queued_calls_fail_early() {
-        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE + 8);
+        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER + 8);
         let (mut stalled, mut timed_out) = (0, 0);
         while let Some(call) = calls.join_next().await {
             match call.unwrap() {
@@ -458,17 +450,17 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((stalled, timed_out), (8, MAX_THREADS_PER_STORE));
-        assert_eq!(pool.pressure().running, MAX_THREADS_PER_STORE, "a call that hangs keeps its thread");
+        assert_eq!((stalled, timed_out), (8, MAX_DISK_THREADS_PER_CONTAINER));
+        assert_eq!(pool.pressure().running, MAX_DISK_THREADS_PER_CONTAINER, "a call that hangs keeps its thread");
         drop(release);
-        wait_until(&pool, |load| load == StorePressure::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
     #[tokio::test]
     async fn the_threads_end_when_the_last_pool_handle_is_dropped() {
-        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_THREADS_PER_STORE);
-        wait_until(&pool, |load| load.running == MAX_THREADS_PER_STORE).await;
+        let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER);
+        wait_until(&pool, |pressure| pressure.running == MAX_DISK_THREADS_PER_CONTAINER).await;
         // This call is queued and abandoned.
         let (last, shared) = (Arc::clone(&pool), Arc::downgrade(&pool.0));
         let abandoned = tokio::time::timeout(Duration::from_millis(5), pool.run(None, move || drop(last)));
@@ -487,12 +479,13 @@ mod tests {
         let (release, released) = mpsc::channel::<()>();
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
-        for n in 1..=MAX_THREADS_PER_STORE + 4 {
+        for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 4 {
             let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
             let call = Arc::clone(&pool);
             calls.spawn(async move { call.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
-            wait_until(&pool, |load| {
-                load.running + load.queued == n && (n <= load.running || load.running == MAX_THREADS_PER_STORE)
+            wait_until(&pool, |pressure| {
+                pressure.running + pressure.queued == n
+                    && (n <= pressure.running || pressure.running == MAX_DISK_THREADS_PER_CONTAINER)
             })
             .await;
         }
@@ -505,10 +498,10 @@ mod tests {
         pool.0.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
         let (queued, last) = (Arc::clone(&pool), Arc::clone(&pool));
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
-        wait_until(&pool, |load| load.queued == 1).await;
+        wait_until(&pool, |pressure| pressure.queued == 1).await;
         drop(release);
         assert_eq!(queued.await.unwrap(), 7);
-        wait_until(&pool, |load| load == StorePressure::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
         assert_eq!(last.run(None, || 7).await.unwrap(), 7);
     }
 
@@ -543,8 +536,8 @@ mod tests {
     async fn hanging_calls_of_one_client_delay_no_other_client_and_are_reported_as_stalled() {
         let pool = pool_with_deadline(Duration::from_secs(3));
         let mut hanging = HangingCalls::new(1);
-        (0..MAX_THREADS_PER_STORE + 8).for_each(|_| hanging.start_call(&pool));
-        wait_until(&pool, |load| load.queued == MAX_THREADS_PER_STORE / 4 + 8).await;
+        (0..MAX_DISK_THREADS_PER_CONTAINER + 8).for_each(|_| hanging.start_call(&pool));
+        wait_until(&pool, |pressure| pressure.queued == MAX_DISK_THREADS_PER_CONTAINER / 4 + 8).await;
         let (mut stalled, mut timed_out) = (0, 0);
         while !hanging.calls.is_empty() {
             // Other clients are answered all the time: the disk does not stall.
@@ -556,23 +549,28 @@ mod tests {
                 other => panic!("{other:?}"),
             }
         }
-        assert_eq!((stalled, timed_out), (MAX_THREADS_PER_STORE / 4 + 8, MAX_THREADS_PER_STORE / 4 * 3));
+        assert_eq!(
+            (stalled, timed_out),
+            (MAX_DISK_THREADS_PER_CONTAINER / 4 + 8, MAX_DISK_THREADS_PER_CONTAINER / 4 * 3)
+        );
         hanging.finish();
-        wait_until(&pool, |load| load == StorePressure::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
     }
 
     #[tokio::test]
     async fn a_full_queue_refuses_the_client_that_fills_it() {
         let pool = pool_with_queue(Duration::from_secs(60), 8);
         let (mut server_calls, mut greedy_calls) = (HangingCalls::new(0), HangingCalls::new(1));
-        for n in 1..=MAX_THREADS_PER_STORE + 8 {
-            if n <= MAX_THREADS_PER_STORE / 4 {
+        for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 8 {
+            if n <= MAX_DISK_THREADS_PER_CONTAINER / 4 {
                 server_calls.start_call(&pool);
             } else {
                 greedy_calls.start_call(&pool);
             }
-            wait_until(&pool, |load| load.running == n.min(MAX_THREADS_PER_STORE) && load.running + load.queued == n)
-                .await;
+            wait_until(&pool, |pressure| {
+                pressure.running == n.min(MAX_DISK_THREADS_PER_CONTAINER) && pressure.running + pressure.queued == n
+            })
+            .await;
         }
         let refused = ClientId::new(1).scope(pool.run(None, || 7)).await;
         assert!(matches!(refused, Err(LocalError::QueueFull)), "{refused:?}");
@@ -584,7 +582,7 @@ mod tests {
         });
         assert!(matches!((other_result, evicted), (Ok(7), Err(LocalError::QueueFull))));
         greedy_calls.finish();
-        wait_until(&pool, |load| load == StorePressure::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -598,7 +596,7 @@ mod tests {
     #[tokio::test]
     async fn calls_during_a_stall_probe_wait_for_its_result() {
         let (pool, release, mut calls) = pool_with_hanging_calls(1);
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         let mut others = tokio::task::JoinSet::new();
         for n in 0..30 {
             let pool = Arc::clone(&pool);
@@ -614,14 +612,14 @@ mod tests {
     #[tokio::test]
     async fn an_answered_call_ends_the_stall() {
         let (pool, release, mut calls) = pool_with_hanging_calls(1);
-        wait_until(&pool, |load| load.is_stalled).await;
+        wait_until(&pool, |pressure| pressure.is_stalled).await;
         for _ in 0..200 {
             pool.0.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
             pool.0.lock().last_stall_probe = None;
             assert!(pool.pressure().is_stalled);
             assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-            let load = pool.pressure();
-            assert_eq!((load.running, load.queued, load.is_stalled), (1, 0, false));
+            let pressure = pool.pressure();
+            assert_eq!((pressure.running, pressure.queued, pressure.is_stalled), (1, 0, false));
         }
         drop(release);
         while calls.join_next().await.is_some() {}
@@ -640,7 +638,7 @@ mod tests {
         assert!(matches!(call("bad").await, Err(LocalError::Timeout)));
         // The thread started the job a little after the call.
         pool.0.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(3)).unwrap();
-        for _ in 0..2 * MAX_THREADS_PER_STORE {
+        for _ in 0..2 * MAX_DISK_THREADS_PER_CONTAINER {
             assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
         assert_eq!(pool.pressure().running, 1);
@@ -660,7 +658,7 @@ mod tests {
             assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
         drop(release);
-        wait_until(&pool, |load| load == StorePressure::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
         call("bad").await.unwrap();
     }
 
@@ -680,8 +678,8 @@ mod tests {
         for _ in 0..MAX_STALLED_PER_OPERATION {
             assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
-        let load = pool.pressure();
-        assert_eq!((load.running, load.queued), (MAX_STALLED_PER_OPERATION, 0));
+        let pressure = pool.pressure();
+        assert_eq!((pressure.running, pressure.queued), (MAX_STALLED_PER_OPERATION, 0));
         assert_eq!(pool.run(Some(("read", Key::parse("good").unwrap())), || 7).await.unwrap(), 7);
         // A patient caller is served when one of them has ended.
         let (patient, ()) = tokio::join!(call(), async {
@@ -690,7 +688,7 @@ mod tests {
             drop(release);
         });
         assert_eq!(patient.unwrap(), 7);
-        wait_until(&pool, |load| load == StorePressure::default()).await;
+        wait_until(&pool, |pressure| pressure == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -746,11 +744,11 @@ mod tests {
                 let call = async move { store.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
                 calls.spawn(ClientId::new(1 + client).scope(call));
             }
-            wait_until(store, |load| load.running + load.queued == 20).await;
+            wait_until(store, |pressure| pressure.running + pressure.queued == 20).await;
         }
         let [first, second] = &stores;
-        wait_until(second, |load| load.running == RESERVED_THREADS).await;
-        assert_eq!(first.pressure().running, RESERVED_THREADS + 2);
+        wait_until(second, |pressure| pressure.running == RESERVED_DISK_THREADS_PER_CONTAINER).await;
+        assert_eq!(first.pressure().running, RESERVED_DISK_THREADS_PER_CONTAINER + 2);
         drop(release);
         while let Some(call) = calls.join_next().await {
             call.unwrap().unwrap();
@@ -765,8 +763,8 @@ mod tests {
 
     #[tokio::test]
     async fn abandoned_calls_do_not_accumulate_in_the_queue() {
-        let (pool, release, mut calls) = pool_with_hanging_calls(RESERVED_THREADS);
-        wait_until(&pool, |load| load.running == RESERVED_THREADS).await;
+        let (pool, release, mut calls) = pool_with_hanging_calls(RESERVED_DISK_THREADS_PER_CONTAINER);
+        wait_until(&pool, |pressure| pressure.running == RESERVED_DISK_THREADS_PER_CONTAINER).await;
         pool.0.lock().free_shared_threads.store(0, Ordering::Relaxed);
         // As after this many jobs with waiting callers.
         pool.0.lock().purge_at_len = MAX_QUEUED;

@@ -136,7 +136,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Checks the segment below `depth` others.
+/// Checks a segment that has `depth` segments before it.
 fn check_segment(depth: usize, segment: &str) -> Result<(), KeyError> {
     match segment_fault(segment) {
         _ if depth >= MAX_DEPTH => Err(KeyError::Depth),

@@ -36,8 +36,8 @@ pub struct DirEntry {
     pub is_directory: bool,
 }
 
-/// Filter of the entries that [`Store::list`](super::Store::list) returns. It is called while the directory is scanned, so rejected entries
-/// cost neither memory nor another scan.
+/// Filter of the entries that [`Store::list`](super::Store::list) returns. It is called while the directory is scanned,
+/// so rejected entries cost neither memory nor another scan.
 pub type EntryFilter = Arc<dyn Fn(&DirEntry) -> FilterDecision + Send + Sync>;
 
 /// Decision of an [`EntryFilter`] about an entry.
@@ -58,7 +58,7 @@ impl FilterDecision {
     }
 }
 
-/// Concurrent listings per core. More than one, because some wait for the disk meanwhile.
+/// Concurrent listings per core. More than one, because some wait for the disk at the same time.
 const LISTINGS_PER_CORE: usize = 2;
 
 /// A listing that reports no progress for this long waits for the disk or for a thread. It releases its permit.
@@ -120,25 +120,25 @@ mod tests {
 
     #[tokio::test]
     async fn hanging_listings_of_one_client_do_not_stop_others() {
-        let shares = listing_permits(8);
+        let permits = listing_permits(8);
         let tasks: Vec<_> = (0..40)
             .map(|_| {
-                let shares = shares.clone();
+                let permits = permits.clone();
                 let listing = async move {
-                    run_limited(&shares, DEADLINE, || false, &AtomicUsize::new(0), pending::<()>()).await
+                    run_limited(&permits, DEADLINE, || false, &AtomicUsize::new(0), pending::<()>()).await
                 };
                 tokio::spawn(ClientId::new(1).scope(listing))
             })
             .collect();
         tokio::task::yield_now().await;
-        assert_eq!(shares.free(), 2);
+        assert_eq!(permits.free(), 2);
         let progress = AtomicUsize::new(0);
         assert_eq!(
-            ClientId::new(2).scope(run_limited(&shares, DEADLINE, || false, &progress, async { 7 })).now_or_never(),
+            ClientId::new(2).scope(run_limited(&permits, DEADLINE, || false, &progress, async { 7 })).now_or_never(),
             Some(Some(7))
         );
         // After `PROGRESS_TIMEOUT` they count as waiting for the disk and hold no permit.
-        while shares.free() < 8 {
+        while permits.free() < 8 {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         assert!(tasks.iter().all(|task| !task.is_finished()));
@@ -149,41 +149,41 @@ mod tests {
 
     #[tokio::test]
     async fn listings_of_stalled_storage_keep_no_permit() {
-        let shares = listing_permits(8);
+        let permits = listing_permits(8);
         for client in 0..40 {
             let progress = AtomicUsize::new(0);
             let listing =
-                ClientId::new(client).scope(run_limited(&shares, DEADLINE, || true, &progress, pending::<()>()));
+                ClientId::new(client).scope(run_limited(&permits, DEADLINE, || true, &progress, pending::<()>()));
             let mut listing = std::pin::pin!(listing);
             assert_eq!((&mut listing).now_or_never(), None);
-            assert_eq!(shares.free(), 8);
+            assert_eq!(permits.free(), 8);
         }
     }
 
     #[tokio::test]
     async fn a_listing_with_progress_keeps_its_permit() {
-        let (shares, progress) = (listing_permits(8), Arc::default());
+        let (permits, progress) = (listing_permits(8), Arc::default());
         let report_progress = progress_reporter(&progress);
         let listing = async {
             for _ in 0..40 {
                 assert!(report_progress());
                 tokio::time::sleep(PROGRESS_TIMEOUT / 10).await;
-                assert_eq!(shares.free(), 7);
+                assert_eq!(permits.free(), 7);
             }
         };
-        assert!(run_limited(&shares, DEADLINE, || false, &progress, listing).await.is_some());
-        assert_eq!(shares.free(), 8);
+        assert!(run_limited(&permits, DEADLINE, || false, &progress, listing).await.is_some());
+        assert_eq!(permits.free(), 8);
         drop(progress);
         assert!(!report_progress());
     }
 
     #[tokio::test]
     async fn the_wait_for_a_permit_ends_at_the_deadline() {
-        let shares = listing_permits(1);
-        let _held = shares.acquire((ClientId::new(1), 0), 1).await;
+        let permits = listing_permits(1);
+        let _held = permits.acquire((ClientId::new(1), 0), 1).await;
         let progress = AtomicUsize::new(0);
         let listing =
-            ClientId::new(2).scope(run_limited(&shares, Duration::from_millis(20), || false, &progress, async { 7 }));
+            ClientId::new(2).scope(run_limited(&permits, Duration::from_millis(20), || false, &progress, async { 7 }));
         assert_eq!(listing.await, None);
     }
 }

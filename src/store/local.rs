@@ -191,8 +191,8 @@ impl Store for LocalStore {
             tree.list(key, &PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted })
         };
         let is_stalled = || {
-            let load = self.disk_pool.pressure();
-            load.is_stalled || load.is_unresponsive()
+            let pressure = self.disk_pool.pressure();
+            pressure.is_stalled || pressure.is_unresponsive()
         };
         let listing = self.run("list", key, list);
         let listed = run_limited(&LISTING_PERMITS, self.disk_pool.deadline(), is_stalled, &progress, listing).await;
@@ -213,6 +213,7 @@ impl Store for LocalStore {
     }
 }
 
+/// Callers get it from [`Store::page_cache`], which is `None` unless `cached_device` is known.
 impl PageCache for LocalStore {
     /// A key that leads through a symbolic link is unknown, unless all links are followed.
     ///

@@ -15,7 +15,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-pub use disk_pool::{StorePressure, max_disk_threads};
+pub use disk_pool::StorePressure;
 pub use error::StoreError;
 pub use file_meta::EntityTagSource;
 pub use instrumented::InstrumentedStore;
@@ -134,7 +134,7 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns the pressure on the store: the calls that wait for it now.
+    /// Returns the pressure on the store: its calls that wait now.
     fn pressure(&self) -> StorePressure {
         StorePressure::default()
     }

@@ -88,7 +88,7 @@ pub enum Revalidation {
     Current(Option<Object>),
 }
 
-/// An open object. Every call reads the same version, even if the key is replaced meanwhile.
+/// An open object. Every call reads the same version, even after another object has replaced it at its key.
 #[async_trait]
 pub trait ReadAt: fmt::Debug + Send + Sync {
     /// Reads the bytes of `range`, which must lie within the object.

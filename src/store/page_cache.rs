@@ -145,10 +145,10 @@ impl SendfileSource {
 
     /// Sends bytes from `from` on to a nonblocking socket, as many as it accepts, up to `max_bytes` and 512 KiB.
     ///
-    /// The last byte is sent alone, after a second check of the file. A file that was written meanwhile is never sent
-    /// to its end, so the client notices. A file whose name, mode or owner changed has the same bytes and is sent.
-    /// Bytes that wait in the socket while the file is overwritten in place, without being truncated or replaced first,
-    /// are sent as they are then.
+    /// The last byte is sent alone, after a second check of the file. A file that was written during the transfer is
+    /// never sent to its end, so the client notices. A file whose name, mode or owner changed has the same bytes and is
+    /// sent. Bytes that wait in the socket while the file is overwritten in place, without being truncated or replaced
+    /// first, are sent as they are then.
     ///
     /// # Errors
     /// Errors of the socket; `UnexpectedEof` if the file has become shorter or was written.

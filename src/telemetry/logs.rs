@@ -6,6 +6,7 @@
 //! write `%value` and errors unchanged. A JWT with the subject `alice status=200` would add a field to the audit line.
 //! Here the formatter decides about quotes, not the call site.
 
+use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
 use std::borrow::Cow;
 use std::error::Error;
@@ -172,13 +173,17 @@ impl MetricsHandle {
     }
 }
 
+/// Returns the message of a panic, if it has one.
+pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
+    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
+}
+
 /// Logs a panic as one line, at most one per second, instead of the multi-line text that the standard library writes to
 /// standard error.
 fn log_panic(panic: &PanicHookInfo<'_>) {
     static PANICS: LogThrottle = LogThrottle::new();
     let Some(suppressed) = PANICS.allow() else { return };
-    let payload = panic.payload();
-    let text = payload.downcast_ref::<&str>().copied().or_else(|| payload.downcast_ref::<String>().map(String::as_str));
+    let text = panic_message(panic.payload());
     let place = panic.location().map(ToString::to_string).unwrap_or_default();
     let backtrace = Backtrace::capture();
     let backtrace = (backtrace.status() == BacktraceStatus::Captured).then(|| tracing::field::display(backtrace));

@@ -1,7 +1,6 @@
 //! Long, unusual or hostile `attributes.json`: attributes that other readers accept are served, and memory stays within
 //! the announced limits.
 
-use std::fs;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
@@ -262,15 +261,6 @@ fn start_program(n5: &N5) -> Program {
 /// Announced memory of caches and budgets, attributes, connections and the program itself, in MiB.
 const ANNOUNCED_MIB: u64 = 16 + 16 + 32 + 1 + 16 + 8 + 10 + 64;
 
-impl Program {
-    /// Returns the peak resident memory, in MiB.
-    fn peak_mib(&self) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-    }
-}
-
 #[test]
 fn datasets_with_large_attributes_hold_little_memory_while_their_slices_wait() {
     for (count, bytes) in [(16, 1 << 20), (6, 15 << 20)] {
@@ -301,11 +291,11 @@ fn datasets_with_large_attributes_hold_little_memory_while_their_slices_wait() {
             while heads.load(Ordering::Relaxed) + waiting() < clients && started.elapsed() < PATIENCE / 2 {
                 std::thread::sleep(Duration::from_millis(20));
             }
-            let peak = program.peak_mib();
+            let peak = program.memory_bytes("VmHWM") >> 20;
             read.store(true, Ordering::Relaxed);
             assert!(peak <= ANNOUNCED_MIB, "{count} documents of {bytes} bytes: {peak} MiB");
         });
-        let peak = program.peak_mib();
+        let peak = program.memory_bytes("VmHWM") >> 20;
         assert!(peak <= ANNOUNCED_MIB, "{count} documents of {bytes} bytes: {peak} MiB");
     }
 }
@@ -326,7 +316,7 @@ fn large_documents_for_many_clients_stay_within_the_budgets() {
         let asked: Vec<_> = paths.into_iter().cycle().take(15).map(ask).collect();
         asked.into_iter().map(|asked| asked.join().unwrap()).collect()
     });
-    let peak = program.peak_mib();
+    let peak = program.memory_bytes("VmHWM") >> 20;
     assert!(peak <= ANNOUNCED_MIB, "{peak} MiB");
     for reply in replies {
         let reply = reply.unwrap();

@@ -1,13 +1,14 @@
 //! Limits on the memory of connections under attack: streams that are not read, heads that do not end, clients that
 //! read slowly. `tests/soak/attacks` runs the same attacks at full size, all at once and in a control group.
 
-use std::fs;
 use std::time::{Duration, Instant};
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
-use tokio::net::{TcpSocket, TcpStream};
+use tokio::net::TcpStream;
 
-use crate::hostile_clients::{PATIENCE, Program, h2};
+use crate::support::attacked::AttackedServer;
+use crate::support::h2;
+use crate::support::program::PATIENCE;
 
 /// Path of a file of 8 MiB, of which the kernel would queue half.
 const FILE: &str = "/v/0/2";
@@ -18,94 +19,49 @@ const ZERO_WINDOW: [u8; 6] = [0, 4, 0, 0, 0, 0];
 /// Capacity of the memory pool that a thousand connections share, in MiB.
 const SHARED_MIB: u64 = 6;
 
-impl Program {
-    /// Connects from a loopback address, with a receive buffer of `window` bytes.
-    async fn connect_from(&self, address: &str, window: u32) -> TcpStream {
-        let socket = TcpSocket::new_v4().unwrap();
-        socket.set_recv_buffer_size(window).unwrap();
-        socket.bind(std::net::SocketAddr::new(address.parse().unwrap(), 0)).unwrap();
-        socket.connect(self.address().parse().unwrap()).await.unwrap()
+/// Opens 19,200 streams from `addresses` addresses and reads none. The memory pool does not suffice for them.
+async fn connections_beyond_the_memory(server: &AttackedServer, addresses: usize) -> Vec<TcpStream> {
+    let requests: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/v/0/0")).collect();
+    let mut held = Vec::new();
+    for number in 0..150 {
+        let mut client = server.connect_from(&format!("127.0.2.{}", 1 + number % addresses), 4096).await;
+        client.write_all(&[h2::begin(&ZERO_WINDOW), requests.clone()].concat()).await.unwrap();
+        held.push(client);
     }
-
-    /// Returns the value of a metric, by its name with its labels.
-    async fn metric(&self, name: &str) -> f64 {
-        let text = self.exchange(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-        let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')?.parse().ok());
-        value.unwrap_or_else(|| panic!("no metric {name}"))
-    }
-
-    async fn wait_for_metric(&self, name: &str, is_so: impl Fn(f64) -> bool) {
-        let started = Instant::now();
-        loop {
-            let value = self.metric(name).await;
-            if is_so(value) {
-                return;
-            }
-            assert!(started.elapsed() < PATIENCE, "{name} stays {value}");
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    }
-
-    /// Opens 19,200 streams from `addresses` addresses and reads none. The memory pool does not suffice for them.
-    async fn connections_beyond_the_memory(&self, addresses: usize) -> Vec<TcpStream> {
-        let requests: Vec<u8> = (0..128).flat_map(|n| h2::request(2 * n + 1, "/v/0/0")).collect();
-        let mut held = Vec::new();
-        for number in 0..150 {
-            let mut client = self.connect_from(&format!("127.0.2.{}", 1 + number % addresses), 4096).await;
-            client.write_all(&[h2::begin(&ZERO_WINDOW), requests.clone()].concat()).await.unwrap();
-            held.push(client);
-        }
-        self.wait_for_metric("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
-        held
-    }
-
-    /// Checks that an address without connections still gets memory.
-    async fn assert_serves_another(&self, address: &str) {
-        self.request_until(h2::DATA, address, &[]).await;
-    }
-
-    /// Sends a request with these settings and returns when a frame of `kind` is received. The stream stays open if
-    /// that frame is not its last.
-    async fn request_until(&self, kind: u8, address: &str, settings: &[u8]) -> TcpStream {
-        let mut other = self.connect_from(address, 4096).await;
-        // This head needs more memory than the greedy clients leave to each other.
-        let path = format!("/v/0/0?{}", "a".repeat(110));
-        other.write_all(&[h2::begin(settings), h2::request(1, &path)].concat()).await.unwrap();
-        let mut received = Vec::new();
-        while !h2::kinds(&received).contains(&kind) {
-            let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
-            assert!(read.expect("no answer").unwrap() > 0, "{address} is closed without an answer");
-        }
-        other
-    }
-
-    fn queued_bytes(&self) -> u64 {
-        queued_bytes(self.address().rsplit_once(':').unwrap().1.parse().unwrap())
-    }
+    server.wait_for_metric("n5_queue_waiting{queue=\"connection_memory\"}", |waiting| waiting > 50.0).await;
+    held
 }
 
-/// Returns the bytes in the kernel's send queues of the server at this port: `tx_queue` of `/proc/net/tcp`.
-pub(crate) fn queued_bytes(port: u16) -> u64 {
-    let local = format!(":{port:04X}");
-    let of = |line: &str| {
-        let mut fields = line.split_ascii_whitespace();
-        let is_here = fields.nth(1)?.ends_with(&local);
-        let queued = fields.nth(2)?.split_once(':')?.0;
-        is_here.then(|| u64::from_str_radix(queued, 16).unwrap())
-    };
-    fs::read_to_string("/proc/net/tcp").unwrap().lines().skip(1).filter_map(of).sum()
+/// Checks that an address without connections still gets memory.
+async fn assert_serves_another(server: &AttackedServer, address: &str) {
+    request_until(server, h2::DATA, address, &[]).await;
+}
+
+/// Sends a request with these settings and returns when a frame of `kind` is received. The stream stays open if
+/// that frame is not its last.
+async fn request_until(server: &AttackedServer, kind: u8, address: &str, settings: &[u8]) -> TcpStream {
+    let mut other = server.connect_from(address, 4096).await;
+    // This head needs more memory than the greedy clients leave to each other.
+    let path = format!("/v/0/0?{}", "a".repeat(110));
+    other.write_all(&[h2::begin(settings), h2::request(1, &path)].concat()).await.unwrap();
+    let mut received = Vec::new();
+    while !h2::kinds(&received).contains(&kind) {
+        let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
+        assert!(read.expect("no answer").unwrap() > 0, "{address} is closed without an answer");
+    }
+    other
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_streams_wait_in_their_connection_and_other_clients_are_served() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
     let resident = server.mib("VmRSS");
-    let held = server.connections_beyond_the_memory(5).await;
+    let held = connections_beyond_the_memory(&server, 5).await;
     let peak = server.mib("VmHWM") - resident;
     let most = SHARED_MIB + ((150 * 36) >> 10) + 12;
     assert!(peak <= most, "{peak} of {most} MiB for 19,200 streams");
-    server.assert_serves_another("127.0.0.9").await;
+    assert_serves_another(&server, "127.0.0.9").await;
     drop(held);
     server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
     server.assert_recovered(&baseline).await;
@@ -113,18 +69,18 @@ async fn unread_streams_wait_in_their_connection_and_other_clients_are_served() 
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn streams_of_many_addresses_leave_memory_for_each_address() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
     // Without the reserve, each address would take half of the rest, and the next request would not fit.
-    let held = server.connections_beyond_the_memory(16).await;
+    let held = connections_beyond_the_memory(&server, 16).await;
     let capacity = server.metric("n5_connection_pool_capacity_bytes{pool=\"memory\"}").await;
     server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
     let started = Instant::now();
     let mut others = Vec::new();
     for number in 1..=8 {
-        others.push(server.request_until(h2::HEADERS, &format!("127.0.3.{number}"), &ZERO_WINDOW).await);
+        others.push(request_until(&server, h2::HEADERS, &format!("127.0.3.{number}"), &ZERO_WINDOW).await);
     }
-    server.assert_serves_another("127.0.3.9").await;
+    assert_serves_another(&server, "127.0.3.9").await;
     assert!(started.elapsed() < Duration::from_secs(3), "{:?}", started.elapsed());
     drop((held, others));
     server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes == 0.0).await;
@@ -133,7 +89,7 @@ async fn streams_of_many_addresses_leave_memory_for_each_address() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unfinished_heads_share_a_memory_pool_and_long_heads_are_answered() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
     let resident = server.mib("VmRSS");
     let long = |end: &str| format!("GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: {}{end}", "a".repeat(90_000));
@@ -164,7 +120,7 @@ fn answers(received: &[u8]) -> usize {
 }
 
 /// Requests the file twice and reads 6 MiB, so that the kernel enlarges the send queue; then reads nothing.
-async fn read_half(server: &Program, address: &str) -> TcpStream {
+async fn read_half(server: &AttackedServer, address: &str) -> TcpStream {
     let mut client = server.connect_from(address, 1 << 20).await;
     let requests = format!("GET {FILE} HTTP/1.1\r\nHost: x\r\n\r\n").repeat(2);
     client.write_all(requests.as_bytes()).await.unwrap();
@@ -174,7 +130,7 @@ async fn read_half(server: &Program, address: &str) -> TcpStream {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn send_queues_of_slow_readers_share_a_limit_and_a_single_reader_is_not_throttled() {
-    let server = Program::start(&["cache.stored=0"]);
+    let server = AttackedServer::start(&["cache.stored=0"]);
     let one = read_half(&server, "127.0.0.2").await;
     let started = Instant::now();
     while server.queued_bytes() < 1 << 20 {
@@ -200,7 +156,7 @@ async fn send_queues_of_slow_readers_share_a_limit_and_a_single_reader_is_not_th
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_readers_of_one_address_leave_send_queue_memory_to_others() {
-    let server = Program::start(&["cache.stored=0"]);
+    let server = AttackedServer::start(&["cache.stored=0"]);
     let mut held = Vec::new();
     for _ in 0..60 {
         let mut client = server.connect_from("127.0.0.2", 4096).await;
@@ -219,7 +175,7 @@ async fn slow_readers_of_one_address_leave_send_queue_memory_to_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_http2_client_releases_the_send_queue_that_it_has_emptied() {
-    let mut server = Program::start(&[]);
+    let mut server = AttackedServer::start(&[]);
     let baseline = server.baseline().await;
     let mut client = server.connect_from("127.0.0.2", 1 << 20).await;
     client.write_all(&h2::begin(&[])).await.unwrap();
@@ -240,7 +196,7 @@ async fn an_idle_http2_client_releases_the_send_queue_that_it_has_emptied() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_bytes_of_a_last_answer_are_counted_and_then_dropped() {
-    let server = Program::start(&["server.send_timeout=1s", "cache.stored=0"]);
+    let server = AttackedServer::start(&["server.send_timeout=1s", "cache.stored=0"]);
     let mut client = server.connect_from("127.0.0.2", 4096).await;
     let requests = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20)
         + "GET /v/1/1 HTTP/1.1\r\nConnection: close\r\nHost: x\r\n\r\n";
@@ -261,7 +217,7 @@ async fn unread_bytes_of_a_last_answer_are_counted_and_then_dropped() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_websocket_handshake_gets_405_and_other_streams_continue() {
-    let server = Program::start(&[]);
+    let server = AttackedServer::start(&[]);
     let mut client = server.connect().await;
     let literal = |name: &str, value: &str| {
         let length = |text: &str| u8::try_from(text.len()).unwrap();
@@ -297,7 +253,7 @@ async fn a_websocket_handshake_gets_405_and_other_streams_continue() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_header_list_of_over_100_fields_gets_431_and_ends_the_connection() {
-    let server = Program::start(&[]);
+    let server = AttackedServer::start(&[]);
     let mut client = server.connect().await;
     // The first field is added to the HPACK table. Each further one is then one byte.
     let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
@@ -369,7 +325,7 @@ async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn goaway_for_lack_of_memory_names_the_last_processed_stream() {
-    let server = Program::start(&["server.max_connections=1000"]);
+    let server = AttackedServer::start(&["server.max_connections=1000"]);
     let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x20][..], &[b'a'; 4096 + 127]].concat();
     let requests: Vec<_> = (0..110)
         .map(|n| [if n == 0 { h2::begin(&[]) } else { Vec::new() }, indexed_request(2 * n + 1, &long)].concat())
@@ -392,7 +348,7 @@ async fn goaway_for_lack_of_memory_names_the_last_processed_stream() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn hpack_tables_that_hold_large_buffers_are_bounded() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
     // While a path is in its HPACK table, hyper keeps the 8 KiB buffer in which the path was received.
     let long = [&[0x10, 1, b'x', 0x7f, 0x80, 0x40][..], &[b'a'; 8192 + 127]].concat();
@@ -427,7 +383,7 @@ async fn hpack_tables_that_hold_large_buffers_are_bounded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_excessive_header_list_is_not_decoded() {
-    let server = Program::start(&[]);
+    let server = AttackedServer::start(&[]);
     let mut client = server.connect().await;
     let begin = [&h2::get("/v/0/0")[..], &[0x40, 1, b'a', 1, b'b']].concat();
     let many = [&h2::get("/v/0/0")[..], &[0xbe; 1600]].concat();
@@ -445,7 +401,7 @@ async fn an_excessive_header_list_is_not_decoded() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_complete_answers_hold_no_request_permits() {
-    let server = Program::start(&["limits.concurrent_requests=16", "limits.budget_wait=2s"]);
+    let server = AttackedServer::start(&["limits.concurrent_requests=16", "limits.budget_wait=2s"]);
     let requests: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?format=npy&start=0,0&size=4,4"]
         .iter()
         .enumerate()
@@ -471,7 +427,7 @@ async fn unread_complete_answers_hold_no_request_permits() {
 /// The end of the stream lies behind further bytes.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_is_cancelled_on_disconnect_even_if_another_is_pipelined() {
-    let server = Program::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);
+    let server = AttackedServer::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);
     let slice =
         |size: u32| format!("GET /slice/v?start=0,0&size={size},{size}&outside=zero HTTP/1.1\r\nHost: x\r\n\r\n");
     // This streamed slice, which is not read, takes the only permit of its address.
@@ -497,9 +453,9 @@ async fn a_request_is_cancelled_on_disconnect_even_if_another_is_pipelined() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn connections_waiting_for_memory_end_when_their_clients_disconnect() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
-    let held = server.connections_beyond_the_memory(5).await;
+    let held = connections_beyond_the_memory(&server, 5).await;
     drop(held);
     let started = Instant::now();
     server.wait_for_metric("n5_connections_open", |open| open < 2.0).await;
@@ -510,7 +466,7 @@ async fn connections_waiting_for_memory_end_when_their_clients_disconnect() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn idle_connections_release_stream_memory_to_active_ones() {
-    let server = Program::start(&["server.max_connections=500"]);
+    let server = AttackedServer::start(&["server.max_connections=500"]);
     // A 404 has no body, so the client need not open its window.
     let requests: Vec<u8> = (0..100).flat_map(|n| h2::request(2 * n + 1, "/v/9/9")).collect();
     // Together, the connections have several times more streams than there is memory for.
@@ -532,7 +488,7 @@ async fn idle_connections_release_stream_memory_to_active_ones() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn deep_paths_take_no_memory_per_parent_directory() {
-    let mut server = Program::start(&["server.max_connections=1000"]);
+    let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
     let resident = server.mib("VmRSS");
     // Shorter than a head that is charged to the memory pool.

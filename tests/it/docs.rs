@@ -16,8 +16,8 @@ use n5_server::telemetry::metrics;
 use n5_server::verify::FINDING_KINDS as KINDS_FOUND;
 use tokio::sync::oneshot;
 
-use crate::support::Client;
 use crate::support::writer::N5;
+use crate::support::{Client, skip_without};
 
 const DOCUMENTS: [&str; 20] = [
     "README.md",
@@ -192,14 +192,14 @@ async fn every_parameter_of_a_slice_is_documented() {
 }
 
 #[test]
-fn disk_threads_match_the_announced_number() {
+fn the_announced_memory_grows_with_the_disk_threads_of_the_containers() {
     let mut config = Config::default();
-    assert_eq!(config.disk_threads(), n5_server::store::max_disk_threads(1));
+    assert_eq!(config.disk_threads(), 64);
     let memory = config.memory_bound_bytes();
     let container: n5_server::config::ContainerConfig = toml::from_str("root = \"/data\"").unwrap();
     for count in 1..=100 {
         config.containers.push(container.clone());
-        assert_eq!(config.disk_threads(), n5_server::store::max_disk_threads(count), "{count}");
+        assert_eq!(config.disk_threads(), (64 * count).min(4 * count + 180), "{count}");
     }
     assert_eq!((config.disk_threads(), config.memory_bound_bytes() - memory), (580, (580 - 64) << 17));
 }
@@ -328,8 +328,7 @@ fn printed(command: &str, directory: &Path) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn every_command_prints_what_the_documents_show() {
     if Command::new("curl").arg("--version").output().is_err() {
-        eprintln!("left out: there is no curl");
-        return;
+        return skip_without("curl");
     }
     let config =
         Config::load(&ConfigSources { listen: Some("127.0.0.1:0".to_owned()), ..ConfigSources::default() }).unwrap();

@@ -8,6 +8,8 @@ use n5_format::{AttributesDocument, Block, DatasetAttributes, Region, paste};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 
+use crate::support::corpus;
+
 /// Decoding limit, larger than any fixture needs.
 const LIMIT_BYTES: u64 = 256 << 20;
 
@@ -95,12 +97,7 @@ fn hostile_blocks_are_refused_with_the_expected_error() {
 /// Needs the corpus of 543 datasets by other programs, in the folder named by N5_CORPUS or beside the repository.
 #[test]
 fn every_dataset_of_the_corpus_decodes_to_the_expected_elements() {
-    let default_corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
-    let corpus = std::env::var_os("N5_CORPUS").map_or(default_corpus, PathBuf::from);
-    if !corpus.join("manifest.json").is_file() {
-        eprintln!("skipped: no manifest.json in {}, set N5_CORPUS", corpus.display());
-        return;
-    }
+    let Some(corpus) = corpus() else { return };
     let manifest = json(&corpus.join("manifest.json"));
     let datasets = manifest["datasets"].as_array().unwrap();
     let (mut equal, mut blocks, mut failures) = (0, 0, Vec::new());

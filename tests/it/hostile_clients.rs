@@ -2,147 +2,18 @@
 //! at once, and neither memory nor descriptors leak.
 
 use std::fs;
-use std::io::{BufRead, BufReader};
-use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
 
-use crate::support::writer::N5;
-
-/// Timeout of every step. No step takes as long unless it hangs.
-pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
+use crate::support::attacked::AttackedServer;
+use crate::support::h2;
+use crate::support::program::PATIENCE;
 
 /// A request sent in place of another request's body. An answer that repeats its request id shows that it was smuggled.
 const SMUGGLED: &str = "GET /attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n\r\n";
-
-pub(crate) struct Program {
-    child: Child,
-    address: String,
-    n5: N5,
-}
-
-impl Program {
-    pub(crate) fn start(settings: &[&str]) -> Self {
-        let n5 = N5::new();
-        n5.dataset("v", &[64, 64], &[32, 32], "raw").fill(|_| true, |_| false);
-        n5.file("v/0/2", vec![7; 8 << 20]);
-        let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
-        command.arg(n5.root()).args(["--listen", "127.0.0.1:0", "--set", "log.level=error"]);
-        for setting in settings {
-            command.args(["--set", setting]);
-        }
-        let mut child = command.stdout(Stdio::piped()).spawn().unwrap();
-        let mut line = String::new();
-        BufReader::new(child.stdout.take().unwrap()).read_line(&mut line).unwrap();
-        let address = line.trim().rsplit_once("http://").unwrap().1.trim_end_matches('/').to_owned();
-        Self { child, address, n5 }
-    }
-
-    pub(crate) fn address(&self) -> &str {
-        &self.address
-    }
-
-    fn descriptors(&self) -> usize {
-        fs::read_dir(format!("/proc/{}/fd", self.child.id())).unwrap().count()
-    }
-
-    pub(crate) fn id(&self) -> u32 {
-        self.child.id()
-    }
-
-    pub(crate) fn has_ended(&mut self) -> bool {
-        self.child.try_wait().unwrap().is_some()
-    }
-
-    /// Returns a memory field of `/proc/PID/status` in MiB: `VmRSS` is the resident memory, `VmHWM` its peak.
-    pub(crate) fn mib(&self, name: &str) -> u64 {
-        let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let line = status.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(':')).unwrap();
-        line.trim().trim_end_matches(" kB").parse::<u64>().unwrap() >> 10
-    }
-
-    pub(crate) async fn connect(&self) -> TcpStream {
-        TcpStream::connect(&self.address).await.unwrap()
-    }
-
-    /// Sends bytes on a new connection and returns the answers up to the end of the connection as text.
-    pub(crate) async fn exchange(&self, sent: &[u8]) -> String {
-        String::from_utf8_lossy(&self.received(sent).await).into_owned()
-    }
-
-    /// Like [`Self::exchange`], but returns bytes.
-    pub(crate) async fn received(&self, sent: &[u8]) -> Vec<u8> {
-        let (mut reader, mut writer) = self.connect().await.into_split();
-        let sent = sent.to_vec();
-        // The server may close the connection before it has read everything.
-        let writing = tokio::spawn(async move {
-            let _ = writer.write_all(&sent).await;
-            writer
-        });
-        let mut received = Vec::new();
-        tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received))
-            .await
-            .expect("a connection that is left open")
-            .ok();
-        writing.abort();
-        received
-    }
-
-    /// Asserts that the server serves another client.
-    async fn assert_serves(&self) {
-        let answer = self.exchange(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
-    }
-
-    /// Asserts that the server is alive, and uses no more memory and descriptors than before the attack.
-    pub(crate) async fn assert_recovered(&mut self, baseline: &Baseline) {
-        self.assert_serves().await;
-        assert!(!self.has_ended(), "the server has died");
-        let peak = self.mib("VmHWM");
-        assert!(peak <= baseline.most_mib, "{peak} MiB at most; before: {baseline:?}");
-        let started = Instant::now();
-        // Connections end with a delay.
-        loop {
-            let (descriptors, resident) = (self.descriptors(), self.mib("VmRSS"));
-            if descriptors <= baseline.descriptors + 2 && resident <= baseline.resident_mib + 48 {
-                return;
-            }
-            assert!(started.elapsed() < PATIENCE, "{descriptors} descriptors, {resident} MiB; before: {baseline:?}");
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
-    }
-
-    /// Records the state before an attack that should take hardly any memory.
-    pub(crate) async fn baseline(&self) -> Baseline {
-        self.assert_serves().await;
-        // Resets the peak of the resident memory.
-        fs::write(format!("/proc/{}/clear_refs", self.child.id()), "5").unwrap();
-        let resident_mib = self.mib("VmRSS");
-        Baseline { descriptors: self.descriptors(), resident_mib, most_mib: resident_mib + 64 }
-    }
-
-    /// Like [`Self::baseline`], for an attack that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
-    pub(crate) async fn baseline_for_large_answers(&self) -> Baseline {
-        Baseline { most_mib: 600, ..self.baseline().await }
-    }
-}
-
-#[derive(Debug)]
-pub(crate) struct Baseline {
-    descriptors: usize,
-    resident_mib: u64,
-    most_mib: u64,
-}
-
-impl Drop for Program {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
-}
 
 fn statuses(answers: &str) -> Vec<&str> {
     let after = answers.match_indices("HTTP/1.").filter_map(|(at, _)| answers.get(at + 8..at + 12));
@@ -274,7 +145,7 @@ fn ambiguous_heads(length: usize) -> Vec<AmbiguousRequest> {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn no_request_is_smuggled_within_another() {
-    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=500ms"]);
     let baseline = server.baseline().await;
     for (name, head, allowed) in [ambiguous_lengths(SMUGGLED.len()), ambiguous_heads(SMUGGLED.len())].concat() {
         // Alone, and after a request that the fast path answers.
@@ -293,7 +164,7 @@ async fn no_request_is_smuggled_within_another() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http_1_1_request_must_name_one_host() {
-    let server = Program::start(&[]);
+    let server = AttackedServer::start(&[]);
     // By the fast path and by hyper.
     for path in ["/v/0/0", "/v/9/9", "/slice/v", "/healthz", "http://x/v/0/0"] {
         let found = if path == "/v/9/9" { "404" } else { "200" };
@@ -320,7 +191,7 @@ async fn an_http_1_1_request_must_name_one_host() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http_1_connection_cannot_switch_to_http_2() {
-    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=500ms"]);
     let baseline = server.baseline().await;
     for first in ["/v/0/0", "/slice/v", "/v/9/9"] {
         for preface in ["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", "PRI * HTTP/2.0\r\n\r\n"] {
@@ -342,7 +213,7 @@ async fn an_http_1_connection_cannot_switch_to_http_2() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn well_framed_requests_are_answered_once_and_in_order() {
-    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=500ms"]);
     let baseline = server.baseline().await;
     let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\nConnection: close\r\n\r\n";
     for (name, sent, expected) in [
@@ -370,7 +241,7 @@ async fn well_framed_requests_are_answered_once_and_in_order() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_with_a_body_closes_the_connection_and_the_answer_says_so() {
-    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=500ms"]);
     let baseline = server.baseline().await;
     let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\n\r\n";
     let (get, sized) = ("GET /v/0/0 HTTP/1.1\r\nHost: x\r\n", "Content-Length: 3\r\n");
@@ -404,7 +275,7 @@ async fn a_request_with_a_body_closes_the_connection_and_the_answer_says_so() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn too_long_requests_are_refused_and_odd_ones_get_a_defined_status() {
-    let mut server = Program::start(&["server.header_timeout=500ms"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=500ms"]);
     let baseline = server.baseline().await;
     let get = |target: &str| format!("GET {target} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").into_bytes();
     let headers = |count: usize| {
@@ -501,7 +372,7 @@ async fn too_long_requests_are_refused_and_odd_ones_get_a_defined_status() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn slow_clients_are_disconnected_while_others_are_served() {
-    let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
     let baseline = server.baseline().await;
     let kinds = [
         "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nX: ",
@@ -542,7 +413,7 @@ async fn slow_clients_are_disconnected_while_others_are_served() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn clients_that_do_not_read_large_answers_are_disconnected() {
-    let mut server = Program::start(&["server.send_timeout=1s", "server.header_timeout=2s"]);
+    let mut server = AttackedServer::start(&["server.send_timeout=1s", "server.header_timeout=2s"]);
     let baseline = server.baseline_for_large_answers().await;
     let mut clients = Vec::new();
     for path in ["/v/0/2", "/n5/v/0/2?x", "/slice/v?start=0,0&size=4000,4000&outside=zero"] {
@@ -558,61 +429,9 @@ async fn clients_that_do_not_read_large_answers_are_disconnected() {
     drop(clients);
 }
 
-/// HTTP/2 frames written by hand, to send what no library sends.
-pub(crate) mod h2 {
-    pub(crate) const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
-    pub(crate) const DATA: u8 = 0;
-    pub(crate) const HEADERS: u8 = 1;
-    pub(crate) const RESET: u8 = 3;
-    pub(crate) const SETTINGS: u8 = 4;
-    pub(crate) const PING: u8 = 6;
-    pub(crate) const GOAWAY: u8 = 7;
-    pub(crate) const WINDOW_UPDATE: u8 = 8;
-    pub(crate) const CONTINUATION: u8 = 9;
-    pub(crate) const ACK: u8 = 1;
-    pub(crate) const END_STREAM: u8 = 1;
-    pub(crate) const END_HEADERS: u8 = 4;
-
-    pub(crate) fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
-        let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
-        [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
-    }
-
-    /// Returns the header block of `GET path` in HPACK, without compression.
-    pub(crate) fn get(path: &str) -> Vec<u8> {
-        let length = u8::try_from(path.len()).unwrap();
-        [&[0x82, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1, b'x']].concat()
-    }
-
-    pub(crate) fn request(stream: u32, path: &str) -> Vec<u8> {
-        frame(HEADERS, END_STREAM | END_HEADERS, stream, &get(path))
-    }
-
-    pub(crate) fn begin(settings: &[u8]) -> Vec<u8> {
-        [PREFACE, &frame(SETTINGS, 0, 0, settings), &frame(SETTINGS, ACK, 0, &[])].concat()
-    }
-
-    /// Returns the types of the received frames.
-    pub(crate) fn kinds(bytes: &[u8]) -> Vec<u8> {
-        frames(bytes).into_iter().map(|(kind, ..)| kind).collect()
-    }
-
-    /// Returns the received frames: type, flags, and the part of the payload that has arrived.
-    pub(crate) fn frames(mut bytes: &[u8]) -> Vec<(u8, u8, &[u8])> {
-        let mut frames = Vec::new();
-        while let [a, b, c, kind, ref rest @ ..] = *bytes {
-            let length = usize::from(a) << 16 | usize::from(b) << 8 | usize::from(c);
-            let end = bytes.len().min(9 + length);
-            frames.push((kind, rest.first().copied().unwrap_or(0), bytes.get(9..end).unwrap_or_default()));
-            bytes = bytes.get(9 + length..).unwrap_or_default();
-        }
-        frames
-    }
-}
-
 /// Sends `frames` to the server `times` times. Returns the answer, which is empty unless the client `reads`.
 async fn flood(
-    server: &Program,
+    server: &AttackedServer,
     begin: Vec<u8>,
     times: u32,
     reads: bool,
@@ -644,7 +463,7 @@ async fn flood(
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn floods_of_http2_frames_end_the_connection_or_are_harmless() {
-    let mut server = Program::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=1s", "server.send_timeout=1s"]);
     let baseline = server.baseline().await;
     // CVE-2023-44487 (rapid reset): requests that are cancelled at once.
     let reset = |number: u32| {
@@ -691,7 +510,7 @@ async fn floods_of_http2_frames_end_the_connection_or_are_harmless() {
 }
 
 /// Sends `sent` and returns the types of the received frames, up to one that refuses it.
-async fn frames_until_refused(server: &Program, name: &str, sent: &[u8]) -> Vec<u8> {
+async fn frames_until_refused(server: &AttackedServer, name: &str, sent: &[u8]) -> Vec<u8> {
     let mut connection = server.connect().await;
     connection.write_all(&[h2::begin(&[]), sent.to_vec()].concat()).await.unwrap();
     let mut received = Vec::new();
@@ -707,7 +526,7 @@ async fn frames_until_refused(server: &Program, name: &str, sent: &[u8]) -> Vec<
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn invalid_http2_frames_end_the_connection() {
-    let mut server = Program::start(&["server.header_timeout=60s"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=60s"]);
     let baseline = server.baseline().await;
     for (name, sent) in [
         ("a frame on an even stream", h2::request(2, "/v/0/0")),
@@ -746,7 +565,7 @@ async fn invalid_http2_frames_end_the_connection() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn many_hostile_clients_do_not_deny_service_to_others() {
-    let mut server = Program::start(&[
+    let mut server = AttackedServer::start(&[
         "server.header_timeout=1s",
         "server.send_timeout=1s",
         "server.max_connections=64",
@@ -754,7 +573,7 @@ async fn many_hostile_clients_do_not_deny_service_to_others() {
         "clients.connections=0",
     ]);
     let baseline = server.baseline_for_large_answers().await;
-    let address = Arc::new(server.address.clone());
+    let address = Arc::new(server.address().to_owned());
     let attacks: Vec<_> = (0u32..200)
         .map(|number| {
             let address = Arc::clone(&address);
@@ -787,7 +606,7 @@ async fn many_hostile_clients_do_not_deny_service_to_others() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn files_with_any_modification_time_are_served() {
-    let server = Program::start(&[]);
+    let server = AttackedServer::start(&[]);
     let file = fs::File::options().write(true).open(server.n5.root().join("v/0/0")).unwrap();
     file.set_modified(std::time::UNIX_EPOCH - Duration::from_secs(1)).unwrap();
     for name in ["If-Modified-Since", "If-Unmodified-Since", "If-Range"] {

@@ -10,8 +10,10 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::{OwnedReadHalf, OwnedWriteHalf};
 
-use crate::hostile_clients::{PATIENCE, Program, h2};
+use crate::support::attacked::AttackedServer;
 use crate::support::deadlines::{DeadlineWatch, retry_if_late};
+use crate::support::h2;
+use crate::support::program::PATIENCE;
 
 /// Path of an answer of 32 MB.
 const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
@@ -77,7 +79,7 @@ struct Client {
 
 impl Client {
     /// Connects with `window` as the initial window of streams and an almost unlimited window of the connection.
-    async fn begin(server: &Program, window: u32) -> Self {
+    async fn begin(server: &AttackedServer, window: u32) -> Self {
         let (reader, writer) = server.connect().await.into_split();
         let client = Self { writer: Arc::new(writer.into()), seen: Arc::default() };
         let settings = [&[0, 4][..], &window.to_be_bytes()].concat();
@@ -167,7 +169,7 @@ fn requests(path: &str) -> Vec<u8> {
 
 /// Two clients request a hundred large slices each and send the frames `more(n)` every 0.4 s, with n = 0, 1, 2, ….
 async fn attack(more: impl Fn(u32) -> Vec<u8>) {
-    let mut server = Program::start(&["server.send_timeout=1s"]);
+    let mut server = AttackedServer::start(&["server.send_timeout=1s"]);
     let baseline = server.baseline_for_large_answers().await;
     retry_if_late(async |deadlines| attack_once(&server, &more, deadlines).await).await;
     server.assert_recovered(&baseline).await;
@@ -175,7 +177,7 @@ async fn attack(more: impl Fn(u32) -> Vec<u8>) {
 
 /// Returns an error if another client is not served meanwhile.
 async fn attack_once(
-    server: &Program,
+    server: &AttackedServer,
     more: &impl Fn(u32) -> Vec<u8>,
     deadlines: &DeadlineWatch,
 ) -> Result<(), String> {
@@ -250,7 +252,7 @@ async fn small_requests_do_not_keep_unread_streams_alive() {
 }
 
 /// Returns the status of a request over HTTP/1.
-async fn status(server: &Program, path: &str) -> String {
+async fn status(server: &AttackedServer, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut connection = server.connect().await;
     connection.write_all(request.as_bytes()).await.unwrap();
@@ -262,7 +264,7 @@ async fn status(server: &Program, path: &str) -> String {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn unread_problems_and_operations_do_not_block_other_requests() {
     let settings = ["limits.concurrent_requests=16", "clients.concurrent_requests=1", "limits.budget_wait=300ms"];
-    let server = Program::start(&settings);
+    let server = AttackedServer::start(&settings);
     let small = "/slice/v?start=0,0&size=4,4";
     let mut clients = Vec::new();
     for path in ["/healthz", "/missing/", "/metrics"] {
@@ -291,7 +293,7 @@ async fn unread_problems_and_operations_do_not_block_other_requests() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_answers_pings_but_reads_nothing_is_disconnected() {
     // PINGs are sent well before a stall ends the connection, and late answers are still accepted.
-    let mut server = Program::start(&["server.send_timeout=8s", "server.header_timeout=5s"]);
+    let mut server = AttackedServer::start(&["server.send_timeout=8s", "server.header_timeout=5s"]);
     let baseline = server.baseline_for_large_answers().await;
     let client = Client::begin(&server, 0).await;
     client.send(&requests(FILE)).await.unwrap();
@@ -302,7 +304,7 @@ async fn a_client_that_answers_pings_but_reads_nothing_is_disconnected() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_idle_client_that_answers_pings_gets_goaway() {
-    let mut server = Program::start(&["server.header_timeout=4s"]);
+    let mut server = AttackedServer::start(&["server.header_timeout=4s"]);
     let baseline = server.baseline().await;
     let clients = [Client::begin(&server, 0).await, Client::begin(&server, 0).await];
     clients[1].get(1, "/v/0/0").await;
@@ -315,7 +317,7 @@ async fn an_idle_client_that_answers_pings_gets_goaway() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_may_send_a_request_after_a_pause() {
-    let server = Program::start(&["server.send_timeout=1s"]);
+    let server = AttackedServer::start(&["server.send_timeout=1s"]);
     retry_if_late(async |deadlines| {
         let client = Client::begin(&server, 0).await;
         let reading = deadlines.step(ALLOWED_PAUSE);
@@ -338,7 +340,7 @@ async fn a_connection_stays_open_while_slow_answers_are_computed() {
         "limits.budget_wait=300s",
         "limits.slice_budget=256MiB",
     ];
-    let server = Program::start(&settings);
+    let server = AttackedServer::start(&settings);
     let slow = "/slice/v?start=0,0&size=4000,4000&outside=zero&format=png";
     retry_if_late(async |deadlines| {
         let client = Client::begin(&server, 0).await;
@@ -368,7 +370,7 @@ async fn a_connection_stays_open_while_slow_answers_are_computed() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn steady_readers_stay_connected_with_any_window_size() {
-    let server = Program::start(&["server.send_timeout=1s"]);
+    let server = AttackedServer::start(&["server.send_timeout=1s"]);
     // Window, increment and pause in milliseconds. Like common libraries, the client adds half a window each time.
     let kinds = [(INITIAL_WINDOW, 32 << 10, 700), (2 << 20, 1 << 20, 2100)];
     let readers = kinds.map(|(window, step, pause)| {
@@ -400,7 +402,7 @@ async fn steady_readers_stay_connected_with_any_window_size() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_stream_may_pause_while_others_are_read() {
-    let server = Program::start(&["server.send_timeout=2s"]);
+    let server = AttackedServer::start(&["server.send_timeout=2s"]);
     retry_if_late(async |deadlines| {
         let client = Client::begin(&server, 65_535).await;
         let pause = deadlines.step(Duration::from_secs(7));
@@ -433,7 +435,7 @@ async fn an_unread_stream_does_not_block_shutdown() {
     // At shutdown, a stalled connection ends within 1.25 times `server.send_timeout`; otherwise it would end after
     // twice `server.send_timeout`.
     let limit = Duration::from_secs(18);
-    let mut server = Program::start(&["server.send_timeout=10s"]);
+    let mut server = AttackedServer::start(&["server.send_timeout=10s"]);
     let client = Client::begin(&server, 0).await;
     client.send(&h2::request(1, FILE)).await.unwrap();
     client.wait_until("answered", |seen| seen.succeeded == [1]).await;

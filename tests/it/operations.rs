@@ -12,6 +12,7 @@ use n5_server::telemetry::metrics::METRICS;
 use serde_json::Value;
 
 use crate::support::program::{PATIENCE, Program};
+use crate::support::skip_without;
 use crate::support::writer::N5;
 
 fn path(name: &str) -> PathBuf {
@@ -123,7 +124,7 @@ fn every_metric_of_the_dashboard_and_alerts_is_exported() {
 fn run(tool: &str, arguments: &[&str]) -> Option<String> {
     match Command::new(tool).args(arguments).current_dir(path("")).output() {
         Err(_) => {
-            eprintln!("skipped: {tool} is not installed");
+            skip_without(tool);
             None
         }
         Ok(output) => {

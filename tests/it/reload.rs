@@ -237,7 +237,7 @@ impl Drop for Tmpfs<'_> {
 fn an_unmounted_container_stays_unavailable_after_a_reload() {
     let (n5, place) = (volume(), tempfile::TempDir::new().unwrap());
     let Some(mounted) = Tmpfs::mount(place.path()) else {
-        eprintln!("skipped: this process may not mount");
+        eprintln!("skipped: this process may not mount; mounting needs CAP_SYS_ADMIN");
         return;
     };
     let copy = std::process::Command::new("cp").arg("-r").arg(n5.root().join("v")).arg(place.path()).status().unwrap();
@@ -265,7 +265,7 @@ fn a_container_that_must_be_mounted_is_unavailable_until_it_is() {
     let statuses = || ["/em/v/0/0", "/mount/v/0/0", "/readyz"].map(|path| program.get(path).status);
     assert_eq!(statuses(), [200, 503, 503]);
     let Some(_mounted) = Tmpfs::mount(place.path()) else {
-        eprintln!("the rest is skipped: this process may not mount");
+        eprintln!("the rest is skipped: this process may not mount; mounting needs CAP_SYS_ADMIN");
         return;
     };
     program.logged("can be opened now");

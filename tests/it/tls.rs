@@ -23,13 +23,10 @@ use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion, version};
 
 use super::connections::{RunningServer, start_with};
-use crate::connection_memory::queued_bytes;
 use crate::fast_path::open_connections;
-use crate::support::program::Program;
+use crate::support::attacked::queued_bytes;
+use crate::support::program::{PATIENCE, Program};
 use crate::support::writer::N5;
-
-/// Timeout of every step. No step takes as long unless it hangs.
-const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Length of the large stored file: more than all buffers on the way to the client hold.
 const LARGE: usize = 24 << 20;

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::writer::{N5, encode};
-use crate::support::{Client, settings};
+use crate::support::{Client, corpus, settings, skip_without};
 
 /// Timeout of a run, long enough on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -621,8 +621,7 @@ fn progress_is_shown_on_a_terminal_but_not_in_a_pipe() {
     assert!(piped.stderr.is_empty(), "{}", output_text(&piped));
     let line = format!("{} verify {root}", env!("CARGO_BIN_EXE_n5-server"));
     let Ok(drawn) = Command::new("script").args(["-qec", &line, "/dev/null"]).stdin(Stdio::null()).output() else {
-        eprintln!("skipped: `script` is not installed");
-        return;
+        return skip_without("script");
     };
     let text = String::from_utf8_lossy(&drawn.stdout).into_owned();
     assert!(text.contains("0/6 blocks") && text.contains("datasets in"), "{text:?}");
@@ -630,12 +629,8 @@ fn progress_is_shown_on_a_terminal_but_not_in_a_pipe() {
 
 #[test]
 fn the_corpus_of_other_programs_has_no_errors() {
-    let default_corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
-    let corpus = std::env::var_os("N5_CORPUS").map_or(default_corpus, PathBuf::from);
-    let Ok(manifest) = fs::read_to_string(corpus.join("manifest.json")) else {
-        eprintln!("skipped: no manifest.json in {}, set N5_CORPUS", corpus.display());
-        return;
-    };
+    let Some(corpus) = corpus() else { return };
+    let manifest = fs::read_to_string(corpus.join("manifest.json")).unwrap();
     let manifest: Value = serde_json::from_str(&manifest).unwrap();
     let valid: BTreeSet<&str> = manifest["datasets"]
         .as_array()

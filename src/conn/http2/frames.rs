@@ -57,7 +57,8 @@ pub(crate) struct FrameScanner {
     is_padded: bool,
     /// Bytes before the current frame's part of a header list that are still to come.
     remaining_skip_bytes: usize,
-    /// Bytes of the current frame's part of a header list, and of its padding before that is known, still to come.
+    /// Bytes still to come of the current frame's part of a header list; includes the padding until its length has been
+    /// read.
     remaining_list_bytes: usize,
     hpack_table: HpackTableScanner,
     /// Number of fields of the longest header list so far.

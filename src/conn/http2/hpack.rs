@@ -23,7 +23,7 @@ const MIN_LIST_BUFFER_BYTES: usize = 16 << 10;
 #[derive(Debug, Default)]
 pub(super) struct HpackTableScanner {
     state: HpackState,
-    /// True if the current field is added to the table.
+    /// True if the current field is added to the table when its value ends. Means nothing for a field without strings.
     is_added: bool,
     /// True if the current string is the name of the field, false if it is the value.
     is_name: bool,
@@ -123,6 +123,7 @@ impl HpackTableScanner {
                 }
                 self.after_string_bytes(remaining_bytes - 1)
             }
+            // `scan` consumes these bytes without a call.
             HpackState::StringRest { remaining_bytes } => self.after_string_bytes(remaining_bytes - 1),
         }
     }

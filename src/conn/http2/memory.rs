@@ -5,23 +5,17 @@
 //! and with a head of ordinary length. HTTP/2 streams and long heads are charged to the pool before hyper sees them. A
 //! connection for which no memory is left is not read further.
 
-use std::future::Future;
-use std::net::IpAddr;
 use std::ops::ControlFlow;
-use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
-use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use axum::http::request::Parts;
 use tokio::sync::Notify;
-use tokio::time::{Instant, Sleep};
+use tokio::time::Instant;
 
 use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::frames::HeaderFrame;
-use crate::telemetry::log_throttle::LogThrottle;
-use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 
 /// Maximum length of a request head, in bytes. The longest possible path (64 KiB) fits together with its headers, and
 /// connections that send no more than a head stay cheap.
@@ -77,13 +71,6 @@ const RECLAIM_BATCH: usize = 4;
 /// Time without a stream after which a connection counts as idle. A client that sends requests one after the other
 /// pauses for less.
 const MIN_STREAMLESS_IDLE: Duration = Duration::from_millis(500);
-
-/// Shortest and longest pause before a connection that is not read for lack of memory tries again.
-const MEMORY_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
-
-/// Longest wait for memory of a connection that holds memory and has no stream. Its client can repeat the request on
-/// another connection, which holds none.
-const MAX_BLOCKED: Duration = Duration::from_secs(3);
 
 /// Memory for streams below which an address can use the reserve of the pool. It is enough for a head of up to 597
 /// bytes on the wire, each of which may be a field: a browser's first head, unless it has long cookies.
@@ -147,7 +134,7 @@ pub(crate) struct ConnectionMemory {
     open_streams: AtomicUsize,
     peak_streams: AtomicUsize,
     /// True if a frame was received for which there is no memory.
-    is_waiting: AtomicBool,
+    pub(super) is_waiting: AtomicBool,
     /// When the last stream ended.
     idle_since: Mutex<Instant>,
     refusal_notify: Notify,
@@ -420,64 +407,6 @@ impl Drop for StreamMemory {
             *self.connection.idle_since.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now();
         }
         self.connection.unflushed_bytes.fetch_add(self.bytes, Ordering::Relaxed);
-    }
-}
-
-/// A connection that is not read until there is memory for its next frames.
-pub(crate) struct MemoryWait {
-    started: Instant,
-    pause: Duration,
-    sleep: Pin<Box<Sleep>>,
-    memory: Arc<ConnectionMemory>,
-    _wait_timer: QueueWaitTimer,
-}
-
-impl MemoryWait {
-    pub(crate) fn begin(peer: Option<IpAddr>, memory: &Arc<ConnectionMemory>) -> Self {
-        static WAITS: LogThrottle = LogThrottle::new();
-        if let Some(suppressed) = WAITS.allow() {
-            tracing::warn!(
-                ?peer,
-                suppressed,
-                "connection paused: its address or all connections together have used up the memory for streams; see n5_connection_pool_bytes"
-            );
-        }
-        memory.is_waiting.store(true, Ordering::Relaxed);
-        memory.request_reclaim();
-        let [pause, _] = MEMORY_BACKOFF;
-        Self {
-            started: Instant::now(),
-            pause,
-            sleep: Box::pin(tokio::time::sleep(pause)),
-            memory: Arc::clone(memory),
-            _wait_timer: QueueWaitTimer::begin(QueueLabel::ConnectionMemory),
-        }
-    }
-
-    /// Ends the connection if it has waited too long while it holds memory that others need. Called after another
-    /// failed attempt to get memory.
-    pub(crate) fn refuse_if_blocked_too_long(&self) {
-        if self.memory.blocked_since().is_some_and(|since| since.max(self.started).elapsed() >= MAX_BLOCKED) {
-            // The client may be gone: its end of stream is not seen behind more bytes than the kernel's receive buffer
-            // holds.
-            self.memory.refuse(GoawayReason::BlockedTooLong);
-        }
-    }
-
-    /// Ready when it is time to try again; each pause is twice as long as the one before, up to the longest.
-    pub(crate) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
-        ready!(self.sleep.as_mut().poll(context));
-        let [_, max_pause] = MEMORY_BACKOFF;
-        self.pause = (self.pause * 2).min(max_pause);
-        self.sleep.as_mut().reset(Instant::now() + self.pause);
-        self.memory.request_reclaim();
-        Poll::Ready(())
-    }
-}
-
-impl Drop for MemoryWait {
-    fn drop(&mut self) {
-        self.memory.is_waiting.store(false, Ordering::Relaxed);
     }
 }
 

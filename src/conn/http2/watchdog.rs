@@ -75,7 +75,7 @@ struct WatchedStream {
     takes_large_steps: bool,
 }
 
-/// Reports the body bytes of one stream to the watchdog.
+/// Body bytes of one stream, which its pieces count and the watchdog reads.
 #[derive(Debug)]
 pub(crate) struct StreamTracker {
     pending_bytes: AtomicU64,

@@ -97,7 +97,7 @@ pub(super) enum GrantKind {
     InTurn,
     /// Granted before a larger request that waits.
     Overtaking,
-    /// Charged to the client, but already granted otherwise.
+    /// Counts against the client's quota only: a cache or another permit owns the units.
     Charged,
 }
 

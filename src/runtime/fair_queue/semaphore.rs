@@ -223,8 +223,8 @@ impl FairSemaphore {
         )
     }
 
-    /// Removes a request of `flow`, unless it has got its permit. The future that waited for it is dropped. `is_served` is
-    /// true if the work has got its permit through another request.
+    /// Removes a request of `flow`, unless it has got its permit. The future that waited for it is dropped. `is_served`
+    /// is true if the work has got its permit through another request.
     fn cancel(
         &self,
         flow: FlowId,

@@ -1,7 +1,6 @@
 //! Single flight: one run of work serves all clients that want the same key at the same time. It gets its permits in the
 //! turn of whichever of these clients is first.
 
-use std::any::Any;
 use std::collections::HashMap;
 use std::future::Future;
 use std::hash::Hash;
@@ -14,6 +13,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 use super::flow::ClientId;
+use crate::telemetry::logs::panic_message;
 
 tokio::task_local! {
     static CURRENT_FLIGHT: FlightHandle;
@@ -210,11 +210,6 @@ where
         // Set once only, here.
         let _ = flight.task.set(task.abort_handle());
     }
-}
-
-/// Returns the message of a panic, if it has one.
-pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
-    panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
 impl<K: Eq + Hash, T> Drop for Leader<K, T> {

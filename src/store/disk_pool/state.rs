@@ -12,16 +12,11 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::oneshot;
 
+use crate::config::{MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER};
 use crate::runtime::allocator;
 use crate::runtime::fair_queue::ClientId;
 use crate::store::error::LocalError;
 use crate::store::key::Key;
-
-/// Maximum number of calls of one store that block on its disk at once. Further calls are queued.
-pub(super) const MAX_THREADS_PER_STORE: usize = 64;
-
-/// Threads that a store may have regardless of the other stores.
-pub(super) const RESERVED_THREADS: usize = 4;
 
 /// A thread ends when it has been idle for this long.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
@@ -238,7 +233,7 @@ impl DiskQueue {
 
 pub(super) struct DiskPoolState {
     pub(super) queue: DiskQueue,
-    /// Threads beyond [`RESERVED_THREADS`] that this store and the others may still start.
+    /// Threads beyond [`RESERVED_DISK_THREADS_PER_CONTAINER`] that this store and the others may still start.
     pub(super) free_shared_threads: Arc<AtomicUsize>,
     pub(super) threads: usize,
     /// Threads that wait for work and have not been woken.
@@ -279,24 +274,24 @@ impl DiskPoolState {
     /// Returns the number of threads that the store may have now, including the existing ones.
     pub(super) fn max_threads(&self) -> usize {
         self.threads
-            .max(RESERVED_THREADS)
+            .max(RESERVED_DISK_THREADS_PER_CONTAINER)
             .saturating_add(self.free_shared_threads.load(Ordering::Relaxed))
-            .min(MAX_THREADS_PER_STORE)
+            .min(MAX_DISK_THREADS_PER_CONTAINER)
     }
 
     /// Counts another thread if one may be started. Returns true if so.
     pub(super) fn add_thread(&mut self) -> bool {
         let take_shared =
             || self.free_shared_threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1));
-        let may_add =
-            self.threads < MAX_THREADS_PER_STORE && (self.threads < RESERVED_THREADS || take_shared().is_ok());
+        let may_add = self.threads < MAX_DISK_THREADS_PER_CONTAINER
+            && (self.threads < RESERVED_DISK_THREADS_PER_CONTAINER || take_shared().is_ok());
         self.threads += usize::from(may_add);
         may_add
     }
 
     /// Counts one thread less.
     pub(super) fn remove_thread(&mut self) {
-        if self.threads > RESERVED_THREADS {
+        if self.threads > RESERVED_DISK_THREADS_PER_CONTAINER {
             self.free_shared_threads.fetch_add(1, Ordering::Relaxed);
         }
         self.threads -= 1;

@@ -1,6 +1,7 @@
 //! Opens what a key or a descriptor names, where the kernel does not do it in one call.
 //!
-//! [`resolve_path`] resolves a key component by component, for systems that refuse `openat2` and for links that it does not resolve.
+//! [`resolve_path`] resolves a key component by component, for systems that refuse `openat2` and for links that it does
+//! not resolve.
 //!
 //! Every component is opened relative to its parent's descriptor, without following links. Replacing a directory by a
 //! link therefore cannot lead out of the root. Links are read and resolved here. `..` is resolved with the names on the
@@ -268,9 +269,9 @@ fn open_component(parent: &OwnedFd, name: &[u8], must_be_directory: bool) -> Res
     }
 }
 
-/// Opens for reading the regular file that the descriptor `path_fd` (`O_PATH`) refers to. Its type is known by then:
-/// opening a FIFO or a device has side effects, and its name may lead to another file meanwhile. Returns `None` without `/proc`; then it can only be
-/// opened by name.
+/// Opens a regular file for reading through a descriptor that names it (`O_PATH`). The caller has checked the type:
+/// opening a FIFO or a device has side effects, and by now the name may lead to another file. Returns `None` without
+/// `/proc`; then the file can only be opened by name.
 pub(super) fn reopen(path_fd: impl AsFd) -> Option<Result<OwnedFd, Errno>> {
     let descriptors = proc_self_fd()?;
     // NONBLOCK: fails instead of waiting if another process has a lease on the file.

@@ -150,8 +150,8 @@ fn scan<T>(
             continue;
         }
         let Some((name, selected)) = select(name.to_owned(), entry.file_type())? else { continue };
-        smallest.insert(name, selected);
-        if is_full {
+        // A file system may report a name twice while the directory changes.
+        if smallest.insert(name, selected).is_none() && is_full {
             smallest.pop_last();
             has_more = true;
         }

@@ -27,7 +27,7 @@ use crate::store::key::Key;
 use crate::store::object::{InlineLimit, ObjectMeta, RawObjectMeta};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Maximum number of attempts to read a file that is written meanwhile.
+/// Maximum number of attempts to read a file that is written during the read.
 const MAX_READ_ATTEMPTS: usize = 4;
 
 /// Flags to open the root as a path.

@@ -1,8 +1,10 @@
 //! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, and an in-process
 //! client.
 
+pub mod attacked;
 pub mod deadlines;
 pub mod faulty;
+pub mod h2;
 pub mod load_metrics;
 pub mod openapi;
 pub mod program;
@@ -10,7 +12,7 @@ pub mod remote;
 pub mod stores;
 pub mod writer;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -75,6 +77,31 @@ pub fn options() -> HttpOptions {
 
 pub fn local(root: &Path) -> Arc<dyn Store> {
     Arc::new(LocalStore::open(root, SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap())
+}
+
+/// Tools that `.ci/run` installs.
+const CI_TOOLS: [&str; 2] = ["promtool", "script"];
+
+/// Reports that a test is skipped because `tool` is not installed. Fails if `CI` is set and `.ci/run` installs the tool.
+pub fn skip_without(tool: &str) {
+    let is_required = CI_TOOLS.contains(&tool) && std::env::var_os("CI").is_some();
+    assert!(!is_required, "{tool} is not installed; install it, or unset CI to skip this test");
+    eprintln!("skipped: {tool} is not installed");
+}
+
+/// Returns the corpus of datasets by other programs: the directory in `N5_CORPUS`, which must exist, or the one beside
+/// the repository. `.ci/run` does not provide it.
+pub fn corpus() -> Option<PathBuf> {
+    if let Some(corpus) = std::env::var_os("N5_CORPUS").filter(|path| !path.is_empty()).map(PathBuf::from) {
+        assert!(corpus.join("manifest.json").is_file(), "no manifest.json in N5_CORPUS={}", corpus.display());
+        return Some(corpus);
+    }
+    let corpus = Path::new(env!("CARGO_MANIFEST_DIR")).join("../shared/corpus/open");
+    let exists = corpus.join("manifest.json").is_file();
+    if !exists {
+        eprintln!("skipped: no manifest.json in {}, set N5_CORPUS", corpus.display());
+    }
+    exists.then_some(corpus)
 }
 
 /// A server in this process, and a client of it.

@@ -1,9 +1,10 @@
 //! The real program as a child process, with its configuration file, log and signals.
 
+use std::ffi::OsStr;
 use std::fs;
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::TcpStream;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, ExitStatus, Stdio};
 use std::sync::mpsc::{Receiver, channel};
 use std::time::{Duration, Instant};
@@ -29,7 +30,19 @@ impl Program {
 
     /// As [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
     pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
-        let (mut program, stdout) = Self::spawn(config, environment, file_of_log);
+        Self::listening(Self::spawn(config, environment, file_of_log))
+    }
+
+    /// Starts the program on a free port without a configuration file. It serves the container at `root`, with the
+    /// settings of `--set`.
+    pub fn serving(root: &Path, settings: &[&str]) -> Self {
+        let arguments = settings.iter().flat_map(|setting| ["--set", setting]).map(OsStr::new);
+        let arguments: Vec<&OsStr> = std::iter::once(root.as_os_str()).chain(arguments).collect();
+        Self::listening(Self::spawn_with(&arguments, &[], None, TempDir::new().unwrap()))
+    }
+
+    /// Waits until the program listens.
+    fn listening((mut program, stdout): (Self, ChildStdout)) -> Self {
         let mut line = String::new();
         BufReader::new(stdout).read_line(&mut line).unwrap();
         program.address.push_str(line.trim().rsplit_once("://").unwrap().1.split('/').next().unwrap());
@@ -45,13 +58,22 @@ impl Program {
         let directory = TempDir::new().unwrap();
         let file = directory.path().join("n5.toml");
         fs::write(&file, config).unwrap();
+        Self::spawn_with(&["--config".as_ref(), file.as_ref()], environment, file_of_log, directory)
+    }
+
+    fn spawn_with(
+        arguments: &[&OsStr],
+        environment: &[(&str, &str)],
+        file_of_log: Option<fs::File>,
+        directory: TempDir,
+    ) -> (Self, ChildStdout) {
         let mut command = Command::new(env!("CARGO_BIN_EXE_n5-server"));
         for (name, _) in std::env::vars_os() {
             if ["N5_", "OTEL_"].iter().any(|prefix| name.to_string_lossy().starts_with(prefix)) {
                 command.env_remove(name);
             }
         }
-        command.arg("--config").arg(&file).args(["--set", "server.listen=127.0.0.1:0"]).envs(environment.to_vec());
+        command.args(arguments).args(["--set", "server.listen=127.0.0.1:0"]).envs(environment.to_vec());
         command.stdout(Stdio::piped()).stderr(file_of_log.map_or_else(Stdio::piped, Stdio::from));
         let mut child = command.spawn().unwrap();
         let (sender, log) = channel();
@@ -113,11 +135,11 @@ impl Program {
         Duration::from_millis(fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().unwrap() * 10).sum())
     }
 
-    /// Returns the peak resident memory so far, in bytes.
-    pub fn peak_bytes(&self) -> u64 {
+    /// Returns a memory field of `/proc/PID/status` in bytes: `VmRSS` is the resident memory, `VmHWM` its peak.
+    pub fn memory_bytes(&self, field: &str) -> u64 {
         let status = fs::read_to_string(format!("/proc/{}/status", self.child.id())).unwrap();
-        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:")).unwrap();
-        peak.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
+        let line = status.lines().find_map(|line| line.strip_prefix(field)?.strip_prefix(':')).unwrap();
+        line.trim().trim_end_matches("kB").trim().parse::<u64>().unwrap() << 10
     }
 
     /// Replaces the configuration and waits until it is applied or refused. Returns the log line that says so.
