@@ -19,14 +19,16 @@ use futures_util::FutureExt;
 
 use crate::cache::{ATTRIBUTES, Freshness};
 use crate::container::{CachedAnswer, NonblockingLookup};
+use crate::http::common_headers::MountHeaders;
 use crate::http::problem::Problem;
 use crate::http::route::{self, Endpoint, RequestTarget};
-use crate::http::{App, forwarded, redact};
+use crate::http::{App, Mount, forwarded, redact};
 use crate::store::{Key, ObjectMeta};
 use crate::telemetry::metrics::LookupResult;
 use crate::view::{ResolvedKey, ViewLookup};
 use reply::{EntityHeaders, FastRequest, charged_body, entity_reply, not_found_reply};
 pub use reply::{Reply, ReplyBody};
+use thread_cache::ThreadCacheEntry;
 
 /// Maximum number of headers of a request on the fast path.
 const MAX_HEADERS: usize = 48;
@@ -124,8 +126,9 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Op
     Some((fast_request, is_eligible))
 }
 
+/// Replies to an eligible request if that needs no waiting: with what this thread sent for the same path, with a stored
+/// object or with a chunk of a view. Returns `None` if the HTTP library must answer.
 fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
-    let templates = &app.header_templates;
     let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
     if (request.has_origin && varies_by_origin()) || app.options.client_limits.bytes_per_second > 0 {
         return None;
@@ -135,34 +138,49 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
         return None;
     }
     let freshness = app.resources.request_freshness();
-    let cached_reply = thread_cache::with_entry(app.id, request.path, |entry| {
-        let (mount, template) = (app.mounts.get(entry.mount)?, templates.get(entry.mount)?);
-        let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
-        let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
-        Some(match &entry.headers {
-            Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
-            None => not_found_reply(app, request, template, route::STORED),
-        })
-    });
-    if cached_reply.is_some() {
-        return cached_reply;
+    let repeated = thread_cache::with_entry(app.id, request.path, |entry| repeat_reply(app, request, freshness, entry));
+    if repeated.is_some() {
+        return repeated;
     }
-    let Some(path) = RequestTarget::parse_literal_stored(request.path, &app.options.base_path) else {
-        return try_chunk(app, request, freshness);
-    };
-    let (mount_index, path) = match app.mounts.as_slice() {
-        [only] if only.name.is_empty() => (0, path),
-        several => {
-            let (name, path) = path.split_once('/')?;
-            (several.iter().position(|mount| mount.name == name)?, path)
-        }
-    };
-    let key = Key::parse(path).ok().filter(route::is_n5_key)?;
-    let (mount, template) =
-        (app.mounts.get(mount_index)?, templates.get(mount_index).filter(|template| template.is_public)?);
+    match RequestTarget::parse_literal_stored(request.path, &app.options.base_path) {
+        Some(path) => try_stored(app, request, freshness, path),
+        None => try_chunk(app, request, freshness),
+    }
+}
+
+/// Returns the mount with the given index and its prepared headers. Returns `None` if only some clients may read it,
+/// because the fast path does not check tokens.
+fn public_mount(app: &App, index: usize) -> Option<(&Mount, &MountHeaders)> {
+    let template = app.header_templates.get(index).filter(|template| template.is_public)?;
+    Some((app.mounts.get(index)?, template))
+}
+
+/// Sends a reply of this thread again, if nothing that it depends on has changed.
+fn repeat_reply(
+    app: &Arc<App>,
+    request: &FastRequest<'_>,
+    freshness: Freshness,
+    entry: &mut ThreadCacheEntry,
+) -> Option<Reply> {
+    let (mount, template) = public_mount(app, entry.mount_index)?;
+    let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
+    let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
+    Some(match &entry.headers {
+        Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
+        None => not_found_reply(app, request, template, route::STORED),
+    })
+}
+
+/// Replies with the stored object at `path`, or with its 404, if looking it up needs no waiting.
+fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, path: &str) -> Option<Reply> {
+    // The slow path removes a token at the start of the path.
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
+    let (name, path) = if app.has_root_mount() { ("", path) } else { path.split_once('/')? };
+    let (mount_index, _) = app.find_mount(name)?;
+    let (mount, template) = public_mount(app, mount_index)?;
+    let key = Key::parse(path).ok().filter(route::is_n5_key)?;
     let is_attributes = key.name() == Some(ATTRIBUTES);
     // A client that has a copy may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
@@ -213,9 +231,8 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness) ->
     if target.has_trailing_slash || !target.ends_like_chunk() || !view.accepts_path_parameters(parameters) {
         return None;
     }
-    let (mount, key) = app.locate(path).ok()??;
-    let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
-    let template = app.header_templates.get(mount_index).filter(|template| template.is_public)?;
+    let (mount_index, _, key) = app.locate(path).ok()??;
+    let (mount, template) = public_mount(app, mount_index)?;
     let lookup =
         ViewLookup { container: &mount.container, freshness, path_parameters: parameters, key: &key, query: &[] };
     let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
