@@ -19,7 +19,7 @@ use crate::runtime::cpu_pool::Priority;
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Compresses the document of a response if the client accepts it and memory for it is free. It must not wait for
+/// Compresses the document of a response if the client accepts it and memory for it is free. Does not wait for
 /// memory, because the request already holds the memory of the document.
 pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
     if response.status() == StatusCode::NOT_MODIFIED {

@@ -1,5 +1,5 @@
-//! Text of `/metrics`, of which few copies are kept. A text is live until the last client has received it. While many
-//! are live, requests get the last one. The more there are, the longer it is reused.
+//! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts are
+//! live, requests get the newest of them instead of a new one. The more are live, the longer the newest is reused.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -1,6 +1,5 @@
-//! Answers: from the headers of an entity and its body to a response. Preconditions and ranges (RFC 9110), and with them
-//! statuses, are evaluated here for every route but the files of Neuroglancer. [`super::problem`] makes the answers to
-//! failed requests.
+//! Makes the response from an entity and its body. Evaluates preconditions and ranges (RFC 9110), and with them the
+//! status, for every route but the files of Neuroglancer. [`super::problem`] makes the responses to failed requests.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -28,14 +27,14 @@ pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
 pub(crate) struct Entity<'a> {
     pub(crate) media_type: &'static str,
     pub(crate) cache_control: HeaderValue,
-    /// Quoted entity tag; weak if it begins with `W/`. Without it and a time, preconditions are not evaluated.
+    /// Quoted entity tag; weak if it begins with `W/`. Without a tag and a time, preconditions are not evaluated.
     pub(crate) etag: Option<Arc<str>>,
     pub(crate) modified: Option<SystemTime>,
     /// Length in bytes, if it is known before the body is made.
     pub(crate) len: Option<u64>,
     /// True if clients may request ranges of bytes.
     pub(crate) has_ranges: bool,
-    /// True if the body is compressed if the client accepts it. Blocks and attributes are not: they are sent byte for byte,
+    /// True if the body is compressed for clients that accept compression. Blocks and attributes are not: they are sent byte for byte,
     /// with their length.
     pub(crate) is_compressible: bool,
     /// Further headers, which a 304 has, too.
@@ -105,7 +104,7 @@ impl Entity<'_> {
     /// of bytes that its body has; `None` if the response is complete. The range is unbounded if the length is unknown.
     ///
     /// # Errors
-    /// 412 and 416.
+    /// 412 if a precondition fails, 416 if the range lies beyond the end.
     pub(crate) fn select(&self, request: &Parts) -> Result<(Response<Body>, Option<Range<u64>>), Problem> {
         let etag = self.etag.as_deref().unwrap_or_default();
         let (status, range) = match (self.evaluate(request), self.len) {
@@ -137,7 +136,7 @@ impl Entity<'_> {
     /// Answers `request` with this entity, whose body is `body`.
     ///
     /// # Errors
-    /// 412 and 416.
+    /// 412 if a precondition fails, 416 if the range lies beyond the end.
     pub(crate) fn respond(self, request: &Parts, body: impl Into<Bytes>) -> HandlerResult {
         let body = body.into();
         let (mut response, range) = Self { len: Some(body.len() as u64), ..self }.select(request)?;

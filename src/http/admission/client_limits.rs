@@ -32,7 +32,7 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
-/// Maximum number of accounts kept, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy may
+/// Maximum number of accounts in memory, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy may
 /// name any number of clients.
 const MAX_ACCOUNTS: usize = 50_000;
 
@@ -50,8 +50,8 @@ const MAX_CHUNK_BYTES: usize = 64 << 10;
 /// does not receive it then blocks no other request.
 const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 
-/// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used,
-/// which outlives changes of the limits.
+/// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used; a
+/// new configuration does not reset this.
 #[derive(Default)]
 pub(crate) struct ClientRegistry {
     /// Admission of requests, which limits how many are in flight.
@@ -123,7 +123,8 @@ impl ClientAccount {
         *self.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Acquires a permit. Adjusts the number of permits first, because `max_requests` may have changed since.
+    /// Acquires one of `max_requests` permits. Adjusts their number first, because the limit may have changed since the
+    /// client's last request. Never returns `None`, which stands for a closed semaphore.
     async fn acquire_permit(&self, max_requests: usize) -> Option<OwnedSemaphorePermit> {
         loop {
             {

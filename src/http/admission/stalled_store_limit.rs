@@ -1,4 +1,4 @@
-//! Limits the requests that wait for one container whose storage does not answer, so that they leave room for requests
+//! Limits the requests that wait for one container whose storage does not respond, so that they leave room for requests
 //! of other containers.
 
 use std::collections::HashMap;
@@ -16,7 +16,7 @@ use crate::runtime::fair_queue::ClientId;
 use crate::store::{Key, StoreError};
 use crate::telemetry::metrics::{self, ShedReason};
 
-/// Interval at which a waiting request checks whether it has to give up.
+/// Interval at which a waiting request checks whether it must give up.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Smallest divisor of `limits.concurrent_requests` that gives the number of requests that may wait for one stalled
@@ -76,12 +76,12 @@ impl StalledStoreLimit {
         Self { per_container: (0..container_count).map(|_| Mutex::default()).collect(), max_waiting }
     }
 
-    /// Runs `work` for the container with the given index. It gives up if the container's storage does not answer, too
-    /// many requests wait for it, and the client has at least the average number of them. A single container has no
-    /// limit.
+    /// Runs `work` for the container with the given index. Gives `work` up if the container's storage does not respond,
+    /// too many requests wait for the container, and the client has at least the average number of them. A single
+    /// container has no limit.
     ///
     /// # Errors
-    /// 503, and the errors of `work`.
+    /// 503 if `work` is given up, or an error of `work`.
     pub(crate) async fn run_limited<T>(
         &self,
         index: usize,

@@ -19,7 +19,7 @@ use crate::store::Key;
 use crate::view;
 use n5_format::ElementValue;
 
-/// All parameters; `token` is read elsewhere.
+/// All parameters. `http::credentials` reads `token`.
 const PARAMETERS: [&str; 3] = ["bins", "percentiles", "token"];
 
 const DEFAULT_BINS: usize = 64;
@@ -110,7 +110,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
 }
 
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
-/// that has enough elements, otherwise the finest.
+/// that has enough elements, or the finest if none has.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let (container, freshness) = (&mount.container, context.freshness);
     let whole = |dataset| SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() };
