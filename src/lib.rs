@@ -43,8 +43,8 @@
 //! | admission | the decision to begin a request, to let it wait or to refuse it |
 //! | visibility | the part of a container that a caller may see |
 //!
-//! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block and
-//! decode it, *read* through the cache, *paste* a box of elements, *encode* an array into a format.
+//! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block
+//! and decode it, *read* through the cache, *paste* a box of elements, *encode* an array into a format.
 //!
 //! # Layers
 //!
@@ -69,18 +69,18 @@
 //!
 //! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
 //!
-//! 1. [`http::router`] has one handler. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw path,
-//!    then decodes each segment once; the first segment names the endpoint.
+//! 1. [`http::router`] has one handler. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw
+//!    path, then decodes each segment once; the first segment names the endpoint.
 //! 2. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
 //! 3. [`Container::dataset_and_axes`](container::Container::dataset_and_axes) returns the attributes.
-//! 4. [`Container::plan_sparse_slice`](container::Container::plan_sparse_slice) decides from sizes alone, if it can: as a
-//!    whole, in bands, or 413.
+//! 4. [`Container::plan_sparse_slice`](container::Container::plan_sparse_slice) decides from sizes alone, if it can: as
+//!    a whole, in bands, or 413.
 //! 5. [`Container::read_pieces`](container::Container::read_pieces) takes a permit of the slice budget, looks up the
 //!    blocks, loads those that are not cached (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
 //!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
 //! 6. [`Format::header`](output::Format::header) makes the bytes before the elements, and the response is sent.
-//!    [`Container::read_slice`](container::Container::read_slice) and [`Format::encode`](output::Format::encode) take the
-//!    places of these two if the elements must be converted or encoded.
+//!    [`Container::read_slice`](container::Container::read_slice) and [`Format::encode`](output::Format::encode) take
+//!    the places of these two if the elements must be converted or encoded.
 
 pub mod access;
 pub mod cache;

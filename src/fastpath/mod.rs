@@ -4,8 +4,8 @@
 //! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
 //!
 //! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making
-//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two. Every
-//! unusual request is left to the slow path.
+//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two.
+//! Every unusual request is left to the slow path.
 
 mod reply;
 mod thread_cache;
@@ -60,9 +60,9 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
         Err(_) => return FastOutcome::HandOver,
     };
     match classify(&request, peer) {
-        None => FastOutcome::HandOver,
-        Some((_, false)) => FastOutcome::Request(length, None),
-        Some((fast_request, true)) => {
+        Err(()) => FastOutcome::HandOver,
+        Ok(None) => FastOutcome::Request(length, None),
+        Ok(Some(fast_request)) => {
             // After a panic, the HTTP library handles the request again, and its response reports the fault.
             let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, &fast_request)));
             FastOutcome::Request(length, reply.unwrap_or_default())
@@ -70,20 +70,13 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
     }
 }
 
-/// Returns the request, and whether it is simple enough for the fast path. Returns `None` if it has a body or asks for
-/// another protocol, or might.
-fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Option<(FastRequest<'a>, bool)> {
-    let (method, path) = (request.method?, request.path?);
-    let mut fast_request = FastRequest {
-        peer,
-        started: Instant::now(),
-        is_head: method == "HEAD",
-        path,
-        if_none_match: None,
-        request_id: None,
-        has_origin: false,
-        traceparent: None,
-    };
+/// Returns the request if it is simple enough for the fast path.
+///
+/// # Errors
+/// If the request has a body or asks for another protocol, or might.
+fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Result<Option<FastRequest<'a>>, ()> {
+    let (Some(method), Some(path)) = (request.method, request.path) else { return Err(()) };
+    let (mut if_none_match, mut request_id, mut has_origin, mut traceparent) = (None, None, false, None);
     let mut is_eligible =
         matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
     let (mut has_modified_since, mut host_count) = (false, 0);
@@ -96,25 +89,25 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Op
                 is_eligible &= forwarded::is_url_safe_host(header.value);
             }
             5 if is_named("range") => is_eligible = false,
-            6 if is_named("origin") => fast_request.has_origin = true,
+            6 if is_named("origin") => has_origin = true,
             6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
-            6 if is_named("expect") => return None,
-            7 if is_named("upgrade") => return None,
+            6 if is_named("expect") => return Err(()),
+            7 if is_named("upgrade") => return Err(()),
             8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
             10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
-            11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
+            11 if is_named("traceparent") => traceparent = std::str::from_utf8(header.value).ok(),
             12 if is_named("x-request-id") => match std::str::from_utf8(header.value) {
-                Ok(id) if fast_request.request_id.is_none() => fast_request.request_id = Some(id),
+                Ok(id) if request_id.is_none() => request_id = Some(id),
                 _ => is_eligible = false,
             },
             13 if is_named("authorization") => is_eligible = false,
             13 if is_named("if-none-match") => {
-                is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
-                fast_request.if_none_match = Some(header.value);
+                is_eligible &= if_none_match.is_none() && is_strong_etag(header.value);
+                if_none_match = Some(header.value);
             }
-            14 if is_named("content-length") => return None,
-            14 if is_named("http2-settings") => return None,
-            17 if is_named("transfer-encoding") => return None,
+            14 if is_named("content-length") => return Err(()),
+            14 if is_named("http2-settings") => return Err(()),
+            17 if is_named("transfer-encoding") => return Err(()),
             17 if is_named("if-modified-since") => has_modified_since = true,
             19 if is_named("if-unmodified-since") => is_eligible = false,
             38 if is_named("access-control-request-private-network") => is_eligible = false,
@@ -122,8 +115,18 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Op
         }
     }
     // `If-None-Match` takes precedence over `If-Modified-Since`.
-    is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
-    Some((fast_request, is_eligible))
+    is_eligible &= host_count == 1 && (!has_modified_since || if_none_match.is_some());
+    let is_head = method == "HEAD";
+    Ok(is_eligible.then(|| FastRequest {
+        peer,
+        started: Instant::now(),
+        is_head,
+        path,
+        if_none_match,
+        request_id,
+        has_origin,
+        traceparent,
+    }))
 }
 
 /// Replies to an eligible request if that needs no waiting: with what this thread sent for the same path, with a stored
@@ -273,9 +276,9 @@ mod tests {
             let text = text.replace('\n', "\r\n");
             assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
             match classify(&request, None) {
-                None => "other",
-                Some((_, false)) => "plain",
-                Some((_, true)) => "quick",
+                Err(()) => "other",
+                Ok(None) => "plain",
+                Ok(Some(_)) => "quick",
             }
         };
         assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");

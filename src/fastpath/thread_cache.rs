@@ -47,8 +47,8 @@ pub(super) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCa
     })
 }
 
-/// Stores a reply for a path in the path's slot. An entry for a missing key never replaces one for another path whose key
-/// exists, because clients can invent any number of names.
+/// Stores a reply for a path in the path's slot. An entry for a missing key never replaces one for another path whose
+/// key exists, because clients can invent any number of names.
 pub(super) fn insert(
     app: u64,
     path: &str,

@@ -122,8 +122,8 @@ impl App {
         self.mounts.iter().enumerate().find(|(_, mount)| mount.name == name)
     }
 
-    /// Returns the mount that `segments` lead into, with its index, and the key within its container. Returns `Ok(None)`
-    /// if several containers are served and `segments` is empty.
+    /// Returns the mount that `segments` lead into, with its index, and the key within its container. Returns
+    /// `Ok(None)` if several containers are served and `segments` is empty.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(usize, &Mount, Key)>, Problem> {
         let (name, path) = match segments.split_first() {
             _ if self.has_root_mount() => ("", segments),
@@ -160,7 +160,8 @@ pub(crate) struct ProcessState {
     pub(crate) clients: Arc<ClientRegistry>,
     /// Number of rejected requests that have not been answered yet.
     pub(crate) pending_rejections: AtomicUsize,
-    pub(crate) started: Instant,
+    /// Time from which the intervals are counted at which rejections are sent.
+    pub(crate) rejection_epoch: Instant,
     /// Renders the text of `/metrics`.
     pub(crate) render_metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// Texts of `/metrics` that clients have not received completely.
@@ -176,7 +177,7 @@ impl ProcessState {
             requests_in_flight: AtomicUsize::new(0),
             clients: Arc::default(),
             pending_rejections: AtomicUsize::new(0),
-            started: Instant::now(),
+            rejection_epoch: Instant::now(),
             render_metrics: Box::new(render_metrics),
             exposition: ExpositionCache::default(),
             id_base: RandomState::new().hash_one(std::process::id()),

@@ -1,5 +1,5 @@
-//! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts are
-//! live, requests get the newest of them instead of a new one. The more are live, the longer the newest is reused.
+//! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts
+//! are live, requests get the newest of them instead of a new one. The more are live, the longer the newest is reused.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -48,7 +48,7 @@ pub use mount::Mount;
 pub use options::HttpOptions;
 use problem::Problem;
 use request::RequestContext;
-use respond::HandlerResult;
+use respond::{Compressible, HandlerResult};
 use route::{Endpoint, RequestTarget};
 use routes::{info, operations, page, slice, stats, stored, view, viewer};
 pub use viewer_files::Viewer;
@@ -136,7 +136,7 @@ async fn handle_request(
     if is_delayed {
         // The head, body and tokens may be large, and many rejected requests may wait here.
         drop((parts, body, presented, caller_view));
-        in_flight::delay_rejection(&app.process.pending_rejections, app.process.started).await;
+        in_flight::delay_rejection(&app.process.pending_rejections, app.process.rejection_epoch).await;
     }
     response
 }
@@ -186,15 +186,23 @@ async fn answer_request(
     Ok(client_limits::hold_until_sent(permit, response))
 }
 
-/// Runs the route's handler. The handler gives up if the storage of its container does not respond and too many requests
-/// wait for it.
+/// Runs the route's handler and compresses the document that it may make. The handler gives up if the storage of its
+/// container does not respond and too many requests wait for it.
 async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
     let work = call_route(context);
     let mount_name = context.target.container_path().and_then(<[String]>::first);
-    match mount_name.and_then(|name| context.app.find_mount(name)) {
-        Some((index, mount)) => context.app.stalled_store_limit.run_limited(index, &mount.container, work).await,
-        None => work.await,
+    let response = match mount_name.and_then(|name| context.app.find_mount(name)) {
+        Some((index, mount)) => {
+            let is_unresponsive = || mount.container.is_store_unresponsive();
+            context.app.stalled_store_limit.run_limited(index, is_unresponsive, work).await?
+        }
+        None => work.await?,
+    };
+    if response.extensions().get::<Compressible>().is_none() {
+        return Ok(response);
     }
+    // Not by the handler, whose values would stay in memory although their permit has shrunk to the document.
+    Box::pin(compress::compress_document(context, response)).await
 }
 
 /// Returns the handler's work on a request. It is boxed, so that a waiting request takes only the memory that its own
@@ -209,7 +217,7 @@ fn call_route<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResul
         Endpoint::Slice => Box::pin(slice::answer(context)),
         Endpoint::Info => Box::pin(info::answer(context)),
         Endpoint::Viewer => match segments.split_first() {
-            Some((first, rest)) if first == "page" => Box::pin(page::answer(context, rest)),
+            Some((first, rest)) if first == "page" => Box::pin(future::ready(page::answer(context, rest))),
             _ => Box::pin(viewer::answer(context)),
         },
         Endpoint::Stats => Box::pin(stats::answer(context)),

@@ -119,7 +119,9 @@ impl Problem {
 
     /// Sets a header of the response, if `value` can be one.
     fn with_header(mut self, name: HeaderName, value: &str) -> Self {
-        self.0.headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.0.headers.insert(name, value);
+        }
         self
     }
 

@@ -22,6 +22,10 @@ use crate::store::Key;
 /// The response of a handler, or the problem that prevents it.
 pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
 
+/// Marks a response whose body is a document that is compressed for clients that accept compression.
+#[derive(Clone)]
+pub(crate) struct Compressible;
+
 /// An entity without its body: everything that the head of a response says about it.
 #[derive(Clone)]
 pub(crate) struct Entity<'a> {
@@ -34,8 +38,8 @@ pub(crate) struct Entity<'a> {
     pub(crate) len: Option<u64>,
     /// True if clients may request ranges of bytes.
     pub(crate) has_ranges: bool,
-    /// True if the body is compressed for clients that accept compression. Blocks and attributes are not: they are sent byte for byte,
-    /// with their length.
+    /// True for a document: the response is [`Compressible`]. Blocks and attributes are sent byte for byte, with their
+    /// length.
     pub(crate) is_compressible: bool,
     /// Further headers, which a 304 has, too.
     pub(crate) extra: HeaderMap,
@@ -100,8 +104,9 @@ impl Entity<'_> {
         response
     }
 
-    /// Evaluates the preconditions and the range of `request`. Returns the response, still without a body, and the range
-    /// of bytes that its body has; `None` if the response is complete. The range is unbounded if the length is unknown.
+    /// Evaluates the preconditions and the range of `request`. Returns the response, still without a body, and the
+    /// range of bytes that its body has; `None` if the response is complete. The range is unbounded if the length is
+    /// unknown.
     ///
     /// # Errors
     /// 412 if a precondition fails, 416 if the range lies beyond the end.
@@ -127,6 +132,9 @@ impl Entity<'_> {
         self.add_headers(headers, status);
         if let (StatusCode::PARTIAL_CONTENT, Some(len)) = (status, self.len) {
             insert_header(headers, CONTENT_RANGE, &format!("bytes {}-{}/{len}", range.start, range.end - 1));
+        }
+        if self.is_compressible {
+            response.extensions_mut().insert(Compressible);
         }
         // The compressed length of a document is known only once the document is compressed, for HEAD, too.
         let needs_body = request.method != Method::HEAD || self.len.is_none() || self.is_compressible;

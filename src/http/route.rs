@@ -105,7 +105,8 @@ pub struct RequestTarget {
 
 impl RequestTarget {
     /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for all
-    /// other paths, and for those that only [`Self::parse`] can decide. Unlike that function, this one allocates nothing.
+    /// other paths, and for those that only [`Self::parse`] can decide. Unlike that function, this one allocates
+    /// nothing.
     pub(crate) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
         let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
         if !inner.bytes().all(Self::is_literal_path_byte) {
@@ -242,6 +243,13 @@ mod tests {
 
     fn stored(segments: &[&str], slash: bool) -> (Endpoint, Vec<String>, bool) {
         (Endpoint::Stored, segments.iter().map(ToString::to_string).collect(), slash)
+    }
+
+    #[test]
+    fn the_label_of_an_endpoint_is_its_name() {
+        for (name, endpoint) in endpoints() {
+            assert_eq!(endpoint.label(), if endpoint == Endpoint::Stored { STORED } else { name });
+        }
     }
 
     #[test]

@@ -87,8 +87,8 @@ impl SliceRequest {
     /// take the place of a whole one for which there is no memory now.
     ///
     /// # Errors
-    /// 400 if the format cannot represent the samples, 413 if the response takes too much memory or work, with the shape
-    /// of a piece that does not. Both the slice and that piece pass the same check.
+    /// 400 if the format cannot represent the samples, 413 if the response takes too much memory or work, with the
+    /// shape of a piece that does not. Both the slice and that piece pass the same check.
     pub(crate) async fn plan(
         self,
         container: &Container,
@@ -142,8 +142,8 @@ impl SliceRequest {
         }
     }
 
-    /// Admits a planned slice if its response can be made within `limit_bytes` bytes. Returns it with the bytes of memory
-    /// that encoding takes.
+    /// Admits a planned slice if its response can be made within `limit_bytes` bytes. Returns it with the bytes of
+    /// memory that encoding takes.
     ///
     /// # Errors
     /// 413 if it cannot.
@@ -176,8 +176,8 @@ impl SliceRequest {
         Err(Problem::too_large(detail, limit_bytes))
     }
 
-    /// Halves the region until a part of this shape is admitted in this format, wherever in the dataset it lies. Returns
-    /// the shape; `None` if not even a single sample is admitted.
+    /// Halves the region until a part of this shape is admitted in this format, wherever in the dataset it lies.
+    /// Returns the shape; `None` if not even a single sample is admitted.
     fn admitted_piece_shape(&self, container: &Container) -> Option<Coords> {
         let limit_bytes = container.max_buffered_bytes();
         container.acceptable_part_shape(&self.dataset, &self.selection.region, |part| {

@@ -186,8 +186,8 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Waits until a rejected request may be answered. `pending` counts the rejected requests that wait; their responses are
-/// sent a whole number of [`BATCH_INTERVAL`]s after `epoch`.
+/// Waits until a rejected request may be answered. `pending` counts the rejected requests that wait; their responses
+/// are sent a whole number of [`BATCH_INTERVAL`]s after `epoch`.
 pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
     let (others, _timer) = (count_until_dropped(pending), QueueWaitTimer::begin(QueueLabel::Refused));
     let now = Instant::now();

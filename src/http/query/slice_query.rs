@@ -1,6 +1,6 @@
 //! Query string of a slice: its syntax, and the region that it selects in a dataset of known dimensions.
 //!
-//! This module does not depend on requests, stores or blocks. All axes are in N5 order.
+//! Nothing here reads a dataset. All axes are in N5 order.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
