@@ -5,7 +5,7 @@
 //!
 //! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making
 //! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two.
-//! Every unusual request is left to the slow path.
+//! Every unusual request is left to the HTTP library.
 
 mod reply;
 mod thread_cache;
@@ -136,7 +136,7 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     if (request.has_origin && varies_by_origin()) || app.options.client_limits.bytes_per_second > 0 {
         return None;
     }
-    // A token must not be logged, wherever it stands in the path. The slow path redacts it.
+    // A token must not be logged, wherever it stands in the path. `http` redacts it.
     if app.options.access_control.is_some() && redact::may_contain_secret(request.path) {
         return None;
     }
@@ -176,7 +176,7 @@ fn repeat_reply(
 
 /// Replies with the stored object at `path`, or with its 404, if looking it up needs no waiting.
 fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, path: &str) -> Option<Reply> {
-    // The slow path removes a token at the start of the path.
+    // `http` removes a token at the start of the path.
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
