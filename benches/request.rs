@@ -27,6 +27,7 @@ use n5_format::Region;
 use n5_server::cache::RevalidationPolicy;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, HttpOptions, Mount, router};
+use n5_server::read;
 use n5_server::store::{Key, LocalStore, SymlinkPolicy};
 use tempfile::TempDir;
 use tokio::runtime::Runtime;
@@ -248,8 +249,8 @@ fn container_warm_block(bencher: Bencher) {
     let axes = |n: u64| [n; 3].into_iter().collect();
     let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();
     let read = async || {
-        let slice = container.plan_slice(&dataset, region.clone()).unwrap();
-        container.read_slice(access, &slice, 0).await.unwrap().0
+        let slice = read::plan_slice(&container, &dataset, region.clone()).unwrap();
+        read::read_slice(&container, access, &slice, 0).await.unwrap().0
     };
     let warm = RUNTIME.block_on(read());
     // Entering the runtime is not part of a request.

@@ -73,14 +73,13 @@
 //!    path, then decodes each segment once; the first segment names the endpoint.
 //! 2. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
 //! 3. [`Container::dataset_and_axes`](container::Container::dataset_and_axes) returns the attributes.
-//! 4. [`Container::plan_sparse_slice`](container::Container::plan_sparse_slice) decides from sizes alone, if it can: as
-//!    a whole, in bands, or 413.
-//! 5. [`Container::read_pieces`](container::Container::read_pieces) takes a permit of the slice budget, looks up the
-//!    blocks, loads those that are not cached (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
+//! 4. [`read::plan_sparse_slice`] decides from sizes alone, if it can: as a whole, in bands, or 413.
+//! 5. [`read::read_pieces`] takes a permit of the slice budget, looks up the blocks, loads those that are not cached
+//!    (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
 //!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
 //! 6. [`Format::header`](output::Format::header) makes the bytes before the elements, and the response is sent.
-//!    [`Container::read_slice`](container::Container::read_slice) and [`Format::encode`](output::Format::encode) take
-//!    the places of these two if the elements must be converted or encoded.
+//!    [`read::read_slice`] and [`Format::encode`](output::Format::encode) take the places of these two if the elements
+//!    must be converted or encoded.
 
 pub mod access;
 pub mod cache;

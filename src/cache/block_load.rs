@@ -1,7 +1,18 @@
 //! Loads of blocks into the cache of decoded blocks: a stored block is read and decoded within the decode budget.
 //!
 //! This is the one file that turns stored bytes into blocks, for slices, derived results, statistics and `verify`:
-//! determine the size, take the memory, decode, own the elements.
+//! determine the size, take the memory, decode, own the elements. Its callers differ in what they may wait for and in
+//! what becomes of the block:
+//!
+//! | caller | waits | block |
+//! |---|---|---|
+//! | [`BlockCache::load`] | for the store, for memory, for a core | is cached |
+//! | `read::check_block` | likewise | is dropped |
+//! | `GatherContext::try_load` | never; gives up | is cached and pasted |
+//! | `GatherContext::paste_uncached` | never; gives up | is pasted from a buffer that the job reuses |
+//!
+//! A caller that waits takes memory for the stored bytes first and for decoding second; if both come from the decode
+//! budget, as one permit. One that does not wait may take them in any order.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -83,6 +94,11 @@ impl BlockWaiters {
         Self { requester, flight: flight.cloned() }
     }
 
+    /// Creates waiters that consist of the requests that wait for `flight`.
+    fn of_flight(flight: &FlightHandle) -> Self {
+        Self::new(Weak::new(), Some(flight))
+    }
+
     pub(crate) fn has_waiters(&self) -> bool {
         self.requester.strong_count() > 0 || self.flight.as_ref().is_some_and(FlightHandle::has_waiters)
     }
@@ -138,7 +154,7 @@ impl EntrySource<BlockEntry> for BlockLoad {
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
-        // Not held while the new block waits for memory.
+        // The stale block is not held while the new one waits for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version.clone()));
         async move {
             loop {
@@ -214,7 +230,7 @@ impl BlockLoad {
                 stale.validated_at.touch(checked_at);
                 return Ok(stale);
             }
-            // It has been evicted meanwhile.
+            // The cached block has been evicted meanwhile.
             (block, checked_at) = source.load(position, None, fresh_since).await?;
         }
         let (stored, permit) = match block {
@@ -224,7 +240,7 @@ impl BlockLoad {
         };
         let (meta, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
         times.add_store(started.elapsed());
-        let waiters = BlockWaiters::new(Weak::new(), Some(flight));
+        let waiters = BlockWaiters::of_flight(flight);
         let decoded = match blocks.decode(location, bytes, permit, waiters, times).await {
             Ok(block) => Ok(block),
             Err(ReadError::Block { error, .. }) => Err(error),
@@ -249,15 +265,17 @@ impl BlockCache {
             StoredObject::Whole(meta, bytes) => return Ok((meta, bytes, permit)),
             StoredObject::Large(large) => large,
         };
-        let (key, bytes, limit_bytes) = (dataset.block_key(position), large.meta.len, self.block_bytes);
+        // There is none for a large object.
+        drop(permit);
+        let (key, bytes, limit_bytes) = (dataset.block_key(position), large.meta().len, self.block_bytes);
         let needed_bytes = Block::max_decode_memory_bytes(&dataset.attributes, bytes).saturating_add(bytes);
         if bytes > limit_bytes {
             return Err(ReadError::StoredTooLarge { key, bytes, limit_bytes });
         }
         let permit = self.entries.take(needed_bytes.min(limit_bytes)).await?;
         let reading = Box::pin(large.read_all());
-        let bytes = self.entries.budget.yield_if_contended(|| source.current_load(), &key, reading).await??;
-        Ok((large.meta.clone(), bytes, Some(permit)))
+        let bytes = self.budget().abort_if_contended(|| source.pressure(), &key, reading).await??;
+        Ok((large.meta().clone(), bytes, Some(permit)))
     }
 
     /// Decodes a stored block on the CPU pool. The memory for it is taken first; `permit` is that of `stored`.
@@ -282,12 +300,12 @@ impl BlockCache {
         // A large block was read under a permit that also covers its decoding.
         let split = permit.as_mut().and_then(|permit| permit.try_split(BudgetLabel::Decode, needed_bytes));
         let decode_permit = match split {
-            Some(share) => share,
+            Some(part) => part,
             None => self.entries.take(needed_bytes).await?,
         };
         let started = Instant::now();
-        // The job holds what it uses. It continues for a while after its clients have disconnected, and its result is
-        // cached. Otherwise a client that retries faster than a slow codec decodes would never get the block.
+        // The job holds what it uses, continues for a while after its clients have disconnected, and caches its result.
+        // A client that retries faster than a slow codec decodes would otherwise never get the block.
         let (blocks, location) = (self.clone(), location.clone());
         let (codec, flow) = (dataset.attributes.compression().label(), dataset.id);
         let job = move |lease: &CoreLease| {
@@ -301,7 +319,7 @@ impl BlockCache {
             let mut scratch = Scratch::default();
             let block = blocks.decode_owned(&location, stored, is_shared, decode_permit, &mut scratch, cancel_check);
             drop(permit);
-            // The wait for a core is not part of it.
+            // This time does not include the wait for a core.
             let elapsed = decode_started.elapsed();
             trace::record("decode", codec, elapsed);
             (block, elapsed)
@@ -325,13 +343,13 @@ impl BlockCache {
         cancel_check: CancelCheck<'_>,
     ) -> Result<Block, BlockError> {
         let (range, BlockLocation { dataset, position, .. }) = (stored.as_ptr_range(), location);
-        let (attributes, budget) = (&dataset.attributes, &self.entries.budget);
+        let (attributes, budget) = (&dataset.attributes, &self.budget());
         let mut buffers = DecodeBuffers { scratch: std::mem::take(scratch), ..DecodeBuffers::default() };
         // If the codec needs a buffer, it is that of an evicted block of the same size, if there is one.
         if attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed())
             && let Ok(bytes) = Block::decoded_bytes(&stored, attributes, position)
         {
-            buffers.decoded = budget.pool.take_exact(bytes).unwrap_or_default();
+            buffers.decoded = budget.exact_buffer(bytes);
         }
         let block = Block::decode_with(stored, attributes, position, self.block_bytes, &mut buffers, cancel_check);
         *scratch = buffers.scratch;

@@ -16,7 +16,7 @@ use super::freshness::{self, ValidatedAt};
 use super::objects::StoredObject;
 use super::validated::{CacheEntry, Validated, max_weight_bytes};
 use crate::runtime::cpu_pool::CpuPool;
-use crate::store::{ObjectMeta, Store, StoreLoad};
+use crate::store::{ObjectMeta, Store, StorePressure};
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel, LookupResult};
 use n5_format::{Block, BlockError, Coords, GridPosition};
 
@@ -28,10 +28,12 @@ const ENTRY_BYTES: usize = 768;
 pub(crate) const MAX_NONBLOCKING_CHECKS: usize = 64;
 
 /// Source of the blocks of one dataset: stored blocks, or others such as computed ones.
+///
+/// A seam of the design: the cache does not depend on where blocks come from, so that computed blocks can be added.
 #[async_trait]
 pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// Compares a cached block of this version, or a hole, with the source at the moment `checked_at`, without
-    /// blocking. Returns `None` if that is not possible.
+    /// blocking. Returns `None` if the comparison would block.
     fn try_is_unchanged(
         &self,
         position: &GridPosition,
@@ -53,9 +55,9 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// [`ReadError`] when the source fails.
     async fn versions(&self, positions: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError>;
 
-    /// Returns the load of the store behind the source.
-    fn current_load(&self) -> StoreLoad {
-        StoreLoad::default()
+    /// Returns the pressure on the store behind the source.
+    fn pressure(&self) -> StorePressure {
+        StorePressure::default()
     }
 
     /// Loads the block at `position`, no staler than `fresh_since`, and returns the moment at which it was current.
@@ -80,7 +82,7 @@ pub(crate) enum SourceBlock {
     /// A block as stored. The caller must read a large one, for which its source has no memory.
     ///
     /// The permit for the bytes is dropped separately, since a decoded block may share their buffer and outlive them by
-    /// far. There is none if a cache shares the bytes and accounts for them.
+    /// far. There is none for a large block, nor if a cache shares the bytes and accounts for them.
     Stored(StoredObject, Option<Permit>),
     /// A decoded block, and metadata that stand for a stored one.
     #[cfg_attr(not(test), expect(dead_code, reason = "for computed blocks, which come later"))]
@@ -190,6 +192,16 @@ impl BlockCache {
         Self { entries, cpu, block_bytes: decode_bytes }
     }
 
+    /// Returns the decode budget: the memory of the entries and of the blocks that are being decoded.
+    pub(crate) fn budget(&self) -> &Budget {
+        self.entries.budget()
+    }
+
+    /// Replaces the budget by another handle to the same memory.
+    pub(crate) fn set_budget(&mut self, budget: Budget) {
+        self.entries.set_budget(budget);
+    }
+
     /// Returns the cached blocks among those at `positions`, in their order, none staler than `fresh_since`.
     ///
     /// # Errors
@@ -232,7 +244,7 @@ impl BlockCache {
                     }
                 }
             } else {
-                // They stay in the cache: a load compares and counts them.
+                // Stale entries stay in the cache: a load compares and counts them.
                 deferred = stale_indices.len() as u64;
                 for n in stale_indices {
                     entries[n] = None;

@@ -18,7 +18,7 @@ use super::buffers::{
 };
 use super::error::{BudgetError, ReadError};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
-use crate::store::{Key, StoreError, StoreLoad};
+use crate::store::{Key, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
@@ -45,8 +45,8 @@ const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Longest time that a request holds memory during a storage wait while other requests need the memory.
 pub(crate) const MAX_WAIT_HOLDING_MEMORY: Duration = Duration::from_secs(1);
 
-/// Interval at which a request that waits for storage checks if other containers need its memory. The request yields
-/// after two positive checks in a row.
+/// Interval at which a request that waits for storage checks if other containers need its memory. The request gives
+/// up after two positive checks in a row.
 pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
 /// A permit for part of a [`Budget`], given back when it is dropped.
@@ -54,26 +54,27 @@ pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 pub(crate) struct Permit {
     /// Shared by all permits of one stream. Dropped first: the budget checks it when it grants the returned units.
     stream_token: Option<Arc<()>>,
-    share: FairPermit,
+    /// The units that the semaphore granted.
+    granted: FairPermit,
     label: BudgetLabel,
 }
 
 impl Permit {
     /// Returns the number of bytes that the permit covers.
     pub(crate) fn bytes(&self) -> u64 {
-        self.share.units() as u64 * UNIT_BYTES
+        self.granted.units() as u64 * UNIT_BYTES
     }
 
     /// Turns this into a permit of a cache. The cache evicts entries on demand, so the permit is not charged to a
     /// client.
     pub(crate) fn into_cache_owned(mut self) -> Self {
-        self.share.transfer_to_server();
+        self.granted.transfer_to_server();
         self
     }
 
     /// Gives back all but `bytes` of the permit.
     pub(crate) fn shrink(&mut self, bytes: u64) {
-        drop(self.split_units(self.share.units().saturating_sub(units(bytes))));
+        drop(self.split_units(self.granted.units().saturating_sub(units(bytes))));
     }
 
     /// Splits `bytes` off. Returns `None` if the permit is of another budget or smaller than that.
@@ -85,7 +86,7 @@ impl Permit {
     /// Merges two permits of the same budget.
     pub(crate) fn merge(&mut self, mut other: Self) {
         // Taken out of `other` first: dropping `other` records its units as returned.
-        self.share.merge(other.share.split(usize::MAX));
+        self.granted.merge(other.granted.split(usize::MAX));
     }
 
     /// Splits off `bytes`, or everything if the permit is smaller.
@@ -94,7 +95,7 @@ impl Permit {
     }
 
     fn split_units(&mut self, count: usize) -> Self {
-        Self { share: self.share.split(count), label: self.label, stream_token: self.stream_token.clone() }
+        Self { granted: self.granted.split(count), label: self.label, stream_token: self.stream_token.clone() }
     }
 
     /// Attaches the permit to `bytes`, so that it is given back when their last clone is dropped.
@@ -122,20 +123,22 @@ impl Drop for Permit {
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
     label: BudgetLabel,
-    shares: FairSemaphore,
+    semaphore: FairSemaphore,
     /// Number of requests that wait for a permit.
     waiters: Arc<AtomicUsize>,
-    /// Number of those that read the container of this handle.
+    /// Number of the waiting requests that read the container of this handle.
     container_waiters: Arc<AtomicUsize>,
     /// Bytes that a cache may fill.
     pub(crate) cached_bytes: u64,
-    pub(crate) in_flight_bytes: u64,
+    /// Bytes for what is in flight besides.
+    in_flight_bytes: u64,
+    /// Longest wait for a permit.
     pub(crate) max_wait: Duration,
     /// Unused buffers. Together with lent memory they never exceed the budget: they are trimmed before new memory is
     /// allocated.
-    pub(crate) pool: Arc<BufferPool>,
+    pool: Arc<BufferPool>,
     /// Buffers of caches that are being sent.
-    pub(crate) pinned: Arc<PinnedBuffers>,
+    pinned: Arc<PinnedBuffers>,
 }
 
 impl Budget {
@@ -146,10 +149,10 @@ impl Budget {
 
     /// As [`Self::new`], for `in_flight_bytes` and the `cached_bytes` that a cache may fill.
     pub(crate) fn with_cache(label: BudgetLabel, cached_bytes: u64, in_flight_bytes: u64, max_wait: Duration) -> Self {
-        let semaphore = || FairSemaphore::new(0, ClientQuota::UNLIMITED, CostBasis::Units);
+        let new_semaphore = || FairSemaphore::new(0, ClientQuota::UNLIMITED, CostBasis::Units);
         let budget = Self {
             label,
-            shares: semaphore(),
+            semaphore: new_semaphore(),
             waiters: Arc::default(),
             container_waiters: Arc::default(),
             cached_bytes,
@@ -157,7 +160,7 @@ impl Budget {
             max_wait,
             pool: Arc::default(),
             // Counted separately from permits: a request whose turn it is to send a block may have to load it first.
-            pinned: Arc::new(PinnedBuffers::new(semaphore())),
+            pinned: Arc::new(PinnedBuffers::new(new_semaphore())),
         };
         budget.apply_size();
         budget
@@ -182,8 +185,8 @@ impl Budget {
         };
         let pinned_client_limit = ClientQuota { alone: eighths(3), among_others: eighths(3) };
         metrics::budget_capacity(self.label, self.capacity_bytes());
-        self.shares.resize(total.saturating_sub(in_flight), in_flight, client_limit);
-        self.pinned.client_shares.resize(0, total, pinned_client_limit);
+        self.semaphore.resize(total.saturating_sub(in_flight), in_flight, client_limit);
+        self.pinned.client_charges.resize(0, total, pinned_client_limit);
         self.trim_pool();
     }
 
@@ -237,7 +240,7 @@ impl Budget {
     /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Permit> {
         let (flow_id, reserve) = ((ClientId::current(), SHORT_FLOW), self.headroom_units(bytes));
-        let permit = self.new_permit(self.shares.try_acquire_with_reserve(flow_id, units(bytes), reserve)?, None);
+        let permit = self.new_permit(self.semaphore.try_acquire_with_reserve(flow_id, units(bytes), reserve)?, None);
         self.trim_pool();
         Some(permit)
     }
@@ -286,7 +289,7 @@ impl Budget {
             return Err(BudgetError::TooLarge { budget: self.label.name(), asked_bytes: bytes, capacity_bytes });
         }
         let (flow_id, reserve) = ((ClientId::current(), SHORT_FLOW), self.headroom_units(bytes));
-        let mut acquiring = pin!(self.shares.acquire_with_reserve(flow_id, units(bytes), reserve));
+        let mut acquiring = pin!(self.semaphore.acquire_with_reserve(flow_id, units(bytes), reserve));
         let acquired = if let Some(permit) = acquiring.as_mut().now_or_never() {
             Ok(permit)
         } else {
@@ -296,12 +299,12 @@ impl Budget {
             trace::record("wait", self.label.name(), started.elapsed());
             acquired
         };
-        let share = acquired.map_err(|_elapsed| self.timed_out(max_wait))?;
-        Ok(self.new_permit(share, None))
+        let granted = acquired.map_err(|_elapsed| self.timed_out(max_wait))?;
+        Ok(self.new_permit(granted, None))
     }
 
-    fn new_permit(&self, share: FairPermit, stream_token: Option<Arc<()>>) -> Permit {
-        let permit = Permit { share, label: self.label, stream_token };
+    fn new_permit(&self, granted: FairPermit, stream_token: Option<Arc<()>>) -> Permit {
+        let permit = Permit { granted, label: self.label, stream_token };
         metrics::budget_taken(self.label, permit.bytes());
         permit
     }
@@ -317,7 +320,7 @@ impl Budget {
     }
 
     pub(crate) fn free_bytes(&self) -> u64 {
-        (self.shares.free() as u64).saturating_mul(UNIT_BYTES)
+        (self.semaphore.free() as u64).saturating_mul(UNIT_BYTES)
     }
 
     /// Returns the longest wait of a response that has started. Aborting it would cost its client everything received
@@ -344,15 +347,15 @@ impl Budget {
         max_wait: Duration,
     ) -> Result<Permit, BudgetError> {
         let (flow_id, reserve) = ((ClientId::current(), STREAM_FLOW), units(self.capacity_bytes()) / 4);
-        let mut acquiring = pin!(self.shares.acquire_for_stream(flow_id, units(bytes), reserve, stream));
-        if let Some(share) = acquiring.as_mut().now_or_never() {
-            return Ok(self.new_permit(share, Some(Arc::clone(stream))));
+        let mut acquiring = pin!(self.semaphore.acquire_for_stream(flow_id, units(bytes), reserve, stream));
+        if let Some(granted) = acquiring.as_mut().now_or_never() {
+            return Ok(self.new_permit(granted, Some(Arc::clone(stream))));
         }
         let _waiting = self.begin_wait();
         let mut idle = Duration::ZERO;
         while idle <= max_wait {
-            if let Ok(share) = tokio::time::timeout(STREAM_POLL_INTERVAL, acquiring.as_mut()).await {
-                return Ok(self.new_permit(share, Some(Arc::clone(stream))));
+            if let Ok(granted) = tokio::time::timeout(STREAM_POLL_INTERVAL, acquiring.as_mut()).await {
+                return Ok(self.new_permit(granted, Some(Arc::clone(stream))));
             }
             // One of the references is the caller's.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
@@ -360,15 +363,15 @@ impl Budget {
         Err(self.timed_out(max_wait))
     }
 
-    /// Waits for `future`, a request to a store with this load, while the caller holds a permit. Gives up if requests of
+    /// Waits for `future`, a request to a store with this pressure, while the caller holds a permit. Gives up if requests of
     /// other containers wait for permits and the store is unresponsive or has kept the caller waiting for
     /// [`MAX_WAIT_HOLDING_MEMORY`].
     ///
     /// # Errors
     /// [`StoreError::Preempted`] when it gives up.
-    pub(crate) async fn yield_if_contended<T>(
+    pub(crate) async fn abort_if_contended<T>(
         &self,
-        current_load: impl Fn() -> StoreLoad,
+        store_pressure: impl Fn() -> StorePressure,
         key: &Key,
         mut future: impl Future<Output = T> + Unpin,
     ) -> Result<T, ReadError> {
@@ -382,9 +385,10 @@ impl Budget {
                 return Ok(output);
             }
             let is_storage_slow = || {
-                let load = current_load();
-                load.is_unresponsive()
-                    || (started.elapsed() >= MAX_WAIT_HOLDING_MEMORY && load.longest_running >= MAX_WAIT_HOLDING_MEMORY)
+                let pressure = store_pressure();
+                pressure.is_unresponsive()
+                    || (started.elapsed() >= MAX_WAIT_HOLDING_MEMORY
+                        && pressure.longest_running >= MAX_WAIT_HOLDING_MEMORY)
             };
             contended_polls = if self.others_wait() && is_storage_slow() { contended_polls + 1 } else { 0 };
             if contended_polls >= 2 {
@@ -394,28 +398,42 @@ impl Budget {
         }
     }
 
-    /// Waits until `len` bytes may be charged to the current client, as by
-    /// [`charge_to_client`](PinnedBuffers::charge_to_client). Times out only if no other response could be charged to
+    /// As [`PinnedBuffers::charge_to_client`].
+    pub(crate) fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
+        self.pinned.charge_to_client(client, bytes)
+    }
+
+    /// As [`PinnedBuffers::charge_with_permit`].
+    pub(crate) fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
+        self.pinned.charge_with_permit(permit, bytes)
+    }
+
+    /// Returns true if the cached bytes that are being sent take more than half of the memory beside the cache.
+    pub(crate) fn is_mostly_pinned(&self) -> bool {
+        self.pinned.bytes.load(Ordering::Relaxed) > self.in_flight_bytes / 2
+    }
+
+    /// Waits until `len` bytes may be charged to the current client, as by [`Self::charge_to_client`]. Times out only if no other response could be charged to
     /// the client during the longest wait.
     ///
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.
     pub(crate) async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
-        let (client, shares) = (ClientId::current(), &self.pinned.client_shares);
-        // Not counted among the waiters for memory, since it needs none.
+        let (client, charges) = (ClientId::current(), &self.pinned.client_charges);
+        // Counted as waiting in the queue, but not among the requests that wait for memory.
         let _waiting = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         let started = Instant::now();
-        let mut share = pin!(shares.charge((client, SHORT_FLOW), units(len as u64)));
-        let share = loop {
-            let service_before = shares.service_received((client, SHORT_FLOW));
-            let result = tokio::time::timeout(self.max_wait, share.as_mut()).await;
+        let mut charge = pin!(charges.charge((client, SHORT_FLOW), units(len as u64)));
+        let charge = loop {
+            let service_before = charges.service_received((client, SHORT_FLOW));
+            let result = tokio::time::timeout(self.max_wait, charge.as_mut()).await;
             // Earlier responses to the client were charged meanwhile: it is slow, but reads them.
-            if result.is_ok() || shares.service_received((client, SHORT_FLOW)) <= service_before {
+            if result.is_ok() || charges.service_received((client, SHORT_FLOW)) <= service_before {
                 break result;
             }
         };
         trace::record("wait", self.label.name(), started.elapsed());
-        Ok(SendPermit { client, share: share.map_err(|_elapsed| self.timed_out(self.max_wait))? })
+        Ok(SendPermit { client, charge: charge.map_err(|_elapsed| self.timed_out(self.max_wait))? })
     }
 
     /// Attaches `permit` to a piece of a large object, which counts as pinned while it is being sent.
@@ -454,6 +472,17 @@ impl Budget {
     /// it.
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
         self.pool.take(len).unwrap_or_else(|| Vec::with_capacity(len))
+    }
+
+    /// Returns a used buffer of exactly `len` bytes of capacity with any content, or an empty one. The caller holds a
+    /// permit for it.
+    pub(crate) fn exact_buffer(&self, len: usize) -> Vec<u8> {
+        self.pool.take_exact(len).unwrap_or_default()
+    }
+
+    /// Gives idle pooled buffers back to the system. Must be called periodically.
+    pub(crate) fn release_unused_buffers(&self) {
+        self.pool.release_unused();
     }
 
     /// Wraps `data` such that its permit and its buffer are given back when the last clone is dropped.
@@ -528,23 +557,25 @@ mod tests {
         let budget = Budget::new(BudgetLabel::Transfer, 256 << 10, Duration::ZERO);
         let mut charged = Vec::new();
         for _ in 0..256 {
-            charged.extend((1..=3).filter_map(|client| {
-                budget.pinned.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
-            }));
+            charged.extend(
+                (1..=3).filter_map(|client| {
+                    budget.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
+                }),
+            );
         }
         // Three eighths for each client would exceed the budget.
         let free_bytes = budget.capacity_bytes() - budget.pinned.bytes.load(Ordering::Relaxed);
         assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
-        assert!(budget.pinned.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
+        assert!(budget.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
         // Bytes that are sent to several clients count once.
         let (shared, before) = (Bytes::from(vec![0; 8 << 10]), budget.pinned.bytes.load(Ordering::Relaxed));
         let sent: Vec<_> =
-            (5..105).map(|client| budget.pinned.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
+            (5..105).map(|client| budget.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
         assert_eq!(budget.pinned.bytes.load(Ordering::Relaxed) - before, 8 << 10);
         drop((charged, sent));
         assert!(
             budget.pinned.bytes.load(Ordering::Relaxed) == 0
-                && budget.pinned.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
+                && budget.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
         );
     }
 
@@ -553,14 +584,14 @@ mod tests {
         let budget = Budget::new(BudgetLabel::Transfer, 64 << 10, Duration::from_secs(2));
         let client = ClientId::new(1);
         let bytes = |n: usize| Bytes::from(vec![0; n << 10]);
-        let charged = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
+        let charged = budget.charge_to_client(client, &bytes(24)).unwrap();
         // Served one after the other. Each holds its charge for so long that the last one waits longer than the
         // budget's `wait`.
         let tasks: Vec<_> = (0..4)
             .map(|_| {
                 let budget = budget.clone();
                 tokio::spawn(client.scope(async move {
-                    let sent = budget.pinned.charge_with_permit(
+                    let sent = budget.charge_with_permit(
                         budget.acquire_send_permit(24 << 10).await?,
                         Bytes::from(vec![0; 24 << 10]),
                     );
@@ -575,7 +606,7 @@ mod tests {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        let _held = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
+        let _held = budget.charge_to_client(client, &bytes(24)).unwrap();
         let started = Instant::now();
         assert!(
             client.scope(budget.acquire_send_permit(24 << 10)).await.is_err()

@@ -93,6 +93,7 @@ pub(crate) struct BufferPool {
     buffers: Mutex<Vec<Vec<u8>>>,
     /// Number of pooled bytes, which changes under the lock and is readable without it.
     bytes: AtomicUsize,
+    /// Number of calls of [`Self::release_unused`] since the last use. Changes under the lock.
     idle_ticks: AtomicU32,
 }
 
@@ -192,7 +193,7 @@ impl BufferPool {
 #[derive(Debug)]
 pub struct SendPermit {
     pub(crate) client: ClientId,
-    pub(crate) share: FairPermit,
+    pub(crate) charge: FairPermit,
 }
 
 /// The cached buffers that are being sent, with the clients that they are charged to. Bytes that a cache has evicted
@@ -204,7 +205,7 @@ pub(crate) struct PinnedBuffers {
     /// Total length of the buffers, each counted once, and of the pieces of large objects.
     pub(crate) bytes: AtomicU64,
     /// The units charged to each client.
-    pub(crate) client_shares: FairSemaphore,
+    pub(crate) client_charges: FairSemaphore,
 }
 
 #[derive(Debug, Default)]
@@ -214,9 +215,9 @@ struct PinnedBuffer {
 }
 
 impl PinnedBuffers {
-    /// Creates an empty set, which charges clients in `client_shares`.
-    pub(crate) fn new(client_shares: FairSemaphore) -> Self {
-        Self { buffers: Mutex::default(), bytes: AtomicU64::new(0), client_shares }
+    /// Creates an empty set, which charges clients in `client_charges`.
+    pub(crate) fn new(client_charges: FairSemaphore) -> Self {
+        Self { buffers: Mutex::default(), bytes: AtomicU64::new(0), client_charges }
     }
 
     fn lock(&self) -> MutexGuard<'_, HashMap<usize, PinnedBuffer>> {
@@ -231,50 +232,50 @@ impl PinnedBuffers {
         if let Some(charged) = self.reuse_charge(client, bytes) {
             return Some(charged);
         }
-        let share = self.client_shares.try_charge((client, SHORT_FLOW), units(bytes.len() as u64))?;
-        Some(self.charge_with_permit(SendPermit { client, share }, bytes.clone()))
+        let charge = self.client_charges.try_charge((client, SHORT_FLOW), units(bytes.len() as u64))?;
+        Some(self.charge_with_permit(SendPermit { client, charge }, bytes.clone()))
     }
 
     /// Returns `bytes` under the existing charge if they are already being sent to `client`.
     fn reuse_charge(self: &Arc<Self>, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
         let buffers = self.lock();
         let buffer = buffers.get(&address(bytes))?;
-        let share = buffer.clients.iter().find(|(other, _)| *other == client)?.1.upgrade()?;
+        let charge = buffer.clients.iter().find(|(other, _)| *other == client)?.1.upgrade()?;
         drop(buffers);
         // A part of another length may start at the same address: it is the same memory.
-        Some(self.charged_bytes(bytes.clone(), share))
+        Some(self.charged_bytes(bytes.clone(), charge))
     }
 
     /// As [`Self::charge_to_client`], with a permit that was acquired before.
     pub(crate) fn charge_with_permit(self: &Arc<Self>, permit: SendPermit, bytes: Bytes) -> Bytes {
-        let share = Arc::new(permit.share);
+        let charge = Arc::new(permit.charge);
         let mut buffers = self.lock();
         let buffer = buffers.entry(address(&bytes)).or_default();
         if buffer.clients.is_empty() {
             buffer.bytes = bytes.len() as u64;
             self.bytes.fetch_add(buffer.bytes, Ordering::Relaxed);
-            self.client_shares.occupy(units(buffer.bytes));
+            self.client_charges.occupy(units(buffer.bytes));
         }
-        buffer.clients.push((permit.client, Arc::downgrade(&share)));
+        buffer.clients.push((permit.client, Arc::downgrade(&charge)));
         drop(buffers);
-        self.charged_bytes(bytes, share)
+        self.charged_bytes(bytes, charge)
     }
 
-    fn charged_bytes(self: &Arc<Self>, bytes: Bytes, share: Arc<FairPermit>) -> Bytes {
+    fn charged_bytes(self: &Arc<Self>, bytes: Bytes, charge: Arc<FairPermit>) -> Bytes {
         let pinned = Arc::clone(self);
-        release_with(bytes, move |bytes| pinned.end_charge(&bytes, share))
+        release_with(bytes, move |bytes| pinned.end_charge(&bytes, charge))
     }
 
     /// Ends one use of a charge, and the charge with its last use.
-    fn end_charge(&self, bytes: &Bytes, share: Arc<FairPermit>) {
+    fn end_charge(&self, bytes: &Bytes, charge: Arc<FairPermit>) {
         let mut buffers = self.lock();
         // Dropped under the lock, so that `reuse_charge` does not find a charge that is about to end.
-        let last = Arc::into_inner(share);
+        let last = Arc::into_inner(charge);
         let mut unpinned_bytes = 0;
         if last.is_some()
             && let Some(buffer) = buffers.get_mut(&address(bytes))
         {
-            buffer.clients.retain(|(_, share)| share.strong_count() > 0);
+            buffer.clients.retain(|(_, charge)| charge.strong_count() > 0);
             if buffer.clients.is_empty() {
                 unpinned_bytes = buffer.bytes;
                 self.bytes.fetch_sub(unpinned_bytes, Ordering::Relaxed);
@@ -283,7 +284,7 @@ impl PinnedBuffers {
         }
         drop(buffers);
         // Both wake waiters.
-        self.client_shares.vacate(units(unpinned_bytes));
+        self.client_charges.vacate(units(unpinned_bytes));
         drop(last);
     }
 }
@@ -335,11 +336,11 @@ mod tests {
 
     #[test]
     fn a_buffer_counts_once_per_client_while_it_is_sent() {
-        let shares = FairSemaphore::new(100, ClientQuota { alone: 50, among_others: 50 }, CostBasis::Units);
-        let (pinned, bytes) = (Arc::new(PinnedBuffers::new(shares.clone())), Bytes::from(vec![3; 1000]));
+        let charges = FairSemaphore::new(100, ClientQuota { alone: 50, among_others: 50 }, CostBasis::Units);
+        let (pinned, bytes) = (Arc::new(PinnedBuffers::new(charges.clone())), Bytes::from(vec![3; 1000]));
         let pinned_bytes = || pinned.bytes.load(Ordering::Relaxed);
         let [client_a, client_b] = [1, 2].map(ClientId::new);
-        let charge = |client| Some(SendPermit { client, share: shares.try_charge((client, 0), 30)? });
+        let charge = |client| Some(SendPermit { client, charge: charges.try_charge((client, 0), 30)? });
         assert!(pinned.reuse_charge(client_a, &bytes).is_none());
         let first = pinned.charge_with_permit(charge(client_a).unwrap(), bytes.clone());
         assert_eq!(first.as_ptr(), bytes.as_ptr());

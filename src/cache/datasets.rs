@@ -15,7 +15,7 @@ use crate::store::Key;
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 use n5_format::{AttributesDocument, BlockError, Codecs, DatasetAttributes, DocumentError, GridPosition};
 
-/// Memory for cached attributes, in bytes.
+/// Memory for cached attributes, in bytes. Together with [`PARSING_BYTES`] it is `ATTRIBUTES_CACHE_BYTES` of `config`.
 pub(crate) const CACHE_BYTES: u64 = 6 << 20;
 
 /// Memory for attributes that are being parsed and not cached yet, in bytes.
@@ -24,7 +24,7 @@ const PARSING_BYTES: u64 = 2 << 20;
 /// Approximate memory of a group in bytes, besides its key and the interpreted members of its document.
 pub(crate) const GROUP_BYTES: u64 = 1536;
 
-/// Maximum memory of axis names that are kept, in bytes.
+/// Maximum memory of the axis names that are cached with a group, in bytes.
 pub(crate) const AXES_BYTES: usize = 4 << 10;
 
 /// A group with array attributes.

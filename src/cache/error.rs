@@ -129,8 +129,20 @@ impl ReadError {
 
     /// Returns true if attributes exist, but stay unreadable until someone changes them or the access to them.
     pub(crate) fn hides_attributes(&self) -> bool {
-        let is_hidden = matches!(self, Self::Store(error) if error.hides_object());
-        is_hidden || matches!(self, Self::AttributesTooLarge { .. })
+        match self {
+            Self::Store(error) => error.hides_object(),
+            Self::AttributesTooLarge { .. } => true,
+            Self::NotFound(_)
+            | Self::NotADataset { .. }
+            | Self::StoredTooLarge { .. }
+            | Self::TooLarge(_)
+            | Self::Block { .. }
+            | Self::InvalidParameter { .. }
+            | Self::NotRepresentable(_)
+            | Self::Convert(_)
+            | Self::Budget(_)
+            | Self::Internal(_) => false,
+        }
     }
 
     /// Returns true if decoding was cancelled because no request waited for it. Nothing is known of the block then.
@@ -140,8 +152,20 @@ impl ReadError {
 
     /// Returns true if an immediate retry may help, because another program may have been writing.
     pub(crate) fn may_be_torn(&self) -> bool {
-        let is_torn_block = matches!(self, Self::Block { error, .. } if error.may_be_torn());
-        is_torn_block || matches!(self, Self::Store(StoreError::Truncated(_) | StoreError::Torn(_)))
+        match self {
+            Self::Block { error, .. } => error.may_be_torn(),
+            Self::Store(error) => matches!(error, StoreError::Truncated(_) | StoreError::Torn(_)),
+            Self::NotFound(_)
+            | Self::NotADataset { .. }
+            | Self::AttributesTooLarge { .. }
+            | Self::StoredTooLarge { .. }
+            | Self::TooLarge(_)
+            | Self::InvalidParameter { .. }
+            | Self::NotRepresentable(_)
+            | Self::Convert(_)
+            | Self::Budget(_)
+            | Self::Internal(_) => false,
+        }
     }
 }
 

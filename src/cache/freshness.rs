@@ -17,6 +17,12 @@ const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 /// stale.
 ///
 /// Created once at the start of a request, so that all of its reads agree and none compares an entry twice.
+///
+/// It also carries the mode of the reads. Normally a read waits for the store, for memory or for another request where
+/// it has to. After [`Self::nonblocking`], it calls [`Self::pend_if_nonblocking`] before each such wait, and stays
+/// pending there forever. The caller polls the future once (`now_or_never`): it is ready with the result, or the caller
+/// drops it and leaves the request to the blocking path. This is not an error that the read returns, since code in
+/// between could take an error for a missing dataset and give a wrong answer.
 #[derive(Debug, Clone, Copy)]
 pub struct Freshness {
     /// Start of the request.
@@ -32,15 +38,15 @@ impl Freshness {
         Self { request_start: now, metadata_since: since(metadata, now), data_since: since(data, now), may_block: true }
     }
 
-    /// Returns the freshness for a caller that polls a future once and drops it if it is not ready. No work is started
-    /// that outlasts that poll, and nothing is counted.
+    /// Returns the freshness for a caller that polls a read once and drops it if it is not ready. The read starts no work
+    /// that outlasts that poll, and counts nothing.
     #[must_use]
     pub fn nonblocking(self) -> Self {
         Self { may_block: false, ..self }
     }
 
-    /// Returns if the request may block; otherwise stays pending forever.
-    pub(crate) async fn ensure_may_block(self) {
+    /// Stays pending forever if the caller must not block. Called before everything that may wait.
+    pub(crate) async fn pend_if_nonblocking(self) {
         if !self.may_block {
             std::future::pending::<()>().await;
         }
@@ -70,7 +76,7 @@ fn since(policy: RevalidationPolicy, now: u64) -> u64 {
 #[derive(Debug)]
 pub(crate) struct ValidatedAt {
     nanoseconds: AtomicU64,
-    /// Time at which the store last checked it without blocking, including its path; 0 for never.
+    /// Time at which the whole path of the object was last checked without blocking; 0 for never.
     path_checked_at: AtomicU64,
     /// True once the source is known to have changed.
     is_invalid: AtomicBool,
@@ -99,7 +105,7 @@ impl ValidatedAt {
     ///
     /// Soon after a check of the whole path, a check of the file alone suffices; it costs half as much. It cannot
     /// detect that a directory was replaced by a symbolic link to the very same file, which is detected a second later.
-    pub(crate) fn try_revalidate(
+    pub(crate) fn try_is_unchanged(
         &self,
         store: &dyn Store,
         key: &Key,

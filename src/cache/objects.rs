@@ -53,7 +53,7 @@ impl StoredObject {
 /// budget.
 #[derive(Debug)]
 pub struct LargeObject {
-    pub(crate) meta: ObjectMeta,
+    meta: ObjectMeta,
     reader: Arc<dyn ReadAt>,
     entries: Validated<ObjectCacheKey, ObjectEntry>,
 }
@@ -72,13 +72,13 @@ impl LargeObject {
         let permit = entries.take_for_started(to.saturating_sub(from)).await?;
         let mut reading = self.reader.read_at(from..to);
         if let Ok(bytes) = tokio::time::timeout(MAX_WAIT_HOLDING_MEMORY, &mut reading).await {
-            return Ok(entries.budget.own_piece(bytes?, permit));
+            return Ok(entries.budget().own_piece(bytes?, permit));
         }
         // No memory is held for a stalled store while other requests wait for it.
         drop(permit);
         let bytes = reading.await?;
         let permit = entries.take_for_started(bytes.len() as u64).await?;
-        Ok(entries.budget.own_piece(bytes, permit))
+        Ok(entries.budget().own_piece(bytes, permit))
     }
 
     /// Returns the object's metadata.
@@ -185,6 +185,16 @@ impl ObjectCache {
         Self { entries, admission: Arc::default(), inline_bytes }
     }
 
+    /// Returns the transfer budget: the memory of the entries and of the objects that are being read and sent.
+    pub(crate) fn budget(&self) -> &Budget {
+        self.entries.budget()
+    }
+
+    /// Replaces the budget by another handle to the same memory.
+    pub(crate) fn set_budget(&mut self, budget: Budget) {
+        self.entries.set_budget(budget);
+    }
+
     /// Reads an object, or opens it if it is too large to hold. An object that becomes shorter meanwhile is read again.
     /// `first` is the object as a revalidation found it, if it did.
     async fn fetch(
@@ -206,14 +216,16 @@ impl ObjectCache {
                 (StoredObject::Whole(meta, bytes), Some(permit)) => {
                     return Ok(Some(StoredObject::Whole(meta, permit.own_for_cache(bytes, false))));
                 }
-                (whole @ StoredObject::Whole(..), None) => return Ok(Some(whole)),
+                (StoredObject::Whole(..), None) => {
+                    return Err(ReadError::Internal(format!("the bytes of {key:?} were read without a permit")));
+                }
             };
             if large.meta.len > MAX_WHOLE_OBJECT_BYTES {
                 return Ok(Some(StoredObject::Large(large)));
             }
             let permit = self.entries.take(large.meta.len).await?;
             let reading = Box::pin(large.read_all());
-            match self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await? {
+            match self.budget().abort_if_contended(|| store.pressure(), key, reading).await? {
                 Ok(bytes) => {
                     let bytes = permit.own_for_cache(bytes, false);
                     return Ok(Some(StoredObject::Whole(large.meta.clone(), bytes)));
@@ -245,7 +257,7 @@ impl ObjectCache {
     /// Returns the size up to which objects are read inline now. It is smaller while requests wait for memory, so that
     /// more reads can overtake large ones.
     fn current_inline_bytes(&self) -> u64 {
-        if self.entries.budget.has_waiters() {
+        if self.budget().has_waiters() {
             self.inline_bytes.min((self.inline_bytes / 4).max(MIN_INLINE_BYTES))
         } else {
             self.inline_bytes
@@ -261,7 +273,7 @@ impl ObjectCache {
     ) -> Result<Option<(StoredObject, Option<Permit>)>, ReadError> {
         // A store that does not respond must hold no memory that others wait for. The size of the object is known when
         // it responds.
-        let has_memory = !store.current_load().is_unresponsive();
+        let has_memory = !store.pressure().is_unresponsive();
         let inline = InlineLimit::new(if has_memory { self.current_inline_bytes() } else { 0 });
         let mut permit = if has_memory { Some(self.entries.take(inline.bytes()).await?) } else { None };
         let mut reading = store.get(key, &inline);
@@ -273,7 +285,7 @@ impl ObjectCache {
             if let Ok(object) = tokio::time::timeout(timeout, &mut reading).await {
                 break object?;
             }
-            if self.entries.budget.has_waiters() {
+            if self.budget().has_waiters() {
                 inline.revoke();
                 permit = None;
             }
@@ -291,7 +303,7 @@ impl ObjectCache {
         }
         let (inline, permit) = (InlineLimit::new(len), self.entries.take(len).await?);
         let reading = store.get(key, &inline);
-        let object = self.entries.budget.yield_if_contended(|| store.current_load(), key, reading).await??;
+        let object = self.budget().abort_if_contended(|| store.pressure(), key, reading).await??;
         let Some(Object { meta, data }) = object else { return Ok(None) };
         Ok(Some(match data {
             ObjectData::InMemory(bytes) => whole(meta, bytes, permit),
@@ -316,10 +328,10 @@ pub(crate) struct ObjectSource<'a> {
 impl EntrySource<ObjectEntry> for ObjectSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
         if entry.is_name_absent {
-            // A directory is not an object either, and would pass for unchanged.
+            // The entry says that not even a directory has this name, which the comparison below cannot confirm.
             return Some(false);
         }
-        entry.validated_at.try_revalidate(&**self.store, self.key, entry.version(), freshness::now())
+        entry.validated_at.try_is_unchanged(&**self.store, self.key, entry.version(), freshness::now())
     }
 
     fn load(
@@ -328,7 +340,7 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         _flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
         let (objects, store, key) = (self.objects.clone(), Arc::clone(self.store), self.key.clone());
-        // Not held while the new object waits for memory.
+        // The stale object is not held while the new one waits for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {
             let checked_at = freshness::now();

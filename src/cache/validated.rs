@@ -4,7 +4,6 @@
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
-use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
@@ -53,7 +52,7 @@ pub(crate) trait CacheEntry: Send + Sync + 'static {
 
 /// The source of one entry: loads it, and compares it with what is stored now.
 pub(crate) trait EntrySource<V> {
-    /// Compares `entry` with the source without blocking. Returns `None` if that is not possible.
+    /// Compares `entry` with the source without blocking. Returns `None` if the comparison would block.
     fn try_is_unchanged(&self, entry: &V) -> Option<bool>;
 
     /// Loads the entry. `stale` is a cached entry, which is returned again if it still equals the source. `flight`
@@ -106,7 +105,7 @@ pub(crate) struct Validated<K: Eq + Hash, V> {
     flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
     lookups: LookupCounters,
     /// Memory of the entries, and of what is in flight besides.
-    pub(crate) budget: Budget,
+    budget: Budget,
 }
 
 impl<K: Eq + Hash, V> fmt::Debug for Validated<K, V> {
@@ -142,6 +141,16 @@ where
         Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label), budget }
     }
 
+    /// Returns the budget of the entries, and of what is in flight besides.
+    pub(crate) fn budget(&self) -> &Budget {
+        &self.budget
+    }
+
+    /// Replaces the budget by another handle to the same memory.
+    pub(crate) fn set_budget(&mut self, budget: Budget) {
+        self.budget = budget;
+    }
+
     /// Returns the entry of `key`, compared with its source at `fresh_since` or later. Loads it if necessary.
     pub(crate) async fn get(
         &self,
@@ -158,13 +167,13 @@ where
             self.lookups.count(result, freshness.lookup_weight());
             return Ok(Arc::clone(entry));
         }
-        freshness.ensure_may_block().await;
+        freshness.pend_if_nonblocking().await;
         let Some(stale) = cached else {
             self.lookups.count(LookupResult::Miss, 1);
             return self.load(key, fresh_since, source).await;
         };
         let (stale_entry, is_missing) = (Arc::downgrade(&stale), stale.is_missing());
-        // Not held while a new entry waits for memory.
+        // The stale entry is not held while its successor waits for memory.
         drop(stale);
         let loaded = self.load(key, fresh_since, source).await?;
         self.count_revalidation(is_missing, Arc::as_ptr(&loaded) == stale_entry.as_ptr());
@@ -221,7 +230,7 @@ where
                 return Ok(cached);
             }
             if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
-                // Removed, so that it holds no memory while the new entry waits for some.
+                // The removed entry holds no memory while its successor waits for some.
                 self.remove(key.clone(), &Arc::downgrade(&changed)).await;
             }
             let (flight, replaced) = (leader.handle().clone(), cached.as_ref().map(Arc::downgrade));
@@ -253,7 +262,7 @@ where
             Some(replaced) => self.remove(key, &replaced).await,
             None => {}
         }
-        // Now, not only when the map's own queue is full.
+        // Evicts now, not only when the map's own queue is full.
         self.evict_surplus().await;
         Ok(entry)
     }
@@ -277,7 +286,9 @@ where
     }
 
     /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used, and a load that
-    /// has begun before serves the requests that wait for it already, but no other.
+    /// has begun before serves only the requests that wait for it already.
+    ///
+    /// A seam of the design: writes will call it. Until then, entries become stale only by comparison.
     #[cfg_attr(not(test), expect(dead_code, reason = "for writes, which come next"))]
     pub(crate) async fn invalidate(&self, key: &K) {
         self.flights.supersede(key);
@@ -317,7 +328,7 @@ where
             return Some(entry);
         }
         let entry = Arc::new(load(leader.handle())?);
-        // Not cached if the map's own queue is full.
+        // The entry is not cached if the map's own queue is full.
         let _ = self.insert(key, &entry, leader.handle()).now_or_never();
         leader.finish(Ok(Arc::clone(&entry)));
         Some(entry)
@@ -367,6 +378,7 @@ where
             tokio::task::yield_now().await;
         }
     }
+
     /// Takes a permit for `bytes`, waiting for it if necessary. Waiting is rare, since the budget covers the whole cache
     /// besides what is in flight.
     ///
@@ -398,9 +410,7 @@ where
                 // Boxed, because every request for memory would otherwise reserve space for it.
                 Box::pin(self.evict_surplus()).await;
                 let is_short = self.budget.free_bytes() < bytes;
-                let pinned_bytes = self.budget.pinned.bytes.load(Ordering::Relaxed);
-                let is_pinned = pinned_bytes > self.budget.in_flight_bytes / 2;
-                if is_short && is_pinned && retry >= RETRIES_BEFORE_FORCED_EVICTION {
+                if is_short && self.budget.is_mostly_pinned() && retry >= RETRIES_BEFORE_FORCED_EVICTION {
                     Box::pin(self.evict_part(FORCED_EVICTION_DIVISOR)).await;
                 }
                 // Longer delays are useless, since requests wait for a bounded time.
@@ -432,7 +442,7 @@ where
 
 #[cfg(test)]
 mod tests {
-    use std::sync::atomic::{AtomicU64, AtomicUsize};
+    use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
     use metrics_exporter_prometheus::PrometheusBuilder;
     use tokio::sync::Semaphore;

@@ -221,7 +221,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn is_directory(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
-        freshness.ensure_may_block().await;
+        freshness.pend_if_nonblocking().await;
         if !self.is_visible(key) {
             return Ok(false);
         }

@@ -50,7 +50,7 @@ impl Container {
                 metrics::cache_requests(CacheLabel::Attributes, LookupResult::Hit, freshness.lookup_weight());
                 return Ok(self.apply_visibility(group));
             }
-            freshness.ensure_may_block().await;
+            freshness.pend_if_nonblocking().await;
             // Until they are parsed, the bytes are charged to the client, which may request many documents. Other
             // clients keep their part of the memory.
             let charged = match send_permit.take() {
@@ -157,8 +157,9 @@ impl Container {
         Ok(dataset)
     }
 
-    /// As [`Self::dataset`], with the names of its axes, which `parse_axes` finds in its document; no names if they
-    /// take more than some kilobytes. The names are kept, because a document may be long.
+    /// As [`Self::dataset`], with the names of the axes, which `parse_axes` finds in the dataset's document. The names are
+    /// cached with the group, because parsing a long document takes time. If they take more than [`AXES_BYTES`], the
+    /// result has no names.
     ///
     /// # Errors
     /// As [`Self::dataset`].

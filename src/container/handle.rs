@@ -15,7 +15,7 @@ use crate::cache::error::{BudgetError, ReadError};
 use crate::cache::freshness::Freshness;
 use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
 use crate::runtime::fair_queue::ClientId;
-use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StoreLoad};
+use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, ShedReason};
 
 /// Bodies shorter than this are not charged to the client that they are sent to: the kernel takes them at once.
@@ -108,20 +108,20 @@ impl Container {
             CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown => {
-                freshness.ensure_may_block().await;
+                freshness.pend_if_nonblocking().await;
                 Ok(self.store.head(key).await?)
             }
         }
     }
 
-    /// Returns the current load of the store: the calls that are running or queued.
-    pub fn store_load(&self) -> StoreLoad {
-        self.store.current_load()
+    /// Returns the current pressure on the store: the calls that are running or queued.
+    pub fn store_pressure(&self) -> StorePressure {
+        self.store.pressure()
     }
 
     /// Returns true if requests wait for the store and it has not answered any for a second or more.
     pub fn is_store_unresponsive(&self) -> bool {
-        self.store_load().is_unresponsive()
+        self.store_pressure().is_unresponsive()
     }
 
     /// Checks that the store can be read.
@@ -166,12 +166,12 @@ impl Container {
     ///
     /// # Errors
     /// [`StoreError::Preempted`] when it gives up, and the errors of `work`.
-    pub async fn yield_if_contended<T, E: From<ReadError>>(
+    pub async fn abort_if_contended<T, E: From<ReadError>>(
         &self,
         key: &Key,
         work: impl Future<Output = Result<T, E>> + Unpin,
     ) -> Result<T, E> {
-        self.resources.slice_budget.yield_if_contended(|| self.store_load(), key, work).await?
+        self.resources.slice_budget.abort_if_contended(|| self.store_pressure(), key, work).await?
     }
 
     /// Charges `bytes` to `client` while they are being sent to it. They belong to a stored object or to a result
@@ -181,7 +181,7 @@ impl Container {
         if bytes.len() < UNCHARGED_BYTES {
             Some(bytes.clone())
         } else {
-            self.resources.objects.entries.budget.pinned.charge_to_client(client, bytes)
+            self.resources.objects.budget().charge_to_client(client, bytes)
         }
     }
 
@@ -190,11 +190,11 @@ impl Container {
     /// # Errors
     /// [`ReadError::Budget`] when the client does not read what it requested before.
     pub async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, ReadError> {
-        Ok(self.resources.objects.entries.budget.acquire_send_permit(len).await?)
+        Ok(self.resources.objects.budget().acquire_send_permit(len).await?)
     }
 
     /// As [`Self::charge_to_client`], with a permit that was acquired before.
     pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
-        self.resources.objects.entries.budget.pinned.charge_with_permit(permit, bytes)
+        self.resources.objects.budget().charge_with_permit(permit, bytes)
     }
 }

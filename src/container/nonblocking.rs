@@ -74,7 +74,7 @@ impl Dependency {
     }
 }
 
-/// A cached answer, which [`Container::revalidate`] reuses.
+/// A cached answer, which [`Container::reuse_answer`] returns again.
 #[derive(Debug)]
 pub struct CachedAnswer {
     /// Dependencies that must be unchanged. The last one holds the answer's bytes; the answer depends on the others.
@@ -110,7 +110,7 @@ impl Container {
         }
         if let Some(entry) = &cached
             && (entry.validated_at.is_fresh(fresh_since)
-                || entry.validated_at.try_revalidate(store, key, entry.version(), request_start) == Some(true))
+                || entry.validated_at.try_is_unchanged(store, key, entry.version(), request_start) == Some(true))
             && let Some((meta, bytes)) = entry.whole_object()
         {
             objects.entries.count(LookupResult::Hit, 1);
@@ -184,7 +184,7 @@ impl Container {
     /// Reads an object of `len` bytes if this does not block. A job on the disk pool and new pages from the system
     /// would take several times as long as the copy.
     fn try_read(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
-        let (store, budget) = (&self.store, &self.resources.objects.entries.budget);
+        let (store, budget) = (&self.store, &self.resources.objects.budget());
         let permit = budget.try_take(len)?;
         // Has exactly this capacity, since the cache does not account for more. Large pages come zeroed from the system
         // and stay untouched until they are read into.
@@ -204,12 +204,12 @@ impl Container {
     /// Revalidates a cached answer and returns its bytes. Returns `None` if that would block, if a dependency has
     /// changed, or if one is staler than `freshness` accepts; the answer must then be looked up anew. Without
     /// `with_bytes`, the content of the returned bytes is unspecified.
-    pub fn revalidate(&self, freshness: Freshness, answer: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
+    pub fn reuse_answer(&self, freshness: Freshness, answer: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
         let (last, others) = answer.dependencies.split_last_mut()?;
         // The dataset is checked after its block: a missing block is a hole only if its dataset exists.
-        let bytes = self.revalidate_dependency(freshness, last, with_bytes)?;
+        let bytes = self.reuse_dependency(freshness, last, with_bytes)?;
         for dependency in others {
-            self.revalidate_dependency(freshness, dependency, false)?;
+            self.reuse_dependency(freshness, dependency, false)?;
         }
         match last.kind {
             DependencyKind::CachedObject(..) | DependencyKind::Derived(..) => self.count_lookup(LookupResult::Hit),
@@ -226,12 +226,7 @@ impl Container {
 
     /// Returns the bytes of a dependency if it is unchanged and no staler than `freshness` accepts. A stored version
     /// has no bytes: the result is empty, or `None` with `with_bytes`.
-    fn revalidate_dependency(
-        &self,
-        freshness: Freshness,
-        dependency: &mut Dependency,
-        with_bytes: bool,
-    ) -> Option<Bytes> {
+    fn reuse_dependency(&self, freshness: Freshness, dependency: &mut Dependency, with_bytes: bool) -> Option<Bytes> {
         let (store, request_start) = (&*self.store, freshness.request_start);
         // From time to time the cache must register the use of the entry, and the whole path must be checked.
         if dependency.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < request_start {
@@ -244,7 +239,7 @@ impl Container {
             DependencyKind::CachedObject(key, entry) => {
                 let entry = entry.upgrade()?;
                 let is_valid = entry.validated_at.is_fresh(freshness.since(key))
-                    || entry.validated_at.try_revalidate(store, key, entry.version(), request_start) == Some(true);
+                    || entry.validated_at.try_is_unchanged(store, key, entry.version(), request_start) == Some(true);
                 entry.whole_object().filter(|_| is_valid).map(|(_, bytes)| bytes.clone())
             }
             DependencyKind::StoredVersion(key, version) => {

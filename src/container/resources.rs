@@ -67,7 +67,8 @@ impl Settings {
     }
 }
 
-/// Caches, budgets and the CPU pool, shared by all containers of a process.
+/// Caches, budgets and the CPU pool, shared by all containers of a process. Clones share them, and also count the waiting
+/// requests of one container together; [`Self::for_container`] counts those of another container separately.
 #[derive(Debug, Clone)]
 pub struct Resources {
     pub(crate) settings: Settings,
@@ -108,20 +109,16 @@ impl Resources {
     /// Returns these resources for one container, whose waiting requests are counted separately.
     pub(crate) fn for_container(&self) -> Arc<Self> {
         let mut resources = self.clone();
-        for budget in [
-            &mut resources.slice_budget,
-            &mut resources.datasets.parsing_budget,
-            &mut resources.objects.entries.budget,
-            &mut resources.blocks.entries.budget,
-        ] {
-            *budget = budget.for_container();
-        }
+        resources.slice_budget = self.slice_budget.for_container();
+        resources.datasets.parsing_budget = self.datasets.parsing_budget.for_container();
+        resources.objects.set_budget(self.objects.budget().for_container());
+        resources.blocks.set_budget(self.blocks.budget().for_container());
         Arc::new(resources)
     }
 
     /// The budgets whose sizes are settings.
     fn budgets(&self) -> [&Budget; 3] {
-        [&self.slice_budget, &self.objects.entries.budget, &self.blocks.entries.budget]
+        [&self.slice_budget, self.objects.budget(), self.blocks.budget()]
     }
 
     /// Returns resources for `settings`. They take over all budgets, and every cache whose own settings are unchanged.
@@ -132,8 +129,8 @@ impl Resources {
         let cpu = if old.keeps_cpu(&settings) { self.cpu.clone() } else { CpuPool::new(settings.cores) };
         let mut new = Self::with_cpu(cpu, settings, self.codecs().clone());
         let slice_budget = self.slice_budget.with_size_of(&new.slice_budget);
-        let transfer_budget = self.objects.entries.budget.with_size_of(&new.objects.entries.budget);
-        let decode_budget = self.blocks.entries.budget.with_size_of(&new.blocks.entries.budget);
+        let transfer_budget = self.objects.budget().with_size_of(new.objects.budget());
+        let decode_budget = self.blocks.budget().with_size_of(new.blocks.budget());
         if old.keeps_objects(&new.settings) {
             new.objects = self.objects.clone();
         }
@@ -141,8 +138,8 @@ impl Resources {
             new.blocks = self.blocks.clone();
         }
         new.slice_budget = slice_budget;
-        new.objects.entries.budget = transfer_budget;
-        new.blocks.entries.budget = decode_budget;
+        new.objects.set_budget(transfer_budget);
+        new.blocks.set_budget(decode_budget);
         new.datasets = self.datasets.clone();
         new.datasets.parsing_budget.max_wait = new.settings.budget_wait;
         new.next_container_id = Arc::clone(&self.next_container_id);
@@ -182,7 +179,7 @@ impl Resources {
 
     /// Gives idle pooled buffers back to the system. Must be called a few times a second.
     pub fn release_unused(&self) {
-        self.budgets().into_iter().for_each(|budget| budget.pool.release_unused());
+        self.budgets().into_iter().for_each(Budget::release_unused_buffers);
     }
 
     /// Returns the freshness that a request starting now requires of cached entries.
@@ -296,12 +293,12 @@ mod tests {
     #[tokio::test]
     async fn replaced_caches_free_memory_for_the_new_ones() {
         let old = Resources::new(settings());
-        let permit = old.blocks.entries.budget.take(1 << 20).await.unwrap().into_cache_owned();
+        let permit = old.blocks.budget().take(1 << 20).await.unwrap().into_cache_owned();
         let new = old.reconfigured(Settings { decoded_cache: 2 << 20, ..settings() });
         new.apply_budgets();
-        assert_eq!(new.blocks.entries.budget.free_bytes() + (1 << 20), new.blocks.entries.budget.capacity_bytes());
+        assert_eq!(new.blocks.budget().free_bytes() + (1 << 20), new.blocks.budget().capacity_bytes());
         drop(permit);
-        assert_eq!(new.blocks.entries.budget.free_bytes(), new.blocks.entries.budget.capacity_bytes());
+        assert_eq!(new.blocks.budget().free_bytes(), new.blocks.budget().capacity_bytes());
     }
 
     #[tokio::test]

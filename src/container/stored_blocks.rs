@@ -11,7 +11,7 @@ use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness, ValidatedAt};
 use crate::cache::objects::{ObjectCacheKey, StoredObject};
-use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StoreLoad};
+use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
 use n5_format::GridPosition;
 
@@ -31,7 +31,7 @@ impl BlockSource for StoredBlocks {
         validated_at: &ValidatedAt,
         checked_at: u64,
     ) -> Option<bool> {
-        validated_at.try_revalidate(&*self.container.store, &self.dataset.block_key(position), version, checked_at)
+        validated_at.try_is_unchanged(&*self.container.store, &self.dataset.block_key(position), version, checked_at)
     }
 
     fn store(&self) -> Option<&dyn Store> {
@@ -48,8 +48,8 @@ impl BlockSource for StoredBlocks {
         Ok(Some(metas.into_iter().map(|meta| meta.map(|meta| meta.version)).collect()))
     }
 
-    fn current_load(&self) -> StoreLoad {
-        self.container.store_load()
+    fn pressure(&self) -> StorePressure {
+        self.container.store_pressure()
     }
 
     /// Loads the block from the cache of stored objects if it is fresh there, otherwise from the store. It is not added
@@ -68,10 +68,15 @@ impl BlockSource for StoredBlocks {
             let checked_at = entry.validated_at.nanoseconds();
             if let Some((meta, bytes)) = entry.whole_object() {
                 let is_unchanged = known == Some(Some((&*meta.etag, meta.version)));
-                let stored = || SourceBlock::Stored(StoredObject::Whole(meta.clone(), bytes.clone()), None);
-                return Ok((if is_unchanged { SourceBlock::Unchanged } else { stored() }, checked_at));
+                let block = if is_unchanged {
+                    SourceBlock::Unchanged
+                } else {
+                    SourceBlock::Stored(StoredObject::Whole(meta.clone(), bytes.clone()), None)
+                };
+                return Ok((block, checked_at));
             }
-            // Otherwise not trusted: the request that cached it did not check that a dataset exists.
+            // Without such a store, a cached hole is not trusted: the request that cached it did not check that the
+            // dataset exists.
             if entry.object.is_none() && store.reports_missing_root() {
                 return Ok((SourceBlock::Missing, checked_at));
             }
@@ -133,7 +138,9 @@ impl Container {
         let key = dataset.attributes_key().unwrap_or_else(Key::root);
         match self.store.cached_stat(&key) {
             CachedStat::Object(_) => return Ok(()),
-            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => freshness.ensure_may_block().await,
+            CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => {
+                freshness.pend_if_nonblocking().await;
+            }
         }
         if self.store.head(&key).await?.is_some() {
             return Ok(());

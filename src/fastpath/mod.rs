@@ -167,7 +167,7 @@ fn repeat_reply(
 ) -> Option<Reply> {
     let (mount, template) = public_mount(app, entry.mount_index)?;
     let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
-    let bytes = mount.container.revalidate(freshness, &mut entry.cached_answer, with_bytes)?;
+    let bytes = mount.container.reuse_answer(freshness, &mut entry.cached_answer, with_bytes)?;
     Some(match &entry.headers {
         Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
         None => not_found_reply(app, request, template, route::STORED),

@@ -18,7 +18,7 @@ use tokio::sync::mpsc;
 use crate::cache::{Freshness, LargeObject, ReadError, SendPermit};
 use crate::container::Container;
 use crate::http::observe;
-use crate::read::{PieceTransform, PlannedSlice};
+use crate::read::{self, PieceTransform, PlannedSlice};
 use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::trace;
 use crate::view::Chunk;
@@ -140,7 +140,8 @@ impl BandReader {
             return Ok(None);
         }
         let band =
-            self.container.next_band(self.freshness, &mut self.slice, self.send_wait, self.transform.clone()).await?;
+            read::next_band(&self.container, self.freshness, &mut self.slice, self.send_wait, self.transform.clone())
+                .await?;
         let band = band.map(|(pieces, _)| {
             let trimmed = pieces.into_iter().map(|mut piece| {
                 let skipped_bytes = usize::try_from(self.bytes_to_skip).unwrap_or(usize::MAX).min(piece.len());

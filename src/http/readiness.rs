@@ -114,7 +114,7 @@ fn is_fresh((probed_at, _): &(Instant, StorageHealth)) -> bool {
 impl StorageProbe {
     async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
         // The probe may succeed from cached data about the directory although its files can no longer be read.
-        let is_stalled = container.store_load().is_stalled;
+        let is_stalled = container.store_pressure().is_stalled;
         let cached = self.last_result.borrow().clone().filter(is_fresh);
         let result = if cached.is_some() { cached } else { self.probe_or_join(container).await };
         match result {

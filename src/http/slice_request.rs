@@ -14,7 +14,7 @@ use crate::http::problem::{self, Problem};
 use crate::http::query::numpy_index::Selection;
 use crate::http::query::slice_query::SliceQuery;
 use crate::output::{self, EncodeOptions, EncodedPiece, Format};
-use crate::read::{PlannedSlice, SliceDelivery};
+use crate::read::{self, PlannedSlice, SliceDelivery, Streaming};
 use crate::runtime::cpu_pool::Priority;
 use crate::telemetry::{metrics, trace};
 use n5_format::{Array, Coords, DataType, Region};
@@ -99,15 +99,15 @@ impl SliceRequest {
         let region = &self.selection.region;
         let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
         let delivery = self.delivery(cost, is_rate_limited, false);
-        let limit_bytes = container.max_buffered_bytes();
-        let planned = container.plan_sparse_slice(freshness, &self.dataset, region.clone(), &delivery).await?;
+        let limit_bytes = read::max_buffered_bytes(container);
+        let planned = read::plan_sparse_slice(container, freshness, &self.dataset, region.clone(), &delivery).await?;
         let admitted = planned.map_err(Problem::from).and_then(|slice| self.admit(slice, cost, limit_bytes));
         let (mut slice, mut extra_bytes) =
             admitted.map_err(|problem| problem.with_piece_hint(self.admitted_piece_shape(container).as_deref()))?;
         // If slow clients hold the memory for a whole response, a streamed one need not wait for them.
-        if may_stream_early && !slice.is_streamed() && !container.has_capacity_for(&slice, extra_bytes) {
+        if may_stream_early && !slice.is_streamed() && !read::has_capacity_for(container, &slice, extra_bytes) {
             let delivery = self.delivery(cost, false, true);
-            let streamed = container.plan_converted_slice(&self.dataset, region.clone(), &delivery).ok();
+            let streamed = read::plan_converted_slice(container, &self.dataset, region.clone(), &delivery).ok();
             let admitted = streamed
                 .filter(PlannedSlice::is_streamed)
                 .and_then(|streamed| self.admit(streamed, cost, limit_bytes).ok());
@@ -132,13 +132,18 @@ impl SliceRequest {
     /// Returns how the response may be sent. Only a format whose elements follow a header can be streamed.
     fn delivery(&self, cost: EncodingCost, is_rate_limited: bool, must_stream: bool) -> SliceDelivery<'_> {
         let (is_streamable, prefix_bytes) = (cost.header_bytes.is_some(), cost.counted_header_bytes());
+        let has_small_bands = is_rate_limited && prefix_bytes == 0 && self.content_coding.is_none();
+        let streaming = match is_streamable {
+            false => Streaming::Never,
+            true if must_stream => Streaming::Always,
+            true if has_small_bands => Streaming::IfLargeInSmallBands,
+            true => Streaming::IfLarge,
+        };
         SliceDelivery {
             data_type: &self.data_type,
             extra_bytes: if is_streamable { cost.extra_bytes } else { 0 },
             prefix_bytes,
-            is_rate_limited: is_rate_limited && is_streamable && prefix_bytes == 0 && self.content_coding.is_none(),
-            is_streamable,
-            must_stream: must_stream && is_streamable,
+            streaming,
         }
     }
 
@@ -179,10 +184,10 @@ impl SliceRequest {
     /// Halves the region until a part of this shape is admitted in this format, wherever in the dataset it lies.
     /// Returns the shape; `None` if not even a single sample is admitted.
     fn admitted_piece_shape(&self, container: &Container) -> Option<Coords> {
-        let limit_bytes = container.max_buffered_bytes();
-        container.acceptable_part_shape(&self.dataset, &self.selection.region, |part| {
+        let limit_bytes = read::max_buffered_bytes(container);
+        read::shrink_until_accepted(&self.selection.region, self.dataset.attributes.grid(), |part| {
             self.encoding_cost(part).is_ok_and(|cost| {
-                let planned = container.plan_part(&self.dataset, part, &self.delivery(cost, false, false));
+                let planned = read::plan_part(container, &self.dataset, part, &self.delivery(cost, false, false));
                 planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, cost, limit_bytes).is_ok())
             })
         })

@@ -285,13 +285,9 @@ fn first_plane_parts(
     parts
 }
 
-/// Returns the shape, in samples, of a part of `region` that is `accepts`; `None` if no part is. Halves the region,
-/// slowest axis first, down to whole blocks and then below.
-pub(crate) fn shrink_until_accepted(
-    region: &Region,
-    grid: &BlockGrid,
-    accepts: impl Fn(&Region) -> bool,
-) -> Option<Coords> {
+/// Returns the shape, in samples, of a part of `region` that `accepts` accepts; `None` if it accepts no part. Halves the
+/// region, slowest axis first, down to whole blocks and then below.
+pub fn shrink_until_accepted(region: &Region, grid: &BlockGrid, accepts: impl Fn(&Region) -> bool) -> Option<Coords> {
     let mut piece_shape = region.shape().clone();
     let is_accepted = |shape: &Coords| {
         let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());

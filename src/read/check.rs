@@ -23,30 +23,28 @@ pub struct ValidBlock {
     pub decoded_bytes: u64,
 }
 
-impl Container {
-    /// Reads and decodes the block at `position` of a dataset as a slice would, without keeping it. Returns `None` if
-    /// no block is stored.
-    ///
-    /// # Errors
-    /// [`ReadError`] with which a slice would fail.
-    pub async fn check_block(
-        &self,
-        freshness: Freshness,
-        dataset: &Arc<Dataset>,
-        position: &GridPosition,
-    ) -> Result<Option<ValidBlock>, ReadError> {
-        if !self.is_visible(&dataset.key) {
-            return Ok(None);
+/// Reads and decodes the block at `position` of a dataset as a slice would, without keeping it. Returns `None` if
+/// no block is stored.
+///
+/// # Errors
+/// [`ReadError`] with which a slice would fail.
+pub async fn check_block(
+    container: &Container,
+    freshness: Freshness,
+    dataset: &Arc<Dataset>,
+    position: &GridPosition,
+) -> Result<Option<ValidBlock>, ReadError> {
+    if !container.is_visible(&dataset.key) {
+        return Ok(None);
+    }
+    let (blocks, location) = (&container.resources.blocks, container.block_location(dataset, position));
+    match check_once(blocks, &location, freshness.since(&dataset.block_key(position))).await {
+        // Read again, as for a slice.
+        Err(error) if error.may_be_torn() => {
+            tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
+            check_once(blocks, &location, freshness::now()).await
         }
-        let (blocks, location) = (&self.resources.blocks, self.block_location(dataset, position));
-        match check_once(blocks, &location, freshness.since(&dataset.block_key(position))).await {
-            // Read again, as for a slice.
-            Err(error) if error.may_be_torn() => {
-                tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
-                check_once(blocks, &location, freshness::now()).await
-            }
-            result => result,
-        }
+        result => result,
     }
 }
 

@@ -7,8 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::FutureExt;
 
+use super::gather::read_slice_for;
 use super::plan::PlannedSlice;
-use super::read_stats::Fingerprint;
+use super::read_stats::{Fingerprint, fingerprint};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness};
 use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
@@ -49,86 +50,83 @@ pub struct DerivedBytes {
     pub dependency: Option<Dependency>,
 }
 
-impl Container {
-    /// Returns the result of `derivation` for `slice`, from the cache if the blocks have not changed. Returns `None` if
-    /// none of the blocks exists. Concurrent requests share one derivation. Errors are not cached.
-    ///
-    /// # Errors
-    /// As [`Container::read_slice`]; [`ReadError::NotRepresentable`] when the derivation fails.
-    pub async fn derived(
-        &self,
-        freshness: Freshness,
-        slice: &PlannedSlice,
-        derivation: &Derivation,
-    ) -> Result<Option<DerivedBytes>, ReadError> {
-        let id = derivation.id ^ slice.region_hash();
-        let source = DerivedSource { container: self, freshness, slice, derivation };
-        let entries = &self.resources.objects.entries;
-        let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
-        Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
-            bytes: bytes.clone(),
-            etags_hash: u128::from_str_radix(&meta.etag, 16).unwrap_or(0),
-            versions_hash: meta.version,
-            dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, freshness.request_start)),
-        }))
-    }
+/// Returns the result of `derivation` for `slice`, from the cache if the blocks have not changed. Returns `None` if
+/// none of the blocks exists. Concurrent requests share one derivation. Errors are not cached.
+///
+/// # Errors
+/// As [`read_slice`](super::read_slice); [`ReadError::NotRepresentable`] when the derivation fails.
+pub async fn read_derived(
+    container: &Container,
+    freshness: Freshness,
+    slice: &PlannedSlice,
+    derivation: &Derivation,
+) -> Result<Option<DerivedBytes>, ReadError> {
+    let id = derivation.id ^ slice.region_hash();
+    let source = DerivedSource { container, freshness, slice, derivation };
+    let entries = &container.resources.objects.entries;
+    let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
+    Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
+        bytes: bytes.clone(),
+        etags_hash: u128::from_str_radix(&meta.etag, 16).unwrap_or(0),
+        versions_hash: meta.version,
+        dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, freshness.request_start)),
+    }))
+}
 
-    /// Returns true if the blocks that `entry` was derived from are still those in the store.
-    async fn is_unchanged(
-        &self,
-        freshness: Freshness,
-        entry: &ObjectEntry,
-        slice: &PlannedSlice,
-    ) -> Result<bool, ReadError> {
-        let checked_at = freshness::now();
-        let current = self.fingerprint(freshness, slice).await?;
-        let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
-        if is_unchanged {
-            entry.validated_at.touch(checked_at);
-        }
-        Ok(is_unchanged)
+/// Returns true if the blocks that `entry` was derived from are still those in the store.
+async fn is_unchanged(
+    container: &Container,
+    freshness: Freshness,
+    entry: &ObjectEntry,
+    slice: &PlannedSlice,
+) -> Result<bool, ReadError> {
+    let checked_at = freshness::now();
+    let current = fingerprint(container, freshness, slice).await?;
+    let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
+    if is_unchanged {
+        entry.validated_at.touch(checked_at);
     }
+    Ok(is_unchanged)
+}
 
-    async fn derive(
-        &self,
-        freshness: Freshness,
-        slice: &PlannedSlice,
-        derivation: &Derivation,
-        flight: FlightHandle,
-    ) -> Result<ObjectEntry, ReadError> {
-        let (data, mut memory, stats) = self.read_slice_for(freshness, slice, derivation.extra_bytes, false).await?;
-        let checked_at = stats.oldest_check.unwrap_or(0);
-        if stats.fingerprint.blocks == 0 {
-            return Ok(ObjectEntry::missing(false, checked_at));
-        }
-        let (apply, priority) = (Arc::clone(&derivation.apply), Priority::for_input_bytes(data.len()));
-        // The job owns its inputs. It runs to its end even without waiters, and its result should be cached then, too.
-        let job = move || {
-            flight.detach();
-            let input_range = data.as_ptr_range();
-            let bytes = apply(data)?;
-            memory.shrink(bytes.len() as u64);
-            let is_new_buffer = !input_range.contains(&bytes.as_ptr());
-            Ok::<_, ReadError>((bytes, memory, is_new_buffer))
-        };
-        // Elements that are sent unchanged take no time.
-        let result = match derivation.extra_bytes {
-            0 => job(),
-            _ => self.resources.cpu.run(priority, slice.dataset.id, job).await?,
-        };
-        let (bytes, memory, is_new_buffer) = result?;
-        let (Fingerprint { etags_hash, versions_hash, .. }, len) = (stats.fingerprint, bytes.len() as u64);
-        let meta =
-            ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
-        // Unchanged elements belong to another budget, whose permit must not live on in this cache.
-        if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
-            return Ok(ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at));
-        }
-        // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
-        // waits for the slice budget.
-        let permit = self.resources.objects.entries.take(len).await?;
-        Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
+async fn derive(
+    container: &Container,
+    freshness: Freshness,
+    slice: &PlannedSlice,
+    derivation: &Derivation,
+    flight: FlightHandle,
+) -> Result<ObjectEntry, ReadError> {
+    let (data, mut memory, stats) = read_slice_for(container, freshness, slice, derivation.extra_bytes, false).await?;
+    let checked_at = stats.oldest_check.unwrap_or(0);
+    if stats.fingerprint.blocks == 0 {
+        return Ok(ObjectEntry::missing(false, checked_at));
     }
+    let (apply, priority) = (Arc::clone(&derivation.apply), Priority::for_input_bytes(data.len()));
+    // The job owns its inputs. It runs to its end even without waiters, and its result should be cached then, too.
+    let job = move || {
+        flight.detach();
+        let input_range = data.as_ptr_range();
+        let bytes = apply(data)?;
+        memory.shrink(bytes.len() as u64);
+        let is_new_buffer = !input_range.contains(&bytes.as_ptr());
+        Ok::<_, ReadError>((bytes, memory, is_new_buffer))
+    };
+    // Elements that are sent unchanged take no time.
+    let result = match derivation.extra_bytes {
+        0 => job(),
+        _ => container.resources.cpu.run(priority, slice.dataset.id, job).await?,
+    };
+    let (bytes, memory, is_new_buffer) = result?;
+    let (Fingerprint { etags_hash, versions_hash, .. }, len) = (stats.fingerprint, bytes.len() as u64);
+    let meta = ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
+    // Unchanged elements belong to another budget, whose permit must not live on in this cache.
+    if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
+        return Ok(ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at));
+    }
+    // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
+    // waits for the slice budget.
+    let permit = container.resources.objects.entries.take(len).await?;
+    Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
 }
 
 /// The blocks of a slice as the source of a derived result.
@@ -141,7 +139,7 @@ struct DerivedSource<'a> {
 
 impl EntrySource<ObjectEntry> for DerivedSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
-        self.container.is_unchanged(self.freshness.nonblocking(), entry, self.slice).now_or_never()?.ok()
+        is_unchanged(self.container, self.freshness.nonblocking(), entry, self.slice).now_or_never()?.ok()
     }
 
     fn load(
@@ -153,11 +151,11 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
         let (slice, derivation) = (self.slice.clone(), self.derivation.clone());
         async move {
             if let Some(stale) = stale
-                && container.is_unchanged(freshness, &stale, &slice).await?
+                && is_unchanged(&container, freshness, &stale, &slice).await?
             {
                 return Ok(stale);
             }
-            Ok(Arc::new(container.derive(freshness, &slice, &derivation, flight).await?))
+            Ok(Arc::new(derive(&container, freshness, &slice, &derivation, flight).await?))
         }
     }
 }

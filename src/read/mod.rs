@@ -11,10 +11,13 @@ mod plan;
 mod read_stats;
 mod sample;
 
-pub use bands::Bands;
-pub use check::ValidBlock;
-pub use derived::{Derivation, DerivedBytes};
-pub use gather::PieceTransform;
-pub use plan::{PlannedSlice, SliceDelivery, SliceRefusal};
-pub use read_stats::{Fingerprint, ReadStats};
-pub use sample::{SamplePlan, SampleStatistics};
+pub use bands::{Bands, shrink_until_accepted};
+pub use check::{ValidBlock, check_block};
+pub use derived::{Derivation, DerivedBytes, read_derived};
+pub use gather::{PieceTransform, next_band, read_pieces, read_slice};
+pub use plan::{
+    PlannedSlice, SliceDelivery, SliceRefusal, Streaming, has_capacity_for, max_buffered_bytes, plan_converted_slice,
+    plan_part, plan_slice, plan_sparse_slice,
+};
+pub use read_stats::{Fingerprint, ReadStats, fingerprint};
+pub use sample::{SamplePlan, SampleStatistics, plan_sample, sample_statistics};

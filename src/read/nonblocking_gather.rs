@@ -235,7 +235,7 @@ impl GatherContext {
         // Memory that decoding needs besides the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
         scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
-        let decode_permit = self.blocks.entries.budget.try_take(needed_bytes)?;
+        let decode_permit = self.blocks.budget().try_take(needed_bytes)?;
         let started = Instant::now();
         // A raw block keeps the file's buffer. Otherwise the buffer is reused for the next file.
         let compression = self.dataset.attributes.compression();
@@ -325,8 +325,8 @@ impl JobScratch {
     fn take_buffers(&mut self, blocks: &BlockCache, file_bytes: u64, block_bytes: u64) -> Option<()> {
         if self.permit.is_none() {
             self.try_reserve(blocks, file_bytes.saturating_add(block_bytes))?;
-            self.file = blocks.entries.budget.buffer(usize::try_from(file_bytes).ok()?);
-            self.buffers.decoded = blocks.entries.budget.buffer(usize::try_from(block_bytes).ok()?);
+            self.file = blocks.budget().buffer(usize::try_from(file_bytes).ok()?);
+            self.buffers.decoded = blocks.budget().buffer(usize::try_from(block_bytes).ok()?);
         }
         Some(())
     }
@@ -334,7 +334,7 @@ impl JobScratch {
     /// Returns the buffers to the pool.
     fn return_buffers(self, blocks: &BlockCache) {
         if let Some(permit) = self.permit {
-            blocks.entries.budget.return_buffers([self.buffers.decoded, self.file], permit);
+            blocks.budget().return_buffers([self.buffers.decoded, self.file], permit);
         }
     }
 
@@ -342,8 +342,8 @@ impl JobScratch {
     fn try_reserve(&mut self, blocks: &BlockCache, bytes: u64) -> Option<()> {
         match &mut self.permit {
             Some(permit) if permit.bytes() >= bytes => {}
-            Some(permit) => permit.merge(blocks.entries.budget.try_take(bytes.saturating_sub(permit.bytes()))?),
-            empty => *empty = Some(blocks.entries.budget.try_take(bytes)?),
+            Some(permit) => permit.merge(blocks.budget().try_take(bytes.saturating_sub(permit.bytes()))?),
+            empty => *empty = Some(blocks.budget().try_take(bytes)?),
         }
         Some(())
     }

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{self, Bands, ElementWidths};
+use super::bands::{Bands, ElementWidths};
 use crate::cache::budget::Budget;
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
@@ -54,7 +54,6 @@ const LISTING_TIME_LIMIT: Duration = Duration::from_secs(1);
 pub struct PlannedSlice {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) region: Region,
-    pub(crate) width: usize,
     pub(crate) widths: ElementWidths,
     /// Type that the elements are converted to; `None` if they keep their stored type.
     convert_to: Option<DataType>,
@@ -80,6 +79,11 @@ impl PlannedSlice {
     /// Returns the size of the elements in bytes, as converted.
     pub fn bytes(&self) -> u64 {
         self.bytes
+    }
+
+    /// Returns the size of a stored element in bytes.
+    pub(crate) fn stored_width(&self) -> usize {
+        self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
     /// Returns the bytes of memory that the elements take if the slice is read whole: as stored plus, if they are
@@ -151,31 +155,32 @@ pub struct SliceDelivery<'a> {
     pub extra_bytes: u64,
     /// Bytes that a streamed response sends before its elements. Their memory is taken with the first band.
     pub prefix_bytes: u64,
-    /// The client is rate-limited: the response is sent in small bands where possible.
-    pub is_rate_limited: bool,
-    /// The response can be sent in bands. It is if sending it whole would leave less than a quarter of the slice budget
-    /// to others, because its client may be slow.
-    pub is_streamable: bool,
-    /// The response is sent in bands even if there is memory for all of it.
-    pub must_stream: bool,
+    /// Condition on which the response is sent in bands.
+    pub streaming: Streaming,
+}
+
+/// Condition on which a response is sent in bands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Streaming {
+    /// The format allows only whole responses.
+    Never,
+    /// Sending the response whole would leave less than a quarter of the slice budget to others. Its client may be slow.
+    IfLarge,
+    /// As [`Self::IfLarge`], in small bands where possible, because the client is rate-limited.
+    IfLargeInSmallBands,
+    /// Always, even if there is memory for all of it.
+    Always,
 }
 
 impl<'a> SliceDelivery<'a> {
     /// Elements of `data_type` that are sent whole and without anything else.
     pub fn whole(data_type: &'a DataType) -> Self {
-        Self {
-            data_type,
-            extra_bytes: 0,
-            prefix_bytes: 0,
-            is_rate_limited: false,
-            is_streamable: false,
-            must_stream: false,
-        }
+        Self { data_type, extra_bytes: 0, prefix_bytes: 0, streaming: Streaming::Never }
     }
 
     /// Elements of `data_type` that are sent in bands.
     pub fn streamed(data_type: &'a DataType) -> Self {
-        Self { is_streamable: true, must_stream: true, ..Self::whole(data_type) }
+        Self { streaming: Streaming::Always, ..Self::whole(data_type) }
     }
 }
 
@@ -233,233 +238,224 @@ pub(crate) struct CostAssumptions {
     pub(crate) uses_partial_reads: bool,
 }
 
-impl Container {
-    /// Plans a slice of `dataset` from sizes alone: refuses it, or admits it whole or in bands.
-    ///
-    /// # Errors
-    /// [`SliceRefusal`].
-    pub fn plan_slice(&self, dataset: &Arc<Dataset>, region: Region) -> Result<PlannedSlice, SliceRefusal> {
-        self.plan_converted_slice(dataset, region, &SliceDelivery::whole(dataset.attributes.data_type()))
-    }
+/// Plans a slice of `dataset` from sizes alone: refuses it, or admits it whole or in bands.
+///
+/// # Errors
+/// [`SliceRefusal`].
+pub fn plan_slice(container: &Container, dataset: &Arc<Dataset>, region: Region) -> Result<PlannedSlice, SliceRefusal> {
+    plan_converted_slice(container, dataset, region, &SliceDelivery::whole(dataset.attributes.data_type()))
+}
 
-    /// As [`Self::plan_slice`], for a response whose bytes differ from the stored elements.
-    ///
-    /// # Errors
-    /// [`SliceRefusal`].
-    pub fn plan_converted_slice(
-        &self,
-        dataset: &Arc<Dataset>,
-        region: Region,
-        delivery: &SliceDelivery<'_>,
-    ) -> Result<PlannedSlice, SliceRefusal> {
-        self.plan_with_assumptions(dataset, region, delivery, CostAssumptions::default())
-    }
+/// As [`plan_slice`], for a response whose bytes differ from the stored elements.
+///
+/// # Errors
+/// [`SliceRefusal`].
+pub fn plan_converted_slice(
+    container: &Container,
+    dataset: &Arc<Dataset>,
+    region: Region,
+    delivery: &SliceDelivery<'_>,
+) -> Result<PlannedSlice, SliceRefusal> {
+    plan_with_assumptions(container, dataset, region, delivery, CostAssumptions::default())
+}
 
-    /// Returns the maximum number of bytes of one response that wait to be sent. A quarter of the slice budget is left
-    /// to others.
-    pub fn max_buffered_bytes(&self) -> u64 {
-        self.resources.slice_budget.max_stream_bytes()
-    }
+/// Returns the maximum number of bytes of one response that wait to be sent. A quarter of the slice budget is left
+/// to others.
+pub fn max_buffered_bytes(container: &Container) -> u64 {
+    container.resources.slice_budget.max_stream_bytes()
+}
 
-    /// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should
-    /// wait for it.
-    ///
-    /// The client's quota does not count: a client above its quota waits for its own responses to be sent. In bands, it
-    /// would get more memory the fewer bands it takes, and leave too little for the streams of others.
-    pub fn has_capacity_for(&self, slice: &PlannedSlice, extra_bytes: u64) -> bool {
-        let bytes = slice.memory_bytes().saturating_add(extra_bytes);
-        bytes <= ALWAYS_WHOLE_BYTES || self.resources.slice_budget.has_capacity_for(bytes)
-    }
+/// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should
+/// wait for it.
+///
+/// The client's quota does not count: a client above its quota waits for its own responses to be sent. In bands, it
+/// would get more memory the fewer bands it takes, and leave too little for the streams of others.
+pub fn has_capacity_for(container: &Container, slice: &PlannedSlice, extra_bytes: u64) -> bool {
+    let bytes = slice.memory_bytes().saturating_add(extra_bytes);
+    bytes <= ALWAYS_WHOLE_BYTES || container.resources.slice_budget.has_capacity_for(bytes)
+}
 
-    /// As [`Self::plan_converted_slice`], but if the decoding cost is too high, blocks that do not exist are no longer
-    /// counted.
-    ///
-    /// Blocks written after the count are read like all others. Memory stays bounded, but the decoded bytes may exceed
-    /// `limits.decode_factor` by those blocks.
-    ///
-    /// # Errors
-    /// [`ReadError`] if the store cannot tell which blocks exist; inside, [`SliceRefusal`].
-    pub async fn plan_sparse_slice(
-        &self,
-        freshness: Freshness,
-        dataset: &Arc<Dataset>,
-        region: Region,
-        delivery: &SliceDelivery<'_>,
-    ) -> Result<Result<PlannedSlice, SliceRefusal>, ReadError> {
-        let planned = self.plan_converted_slice(dataset, region.clone(), delivery);
-        let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = planned else { return Ok(planned) };
-        freshness.ensure_may_block().await;
-        let existing_blocks = Some(self.count_existing_blocks(dataset, &region, affordable_blocks).await?);
-        let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
-        Ok(self.plan_with_assumptions(dataset, region, delivery, assumptions))
-    }
+/// As [`plan_converted_slice`], but if the decoding cost is too high, blocks that do not exist are no longer
+/// counted.
+///
+/// Blocks written after the count are read like all others. Memory stays bounded, but the decoded bytes may exceed
+/// `limits.decode_factor` by those blocks.
+///
+/// # Errors
+/// [`ReadError`] if the store cannot tell which blocks exist. The inner error is the refusal, to which the caller may
+/// add a hint at a smaller slice.
+pub async fn plan_sparse_slice(
+    container: &Container,
+    freshness: Freshness,
+    dataset: &Arc<Dataset>,
+    region: Region,
+    delivery: &SliceDelivery<'_>,
+) -> Result<Result<PlannedSlice, SliceRefusal>, ReadError> {
+    let planned = plan_converted_slice(container, dataset, region.clone(), delivery);
+    let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = planned else { return Ok(planned) };
+    freshness.pend_if_nonblocking().await;
+    let existing_blocks = Some(count_existing_blocks(container, dataset, &region, affordable_blocks).await?);
+    let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
+    Ok(plan_with_assumptions(container, dataset, region, delivery, assumptions))
+}
 
-    /// Returns the shape, in samples, of a part of `region` that is `accepts` as planned by [`Self::plan_part`];
-    /// `None` if no part is.
-    pub fn acceptable_part_shape(
-        &self,
-        dataset: &Arc<Dataset>,
-        region: &Region,
-        accepts: impl Fn(&Region) -> bool,
-    ) -> Option<Coords> {
-        bands::shrink_until_accepted(region, dataset.attributes.grid(), accepts)
-    }
+/// As [`plan_converted_slice`], for every region with the shape and the steps of `part`: refused if one of
+/// them would be refused.
+///
+/// # Errors
+/// [`SliceRefusal`].
+pub fn plan_part(
+    container: &Container,
+    dataset: &Arc<Dataset>,
+    part: &Region,
+    delivery: &SliceDelivery<'_>,
+) -> Result<PlannedSlice, SliceRefusal> {
+    let touched_blocks = Some(max_touched_blocks(part, dataset.attributes.grid()));
+    let assumptions = CostAssumptions { touched_blocks, ..CostAssumptions::default() };
+    plan_with_assumptions(container, dataset, part.clone(), delivery, assumptions)
+}
 
-    /// As [`Self::plan_converted_slice`], for every region with the shape and the steps of `part`: refused if one of
-    /// them would be refused.
-    ///
-    /// # Errors
-    /// [`SliceRefusal`].
-    pub fn plan_part(
-        &self,
-        dataset: &Arc<Dataset>,
-        part: &Region,
-        delivery: &SliceDelivery<'_>,
-    ) -> Result<PlannedSlice, SliceRefusal> {
-        let touched_blocks = Some(max_touched_blocks(part, dataset.attributes.grid()));
-        let assumptions = CostAssumptions { touched_blocks, ..CostAssumptions::default() };
-        self.plan_with_assumptions(dataset, part.clone(), delivery, assumptions)
-    }
-
-    /// Plans a slice. If decoding whole blocks is too costly and they are stored uncompressed, plans to read parts of
-    /// them.
-    fn plan_with_assumptions(
-        &self,
-        dataset: &Arc<Dataset>,
-        region: Region,
-        delivery: &SliceDelivery<'_>,
-        assumptions: CostAssumptions,
-    ) -> Result<PlannedSlice, SliceRefusal> {
-        let settings = self.resources.settings();
-        let (prefix_bytes, max_stream_bytes) = (delivery.prefix_bytes, self.resources.slice_budget.max_stream_bytes());
-        let limits = SliceLimits {
-            max_slice_bytes: settings.max_slice_bytes,
-            budget_bytes: settings.slice_budget,
-            max_whole_bytes: if delivery.is_streamable { max_stream_bytes } else { settings.slice_budget },
-            extra_bytes: delivery.extra_bytes,
-            max_band_bytes: max_stream_bytes.saturating_sub(prefix_bytes),
-            decode_factor: settings.decode_factor,
-            must_stream: delivery.must_stream,
-        };
-        let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
-        let converted = Some(delivery.data_type).filter(|to| *to != dataset.attributes.data_type());
-        let widths = ElementWidths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
-        let grid = dataset.attributes.grid();
-        let rate_limited_bytes = settings.slice_budget / RATE_LIMITED_BUDGET_DIVISOR;
-        let rate_limited_limits = SliceLimits {
-            budget_bytes: rate_limited_bytes,
-            max_whole_bytes: rate_limited_bytes,
-            max_band_bytes: rate_limited_bytes.saturating_sub(prefix_bytes),
-            ..limits
-        };
-        let is_uncompressed = dataset.attributes.compression().codec().is_some_and(Codec::is_uncompressed);
-        let plan_within = |limits: SliceLimits| match plan(&region, grid, widths, limits, assumptions) {
-            Err(SliceRefusal::TooCostly { .. }) if is_uncompressed => {
-                plan(&region, grid, widths, limits, CostAssumptions { uses_partial_reads: true, ..assumptions })
-                    .map(|plan| (plan, true))
-            }
-            result => result.map(|plan| (plan, false)),
-        };
-        // If small bands would decode blocks too often, the slice is planned as for any other client.
-        let rate_limited_plan = if delivery.is_rate_limited { plan_within(rate_limited_limits).ok() } else { None };
-        let ((bytes, bands), uses_partial_reads) = rate_limited_plan.map_or_else(|| plan_within(limits), Ok)?;
-        let (dataset, convert_to, stream_token) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
-        Ok(PlannedSlice {
-            dataset,
-            region,
-            width,
-            widths,
-            convert_to,
-            bytes,
-            prefix_bytes,
-            bands,
-            uses_partial_reads,
-            has_started: false,
-            memory_waited: Duration::ZERO,
-            stream_token,
-        })
-    }
-
-    /// Counts the blocks of `dataset` that `region` touches and that may exist, by listing directories. In an almost empty
-    /// dataset this is far cheaper than looking up each block. A block counts if its existence is unknown: if its
-    /// directory could not be listed, or not within the bounds above, or if the store lists slowly. Counting stops a
-    /// little above `max_count`.
-    ///
-    /// # Errors
-    /// When the store fails.
-    async fn count_existing_blocks(
-        &self,
-        dataset: &Dataset,
-        region: &Region,
-        max_count: u128,
-    ) -> Result<u128, ReadError> {
-        let covering = Arc::new(dataset.attributes.grid().covering(region));
-        let (total, rank) = (covering.total(), region.rank());
-        if rank == 0 || total == 0 || !self.store.lists_cheaply() {
-            return Ok(total);
+/// Plans a slice. If decoding whole blocks is too costly and they are stored uncompressed, plans to read parts of
+/// them.
+fn plan_with_assumptions(
+    container: &Container,
+    dataset: &Arc<Dataset>,
+    region: Region,
+    delivery: &SliceDelivery<'_>,
+    assumptions: CostAssumptions,
+) -> Result<PlannedSlice, SliceRefusal> {
+    let settings = container.resources.settings();
+    let (prefix_bytes, max_stream_bytes) = (delivery.prefix_bytes, container.resources.slice_budget.max_stream_bytes());
+    let limits = SliceLimits {
+        max_slice_bytes: settings.max_slice_bytes,
+        budget_bytes: settings.slice_budget,
+        max_whole_bytes: match delivery.streaming {
+            Streaming::Never => settings.slice_budget,
+            Streaming::IfLarge | Streaming::IfLargeInSmallBands | Streaming::Always => max_stream_bytes,
+        },
+        extra_bytes: delivery.extra_bytes,
+        max_band_bytes: max_stream_bytes.saturating_sub(prefix_bytes),
+        decode_factor: settings.decode_factor,
+        must_stream: delivery.streaming == Streaming::Always,
+    };
+    let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
+    let converted = Some(delivery.data_type).filter(|to| *to != dataset.attributes.data_type());
+    let widths = ElementWidths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
+    let grid = dataset.attributes.grid();
+    let rate_limited_bytes = settings.slice_budget / RATE_LIMITED_BUDGET_DIVISOR;
+    let rate_limited_limits = SliceLimits {
+        budget_bytes: rate_limited_bytes,
+        max_whole_bytes: rate_limited_bytes,
+        max_band_bytes: rate_limited_bytes.saturating_sub(prefix_bytes),
+        ..limits
+    };
+    let is_uncompressed = dataset.attributes.compression().codec().is_some_and(Codec::is_uncompressed);
+    let plan_within = |limits: SliceLimits| match plan(&region, grid, widths, limits, assumptions) {
+        Err(SliceRefusal::TooCostly { .. }) if is_uncompressed => {
+            plan(&region, grid, widths, limits, CostAssumptions { uses_partial_reads: true, ..assumptions })
+                .map(|plan| (plan, true))
         }
-        let started = Instant::now();
-        // Number of positions below each entry of a level.
-        let block_counts: Vec<u128> = (0..rank)
-            .map(|level| (level + 1..rank).fold(1, |n: u128, axis| n.saturating_mul(covering.count_along(axis).into())))
-            .collect();
-        let blocks_below = |level: usize| block_counts.get(level).copied().unwrap_or(1);
-        let (mut missing_blocks, mut existing_blocks, mut pages) = (0u128, 0u128, 0);
-        // Directories that have not been listed yet: their level, and the last grid component of their path.
-        let mut pending = vec![(0_usize, 0_u64)];
-        let mut path = Coords::new();
-        while let Some((level, number)) = pending.pop() {
-            path.truncate(level.saturating_sub(1));
-            if level > 0 {
-                path.push(number);
+        result => result.map(|plan| (plan, false)),
+    };
+    // If small bands would decode blocks too often, the slice is planned as for any other client.
+    let has_small_bands = delivery.streaming == Streaming::IfLargeInSmallBands;
+    let rate_limited_plan = if has_small_bands { plan_within(rate_limited_limits).ok() } else { None };
+    let ((bytes, bands), uses_partial_reads) = rate_limited_plan.map_or_else(|| plan_within(limits), Ok)?;
+    let (dataset, convert_to, stream_token) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
+    Ok(PlannedSlice {
+        dataset,
+        region,
+        widths,
+        convert_to,
+        bytes,
+        prefix_bytes,
+        bands,
+        uses_partial_reads,
+        has_started: false,
+        memory_waited: Duration::ZERO,
+        stream_token,
+    })
+}
+
+/// Counts the blocks of `dataset` that `region` touches and that may exist, by listing directories. In an almost empty
+/// dataset this is far cheaper than looking up each block. A block counts if its existence is unknown: if its
+/// directory could not be listed, or not within [`MAX_LISTING_PAGES`], [`MAX_PENDING_DIRECTORIES`] and
+/// [`LISTING_TIME_LIMIT`], or if the store lists slowly. Counting stops a little above `max_count`.
+///
+/// # Errors
+/// When the store fails.
+async fn count_existing_blocks(
+    container: &Container,
+    dataset: &Dataset,
+    region: &Region,
+    max_count: u128,
+) -> Result<u128, ReadError> {
+    let covering = Arc::new(dataset.attributes.grid().covering(region));
+    let (total, rank) = (covering.total(), region.rank());
+    if rank == 0 || total == 0 || !container.store.lists_cheaply() {
+        return Ok(total);
+    }
+    let started = Instant::now();
+    // Number of positions below each entry of a level.
+    let block_counts: Vec<u128> = (0..rank)
+        .map(|level| (level + 1..rank).fold(1, |n: u128, axis| n.saturating_mul(covering.count_along(axis).into())))
+        .collect();
+    let blocks_below = |level: usize| block_counts.get(level).copied().unwrap_or(1);
+    let (mut missing_blocks, mut existing_blocks, mut pages) = (0u128, 0u128, 0);
+    // Directories that have not been listed yet: their level, and the last grid component of their path.
+    let mut pending = vec![(0_usize, 0_u64)];
+    let mut path = Coords::new();
+    while let Some((level, number)) = pending.pop() {
+        path.truncate(level.saturating_sub(1));
+        if level > 0 {
+            path.push(number);
+        }
+        let key = if path.is_empty() { dataset.key.clone() } else { dataset.key.join_numbers(&path) };
+        let is_last = level + 1 == rank;
+        let filter = touched_filter(&covering, level);
+        let (mut after, mut present) = (None::<String>, 0u64);
+        let is_known = loop {
+            if pages == MAX_LISTING_PAGES
+                || started.elapsed() > LISTING_TIME_LIMIT
+                || pending.len() > MAX_PENDING_DIRECTORIES
+            {
+                return Ok(total.saturating_sub(missing_blocks));
             }
-            let key = if path.is_empty() { dataset.key.clone() } else { dataset.key.join_numbers(&path) };
-            let is_last = level + 1 == rank;
-            let filter = touched_filter(&covering, level);
-            let (mut after, mut present) = (None::<String>, 0u64);
-            let is_known = loop {
-                if pages == MAX_LISTING_PAGES
-                    || started.elapsed() > LISTING_TIME_LIMIT
-                    || pending.len() > MAX_PENDING_DIRECTORIES
-                {
-                    return Ok(total.saturating_sub(missing_blocks));
-                }
-                pages += 1;
-                let page = self.store.list(&key, after.as_deref(), LISTING_PAGE_ENTRIES, Arc::clone(&filter));
-                let listing = match page.await {
-                    Ok(Some(listing)) => listing,
-                    Ok(None) => break true,
-                    Err(error) if error.hides_object() => break false,
-                    Err(error) => return Err(error.into()),
-                };
-                present = present.saturating_add(listing.omitted_count);
-                after = listing.entries.last().map(|entry| entry.name.clone());
-                for entry in listing.entries {
-                    // A directory is not a block, and a file is not a directory of blocks.
-                    if entry.is_directory == is_last {
-                        continue;
-                    }
-                    present = present.saturating_add(1);
-                    if is_last {
-                        existing_blocks = existing_blocks.saturating_add(1);
-                    } else if let Some(number) = grid_component(&entry.name) {
-                        pending.push((level + 1, number));
-                    }
-                }
-                if !listing.has_more || after.is_none() {
-                    break !listing.has_more;
-                }
+            pages += 1;
+            let page = container.store.list(&key, after.as_deref(), LISTING_PAGE_ENTRIES, Arc::clone(&filter));
+            let listing = match page.await {
+                Ok(Some(listing)) => listing,
+                Ok(None) => break true,
+                Err(error) if error.hides_object() => break false,
+                Err(error) => return Err(error.into()),
             };
-            if is_known {
-                let missing = covering.count_along(level).saturating_sub(present);
-                missing_blocks = missing_blocks.saturating_add(u128::from(missing).saturating_mul(blocks_below(level)));
+            present = present.saturating_add(listing.omitted_count);
+            after = listing.entries.last().map(|entry| entry.name.clone());
+            for entry in listing.entries {
+                // A directory is not a block, and a file is not a directory of blocks.
+                if entry.is_directory == is_last {
+                    continue;
+                }
+                present = present.saturating_add(1);
+                if is_last {
+                    existing_blocks = existing_blocks.saturating_add(1);
+                } else if let Some(number) = grid_component(&entry.name) {
+                    pending.push((level + 1, number));
+                }
             }
-            if existing_blocks > max_count {
-                break;
+            if !listing.has_more || after.is_none() {
+                break !listing.has_more;
             }
+        };
+        if is_known {
+            let missing = covering.count_along(level).saturating_sub(present);
+            missing_blocks = missing_blocks.saturating_add(u128::from(missing).saturating_mul(blocks_below(level)));
         }
-        Ok(total.saturating_sub(missing_blocks))
+        if existing_blocks > max_count {
+            break;
+        }
     }
+    Ok(total.saturating_sub(missing_blocks))
 }
 
 /// Returns a filter that keeps the entries of a directory on this level that lead to touched blocks.

@@ -114,55 +114,57 @@ impl Fingerprint {
     }
 }
 
-impl Container {
-    /// Returns the [`ReadStats::fingerprint`] of all blocks that `slice` touches, without reading them.
-    ///
-    /// # Errors
-    /// [`ReadError`] when the store fails.
-    pub async fn fingerprint(&self, freshness: Freshness, slice: &PlannedSlice) -> Result<Fingerprint, ReadError> {
-        let mut sum = Fingerprint::default();
-        let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
-        loop {
-            let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
-            if batch.is_empty() {
-                return Ok(sum);
-            }
-            let (store, dataset) = (Arc::clone(&self.store), Arc::clone(&slice.dataset));
-            let is_small = batch.len() <= MAX_NONBLOCKING_CHECKS;
-            // Returns the fingerprint of the blocks that are known without waiting, and the other blocks.
-            let probe = move || {
-                let (mut known, mut unknown) = (Fingerprint::default(), Vec::new());
-                for position in batch {
-                    let key = dataset.block_key(&position);
-                    match store.cached_stat(&key) {
-                        CachedStat::Object(raw_meta) => {
-                            let meta = ObjectMeta::from(raw_meta);
-                            known.add(&position, &meta.etag, meta.version);
-                        }
-                        CachedStat::Missing | CachedStat::NotAnObject => {}
-                        CachedStat::Unknown => unknown.push((position, key)),
+/// Returns the [`ReadStats::fingerprint`] of all blocks that `slice` touches, without reading them.
+///
+/// # Errors
+/// [`ReadError`] when the store fails.
+pub async fn fingerprint(
+    container: &Container,
+    freshness: Freshness,
+    slice: &PlannedSlice,
+) -> Result<Fingerprint, ReadError> {
+    let mut sum = Fingerprint::default();
+    let mut positions = slice.dataset.attributes.grid().covering(&slice.region);
+    loop {
+        let batch: Vec<GridPosition> = positions.by_ref().take(BATCH).collect();
+        if batch.is_empty() {
+            return Ok(sum);
+        }
+        let (store, dataset) = (Arc::clone(&container.store), Arc::clone(&slice.dataset));
+        let is_small = batch.len() <= MAX_NONBLOCKING_CHECKS;
+        // Returns the fingerprint of the blocks that are known without waiting, and the other blocks.
+        let probe = move || {
+            let (mut known, mut unknown) = (Fingerprint::default(), Vec::new());
+            for position in batch {
+                let key = dataset.block_key(&position);
+                match store.cached_stat(&key) {
+                    CachedStat::Object(raw_meta) => {
+                        let meta = ObjectMeta::from(raw_meta);
+                        known.add(&position, &meta.etag, meta.version);
                     }
+                    CachedStat::Missing | CachedStat::NotAnObject => {}
+                    CachedStat::Unknown => unknown.push((position, key)),
                 }
-                (known, unknown)
-            };
-            // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
-            let (known, unknown) = if is_small {
-                probe()
-            } else {
-                freshness.ensure_may_block().await;
-                self.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
-            };
-            sum.merge(&known);
-            if unknown.is_empty() {
-                continue;
             }
-            freshness.ensure_may_block().await;
-            let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
-            let metas = self.store.head_many(keys).await?;
-            for (position, meta) in positions.iter().zip(metas) {
-                if let Some(meta) = meta {
-                    sum.add(position, &meta.etag, meta.version);
-                }
+            (known, unknown)
+        };
+        // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
+        let (known, unknown) = if is_small {
+            probe()
+        } else {
+            freshness.pend_if_nonblocking().await;
+            container.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
+        };
+        sum.merge(&known);
+        if unknown.is_empty() {
+            continue;
+        }
+        freshness.pend_if_nonblocking().await;
+        let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
+        let metas = container.store.head_many(keys).await?;
+        for (position, meta) in positions.iter().zip(metas) {
+            if let Some(meta) = meta {
+                sum.add(position, &meta.etag, meta.version);
             }
         }
     }

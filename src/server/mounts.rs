@@ -99,7 +99,7 @@ impl MountedContainer {
     /// Returns true unless the storage is known to be stalled or an earlier attempt to open it has not ended.
     fn is_responsive(&self) -> bool {
         let is_stalled = match &self.location {
-            ContainerLocation::Local { store, .. } => store.current_load().is_stalled,
+            ContainerLocation::Local { store, .. } => store.pressure().is_stalled,
             ContainerLocation::Demo | ContainerLocation::Unopened => false,
         };
         !is_stalled && self.open_lock.try_lock().is_ok()

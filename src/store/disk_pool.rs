@@ -21,9 +21,9 @@ use super::error::{LocalError, StoreError};
 use super::key::Key;
 use crate::runtime::fair_queue::ClientId;
 
-/// Load of a store: the calls that wait for it.
+/// Pressure on a store: the calls that wait for it.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct StoreLoad {
+pub struct StorePressure {
     /// Number of calls that have started.
     pub running: usize,
     /// Number of calls that have not started.
@@ -36,7 +36,7 @@ pub struct StoreLoad {
     pub longest_running: Duration,
 }
 
-impl StoreLoad {
+impl StorePressure {
     /// Time without an answer after which the store counts as unresponsive.
     const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
@@ -196,14 +196,14 @@ impl DiskPool {
         self.0.deadline
     }
 
-    /// Returns the current load.
-    pub(super) fn load(&self) -> StoreLoad {
+    /// Returns the current pressure.
+    pub(super) fn pressure(&self) -> StorePressure {
         let shared = &self.0;
         let state = shared.lock();
         let ages = state.running.iter().map(|call| call.started.elapsed());
         // A call that hangs forever on one bad file says nothing about the others.
         let longest = ages.filter(|age| *age <= shared.deadline).max().unwrap_or_default();
-        StoreLoad {
+        StorePressure {
             running: state.running.len(),
             queued: state.queue.len(),
             is_stalled: state.is_stalled(shared.stall_after),
@@ -420,8 +420,8 @@ mod tests {
         (pool, release, calls)
     }
 
-    async fn wait_until(pool: &DiskPool, condition: impl Fn(StoreLoad) -> bool) {
-        while !condition(pool.load()) {
+    async fn wait_until(pool: &DiskPool, condition: impl Fn(StorePressure) -> bool) {
+        while !condition(pool.pressure()) {
             tokio::time::sleep(Duration::from_millis(5)).await;
         }
     }
@@ -459,9 +459,9 @@ mod tests {
             }
         }
         assert_eq!((stalled, timed_out), (8, MAX_THREADS_PER_STORE));
-        assert_eq!(pool.load().running, MAX_THREADS_PER_STORE, "a call that hangs keeps its thread");
+        assert_eq!(pool.pressure().running, MAX_THREADS_PER_STORE, "a call that hangs keeps its thread");
         drop(release);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StorePressure::default()).await;
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
     }
 
@@ -496,7 +496,7 @@ mod tests {
             })
             .await;
         }
-        assert!(pool.load().longest_running > Duration::ZERO && pool.load().no_progress_for > Duration::ZERO);
+        assert!(pool.pressure().longest_running > Duration::ZERO && pool.pressure().no_progress_for > Duration::ZERO);
         let full = pool.run(None, || 7).await;
         assert!(matches!(full, Err(LocalError::QueueFull)), "{full:?}");
         // All callers are gone, but the running jobs do not notice.
@@ -508,7 +508,7 @@ mod tests {
         wait_until(&pool, |load| load.queued == 1).await;
         drop(release);
         assert_eq!(queued.await.unwrap(), 7);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StorePressure::default()).await;
         assert_eq!(last.run(None, || 7).await.unwrap(), 7);
     }
 
@@ -558,7 +558,7 @@ mod tests {
         }
         assert_eq!((stalled, timed_out), (MAX_THREADS_PER_STORE / 4 + 8, MAX_THREADS_PER_STORE / 4 * 3));
         hanging.finish();
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -584,7 +584,7 @@ mod tests {
         });
         assert!(matches!((other_result, evicted), (Ok(7), Err(LocalError::QueueFull))));
         greedy_calls.finish();
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -592,7 +592,7 @@ mod tests {
         let pool = pool_with_deadline(Duration::from_secs(5));
         assert!(matches!(pool.run(None, || panic!("broken")).await, Err(LocalError::Io(_))));
         assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-        assert_eq!(pool.load(), StoreLoad::default());
+        assert_eq!(pool.pressure(), StorePressure::default());
     }
 
     #[tokio::test]
@@ -618,9 +618,9 @@ mod tests {
         for _ in 0..200 {
             pool.0.lock().last_progress = Instant::now().checked_sub(Duration::from_secs(60)).unwrap();
             pool.0.lock().last_stall_probe = None;
-            assert!(pool.load().is_stalled);
+            assert!(pool.pressure().is_stalled);
             assert_eq!(pool.run(None, || 7).await.unwrap(), 7);
-            let load = pool.load();
+            let load = pool.pressure();
             assert_eq!((load.running, load.queued, load.is_stalled), (1, 0, false));
         }
         drop(release);
@@ -643,7 +643,7 @@ mod tests {
         for _ in 0..2 * MAX_THREADS_PER_STORE {
             assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
-        assert_eq!(pool.load().running, 1);
+        assert_eq!(pool.pressure().running, 1);
         pool.0.lock().running[0].started = Instant::now().checked_sub(Duration::from_secs(5)).unwrap();
         assert!(matches!(call("bad").await, Err(LocalError::Timeout)), "tried again");
         pool.0.lock().running[1].started = Instant::now().checked_sub(Duration::from_secs(7)).unwrap();
@@ -660,7 +660,7 @@ mod tests {
             assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)));
         }
         drop(release);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StorePressure::default()).await;
         call("bad").await.unwrap();
     }
 
@@ -674,23 +674,23 @@ mod tests {
             let released = Arc::clone(&released);
             pool.run(operation(), move || released.lock().unwrap().recv().map_or(7, |()| 7))
         };
-        while pool.load().running < MAX_STALLED_PER_OPERATION {
+        while pool.pressure().running < MAX_STALLED_PER_OPERATION {
             assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
         for _ in 0..MAX_STALLED_PER_OPERATION {
             assert!(tokio::time::timeout(Duration::from_millis(20), call()).await.is_err());
         }
-        let load = pool.load();
+        let load = pool.pressure();
         assert_eq!((load.running, load.queued), (MAX_STALLED_PER_OPERATION, 0));
         assert_eq!(pool.run(Some(("read", Key::parse("good").unwrap())), || 7).await.unwrap(), 7);
         // A patient caller is served when one of them has ended.
         let (patient, ()) = tokio::join!(call(), async {
             tokio::time::sleep(Duration::from_millis(20)).await;
-            assert_eq!(pool.load().running, MAX_STALLED_PER_OPERATION);
+            assert_eq!(pool.pressure().running, MAX_STALLED_PER_OPERATION);
             drop(release);
         });
         assert_eq!(patient.unwrap(), 7);
-        wait_until(&pool, |load| load == StoreLoad::default()).await;
+        wait_until(&pool, |load| load == StorePressure::default()).await;
     }
 
     #[tokio::test]
@@ -750,7 +750,7 @@ mod tests {
         }
         let [first, second] = &stores;
         wait_until(second, |load| load.running == RESERVED_THREADS).await;
-        assert_eq!(first.load().running, RESERVED_THREADS + 2);
+        assert_eq!(first.pressure().running, RESERVED_THREADS + 2);
         drop(release);
         while let Some(call) = calls.join_next().await {
             call.unwrap().unwrap();
@@ -774,7 +774,7 @@ mod tests {
             let mut call = Box::pin(pool.run(None, || ()));
             assert!(futures_util::poll!(&mut call).is_pending());
             drop(call);
-            assert!(pool.load().queued <= 1024);
+            assert!(pool.pressure().queued <= 1024);
         }
         drop(release);
         while calls.join_next().await.is_some() {}

@@ -12,7 +12,7 @@ use async_trait::async_trait;
 use bytes::Bytes;
 
 use super::Store;
-use super::disk_pool::StoreLoad;
+use super::disk_pool::StorePressure;
 use super::error::StoreError;
 use super::key::Key;
 use super::listing::{EntryFilter, Listing};
@@ -120,8 +120,8 @@ impl Store for InstrumentedStore {
         self.0.identity(key).await
     }
 
-    fn current_load(&self) -> StoreLoad {
-        self.0.current_load()
+    fn pressure(&self) -> StorePressure {
+        self.0.pressure()
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

@@ -18,7 +18,7 @@ use rustix::fs::{AtFlags, CWD, Mode, OFlags, ResolveFlags, StatxFlags, openat2, 
 use rustix::io::Errno;
 
 use super::Store;
-use super::disk_pool::{DiskPool, StoreLoad};
+use super::disk_pool::{DiskPool, StorePressure};
 use super::error::{LocalError, StoreError};
 use super::file_meta::{EntityTagSource, file_type, has_version, raw_meta_of};
 use super::key::Key;
@@ -191,7 +191,7 @@ impl Store for LocalStore {
             tree.list(key, &PageRequest { after: after.as_deref(), limit, filter: &filter, is_wanted: &is_wanted })
         };
         let is_stalled = || {
-            let load = self.disk_pool.load();
+            let load = self.disk_pool.pressure();
             load.is_stalled || load.is_unresponsive()
         };
         let listing = self.run("list", key, list);
@@ -204,8 +204,8 @@ impl Store for LocalStore {
         self.run("stat", key, LocalTree::identity).await
     }
 
-    fn current_load(&self) -> StoreLoad {
-        self.disk_pool.load()
+    fn pressure(&self) -> StorePressure {
+        self.disk_pool.pressure()
     }
 
     async fn probe(&self) -> Result<(), StoreError> {

@@ -15,7 +15,7 @@ use std::fmt;
 
 use async_trait::async_trait;
 
-pub use disk_pool::{StoreLoad, max_disk_threads};
+pub use disk_pool::{StorePressure, max_disk_threads};
 pub use error::StoreError;
 pub use file_meta::EntityTagSource;
 pub use instrumented::InstrumentedStore;
@@ -134,9 +134,9 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns the load of the store: its calls that wait now.
-    fn current_load(&self) -> StoreLoad {
-        StoreLoad::default()
+    /// Returns the pressure on the store: the calls that wait for it now.
+    fn pressure(&self) -> StorePressure {
+        StorePressure::default()
     }
 
     /// Checks that the store can be read at all, for readiness.

@@ -29,6 +29,7 @@ pub use previous_run::PreviousRun;
 
 use crate::cache::{GroupState, ReadError};
 use crate::container::{Container, EntryKind};
+use crate::read;
 use crate::store::{Key, Store};
 use aggregator::ResultAggregator;
 use previous_run::names_below;
@@ -161,7 +162,7 @@ impl Verifier {
         }
         let check = || {
             let freshness = self.container.resources().request_freshness();
-            self.container.check_block(freshness, &dataset, &position)
+            read::check_block(&self.container, freshness, &dataset, &position)
         };
         let (lengths, finding) = match retry.run(check).await {
             Ok(Some(block)) => (

@@ -10,7 +10,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::cache::{Dataset, Freshness, LargeObject, ReadError, StoredObject};
 use crate::container::{CachedAnswer, Container, Dependency, grid_component};
-use crate::read::{Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
+use crate::read::{self, Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
 use crate::store::{Key, ObjectMeta, StoreError};
 use n5_format::{
     Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition, Region,
@@ -284,7 +284,7 @@ impl Chunk {
                 encoder.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
             }),
         };
-        let derived = container.derived(freshness, slice, &derivation).await?;
+        let derived = read::read_derived(container, freshness, slice, &derivation).await?;
         Ok(derived.map(|derived| {
             let DerivedBytes { bytes, etags_hash, versions_hash, dependency } = derived;
             let (len, etag) = (bytes.len() as u64, self.etag(etags_hash));
@@ -372,7 +372,7 @@ impl Chunk {
             (Err(_), Some(layout)) => self.plan_banded(container, &self.region, &layout)?,
             (slice, _) => slice?,
         };
-        let fingerprint = container.fingerprint(freshness, &slice).await?;
+        let fingerprint = read::fingerprint(container, freshness, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
     }
 
@@ -380,10 +380,10 @@ impl Chunk {
     fn plan_whole(&self, container: &Container) -> Result<PlannedSlice, ReadError> {
         let budget = container.resources().settings().slice_budget;
         let extra_bytes = self.encoder.extra_bytes(self.region.shape(), self.element_bytes());
-        let slice = container.plan_slice(&self.dataset, self.region.clone()).ok();
+        let slice = read::plan_slice(container, &self.dataset, self.region.clone()).ok();
         // A chunk that can be streamed leaves memory to other requests, because its client may be slow.
         let is_streamable = self.encoder.stream_layout(self.region.shape()).is_some();
-        let max_bytes = if is_streamable { container.max_buffered_bytes() } else { budget };
+        let max_bytes = if is_streamable { read::max_buffered_bytes(container) } else { budget };
         let fits = |slice: &PlannedSlice| slice.memory_bytes().saturating_add(extra_bytes) <= max_bytes;
         slice.filter(|slice| !slice.is_streamed() && fits(slice)).ok_or_else(|| self.too_large(container))
     }
@@ -396,7 +396,7 @@ impl Chunk {
         layout: &StreamLayout,
     ) -> Result<PlannedSlice, ReadError> {
         let delivery = SliceDelivery::streamed(self.streamed_type(layout));
-        let slice = container.plan_converted_slice(&self.dataset, region.clone(), &delivery);
+        let slice = read::plan_converted_slice(container, &self.dataset, region.clone(), &delivery);
         slice.map_err(|_refusal| self.too_large(container))
     }
 

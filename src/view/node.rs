@@ -79,7 +79,7 @@ impl LoadedNode {
 /// # Errors
 /// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or memory is short.
 pub async fn read_node(container: &Container, freshness: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
-    container.yield_if_contended(key, Box::pin(read(container, freshness, key, false))).await
+    container.abort_if_contended(key, Box::pin(read(container, freshness, key, false))).await
 }
 
 /// As [`read_node`], for an answer that repeats the directory's own attributes.
@@ -91,7 +91,7 @@ pub async fn read_node_with_text(
     freshness: Freshness,
     key: &Key,
 ) -> Result<LoadedNode, ReadError> {
-    container.yield_if_contended(key, Box::pin(read(container, freshness, key, true))).await
+    container.abort_if_contended(key, Box::pin(read(container, freshness, key, true))).await
 }
 
 async fn read(

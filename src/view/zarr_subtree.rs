@@ -53,7 +53,7 @@ pub(super) async fn read_subtree(
     let Some((directories, memory_bytes)) = survey else { return Ok(None) };
     // No attributes are held while this waits for memory.
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
-    let nodes = lookup.container.yield_if_contended(key, Box::pin(read_items(lookup, key, &directories))).await?;
+    let nodes = lookup.container.abort_if_contended(key, Box::pin(read_items(lookup, key, &directories))).await?;
     Ok(Some((nodes, memory)))
 }
 

@@ -47,7 +47,7 @@ async fn read_page(
         let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
         let max_entries = max_entries.clamp(1, MAX_PAGE_ENTRIES);
         let listing = container.list(context.freshness, key, after, max_entries, with_blocks);
-        let page = ReadError::hidden_as_none(container.yield_if_contended(key, Box::pin(listing)).await)?;
+        let page = ReadError::hidden_as_none(container.abort_if_contended(key, Box::pin(listing)).await)?;
         page.ok_or_else(|| mount.not_found())
     };
     let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);

@@ -27,7 +27,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -
             // Updates the readiness metrics even if no client requests /readyz.
             let _ = context.app.check_readiness().await;
             metrics::requests_in_flight(context.app.requests_in_flight());
-            let loads: Vec<_> = context.app.mounts.iter().map(|mount| mount.container.store_load()).collect();
+            let loads: Vec<_> = context.app.mounts.iter().map(|mount| mount.container.store_pressure()).collect();
             metrics::store_calls(
                 loads.iter().map(|load| load.running).sum(),
                 loads.iter().map(|load| load.queued).sum(),

@@ -19,7 +19,7 @@ use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::http::slice_request::{self, SlicePlan, SliceRequest};
 use crate::output::{self, AxisOrder, Format};
-use crate::read::{PieceTransform, ReadStats};
+use crate::read::{self, PieceTransform, ReadStats};
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
@@ -55,7 +55,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     }
     if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be decoded.
-        let blocks = container.fingerprint(context.freshness, &plan.slice).await?;
+        let blocks = read::fingerprint(container, context.freshness, &plan.slice).await?;
         entity.etag = Some(etag(&plan, blocks.etags_hash).into());
         if let Some(response) = entity.not_modified(context.parts) {
             return Ok(response);
@@ -63,9 +63,9 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     }
 
     let (pieces, memory, stats) = if plan.is_verbatim() {
-        container.read_pieces(context.freshness, &plan.slice).await?
+        read::read_pieces(container, context.freshness, &plan.slice).await?
     } else {
-        let read = container.read_slice(context.freshness, &plan.slice, plan.extra_bytes).await;
+        let read = read::read_slice(container, context.freshness, &plan.slice, plan.extra_bytes).await;
         read.map(|(elements, memory, stats)| (vec![elements], memory, stats))?
     };
     entity.etag = Some(etag(&plan, stats.fingerprint.etags_hash).into());

@@ -13,7 +13,7 @@ use crate::http::redact::excerpt;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::slice_request::check_decodable;
-use crate::read::{SamplePlan, SampleStatistics};
+use crate::read::{self, SamplePlan, SampleStatistics};
 use crate::store::Key;
 use crate::view;
 use n5_format::ElementValue;
@@ -87,7 +87,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let sampled = choose_level(context, mount, &key).await.map_err(|error| mount.problem(error))?;
     check_decodable(&sampled.dataset)?;
-    let sample = mount.container.plan_sample(&sampled.dataset).await?;
+    let sample = read::plan_sample(&mount.container, &sampled.dataset).await?;
     let entity = Entity {
         etag: Some(etag(&sampled, &sample, &query).into()),
         is_compressible: true,
@@ -100,7 +100,8 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     }
     let percentages = query.percentiles.iter().map(|(_, percentage)| *percentage).collect();
     let (total_blocks, missing_blocks) = (sample.blocks_total, sample.blocks_missing);
-    let statistics = mount.container.sample_statistics(context.freshness, sample, query.bins, percentages).await?;
+    let statistics =
+        read::sample_statistics(&mount.container, context.freshness, sample, query.bins, percentages).await?;
     let memory = mount.container.reserve_memory(RESPONSE_BYTES + 64 * query.bins as u64).await?;
     let path = mount.path_of(&key);
     let text = document(&path, &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use async_trait::async_trait;
 use bytes::Bytes;
 use n5_server::store::{
-    EntryFilter, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta, ReadAt, Store, StoreError, StoreLoad,
+    EntryFilter, InlineLimit, Key, Listing, Object, ObjectData, ObjectMeta, ReadAt, Store, StoreError, StorePressure,
 };
 use tokio::sync::Semaphore;
 
@@ -182,9 +182,9 @@ impl Store for Faulty {
         self.inner.list(key, after, limit, keep).await
     }
 
-    fn current_load(&self) -> StoreLoad {
+    fn pressure(&self) -> StorePressure {
         let age = self.hangs.lock().unwrap().map_or(Duration::ZERO, |since| since.elapsed());
-        StoreLoad { no_progress_for: age, longest_running: age, ..self.inner.current_load() }
+        StorePressure { no_progress_for: age, longest_running: age, ..self.inner.pressure() }
     }
 
     async fn probe(&self) -> Result<(), StoreError> {
