@@ -175,8 +175,8 @@ impl EntrySource<BlockEntry> for BlockLoad {
 }
 
 impl BlockLoad {
-    /// Loads and decodes the block, unless it is unchanged. A block that does not decode is read again. If it fails
-    /// again and its file is unchanged, the failure is returned as an entry to cache.
+    /// Loads and decodes the block, unless it is unchanged. A block that does not decode is read again. If it
+    /// fails twice and its file is unchanged, the failure is returned as an entry to cache.
     async fn decode_with_retry(
         &self,
         stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
@@ -366,7 +366,7 @@ impl BlockCache {
         Ok(Block { size, data })
     }
 
-    /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not kept. The caller holds a
+    /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not cached. The caller holds a
     /// permit for [`Self::decode_bytes`]. Returns the size of the block and its elements, big-endian as stored.
     pub(crate) fn decode_in_place<'a>(
         &self,

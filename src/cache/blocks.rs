@@ -1,5 +1,5 @@
 //! The cache of decoded blocks: weighed in bytes and filled in single flights. It remembers holes and blocks that do not
-//! decode, but no other errors. A [`BlockSource`] is the seam between it and what it caches.
+//! decode, but no other errors. A [`BlockSource`] is the seam between this cache and the origin of its blocks.
 
 use std::fmt;
 use std::sync::Arc;

@@ -52,7 +52,7 @@ pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A permit for part of a [`Budget`], given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    /// Shared by all permits of one stream. Dropped first: the budget checks it when it grants the returned units.
+    /// Shared by all permits of one stream. Dropped first: the budget checks the token when it grants the returned units.
     stream_token: Option<Arc<()>>,
     /// The units that the semaphore granted.
     granted: FairPermit,
@@ -106,7 +106,7 @@ impl Permit {
         })
     }
 
-    /// Attaches the permit to `bytes` as they are kept in a cache: see [`compact_for_cache`].
+    /// Prepares `bytes` for a cache ([`compact_for_cache`]) and attaches the permit to them.
     pub(crate) fn own_for_cache(self, bytes: Bytes, fills_buffer: bool) -> Bytes {
         self.into_cache_owned().own(compact_for_cache(bytes, fills_buffer))
     }
@@ -159,7 +159,8 @@ impl Budget {
             in_flight_bytes,
             max_wait,
             pool: Arc::default(),
-            // Counted separately from permits: a request whose turn it is to send a block may have to load it first.
+            // Charges have a semaphore of their own: a request whose turn it is to send a block may first need a permit to
+            // load the block.
             pinned: Arc::new(PinnedBuffers::new(new_semaphore())),
         };
         budget.apply_size();
@@ -252,7 +253,8 @@ impl Budget {
         Ok(permit)
     }
 
-    /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`]: unused buffers are kept for it.
+    /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`], which reuses the unused buffers. They are
+    /// therefore not trimmed.
     pub(crate) async fn take_for_pooled_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.max_wait).await
     }
@@ -413,8 +415,8 @@ impl Budget {
         self.pinned.bytes.load(Ordering::Relaxed) > self.in_flight_bytes / 2
     }
 
-    /// Waits until `len` bytes may be charged to the current client, as by [`Self::charge_to_client`]. Times out only if no other response could be charged to
-    /// the client during the longest wait.
+    /// Waits until `len` bytes may be charged to the current client, as by [`Self::charge_to_client`]. Times out only if
+    /// no other response could be charged to the client during the longest wait.
     ///
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.

@@ -94,7 +94,7 @@ pub enum BudgetError {
         /// Size of the budget in bytes.
         capacity_bytes: u64,
     },
-    /// Others kept the memory for too long.
+    /// Other requests held the memory for too long.
     #[error("no memory available in the {budget} budget within {waited:?}")]
     TimedOut {
         /// Configuration key of the budget.

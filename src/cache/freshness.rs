@@ -19,7 +19,7 @@ const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 /// Created once at the start of a request, so that all of its reads agree and none compares an entry twice.
 ///
 /// It also carries the mode of the reads. Normally a read waits for the store, for memory or for another request where
-/// it has to. After [`Self::nonblocking`], it calls [`Self::pend_if_nonblocking`] before each such wait, and stays
+/// it has to. After [`Self::nonblocking`], it calls `pend_if_nonblocking` before each such wait, and stays
 /// pending there forever. The caller polls the future once (`now_or_never`): it is ready with the result, or the caller
 /// drops it and leaves the request to the blocking path. This is not an error that the read returns, since code in
 /// between could take an error for a missing dataset and give a wrong answer.

@@ -196,7 +196,7 @@ impl ObjectCache {
     }
 
     /// Reads an object, or opens it if it is too large to hold. An object that becomes shorter meanwhile is read again.
-    /// `first` is the object as a revalidation found it, if it did.
+    /// `first` is what a revalidation found; [`Revalidation::Changed`] if there was none.
     async fn fetch(
         &self,
         store: &dyn Store,
@@ -298,7 +298,7 @@ impl ObjectCache {
             (ObjectData::Open(reader), _) if len > self.inline_bytes => {
                 return Ok(Some((self.large(meta, reader), None)));
             }
-            // Neither bytes nor open files are kept while waiting for memory.
+            // Neither bytes nor open files are held while the request waits for memory.
             (data, permit) => drop((data, permit)),
         }
         let (inline, permit) = (InlineLimit::new(len), self.entries.take(len).await?);

@@ -236,7 +236,7 @@ where
             let (flight, replaced) = (leader.handle().clone(), cached.as_ref().map(Arc::downgrade));
             let load = source.load(cached, flight.clone());
             let work = self.clone().load_into_map(key.clone(), replaced, flight, load);
-            // Boxed, because the futures around it would otherwise reserve space for it twice.
+            // Boxed, because the surrounding futures would reserve space for the unboxed future twice.
             leader.spawn(ClientId::current().scope(trace::in_current_scope(Box::pin(work))));
         }
         let result = waiter.wait().await.map_err(ReadError::Internal)?;
@@ -319,8 +319,8 @@ where
     }
 
     /// Loads the entry of `key` on the calling thread, which must not block. Returns `None` if another request loads it
-    /// already, or if `load` returns `None`; a request that waits for it meanwhile then loads it. An entry that is
-    /// cached by now is returned instead.
+    /// already, or if `load` returns `None`; a request that has begun to wait meanwhile then loads the entry. If the entry
+    /// is cached by now, returns the cached one.
     pub(crate) fn try_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
         let leader = self.flights.try_lead(key.clone())?;
         if let Some(entry) = self.try_cached(&key) {
@@ -407,7 +407,7 @@ where
     ) -> Result<Permit, ReadError> {
         let evict = async {
             for retry in 0u32.. {
-                // Boxed, because every request for memory would otherwise reserve space for it.
+                // Boxed, because every request for memory would reserve space for the unboxed future.
                 Box::pin(self.evict_surplus()).await;
                 let is_short = self.budget.free_bytes() < bytes;
                 if is_short && self.budget.is_mostly_pinned() && retry >= RETRIES_BEFORE_FORCED_EVICTION {

@@ -158,7 +158,7 @@ impl Container {
     }
 
     /// As [`Self::dataset`], with the names of the axes, which `parse_axes` finds in the dataset's document. The names are
-    /// cached with the group, because parsing a long document takes time. If they take more than [`AXES_BYTES`], the
+    /// cached with the group, because parsing a long document takes time. If they take more than 4 KiB, the
     /// result has no names.
     ///
     /// # Errors

@@ -51,7 +51,7 @@ impl Container {
         Self { id, store, resources: resources.for_container(), visibility: None }
     }
 
-    /// Returns the same container with other resources. Caches that they took over still serve it.
+    /// Returns the same container with other resources. Caches that these took over still have the container's entries.
     #[must_use]
     pub fn with_resources(&self, resources: &Arc<Resources>) -> Self {
         Self { resources: resources.for_container(), ..self.clone() }

@@ -68,7 +68,7 @@ impl Settings {
 }
 
 /// Caches, budgets and the CPU pool, shared by all containers of a process. Clones share them, and also count the waiting
-/// requests of one container together; [`Self::for_container`] counts those of another container separately.
+/// requests of one container together; the resources of another container count them separately.
 #[derive(Debug, Clone)]
 pub struct Resources {
     pub(crate) settings: Settings,

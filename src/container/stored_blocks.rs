@@ -1,5 +1,5 @@
-//! The stored blocks of a dataset, as a source of the cache of decoded blocks. Missing blocks are holes, which were never
-//! written, if their dataset still exists; otherwise they are blocks that cannot be read at the moment.
+//! The stored blocks of a dataset, as a source of the cache of decoded blocks. A missing block is a hole, which was never
+//! written, if its dataset still exists. If the dataset is gone, the block cannot be read at the moment.
 
 use std::sync::Arc;
 
@@ -52,8 +52,8 @@ impl BlockSource for StoredBlocks {
         self.container.store_pressure()
     }
 
-    /// Loads the block from the cache of stored objects if it is fresh there, otherwise from the store. It is not added
-    /// to that cache, since the decoded block will be cached.
+    /// Loads the block from the cache of stored objects if it is fresh there, or else from the store. The stored
+    /// block is not added to that cache, since the decoded block will be cached.
     async fn load(
         &self,
         position: &GridPosition,

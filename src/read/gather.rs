@@ -111,7 +111,7 @@ pub(crate) async fn read_slice_for(
 }
 
 /// Reads a slice that is not streamed and is sent unchanged. Returns pieces in the order in which they must be
-/// sent. Each piece gives its memory back as soon as it is sent. Otherwise as [`read_slice`].
+/// sent. Each piece gives its memory back as soon as it is sent. All else is as for [`read_slice`].
 ///
 /// # Errors
 /// As [`read_slice`].
@@ -386,7 +386,7 @@ async fn single_block_to_send(
     Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
 }
 
-/// Returns the elements if `slice` is exactly one block, otherwise `None`.
+/// Returns the elements if `slice` is exactly one block; `None` if it is not.
 async fn single_block(
     container: &Container,
     freshness: Freshness,

@@ -79,7 +79,7 @@ pub(crate) struct GatherContext {
 struct JobScratch {
     file: Vec<u8>,
     buffers: DecodeBuffers,
-    /// Reader that is kept until the quantum is over.
+    /// Reader of the page cache; dropped when the quantum is over.
     reader: Option<Box<dyn NonblockingReader>>,
     /// Permit of the decode budget for both buffers.
     permit: Option<Permit>,
@@ -237,7 +237,7 @@ impl GatherContext {
         scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
         let decode_permit = self.blocks.budget().try_take(needed_bytes)?;
         let started = Instant::now();
-        // A raw block keeps the file's buffer. Otherwise the buffer is reused for the next file.
+        // A raw block takes over the file's buffer. After any other codec, the next file reuses the buffer.
         let compression = self.dataset.attributes.compression();
         let is_uncompressed = compression.codec().is_none_or(n5_format::Codec::is_uncompressed);
         if is_uncompressed {

@@ -117,8 +117,8 @@ impl PlannedSlice {
     }
 
     /// Adapts the size of the next band to the client: where memory is short, a slow client gets small bands. `waited`
-    /// is the time that the last band waited until the client had taken the band before it. The time that it waited for
-    /// memory counts, too.
+    /// is the time that the last band waited until the client had taken the band before it. The time that the band
+    /// waited for memory counts, too.
     pub(crate) fn adapt_band_size(&mut self, waited: Duration, budget: &Budget) {
         let waited = waited.saturating_add(self.memory_waited);
         let (free_bytes, Some(bands)) = (budget.free_bytes(), &mut self.bands) else { return };
