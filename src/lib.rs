@@ -16,32 +16,40 @@
 //! | grid position | the index of a block along every axis |
 //! | region | samples of a dataset: start, shape and step along every axis, in N5 axis order |
 //! | header, payload | the two parts of a stored block |
-//! | missing block | a block that was never written; its elements are 0 |
+//! | missing block, hole | a block that was never written; its elements are 0 |
 //!
 //! Terms of the server:
 //!
 //! | term | meaning |
 //! |---|---|
+//! | mount | a container as it is served: with a name and options |
+//! | view | a presentation of a container in another format, such as Zarr or Neuroglancer precomputed |
+//! | chunk | the unit of a view: a region of a dataset in the view's encoding |
+//! | slice | a region in the encoding that a client asks for |
 //! | array | a decoded result: little-endian elements, first axis fastest |
+//! | canvas, slab | the result of a read while blocks are pasted into it, cut into slabs along one axis |
 //! | band | a part of a slice that is too large to be assembled in memory as a whole |
 //! | budget | a bounded amount of memory |
 //! | permit | a part of a budget, which is taken before memory is allocated and travels with the bytes |
 //! | single flight | one load for all requests that want the same key at the same time; they are its waiters |
 //! | freshness | the age that a cached entry may have before it is compared with the store (revalidated) |
 //! | page cache | the kernel's cache of files; reads from it do not block |
-//! | fast path | answers that are sent without the HTTP library, from memory or the page cache |
+//! | response | status, headers and body as they are sent; to answer a request is to send one |
+//! | fast path, reply | responses without the HTTP library, from memory or the page cache; a reply is one of them |
+//! | peer | the other end of a connection: a client or a proxy |
+//! | caller | whom the token of a request names |
+//! | client | the party to which requests, memory and cores are charged: a caller, or else an address |
+//! | flow | the requests of a client that wait in one fair queue |
 //! | admission | the decision to begin a request, to let it wait or to refuse it |
-//! | flow, client | the parties among which the fair queue divides memory and cores |
 //! | visibility | the part of a container that a caller may see |
-//! | view | a presentation of a container in another format, such as Zarr or Neuroglancer precomputed |
 //!
-//! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block and
-//! decode it, *read* through the cache, *paste* a box of elements, *encode* an array into a format.
+//! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block
+//! and decode it, *read* through the cache, *paste* a box of elements, *encode* an array into a format.
 //!
 //! # Layers
 //!
 //! ```text
-//! main ──► cli ──► server ──► conn ──► fastpath      commands, start-up, connections, answers that need no waiting
+//! main ──► cli ──► server ──► conn ──► fastpath      commands, start-up, connections, replies that need no waiting
 //!                                          │
 //!                                        http        paths, queries, admission, statuses, headers
 //!                                          ├──► view ──► n5_metadata       other programs' formats of a container
@@ -61,18 +69,17 @@
 //!
 //! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
 //!
-//! 1. [`http::router`] has one handler, inside layers that give every request an id and every response its headers. The
-//!    handler sets a deadline and creates a [`Freshness`](crate::cache::Freshness).
-//! 2. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw path, then decodes each segment once;
-//!    the first segment names the endpoint.
-//! 3. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
-//! 4. [`Container::dataset`](container::Container::dataset) returns the attributes, which are parsed once per version of
-//!    the file.
-//! 5. [`read::plan_slice`] decides from sizes alone: as a whole, in bands, or 413.
-//! 6. [`read::read_slice`] takes a permit of the slice budget, looks up the blocks,
-//!    loads those that are missing (store, then [`Block::decode`](n5_format::Block::decode) on the
+//! 1. [`http::router`] has one handler. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw
+//!    path, then decodes each segment once; the first segment names the endpoint.
+//! 2. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
+//! 3. [`Container::dataset_and_axes`](container::Container::dataset_and_axes) returns the attributes.
+//! 4. [`read::plan_sparse_slice`] decides from sizes alone, if it can: as a whole, in bands, or 413.
+//! 5. [`read::read_pieces`] takes a permit of the slice budget, looks up the blocks, loads those that are not cached
+//!    (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
 //!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
-//! 7. [`Format::encode`](output::Format::encode) puts a header before the elements, and the response is sent.
+//! 6. [`Format::header`](output::Format::header) makes the bytes before the elements, and the response is sent.
+//!    [`read::read_slice`] and [`Format::encode`](output::Format::encode) take the places of these two if the elements
+//!    must be converted or encoded.
 
 pub mod access;
 pub mod cache;

@@ -4,8 +4,8 @@
 //! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
 //!
 //! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making
-//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two. Every
-//! unusual request is left to the slow path.
+//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two.
+//! Every unusual request is left to the HTTP library.
 
 mod reply;
 mod thread_cache;
@@ -19,14 +19,16 @@ use futures_util::FutureExt;
 
 use crate::cache::{ATTRIBUTES, Freshness};
 use crate::container::{CachedAnswer, NonblockingLookup};
+use crate::http::common_headers::MountHeaders;
 use crate::http::problem::Problem;
 use crate::http::route::{self, Endpoint, RequestTarget};
-use crate::http::{App, forwarded, redact};
+use crate::http::{App, Mount, forwarded, redact};
 use crate::store::{Key, ObjectMeta};
 use crate::telemetry::metrics::LookupResult;
 use crate::view::{ResolvedKey, ViewLookup};
 use reply::{EntityHeaders, FastRequest, charged_body, entity_reply, not_found_reply};
 pub use reply::{Reply, ReplyBody};
+use thread_cache::ThreadCacheEntry;
 
 /// Maximum number of headers of a request on the fast path.
 const MAX_HEADERS: usize = 48;
@@ -58,9 +60,9 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
         Err(_) => return FastOutcome::HandOver,
     };
     match classify(&request, peer) {
-        None => FastOutcome::HandOver,
-        Some((_, false)) => FastOutcome::Request(length, None),
-        Some((fast_request, true)) => {
+        Err(()) => FastOutcome::HandOver,
+        Ok(None) => FastOutcome::Request(length, None),
+        Ok(Some(fast_request)) => {
             // After a panic, the HTTP library handles the request again, and its response reports the fault.
             let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, &fast_request)));
             FastOutcome::Request(length, reply.unwrap_or_default())
@@ -68,20 +70,13 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
     }
 }
 
-/// Returns the request, and whether it is simple enough for the fast path. Returns `None` if it has a body or asks for
-/// another protocol, or might.
-fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Option<(FastRequest<'a>, bool)> {
-    let (method, path) = (request.method?, request.path?);
-    let mut fast_request = FastRequest {
-        peer,
-        started: Instant::now(),
-        is_head: method == "HEAD",
-        path,
-        if_none_match: None,
-        request_id: None,
-        has_origin: false,
-        traceparent: None,
-    };
+/// Returns the request if it is simple enough for the fast path.
+///
+/// # Errors
+/// If the request has a body or asks for another protocol, or might.
+fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Result<Option<FastRequest<'a>>, ()> {
+    let (Some(method), Some(path)) = (request.method, request.path) else { return Err(()) };
+    let (mut if_none_match, mut request_id, mut has_origin, mut traceparent) = (None, None, false, None);
     let mut is_eligible =
         matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
     let (mut has_modified_since, mut host_count) = (false, 0);
@@ -94,25 +89,25 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Op
                 is_eligible &= forwarded::is_url_safe_host(header.value);
             }
             5 if is_named("range") => is_eligible = false,
-            6 if is_named("origin") => fast_request.has_origin = true,
+            6 if is_named("origin") => has_origin = true,
             6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
-            6 if is_named("expect") => return None,
-            7 if is_named("upgrade") => return None,
+            6 if is_named("expect") => return Err(()),
+            7 if is_named("upgrade") => return Err(()),
             8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
             10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
-            11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
+            11 if is_named("traceparent") => traceparent = std::str::from_utf8(header.value).ok(),
             12 if is_named("x-request-id") => match std::str::from_utf8(header.value) {
-                Ok(id) if fast_request.request_id.is_none() => fast_request.request_id = Some(id),
+                Ok(id) if request_id.is_none() => request_id = Some(id),
                 _ => is_eligible = false,
             },
             13 if is_named("authorization") => is_eligible = false,
             13 if is_named("if-none-match") => {
-                is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
-                fast_request.if_none_match = Some(header.value);
+                is_eligible &= if_none_match.is_none() && is_strong_etag(header.value);
+                if_none_match = Some(header.value);
             }
-            14 if is_named("content-length") => return None,
-            14 if is_named("http2-settings") => return None,
-            17 if is_named("transfer-encoding") => return None,
+            14 if is_named("content-length") => return Err(()),
+            14 if is_named("http2-settings") => return Err(()),
+            17 if is_named("transfer-encoding") => return Err(()),
             17 if is_named("if-modified-since") => has_modified_since = true,
             19 if is_named("if-unmodified-since") => is_eligible = false,
             38 if is_named("access-control-request-private-network") => is_eligible = false,
@@ -120,49 +115,75 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Op
         }
     }
     // `If-None-Match` takes precedence over `If-Modified-Since`.
-    is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
-    Some((fast_request, is_eligible))
+    is_eligible &= host_count == 1 && (!has_modified_since || if_none_match.is_some());
+    let is_head = method == "HEAD";
+    Ok(is_eligible.then(|| FastRequest {
+        peer,
+        started: Instant::now(),
+        is_head,
+        path,
+        if_none_match,
+        request_id,
+        has_origin,
+        traceparent,
+    }))
 }
 
+/// Replies to an eligible request if that needs no waiting: with what this thread sent for the same path, with a stored
+/// object or with a chunk of a view. Returns `None` if the HTTP library must answer.
 fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
-    let templates = &app.header_templates;
     let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
     if (request.has_origin && varies_by_origin()) || app.options.client_limits.bytes_per_second > 0 {
         return None;
     }
-    // A token must not be logged, wherever it stands in the path. The slow path redacts it.
+    // A token must not be logged, wherever it stands in the path. `http` redacts it.
     if app.options.access_control.is_some() && redact::may_contain_secret(request.path) {
         return None;
     }
     let freshness = app.resources.request_freshness();
-    let cached_reply = thread_cache::with_entry(app.id, request.path, |entry| {
-        let (mount, template) = (app.mounts.get(entry.mount)?, templates.get(entry.mount)?);
-        let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
-        let bytes = mount.container.reuse_answer(freshness, &mut entry.cached_answer, with_bytes)?;
-        Some(match &entry.headers {
-            Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
-            None => not_found_reply(app, request, template, route::STORED),
-        })
-    });
-    if cached_reply.is_some() {
-        return cached_reply;
+    let repeated = thread_cache::with_entry(app.id, request.path, |entry| repeat_reply(app, request, freshness, entry));
+    if repeated.is_some() {
+        return repeated;
     }
-    let Some(path) = RequestTarget::parse_literal_stored(request.path, &app.options.base_path) else {
-        return try_chunk(app, request, freshness);
-    };
-    let (mount_index, path) = match app.mounts.as_slice() {
-        [only] if only.name.is_empty() => (0, path),
-        several => {
-            let (name, path) = path.split_once('/')?;
-            (several.iter().position(|mount| mount.name == name)?, path)
-        }
-    };
-    let key = Key::parse(path).ok().filter(route::is_n5_key)?;
-    let (mount, template) =
-        (app.mounts.get(mount_index)?, templates.get(mount_index).filter(|template| template.is_public)?);
+    match RequestTarget::parse_literal_stored(request.path, &app.options.base_path) {
+        Some(path) => try_stored(app, request, freshness, path),
+        None => try_chunk(app, request, freshness),
+    }
+}
+
+/// Returns the mount with the given index and its prepared headers. Returns `None` if only some clients may read it,
+/// because the fast path does not check tokens.
+fn public_mount(app: &App, index: usize) -> Option<(&Mount, &MountHeaders)> {
+    let template = app.header_templates.get(index).filter(|template| template.is_public)?;
+    Some((app.mounts.get(index)?, template))
+}
+
+/// Sends a reply of this thread again, if nothing that it depends on has changed.
+fn repeat_reply(
+    app: &Arc<App>,
+    request: &FastRequest<'_>,
+    freshness: Freshness,
+    entry: &mut ThreadCacheEntry,
+) -> Option<Reply> {
+    let (mount, template) = public_mount(app, entry.mount_index)?;
+    let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
+    let bytes = mount.container.reuse_answer(freshness, &mut entry.cached_answer, with_bytes)?;
+    Some(match &entry.headers {
+        Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
+        None => not_found_reply(app, request, template, route::STORED),
+    })
+}
+
+/// Replies with the stored object at `path`, or with its 404, if looking it up needs no waiting.
+fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, path: &str) -> Option<Reply> {
+    // `http` removes a token at the start of the path.
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
     }
+    let (name, path) = if app.has_root_mount() { ("", path) } else { path.split_once('/')? };
+    let (mount_index, _) = app.find_mount(name)?;
+    let (mount, template) = public_mount(app, mount_index)?;
+    let key = Key::parse(path).ok().filter(route::is_n5_key)?;
     let is_attributes = key.name() == Some(ATTRIBUTES);
     // A client that has a copy may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
@@ -213,9 +234,8 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness) ->
     if target.has_trailing_slash || !target.ends_like_chunk() || !view.accepts_path_parameters(parameters) {
         return None;
     }
-    let (mount, key) = app.locate(path).ok()??;
-    let mount_index = app.mounts.iter().position(|candidate| std::ptr::eq(candidate, mount))?;
-    let template = app.header_templates.get(mount_index).filter(|template| template.is_public)?;
+    let (mount_index, _, key) = app.locate(path).ok()??;
+    let (mount, template) = public_mount(app, mount_index)?;
     let lookup =
         ViewLookup { container: &mount.container, freshness, path_parameters: parameters, key: &key, query: &[] };
     let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
@@ -256,9 +276,9 @@ mod tests {
             let text = text.replace('\n', "\r\n");
             assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
             match classify(&request, None) {
-                None => "other",
-                Some((_, false)) => "plain",
-                Some((_, true)) => "quick",
+                Err(()) => "other",
+                Ok(None) => "plain",
+                Ok(Some(_)) => "quick",
             }
         };
         assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");

@@ -22,9 +22,9 @@ pub(super) struct ThreadCacheEntry {
     /// Id of the app that replied.
     app: u64,
     path: Box<str>,
-    /// Index of its mount.
-    pub(super) mount: usize,
-    /// Headers of the object or chunk; `None` if neither exists.
+    /// Index of the app's mount that the path leads into.
+    pub(super) mount_index: usize,
+    /// Headers of the object or chunk; `None` for the 404 of a missing key.
     pub(super) headers: Option<EntityHeaders>,
     pub(super) cached_answer: CachedAnswer,
 }
@@ -47,9 +47,15 @@ pub(super) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCa
     })
 }
 
-/// Stores a reply for a path in place of the one in its slot. An entry for a missing key never replaces one for
-/// another path whose key exists, because clients can invent any number of names.
-pub(super) fn insert(app: u64, path: &str, mount: usize, headers: Option<EntityHeaders>, cached_answer: CachedAnswer) {
+/// Stores a reply for a path in the path's slot. An entry for a missing key never replaces one for another path whose
+/// key exists, because clients can invent any number of names.
+pub(super) fn insert(
+    app: u64,
+    path: &str,
+    mount_index: usize,
+    headers: Option<EntityHeaders>,
+    cached_answer: CachedAnswer,
+) {
     if path.len() > MAX_PATH_BYTES {
         return;
     }
@@ -61,7 +67,7 @@ pub(super) fn insert(app: u64, path: &str, mount: usize, headers: Option<EntityH
         let is_occupied = slot.as_ref().is_some_and(|entry| entry.app == app && entry.headers.is_some());
         let is_same = slot.as_ref().is_some_and(|entry| *entry.path == *path);
         if headers.is_some() || !is_occupied || is_same {
-            *slot = Some(ThreadCacheEntry { app, path: path.into(), mount, headers, cached_answer });
+            *slot = Some(ThreadCacheEntry { app, path: path.into(), mount_index, headers, cached_answer });
         }
     });
 }

@@ -112,29 +112,32 @@ impl App {
         readiness::check(&self.mounts, &self.storage_probes, &self.options, self.is_draining()).await
     }
 
-    /// Returns the mount that `segments` lead into and the key within its container. Returns `Ok(None)` if several
-    /// containers are served and `segments` is empty.
-    pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
-        let parse_key = |segments: &[String]| Key::from_segments(segments).map_err(|_checked| Problem::not_found());
-        match self.mounts.as_slice() {
-            [only] if only.name.is_empty() => Ok(Some((only, parse_key(segments)?))),
-            several => {
-                let Some((name, rest)) = segments.split_first() else { return Ok(None) };
-                let mount = several.iter().find(|mount| mount.name == *name).ok_or_else(Problem::not_found)?;
-                Ok(Some((mount, parse_key(rest)?)))
-            }
-        }
+    /// Returns true if a single container is served at the root, so that paths do not begin with a mount's name.
+    pub(crate) fn has_root_mount(&self) -> bool {
+        matches!(self.mounts.as_slice(), [only] if only.name.is_empty())
     }
 
-    /// Returns the mount whose name a target's path begins with, and its index.
-    pub(crate) fn named_mount(&self, target: &RequestTarget) -> Option<(usize, &Mount)> {
-        let name = target.container_path()?.first()?;
-        self.mounts.iter().enumerate().find(|(_, mount)| mount.name == *name)
+    /// Returns the mount named `name` and its index.
+    pub(crate) fn find_mount(&self, name: &str) -> Option<(usize, &Mount)> {
+        self.mounts.iter().enumerate().find(|(_, mount)| mount.name == name)
+    }
+
+    /// Returns the mount that `segments` lead into, with its index, and the key within its container. Returns
+    /// `Ok(None)` if several containers are served and `segments` is empty.
+    pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(usize, &Mount, Key)>, Problem> {
+        let (name, path) = match segments.split_first() {
+            _ if self.has_root_mount() => ("", segments),
+            Some((name, path)) => (name.as_str(), path),
+            None => return Ok(None),
+        };
+        let (index, mount) = self.find_mount(name).ok_or_else(Problem::not_found)?;
+        let key = Key::from_segments(path).map_err(|_checked| Problem::not_found())?;
+        Ok(Some((index, mount, key)))
     }
 
     /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
     pub(crate) fn visible_mount(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
-        let (mount, _) = self.locate(target.container_path()?).ok()??;
+        let (_, mount, _) = self.locate(target.container_path()?).ok()??;
         let is_public = mount::is_public_mount(self.options.access_control.as_deref(), &mount.name);
         let visibility = Arc::<CallerView>::clone(caller_view);
         (!is_public).then(|| Mount { container: mount.container.with_visibility(visibility), ..mount.clone() })
@@ -157,7 +160,8 @@ pub(crate) struct ProcessState {
     pub(crate) clients: Arc<ClientRegistry>,
     /// Number of rejected requests that have not been answered yet.
     pub(crate) pending_rejections: AtomicUsize,
-    pub(crate) started: Instant,
+    /// Time from which the intervals are counted at which rejections are sent.
+    pub(crate) rejection_epoch: Instant,
     /// Renders the text of `/metrics`.
     pub(crate) render_metrics: Box<dyn Fn() -> String + Send + Sync>,
     /// Texts of `/metrics` that clients have not received completely.
@@ -173,7 +177,7 @@ impl ProcessState {
             requests_in_flight: AtomicUsize::new(0),
             clients: Arc::default(),
             pending_rejections: AtomicUsize::new(0),
-            started: Instant::now(),
+            rejection_epoch: Instant::now(),
             render_metrics: Box::new(render_metrics),
             exposition: ExpositionCache::default(),
             id_base: RandomState::new().hash_one(std::process::id()),

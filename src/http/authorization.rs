@@ -50,11 +50,10 @@ pub(crate) async fn authorize(
             Decision::Refused => Err(refuse(context, caller.as_ref())),
         };
     };
-    let mounts = &context.app.mounts;
-    let is_single_mount = matches!(mounts.as_slice(), [only] if only.name.is_empty());
-    let mount = if is_single_mount { "" } else { path.first().map_or("", String::as_str) };
+    let (mounts, has_root_mount) = (&context.app.mounts, context.app.has_root_mount());
+    let mount = if has_root_mount { "" } else { path.first().map_or("", String::as_str) };
     let caller_view = view_of_mount(mount);
-    let is_allowed = if is_single_mount || !path.is_empty() {
+    let is_allowed = if has_root_mount || !path.is_empty() {
         caller_view.may_read(&path.join("/"))
     } else {
         // The list of containers is for callers who may read at least one of them.

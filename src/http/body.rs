@@ -27,8 +27,8 @@ use crate::view::Chunk;
 const BANDS_AHEAD: usize = 1;
 
 /// Charges cached `bytes` to the current client while they are sent. If the client must receive other responses first,
-/// waits for that without holding the bytes, and returns `None`: the caller reads them again, and `permit` lets them be
-/// sent.
+/// drops the bytes, waits for that and returns `None`. Then the bytes are to be read again and passed with the same
+/// `permit`, which covers them.
 pub(crate) async fn charge_or_wait(
     container: &Container,
     permit: &mut Option<SendPermit>,
@@ -108,7 +108,7 @@ pub(crate) struct BandReader {
     transform: Option<PieceTransform>,
     /// Chunk whose entity tag is checked again after the last band has been read, and the tag.
     pub(crate) etag_check: Option<(Chunk, String)>,
-    /// Bytes at the start of what is read that are still to be skipped.
+    /// Number of bytes that are still to be skipped before the first that is sent.
     pub(crate) bytes_to_skip: u64,
     /// Bytes after the skipped ones that are still to be sent.
     pub(crate) remaining_bytes: u64,

@@ -1,5 +1,5 @@
-//! Headers that every response has: those of the configuration, those of cross-origin resource sharing, and both as header
-//! lines that are prepared at startup for the fast path, by the same functions.
+//! Headers that every response has: those of the configuration, those of cross-origin resource sharing, and both as
+//! header lines that are prepared at startup for the fast path, by the same functions.
 
 use std::time::Duration;
 

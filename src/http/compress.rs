@@ -5,7 +5,7 @@ use std::io::Write;
 
 use axum::body::Body;
 use axum::http::header::{ACCEPT_ENCODING, CONTENT_ENCODING, CONTENT_LENGTH};
-use axum::http::{HeaderValue, Response, StatusCode};
+use axum::http::{HeaderValue, Response};
 use bytes::Bytes;
 use http_body::Body as _;
 use http_body_util::BodyExt;
@@ -19,12 +19,9 @@ use crate::runtime::cpu_pool::Priority;
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Compresses the document of a response if the client accepts it and memory for it is free. It must not wait for
+/// Compresses the document of a response if the client accepts it and memory for it is free. Does not wait for
 /// memory, because the request already holds the memory of the document.
 pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
-    if response.status() == StatusCode::NOT_MODIFIED {
-        return Ok(response);
-    }
     let resources = &context.app.resources;
     let (mut parts, body) = response.into_parts();
     add_vary(&mut parts.headers, "accept-encoding");

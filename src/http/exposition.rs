@@ -1,41 +1,32 @@
-//! Text of `/metrics`, of which few copies are kept. A text is live until the last client has received it. While many
-//! are live, requests get the last one. The more there are, the longer it is reused.
+//! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts
+//! are live, requests get the last one again instead of a new one. The more are live, the longer the last one is reused.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-/// Number of live texts above which the last one is reused. A text has about 100 kB on a typical server.
+use crate::cache::buffers::release_with;
+
+/// Number of live texts above which the last text is reused. A text has about 100 kB on a typical server.
 const REUSE_THRESHOLD: usize = 16;
 
 /// Reuse time of the last text per live text above [`REUSE_THRESHOLD`]. A client may take a quarter of an hour to
 /// receive its text; with a new text every second there would be hundreds.
 const REUSE_TIME_STEP: Duration = Duration::from_secs(1);
 
-/// Cache of the last text, with a count of the texts that clients have not received.
+/// The last text, and a count of the live texts.
 #[derive(Debug, Default)]
 pub(crate) struct ExpositionCache {
+    /// Has a clone in each live text.
     live_texts: Arc<()>,
     last: Mutex<Option<(Instant, Bytes)>>,
-}
-
-/// A text that is counted until the last client has received it.
-struct ExpositionText {
-    text: String,
-    _live_guard: Arc<()>,
-}
-
-impl AsRef<[u8]> for ExpositionText {
-    fn as_ref(&self) -> &[u8] {
-        self.text.as_bytes()
-    }
 }
 
 impl ExpositionCache {
     /// Returns the text of `render` at `now`, or the last text if many are live.
     pub(crate) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
-        // Counted before it is rendered: the lock is not held that long, so several threads may render at once.
+        // Counted before the text is rendered: rendering holds no lock, so several threads may render at once.
         let live_guard = Arc::clone(&self.live_texts);
         let excess = Arc::strong_count(&self.live_texts).saturating_sub(1 + REUSE_THRESHOLD);
         {
@@ -49,7 +40,7 @@ impl ExpositionCache {
                 return text.clone();
             }
         }
-        let text = Bytes::from_owner(ExpositionText { text: render(), _live_guard: live_guard });
+        let text = release_with(render(), move |text| drop((text, live_guard)));
         if excess > 0 {
             *self.last.lock().unwrap_or_else(PoisonError::into_inner) = Some((now, text.clone()));
         }

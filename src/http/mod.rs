@@ -31,6 +31,7 @@ use std::sync::Arc;
 use axum::Router;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
+use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
 use futures_util::FutureExt;
 use futures_util::future::{self, BoxFuture};
@@ -42,11 +43,12 @@ use admission::{client_limits, fair_polling, in_flight};
 pub use app::App;
 use credentials::PresentedTokens;
 pub use forwarded::network_of;
+use mount::CallerView;
 pub use mount::Mount;
 pub use options::HttpOptions;
 use problem::Problem;
 use request::RequestContext;
-use respond::HandlerResult;
+use respond::{Compressible, HandlerResult};
 use route::{Endpoint, RequestTarget};
 use routes::{info, operations, page, slice, stats, stored, view, viewer};
 pub use viewer_files::Viewer;
@@ -91,7 +93,7 @@ fn request_id(headers: &HeaderMap) -> &str {
     headers.get(observe::REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default()
 }
 
-/// Handles one request: routes it, limits its time, and turns problems and panics into responses.
+/// Handles one request: limits its time, and turns problems and panics into responses.
 async fn handle_request(
     app: Arc<App>,
     request: Request,
@@ -99,62 +101,14 @@ async fn handle_request(
 ) -> Response<Body> {
     let (parts, body) = request.into_parts();
     let (id, path) = (request_id(&parts.headers), parts.uri.path());
-    let peer = parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
     let presented = parts.extensions.get::<PresentedTokens>().cloned().unwrap_or_default();
     let target = request::check_method_and_host(&parts).and_then(|()| target?.ok_or_else(Problem::not_found));
     let endpoint = target.as_ref().ok().map(|target| target.endpoint);
     let is_key = target.as_ref().map_or(!path.ends_with('/'), RequestTarget::addresses_key);
-    // Operations bypass admission control, so that they are answered at once even under overload.
-    let needs_admission = endpoint.is_some_and(|endpoint| !matches!(endpoint, Endpoint::Operation(_)));
     let mut caller_view = None;
-    let work = async {
-        let target = &target?;
-        let mut context = RequestContext {
-            app: &app,
-            parts: &parts,
-            id,
-            peer,
-            freshness: app.resources.request_freshness(),
-            target,
-            presented: &presented,
-            caller_view: None,
-            visible_mount: None,
-        };
-        if let Some(control) = &app.options.access_control {
-            // Boxed, because this future is moved at every request and most servers have no access control.
-            caller_view = Box::pin(authorization::authorize(&context, control)).await?;
-            if presented.path_ends_in_token
-                && let Some(token) = presented.url_token()
-            {
-                // Relative links of the root need the trailing slash.
-                let location = HeaderValue::from_str(&format!("{}/", route::encode_segment(token))).ok();
-                return Ok(respond::redirect(StatusCode::TEMPORARY_REDIRECT, location, "no-store"));
-            }
-        }
-        let clients = &app.process.clients;
-        let client = clients.identify(&app.options, &parts.headers, peer, caller_view.as_deref());
-        let permit = if needs_admission { Some(clients.admit(&app.options, client).await?) } else { None };
-        // The wait for admission does not count.
-        context.freshness = app.resources.request_freshness();
-        context.caller_view = caller_view.as_deref();
-        context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
-        let context = context;
-        let work = async {
-            let work = dispatch(&context);
-            match app.named_mount(target) {
-                Some((index, mount)) => app.stalled_store_limit.run_limited(index, &mount.container, work).await,
-                None => work.await,
-            }
-        };
-        let work = client.scope(work);
-        let response = if needs_admission { fair_polling::poll_fairly(client, work).await? } else { work.await? };
-        Ok(match permit {
-            Some(permit) => client_limits::hold_until_sent(permit, response),
-            None => response,
-        })
-    };
+    let answering = async { answer_request(&app, &parts, &presented, &target?, &mut caller_view).await };
     let timeout = app.options.request_timeout;
-    let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(work).catch_unwind()).await {
+    let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(answering).catch_unwind()).await {
         Ok(Ok(outcome)) => outcome,
         Ok(Err(panic)) => Err(Problem::internal(panic_message(&*panic).unwrap_or("panic without a message"))),
         Err(_elapsed) => Err(Problem::with_cause(
@@ -163,7 +117,8 @@ async fn handle_request(
             format!("no response within {timeout:?}"),
         )),
     };
-    let is_delayed = needs_admission && outcome.as_ref().is_err_and(Problem::is_overload);
+    let is_delayed =
+        outcome.as_ref().is_err_and(Problem::is_overload) && endpoint.is_some_and(Endpoint::needs_admission);
     let mut response = outcome.unwrap_or_else(|problem| {
         problem.log(id, path);
         if is_key { problem.into_key_response(&parts.headers, path, id) } else { problem.into_response(path, id) }
@@ -181,14 +136,78 @@ async fn handle_request(
     if is_delayed {
         // The head, body and tokens may be large, and many rejected requests may wait here.
         drop((parts, body, presented, caller_view));
-        in_flight::delay_rejection(&app.process.pending_rejections, app.process.started).await;
+        in_flight::delay_rejection(&app.process.pending_rejections, app.process.rejection_epoch).await;
     }
     response
 }
 
+/// Authorizes a request, waits for its admission and dispatches it. Sets `caller_view`, which the response's headers
+/// depend on even if this fails.
+async fn answer_request(
+    app: &App,
+    parts: &Parts,
+    presented: &PresentedTokens,
+    target: &RequestTarget,
+    caller_view: &mut Option<Arc<CallerView>>,
+) -> HandlerResult {
+    let mut context = RequestContext {
+        app,
+        parts,
+        id: request_id(&parts.headers),
+        peer: parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip),
+        freshness: app.resources.request_freshness(),
+        target,
+        presented,
+        caller_view: None,
+        visible_mount: None,
+    };
+    if let Some(control) = &app.options.access_control {
+        // Boxed, because this future is moved at every request and most servers have no access control.
+        *caller_view = Box::pin(authorization::authorize(&context, control)).await?;
+        if presented.path_ends_in_token
+            && let Some(token) = presented.url_token()
+        {
+            // Relative links of the root need the trailing slash.
+            let location = HeaderValue::from_str(&format!("{}/", route::encode_segment(token))).ok();
+            return Ok(respond::redirect(StatusCode::TEMPORARY_REDIRECT, location, "no-store"));
+        }
+    }
+    let clients = &app.process.clients;
+    let client = clients.identify(&app.options, &parts.headers, context.peer, caller_view.as_deref());
+    let permit =
+        if target.endpoint.needs_admission() { Some(clients.admit(&app.options, client).await?) } else { None };
+    // The wait for admission does not count.
+    context.freshness = app.resources.request_freshness();
+    context.caller_view = caller_view.as_deref();
+    context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
+    let work = client.scope(dispatch(&context));
+    let Some(permit) = permit else { return work.await };
+    let response = fair_polling::poll_fairly(client, work).await?;
+    Ok(client_limits::hold_until_sent(permit, response))
+}
+
+/// Runs the route's handler and compresses the document that it may make. The handler gives up if the storage of its
+/// container does not respond and too many requests wait for it.
+async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
+    let work = call_route(context);
+    let mount_name = context.target.container_path().and_then(<[String]>::first);
+    let response = match mount_name.and_then(|name| context.app.find_mount(name)) {
+        Some((index, mount)) => {
+            let is_unresponsive = || mount.container.is_store_unresponsive();
+            context.app.stalled_store_limit.run_limited(index, is_unresponsive, work).await?
+        }
+        None => work.await?,
+    };
+    if response.extensions().get::<Compressible>().is_none() {
+        return Ok(response);
+    }
+    // Not by the handler, whose values would stay in memory although their permit has shrunk to the document.
+    Box::pin(compress::compress_document(context, response)).await
+}
+
 /// Returns the handler's work on a request. It is boxed, so that a waiting request takes only the memory that its own
 /// route needs.
-fn dispatch<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResult> {
+fn call_route<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResult> {
     let segments = &context.target.segments;
     match context.target.endpoint {
         // Clients probe `/info` to find precomputed volumes.
@@ -198,7 +217,7 @@ fn dispatch<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResult>
         Endpoint::Slice => Box::pin(slice::answer(context)),
         Endpoint::Info => Box::pin(info::answer(context)),
         Endpoint::Viewer => match segments.split_first() {
-            Some((first, rest)) if first == "page" => Box::pin(page::answer(context, rest)),
+            Some((first, rest)) if first == "page" => Box::pin(future::ready(page::answer(context, rest))),
             _ => Box::pin(viewer::answer(context)),
         },
         Endpoint::Stats => Box::pin(stats::answer(context)),

@@ -1,5 +1,5 @@
-//! A container as it is served: its name, what caches are told about its objects, and the part of it that the caller of a
-//! request may see.
+//! A container as it is served: its name, what caches are told about its objects, and the part of it that the caller of
+//! a request may see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

@@ -9,7 +9,7 @@ use crate::access::AccessControl;
 use crate::config::{ClientsConfig, RequiredContainers};
 use crate::http::viewer_files::Viewer;
 
-/// Options of the HTTP layer itself. Everything else comes from the containers.
+/// Options of the HTTP layer, for all containers. [`Mount`](crate::http::Mount) has those of one.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each flag is an independent setting")]
 pub struct HttpOptions {
@@ -35,7 +35,7 @@ pub struct HttpOptions {
     pub access_control: Option<Arc<AccessControl>>,
     /// Origins that may embed pages of this server in theirs; `*` for all, empty for none.
     pub frame_ancestors: Vec<String>,
-    /// Limits of each client's requests and bytes; its connections are limited elsewhere.
+    /// Limits of each client's requests and bytes. `conn/` limits its connections.
     pub client_limits: ClientsConfig,
     /// Longest wait for another request of the client to end, and for admission.
     pub budget_wait: Duration,

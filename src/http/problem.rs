@@ -119,7 +119,9 @@ impl Problem {
 
     /// Sets a header of the response, if `value` can be one.
     fn with_header(mut self, name: HeaderName, value: &str) -> Self {
-        self.0.headers.extend(HeaderValue::from_str(value).ok().map(|value| (name, value)));
+        if let Ok(value) = HeaderValue::from_str(value) {
+            self.0.headers.insert(name, value);
+        }
         self
     }
 
@@ -317,41 +319,7 @@ impl From<ReadError> for Problem {
             ReadError::NotRepresentable(detail) => Self::new(NOT_REPRESENTABLE, detail),
             ReadError::Convert(error) => conversion_problem(error),
             ReadError::Block { key, position, error } => block_problem(&key, &position, error),
-            ReadError::Store(error) => {
-                let unreadable = |detail: String| Self::with_cause(UNREADABLE, &detail, error.to_string());
-                let (kind, detail) = match &error {
-                    StoreError::LinkNotFollowed(key) => {
-                        return unreadable(format!(
-                            "the path to /{key} contains a symbolic link that the server does not follow; see the setting symlinks"
-                        ));
-                    }
-                    StoreError::DanglingLink(key) => {
-                        return unreadable(format!(
-                            "/{key} is a link that leads nowhere, or is below one; fetch the link's target"
-                        ));
-                    }
-                    StoreError::Io { key, .. } if error.hides_object() => {
-                        return unreadable(format!("the server has no permission to read /{key}"));
-                    }
-                    StoreError::Timeout(..) => (TIMEOUT, "the storage did not respond in time"),
-                    StoreError::Io { .. } | StoreError::Truncated(_) | StoreError::Torn(_) => {
-                        (STORAGE_UNAVAILABLE, "the storage failed, perhaps temporarily; try again")
-                    }
-                    StoreError::RootMissing(_) => {
-                        (STORAGE_UNAVAILABLE, "the container's root directory is missing, so its content is unknown")
-                    }
-                    StoreError::KeyStalled(..) => {
-                        (STORAGE_UNAVAILABLE, "the storage does not respond for this object; try again later")
-                    }
-                    StoreError::Overloaded(..) | StoreError::Preempted(_) => {
-                        (STORAGE_UNAVAILABLE, "too many requests wait for the storage; try again later")
-                    }
-                    StoreError::Stalled(..) => {
-                        (STORAGE_UNAVAILABLE, "the storage has not responded for a while; try again later")
-                    }
-                };
-                Self::with_cause(kind, detail, error.to_string())
-            }
+            ReadError::Store(error) => store_problem(&error),
             ReadError::Budget(BudgetError::TooLarge { budget, asked_bytes, capacity_bytes }) => Self::too_large(
                 format!("this needs {asked_bytes} bytes of memory; limits.{budget}_budget allows {capacity_bytes}"),
                 capacity_bytes,
@@ -362,6 +330,40 @@ impl From<ReadError> for Problem {
             ReadError::Internal(cause) => Self::internal(cause),
         }
     }
+}
+
+fn store_problem(error: &StoreError) -> Problem {
+    let unreadable = |detail: String| Problem::with_cause(UNREADABLE, &detail, error.to_string());
+    let (kind, detail) = match error {
+        StoreError::LinkNotFollowed(key) => {
+            return unreadable(format!(
+                "the path to /{key} contains a symbolic link that the server does not follow; see the setting symlinks"
+            ));
+        }
+        StoreError::DanglingLink(key) => {
+            return unreadable(format!(
+                "/{key} is a link that leads nowhere, or is below one; fetch the link's target"
+            ));
+        }
+        StoreError::Io { key, .. } if error.hides_object() => {
+            return unreadable(format!("the server has no permission to read /{key}"));
+        }
+        StoreError::Timeout(..) => (TIMEOUT, "the storage did not respond in time"),
+        StoreError::Io { .. } | StoreError::Truncated(_) | StoreError::Torn(_) => {
+            (STORAGE_UNAVAILABLE, "the storage failed, perhaps temporarily; try again")
+        }
+        StoreError::RootMissing(_) => {
+            (STORAGE_UNAVAILABLE, "the container's root directory is missing, so its content is unknown")
+        }
+        StoreError::KeyStalled(..) => {
+            (STORAGE_UNAVAILABLE, "the storage does not respond for this object; try again later")
+        }
+        StoreError::Overloaded(..) | StoreError::Preempted(_) => {
+            (STORAGE_UNAVAILABLE, "too many requests wait for the storage; try again later")
+        }
+        StoreError::Stalled(..) => (STORAGE_UNAVAILABLE, "the storage has not responded for a while; try again later"),
+    };
+    Problem::with_cause(kind, detail, error.to_string())
 }
 
 fn conversion_problem(error: ConvertError) -> Problem {

@@ -37,7 +37,7 @@ pub(crate) struct RequestContext<'a> {
 impl RequestContext<'_> {
     /// As [`App::locate`], with the mount restricted to what the caller sees.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
-        let Some((mount, key)) = self.app.locate(segments)? else { return Ok(None) };
+        let Some((_, mount, key)) = self.app.locate(segments)? else { return Ok(None) };
         Ok(Some((self.visible_mount.as_ref().filter(|visible| visible.name == mount.name).unwrap_or(mount), key)))
     }
 

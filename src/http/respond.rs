@@ -1,6 +1,5 @@
-//! Answers: from the headers of an entity and its body to a response. Preconditions and ranges (RFC 9110), and with them
-//! statuses, are evaluated here for every route but the files of Neuroglancer. [`super::problem`] makes the answers to
-//! failed requests.
+//! Makes the response from an entity and its body. Evaluates preconditions and ranges (RFC 9110), and with them the
+//! status, for every route but the files of Neuroglancer. [`super::problem`] makes the responses to failed requests.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -23,20 +22,24 @@ use crate::store::Key;
 /// The response of a handler, or the problem that prevents it.
 pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
 
+/// Marks a response whose body is a document that is compressed for clients that accept compression.
+#[derive(Clone)]
+pub(crate) struct Compressible;
+
 /// An entity without its body: everything that the head of a response says about it.
 #[derive(Clone)]
 pub(crate) struct Entity<'a> {
     pub(crate) media_type: &'static str,
     pub(crate) cache_control: HeaderValue,
-    /// Quoted entity tag; weak if it begins with `W/`. Without it and a time, preconditions are not evaluated.
+    /// Quoted entity tag; weak if it begins with `W/`. Without a tag and a time, preconditions are not evaluated.
     pub(crate) etag: Option<Arc<str>>,
     pub(crate) modified: Option<SystemTime>,
     /// Length in bytes, if it is known before the body is made.
     pub(crate) len: Option<u64>,
     /// True if clients may request ranges of bytes.
     pub(crate) has_ranges: bool,
-    /// True if the body is compressed if the client accepts it. Blocks and attributes are not: they are sent byte for byte,
-    /// with their length.
+    /// True for a document: the response is [`Compressible`]. Blocks and attributes are sent byte for byte, with their
+    /// length.
     pub(crate) is_compressible: bool,
     /// Further headers, which a 304 has, too.
     pub(crate) extra: HeaderMap,
@@ -101,11 +104,12 @@ impl Entity<'_> {
         response
     }
 
-    /// Evaluates the preconditions and the range of `request`. Returns the response, still without a body, and the range
-    /// of bytes that its body has; `None` if the response is complete. The range is unbounded if the length is unknown.
+    /// Evaluates the preconditions and the range of `request`. Returns the response, still without a body, and the
+    /// range of bytes that its body has; `None` if the response is complete. The range is unbounded if the length is
+    /// unknown.
     ///
     /// # Errors
-    /// 412 and 416.
+    /// 412 if a precondition fails, 416 if the range lies beyond the end.
     pub(crate) fn select(&self, request: &Parts) -> Result<(Response<Body>, Option<Range<u64>>), Problem> {
         let etag = self.etag.as_deref().unwrap_or_default();
         let (status, range) = match (self.evaluate(request), self.len) {
@@ -129,6 +133,9 @@ impl Entity<'_> {
         if let (StatusCode::PARTIAL_CONTENT, Some(len)) = (status, self.len) {
             insert_header(headers, CONTENT_RANGE, &format!("bytes {}-{}/{len}", range.start, range.end - 1));
         }
+        if self.is_compressible {
+            response.extensions_mut().insert(Compressible);
+        }
         // The compressed length of a document is known only once the document is compressed, for HEAD, too.
         let needs_body = request.method != Method::HEAD || self.len.is_none() || self.is_compressible;
         Ok((response, Some(range).filter(|range| needs_body && !range.is_empty())))
@@ -137,7 +144,7 @@ impl Entity<'_> {
     /// Answers `request` with this entity, whose body is `body`.
     ///
     /// # Errors
-    /// 412 and 416.
+    /// 412 if a precondition fails, 416 if the range lies beyond the end.
     pub(crate) fn respond(self, request: &Parts, body: impl Into<Bytes>) -> HandlerResult {
         let body = body.into();
         let (mut response, range) = Self { len: Some(body.len() as u64), ..self }.select(request)?;

@@ -67,6 +67,11 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
 pub(crate) const STORED: &str = "stored";
 
 impl Endpoint {
+    /// Returns true if requests wait for their admission. Operations are answered at once even under overload.
+    pub(crate) fn needs_admission(self) -> bool {
+        !matches!(self, Self::Operation(_))
+    }
+
     /// Returns the route's name in metrics and logs.
     pub(crate) fn label(self) -> &'static str {
         match self {
@@ -100,7 +105,8 @@ pub struct RequestTarget {
 
 impl RequestTarget {
     /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for all
-    /// other paths, and for those that only [`Self::parse`] can decide. In contrast to it, this allocates nothing.
+    /// other paths, and for those that only [`Self::parse`] can decide. Unlike that function, this one allocates
+    /// nothing.
     pub(crate) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
         let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
         if !inner.bytes().all(Self::is_literal_path_byte) {
@@ -237,6 +243,13 @@ mod tests {
 
     fn stored(segments: &[&str], slash: bool) -> (Endpoint, Vec<String>, bool) {
         (Endpoint::Stored, segments.iter().map(ToString::to_string).collect(), slash)
+    }
+
+    #[test]
+    fn the_label_of_an_endpoint_is_its_name() {
+        for (name, endpoint) in endpoints() {
+            assert_eq!(endpoint.label(), if endpoint == Endpoint::Stored { STORED } else { name });
+        }
     }
 
     #[test]

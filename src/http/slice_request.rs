@@ -49,6 +49,22 @@ pub(crate) struct SlicePlan {
     pub(crate) encoding: Option<ContentCoding>,
 }
 
+/// What encoding a response takes besides the samples.
+#[derive(Clone, Copy)]
+struct EncodingCost {
+    /// Memory of the encoder, in bytes.
+    extra_bytes: u64,
+    /// Length of the format's header, if the elements follow it as they are in memory.
+    header_bytes: Option<u64>,
+}
+
+impl EncodingCost {
+    /// Returns the bytes of the header that count as memory.
+    fn counted_header_bytes(self) -> u64 {
+        self.header_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0)
+    }
+}
+
 impl SliceRequest {
     /// Creates the request of `query` for a dataset.
     ///
@@ -71,8 +87,8 @@ impl SliceRequest {
     /// take the place of a whole one for which there is no memory now.
     ///
     /// # Errors
-    /// 400 if the format cannot represent the samples, 413 if the response takes too much memory or work, with the shape
-    /// of a piece that does not. Both the slice and that piece pass the same check.
+    /// 400 if the format cannot represent the samples, 413 if the response takes too much memory or work, with the
+    /// shape of a piece that does not. Both the slice and that piece pass the same check.
     pub(crate) async fn plan(
         self,
         container: &Container,
@@ -81,47 +97,41 @@ impl SliceRequest {
         may_stream_early: bool,
     ) -> Result<SlicePlan, Problem> {
         let region = &self.selection.region;
-        let memory = self.encoding_memory(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
-        let delivery = self.delivery(memory, is_rate_limited, false);
+        let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
+        let delivery = self.delivery(cost, is_rate_limited, false);
         let limit_bytes = read::max_buffered_bytes(container);
         let planned = read::plan_sparse_slice(container, freshness, &self.dataset, region.clone(), &delivery).await?;
-        let admitted = planned.map_err(Problem::from).and_then(|slice| self.admit(slice, memory, limit_bytes));
+        let admitted = planned.map_err(Problem::from).and_then(|slice| self.admit(slice, cost, limit_bytes));
         let (mut slice, mut extra_bytes) =
-            admitted.map_err(|problem| problem.with_piece_hint(self.largest_admitted_piece(container).as_deref()))?;
+            admitted.map_err(|problem| problem.with_piece_hint(self.admitted_piece_shape(container).as_deref()))?;
         // If slow clients hold the memory for a whole response, a streamed one need not wait for them.
         if may_stream_early && !slice.is_streamed() && !read::has_capacity_for(container, &slice, extra_bytes) {
-            let delivery = self.delivery(memory, false, true);
+            let delivery = self.delivery(cost, false, true);
             let streamed = read::plan_converted_slice(container, &self.dataset, region.clone(), &delivery).ok();
             let admitted = streamed
                 .filter(PlannedSlice::is_streamed)
-                .and_then(|streamed| self.admit(streamed, memory, limit_bytes).ok());
+                .and_then(|streamed| self.admit(streamed, cost, limit_bytes).ok());
             (slice, extra_bytes) = admitted.unwrap_or((slice, extra_bytes));
         }
         let encoding = self.content_coding.filter(|_| !slice.is_streamed());
-        let (_, header_bytes) = memory;
-        Ok(SlicePlan { request: self, slice, extra_bytes, header_bytes, encoding })
+        Ok(SlicePlan { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, encoding })
     }
 
-    /// Returns the memory that a response with the samples of `region` takes besides them, in bytes: that of encoding, and
-    /// the length of the format's header if the elements follow it as they are in memory.
+    /// Returns what encoding the samples of `region` takes.
     ///
     /// # Errors
     /// A message to the client if the format cannot represent these samples.
-    fn encoding_memory(&self, region: &Region) -> Result<(u64, Option<u64>), String> {
+    fn encoding_cost(&self, region: &Region) -> Result<EncodingCost, String> {
         let (data_type, options) = (&self.data_type, &self.options);
         let shape = self.selection.kept(region.shape());
         self.format.accepts(&shape, data_type, options)?;
         let header_bytes = self.format.header(&shape, data_type, options).map(|header| header.len() as u64);
-        Ok((self.format.extra_bytes(&shape, data_type, options), header_bytes))
+        Ok(EncodingCost { extra_bytes: self.format.extra_bytes(&shape, data_type, options), header_bytes })
     }
 
-    fn delivery(
-        &self,
-        (extra_bytes, header_bytes): (u64, Option<u64>),
-        is_rate_limited: bool,
-        must_stream: bool,
-    ) -> SliceDelivery<'_> {
-        let (is_streamable, prefix_bytes) = (header_bytes.is_some(), counted_bytes(header_bytes));
+    /// Returns how the response may be sent. Only a format whose elements follow a header can be streamed.
+    fn delivery(&self, cost: EncodingCost, is_rate_limited: bool, must_stream: bool) -> SliceDelivery<'_> {
+        let (is_streamable, prefix_bytes) = (cost.header_bytes.is_some(), cost.counted_header_bytes());
         let has_small_bands = is_rate_limited && prefix_bytes == 0 && self.content_coding.is_none();
         let streaming = match is_streamable {
             false => Streaming::Never,
@@ -131,27 +141,26 @@ impl SliceRequest {
         };
         SliceDelivery {
             data_type: &self.data_type,
-            extra_bytes: if is_streamable { extra_bytes } else { 0 },
+            extra_bytes: if is_streamable { cost.extra_bytes } else { 0 },
             prefix_bytes,
             streaming,
         }
     }
 
-    /// Admits a planned slice if its response can be made within `limit_bytes` bytes. Returns it with the bytes of memory
-    /// that encoding takes.
-    fn admit(
-        &self,
-        slice: PlannedSlice,
-        (mut extra_bytes, header_bytes): (u64, Option<u64>),
-        limit_bytes: u64,
-    ) -> Result<(PlannedSlice, u64), Problem> {
+    /// Admits a planned slice if its response can be made within `limit_bytes` bytes. Returns it with the bytes of
+    /// memory that encoding takes.
+    ///
+    /// # Errors
+    /// 413 if it cannot.
+    fn admit(&self, slice: PlannedSlice, cost: EncodingCost, limit_bytes: u64) -> Result<(PlannedSlice, u64), Problem> {
+        let mut extra_bytes = cost.extra_bytes;
         if self.content_coding.is_some() && !slice.is_streamed() {
             extra_bytes =
                 extra_bytes.saturating_add(compress::compression_bytes(slice.bytes().saturating_add(extra_bytes)));
         }
         // The bands fit the memory that they are given. Only the header's share of it must be checked.
-        let needed_bytes = if header_bytes.is_some() && slice.is_streamed() {
-            counted_bytes(header_bytes).saturating_mul(HEADER_SHARE_DIVISOR)
+        let needed_bytes = if cost.header_bytes.is_some() && slice.is_streamed() {
+            cost.counted_header_bytes().saturating_mul(HEADER_SHARE_DIVISOR)
         } else {
             slice.memory_bytes().saturating_add(extra_bytes)
         };
@@ -172,21 +181,17 @@ impl SliceRequest {
         Err(Problem::too_large(detail, limit_bytes))
     }
 
-    /// Returns the shape of a piece of the region that is admitted in this format, wherever in the dataset it lies.
-    fn largest_admitted_piece(&self, container: &Container) -> Option<Coords> {
+    /// Halves the region until a part of this shape is admitted in this format, wherever in the dataset it lies.
+    /// Returns the shape; `None` if not even a single sample is admitted.
+    fn admitted_piece_shape(&self, container: &Container) -> Option<Coords> {
         let limit_bytes = read::max_buffered_bytes(container);
         read::shrink_until_accepted(&self.selection.region, self.dataset.attributes.grid(), |part| {
-            self.encoding_memory(part).is_ok_and(|memory| {
-                let planned = read::plan_part(container, &self.dataset, part, &self.delivery(memory, false, false));
-                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, memory, limit_bytes).is_ok())
+            self.encoding_cost(part).is_ok_and(|cost| {
+                let planned = read::plan_part(container, &self.dataset, part, &self.delivery(cost, false, false));
+                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, cost, limit_bytes).is_ok())
             })
         })
     }
-}
-
-/// Returns the bytes of a format's header that count as memory.
-fn counted_bytes(header_bytes: Option<u64>) -> u64 {
-    header_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0)
 }
 
 impl SlicePlan {
@@ -209,7 +214,7 @@ impl SlicePlan {
 /// Checks that this server can decode a dataset.
 ///
 /// # Errors
-/// 501.
+/// 501 if its compression or data type is not supported.
 pub(crate) fn check_decodable(dataset: &Dataset) -> Result<(), Problem> {
     if dataset.attributes.is_decodable() {
         return Ok(());

@@ -32,8 +32,8 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
-/// Maximum number of accounts kept, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy may
-/// name any number of clients.
+/// Maximum number of accounts in memory, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy
+/// may name any number of clients.
 const MAX_ACCOUNTS: usize = 50_000;
 
 /// Number of new accounts after which accounts without debt are evicted.
@@ -50,8 +50,8 @@ const MAX_CHUNK_BYTES: usize = 64 << 10;
 /// does not receive it then blocks no other request.
 const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 
-/// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used,
-/// which outlives changes of the limits.
+/// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used;
+/// a new configuration does not reset this.
 #[derive(Default)]
 pub(crate) struct ClientRegistry {
     /// Admission of requests, which limits how many are in flight.
@@ -123,7 +123,8 @@ impl ClientAccount {
         *self.theoretical_arrival.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Acquires a permit. Adjusts the number of permits first, because `max_requests` may have changed since.
+    /// Acquires one of `max_requests` permits. Adjusts their number first, because the limit may have changed since the
+    /// client's last request. Never returns `None`, which stands for a closed semaphore.
     async fn acquire_permit(&self, max_requests: usize) -> Option<OwnedSemaphorePermit> {
         loop {
             {
@@ -316,7 +317,8 @@ struct RateLimitedBody {
     permit: RequestPermit,
 }
 
-/// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not exceeded.
+/// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not
+/// exceeded.
 pub(crate) fn hold_until_sent(mut permit: RequestPermit, response: Response<Body>) -> Response<Body> {
     // A body that is produced while it is sent has no exact size.
     let size = http_body::Body::size_hint(response.body()).exact();

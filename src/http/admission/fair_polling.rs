@@ -36,7 +36,9 @@ struct PollRound {
 }
 
 thread_local! {
+    /// The time slices of a round, which the clients of this thread get in turn.
     static TIME_SLICES: FairSemaphore = FairSemaphore::new(SLICES_PER_ROUND, ClientQuota::UNLIMITED, CostBasis::Units);
+    /// The current round of this thread.
     static ROUND: Arc<Mutex<PollRound>> = Arc::default();
 }
 

@@ -23,7 +23,7 @@ const SPARE_DIVISOR: usize = 4;
 const LIGHT_CLIENT_DIVISOR: usize = 16;
 
 /// Minimum delay of a rejection. A connection gets at most four rejections per second for each request that it may have
-/// in flight. It is short compared with the second of `Retry-After`.
+/// in flight. The delay is short compared with the second of `Retry-After`.
 const MIN_DELAY: Duration = Duration::from_millis(250);
 
 /// Delay per pending rejection. All connections together get 500 rejections per second, unless that would delay one by
@@ -54,7 +54,7 @@ pub(super) fn count_until_dropped(count: &AtomicUsize) -> ScopeGuard<usize, impl
     })
 }
 
-/// Limits the requests in flight and queues the others fairly.
+/// Limits the requests in flight and queues further requests fairly.
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionController {
     in_flight: AtomicUsize,
@@ -186,8 +186,8 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Waits until a rejected request may be answered. `pending` counts the rejected requests that wait; their answers are
-/// sent a whole number of [`BATCH_INTERVAL`]s after `epoch`.
+/// Waits until a rejected request may be answered. `pending` counts the rejected requests that wait; their responses
+/// are sent a whole number of [`BATCH_INTERVAL`]s after `epoch`.
 pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
     let (others, _timer) = (count_until_dropped(pending), QueueWaitTimer::begin(QueueLabel::Refused));
     let now = Instant::now();

@@ -1,4 +1,4 @@
-//! Limits the requests that wait for one container whose storage does not answer, so that they leave room for requests
+//! Limits the requests that wait for one container whose storage does not respond, so that they leave room for requests
 //! of other containers.
 
 use std::collections::HashMap;
@@ -10,13 +10,12 @@ use futures_util::FutureExt;
 use scopeguard::ScopeGuard;
 
 use crate::cache::ReadError;
-use crate::container::Container;
 use crate::http::problem::Problem;
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{Key, StoreError};
 use crate::telemetry::metrics::{self, ShedReason};
 
-/// Interval at which a waiting request checks whether it has to give up.
+/// Interval at which a waiting request checks whether it must give up.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Smallest divisor of `limits.concurrent_requests` that gives the number of requests that may wait for one stalled
@@ -76,16 +75,16 @@ impl StalledStoreLimit {
         Self { per_container: (0..container_count).map(|_| Mutex::default()).collect(), max_waiting }
     }
 
-    /// Runs `work` for the container with the given index. It gives up if the container's storage does not answer, too
-    /// many requests wait for it, and the client has at least the average number of them. A single container has no
-    /// limit.
+    /// Runs `work` for the container with the given index. Gives `work` up if the container's storage
+    /// `is_unresponsive`, too many requests wait for the container, and the client has at least the average number of
+    /// them. A single container has no limit.
     ///
     /// # Errors
-    /// 503, and the errors of `work`.
+    /// 503 if `work` is given up, or an error of `work`.
     pub(crate) async fn run_limited<T>(
         &self,
         index: usize,
-        container: &Container,
+        is_unresponsive: impl Fn() -> bool,
         mut work: impl Future<Output = Result<T, Problem>> + Unpin,
     ) -> Result<T, Problem> {
         let Some(waiters) = self.per_container.get(index).filter(|_| self.per_container.len() > 1) else {
@@ -98,7 +97,7 @@ impl StalledStoreLimit {
         lock(waiters).enter(client);
         let waiting = scopeguard::guard((), |()| lock(waiters).leave(client));
         loop {
-            if container.is_store_unresponsive() && lock(waiters).leave_if_excess(client, self.max_waiting) {
+            if is_unresponsive() && lock(waiters).leave_if_excess(client, self.max_waiting) {
                 ScopeGuard::into_inner(waiting);
                 metrics::request_shed(ShedReason::Storage);
                 return Err(ReadError::from(StoreError::Overloaded("wait for", Key::root())).into());
@@ -112,7 +111,22 @@ impl StalledStoreLimit {
 
 #[cfg(test)]
 mod tests {
+    use std::future::pending;
+
     use super::*;
+
+    #[tokio::test]
+    async fn a_request_that_gave_up_is_counted_out_once() {
+        let limit = StalledStoreLimit::new(2, 8);
+        let run = || ClientId::new(1).scope(limit.run_limited(0, || true, pending::<Result<(), Problem>>()));
+        let mut requests: Vec<_> = (0..5).map(|_| Box::pin(run())).collect();
+        let ended: Vec<_> = requests.iter_mut().map(|request| request.as_mut().now_or_never().is_some()).collect();
+        assert_eq!(ended, [false, false, true, true, true]);
+        assert_eq!(lock(&limit.per_container[0]).total, 2);
+        drop(requests);
+        let waiters = lock(&limit.per_container[0]);
+        assert_eq!((waiters.total, waiters.per_client.len()), (0, 0));
+    }
 
     #[test]
     fn requests_of_clients_with_most_waiters_give_up_first() {

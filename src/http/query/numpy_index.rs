@@ -52,7 +52,7 @@ impl Selection {
 /// are allowed. An empty text is an index without items.
 ///
 /// # Errors
-/// A message to the client.
+/// A message to the client if the text is no index.
 pub(crate) fn parse(text: &str) -> Result<Vec<IndexItem>, String> {
     let text = trim(text);
     let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).map_or(text, trim);

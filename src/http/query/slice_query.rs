@@ -1,9 +1,10 @@
 //! Query string of a slice: its syntax, and the region that it selects in a dataset of known dimensions.
 //!
-//! This module does not depend on requests, stores or blocks. All axes are in N5 order.
+//! Nothing here reads a dataset. All axes are in N5 order.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 use crate::http::problem::{OUT_OF_BOUNDS, Problem};
 use crate::http::query::numpy_index::{self, IndexItem, Selection};
@@ -12,7 +13,7 @@ use crate::http::redact::excerpt;
 use crate::output::{AxisOrder, EncodeOptions, Endian};
 use n5_format::{Coords, DataType, Region, SignedCoords};
 
-/// All parameters of a slice; `token` is read elsewhere.
+/// All parameters of a slice. `http::credentials` reads `token`.
 const PARAMETERS: [&str; 13] = [
     "start", "stop", "size", "step", "select", "outside", "order", "dtype", "format", "endian", "window", "quality",
     "token",
@@ -112,45 +113,17 @@ impl SliceQuery {
             }
         }
         let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
-        for (axis, dimension) in dimensions.iter().map(|size| i128::from(*size)).enumerate() {
+        for axis in 0..dimensions.len() {
             // Wide enough that nothing overflows.
             let value_at =
                 |list: &Option<Vec<i64>>| list.as_ref().and_then(|list| list.get(axis)).map(|n| i128::from(*n));
-            let mut start = value_at(start).unwrap_or(0);
-            let given_stop = value_at(stop).or_else(|| value_at(size).map(|size| start.saturating_add(size)));
+            let start = value_at(start).unwrap_or(0);
+            let stop = value_at(stop).or_else(|| value_at(size).map(|size| start.saturating_add(size)));
             let step = step.as_ref().and_then(|list| list.get(axis)).copied().unwrap_or(1).max(1);
-            let mut stop =
-                given_stop.unwrap_or(if *outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
-            if given_stop.is_some() && start > stop {
-                let detail = format!("along axis {axis} the region {start}..{stop} ends before it starts");
-                return Err(Problem::invalid_parameter("stop", detail));
-            }
-            match outside {
-                OutsidePolicy::Error if start < 0 || start > dimension || stop > dimension => {
-                    let region = given_stop.map_or_else(|| format!("{start}.."), |stop| format!("{start}..{stop}"));
-                    let detail = format!(
-                        "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
-                         stay inside, or give outside=clip or outside=zero"
-                    );
-                    return Err(out_of_bounds(detail, dimensions));
-                }
-                OutsidePolicy::Error | OutsidePolicy::Zero => {}
-                OutsidePolicy::Clip => {
-                    let step = i128::from(step);
-                    let skipped_samples = start
-                        .saturating_neg()
-                        .max(0)
-                        .saturating_add(step)
-                        .saturating_sub(1)
-                        .checked_div(step)
-                        .unwrap_or(0);
-                    start = start.saturating_add(skipped_samples.saturating_mul(step)).min(dimension);
-                    stop = stop.min(dimension);
-                }
-            }
-            let length = u64::try_from(stop.saturating_sub(start).max(0)).unwrap_or(u64::MAX);
+            let bounded = bound_range(start, stop, step, *outside, (axis, dimensions))?;
+            let length = u64::try_from(bounded.end.saturating_sub(bounded.start).max(0)).unwrap_or(u64::MAX);
             // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
-            starts.push(i64::try_from(start).unwrap_or(i64::MAX));
+            starts.push(i64::try_from(bounded.start).unwrap_or(i64::MAX));
             shape.push(length.div_ceil(step));
             steps.push(step);
         }
@@ -203,6 +176,43 @@ impl SampleSelector {
             return Err(Problem::invalid_parameter("step", "step contains 0; every step must be at least 1"));
         }
         Ok(Self::Box { start: parse_list("start", is_signed)?, stop, size, step, outside })
+    }
+}
+
+/// Applies `outside` to a range along an axis of a dataset. Without a `stop`, the range ends where the dataset does, or
+/// is empty if it starts beyond that.
+///
+/// # Errors
+/// As for [`SliceQuery::select`].
+fn bound_range(
+    start: i128,
+    stop: Option<i128>,
+    step: u64,
+    outside: OutsidePolicy,
+    (axis, dimensions): (usize, &[u64]),
+) -> Result<Range<i128>, Problem> {
+    let dimension = i128::from(dimensions.get(axis).copied().unwrap_or(0));
+    if let Some(stop) = stop.filter(|stop| start > *stop) {
+        let detail = format!("along axis {axis} the region {start}..{stop} ends before it starts");
+        return Err(Problem::invalid_parameter("stop", detail));
+    }
+    let end = stop.unwrap_or(if outside == OutsidePolicy::Error { dimension } else { dimension.max(start) });
+    match outside {
+        OutsidePolicy::Error if start < 0 || start > dimension || end > dimension => {
+            let region = stop.map_or_else(|| format!("{start}.."), |stop| format!("{start}..{stop}"));
+            let detail = format!(
+                "along axis {axis} the region {region} leaves the dataset, which has 0..{dimension}; \
+                 stay inside, or give outside=clip or outside=zero"
+            );
+            Err(out_of_bounds(detail, dimensions))
+        }
+        OutsidePolicy::Error | OutsidePolicy::Zero => Ok(start..end),
+        OutsidePolicy::Clip => {
+            let step = i128::from(step);
+            let samples_before = start.saturating_neg().max(0).saturating_add(step).saturating_sub(1).checked_div(step);
+            let skipped = samples_before.unwrap_or(0).saturating_mul(step);
+            Ok(start.saturating_add(skipped).min(dimension)..end.min(dimension))
+        }
     }
 }
 

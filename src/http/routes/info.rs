@@ -5,7 +5,7 @@ use serde_json::{Value, json};
 
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
-use crate::http::{compress, forwarded, route};
+use crate::http::{forwarded, route};
 use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
 use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
@@ -19,7 +19,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
         let no_cache = HeaderValue::from_static("no-cache");
-        return document(context, "", LoadedNode::default(), no_attributes, no_cache).await;
+        return document(context, "", LoadedNode::default(), no_attributes, no_cache);
     };
     let to_problem = |error| mount.problem(error);
     let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
@@ -35,12 +35,12 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     };
     // Never immutable: the document depends on the server's release and on everything around the directory.
     let cache_control = mount.missing_cache_control.clone();
-    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control).await
+    document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
 }
 
 /// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those
 /// that a TensorStore spec repeats.
-async fn document(
+fn document(
     context: &RequestContext<'_>,
     path: &str,
     loaded: LoadedNode,
@@ -77,8 +77,7 @@ async fn document(
     }
     drop((node, description, members, attributes, tensorstore_attributes));
     let entity = Entity { is_compressible: true, ..Entity::new("application/json", cache_control) };
-    let response = entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))?;
-    compress::compress_document(context, response).await
+    entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))
 }
 
 /// Returns the URLs of the directory at every endpoint, and in every view that shows it.

@@ -1,5 +1,6 @@
 //! Directory listings: one HTML page for people and three parsers, or JSON.
 
+use std::borrow::Cow;
 use std::fmt::Write;
 
 use axum::body::Body;
@@ -14,8 +15,8 @@ use crate::http::problem::{self, Problem};
 use crate::http::query::params::{self, unknown_value};
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
+use crate::http::route;
 use crate::http::routes::page;
-use crate::http::{compress, route};
 use crate::output;
 use crate::store::Key;
 
@@ -90,11 +91,11 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
     let (page, no_cache) = (DirectoryPage { entries, has_more: false }, HeaderValue::from_static("no-cache"));
-    render(context, "", &page, is_html, false, (memory, no_cache)).await
+    render(context, "", &page, is_html, false, (memory, no_cache))
 }
 
-/// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and blocks
-/// are not listed.
+/// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and
+/// blocks are not listed.
 pub(crate) async fn of_directory(
     context: &RequestContext<'_>,
     mount: &Mount,
@@ -117,7 +118,7 @@ pub(crate) async fn of_directory(
     }
     // Never immutable: groups and datasets may be added.
     let cache_control = mount.missing_cache_control.clone();
-    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control)).await
+    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control))
 }
 
 /// Query parameters of a listing. Unknown ones are ignored, because clients add their own.
@@ -183,7 +184,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
 }
 
 /// Renders the response. `memory` is reduced to its size and held until it is sent.
-async fn render(
+fn render(
     context: &RequestContext<'_>,
     path: &str,
     page: &DirectoryPage,
@@ -212,8 +213,7 @@ async fn render(
         let link = format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"");
         respond::insert_header(&mut entity.extra, LINK, &link);
     }
-    let response = entity.respond(context.parts, respond::text_bytes(text, Some(memory)))?;
-    compress::compress_document(context, response).await
+    entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
 }
 
 /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. It is written entry by entry: a single JSON value would
@@ -294,6 +294,9 @@ fn relative_root(context: &RequestContext<'_>) -> String {
     if depth == 0 { "./".to_owned() } else { "../".repeat(depth) }
 }
 
-fn escape_html(text: &str) -> String {
-    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
+fn escape_html(text: &str) -> Cow<'_, str> {
+    if !text.contains(['&', '<', '>', '"']) {
+        return Cow::Borrowed(text);
+    }
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;").into()
 }

@@ -4,7 +4,6 @@ use axum::http::HeaderValue;
 use axum::http::header::{CONTENT_SECURITY_POLICY, HeaderMap, REFERRER_POLICY};
 use axum::http::request::Parts;
 
-use crate::http::compress;
 use crate::http::problem::Problem;
 use crate::http::request::RequestContext;
 use crate::http::respond::{Entity, HandlerResult};
@@ -74,10 +73,10 @@ fn etag(text: &str) -> String {
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
-pub(crate) async fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
     let text = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
-    compress::compress_document(context, asset_response(context.parts, name, text)?).await
+    asset_response(context.parts, name, text)
 }
 
 /// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two

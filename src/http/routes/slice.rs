@@ -129,7 +129,7 @@ fn slice_headers(plan: &SlicePlan, axes: &[String]) -> HeaderMap {
     headers
 }
 
-/// Responds without an entity tag: to HEAD before a block is read, otherwise with bands. The first band is assembled
+/// Responds without an entity tag: to HEAD without reading a block, to GET with bands. The first band is assembled
 /// before the status is sent, and each further band while the previous one is being sent.
 async fn respond_unread(
     context: &RequestContext<'_>,

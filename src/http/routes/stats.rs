@@ -6,7 +6,6 @@ use serde_json::{Map, Value, json};
 use xxhash_rust::xxh3::xxh3_128;
 
 use crate::cache::{Dataset, GroupState, ReadError};
-use crate::http::compress;
 use crate::http::mount::Mount;
 use crate::http::problem::Problem;
 use crate::http::query::params::{parse_decimal, parse_query};
@@ -19,7 +18,7 @@ use crate::store::Key;
 use crate::view;
 use n5_format::ElementValue;
 
-/// All parameters; `token` is read elsewhere.
+/// All parameters. `http::credentials` reads `token`.
 const PARAMETERS: [&str; 3] = ["bins", "percentiles", "token"];
 
 const DEFAULT_BINS: usize = 64;
@@ -107,11 +106,11 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let path = mount.path_of(&key);
     let text = document(&path, &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
     let len = text.len() as u64;
-    compress::compress_document(context, respond::with_body(response, memory.own(text.into()), len)).await
+    Ok(respond::with_body(response, memory.own(text.into()), len))
 }
 
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
-/// that has enough elements, otherwise the finest.
+/// that has enough elements, or the finest if none has.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let (container, freshness) = (&mount.container, context.freshness);
     let whole = |dataset| SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() };
