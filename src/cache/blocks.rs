@@ -1,5 +1,5 @@
-//! The cache of decoded blocks: weighed in bytes and filled in single flights. It remembers holes and blocks that do not
-//! decode, but no other errors. A [`BlockSource`] is the seam between this cache and the origin of its blocks.
+//! The cache of decoded blocks: weighed in bytes and filled in single flights. It remembers holes and blocks that do
+//! not decode, but no other errors. A [`BlockSource`] is the seam between this cache and the origin of its blocks.
 
 use std::fmt;
 use std::sync::Arc;
@@ -111,8 +111,8 @@ pub(crate) struct BlockEntry {
 }
 
 impl BlockEntry {
-    /// Creates an entry for a block decoded from the stored object `meta`, or for the reason why that cannot be decoded.
-    /// The object was current at the moment `checked_at`.
+    /// Creates an entry for a block decoded from the stored object `meta`, or for the reason why that cannot be
+    /// decoded. The object was current at the moment `checked_at`.
     pub(crate) fn new(decoded: Result<Block, BlockError>, meta: ObjectMeta, checked_at: u64) -> Self {
         let (block, fault) = match decoded {
             Ok(block) => (Some(block), None),

@@ -1,8 +1,8 @@
-//! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing. The owner of bytes also owns
-//! their permit.
+//! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing. The owner of bytes also
+//! owns their permit.
 //!
-//! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers need
-//! the memory. A container with stalled storage therefore does not slow down the others.
+//! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers
+//! need the memory. A container with stalled storage therefore does not slow down the others.
 
 use std::future::Future;
 use std::pin::pin;
@@ -22,8 +22,8 @@ use crate::store::{Key, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
-/// Flow number of a client's requests for permits of its streams. They wait in a queue of their own, so that they do not
-/// delay its short responses.
+/// Flow number of a client's requests for permits of its streams. They wait in a queue of their own, so that they do
+/// not delay its short responses.
 const STREAM_FLOW: u64 = 1;
 
 /// Headroom of a permit in the slice budget: this many times its size stays free for smaller permits. However many
@@ -52,7 +52,8 @@ pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A permit for part of a [`Budget`], given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    /// Shared by all permits of one stream. Dropped first: the budget checks the token when it grants the returned units.
+    /// Shared by all permits of one stream. Dropped first: the budget checks the token when it grants the returned
+    /// units.
     stream_token: Option<Arc<()>>,
     /// The units that the semaphore granted.
     granted: FairPermit,
@@ -159,16 +160,16 @@ impl Budget {
             in_flight_bytes,
             max_wait,
             pool: Arc::default(),
-            // Charges have a semaphore of their own: a request whose turn it is to send a block may first need a permit to
-            // load the block.
+            // Charges have a semaphore of their own: a request whose turn it is to send a block may first need a permit
+            // to load the block.
             pinned: Arc::new(PinnedBuffers::new(new_semaphore())),
         };
         budget.apply_size();
         budget
     }
 
-    /// Returns this budget with the size and the longest wait of `other`. [`apply_size`](Self::apply_size) puts the size
-    /// into effect. Lent memory stays lent.
+    /// Returns this budget with the size and the longest wait of `other`. [`apply_size`](Self::apply_size) puts the
+    /// size into effect. Lent memory stays lent.
     pub(crate) fn with_size_of(&self, other: &Self) -> Self {
         let Self { cached_bytes, in_flight_bytes, max_wait, .. } = *other;
         Self { cached_bytes, in_flight_bytes, max_wait, ..self.clone() }
@@ -253,8 +254,8 @@ impl Budget {
         Ok(permit)
     }
 
-    /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`], which reuses the unused buffers. They are
-    /// therefore not trimmed.
+    /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`], which reuses the unused buffers. They
+    /// are therefore not trimmed.
     pub(crate) async fn take_for_pooled_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.max_wait).await
     }
@@ -365,8 +366,8 @@ impl Budget {
         Err(self.timed_out(max_wait))
     }
 
-    /// Waits for `future`, a request to a store with this pressure, while the caller holds a permit. Gives up if requests of
-    /// other containers wait for permits and the store is unresponsive or has kept the caller waiting for
+    /// Waits for `future`, a request to a store with this pressure, while the caller holds a permit. Gives up if
+    /// requests of other containers wait for permits and the store is unresponsive or has kept the caller waiting for
     /// [`MAX_WAIT_HOLDING_MEMORY`].
     ///
     /// # Errors
@@ -415,8 +416,8 @@ impl Budget {
         self.pinned.bytes.load(Ordering::Relaxed) > self.in_flight_bytes / 2
     }
 
-    /// Waits until `len` bytes may be charged to the current client, as by [`Self::charge_to_client`]. Times out only if
-    /// no other response could be charged to the client during the longest wait.
+    /// Waits until `len` bytes may be charged to the current client, as by [`Self::charge_to_client`]. Times out only
+    /// if no other response could be charged to the client during the longest wait.
     ///
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.

@@ -38,8 +38,8 @@ impl Freshness {
         Self { request_start: now, metadata_since: since(metadata, now), data_since: since(data, now), may_block: true }
     }
 
-    /// Returns the freshness for a caller that polls a read once and drops it if it is not ready. The read starts no work
-    /// that outlasts that poll, and counts nothing.
+    /// Returns the freshness for a caller that polls a read once and drops it if it is not ready. The read starts no
+    /// work that outlasts that poll, and counts nothing.
     #[must_use]
     pub fn nonblocking(self) -> Self {
         Self { may_block: false, ..self }

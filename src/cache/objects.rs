@@ -1,5 +1,5 @@
-//! The cache of objects as stored, and of the results that are derived from them. It is weighed in bytes, loads in single
-//! flights and remembers missing objects.
+//! The cache of objects as stored, and of the results that are derived from them. It is weighed in bytes, loads in
+//! single flights and remembers missing objects.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -264,8 +264,8 @@ impl ObjectCache {
         }
     }
 
-    /// Reads a small object, or opens a larger one, with one request to the store. Takes memory for the object, but does
-    /// not hold it while the store is slow. The permit is that of bytes in memory.
+    /// Reads a small object, or opens a larger one, with one request to the store. Takes memory for the object, but
+    /// does not hold it while the store is slow. The permit is that of bytes in memory.
     pub(crate) async fn fetch_once(
         &self,
         store: &dyn Store,

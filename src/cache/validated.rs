@@ -1,5 +1,5 @@
-//! A cache whose entries are compared with their source before they are used, and loaded in single flights. It fills most
-//! of a memory budget: a request that finds the budget short evicts entries.
+//! A cache whose entries are compared with their source before they are used, and loaded in single flights. It fills
+//! most of a memory budget: a request that finds the budget short evicts entries.
 
 use std::fmt;
 use std::future::Future;
@@ -64,8 +64,8 @@ pub(crate) trait EntrySource<V> {
     ) -> impl Future<Output = Result<Arc<V>, ReadError>> + Send + 'static;
 }
 
-/// Returns the maximum weight of a cache of `capacity_bytes`: 1/64 more for the bookkeeping that weighers count, so that
-/// data of exactly the configured size fits.
+/// Returns the maximum weight of a cache of `capacity_bytes`: 1/64 more for the bookkeeping that weighers count, so
+/// that data of exactly the configured size fits.
 pub(crate) fn max_weight_bytes(capacity_bytes: u64) -> u64 {
     capacity_bytes.saturating_add(capacity_bytes / 64)
 }
@@ -210,8 +210,8 @@ where
     }
 
     /// Waits for a flight, and does its work first if this request leads it. The task of the flight gets its resources
-    /// as soon as it is the turn of any of the clients. It goes on when one of the requests is cancelled, and is aborted
-    /// with the last one. Returns `None` if another request led the flight and gave up.
+    /// as soon as it is the turn of any of the clients. It goes on when one of the requests is cancelled, and is
+    /// aborted with the last one. Returns `None` if another request led the flight and gave up.
     async fn fly(
         &self,
         key: &K,
@@ -285,8 +285,8 @@ where
         removal.await;
     }
 
-    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used, and a load that
-    /// has begun before serves only the requests that wait for it already.
+    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used, and a load
+    /// that has begun before serves only the requests that wait for it already.
     ///
     /// A seam of the design: writes will call it. Until then, entries become stale only by comparison.
     #[cfg_attr(not(test), expect(dead_code, reason = "for writes, which come next"))]
@@ -319,8 +319,8 @@ where
     }
 
     /// Loads the entry of `key` on the calling thread, which must not block. Returns `None` if another request loads it
-    /// already, or if `load` returns `None`; a request that has begun to wait meanwhile then loads the entry. If the entry
-    /// is cached by now, returns the cached one.
+    /// already, or if `load` returns `None`; a request that has begun to wait meanwhile then loads the entry. If the
+    /// entry is cached by now, returns the cached one.
     pub(crate) fn try_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
         let leader = self.flights.try_lead(key.clone())?;
         if let Some(entry) = self.try_cached(&key) {
@@ -379,8 +379,8 @@ where
         }
     }
 
-    /// Takes a permit for `bytes`, waiting for it if necessary. Waiting is rare, since the budget covers the whole cache
-    /// besides what is in flight.
+    /// Takes a permit for `bytes`, waiting for it if necessary. Waiting is rare, since the budget covers the whole
+    /// cache besides what is in flight.
     ///
     /// # Errors
     /// [`ReadError::Budget`] when the budget is too small or others keep its memory.
@@ -398,8 +398,8 @@ where
 
     /// Waits for `acquire`, a permit for `bytes`. Runs pending evictions meanwhile, which frees evicted memory sooner.
     ///
-    /// If the memory stays short because clients are slow to read evicted entries that are being sent to them, the cache
-    /// evicts more entries. This does not help a client that waits for memory that it holds itself.
+    /// If the memory stays short because clients are slow to read evicted entries that are being sent to them, the
+    /// cache evicts more entries. This does not help a client that waits for memory that it holds itself.
     async fn evict_while(
         &self,
         bytes: u64,

@@ -134,7 +134,8 @@ pub(super) enum Command {
         #[arg(long = "group", value_name = "GROUP")]
         groups: Vec<String>,
 
-        /// Path that the token may read, such as /em/volume; all others that are not public are refused; may be repeated
+        /// Path that the token may read, such as /em/volume; all others that are not public are refused; may be
+        /// repeated
         #[arg(long, value_name = "PATH")]
         read: Vec<String>,
     },

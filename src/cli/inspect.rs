@@ -202,8 +202,8 @@ fn tree_line(name: &str, depth: usize, info: &Value) -> (String, String) {
     )
 }
 
-/// Renders everything about a group or dataset. `levels` has the path of each level of a pyramid and its document; `tree`
-/// is the text below a group.
+/// Renders everything about a group or dataset. `levels` has the path of each level of a pyramid and its document;
+/// `tree` is the text below a group.
 fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: &str) -> String {
     let mut out = format!("{}: {}\n", escape_control_chars(path), text(&info["kind"]));
     for (name, value) in description_rows(info) {

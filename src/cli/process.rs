@@ -1,4 +1,5 @@
-//! What the commands share: their runtime, the signals that end them, their output on a terminal, and their exit status.
+//! What the commands share: their runtime, the signals that end them, their output on a terminal, and their exit
+//! status.
 
 use std::borrow::Cow;
 use std::future::Future;

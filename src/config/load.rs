@@ -36,9 +36,9 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// Parses `ROOT` or `NAME=ROOT` into the container's name, empty if there is none, and its directory. The text is a path
-/// that happens to contain `=` if the part before the first `=` contains a slash, or if `is_directory` is true for the
-/// whole text.
+/// Parses `ROOT` or `NAME=ROOT` into the container's name, empty if there is none, and its directory. The text is a
+/// path that happens to contain `=` if the part before the first `=` contains a slash, or if `is_directory` is true for
+/// the whole text.
 pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String, PathBuf) {
     let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
     match named {

@@ -24,8 +24,8 @@ const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
 /// An error in a configuration.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigError {
-    /// Place where the setting was written: `FILE:LINE`, an environment variable, or an option as given. `None` if it is a
-    /// default or the error concerns no single setting.
+    /// Place where the setting was written: `FILE:LINE`, an environment variable, or an option as given. `None` if it
+    /// is a default or the error concerns no single setting.
     pub origin: Option<String>,
     /// Key of the setting, such as `cache.decoded` or `containers[1].name`; empty if the error concerns a whole source.
     pub key: String,

@@ -87,8 +87,8 @@ impl ConnectionServer {
         }
     }
 
-    /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections with an
-    /// answer of hyper that has not been sent completely.
+    /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections with
+    /// an answer of hyper that has not been sent completely.
     pub(crate) fn unflushed_connections(&self) -> Weak<()> {
         Arc::downgrade(&self.unflushed)
     }

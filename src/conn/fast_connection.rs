@@ -393,7 +393,8 @@ impl<S: Socket> FastConnection<S> {
     }
 
     /// Fails if the client has hung up while hyper answers, where hyper cannot see that: the end of the stream lies
-    /// behind further requests, or behind the body of this one. hyper flushes at each of its polls, and thus calls this.
+    /// behind further requests, or behind the body of this one. hyper flushes at each of its polls, and thus calls
+    /// this.
     fn check_hang_up(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let may_be_hidden = match self.state {
             ReadState::HyperAnswering => !self.received.is_empty(),

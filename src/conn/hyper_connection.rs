@@ -51,7 +51,8 @@ const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Serves the rest of a connection with hyper, from the first request that the fast path does not answer. Over HTTP/2,
-/// the connection ends if its client takes nothing for a multiple of `stall_limit` or makes no request for `idle_limit`.
+/// the connection ends if its client takes nothing for a multiple of `stall_limit` or makes no request for
+/// `idle_limit`.
 pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     fast_connection: FastConnection<S>,
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,

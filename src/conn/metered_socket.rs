@@ -86,7 +86,8 @@ pub(super) async fn drain_lingering(
     if is_aborted && (!is_empty || has_hung_up(&lingering.socket)) {
         return set_reset_on_close(&lingering.socket);
     }
-    // The end of the stream counts in the queue until the client acknowledges it. If this fails, the connection is gone.
+    // The end of the stream counts in the queue until the client acknowledges it. If this fails, the connection is
+    // gone.
     let _ = shutdown(&lingering.socket, Shutdown::Write);
     let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
     let (deadline, [mut pause, max_pause]) = (Instant::now() + timeout, DRAIN_BACKOFF);

@@ -183,8 +183,8 @@ impl SendQueue {
         bytes.saturating_add(overhead_bytes).saturating_add(PACKET_OVERHEAD_BYTES)
     }
 
-    /// Returns the smallest number of bytes that is written if more are to follow. They fit into an empty queue that has
-    /// nothing of the pool.
+    /// Returns the smallest number of bytes that is written if more are to follow. They fit into an empty queue that
+    /// has nothing of the pool.
     pub(super) fn min_write_bytes(&self) -> usize {
         MIN_WRITE_BYTES.min(self.max_payload(UNPOOLED_BYTES))
     }

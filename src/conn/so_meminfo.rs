@@ -26,7 +26,8 @@ pub(super) fn send_queue_bytes(socket: BorrowedFd<'_>, is_tcp: bool) -> Option<u
     usize::try_from(*value).ok()
 }
 
-/// Returns the number of bytes that a segment of the TCP connection holds at most, or `None` if the kernel does not tell.
+/// Returns the number of bytes that a segment of the TCP connection holds at most, or `None` if the kernel does not
+/// tell.
 pub(super) fn segment_bytes(socket: BorrowedFd<'_>) -> Option<usize> {
     let mut bytes: libc::c_int = 0;
     let mut length = libc::socklen_t::try_from(size_of_val(&bytes)).ok()?;

@@ -69,8 +69,8 @@ const HANDSHAKES_PER_CLIENT: ClientQuota =
 pub(crate) struct TlsTerminator {
     server_config: WatchedFiles<ServerConfig>,
     handshake_timeout: Duration,
-    /// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`]. Clients take turns, and a client that
-    /// begins many and finishes none leaves some to others.
+    /// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`]. Clients take turns, and a client
+    /// that begins many and finishes none leaves some to others.
     handshakes: FairSemaphore,
     /// Randomly seeded, so that no client can choose an address that shares another's turns.
     hasher: RandomState,

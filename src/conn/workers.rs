@@ -89,9 +89,9 @@ impl Worker {
     }
 }
 
-/// Starts the `count` threads, at least one, that make documents and read the viewer's files. There are as many as serve
-/// connections, with which they share the cores, so that no client waits for another client's large document. Dropping
-/// the guard does not wait for them: a read that hangs in storage must not keep the process alive.
+/// Starts the `count` threads, at least one, that make documents and read the viewer's files. There are as many as
+/// serve connections, with which they share the cores, so that no client waits for another client's large document.
+/// Dropping the guard does not wait for them: a read that hangs in storage must not keep the process alive.
 ///
 /// # Errors
 /// If the system has no more threads or descriptors.

@@ -157,9 +157,9 @@ impl Container {
         Ok(dataset)
     }
 
-    /// As [`Self::dataset`], with the names of the axes, which `parse_axes` finds in the dataset's document. The names are
-    /// cached with the group, because parsing a long document takes time. If they take more than 4 KiB, the
-    /// result has no names.
+    /// As [`Self::dataset`], with the names of the axes, which `parse_axes` finds in the dataset's document. The names
+    /// are cached with the group, because parsing a long document takes time. If they take more than 4 KiB, the result
+    /// has no names.
     ///
     /// # Errors
     /// As [`Self::dataset`].

@@ -67,8 +67,8 @@ impl Settings {
     }
 }
 
-/// Caches, budgets and the CPU pool, shared by all containers of a process. Clones share them, and also count the waiting
-/// requests of one container together; the resources of another container count them separately.
+/// Caches, budgets and the CPU pool, shared by all containers of a process. Clones share them, and also count the
+/// waiting requests of one container together; the resources of another container count them separately.
 #[derive(Debug, Clone)]
 pub struct Resources {
     pub(crate) settings: Settings,

@@ -1,5 +1,5 @@
-//! The stored blocks of a dataset, as a source of the cache of decoded blocks. A missing block is a hole, which was never
-//! written, if its dataset still exists. If the dataset is gone, the block cannot be read at the moment.
+//! The stored blocks of a dataset, as a source of the cache of decoded blocks. A missing block is a hole, which was
+//! never written, if its dataset still exists. If the dataset is gone, the block cannot be read at the moment.
 
 use std::sync::Arc;
 

@@ -1,5 +1,6 @@
 //! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts
-//! are live, requests get the last one again instead of a new one. The more are live, the longer the last one is reused.
+//! are live, requests get the last one again instead of a new one. The more are live, the longer the last one is
+//! reused.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

@@ -285,8 +285,8 @@ fn first_plane_parts(
     parts
 }
 
-/// Returns the shape, in samples, of a part of `region` that `accepts` accepts; `None` if it accepts no part. Halves the
-/// region, slowest axis first, down to whole blocks and then below.
+/// Returns the shape, in samples, of a part of `region` that `accepts` accepts; `None` if it accepts no part. Halves
+/// the region, slowest axis first, down to whole blocks and then below.
 pub fn shrink_until_accepted(region: &Region, grid: &BlockGrid, accepts: impl Fn(&Region) -> bool) -> Option<Coords> {
     let mut piece_shape = region.shape().clone();
     let is_accepted = |shape: &Coords| {

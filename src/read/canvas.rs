@@ -63,8 +63,8 @@ const MAX_GATHER_BYTES: u64 = 32 << 10;
 /// Returns the part of `region` that lies in a block, the index of its first sample along each axis of the region, and
 /// its length in bytes, if its samples are scattered in the block, each in a cache line of its own, as in a yz plane.
 ///
-/// Finding such samples takes much longer than writing them contiguously. They are gathered before the slab is locked, so
-/// that two jobs do not wait for each other.
+/// Finding such samples takes much longer than writing them contiguously. They are gathered before the slab is locked,
+/// so that two jobs do not wait for each other.
 fn scattered_part(
     region: &Region,
     origin: &Coords,

@@ -1,5 +1,5 @@
-//! Reading a region: takes memory, gathers cached blocks, loads the missing ones and pastes them as they become ready. A
-//! region that is exactly one stored block shares the cached block's buffer.
+//! Reading a region: takes memory, gathers cached blocks, loads the missing ones and pastes them as they become ready.
+//! A region that is exactly one stored block shares the cached block's buffer.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -444,8 +444,8 @@ pub(crate) fn load_overhead_bytes(blocks: u128) -> u64 {
     at_most(MAX_CONCURRENT_LOADS as u64) * LOAD_OVERHEAD_BYTES + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES
 }
 
-/// Cuts `region` along `axis`, its slowest axis with more than one sample, into slabs that share `permit`. The first slab
-/// also gets `prefix_permit`.
+/// Cuts `region` along `axis`, its slowest axis with more than one sample, into slabs that share `permit`. The first
+/// slab also gets `prefix_permit`.
 fn cut_slabs(
     slice: &PlannedSlice,
     region: &Region,

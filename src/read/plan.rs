@@ -1,5 +1,5 @@
-//! Planning of slices, from their sizes alone and before anything is read: a slice is sent whole, in bands, or refused. If
-//! only the number of existing blocks decides, directories are listed.
+//! Planning of slices, from their sizes alone and before anything is read: a slice is sent whole, in bands, or refused.
+//! If only the number of existing blocks decides, directories are listed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -164,7 +164,8 @@ pub struct SliceDelivery<'a> {
 pub enum Streaming {
     /// The format allows only whole responses.
     Never,
-    /// Sending the response whole would leave less than a quarter of the slice budget to others. Its client may be slow.
+    /// Sending the response whole would leave less than a quarter of the slice budget to others. Its client may be
+    /// slow.
     IfLarge,
     /// As [`Self::IfLarge`], in small bands where possible, because the client is rate-limited.
     IfLargeInSmallBands,

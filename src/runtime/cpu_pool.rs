@@ -64,12 +64,13 @@ impl Priority {
     }
 }
 
-/// Threads for jobs of one priority only. If they were shared with calls that block on a disk, one disk that hangs would
-/// stop all decoding.
+/// Threads for jobs of one priority only. If they were shared with calls that block on a disk, one disk that hangs
+/// would stop all decoding.
 #[derive(Debug)]
 struct PriorityLane {
     core_permits: FairSemaphore,
-    /// As many threads as cores. `None` if the system could not start a thread; then the caller's runtime runs the jobs.
+    /// As many threads as cores. `None` if the system could not start a thread; then the caller's runtime runs the
+    /// jobs.
     threads: Option<Runtime>,
     /// Threads for jobs that run while paused jobs keep their threads.
     spare_threads: Option<Runtime>,
@@ -136,7 +137,8 @@ fn raise_niceness() {
     }
 }
 
-/// Starts a pool of up to `count` threads. Threads that never end are each pinned to a core, if there are `count` cores.
+/// Starts a pool of up to `count` threads. Threads that never end are each pinned to a core, if there are `count`
+/// cores.
 fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std::io::Result<Runtime> {
     let (started, cores) = (AtomicUsize::new(0), allowed_cores());
     let name = match priority {

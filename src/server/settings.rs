@@ -40,8 +40,8 @@ fn policy(config: &Config) -> anyhow::Result<Policy> {
     policy.map_err(anyhow::Error::msg)
 }
 
-/// Opens the access control; `None` if every client may read everything. Takes over the tokens and keys of `known` whose
-/// file or URL is unchanged.
+/// Opens the access control; `None` if every client may read everything. Takes over the tokens and keys of `known`
+/// whose file or URL is unchanged.
 ///
 /// # Errors
 /// If a rule, or a file of tokens or keys, cannot be used.

@@ -85,8 +85,8 @@ impl StoreError {
         &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
 }
 
-/// Why a call that may block on a disk failed. [`Self::of_call`] adds the action and the key; the texts of `Timeout` and
-/// the variants after it are then replaced.
+/// Why a call that may block on a disk failed. [`Self::of_call`] adds the action and the key; the texts of `Timeout`
+/// and the variants after it are then replaced.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LocalError {
     /// The system returned an error.

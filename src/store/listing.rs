@@ -1,5 +1,5 @@
-//! Listings of a store's directories, and the limit of concurrent ones. The listing of a large directory takes much of a
-//! core. Many of them at once, of any number of stores, would keep all other threads waiting for a core.
+//! Listings of a store's directories, and the limit of concurrent ones. The listing of a large directory takes much of
+//! a core. Many of them at once, of any number of stores, would keep all other threads waiting for a core.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,5 +1,5 @@
-//! A container on the file system, and a stand-in for one that could not be reached at startup. Every async call runs on
-//! a thread that may block on the disk.
+//! A container on the file system, and a stand-in for one that could not be reached at startup. Every async call runs
+//! on a thread that may block on the disk.
 
 mod open_file;
 mod page_cache;

@@ -85,8 +85,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(if is_unchanged { Revalidation::Unchanged } else { Revalidation::Changed })
     }
 
-    /// Returns true if [`Self::revalidate`] sends one request whose answer may be the object. Otherwise many objects are
-    /// compared at once, by [`Self::head_many`].
+    /// Returns true if [`Self::revalidate`] sends one request whose answer may be the object. Otherwise many objects
+    /// are compared at once, by [`Self::head_many`].
     fn sends_conditional_requests(&self) -> bool {
         false
     }

@@ -37,8 +37,8 @@ pub struct RawObjectMeta {
     pub version: u64,
 }
 
-/// Maximum number of bytes of an object that [`Store::get`](super::Store::get) returns inline. The caller may revoke it while the call
-/// waits, if the memory for the bytes is no longer available. Clones share the limit.
+/// Maximum number of bytes of an object that [`Store::get`](super::Store::get) returns inline. The caller may revoke it
+/// while the call waits, if the memory for the bytes is no longer available. Clones share the limit.
 #[derive(Debug, Clone)]
 pub struct InlineLimit(Arc<AtomicU64>);
 

@@ -301,11 +301,12 @@ fn escape_invisible(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Writes each line to `out` with one call and counts the lines that were not written completely; on a full disk, all of
-/// them.
+/// Writes each line to `out` with one call and counts the lines that were not written completely; on a full disk, all
+/// of them.
 ///
-/// Invisible characters of JSON become `\u` escapes. JSON already escapes control characters below U+0020, but allows the
-/// others, such as U+2028, which many readers take for the end of a line, and U+009B, which some terminals interpret.
+/// Invisible characters of JSON become `\u` escapes. JSON already escapes control characters below U+0020, but allows
+/// the others, such as U+2028, which many readers take for the end of a line, and U+009B, which some terminals
+/// interpret.
 struct LineWriter<W> {
     out: W,
     is_json: bool,

@@ -41,8 +41,8 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
     /// Returns the encoding in which the payload of a stored block, one stream, can be sent as a chunk, or `None` if
-    /// blocks of the dataset must be decoded. It is called only for a chunk that is exactly one block, and has an effect
-    /// only if [`Self::accepts_block_size`] is implemented as well.
+    /// blocks of the dataset must be decoded. It is called only for a chunk that is exactly one block, and has an
+    /// effect only if [`Self::accepts_block_size`] is implemented as well.
     fn passthrough(&self, _dataset: &DatasetAttributes) -> Option<BlockEncoding> {
         None
     }

@@ -47,8 +47,8 @@ const IMPORTS: &[(&str, &[&str])] = &[
     ("config", &[]),
 ];
 
-/// The files of every folder from top to bottom: each imports only from those that come after it. The folder's own file,
-/// which lists them, is not among them.
+/// The files of every folder from top to bottom: each imports only from those that come after it. The folder's own
+/// file, which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
     ("cache", "block_load blocks datasets objects validated budget buffers error freshness"),

@@ -1,8 +1,8 @@
 //! The report: one JSON object per line, appended as findings are made. It contains checkpoints, so that everything
 //! after the last one can be cut off and verified again.
 //!
-//! An interrupted run is recovered from its report. The lines are counted again, and a checkpoint is accepted only if it
-//! agrees with them.
+//! An interrupted run is recovered from its report. The lines are counted again, and a checkpoint is accepted only if
+//! it agrees with them.
 
 use std::borrow::Cow;
 use std::fs::{File, OpenOptions};

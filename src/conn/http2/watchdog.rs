@@ -91,7 +91,8 @@ impl Http2Watchdog {
         Arc::new(Self { stall_limit, idle_limit, ..Self::default() })
     }
 
-    /// Tracks a stream, from its request until it and its pieces are dropped. `memory` is held as long; tests have none.
+    /// Tracks a stream, from its request until it and its pieces are dropped. `memory` is held as long; tests have
+    /// none.
     pub(crate) fn track(self: &Arc<Self>, memory: Option<StreamMemory>) -> Arc<StreamTracker> {
         let (pending_bytes, sent_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
         let tracker =

@@ -1,5 +1,5 @@
-//! Single flight: one run of work serves all clients that want the same key at the same time. It gets its permits in the
-//! turn of whichever of these clients is first.
+//! Single flight: one run of work serves all clients that want the same key at the same time. It gets its permits in
+//! the turn of whichever of these clients is first.
 
 use std::collections::HashMap;
 use std::future::Future;

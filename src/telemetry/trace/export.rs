@@ -1,5 +1,5 @@
-//! Traces with their spans, and their export to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends them.
-//! Traces are dropped and counted if the thread cannot keep up or the collector is unreachable.
+//! Traces with their spans, and their export to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends
+//! them. Traces are dropped and counted if the thread cannot keep up or the collector is unreachable.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -30,9 +30,9 @@ pub struct TraceSettings {
 }
 
 impl TraceSettings {
-    /// Combines `[tracing]` with the variables that `variable` returns. A nonempty `endpoint` wins over the variables, and
-    /// `OTEL_TRACES_SAMPLER` wins over `one_in`. Returns `None` if no traces are sent. A variable that cannot be used is
-    /// logged and ignored, as the specification demands.
+    /// Combines `[tracing]` with the variables that `variable` returns. A nonempty `endpoint` wins over the variables,
+    /// and `OTEL_TRACES_SAMPLER` wins over `one_in`. Returns `None` if no traces are sent. A variable that cannot be
+    /// used is logged and ignored, as the specification demands.
     pub fn new(endpoint: &str, one_in: u64, variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let variable = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let exporter = variable("OTEL_TRACES_EXPORTER").unwrap_or_else(|| "otlp".to_owned());

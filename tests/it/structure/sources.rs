@@ -28,8 +28,8 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Parses every file below the `src` folders, `main.rs` and files of tests excepted. Each folder comes with the path
-    /// of its `lib.rs`.
+    /// Parses every file below the `src` folders, `main.rs` and files of tests excepted. Each folder comes with the
+    /// path of its `lib.rs`.
     pub(super) fn read(folders: &[(ModulePath, PathBuf)]) -> Self {
         let mut sources = Self { files: BTreeMap::new() };
         for (root, src) in folders {
@@ -76,8 +76,8 @@ impl Sources {
         self.files.values().map(SourceFile::code_lines).sum()
     }
 
-    /// Modules that each module's code names, itself excepted; a name that a module re-exports counts for the module that
-    /// defines it. A trait of the folder above that a file implements does not count.
+    /// Modules that each module's code names, itself excepted; a name that a module re-exports counts for the module
+    /// that defines it. A trait of the folder above that a file implements does not count.
     pub(super) fn imports(&self) -> BTreeMap<ModulePath, BTreeSet<ModulePath>> {
         self.files
             .iter()

@@ -82,7 +82,8 @@ pub fn local(root: &Path) -> Arc<dyn Store> {
 /// Tools that `.ci/run` installs.
 const CI_TOOLS: [&str; 2] = ["promtool", "script"];
 
-/// Reports that a test is skipped because `tool` is not installed. Fails if `CI` is set and `.ci/run` installs the tool.
+/// Reports that a test is skipped because `tool` is not installed. Fails if `CI` is set and `.ci/run` installs the
+/// tool.
 pub fn skip_without(tool: &str) {
     let is_required = CI_TOOLS.contains(&tool) && std::env::var_os("CI").is_some();
     assert!(!is_required, "{tool} is not installed; install it, or unset CI to skip this test");

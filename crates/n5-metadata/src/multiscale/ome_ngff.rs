@@ -109,7 +109,8 @@ fn resolution_from_sizes(level: &LevelDataset, first: &LevelDataset) -> Vec<f64>
     sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
 }
 
-/// Returns the names and the units of the axes, in N5 axis order, and true if the metadata lists the slowest axis first.
+/// Returns the names and the units of the axes, in N5 axis order, and true if the metadata lists the slowest axis
+/// first.
 fn read_axes(
     image: &Map<String, Value>,
     rank: usize,
