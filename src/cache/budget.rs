@@ -131,7 +131,7 @@ pub(crate) struct Budget {
     container_waiters: Arc<AtomicUsize>,
     /// Bytes that a cache may fill.
     pub(crate) cached_bytes: u64,
-    /// Bytes for what is in flight besides.
+    /// Bytes for values that are in flight without being cached.
     in_flight_bytes: u64,
     /// Longest wait for a permit.
     pub(crate) max_wait: Duration,

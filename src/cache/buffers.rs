@@ -45,8 +45,9 @@ pub(crate) fn needs_copy(bytes: &[u8]) -> bool {
     len > UNIT_BYTES && len < PAGED_LIMIT_BYTES && !allocator::is_paged(bytes.len())
 }
 
-/// Prepares `bytes` for a cache: fewer than [`PAGED_LIMIT_BYTES`] are copied into pages of their own, unless their
-/// buffer already has such pages. `fills_buffer` states that the buffer holds nothing else.
+/// Prepares `bytes` for a cache: copies them into memory pages of their own if they are longer than [`UNIT_BYTES`] and
+/// shorter than [`PAGED_LIMIT_BYTES`]. Nothing is copied if the bytes fill their buffer (`fills_buffer`) and the buffer
+/// has pages of its own already.
 pub(crate) fn compact_for_cache(bytes: Bytes, fills_buffer: bool) -> Bytes {
     let len = bytes.len() as u64;
     let is_paged = len >= PAGED_LIMIT_BYTES || fills_buffer && allocator::is_paged(bytes.len());

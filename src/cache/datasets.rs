@@ -21,7 +21,7 @@ pub(crate) const CACHE_BYTES: u64 = 6 << 20;
 /// Memory for attributes that are being parsed and not cached yet, in bytes.
 const PARSING_BYTES: u64 = 2 << 20;
 
-/// Approximate memory of a group in bytes, besides its key and the interpreted members of its document.
+/// Approximate memory of a group in bytes, in addition to its key and the interpreted members of its document.
 pub(crate) const GROUP_BYTES: u64 = 1536;
 
 /// Maximum memory of the axis names that are cached with a group, in bytes.

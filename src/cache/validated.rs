@@ -104,7 +104,7 @@ pub(crate) struct Validated<K: Eq + Hash, V> {
     map: Cache<K, Arc<V>>,
     flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
     lookups: LookupCounters,
-    /// Memory of the entries, and of what is in flight besides.
+    /// Budget for the memory of the entries, and of values that are in flight without being cached.
     budget: Budget,
 }
 
@@ -141,7 +141,7 @@ where
         Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label), budget }
     }
 
-    /// Returns the budget of the entries, and of what is in flight besides.
+    /// Returns the budget of the entries, and of values that are in flight without being cached.
     pub(crate) fn budget(&self) -> &Budget {
         &self.budget
     }
@@ -380,7 +380,7 @@ where
     }
 
     /// Takes a permit for `bytes`, waiting for it if necessary. Waiting is rare, since the budget covers the whole
-    /// cache besides what is in flight.
+    /// cache in addition to what is in flight.
     ///
     /// # Errors
     /// [`ReadError::Budget`] when the budget is too small or others keep its memory.
@@ -579,7 +579,7 @@ mod tests {
         let mut early = cache.load(&1, 0, &remote).boxed();
         assert!((&mut early).now_or_never().is_none());
         remote.started(1).await;
-        // A write.
+        // Simulates a write: the stored object changes, and its entry is invalidated.
         remote.set_version(2);
         cache.invalidate(&1).await;
         let mut late = cache.load(&1, 0, &remote).boxed();

@@ -499,7 +499,7 @@ pub(super) struct ConnectionSignals {
 }
 
 impl ConnectionSignals {
-    /// Records whether hyper has a request whose complete answer it does not have yet, but will have.
+    /// Records whether hyper has a request that it has not answered completely.
     pub(super) fn set_busy(&self, is_busy: bool) {
         self.busy.store(is_busy, Ordering::Release);
     }

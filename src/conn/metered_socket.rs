@@ -287,7 +287,7 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Leaves the end of a TCP stream to [`drain_lingering`], which must know if bytes are in the queue besides it.
+    /// Leaves the end of a TCP stream to [`drain_lingering`], which must know if other bytes are in the queue.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let socket = self.pin_socket()?;
         if S::IS_TCP { socket.poll_flush(context) } else { socket.poll_shutdown(context) }

@@ -38,7 +38,7 @@ const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
 #[derive(Debug)]
 pub(super) struct Peers {
     addresses: Mutex<HashMap<IpAddr, PeerState>>,
-    /// Start of the time in [`IdleTracker::idle_since`].
+    /// Zero point of the times in [`IdleTracker::idle_since`].
     epoch: Instant,
     last_id: AtomicU64,
 }
@@ -197,8 +197,9 @@ impl IdleTracker {
         Self { epoch, idle_since: AtomicU64::new(0), is_evicted: AtomicBool::new(false), waker: AtomicWaker::new() }
     }
 
-    /// Records that nothing was received after `since`, or ever if the connection `is_new`. Returns true if the
-    /// connection is evicted; otherwise the task is woken when it is.
+    /// Records that the connection has been idle since `since`. A connection that has received nothing yet (`is_new`)
+    /// counts as idle later, so that its client has time for its first request. Returns true if the connection is
+    /// evicted; otherwise the task is woken when it is.
     pub(super) fn poll_idle(&self, since: Instant, is_new: bool, context: &Context<'_>) -> bool {
         self.waker.register(context.waker());
         let since = if is_new { since + MIN_IDLE_BEFORE_FIRST_REQUEST.saturating_sub(MIN_IDLE) } else { since };

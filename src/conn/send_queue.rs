@@ -19,14 +19,14 @@ pub(super) const UNPOOLED_BYTES: usize = 4 << 10;
 /// A connection holds at most what its address may still take, divided by this.
 pub(super) const CONNECTION_DIVISOR: usize = 3;
 
-/// Memory of a packet besides its bytes: `sk_buff`, `skb_shared_info` and room for headers.
+/// Memory of a packet in addition to its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_OVERHEAD_BYTES: usize = 1280;
 
 /// Segments of fewer bytes are small. Every common link has longer ones: 1,220 bytes are the least of IPv6.
 const SMALL_SEGMENT_BYTES: usize = 1000;
 
-/// Kernel memory of a segment besides its bytes, if a client acknowledges every other segment: the kernel then splits
-/// what it has queued.
+/// Kernel memory of a segment in addition to its bytes, if a client acknowledges every other segment: the kernel then
+/// splits what it has queued.
 const SEGMENT_OVERHEAD_BYTES: usize = 1024;
 
 /// If the pool has nothing for a queue that grows, the queue may exceed its grant by this part of the grant, and by
@@ -267,7 +267,7 @@ mod tests {
     fn a_single_connection_gets_as_much_as_the_kernel_allows() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 40 << 20, CONNECTION_DIVISOR));
         for address_memory in [Some(Arc::default()), None] {
-            // The maximum of `net.ipv4.tcp_wmem`, and one more packet.
+            // The kernel queues up to the maximum of `net.ipv4.tcp_wmem`, and one more packet of up to 128 KiB.
             assert!(SendQueue::new(&pool, address_memory).grant(0, usize::MAX) >= (4 << 20) + (128 << 10));
         }
     }

@@ -1,4 +1,4 @@
-//! Socket operations that the fast path needs besides reading and writing.
+//! Socket operations that the fast path needs in addition to reading and writing.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};

@@ -25,7 +25,7 @@ const MAX_INLINE_BYTES: usize = 32 << 10;
 /// Length of the longest document that is processed at high priority, in bytes. Parsing takes 2 to 5 ms for a MiB.
 const MAX_SHORT_JOB_BYTES: usize = 1 << 20;
 
-/// Approximate memory of a name in bytes, besides its text.
+/// Approximate memory of a name in bytes, in addition to its text.
 const NAME_BYTES: usize = 56;
 
 impl Container {

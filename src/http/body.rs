@@ -108,7 +108,7 @@ pub(crate) struct BandReader {
     transform: Option<PieceTransform>,
     /// Chunk whose entity tag is checked again after the last band has been read, and the tag.
     pub(crate) etag_check: Option<(Chunk, String)>,
-    /// Number of bytes that are still to be skipped before the first that is sent.
+    /// Number of bytes to skip before the first byte that is sent.
     pub(crate) bytes_to_skip: u64,
     /// Bytes after the skipped ones that are still to be sent.
     pub(crate) remaining_bytes: u64,

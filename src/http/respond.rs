@@ -208,11 +208,11 @@ enum ConditionalOutcome {
     Full,
     /// The bytes from the first number up to, but not including, the second: 206.
     Partial(u64, u64),
-    /// None of it, because the client has it: 304.
+    /// No body, because the client has the representation already: 304.
     NotModified,
-    /// None of it, because it is not the representation that the client expects: 412.
+    /// No body, because the representation is not the one that the client expects: 412.
     PreconditionFailed,
-    /// None of it, because the range lies beyond its end: 416.
+    /// No body, because the range lies beyond the end of the representation: 416.
     Unsatisfiable,
 }
 

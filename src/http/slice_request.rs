@@ -49,7 +49,7 @@ pub(crate) struct SlicePlan {
     pub(crate) encoding: Option<ContentCoding>,
 }
 
-/// What encoding a response takes besides the samples.
+/// What encoding a response takes in addition to the samples.
 #[derive(Clone, Copy)]
 struct EncodingCost {
     /// Memory of the encoder, in bytes.

@@ -46,7 +46,7 @@ fn specificity(range: &Mime) -> u8 {
     }
 }
 
-/// Returns true if the range includes `media_type`. Parameters besides `q` are ignored, because no format has any.
+/// Returns true if the range includes `media_type`. Parameters other than `q` are ignored, because no format has any.
 fn covers(range: &Mime, media_type: &str) -> bool {
     let Some((kind, subtype)) = media_type.split_once('/') else { return false };
     (range.type_() == mime::STAR || range.type_() == kind)

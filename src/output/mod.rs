@@ -150,8 +150,8 @@ pub trait Format: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Upper bound of the bytes that encoding allocates besides the array, for the whole array or one band. `u64::MAX`
-    /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
+    /// Upper bound of the bytes that encoding allocates in addition to the array, for the whole array or one band.
+    /// `u64::MAX` if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
 
     /// Returns the bytes before the elements, if the encoding is a header followed by the elements in memory order.

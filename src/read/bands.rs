@@ -141,7 +141,7 @@ impl Bands {
         self.first_plane_parts.is_empty() && (self.is_done || self.region.elements() == Some(0))
     }
 
-    /// Allows a larger next band, because the client takes bands quickly. `free_bytes` of the budget are free.
+    /// Allows a larger next band, because the client takes bands quickly. `free_bytes` is the free part of the budget.
     pub(crate) fn grow(&mut self, free_bytes: u64) {
         if !self.first_plane_parts.is_empty() {
             return;

@@ -22,9 +22,9 @@ use crate::store::ObjectMeta;
 /// Description of how bytes are derived from a region.
 #[derive(Clone)]
 pub struct Derivation {
-    /// Identifies everything that the bytes depend on besides the elements.
+    /// Identifies everything that the bytes depend on in addition to the elements.
     pub id: u128,
-    /// Memory that the derivation takes besides the elements, including the result.
+    /// Memory that the derivation takes in addition to the elements, including the result.
     pub extra_bytes: u64,
     /// Derives the bytes from the elements (little-endian, first axis fastest), on the CPU pool. Fails with
     /// [`ReadError::NotRepresentable`] or [`ReadError::Convert`].

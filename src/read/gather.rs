@@ -32,7 +32,7 @@ const SLAB_BYTES: u64 = 1 << 20;
 /// Maximum number of blocks that one request loads at once.
 pub(crate) const MAX_CONCURRENT_LOADS: usize = 8;
 
-/// Upper bound of the memory that the tasks and futures of one load take besides the block, in bytes.
+/// Upper bound of the memory that the tasks and futures of one load take in addition to the block, in bytes.
 const LOAD_OVERHEAD_BYTES: u64 = 12 << 10;
 
 /// Maximum number of cached blocks that one slice looks up and pastes at once.
@@ -312,9 +312,9 @@ fn bypasses_cache(container: &Container, slice: &PlannedSlice, block_bytes: u64)
     total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(container.resources.settings.decoded_cache)
 }
 
-/// Returns the bytes of the slice budget needed to load the blocks of `region`, besides `bytes` for the elements.
-/// They are at most what `bytes` leaves of the maximum for a stream. A slice of nearly the whole budget, of which
-/// only one exists at a time, gets none.
+/// Returns the bytes of the slice budget needed to load the blocks of `region`, in addition to `bytes` for the
+/// elements. They are at most what `bytes` leaves of the maximum for a stream. A slice of nearly the whole budget, of
+/// which only one exists at a time, gets none.
 fn loading_bytes(container: &Container, slice: &PlannedSlice, region: &Region, bytes: u64) -> u64 {
     let available_bytes = container.resources.slice_budget.max_stream_bytes().saturating_sub(bytes);
     load_overhead_bytes(slice.dataset.attributes.grid().covering(region).total()).min(available_bytes)
@@ -438,7 +438,7 @@ fn lookup_batch_size(block_bytes: u64) -> usize {
     usize::try_from((MAX_LOOKUP_BATCH_BYTES / block_bytes.max(1)).clamp(1, MAX_LOOKUP_BATCH)).unwrap_or(1)
 }
 
-/// Returns the bytes of memory needed to look up and load `blocks` blocks, besides the blocks themselves.
+/// Returns the bytes of memory needed to look up and load `blocks` blocks, in addition to the blocks themselves.
 pub(crate) fn load_overhead_bytes(blocks: u128) -> u64 {
     let at_most = |limit: u64| u64::try_from(blocks).unwrap_or(u64::MAX).min(limit);
     at_most(MAX_CONCURRENT_LOADS as u64) * LOAD_OVERHEAD_BYTES + at_most(MAX_LOOKUP_BATCH) * LOOKUP_OVERHEAD_BYTES

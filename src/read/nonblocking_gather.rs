@@ -232,7 +232,7 @@ impl GatherContext {
             return Some(BlockEntry::missing(checked_at));
         };
         let needed_bytes = self.blocks.decode_bytes(&self.dataset, &location.position, &scratch.file)?;
-        // Memory that decoding needs besides the block stays with this job.
+        // Memory that decoding needs in addition to the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
         scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
         let decode_permit = self.blocks.budget().try_take(needed_bytes)?;

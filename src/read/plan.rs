@@ -150,8 +150,8 @@ impl PlannedSlice {
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
-    /// Bytes of memory that a whole response takes besides the elements as stored and as converted. If they do not fit,
-    /// the response is sent in bands. 0 for a response that is not streamable.
+    /// Bytes of memory that a whole response takes in addition to the elements as stored and as converted. If they do
+    /// not fit, the response is sent in bands. 0 for a response that is not streamable.
     pub extra_bytes: u64,
     /// Bytes that a streamed response sends before its elements. Their memory is taken with the first band.
     pub prefix_bytes: u64,
@@ -194,7 +194,7 @@ pub(crate) struct SliceLimits {
     pub(crate) budget_bytes: u64,
     /// Largest response that is sent whole, in bytes.
     pub(crate) max_whole_bytes: u64,
-    /// Bytes that a whole response takes besides its elements, if it can be sent in bands instead.
+    /// Bytes that a whole response takes in addition to its elements, if it can be sent in bands instead.
     pub(crate) extra_bytes: u64,
     /// Largest band in bytes. A stream leaves some of the budget to others.
     pub(crate) max_band_bytes: u64,

@@ -9,7 +9,7 @@ use crate::container::Resources;
 use crate::runtime::allocator;
 use crate::runtime::cpu_pool::{CpuPool, Priority};
 
-/// Memory besides caches, budgets and connections: code, threads, and what the allocator retains.
+/// Memory in addition to caches, budgets and connections: code, threads, and what the allocator retains.
 const BASELINE_BYTES: u64 = 64 << 20;
 
 /// Interval at which memory that the allocator retains is returned to the system.

@@ -166,7 +166,7 @@ impl SendfileSource {
     }
 }
 
-/// Returns true if the byte at `offset` can be read without blocking.
+/// Returns true if the byte at offset `at` can be read without blocking.
 fn is_in_page_cache(file: &File, at: u64) -> bool {
     let mut byte = [0];
     preadv2(file, &mut [IoSliceMut::new(&mut byte)], at, ReadWriteFlags::NOWAIT).is_ok_and(|read| read == 1)

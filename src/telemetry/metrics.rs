@@ -408,8 +408,8 @@ impl PoolGauge {
     }
 }
 
-#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; exact below 2^53 bytes")]
 /// Converts a count or a number of bytes to the float that a gauge holds.
+#[expect(clippy::cast_precision_loss, reason = "a gauge is a float; exact below 2^53 bytes")]
 fn as_f64(bytes: u64) -> f64 {
     bytes as f64
 }

@@ -101,7 +101,7 @@ impl<'a> ResultAggregator<'a> {
                 dataset.block_key(&position).as_str().clone_into(&mut self.checkpoint.after);
                 self.can_checkpoint = true;
             }
-            WalkItem::FilePassed(key) => {
+            WalkItem::FileVisited(key) => {
                 key.as_str().clone_into(&mut self.checkpoint.after);
                 self.can_checkpoint = true;
             }

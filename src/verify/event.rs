@@ -120,7 +120,7 @@ impl DatasetTally {
 pub struct Checkpoint {
     /// Index of the root that is being walked.
     pub root: usize,
-    /// Key of the last file that was passed.
+    /// Key of the last file that was visited.
     pub after: String,
     /// Counts of everything up to this position.
     pub totals: Totals,

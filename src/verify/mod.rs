@@ -85,7 +85,8 @@ impl Verifier {
         if let Some(previous_run) = &previous_run {
             tokio::select! {
                 biased;
-                // No file was passed, so there is no checkpoint. A run that resumes later reports the changes again.
+                // The walk has not begun, so there is no checkpoint. A run that resumes later reports the changes
+                // again.
                 () = &mut stop => return Ok(VerifyOutcome::Stopped(previous_run.checkpoint.totals.clone())),
                 reason = &mut given_up => return Ok(VerifyOutcome::StorageStalled(previous_run.checkpoint.totals.clone(), reason)),
                 result = self.report_changed_datasets(&retry, &mut aggregator, previous_run) => result?,

@@ -54,7 +54,7 @@ pub(super) enum WalkItem {
         finding: Option<Box<Finding>>,
     },
     /// A file that is not a block has been passed.
-    FilePassed(Key),
+    FileVisited(Key),
 }
 
 /// Maximum number of entries of a directory that are held at once.
@@ -382,7 +382,7 @@ impl ContainerWalker {
         if let Some(finding) = finding {
             self.send(WalkItem::Finding(finding)).await?;
         }
-        self.send(WalkItem::FilePassed(key)).await?;
+        self.send(WalkItem::FileVisited(key)).await?;
         Ok(false)
     }
 

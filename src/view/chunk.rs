@@ -27,11 +27,11 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
         "application/octet-stream"
     }
 
-    /// Returns, as text, everything that the bytes depend on besides the elements. It is a part of entity tags and of
-    /// the cache keys of encoded chunks.
+    /// Returns, as text, everything that the bytes depend on in addition to the elements. It is a part of entity tags
+    /// and of the cache keys of encoded chunks.
     fn id(&self) -> String;
 
-    /// Returns an upper bound of the bytes that encoding allocates besides the elements, including the result.
+    /// Returns an upper bound of the bytes that encoding allocates in addition to the elements, including the result.
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
 
     /// Encodes elements as a chunk.
@@ -436,7 +436,6 @@ impl Chunk {
 
     /// Returns a transform that swaps the bytes of converted elements in place, or `None` if the chunk is sent in the
     /// byte order that they already have.
-    /// streamed chunk.
     pub fn byte_swap(&self, layout: &StreamLayout) -> Option<PieceTransform> {
         let width = self.streamed_type(layout).size_bytes().filter(|width| layout.is_big_endian && *width > 1)?;
         Some(Arc::new(move |elements| to_big_endian(elements, width)))

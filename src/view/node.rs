@@ -18,7 +18,7 @@ const DESCRIPTION_MEMORY_FACTOR: u64 = 4;
 /// Approximate lower bound of the memory for the description of a directory, in bytes.
 const MIN_DESCRIPTION_BYTES: u64 = 64 << 10;
 
-/// Approximate memory of a document besides its interpreted members, in bytes.
+/// Approximate memory of a document in addition to its interpreted members, in bytes.
 const DOCUMENT_OVERHEAD_BYTES: u64 = 512;
 
 /// Maximum memory of all interpreted attributes around one directory, in bytes. It suffices for 32 directories with the

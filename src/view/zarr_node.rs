@@ -34,7 +34,7 @@ pub(super) enum ZarrNode {
     Group {
         /// Attributes of the group, without those of OME-NGFF.
         attributes: JsonObjectBuilder,
-        /// Attributes of OME-NGFF besides `multiscales`, such as `omero`.
+        /// Attributes of OME-NGFF other than `multiscales`, such as `omero`.
         ome: JsonObjectBuilder,
         /// Entry of `multiscales` without its version, if the group is an image.
         image: Option<Map<String, Value>>,

@@ -143,7 +143,7 @@ enum DeflateToken<'a> {
     Run(usize),
 }
 
-/// Returns true if the bytes of a block are searched for runs.
+/// Returns true if enough groups of eight bytes repeat a single byte for a search for runs to pay off.
 fn has_runs(bytes: &[u8]) -> bool {
     let groups = bytes.as_chunks::<8>().0;
     let is_uniform = |group: &[u8; 8]| {

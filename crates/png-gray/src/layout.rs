@@ -152,8 +152,8 @@ impl ImageLayout {
             .saturating_add(FIXED_BYTES)
     }
 
-    /// Returns the bytes that [`Self::encode_piece`] allocates besides its output: a filtered part and, if pixels are
-    /// converted, a part of pixels with the row above it.
+    /// Returns the bytes that [`Self::encode_piece`] allocates in addition to its output: a filtered part and, if
+    /// pixels are converted, a part of pixels with the row above it.
     pub fn scratch_bytes(&self, is_converted: bool) -> u64 {
         self.filtered_bytes().saturating_add(if is_converted { self.converted_bytes() } else { 0 })
     }
@@ -284,7 +284,7 @@ fn reserve(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), PngError> {
     buffer.try_reserve_exact(to_usize(bytes)?).ok().ok_or(PngError::Memory(bytes))
 }
 
-/// Size of a chunk besides its data, in bytes.
+/// Size of a chunk in addition to its data, in bytes.
 const CHUNK_OVERHEAD_BYTES: usize = 12;
 
 /// Writes compressed data into chunks. Source: PNG specification §10.1, RFC 1950.

@@ -129,7 +129,7 @@ pub(crate) struct ConnectionMemory {
     table_bytes: AtomicUsize,
     /// Streams that hyper has been given but has not made into requests yet.
     pending_request_streams: AtomicUsize,
-    /// Streams that hyper keeps although they became no request.
+    /// Streams that hyper keeps although they never became a request.
     refused_streams: AtomicUsize,
     open_streams: AtomicUsize,
     peak_streams: AtomicUsize,

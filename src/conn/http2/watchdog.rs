@@ -1,4 +1,5 @@
-//! Watchdog that ends connections of HTTP/2 clients that do not take the answers they requested.
+//! Watchdog of HTTP/2 connections. It ends a connection whose client does not read its responses, and one that has
+//! been idle for too long.
 //!
 //! The socket's time limit does not detect such a client: it can keep the flow control windows of its streams closed,
 //! or open them by a byte now and then, and answer pings for ever.

@@ -71,7 +71,7 @@ async fn read_page(
     Ok((read_entries(full_bytes).await?, memory))
 }
 
-/// Memory per container in the list of containers, besides its name, and for the page around them.
+/// Memory per container in the list of containers, in addition to its name, and for the page around them.
 const MOUNT_BYTES: usize = 1 << 10;
 
 /// Returns the list of containers of a server with several.

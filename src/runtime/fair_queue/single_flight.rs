@@ -24,7 +24,8 @@ pub(super) fn watch_flight_clients() -> Option<watch::Receiver<Vec<ClientId>>> {
     CURRENT_FLIGHT.try_with(|flight| flight.0.clients.subscribe()).ok()
 }
 
-/// Returns the clients for which the running task works: those of its flight, which more may join, or the current one.
+/// Returns the clients for which the running task works. A task of a flight works for the clients of all its waiters;
+/// the receiver then reports clients that join later. Any other task works for the current client.
 fn current_clients() -> (Vec<ClientId>, Option<watch::Receiver<Vec<ClientId>>>) {
     let mut parent_clients = watch_flight_clients();
     let clients =
@@ -141,8 +142,8 @@ impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
         (Waiter { flights: self.clone(), key, flight, parent_clients }, leader)
     }
 
-    /// Starts a flight that no other request joins, and whose result is of no use to others: no call of
-    /// [`supersede`](Self::supersede) reaches it.
+    /// Starts a flight that no other request joins. It counts as superseded from the start, so that its result does not
+    /// enter a cache.
     pub fn unshared(&self, key: K) -> (Waiter<K, T>, Leader<K, T>) {
         let flight = Arc::<Flight<T>>::default();
         flight.handle.0.waiters.store(1, Ordering::Relaxed);

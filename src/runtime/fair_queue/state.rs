@@ -197,7 +197,7 @@ impl FairSemaphoreState {
     /// Returns true if all streams together, which are the flows of this kind, hold few units.
     pub(super) fn are_streams_starved(&self, kind: u64) -> bool {
         let held_units =
-            || self.flows.iter().filter(|flow| flow.id.1 == kind).map(|line| line.held_units).sum::<usize>();
+            || self.flows.iter().filter(|flow| flow.id.1 == kind).map(|flow| flow.held_units).sum::<usize>();
         self.tracks_held_units() && held_units() < self.total / STARVED_STREAMS_DIVISOR
     }
 
@@ -213,9 +213,9 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Returns the maximum number of units of permits that may overtake a request for `needed` units. It is the number
-    /// that the request leaves, and at least a small part. Otherwise a request for nearly all units would stop all
-    /// other clients.
+    /// Returns the maximum number of units in permits that may overtake a waiting request for `needed` units: the units
+    /// that remain free once that request is granted. A small fixed share may always overtake, because a request for
+    /// nearly all units would otherwise stop all other clients.
     fn overtaking_limit(&self, needed: usize) -> usize {
         let limit = self.in_flight_capacity / OVERTAKING_DIVISOR;
         limit.min(self.in_flight_capacity.saturating_sub(needed)).max(limit / MIN_OVERTAKING_DIVISOR)

@@ -62,13 +62,13 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// which is detected before anything is allocated.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64;
 
-    /// Memory in bytes that decoding `payload` to `len` bytes needs besides the result. For an empty payload, the
-    /// maximum for any payload.
+    /// Memory in bytes that decoding `payload` to `len` bytes needs in addition to the result. For an empty payload,
+    /// the maximum for any payload.
     fn scratch_bytes(&self, payload: &[u8], len: usize) -> usize;
 }
 
-/// Working memory for decoding, besides the result. It is allocated for the first of many blocks and reused for the
-/// others, and never exceeds the [`Codec::scratch_bytes`] of the largest of them.
+/// Working memory for decoding, in addition to the result. It is allocated for the first of many blocks and reused for
+/// the others, and never exceeds the [`Codec::scratch_bytes`] of the largest of them.
 #[derive(Default)]
 pub struct Scratch {
     bytes: Vec<u8>,

@@ -47,7 +47,7 @@ impl Codec for GzipCodec {
         stream::max_at_ratio(payload_len, 1032)
     }
 
-    /// Returns the size of a decoder's state, for the larger of the two libraries.
+    /// Returns the size of a decoder's state: that of flate2, which is larger than that of libdeflate.
     fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         128 << 10
     }

@@ -37,7 +37,7 @@ const CODECS: &[(&str, fn(&Map<String, Value>) -> Arc<dyn Codec>)] = &[
     ("zstd", |_| Arc::new(zstd::ZstdCodec)),
 ];
 
-/// Constructor of a codec from the members of the attribute `compression` besides `type`.
+/// Constructor of a codec from the members of the attribute `compression` other than `type`.
 type CodecConstructor = Arc<dyn Fn(&Map<String, Value>) -> Arc<dyn Codec> + Send + Sync>;
 
 /// A registry of codecs, by the `type` of the attribute `compression`.
@@ -108,7 +108,7 @@ impl Codecs {
     }
 
     /// Adds the codec `name`, or replaces the one of that name. `open` gets the members of the attribute `compression`
-    /// besides `type`, as stored; it is called for each dataset with this compression.
+    /// other than `type`, as stored; it is called for each dataset with this compression.
     ///
     /// Documents that were parsed before are not affected.
     pub fn register(
@@ -127,7 +127,7 @@ impl Codecs {
     }
 
     /// Creates the codec `name` for a dataset; `None` if there is none of that name. `parameters` are the members of
-    /// the attribute `compression` besides `type`.
+    /// the attribute `compression` other than `type`.
     pub fn open(&self, name: &str, parameters: &Map<String, Value>) -> Option<Arc<dyn Codec>> {
         self.rows.iter().find(|row| row.0 == name).map(|row| (row.1)(parameters))
     }
@@ -167,7 +167,7 @@ impl Compression {
         &self.name
     }
 
-    /// Returns the members besides `type`, as stored.
+    /// Returns the members other than `type`, as stored.
     pub fn parameters(&self) -> &Map<String, Value> {
         &self.parameters
     }

@@ -10,7 +10,7 @@ const MAGIC: &[u8] = b"\xfd7zXZ\0";
 
 /// Dictionary size of preset 9, the largest preset of any writer.
 const LARGEST_PRESET_BYTES: usize = 64 << 20;
-/// Memory for decoder state, filters and index, besides the dictionary.
+/// Memory for decoder state, filters and index, in addition to the dictionary.
 const STATE_BYTES: usize = 1 << 20;
 
 #[derive(Debug)]
