@@ -265,7 +265,7 @@ impl BlockCache {
             StoredObject::Whole(meta, bytes) => return Ok((meta, bytes, permit)),
             StoredObject::Large(large) => large,
         };
-        // There is none for a large object.
+        // A large object has no permit.
         drop(permit);
         let (key, bytes, limit_bytes) = (dataset.block_key(position), large.meta().len, self.block_bytes);
         let needed_bytes = Block::max_decode_memory_bytes(&dataset.attributes, bytes).saturating_add(bytes);

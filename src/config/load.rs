@@ -133,7 +133,7 @@ impl ConfigMerger {
         for (key, value) in flatten(table) {
             self.apply(&key, value, origin(&key));
         }
-        // The setting may have been refused; then they are not those of a later source.
+        // If `containers` was refused, its origins must not be attributed to a later source.
         self.file_container_origins.clear();
     }
 

@@ -1,4 +1,5 @@
 //! `tiff`: a plane as one page, or a stack of pages, of any element type, uncompressed.
+//!
 //! This module is used instead of the crate tiff, which puts a directory before every page. ImageJ reads a stack as one
 //! contiguous run of pages from the first one, so all directories must come before the elements. The elements are then
 //! sent as they are in memory: without a copy, and in bands.

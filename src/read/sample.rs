@@ -140,7 +140,8 @@ pub async fn sample_statistics(
         let size = grid.clipped_size(position);
         sum.saturating_add(size.iter().copied().fold(1, u64::saturating_mul))
     });
-    let (mut accumulator, mut memory) = reserve_accumulator(container, &sample, elements).await?;
+    // The permit is declared first, so that it is released after the memory that it covers.
+    let (mut memory, mut accumulator) = reserve_accumulator(container, &sample, elements).await?;
     let is_exhaustive = accumulator.is_exhaustive();
     let mut pushed_elements = 0_u64;
     let (mut blocks_read, mut blocks_unreadable, mut first_error) = (0, 0, None);
@@ -219,7 +220,7 @@ async fn reserve_accumulator(
     container: &Container,
     sample: &SamplePlan,
     elements: u64,
-) -> Result<(StatisticsAccumulator, MemoryPermit), ReadError> {
+) -> Result<(MemoryPermit, StatisticsAccumulator), ReadError> {
     let data_type = sample.dataset.attributes.data_type();
     let limit = if StatisticsAccumulator::counts_by_value(data_type) {
         u64::MAX
@@ -233,7 +234,7 @@ async fn reserve_accumulator(
     let memory = container.reserve_memory(bytes.saturating_add(loading_bytes)).await?;
     let limit = usize::try_from(limit).unwrap_or(usize::MAX);
     let accumulator = StatisticsAccumulator::new(data_type, elements, limit).ok_or_else(not_decodable)?;
-    Ok((accumulator, memory))
+    Ok((memory, accumulator))
 }
 
 /// Returns the block at `position`, from the cache if it is fresh there.

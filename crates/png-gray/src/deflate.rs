@@ -103,7 +103,6 @@ impl BitWriter<'_> {
 
     /// Writes a stored block that contains `bytes`, except for its first bit, which the caller has written. Source: RFC
     /// 1951 §3.2.4.
-    /// §3.2.4.
     fn put_stored(&mut self, bytes: &[u8]) {
         self.put(0, 2);
         self.align_to_byte();

@@ -4,7 +4,7 @@
 //!
 //! 1. Its client, which is the caller that a token names or else an address, has at most `clients.concurrent_requests`
 //!    requests at once. A further request waits for one of them to end. It is refused with 429 after
-//!    `limits.budget_wait`, or at once while requests of the same client wait already, a quarter of
+//!    `limits.budget_wait`, or at once if as many requests of the same client wait already as are a quarter of
 //!    `limits.concurrent_requests`.
 //! 2. At most `limits.concurrent_requests` requests are in flight, and slightly more for clients that have few. A
 //!    further request waits until it is its client's turn, and is refused with 503 after `limits.budget_wait`.

@@ -150,7 +150,8 @@ fn scan<T>(
             continue;
         }
         let Some((name, selected)) = select(name.to_owned(), entry.file_type())? else { continue };
-        // A file system may report a name twice while the directory changes.
+        // A file system may report a name twice while the directory changes. The second report adds no entry, so none
+        // is removed.
         if smallest.insert(name, selected).is_none() && is_full {
             smallest.pop_last();
             has_more = true;

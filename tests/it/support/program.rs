@@ -201,6 +201,9 @@ impl Drop for Program {
     fn drop(&mut self) {
         let _ = self.child.kill();
         let _ = self.child.wait();
+        if std::thread::panicking() {
+            self.log.iter().for_each(|line| eprintln!("{line}"));
+        }
     }
 }
 
