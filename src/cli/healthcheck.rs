@@ -48,7 +48,7 @@ fn request_health(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the answer to a request of `/healthz`.
+/// Returns the response to a request of `/healthz`.
 fn send_request(mut stream: impl Read + Write) -> std::io::Result<String> {
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut response = String::new();
@@ -69,7 +69,7 @@ fn tls_connect(stream: TcpStream) -> std::io::Result<StreamOwned<ClientConnectio
     Ok(StreamOwned::new(client, stream))
 }
 
-/// Accepts every certificate. It need not name this machine, because nothing secret is sent and the answer tells only
+/// Accepts every certificate. It need not name this machine, because nothing secret is sent and the response tells only
 /// that the server is alive. The handshake's signature is checked, so the server must have the certificate's key.
 #[derive(Debug)]
 struct AcceptAnyCertificate(Arc<CryptoProvider>);

@@ -29,8 +29,8 @@ const STORED_CACHE_BYTES: u64 = 8 << 20;
 /// Maximum time to wait for a permit of a budget. It can be long, because no client waits and every permit is returned.
 const BUDGET_WAIT: Duration = Duration::from_secs(24 * 60 * 60);
 
-/// Longest time without an answer from the storage. A file server restarts in less; after that, an operator has to look
-/// at it.
+/// Longest time without a response from the storage. A file server restarts in less; after that, an operator has to
+/// look at it.
 const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 
 /// Verifies a container and returns the exit status.

@@ -88,7 +88,7 @@ impl ConnectionServer {
     }
 
     /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections with
-    /// an answer of hyper that has not been sent completely.
+    /// a response of hyper that has not been sent completely.
     pub(crate) fn unflushed_connections(&self) -> Weak<()> {
         Arc::downgrade(&self.unflushed)
     }
@@ -348,7 +348,7 @@ impl ConnectionContext {
             None if result.is_ok() => CloseReason::Ended,
             None => CloseReason::Error,
         });
-        // A connection that is closed to make room for others still sends its last answer.
+        // A connection that is closed to make room for others still sends its last response.
         let sends_last_answer = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
         drain_lingering(linger, result.is_err() && !sends_last_answer, send_timeout).await;
         drop(places);

@@ -2,7 +2,7 @@
 //!
 //! hyper gets only the other requests and is created at the first of them. The fast path buffers received bytes until a
 //! request head is complete and passes it to [`fastpath::try_answer`]. If that does not answer, hyper gets exactly this
-//! head, and the bytes that follow are held back until hyper's answer has been sent. Anything but a plain HTTP/1
+//! head, and the bytes that follow are held back until hyper's response has been sent. Anything but a plain HTTP/1
 //! request (one with a body, HTTP/2, invalid bytes) goes to hyper, with the rest of the connection.
 //!
 //! For small stored blocks, this serves 2 to 5 times the requests per second of hyper and the router alone
@@ -45,7 +45,7 @@ const UNCHARGED_HEAD_BYTES: usize = 8 << 10;
 const NO_MEMORY_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
-/// Maximum number of answers on one connection before it yields to other tasks.
+/// Maximum number of responses on one connection before it yields to other tasks.
 const MAX_ANSWERS_PER_POLL: usize = 16;
 
 /// Maximum number of bytes sent on one connection before it yields to other tasks: about half a millisecond.
@@ -177,7 +177,7 @@ impl<S: Socket> FastConnection<S> {
         Poll::Pending
     }
 
-    /// Ready when no bytes of an answer of the fast path are left to be sent.
+    /// Ready when no bytes of a response of the fast path are left to be sent.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(sending) = &mut self.sending {
             if sending.is_done() {
@@ -348,8 +348,8 @@ impl<S: Socket> FastConnection<S> {
                     }
                 }
                 ReadState::HyperAnswering => {
-                    // Reads only to notice the end of the stream. Requests wait until hyper's answer is flushed, which
-                    // wakes this task.
+                    // Reads only to notice the end of the stream. Requests wait until hyper's response is flushed,
+                    // which wakes this task.
                     while self.received.len() < READ_BYTES && ready!(self.poll_receive(context))? > 0 {}
                     self.stream.poll_release(context);
                     if self.received.is_empty() {
@@ -406,7 +406,7 @@ impl<S: Socket> FastConnection<S> {
             return Ok(());
         }
         // The first check follows after one interval: a client may close its half of the connection after its last
-        // request and wait for the answer.
+        // request and wait for the response.
         let sleep = self.hang_up_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(HANG_UP_INTERVAL)));
         while sleep.as_mut().poll(context).is_ready() {
             if self.stream.has_hung_up() {
@@ -449,7 +449,7 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
         self.stream.is_write_vectored()
     }
 
-    /// hyper flushes when it has written everything it has. After the last byte of an answer the fast path continues.
+    /// hyper flushes when it has written everything it has. After the last byte of a response the fast path continues.
     ///
     /// hyper also flushes when it has written nothing. While the fast path sends, such a flush must not reach the
     /// stream, which would take it for progress of a client that takes nothing.
@@ -504,7 +504,7 @@ impl ConnectionSignals {
         self.busy.store(is_busy, Ordering::Release);
     }
 
-    /// Asks the fast connection to close after the current answer.
+    /// Asks the fast connection to close after the current response.
     pub(super) fn request_close(&self) {
         self.closing.store(true, Ordering::Release);
     }
@@ -523,7 +523,7 @@ impl ConnectionSignals {
     }
 }
 
-/// Timer of a request head, which starts at the end of the previous answer.
+/// Timer of a request head, which starts at the end of the previous response.
 struct HeaderTimer {
     timeout: Duration,
     deadline: Instant,

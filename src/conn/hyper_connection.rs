@@ -132,7 +132,7 @@ fn router_service(
 ) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = Infallible, Future: Send + 'static> {
     service_fn(move |request: Request<Incoming>| {
         signals.set_busy(true);
-        // Tells the fast path, when dropped, that hyper has the whole answer or will never have it.
+        // Tells the fast path, when dropped, that hyper has the whole response or will never have it.
         let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&signals), |signals| signals.set_busy(false));
         let prepared = prepare_request(request, &watchdog, &memory).map(|(mut request, stream)| {
             request.extensions_mut().insert(ConnectInfo(peer));
@@ -267,8 +267,8 @@ fn hyper_builder(ping_timeout: Duration) -> Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         // The minimum (RFC 9113, section 6.9.2).
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        // Makes a WebSocket handshake a request that gets an answer. Without it the stream is refused, and what follows
-        // on it is a connection error for all other clients of a proxy (RFC 8441, section 3).
+        // Makes a WebSocket handshake a request that gets a response. Without it the stream is refused, and what
+        // follows on it is a connection error for all other clients of a proxy (RFC 8441, section 3).
         .enable_connect_protocol()
         .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
         .keep_alive_interval(Some(ping_timeout))

@@ -160,7 +160,7 @@ fn serve_tcp(
     peer: SocketAddr,
     slot: Option<OwnedSemaphorePermit>,
 ) {
-    // Small answers must not wait for the acknowledgement of the previous one.
+    // Small responses must not wait for the acknowledgement of the previous one.
     let _ = stream.set_nodelay(true);
     connections.serve_tcp(|| TcpStream::from_std(stream), peer.ip().to_canonical(), slot);
 }

@@ -25,7 +25,7 @@ const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_m
 
 /// Time without received bytes after which a connection checks its send queue. Each read postpones the timer, because a
 /// timer that fires wakes the thread. With timers of 50 ms that were not postponed, 80 connections that took answers of
-/// 32 KiB used 9 % more processor time for each answer.
+/// 32 KiB used 9 % more processor time for each response.
 const RELEASE_DELAY: Duration = Duration::from_millis(250);
 
 /// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
@@ -73,7 +73,7 @@ impl LingeringSocket {
 }
 
 /// Takes the socket of a connection that has been dropped. Sends the end of the stream, and waits until the client has
-/// acknowledged it and the rest of an answer: for at most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then
+/// acknowledged it and the rest of a response: for at most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then
 /// discards the connection, because the kernel would keep any number of closed sockets for minutes. A connection that
 /// was `is_aborted` is discarded at once if bytes are left or the client has hung up.
 pub(super) async fn drain_lingering(
@@ -243,7 +243,8 @@ impl<S: TokioSocket> AsyncRead for MeteredSocket<S> {
         }
         self.has_received = true;
         if self.queue.has_grant() && self.queue.pool.is_under_pressure() {
-            // Most clients have taken an answer before they send the next request. The next answer may take some time.
+            // Most clients have taken a response before they send the next request. The next response may take some
+            // time.
             self.release_drained();
         }
         read

@@ -1,4 +1,4 @@
-//! Sends an answer of the fast path: head and body in one write, or a file's body by the kernel.
+//! Sends a response of the fast path: head and body in one write, or a file's body by the kernel.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use super::socket::Socket;
 use crate::fastpath::{Reply, ReplyBody};
 
-/// An answer of the fast path that is being sent.
+/// A response of the fast path that is being sent.
 pub(super) struct ReplyWriter {
     reply: Reply,
     head_sent: usize,

@@ -36,12 +36,13 @@ const GROWTH_DIVISOR: usize = 2;
 /// Growth of a queue that is always allowed.
 const GROWTH_BYTES: usize = 2 * UNPOOLED_BYTES;
 
-/// Smaller writes wait, except for the last bytes of an answer. Otherwise a nearly full queue would be filled a few
+/// Smaller writes wait, except for the last bytes of a response. Otherwise a nearly full queue would be filled a few
 /// bytes at a time.
 const MIN_WRITE_BYTES: usize = 1 << 10;
 
 /// Largest queue whose size the kernel is not asked for while little of the pool is taken. Instead, all bytes written
-/// since the last measurement count as queued. Asking the kernel for each answer of 2 KB took 5 % of the answer's time.
+/// since the last measurement count as queued. Asking the kernel for each response of 2 KB took 5 % of the response's
+/// time.
 const UNMEASURED_BYTES: usize = 64 << 10;
 
 /// A socket's send queue and the bytes of the pool that are granted to it. Dropping it returns them.

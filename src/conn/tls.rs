@@ -42,10 +42,10 @@ const HANDSHAKE_RECORD: u8 = 22;
 /// Maximum number of bytes that are read from a client without TLS before the connection is closed.
 const MAX_PLAINTEXT_BYTES: u64 = 64 << 10;
 
-/// Time for such a client to take the answer and close the connection.
+/// Time for such a client to take the response and close the connection.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Pause between two checks whether the client has taken the answer.
+/// Pause between two checks whether the client has taken the response.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Response to a request without TLS.
@@ -57,7 +57,7 @@ const PLAINTEXT_RESPONSE: &[u8] =
 /// handshake messages of a client without a certificate.
 const MAX_UNDECRYPTED_BYTES: usize = 20 << 10;
 
-/// Maximum number of bytes of an answer that are encrypted before the socket takes them: one record.
+/// Maximum number of bytes of a response that are encrypted before the socket takes them: one record.
 const TLS_BUFFER_BYTES: usize = 16 << 10;
 
 /// One address may have half of the handshakes if it is alone; each of many addresses as many as it leaves free for the
@@ -184,14 +184,14 @@ async fn peek_first_byte(stream: &TcpStream) -> Option<u8> {
     first.first().copied().filter(|_| count > 0)
 }
 
-/// Tells a client that seems to speak HTTP that it must use TLS. Other clients would not understand the answer.
+/// Tells a client that seems to speak HTTP that it must use TLS. Other clients would not understand the response.
 async fn refuse_plaintext(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     if first.is_ascii_uppercase() {
         stream.write_all(PLAINTEXT_RESPONSE).await?;
         stream.shutdown().await?;
-        // Otherwise the kernel would keep an answer that is not taken for minutes.
+        // Otherwise the kernel would keep a response that is not taken for minutes.
         set_socket_linger(&*stream, Some(Duration::ZERO))?;
-        // If a connection is closed with unread bytes, it is reset, and the answer is lost.
+        // If a connection is closed with unread bytes, it is reset, and the response is lost.
         let (mut unread, mut sink) = ((&mut *stream).take(MAX_PLAINTEXT_BYTES), tokio::io::sink());
         let deadline = Instant::now() + LINGER_TIMEOUT;
         let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut unread, &mut sink)).await;

@@ -1,9 +1,9 @@
 //! The threads that serve connections: one for each core, each with its own event queue.
 //!
-//! A connection stays on its thread. There is no work stealing, so no thread is woken to look for work: small answers
+//! A connection stays on its thread. There is no work stealing, so no thread is woken to look for work: small responses
 //! gain 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). Slow work runs elsewhere: on the CPU pool,
 //! on threads that may block, or, for documents, on a runtime of their own. Threads cannot share the work of sending:
-//! two clients on one thread have one core between them while they receive large answers, as with nginx.
+//! two clients on one thread have one core between them while they receive large responses, as with nginx.
 
 use std::future::Future;
 use std::io;

@@ -1,5 +1,5 @@
-//! Answers without waiting for a disk, for memory or for another request: lookups of stored objects, and cached answers
-//! that are reused while what they depend on is unchanged.
+//! Answers without waiting for a disk, for memory or for another request: lookups of stored objects, and cached
+//! responses that are reused while what they depend on is unchanged.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -41,7 +41,7 @@ pub enum NonblockingLookup {
     Sendfile(SendfileSource),
 }
 
-/// Something that an answer depends on. The answer is reused while it is unchanged.
+/// Something that a response depends on. The response is reused while it is unchanged.
 #[derive(Debug, Clone)]
 pub struct Dependency {
     kind: DependencyKind,
@@ -74,12 +74,13 @@ impl Dependency {
     }
 }
 
-/// A cached answer, which [`Container::reuse_answer`] returns again.
+/// A cached response, which [`Container::reuse_answer`] returns again.
 #[derive(Debug)]
 pub struct CachedAnswer {
-    /// Dependencies that must be unchanged. The last one holds the answer's bytes; the answer depends on the others.
+    /// Dependencies that must be unchanged. The last one holds the response's bytes; the response depends on the
+    /// others.
     pub dependencies: Vec<Dependency>,
-    /// Range of the answer within these bytes.
+    /// Range of the response within these bytes.
     pub range: Range<usize>,
 }
 
@@ -201,8 +202,8 @@ impl Container {
         Some((meta, bytes))
     }
 
-    /// Revalidates a cached answer and returns its bytes. Returns `None` if that would block, if a dependency has
-    /// changed, or if one is staler than `freshness` accepts; the answer must then be looked up anew. Without
+    /// Revalidates a cached response and returns its bytes. Returns `None` if that would block, if a dependency has
+    /// changed, or if one is staler than `freshness` accepts; the response must then be looked up anew. Without
     /// `with_bytes`, the content of the returned bytes is unspecified.
     pub fn reuse_answer(&self, freshness: Freshness, answer: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
         let (last, others) = answer.dependencies.split_last_mut()?;

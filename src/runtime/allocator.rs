@@ -18,9 +18,9 @@ pub use page_runs::{PAGE_BYTES, PagedBytes};
 /// Large buffers come from the C library, so that their memory is returned when they are freed. Medium buffers are too
 /// many for a mapping each and have runs of pages (`allocator/page_runs.rs`). Small blocks come from mimalloc, which
 /// has a heap for each thread. Each heap of the C library has a lock. A thread that decodes has a higher niceness than
-/// those that serve, and may lose its core while it holds such a lock. Beside eight clients with xz blocks, one answer
-/// in 250 then waited for up to 5 ms. With mimalloc, serving threads do not wait for each other either: two of them
-/// answer 36,800 cached planes per second instead of 24,900, and 17,200 documents of `/info` instead of 10,300.
+/// those that serve, and may lose its core while it holds such a lock. Beside eight clients with xz blocks, one
+/// response in 250 then waited for up to 5 ms. With mimalloc, serving threads do not wait for each other either: two of
+/// them answer 36,800 cached planes per second instead of 24,900, and 17,200 documents of `/info` instead of 10,300.
 #[derive(Debug)]
 pub struct Allocator;
 
@@ -139,7 +139,7 @@ pub fn is_paged(bytes: usize) -> bool {
 
 /// Milliseconds for which mimalloc keeps free memory. With its default of one second (version 3.3), small blocks that
 /// large ones had evicted from a cache of 512 MiB were still resident when those had arrived. The peak was 923 MiB,
-/// compared with 682 with this value, at the same number of answers per second. (With zero it was 656, but each
+/// compared with 682 with this value, at the same number of responses per second. (With zero it was 656, but each
 /// returned page is faulted in again.)
 const PURGE_DELAY_MILLISECONDS: std::ffi::c_long = 10;
 

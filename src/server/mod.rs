@@ -123,7 +123,7 @@ impl Server {
         let _ = out.flush();
     }
 
-    /// Serves until `stop` completes, then finishes the answers that have begun.
+    /// Serves until `stop` completes, then finishes the responses that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
         // No snapshot is kept here, because a reload replaces it.
         let Self { listener, workers, documents: _documents, tls, reloader } = self;
@@ -152,7 +152,7 @@ impl Server {
         let shutdown_deadline = tokio::time::Instant::now() + deadline;
         connections.begin_shutdown();
         let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
-        // `wait_drained` also waits for connections on which only part of a request has arrived. These get no answer.
+        // `wait_drained` also waits for connections on which only part of a request has arrived. These get no response.
         let (unflushed, awaiting_request) = (connections.unflushed_connections(), connections.awaiting_first_request());
         let all_answered = async {
             // New requests are checked before quiescence, so that a first request that arrives during the quiet period
@@ -169,7 +169,7 @@ impl Server {
     }
 }
 
-/// Returns true if no answer runs and none is being sent for 250 ms.
+/// Returns true if no response runs and none is being sent for 250 ms.
 async fn is_quiescent(reloader: &Reloader, unflushed: &Weak<()>) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;

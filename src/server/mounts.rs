@@ -304,7 +304,7 @@ fn describe(container: &ContainerConfig) -> String {
     if container.name.is_empty() { root.to_string() } else { format!("container {:?} at {root}", container.name) }
 }
 
-/// Returns a mount of `container` at `name`, with the `Cache-Control` values of its answers.
+/// Returns a mount of `container` at `name`, with the `Cache-Control` values of its responses.
 pub(crate) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
     let (found, missing) = match policy {
         CacheControl::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),

@@ -19,7 +19,7 @@ use super::key::Key;
 use crate::config::SHARED_DISK_THREADS;
 use crate::runtime::fair_queue::ClientId;
 
-/// Pressure on a store: the calls that wait for its answers.
+/// Pressure on a store: the calls that wait for its responses.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StorePressure {
     /// Number of calls that have started.
@@ -35,7 +35,7 @@ pub struct StorePressure {
 }
 
 impl StorePressure {
-    /// Time without an answer after which the store counts as unresponsive.
+    /// Time without a response after which the store counts as unresponsive.
     const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
     /// Returns true if the store has answered no request for so long that nothing should be held for it.

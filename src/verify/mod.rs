@@ -50,7 +50,7 @@ pub struct Verifier {
     pub roots: Vec<Key>,
     /// True if missing blocks are errors.
     pub report_missing: bool,
-    /// Maximum time without an answer from the storage. The run then ends.
+    /// Maximum time without a response from the storage. The run then ends.
     pub stall_timeout: Duration,
 }
 

@@ -25,7 +25,7 @@ const DOCUMENT_OVERHEAD_BYTES: u64 = 512;
 /// largest attributes, or for thousands of ordinary ones.
 const MAX_CONTEXT_BYTES: u64 = 8 << 20;
 
-/// Upper bound of the memory for copies of attributes and an answer that repeats them, as a multiple of the memory for
+/// Upper bound of the memory for copies of attributes and a response that repeats them, as a multiple of the memory for
 /// their text.
 pub(super) const COPY_MEMORY_FACTOR: u64 = 5;
 
@@ -36,7 +36,7 @@ pub struct LoadedNode {
     pub node: Node,
     /// Messages about attributes that were not read, with the reasons.
     pub problems: Vec<String>,
-    /// Memory permit for the node, and then for the answer.
+    /// Memory permit for the node, and then for the response.
     pub memory: Option<MemoryPermit>,
     /// Text of the directory's own attributes as stored, if it was requested and is a valid document.
     text: Bytes,
@@ -82,7 +82,7 @@ pub async fn read_node(container: &Container, freshness: Freshness, key: &Key) -
     container.abort_if_contended(key, Box::pin(read(container, freshness, key, false))).await
 }
 
-/// As [`read_node`], for an answer that repeats the directory's own attributes.
+/// As [`read_node`], for a response that repeats the directory's own attributes.
 ///
 /// # Errors
 /// As [`read_node`].

@@ -65,7 +65,7 @@ impl FrameAdmission {
                 return Poll::Pending;
             }
             if self.memory.is_poll_budget_spent() {
-                // hyper's answers and other connections come first.
+                // hyper's responses and other connections come first.
                 schedule_yield(context);
                 return Poll::Pending;
             }

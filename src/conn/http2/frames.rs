@@ -72,7 +72,7 @@ impl FrameScanner {
     }
 
     /// Leaves out requests from now on, unless a header list has begun. The last GOAWAY tells the client to repeat them
-    /// (RFC 9113, section 6.8). hyper still gets the other frames: it sends that GOAWAY after the answer to its PING.
+    /// (RFC 9113, section 6.8). hyper still gets the other frames: it sends that GOAWAY after the response to its PING.
     pub(crate) fn ignore_requests(&mut self) {
         self.ignores_requests |= !self.in_header_list;
     }

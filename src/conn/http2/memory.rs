@@ -33,8 +33,8 @@ pub(crate) const MAX_UNCOUNTED_COOKIES: usize = 200;
 /// Maximum number of concurrent HTTP/2 streams of one connection; viewers request 100 blocks at once.
 pub(crate) const MAX_STREAMS: u32 = 128;
 
-/// Memory of an open stream: its state in hyper, the task that answers it and a short answer. Measured for an answered
-/// 404 that the client does not take: 2.9 KiB, and 5.3 KiB at the peak.
+/// Memory of an open stream: its state in hyper, the task that answers it and a short response. Measured for an
+/// answered 404 that the client does not take: 2.9 KiB, and 5.3 KiB at the peak.
 const STREAM_BYTES: usize = 13 << 9;
 
 /// Memory that hyper keeps for each stream of the largest number that a connection had open at once (1.45 KiB
@@ -92,7 +92,7 @@ pub(crate) enum GoawayReason {
 
 impl GoawayReason {
     /// Returns true if memory is short and the client may have done nothing wrong. Such a client is told which requests
-    /// it can repeat, and its last answer is still sent.
+    /// it can repeat, and its last response is still sent.
     pub(crate) const fn is_memory_shortage(self) -> bool {
         matches!(self, Self::NoTableMemory | Self::BlockedTooLong)
     }
@@ -234,7 +234,7 @@ impl ConnectionMemory {
     }
 
     /// Returns the time since which the connection has had no stream that could end and give back memory. Returns
-    /// `None` if it has a stream, holds no memory, or is still sending its last answer.
+    /// `None` if it has a stream, holds no memory, or is still sending its last response.
     pub(crate) fn blocked_since(&self) -> Option<Instant> {
         let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
         let is_blocked =

@@ -159,7 +159,7 @@ impl Http2Watchdog {
         let state = &mut *state;
         let opened = self.opened_streams.load(Ordering::Relaxed);
         let finished = self.finished_pieces.load(Ordering::Relaxed);
-        // Includes a request that began and ended between two checks, and a short answer that was taken.
+        // Includes a request that began and ended between two checks, and a short response that was taken.
         let was_busy = std::mem::replace(&mut state.last_opened, opened) != opened;
         let mut has_progress = std::mem::replace(&mut state.last_finished, finished) != finished;
         let (mut has_pending, mut has_large_steps, mut longest_stall) = (false, false, Duration::ZERO);
@@ -170,7 +170,7 @@ impl Http2Watchdog {
             let advanced_bytes = sent_bytes - stream.last_sent_bytes;
             match stream.last_advanced_at {
                 _ if pending_bytes == 0 => {
-                    // The answer is still being prepared.
+                    // The response is still being prepared.
                     has_progress = true;
                     stream.last_advanced_at = None;
                 }
@@ -330,7 +330,7 @@ mod tests {
         let (stalled, moving) = (clock.watchdog.track(None), clock.watchdog.track(None));
         let (_stalled_piece, mut moving_piece) = (clock.piece(&stalled, 1 << 20), clock.piece(&moving, 1 << 20));
         assert_eq!(clock.pass(60, |_| moving_piece.advance(4000)), Some((41, CloseReason::SendTimeout)));
-        // The same holds if the other streams are short answers.
+        // The same holds if the other streams are short responses.
         let mut clock = Clock::new();
         let stalled = clock.watchdog.track(None);
         let _stalled_piece = clock.piece(&stalled, 1 << 20);

@@ -37,7 +37,7 @@ impl ReadAt for OpenFile {
         let job = move || {
             let (file, at_open) = &*file;
             let bytes = read_range(file, range, || is_wanted.strong_count() > 0)?;
-            // One answer never combines parts of two versions.
+            // One response never combines parts of two versions.
             if has_same_content(&stat_file(file)?, at_open) { Ok(Bytes::from(bytes)) } else { Err(LocalError::Torn) }
         };
         let result = self.disk_pool.run_action("read", &self.key, job).await;

@@ -7,7 +7,7 @@
 //! link therefore cannot lead out of the root. Links are read and resolved here. `..` is resolved with the names on the
 //! path so far, never by the file system. A link may leave the root and come back, as an absolute link does. Outside
 //! the root, only directories are opened, and only as paths. Everything that fails or ends there is refused in the same
-//! way, so no answer reveals what exists there.
+//! way, so no response reveals what exists there.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
