@@ -38,7 +38,7 @@ pub(crate) struct SliceRequest {
 }
 
 /// A slice that may be read. Everything that can be checked before a block is read has been checked.
-pub(crate) struct SlicePlan {
+pub(crate) struct SliceResponsePlan {
     pub(crate) request: SliceRequest,
     pub(crate) slice: PlannedSlice,
     /// Memory that encoding takes, in bytes.
@@ -46,7 +46,7 @@ pub(crate) struct SlicePlan {
     /// Length of the format's header, if the elements follow it as they are in memory. The header is made once there is
     /// memory for it.
     pub(crate) header_bytes: Option<u64>,
-    pub(crate) encoding: Option<ContentCoding>,
+    pub(crate) content_coding: Option<ContentCoding>,
 }
 
 /// What encoding a response takes in addition to the samples.
@@ -95,7 +95,7 @@ impl SliceRequest {
         freshness: Freshness,
         is_rate_limited: bool,
         may_stream_early: bool,
-    ) -> Result<SlicePlan, Problem> {
+    ) -> Result<SliceResponsePlan, Problem> {
         let region = &self.selection.region;
         let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
         let delivery = self.delivery(cost, is_rate_limited, false);
@@ -113,8 +113,8 @@ impl SliceRequest {
                 .and_then(|streamed| self.admit(streamed, cost, limit_bytes).ok());
             (slice, extra_bytes) = admitted.unwrap_or((slice, extra_bytes));
         }
-        let encoding = self.content_coding.filter(|_| !slice.is_streamed());
-        Ok(SlicePlan { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, encoding })
+        let content_coding = self.content_coding.filter(|_| !slice.is_streamed());
+        Ok(SliceResponsePlan { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, content_coding })
     }
 
     /// Returns what encoding the samples of `region` takes.
@@ -194,7 +194,7 @@ impl SliceRequest {
     }
 }
 
-impl SlicePlan {
+impl SliceResponsePlan {
     /// Returns true if the format or a conversion changes the elements.
     pub(crate) fn is_encoded(&self) -> bool {
         self.extra_bytes > 0 || self.slice.is_converted()
@@ -207,7 +207,9 @@ impl SlicePlan {
 
     /// Returns the length of the response in bytes, if it is known before a block is read.
     pub(crate) fn response_bytes(&self) -> Option<u64> {
-        self.header_bytes.filter(|_| self.encoding.is_none()).map(|header| self.slice.bytes().saturating_add(header))
+        self.header_bytes
+            .filter(|_| self.content_coding.is_none())
+            .map(|header| self.slice.bytes().saturating_add(header))
     }
 }
 
@@ -234,19 +236,19 @@ pub(crate) fn check_decodable(dataset: &Dataset) -> Result<(), Problem> {
 /// 422 if the requested type cannot represent an element, 500 if the encoder fails.
 pub(crate) async fn encode_slice(
     container: &Container,
-    plan: SlicePlan,
+    plan: SliceResponsePlan,
     pieces: Vec<Bytes>,
     memory: MemoryPermit,
 ) -> Result<Vec<Bytes>, Problem> {
     let (is_encoded, is_verbatim) = (plan.is_encoded(), plan.is_verbatim());
-    let SlicePlan { request, slice, encoding, .. } = plan;
+    let SliceResponsePlan { request, slice, content_coding, .. } = plan;
     let (format, data_type, options) = (request.format, request.data_type, request.options);
     let (shape, dataset_id) = (request.selection.shape(), slice.dataset_id());
     if is_verbatim {
         return Ok(format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect());
     }
     let data = pieces.into_iter().next().unwrap_or_default();
-    if encoding.is_none() && !slice.is_converted() && format.piece_count(&shape, &data_type, &options) > 1 {
+    if content_coding.is_none() && !slice.is_converted() && format.piece_count(&shape, &data_type, &options) > 1 {
         let array = Array { shape, data_type, data };
         return encode_in_parallel(container, dataset_id, format, array, (options, memory)).await;
     }
@@ -256,8 +258,8 @@ pub(crate) async fn encode_slice(
         let data = slice.convert(data).map_err(ReadError::from)?;
         let array = Array { shape, data_type, data };
         let mut parts = format.encode(&array, &options).map_err(Problem::internal)?;
-        if let Some(encoding) = encoding {
-            parts = vec![encoding.compress(&parts).map_err(Problem::internal)?];
+        if let Some(coding) = content_coding {
+            parts = vec![coding.compress(&parts).map_err(Problem::internal)?];
         }
         if is_encoded && let Some(last) = parts.pop() {
             parts.push(memory.own(last));

@@ -17,7 +17,7 @@ use crate::http::query::slice_query::SliceQuery;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
-use crate::http::slice_request::{self, SlicePlan, SliceRequest};
+use crate::http::slice_request::{self, SliceRequest, SliceResponsePlan};
 use crate::output::{self, AxisOrder, Format};
 use crate::read::{self, PieceTransform, ReadStats};
 use n5_format::{AttributesDocument, DescribedDataset};
@@ -69,7 +69,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         read.map(|(elements, memory, stats)| (vec![elements], memory, stats))?
     };
     entity.etag = Some(etag(&plan, stats.fingerprint.etags_hash).into());
-    entity.extra.extend(plan.encoding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
+    entity.extra.extend(plan.content_coding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
     let (mut response, range) = entity.select(context.parts)?;
     if range.is_none() {
         return Ok(response);
@@ -102,7 +102,7 @@ fn axis_names(document: AttributesDocument) -> Vec<String> {
 }
 
 /// Returns the headers that describe the elements.
-fn slice_headers(plan: &SlicePlan, axes: &[String]) -> HeaderMap {
+fn slice_headers(plan: &SliceResponsePlan, axes: &[String]) -> HeaderMap {
     let (selection, options) = (&plan.request.selection, &plan.request.options);
     let order = options.order;
     let mut headers = HeaderMap::new();
@@ -134,14 +134,14 @@ fn slice_headers(plan: &SlicePlan, axes: &[String]) -> HeaderMap {
 async fn respond_unread(
     context: &RequestContext<'_>,
     container: &Container,
-    plan: SlicePlan,
+    plan: SliceResponsePlan,
     entity: &Entity<'_>,
 ) -> HandlerResult {
     let (mut response, _) = entity.select(context.parts)?;
     if context.parts.method == Method::HEAD {
         return Ok(response);
     }
-    let SlicePlan { request, slice, .. } = plan;
+    let SliceResponsePlan { request, slice, .. } = plan;
     let (format, data_type, options) = (request.format, request.data_type, request.options);
     let transform = format.changes_bands(&data_type, &options).then(|| {
         let (data_type, options) = (data_type.clone(), options.clone());
@@ -157,7 +157,7 @@ async fn respond_unread(
 
 /// Returns an entity tag that depends on everything that the response's bytes depend on, and on nothing else. It is the
 /// same on every replica and after every restart.
-fn etag(plan: &SlicePlan, blocks_hash: u128) -> String {
+fn etag(plan: &SliceResponsePlan, blocks_hash: u128) -> String {
     let (request, region) = (&plan.request, &plan.request.selection.region);
     let hashed_text = format!(
         "attributes={} start={:?} shape={:?} step={:?} axes={:?} dtype={} format={} order={} endian={} window={:?} \
@@ -173,7 +173,7 @@ fn etag(plan: &SlicePlan, blocks_hash: u128) -> String {
         request.options.endian.name(),
         request.options.window,
         request.options.quality,
-        plan.encoding.map_or("", ContentCoding::name),
+        plan.content_coding.map_or("", ContentCoding::name),
     );
     format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
 }
