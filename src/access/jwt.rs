@@ -115,8 +115,8 @@ static RSA_ALGORITHMS: [(Algorithm, &RsaParameters); 6] = [
     (Algorithm::PS512, &algorithms::RSA_PSS_2048_8192_SHA512),
 ];
 
-/// Signature algorithms with elliptic-curve keys. Algorithms with a shared secret (HMAC) are not supported, because
-/// whoever can verify such a signature can also create it.
+/// Signature algorithms with elliptic-curve keys. Algorithms with a shared secret (HMAC) are not supported, because a
+/// server that can verify such a signature can also create it.
 static CURVE_ALGORITHMS: [(Algorithm, &dyn VerificationAlgorithm); 3] = [
     (Algorithm::ES256, &algorithms::ECDSA_P256_SHA256_FIXED),
     (Algorithm::ES384, &algorithms::ECDSA_P384_SHA384_FIXED),

@@ -2,7 +2,7 @@
 //!
 //! This is the one file that turns stored bytes into blocks, for slices, derived results, statistics and `verify`:
 //! determine the size, take the memory, decode, own the elements. Its callers differ in what they may wait for and in
-//! what becomes of the block:
+//! the use of the block:
 //!
 //! | caller | waits | block |
 //! |---|---|---|

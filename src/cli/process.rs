@@ -1,5 +1,5 @@
-//! What the commands share: their runtime, the signals that end them, their output on a terminal, and their exit
-//! status.
+//! Process-wide parts of the commands: the runtime, the signals that end a command, output on a terminal, and exit
+//! statuses.
 
 use std::borrow::Cow;
 use std::future::Future;

@@ -47,7 +47,7 @@ pub(super) struct DynamicThresholdPool {
 
 impl DynamicThresholdPool {
     /// Creates a pool in which each address may hold as many bytes as are left free. Each of its connections may hold
-    /// what its address may still take, divided by `connection_divisor`, or all of that if `divisor` is 0.
+    /// what its address may still take, divided by `connection_divisor`, or all of that if `connection_divisor` is 0.
     pub(super) fn new(pool: ConnectionPoolLabel, capacity_bytes: usize, connection_divisor: usize) -> Self {
         Self {
             capacity_bytes,

@@ -49,7 +49,7 @@ pub(crate) struct SliceResponsePlan {
     pub(crate) content_coding: Option<ContentCoding>,
 }
 
-/// What encoding a response takes in addition to the samples.
+/// Memory and header that encoding a response takes in addition to the samples.
 #[derive(Clone, Copy)]
 struct EncodingCost {
     /// Memory of the encoder, in bytes.
