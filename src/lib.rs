@@ -73,13 +73,13 @@
 //!    path, then decodes each segment once; the first segment names the endpoint.
 //! 2. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
 //! 3. [`Container::dataset_and_axes`](container::Container::dataset_and_axes) returns the attributes.
-//! 4. [`read::plan_sparse_slice`] decides from sizes alone, if it can: as a whole, in bands, or 413.
-//! 5. [`read::read_pieces`] takes a permit of the slice budget, looks up the blocks, loads those that are not cached
-//!    (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
+//! 4. [`SlicePlanner`](read::SlicePlanner) decides from sizes alone, if it can: as a whole, in bands, or 413.
+//! 5. [`SliceReader::read_pieces`](read::SliceReader::read_pieces) takes a permit of the slice budget, looks up the
+//!    blocks, loads those that are not cached (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
 //!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
-//! 6. [`Format::header`](output::Format::header) makes the bytes before the elements, and the response is sent.
-//!    [`read::read_slice`] and [`Format::encode`](output::Format::encode) take the places of these two if the elements
-//!    must be converted or encoded.
+//! 6. [`Format::header`](output::Format::header) makes the bytes before the elements, and the response is sent. If the
+//!    elements must be converted or encoded, [`SliceReader::read_whole`](read::SliceReader::read_whole) and
+//!    [`Format::encode`](output::Format::encode) take the places of these two.
 
 pub mod access;
 pub mod cache;

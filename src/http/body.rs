@@ -142,7 +142,7 @@ impl BandReader {
         let band =
             read::next_band(&self.container, self.freshness, &mut self.slice, self.send_wait, self.transform.clone())
                 .await?;
-        let band = band.map(|(pieces, _)| {
+        let band = band.map(|pieces| {
             let trimmed = pieces.into_iter().map(|mut piece| {
                 let skipped_bytes = usize::try_from(self.bytes_to_skip).unwrap_or(usize::MAX).min(piece.len());
                 self.bytes_to_skip = self.bytes_to_skip.saturating_sub(skipped_bytes as u64);

@@ -1,5 +1,5 @@
-//! A requested slice: the admission of its response, which is decided before a block is read, and the encoding of the
-//! elements when they have been read.
+//! A requested slice: the plan of its response, which is made before a block is read, and the encoding of the elements
+//! when they have been read.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -14,7 +14,7 @@ use crate::http::problem::{self, Problem};
 use crate::http::query::numpy_index::Selection;
 use crate::http::query::slice_query::SliceQuery;
 use crate::output::{self, EncodeOptions, EncodedPiece, Format};
-use crate::read::{self, PlannedSlice, SliceDelivery, Streaming};
+use crate::read::{self, PlanError, PlannedSlice, SliceDelivery, SlicePlanner, Streaming};
 use crate::runtime::cpu_pool::Priority;
 use crate::telemetry::{metrics, trace};
 use n5_format::{Array, Coords, DataType, Region};
@@ -98,23 +98,34 @@ impl SliceRequest {
     ) -> Result<SliceResponsePlan, Problem> {
         let region = &self.selection.region;
         let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
-        let delivery = self.delivery(cost, is_rate_limited, false);
-        let limit_bytes = read::max_buffered_bytes(container);
-        let planned = read::plan_sparse_slice(container, freshness, &self.dataset, region.clone(), &delivery).await?;
-        let admitted = planned.map_err(Problem::from).and_then(|slice| self.admit(slice, cost, limit_bytes));
-        let (mut slice, mut extra_bytes) =
-            admitted.map_err(|problem| problem.with_piece_hint(self.admitted_piece_shape(container).as_deref()))?;
+        let planner = self.planner(container, self.delivery(cost, is_rate_limited, false));
+        let planned = match planner.plan_sparse(region.clone(), freshness).await {
+            Ok(slice) => self.check_memory(container, &slice, cost).map(|()| slice),
+            Err(PlanError::Refused(refusal)) => Err(refusal.into()),
+            Err(PlanError::Read(error)) => return Err(error.into()),
+        };
+        let mut slice =
+            planned.map_err(|problem| problem.with_piece_hint(self.acceptable_piece_shape(container).as_deref()))?;
         // If slow clients hold the memory for a whole response, a streamed one need not wait for them.
-        if may_stream_early && !slice.is_streamed() && !read::has_capacity_for(container, &slice, extra_bytes) {
-            let delivery = self.delivery(cost, false, true);
-            let streamed = read::plan_converted_slice(container, &self.dataset, region.clone(), &delivery).ok();
-            let admitted = streamed
-                .filter(PlannedSlice::is_streamed)
-                .and_then(|streamed| self.admit(streamed, cost, limit_bytes).ok());
-            (slice, extra_bytes) = admitted.unwrap_or((slice, extra_bytes));
+        if may_stream_early
+            && !slice.is_streamed()
+            && !read::has_capacity_for(container, &slice, self.extra_bytes(&slice, cost))
+        {
+            let planner = self.planner(container, self.delivery(cost, false, true));
+            if let Ok(streamed) = planner.plan(region.clone())
+                && streamed.is_streamed()
+                && self.check_memory(container, &streamed, cost).is_ok()
+            {
+                slice = streamed;
+            }
         }
+        let extra_bytes = self.extra_bytes(&slice, cost);
         let content_coding = self.content_coding.filter(|_| !slice.is_streamed());
         Ok(SliceResponsePlan { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, content_coding })
+    }
+
+    fn planner<'a>(&'a self, container: &'a Container, delivery: SliceDelivery<'a>) -> SlicePlanner<'a> {
+        SlicePlanner { container, dataset: &self.dataset, delivery }
     }
 
     /// Returns what encoding the samples of `region` takes.
@@ -122,16 +133,17 @@ impl SliceRequest {
     /// # Errors
     /// A message to the client if the format cannot represent these samples.
     fn encoding_cost(&self, region: &Region) -> Result<EncodingCost, String> {
-        let (data_type, options) = (&self.data_type, &self.options);
-        let shape = self.selection.kept(region.shape());
-        self.format.accepts(&shape, data_type, options)?;
-        let header_bytes = self.format.header(&shape, data_type, options).map(|header| header.len() as u64);
-        Ok(EncodingCost { extra_bytes: self.format.extra_bytes(&shape, data_type, options), header_bytes })
+        let Self { format, data_type, options, selection, .. } = self;
+        let shape = selection.kept(region.shape());
+        format.accepts(&shape, data_type, options)?;
+        let header_bytes = format.header(&shape, data_type, options).map(|header| header.len() as u64);
+        Ok(EncodingCost { extra_bytes: format.extra_bytes(&shape, data_type, options), header_bytes })
     }
 
     /// Returns how the response may be sent. Only a format whose elements follow a header can be streamed.
     fn delivery(&self, cost: EncodingCost, is_rate_limited: bool, must_stream: bool) -> SliceDelivery<'_> {
-        let (is_streamable, prefix_bytes) = (cost.header_bytes.is_some(), cost.counted_header_bytes());
+        let is_streamable = cost.header_bytes.is_some();
+        let prefix_bytes = cost.counted_header_bytes();
         let has_small_bands = is_rate_limited && prefix_bytes == 0 && self.content_coding.is_none();
         let streaming = match is_streamable {
             false => Streaming::Never,
@@ -147,25 +159,29 @@ impl SliceRequest {
         }
     }
 
-    /// Admits a planned slice if its response can be made within `limit_bytes` bytes. Returns it with the bytes of
-    /// memory that encoding takes.
+    /// Returns the bytes of memory that encoding `slice` takes in addition to its samples.
+    fn extra_bytes(&self, slice: &PlannedSlice, cost: EncodingCost) -> u64 {
+        if self.content_coding.is_none() || slice.is_streamed() {
+            return cost.extra_bytes;
+        }
+        let encoded_bytes = slice.bytes().saturating_add(cost.extra_bytes);
+        cost.extra_bytes.saturating_add(compress::compression_bytes(encoded_bytes))
+    }
+
+    /// Checks that there can be enough memory for the response.
     ///
     /// # Errors
-    /// 413 if it cannot.
-    fn admit(&self, slice: PlannedSlice, cost: EncodingCost, limit_bytes: u64) -> Result<(PlannedSlice, u64), Problem> {
-        let mut extra_bytes = cost.extra_bytes;
-        if self.content_coding.is_some() && !slice.is_streamed() {
-            extra_bytes =
-                extra_bytes.saturating_add(compress::compression_bytes(slice.bytes().saturating_add(extra_bytes)));
-        }
+    /// 413 if there cannot.
+    fn check_memory(&self, container: &Container, slice: &PlannedSlice, cost: EncodingCost) -> Result<(), Problem> {
+        let limit_bytes = read::max_buffered_bytes(container);
         // The bands fit the memory that they are given. Only the header's share of it must be checked.
         let needed_bytes = if cost.header_bytes.is_some() && slice.is_streamed() {
             cost.counted_header_bytes().saturating_mul(HEADER_SHARE_DIVISOR)
         } else {
-            slice.memory_bytes().saturating_add(extra_bytes)
+            slice.memory_bytes().saturating_add(self.extra_bytes(slice, cost))
         };
         if needed_bytes <= limit_bytes {
-            return Ok((slice, extra_bytes));
+            return Ok(());
         }
         let streamed_formats: Vec<&str> = output::FORMATS
             .iter()
@@ -181,16 +197,15 @@ impl SliceRequest {
         Err(Problem::too_large(detail, limit_bytes))
     }
 
-    /// Halves the region until a part of this shape is admitted in this format, wherever in the dataset it lies.
-    /// Returns the shape; `None` if not even a single sample is admitted.
-    fn admitted_piece_shape(&self, container: &Container) -> Option<Coords> {
-        let limit_bytes = read::max_buffered_bytes(container);
-        read::shrink_until_accepted(&self.selection.region, self.dataset.attributes.grid(), |part| {
-            self.encoding_cost(part).is_ok_and(|cost| {
-                let planned = read::plan_part(container, &self.dataset, part, &self.delivery(cost, false, false));
-                planned.is_ok_and(|slice| !slice.is_streamed() && self.admit(slice, cost, limit_bytes).is_ok())
-            })
-        })
+    /// Halves the region until a part of this shape is acceptable in this format, wherever in the dataset it lies.
+    /// Returns the shape; `None` if not even a single sample is acceptable.
+    fn acceptable_piece_shape(&self, container: &Container) -> Option<Coords> {
+        let is_acceptable = |part: &Region| {
+            let Ok(cost) = self.encoding_cost(part) else { return false };
+            let planned = self.planner(container, self.delivery(cost, false, false)).plan_anywhere(part);
+            planned.is_ok_and(|slice| !slice.is_streamed() && self.check_memory(container, &slice, cost).is_ok())
+        };
+        read::shrink_until_accepted(&self.selection.region, self.dataset.attributes.grid(), is_acceptable)
     }
 }
 
@@ -240,24 +255,29 @@ pub(crate) async fn encode_slice(
     pieces: Vec<Bytes>,
     memory: MemoryPermit,
 ) -> Result<Vec<Bytes>, Problem> {
-    let (is_encoded, is_verbatim) = (plan.is_encoded(), plan.is_verbatim());
+    let is_encoded = plan.is_encoded();
+    let is_verbatim = plan.is_verbatim();
     let SliceResponsePlan { request, slice, content_coding, .. } = plan;
-    let (format, data_type, options) = (request.format, request.data_type, request.options);
-    let (shape, dataset_id) = (request.selection.shape(), slice.dataset_id());
+    let SliceRequest { format, data_type, options, selection, .. } = request;
+    let shape = selection.shape();
     if is_verbatim {
         return Ok(format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect());
     }
     let data = pieces.into_iter().next().unwrap_or_default();
-    if content_coding.is_none() && !slice.is_converted() && format.piece_count(&shape, &data_type, &options) > 1 {
-        let array = Array { shape, data_type, data };
-        return encode_in_parallel(container, dataset_id, format, array, (options, memory)).await;
+    let array = Array { shape, data_type, data };
+    if content_coding.is_none()
+        && !slice.is_converted()
+        && format.piece_count(&array.shape, &array.data_type, &options) > 1
+    {
+        let encoding = ArrayEncoding { format, array, options };
+        return encode_in_parallel(container, slice.dataset_id(), encoding, memory).await;
     }
-    let len = data.len();
+    let dataset_id = slice.dataset_id();
+    let priority = Priority::for_input_bytes(array.data.len());
     // The job holds its memory permit, because it continues if the client disconnects.
     let encode = timed(format.name(), move || -> Result<Vec<Bytes>, Problem> {
-        let data = slice.convert(data).map_err(ReadError::from)?;
-        let array = Array { shape, data_type, data };
-        let mut parts = format.encode(&array, &options).map_err(Problem::internal)?;
+        let data = slice.convert(array.data).map_err(ReadError::from)?;
+        let mut parts = format.encode(&Array { data, ..array }, &options).map_err(Problem::internal)?;
         if let Some(coding) = content_coding {
             parts = vec![coding.compress(&parts).map_err(Problem::internal)?];
         }
@@ -270,8 +290,14 @@ pub(crate) async fn encode_slice(
     if !is_encoded {
         return encode();
     }
-    let cpu = container.resources().cpu();
-    cpu.run(Priority::for_input_bytes(len), dataset_id, encode).await.map_err(ReadError::from)?
+    container.resources().cpu().run(priority, dataset_id, encode).await.map_err(ReadError::from)?
+}
+
+/// An array and the encoding that is made of it.
+struct ArrayEncoding {
+    format: &'static dyn Format,
+    array: Array,
+    options: EncodeOptions,
 }
 
 /// Encodes the pieces of a response in parallel, on all available cores. `dataset_id` identifies the dataset in the CPU
@@ -279,17 +305,20 @@ pub(crate) async fn encode_slice(
 async fn encode_in_parallel(
     container: &Container,
     dataset_id: u64,
-    format: &'static dyn Format,
-    array: Array,
-    (options, memory): (EncodeOptions, MemoryPermit),
+    encoding: ArrayEncoding,
+    memory: MemoryPermit,
 ) -> Result<Vec<Bytes>, Problem> {
-    let piece_numbers = 0..format.piece_count(&array.shape, &array.data_type, &options);
+    let ArrayEncoding { format, array, options } = &encoding;
+    let format = *format;
+    let piece_numbers = 0..format.piece_count(&array.shape, &array.data_type, options);
     // The jobs own their memory permit, because they continue when the client has disconnected.
-    let (array, memory) = (Arc::new((array, options)), Arc::new(memory));
+    let encoding = Arc::new(encoding);
+    let memory = Arc::new(memory);
     let jobs = piece_numbers.map(|number| {
-        let (array, memory) = (Arc::clone(&array), Arc::clone(&memory));
+        let encoding = Arc::clone(&encoding);
+        let memory = Arc::clone(&memory);
         container.resources().cpu().run(Priority::Low, dataset_id, move || {
-            let (array, options) = &*array;
+            let ArrayEncoding { array, options, .. } = &*encoding;
             timed(format.name(), || format.encode_piece(number, &|bytes| memory.pooled_buffer(bytes), array, options))()
         })
     });

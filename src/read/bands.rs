@@ -39,6 +39,21 @@ impl ElementWidths {
     }
 }
 
+/// Samples of a dataset, the blocks that hold them, and the size of each sample.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct SliceGeometry<'a> {
+    pub(crate) region: &'a Region,
+    pub(crate) grid: &'a BlockGrid,
+    pub(crate) widths: ElementWidths,
+}
+
+impl SliceGeometry<'_> {
+    /// Returns the size of all samples as sent, in bytes; `None` if it exceeds 64 bits.
+    pub(crate) fn sent_bytes(&self) -> Option<u64> {
+        self.region.elements().and_then(|elements| elements.checked_mul(self.widths.sent))
+    }
+}
+
 /// Iterator over the parts of a region in the order of its elements. Each part is assembled and sent as one.
 ///
 /// A band is one whole layer of blocks, or several where layers are thin. Where a layer exceeds the size of a band, a
@@ -66,13 +81,10 @@ pub struct Bands {
 }
 
 impl Bands {
-    pub(crate) fn new(
-        region: &Region,
-        grid: &BlockGrid,
-        widths: ElementWidths,
-        budget_bytes: u64,
-        first_part_bytes: u64,
-    ) -> Option<Self> {
+    /// Creates the bands of a slice. Each takes at most `budget_bytes` of memory, and the first one touches about
+    /// `first_part_bytes` of blocks. Returns `None` if not even one element fits.
+    pub(crate) fn new(geometry: SliceGeometry<'_>, budget_bytes: u64, first_part_bytes: u64) -> Option<Self> {
+        let SliceGeometry { region, grid, widths } = geometry;
         let mut plane_bytes = widths.in_memory;
         let mut cut = None;
         for axis in 0..region.rank() {
@@ -93,7 +105,7 @@ impl Bands {
             next_bytes: INITIAL_BAND_BYTES.min(budget_bytes),
             done_bytes: 0,
             min_depth: 1,
-            first_plane_parts: first_plane_parts(region, grid, widths.stored, axis, first_part_bytes),
+            first_plane_parts: first_plane_parts(geometry, axis, first_part_bytes),
             is_done: false,
         };
         if !bands.first_plane_parts.is_empty() {
@@ -232,24 +244,16 @@ impl Iterator for Bands {
 /// whole plane touches few blocks.
 ///
 /// The blocks of the first layer are touched by several parts, at most one more than there are axes.
-fn first_plane_parts(
-    region: &Region,
-    grid: &BlockGrid,
-    width: u64,
-    cut_axis: usize,
-    first_part_bytes: u64,
-) -> Vec<Region> {
+fn first_plane_parts(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_bytes: u64) -> Vec<Region> {
+    let SliceGeometry { region, grid, widths } = geometry;
     let size = |axis: usize| grid.block_size()[axis].min(grid.dimensions()[axis]).max(1);
-    let block_bytes = (0..region.rank()).map(size).fold(width, u64::saturating_mul).max(1);
-    let in_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
-    let layers = |axis: usize| region.shape()[axis].div_ceil(in_block(axis));
-    let mut plane = region.clone();
-    for axis in cut_axis..region.rank() {
-        plane = plane.narrow(axis, 0, 1);
-    }
+    let block_bytes = (0..region.rank()).map(size).fold(widths.stored, u64::saturating_mul).max(1);
+    let samples_per_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
+    let layers = |axis: usize| region.shape()[axis].div_ceil(samples_per_block(axis));
     // Axes below `split_axis` are taken whole by the first part. `touched_bytes` is the size of its blocks with one
-    // layer along the other axes.
-    let (mut split_axis, mut touched_bytes) = (0, block_bytes);
+    // layer along all further axes.
+    let mut split_axis = 0;
+    let mut touched_bytes = block_bytes;
     // With one layer of blocks along an axis, further samples touch no further blocks.
     while split_axis < cut_axis
         && (layers(split_axis) == 1 || touched_bytes.saturating_mul(layers(split_axis)) <= first_part_bytes)
@@ -260,27 +264,23 @@ fn first_plane_parts(
     if split_axis == cut_axis || region.elements() == Some(0) {
         return Vec::new();
     }
-    let first_samples =
-        in_block(split_axis).saturating_mul((first_part_bytes / touched_bytes).max(1)).min(region.shape()[split_axis]);
-    let mut parts = Vec::new();
-    // Number of samples that earlier parts take: `first_samples` along `split_axis`, one along each axis above it.
+    // Samples `from .. from + count` of `axis`, and one sample of every slower axis.
+    let part = |axis: usize, from: u64, count: u64| {
+        let one_sample = (axis + 1..region.rank()).fold(region.clone(), |part, slower| part.narrow(slower, 0, 1));
+        one_sample.narrow(axis, from, count)
+    };
+    let blocks = (first_part_bytes / touched_bytes).max(1);
+    let first_samples = samples_per_block(split_axis).saturating_mul(blocks).min(region.shape()[split_axis]);
+    let mut parts = vec![part(split_axis, 0, first_samples)];
+    // Number of samples that earlier parts take: `first_samples` along `split_axis`, one along each slower axis.
     let mut covered_samples = first_samples;
     for axis in split_axis..cut_axis {
         let remaining = region.shape()[axis].saturating_sub(covered_samples);
-        let mut part = plane.narrow(axis, covered_samples, remaining);
-        for slower_axis in axis + 1..cut_axis {
-            part = part.narrow(slower_axis, 0, 1);
-        }
         if remaining > 0 {
-            parts.push(part);
+            parts.push(part(axis, covered_samples, remaining));
         }
         covered_samples = 1;
     }
-    let mut part = plane.narrow(split_axis, 0, first_samples);
-    for slower_axis in split_axis + 1..cut_axis {
-        part = part.narrow(slower_axis, 0, 1);
-    }
-    parts.insert(0, part);
     parts.reverse();
     parts
 }
@@ -324,7 +324,7 @@ mod tests {
         widths: ElementWidths,
         limits: SliceLimits,
     ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-        plan::plan(region, grid, widths, limits, CostAssumptions::default())
+        plan::plan(SliceGeometry { region, grid, widths }, limits, CostAssumptions::default())
     }
 
     /// Returns the shape of a part that is accepted wherever it lies.
@@ -332,7 +332,7 @@ mod tests {
         let accepts = |part: &Region| {
             let assumptions =
                 CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
-            plan::plan(part, grid, widths, limits, assumptions).is_ok()
+            plan::plan(SliceGeometry { region: part, grid, widths }, limits, assumptions).is_ok()
         };
         shrink_until_accepted(region, grid, accepts).unwrap()
     }
@@ -493,13 +493,9 @@ mod tests {
         let region = Region::whole(grid.dimensions());
         let plan = |existing_blocks| {
             let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
-            plan::plan(
-                &region,
-                &grid,
-                ElementWidths::new(1, None),
-                SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) },
-                assumptions,
-            )
+            let geometry = SliceGeometry { region: &region, grid: &grid, widths: ElementWidths::new(1, None) };
+            let limits = SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) };
+            plan::plan(geometry, limits, assumptions)
         };
         let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
         assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");
@@ -515,7 +511,8 @@ mod tests {
     fn uncompressed_blocks_count_only_the_bytes_that_are_read() {
         let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
             let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
-            plan::plan(region, grid, ElementWidths::new(1, None), limits_for_budget(16 << 20), assumptions)
+            let geometry = SliceGeometry { region, grid, widths: ElementWidths::new(1, None) };
+            plan::plan(geometry, limits_for_budget(16 << 20), assumptions)
         };
         let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
         assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());
@@ -588,7 +585,8 @@ mod tests {
             ).unwrap();
             let strides: Vec<u64> = region.shape().iter().scan(1, |n, s| { let at = *n; *n *= s; Some(at) }).collect();
             let mut next = 0;
-            if let Some(bands) = Bands::new(&region, &grid, ElementWidths::new(1, None), budget, opening) {
+            let geometry = SliceGeometry { region: &region, grid: &grid, widths: ElementWidths::new(1, None) };
+            if let Some(bands) = Bands::new(geometry, budget, opening) {
                 let mut bands = bands.with_max_decodes(times, &grid);
                 bands.next_bytes = 1;
                 let mut paces = paces.iter().cycle();

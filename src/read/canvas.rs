@@ -109,6 +109,11 @@ impl Canvas {
         Self { grid, width, region, axis, slabs, budget: budget.clone() }
     }
 
+    /// Returns the region whose samples the canvas holds.
+    pub(crate) fn region(&self) -> &Region {
+        &self.region
+    }
+
     /// Pastes the block at `position` into the slabs that it overlaps. Concurrent jobs lock one slab at a time.
     pub(crate) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
         let (grid, width) = (&self.grid, self.width);

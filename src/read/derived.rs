@@ -7,9 +7,9 @@ use std::sync::Arc;
 use bytes::Bytes;
 use futures_util::FutureExt;
 
-use super::gather::read_slice_for;
 use super::plan::PlannedSlice;
 use super::read_stats::{Fingerprint, fingerprint};
+use super::slice_reader::{ReadPurpose, SliceRead, SliceReader};
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness};
 use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
@@ -54,7 +54,7 @@ pub struct DerivedBytes {
 /// none of the blocks exists. Concurrent requests share one derivation. Errors are not cached.
 ///
 /// # Errors
-/// As [`read_slice`](super::read_slice); [`ReadError::NotRepresentable`] when the derivation fails.
+/// As [`SliceReader::read_whole`]; [`ReadError::NotRepresentable`] when the derivation fails.
 pub async fn read_derived(
     container: &Container,
     freshness: Freshness,
@@ -62,7 +62,7 @@ pub async fn read_derived(
     derivation: &Derivation,
 ) -> Result<Option<DerivedBytes>, ReadError> {
     let id = derivation.id ^ slice.region_hash();
-    let source = DerivedSource { container, freshness, slice, derivation };
+    let source = DerivedSource { reader: SliceReader { container, freshness, slice }, derivation };
     let entries = &container.resources.objects.entries;
     let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
     Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
@@ -74,14 +74,9 @@ pub async fn read_derived(
 }
 
 /// Returns true if the blocks that `entry` was derived from are still those in the store.
-async fn is_unchanged(
-    container: &Container,
-    freshness: Freshness,
-    entry: &ObjectEntry,
-    slice: &PlannedSlice,
-) -> Result<bool, ReadError> {
+async fn is_unchanged(reader: SliceReader<'_>, entry: &ObjectEntry) -> Result<bool, ReadError> {
     let checked_at = freshness::now();
-    let current = fingerprint(container, freshness, slice).await?;
+    let current = fingerprint(reader.container, reader.freshness, reader.slice).await?;
     let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
     if is_unchanged {
         entry.validated_at.touch(checked_at);
@@ -89,19 +84,22 @@ async fn is_unchanged(
     Ok(is_unchanged)
 }
 
+/// Reads the slice and derives the result, on behalf of all requests that wait for `flight`.
 async fn derive(
-    container: &Container,
-    freshness: Freshness,
-    slice: &PlannedSlice,
+    reader: SliceReader<'_>,
     derivation: &Derivation,
     flight: FlightHandle,
 ) -> Result<ObjectEntry, ReadError> {
-    let (data, mut memory, stats) = read_slice_for(container, freshness, slice, derivation.extra_bytes, false).await?;
+    let resources = &reader.container.resources;
+    let read = reader.read_whole(derivation.extra_bytes, ReadPurpose::Derivation).await?;
+    let SliceRead { pieces, mut memory, stats } = read;
+    let data = pieces.into_iter().next().unwrap_or_default();
     let checked_at = stats.oldest_check.unwrap_or(0);
     if stats.fingerprint.blocks == 0 {
         return Ok(ObjectEntry::missing(false, checked_at));
     }
-    let (apply, priority) = (Arc::clone(&derivation.apply), Priority::for_input_bytes(data.len()));
+    let apply = Arc::clone(&derivation.apply);
+    let priority = Priority::for_input_bytes(data.len());
     // The job owns its inputs. It runs to its end even without waiters, and its result should be cached then, too.
     let job = move || {
         flight.detach();
@@ -114,10 +112,11 @@ async fn derive(
     // Elements that are sent unchanged take no time.
     let result = match derivation.extra_bytes {
         0 => job(),
-        _ => container.resources.cpu.run(priority, slice.dataset.id, job).await?,
+        _ => resources.cpu.run(priority, reader.slice.dataset.id, job).await?,
     };
     let (bytes, memory, is_new_buffer) = result?;
-    let (Fingerprint { etags_hash, versions_hash, .. }, len) = (stats.fingerprint, bytes.len() as u64);
+    let len = bytes.len() as u64;
+    let Fingerprint { etags_hash, versions_hash, .. } = stats.fingerprint;
     let meta = ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
     // Unchanged elements belong to another budget, whose permit must not live on in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
@@ -125,21 +124,20 @@ async fn derive(
     }
     // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
     // waits for the slice budget.
-    let permit = container.resources.objects.entries.take(len).await?;
+    let permit = resources.objects.entries.take(len).await?;
     Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
 }
 
 /// The blocks of a slice as the source of a derived result.
 struct DerivedSource<'a> {
-    container: &'a Container,
-    freshness: Freshness,
-    slice: &'a PlannedSlice,
+    reader: SliceReader<'a>,
     derivation: &'a Derivation,
 }
 
 impl EntrySource<ObjectEntry> for DerivedSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
-        is_unchanged(self.container, self.freshness.nonblocking(), entry, self.slice).now_or_never()?.ok()
+        let reader = SliceReader { freshness: self.reader.freshness.nonblocking(), ..self.reader };
+        is_unchanged(reader, entry).now_or_never()?.ok()
     }
 
     fn load(
@@ -147,15 +145,18 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
         stale: Option<Arc<ObjectEntry>>,
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
-        let (container, freshness) = (self.container.clone(), self.freshness);
-        let (slice, derivation) = (self.slice.clone(), self.derivation.clone());
+        let container = self.reader.container.clone();
+        let freshness = self.reader.freshness;
+        let slice = self.reader.slice.clone();
+        let derivation = self.derivation.clone();
         async move {
+            let reader = SliceReader { container: &container, freshness, slice: &slice };
             if let Some(stale) = stale
-                && is_unchanged(&container, freshness, &stale, &slice).await?
+                && is_unchanged(reader, &stale).await?
             {
                 return Ok(stale);
             }
-            Ok(Arc::new(derive(&container, freshness, &slice, &derivation, flight).await?))
+            Ok(Arc::new(derive(reader, &derivation, flight).await?))
         }
     }
 }

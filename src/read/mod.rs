@@ -4,20 +4,21 @@ mod bands;
 mod canvas;
 mod check;
 mod derived;
+mod existing_blocks;
 mod gather;
 mod nonblocking_gather;
 mod partial_reads;
 mod plan;
 mod read_stats;
 mod sample;
+mod slice_reader;
 
 pub use bands::{Bands, shrink_until_accepted};
 pub use check::{ValidBlock, check_block};
 pub use derived::{Derivation, DerivedBytes, read_derived};
-pub use gather::{PieceTransform, next_band, read_pieces, read_slice};
 pub use plan::{
-    PlannedSlice, SliceDelivery, SliceRefusal, Streaming, has_capacity_for, max_buffered_bytes, plan_converted_slice,
-    plan_part, plan_slice, plan_sparse_slice,
+    PlanError, PlannedSlice, SliceDelivery, SlicePlanner, SliceRefusal, Streaming, has_capacity_for, max_buffered_bytes,
 };
 pub use read_stats::{Fingerprint, ReadStats, fingerprint};
 pub use sample::{SamplePlan, SampleStatistics, plan_sample, sample_statistics};
+pub use slice_reader::{PieceTransform, ReadPurpose, SliceRead, SliceReader, next_band};

@@ -11,6 +11,7 @@
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
+use std::vec;
 
 use bytes::Bytes;
 use futures_util::future::try_join_all;
@@ -74,22 +75,28 @@ pub(crate) struct GatherContext {
     pub(crate) sample_bytes: u64,
 }
 
-/// State of one job: buffers that it reuses for every block, and its results.
-#[derive(Default)]
-struct JobScratch {
-    file: Vec<u8>,
-    buffers: DecodeBuffers,
-    /// Reader of the page cache; dropped when the quantum is over.
-    reader: Option<Box<dyn NonblockingReader>>,
-    /// Permit of the decode budget for both buffers.
-    permit: Option<Permit>,
-    deferred: Vec<GridPosition>,
-    stats: ReadStats,
-    /// Expires when no request waits for the slice any more.
-    requester: Weak<()>,
+/// State of one job: the queue that it works on, buffers that it reuses for every block, and its results.
+struct PasteJob {
+    /// Blocks that no job has taken yet.
+    queue: Arc<Mutex<vec::IntoIter<PasteItem>>>,
     /// The job takes blocks from the end of the queue, so that two jobs paste into different slabs instead of waiting
     /// for each other.
     from_end: bool,
+    priority: Priority,
+    /// Expires when no request waits for the slice any more.
+    requester: Weak<()>,
+    /// Bytes of the last file that was read, and its metadata; `None` if it did not exist.
+    file: Vec<u8>,
+    file_meta: Option<ObjectMeta>,
+    buffers: DecodeBuffers,
+    /// Permit of the decode budget for both buffers.
+    permit: Option<Permit>,
+    /// Reader of the page cache; dropped when the quantum is over.
+    reader: Option<Box<dyn NonblockingReader>>,
+    /// Times of the current block.
+    times: LoadTimes,
+    deferred: Vec<GridPosition>,
+    stats: ReadStats,
 }
 
 impl GatherContext {
@@ -99,10 +106,7 @@ impl GatherContext {
         items: Vec<PasteItem>,
         stats: &mut ReadStats,
     ) -> Result<Vec<GridPosition>, ReadError> {
-        let misses = items.iter().filter(|item| matches!(item, PasteItem::Miss { .. })).count() as u64;
-        let hits = (items.len() as u64).saturating_sub(misses);
-        let bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
-        let bytes = bytes.saturating_add(self.block_bytes.saturating_mul(misses));
+        let misses = items.iter().filter(|item| matches!(item, PasteItem::Miss { .. })).count();
         if misses == 0 && self.sample_bytes <= INLINE_PASTE_BYTES {
             for item in &items {
                 if let PasteItem::Hit(position, entry) = item {
@@ -113,86 +117,89 @@ impl GatherContext {
             tokio::task::consume_budget().await;
             return Ok(Vec::new());
         }
-        let jobs = usize::try_from(bytes / BYTES_PER_JOB).unwrap_or(usize::MAX).clamp(1, items.len().max(1));
-        let jobs = jobs.min(self.blocks.cpu.cores());
+        let job_count = self.job_count(items.len(), misses);
         // Cached blocks do not wait behind decoding jobs.
         let priority = if misses == 0 { Priority::High } else { Priority::Low };
         let queue = Arc::new(Mutex::new(items.into_iter()));
         let requester = Arc::new(());
-        let (queue, requester) = (&queue, &requester);
-        let job = |number: usize| async move {
-            let mut scratch = JobScratch { from_end: number % 2 == 1, ..JobScratch::default() };
-            loop {
-                let (context, queue, requester) = (Arc::clone(self), Arc::clone(queue), Arc::downgrade(requester));
-                let quantum = move |lease: &CoreLease| {
-                    scratch.requester.clone_from(&requester);
-                    let has_more = context.run_quantum(&queue, lease, &mut scratch, priority);
-                    scratch.reader = None;
-                    if !has_more {
-                        // The memory that a codec keeps, much of it in liblzma, is freed here and not on the thread
-                        // that serves requests.
-                        scratch.buffers.scratch = Scratch::default();
-                    }
-                    // Dropped before the job reports its end, so that the caller then has the only reference to the
-                    // canvas.
-                    drop(context);
-                    (scratch, has_more)
-                };
-                let has_more;
-                (scratch, has_more) = self.blocks.cpu.run_cooperative(priority, self.dataset.id, quantum).await?;
-                self.blocks.entries.evict_surplus().await;
-                if !has_more {
-                    return Ok::<JobScratch, ReadError>(scratch);
-                }
-            }
-        };
+        let jobs = (0..job_count).map(|number| {
+            let job = PasteJob::new(Arc::clone(&queue), number % 2 == 1, priority, Arc::downgrade(&requester));
+            self.run_job(job)
+        });
         let mut deferred = Vec::new();
-        for mut scratch in try_join_all((0..jobs).map(job)).await? {
-            stats.merge(&scratch.stats);
-            deferred.append(&mut scratch.deferred);
-            scratch.return_buffers(&self.blocks);
+        for mut job in try_join_all(jobs).await? {
+            stats.merge(&job.stats);
+            deferred.append(&mut job.deferred);
+            job.return_buffers(&self.blocks);
         }
         Ok(deferred)
     }
 
-    /// Processes blocks from `queue` until it is empty or the quantum is over. Returns true if there may be more.
-    fn run_quantum(
-        &self,
-        queue: &Mutex<std::vec::IntoIter<PasteItem>>,
-        lease: &CoreLease,
-        scratch: &mut JobScratch,
-        priority: Priority,
-    ) -> bool {
+    /// Returns the number of jobs for `items` blocks, of which `misses` are not cached.
+    fn job_count(&self, items: usize, misses: usize) -> usize {
+        let hits = items.saturating_sub(misses) as u64;
+        let hit_bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
+        let bytes = hit_bytes.saturating_add(self.block_bytes.saturating_mul(misses as u64));
+        let jobs = usize::try_from(bytes / BYTES_PER_JOB).unwrap_or(usize::MAX).clamp(1, items.max(1));
+        jobs.min(self.blocks.cpu.cores())
+    }
+
+    /// Runs a job in quanta until the queue is empty.
+    async fn run_job(self: &Arc<Self>, mut job: PasteJob) -> Result<PasteJob, ReadError> {
+        loop {
+            let context = Arc::clone(self);
+            let priority = job.priority;
+            let quantum = move |lease: &CoreLease| {
+                let has_more = context.run_quantum(&mut job, lease);
+                job.reader = None;
+                if !has_more {
+                    // The memory that a codec keeps, much of it in liblzma, is freed here and not on the thread that
+                    // serves requests.
+                    job.buffers.scratch = Scratch::default();
+                }
+                // Dropped before the job reports its end, so that the caller then has the only reference to the canvas.
+                drop(context);
+                (job, has_more)
+            };
+            let has_more;
+            (job, has_more) = self.blocks.cpu.run_cooperative(priority, self.dataset.id, quantum).await?;
+            self.blocks.entries.evict_surplus().await;
+            if !has_more {
+                return Ok(job);
+            }
+        }
+    }
+
+    /// Processes blocks from the queue until it is empty or the quantum is over. Returns true if there may be more.
+    fn run_quantum(&self, job: &mut PasteJob, lease: &CoreLease) -> bool {
         let mut started = Instant::now();
         loop {
             // A job whose client has disconnected does not delay the next client for the rest of a quantum.
-            if scratch.requester.strong_count() == 0 {
+            if job.requester.strong_count() == 0 {
                 return true;
             }
-            let mut items = queue.lock().unwrap_or_else(PoisonError::into_inner);
-            let next = if scratch.from_end { items.next_back() } else { items.next() };
-            drop(items);
-            let Some(item) = next else { return false };
-            match item {
-                PasteItem::Hit(position, entry) => self.paste_entry(&position, &entry, &mut scratch.stats),
-                PasteItem::Miss { position, should_cache } => {
+            match job.next_item() {
+                None => return false,
+                Some(PasteItem::Hit(position, entry)) => self.paste_entry(&position, &entry, &mut job.stats),
+                Some(PasteItem::Miss { position, should_cache }) => {
+                    job.times = LoadTimes::default();
                     let result = if should_cache {
-                        self.try_load(&position, lease, scratch)
+                        self.try_load(&position, job, lease)
                     } else {
-                        self.paste_uncached(&position, lease, scratch)
+                        self.paste_uncached(&position, job, lease)
                     };
                     if result.is_none() {
-                        scratch.deferred.push(position);
+                        job.deferred.push(position);
                     }
                 }
             }
             if started.elapsed() > JOB_QUANTUM {
-                if self.blocks.cpu.has_waiters(priority) {
+                if self.blocks.cpu.has_waiters(job.priority) {
                     return true;
                 }
                 // Evictions free memory for the next blocks.
                 self.blocks.entries.try_evict();
-                scratch.reader = None;
+                job.reader = None;
                 started = Instant::now();
             }
         }
@@ -205,106 +212,103 @@ impl GatherContext {
         stats.assemble += started.elapsed();
     }
 
-    /// Loads a block into the cache in a single flight, and pastes it.
-    fn try_load(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
-        let (location, times) = (self.block_location(position), LoadTimes::default());
-        let load = |flight: &FlightHandle| self.try_decode(&location, lease, scratch, &times, flight);
+    /// Loads a block into the cache in a single flight, and pastes it. Returns `None` if that would block or fails.
+    fn try_load(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
+        let location = self.block_location(position);
+        let load = |flight: &FlightHandle| self.try_decode(&location, job, lease, flight);
         let entry = self.blocks.entries.try_load((self.dataset.id, position.clone()), load)?;
         if entry.validated_at.nanoseconds() < self.fresh_since || entry.fault.is_some() {
             return None;
         }
-        scratch.stats.count_load(&times);
-        scratch.stats.count_block(position, &entry);
-        self.paste_entry(position, &entry, &mut scratch.stats);
+        job.stats.count_load(&job.times);
+        job.stats.count_block(position, &entry);
+        self.paste_entry(position, &entry, &mut job.stats);
         Some(())
     }
 
+    /// Reads and decodes a block for the cache. Returns `None` if that would block or fails.
     fn try_decode(
         &self,
         location: &BlockLocation,
+        job: &mut PasteJob,
         lease: &CoreLease,
-        scratch: &mut JobScratch,
-        times: &LoadTimes,
         flight: &FlightHandle,
     ) -> Option<BlockEntry> {
         let checked_at = freshness::now();
-        let Some(meta) = self.try_read(&location.position, scratch, times)? else {
-            return Some(BlockEntry::missing(checked_at));
-        };
-        let needed_bytes = self.blocks.decode_bytes(&self.dataset, &location.position, &scratch.file)?;
+        self.try_read(&location.position, job)?;
+        let Some(meta) = job.file_meta.take() else { return Some(BlockEntry::missing(checked_at)) };
+        let needed_bytes = self.blocks.decode_bytes(&self.dataset, &location.position, &job.file)?;
         // Memory that decoding needs in addition to the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
-        scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
+        job.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
         let decode_permit = self.blocks.budget().try_take(needed_bytes)?;
         let started = Instant::now();
         // A raw block takes over the file's buffer. After any other codec, the next file reuses the buffer.
         let compression = self.dataset.attributes.compression();
         let is_uncompressed = compression.codec().is_none_or(n5_format::Codec::is_uncompressed);
         if is_uncompressed {
-            scratch.file.shrink_to_fit();
+            job.file.shrink_to_fit();
         }
-        let stored = Bytes::from(std::mem::take(&mut scratch.file));
+        let stored = Bytes::from(std::mem::take(&mut job.file));
         let file = (!is_uncompressed).then(|| stored.clone());
-        let waiters = BlockWaiters::new(Weak::clone(&scratch.requester), Some(flight));
+        let waiters = BlockWaiters::new(Weak::clone(&job.requester), Some(flight));
         let should_continue = waiters.should_continue(lease);
-        let (cancel_check, codec_scratch) = (CancelCheck::new(&should_continue), &mut scratch.buffers.scratch);
-        let block = self.blocks.decode_owned(location, stored, false, decode_permit, codec_scratch, cancel_check);
-        scratch.file = file.map(Vec::from).unwrap_or_default();
+        let cancel_check = CancelCheck::new(&should_continue);
+        let scratch = &mut job.buffers.scratch;
+        let block = self.blocks.decode_owned(location, stored, false, decode_permit, scratch, cancel_check);
+        job.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
-        times.add_decode(started.elapsed());
+        job.times.add_decode(started.elapsed());
         record_decode(compression.label(), started.elapsed());
         Some(BlockEntry::new(Ok(block), meta, checked_at))
     }
 
-    /// Decodes a block and pastes it without caching it.
-    fn paste_uncached(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
-        let (checked_at, times) = (freshness::now(), LoadTimes::default());
-        scratch.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
-        let meta = self.try_read(position, scratch, &times)?;
-        if meta.is_some() {
-            let needed_bytes = self.blocks.decode_bytes(&self.dataset, position, &scratch.file)?;
-            scratch.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
+    /// Decodes a block and pastes it without caching it. Returns `None` if that would block or fails.
+    fn paste_uncached(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
+        let checked_at = freshness::now();
+        job.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
+        self.try_read(position, job)?;
+        if job.file_meta.is_some() {
+            let needed_bytes = self.blocks.decode_bytes(&self.dataset, position, &job.file)?;
+            job.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
-            let (file, buffers, requester) = (&scratch.file, &mut scratch.buffers, &scratch.requester);
+            let requester = &job.requester;
             let should_continue = || {
                 lease.yield_if_contended();
                 requester.strong_count() > 0
             };
             let cancel_check = CancelCheck::new(&should_continue);
-            let (size, elements) = self.blocks.decode_in_place(&self.dataset, position, file, buffers, cancel_check)?;
-            times.add_decode(started.elapsed());
+            let buffers = &mut job.buffers;
+            let decoded = self.blocks.decode_in_place(&self.dataset, position, &job.file, buffers, cancel_check);
+            let (size, elements) = decoded?;
+            job.times.add_decode(started.elapsed());
             let started = Instant::now();
             self.canvas.paste(position, &size, elements, ElementByteOrder::BigEndian);
-            scratch.stats.assemble += started.elapsed();
+            job.stats.assemble += started.elapsed();
         }
-        scratch.stats.count_load(&times);
-        scratch.stats.count_stored(position, meta.as_ref().map(|meta| (&*meta.etag, meta.version)), checked_at);
+        job.stats.count_load(&job.times);
+        let etag_and_version = job.file_meta.as_ref().map(|meta| (&*meta.etag, meta.version));
+        job.stats.count_stored(position, etag_and_version, checked_at);
         Some(())
     }
 
-    /// Reads the file of a block. Returns `Some(None)` if the file does not exist, `None` if reading it would block or
-    /// fails.
-    #[expect(clippy::option_option, reason = "the outer `None` ends the attempt, as in all functions of this file")]
-    fn try_read(
-        &self,
-        position: &GridPosition,
-        scratch: &mut JobScratch,
-        times: &LoadTimes,
-    ) -> Option<Option<ObjectMeta>> {
+    /// Reads the file of a block, or notes that there is none. Returns `None` if that would block or fails.
+    fn try_read(&self, position: &GridPosition, job: &mut PasteJob) -> Option<()> {
         let max_bytes = self.max_file_bytes();
-        scratch.try_reserve(&self.blocks, max_bytes)?;
-        let (started, store) = (Instant::now(), self.source.store()?);
-        if scratch.reader.is_none() {
-            scratch.reader = Some(store.page_cache()?.reader()?);
+        job.try_reserve(&self.blocks, max_bytes)?;
+        let started = Instant::now();
+        let store = self.source.store()?;
+        if job.reader.is_none() {
+            job.reader = Some(store.page_cache()?.reader()?);
         }
-        let meta = scratch.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut scratch.file)?;
-        times.add_store(started.elapsed());
+        job.file_meta = job.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut job.file)?;
+        job.times.add_store(started.elapsed());
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());
-        if meta.is_some() {
-            metrics::store_read_bytes(store.backend(), scratch.file.len() as u64);
+        if job.file_meta.is_some() {
+            metrics::store_read_bytes(store.backend(), job.file.len() as u64);
         }
-        Some(meta)
+        Some(())
     }
 
     fn max_file_bytes(&self) -> u64 {
@@ -315,12 +319,43 @@ impl GatherContext {
     }
 
     pub(crate) fn block_location(&self, position: &GridPosition) -> BlockLocation {
-        let (source, dataset) = (Arc::clone(&self.source), Arc::clone(&self.dataset));
-        BlockLocation { source, dataset, position: position.clone() }
+        BlockLocation {
+            source: Arc::clone(&self.source),
+            dataset: Arc::clone(&self.dataset),
+            position: position.clone(),
+        }
     }
 }
 
-impl JobScratch {
+impl PasteJob {
+    fn new(
+        queue: Arc<Mutex<vec::IntoIter<PasteItem>>>,
+        from_end: bool,
+        priority: Priority,
+        requester: Weak<()>,
+    ) -> Self {
+        Self {
+            queue,
+            from_end,
+            priority,
+            requester,
+            file: Vec::new(),
+            file_meta: None,
+            buffers: DecodeBuffers::default(),
+            permit: None,
+            reader: None,
+            times: LoadTimes::default(),
+            deferred: Vec::new(),
+            stats: ReadStats::default(),
+        }
+    }
+
+    /// Takes the next block from the queue.
+    fn next_item(&self) -> Option<PasteItem> {
+        let mut items = self.queue.lock().unwrap_or_else(PoisonError::into_inner);
+        if self.from_end { items.next_back() } else { items.next() }
+    }
+
     /// Takes pooled buffers if the job has none yet.
     fn take_buffers(&mut self, blocks: &BlockCache, file_bytes: u64, block_bytes: u64) -> Option<()> {
         if self.permit.is_none() {

@@ -1,20 +1,20 @@
-//! Planning of slices, from their sizes alone and before anything is read: a slice is sent whole, in bands, or refused.
-//! If only the number of existing blocks decides, directories are listed.
+//! Planning of slices before a block is read: a slice is sent whole, in bands, or refused. Sizes alone decide. Only if
+//! that depends on the number of existing blocks, directories are listed.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{Bands, ElementWidths};
+use super::bands::{Bands, ElementWidths, SliceGeometry};
+use super::existing_blocks::count_existing_blocks;
 use crate::cache::budget::Budget;
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
-use crate::container::{Container, grid_component};
-use crate::store::{DirEntry, EntryFilter, FilterDecision};
-use n5_format::{BlockGrid, Codec, ConvertError, Coords, CoveringBlocks, DataType, RangeReads, Region, convert};
+use crate::container::Container;
+use n5_format::{BlockGrid, Codec, ConvertError, Coords, DataType, RangeReads, Region, convert};
 
 /// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
 /// may grow even where memory is short.
@@ -37,19 +37,7 @@ const FIRST_PART_BYTES: u64 = 1 << 20;
 /// Minimum cost of a block that is touched, in bytes decoded: the time of its lookup.
 pub(crate) const BLOCK_COST_BYTES: u128 = 4 << 10;
 
-/// Number of entries per page of a directory.
-const LISTING_PAGE_ENTRIES: usize = 1024;
-
-/// Maximum number of pages listed for one slice. A page takes 20 to 50 us if the kernel has the directory in memory.
-const MAX_LISTING_PAGES: usize = 4096;
-
-/// Maximum number of directories that wait to be listed: 24 bytes each.
-const MAX_PENDING_DIRECTORIES: usize = 16_384;
-
-/// Time after which no more directories are listed.
-const LISTING_TIME_LIMIT: Duration = Duration::from_secs(1);
-
-/// A slice that was admitted by its size, before anything was read.
+/// A slice that may be read.
 #[derive(Debug, Clone)]
 pub struct PlannedSlice {
     pub(crate) dataset: Arc<Dataset>,
@@ -60,7 +48,7 @@ pub struct PlannedSlice {
     bytes: u64,
     pub(crate) prefix_bytes: u64,
     pub(crate) bands: Option<Bands>,
-    /// The slice was admitted on condition that its blocks are read only where it has samples.
+    /// The slice was accepted on condition that its blocks are read only where it has samples.
     pub(crate) uses_partial_reads: bool,
     /// The first band has been read, so the response can no longer be refused.
     pub(crate) has_started: bool,
@@ -239,25 +227,140 @@ pub(crate) struct CostAssumptions {
     pub(crate) uses_partial_reads: bool,
 }
 
-/// Plans a slice of `dataset` from sizes alone: refuses it, or admits it whole or in bands.
-///
-/// # Errors
-/// [`SliceRefusal`].
-pub fn plan_slice(container: &Container, dataset: &Arc<Dataset>, region: Region) -> Result<PlannedSlice, SliceRefusal> {
-    plan_converted_slice(container, dataset, region, &SliceDelivery::whole(dataset.attributes.data_type()))
+/// Reason why there is no plan for a slice.
+#[derive(Debug)]
+pub enum PlanError {
+    /// The slice is refused.
+    Refused(SliceRefusal),
+    /// The store cannot tell which blocks exist.
+    Read(ReadError),
 }
 
-/// As [`plan_slice`], for a response whose bytes differ from the stored elements.
-///
-/// # Errors
-/// [`SliceRefusal`].
-pub fn plan_converted_slice(
-    container: &Container,
-    dataset: &Arc<Dataset>,
-    region: Region,
-    delivery: &SliceDelivery<'_>,
-) -> Result<PlannedSlice, SliceRefusal> {
-    plan_with_assumptions(container, dataset, region, delivery, CostAssumptions::default())
+/// Plans slices of one dataset that are sent in the same form.
+#[derive(Debug, Clone)]
+pub struct SlicePlanner<'a> {
+    /// Container of the dataset.
+    pub container: &'a Container,
+    /// The dataset.
+    pub dataset: &'a Arc<Dataset>,
+    /// Form in which the elements are sent.
+    pub delivery: SliceDelivery<'a>,
+}
+
+impl<'a> SlicePlanner<'a> {
+    /// Creates a planner of slices that are sent whole, as stored, and without anything else.
+    pub fn whole(container: &'a Container, dataset: &'a Arc<Dataset>) -> Self {
+        Self { container, dataset, delivery: SliceDelivery::whole(dataset.attributes.data_type()) }
+    }
+
+    /// Plans a slice from sizes alone: as a whole, or in bands.
+    ///
+    /// # Errors
+    /// [`SliceRefusal`] if the slice is too large or too costly.
+    pub fn plan(&self, region: Region) -> Result<PlannedSlice, SliceRefusal> {
+        self.plan_assuming(region, CostAssumptions::default())
+    }
+
+    /// Plans a slice like [`Self::plan`]. If it is too costly only because of blocks that do not exist, accepts it.
+    ///
+    /// Blocks written after the existing ones were counted are read like all others. Memory stays bounded, but the
+    /// decoded bytes may exceed `limits.decode_factor` by those blocks.
+    ///
+    /// # Errors
+    /// [`PlanError`].
+    pub async fn plan_sparse(&self, region: Region, freshness: Freshness) -> Result<PlannedSlice, PlanError> {
+        let affordable_blocks = match self.plan(region.clone()) {
+            Ok(slice) => return Ok(slice),
+            Err(SliceRefusal::TooCostly { affordable_blocks, .. }) => affordable_blocks,
+            Err(refusal) => return Err(PlanError::Refused(refusal)),
+        };
+        freshness.pend_if_nonblocking().await;
+        let counted = count_existing_blocks(self.container, self.dataset, &region, affordable_blocks).await;
+        let existing_blocks = Some(counted.map_err(PlanError::Read)?);
+        let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
+        self.plan_assuming(region, assumptions).map_err(PlanError::Refused)
+    }
+
+    /// Plans a slice like [`Self::plan`], but accepts it only if every region with the shape and the steps of `part`
+    /// would be accepted, wherever in the dataset it lies.
+    ///
+    /// # Errors
+    /// [`SliceRefusal`].
+    pub fn plan_anywhere(&self, part: &Region) -> Result<PlannedSlice, SliceRefusal> {
+        let touched_blocks = Some(max_touched_blocks(part, self.dataset.attributes.grid()));
+        self.plan_assuming(part.clone(), CostAssumptions { touched_blocks, ..CostAssumptions::default() })
+    }
+
+    fn plan_assuming(&self, region: Region, assumptions: CostAssumptions) -> Result<PlannedSlice, SliceRefusal> {
+        let limits = self.limits();
+        if self.delivery.streaming == Streaming::IfLargeInSmallBands {
+            let small_bytes = limits.budget_bytes / RATE_LIMITED_BUDGET_DIVISOR;
+            let small_limits = SliceLimits {
+                budget_bytes: small_bytes,
+                max_whole_bytes: small_bytes,
+                max_band_bytes: small_bytes.saturating_sub(self.delivery.prefix_bytes),
+                ..limits
+            };
+            // If small bands would decode blocks too often, the slice is planned as for any other client.
+            if let Ok(slice) = self.plan_within(region.clone(), small_limits, assumptions) {
+                return Ok(slice);
+            }
+        }
+        self.plan_within(region, limits, assumptions)
+    }
+
+    /// Returns the limits that the settings of the server set to these slices.
+    fn limits(&self) -> SliceLimits {
+        let settings = self.container.resources.settings();
+        let max_stream_bytes = self.container.resources.slice_budget.max_stream_bytes();
+        SliceLimits {
+            max_slice_bytes: settings.max_slice_bytes,
+            budget_bytes: settings.slice_budget,
+            max_whole_bytes: match self.delivery.streaming {
+                Streaming::Never => settings.slice_budget,
+                Streaming::IfLarge | Streaming::IfLargeInSmallBands | Streaming::Always => max_stream_bytes,
+            },
+            extra_bytes: self.delivery.extra_bytes,
+            max_band_bytes: max_stream_bytes.saturating_sub(self.delivery.prefix_bytes),
+            decode_factor: settings.decode_factor,
+            must_stream: self.delivery.streaming == Streaming::Always,
+        }
+    }
+
+    /// Plans a slice within `limits`. If decoding whole blocks is too costly and they are stored uncompressed, plans to
+    /// read parts of them.
+    fn plan_within(
+        &self,
+        region: Region,
+        limits: SliceLimits,
+        mut assumptions: CostAssumptions,
+    ) -> Result<PlannedSlice, SliceRefusal> {
+        let attributes = &self.dataset.attributes;
+        let converted = Some(self.delivery.data_type).filter(|data_type| *data_type != attributes.data_type());
+        let stored_width = attributes.data_type().size_bytes().unwrap_or(1);
+        let widths = ElementWidths::new(stored_width, converted.map(|to| to.size_bytes().unwrap_or(1)));
+        let geometry = SliceGeometry { region: &region, grid: attributes.grid(), widths };
+        let is_uncompressed = attributes.compression().codec().is_some_and(Codec::is_uncompressed);
+        let mut planned = plan(geometry, limits, assumptions);
+        if is_uncompressed && matches!(planned, Err(SliceRefusal::TooCostly { .. })) {
+            assumptions.uses_partial_reads = true;
+            planned = plan(geometry, limits, assumptions);
+        }
+        let (bytes, bands) = planned?;
+        Ok(PlannedSlice {
+            dataset: Arc::clone(self.dataset),
+            region,
+            widths,
+            convert_to: converted.cloned(),
+            bytes,
+            prefix_bytes: self.delivery.prefix_bytes,
+            bands,
+            uses_partial_reads: assumptions.uses_partial_reads,
+            has_started: false,
+            memory_waited: Duration::ZERO,
+            stream_token: Arc::new(()),
+        })
+    }
 }
 
 /// Returns the maximum number of bytes of one response that wait to be sent. A quarter of the slice budget is left
@@ -276,224 +379,48 @@ pub fn has_capacity_for(container: &Container, slice: &PlannedSlice, extra_bytes
     bytes <= ALWAYS_WHOLE_BYTES || container.resources.slice_budget.has_capacity_for(bytes)
 }
 
-/// As [`plan_converted_slice`], but if the decoding cost is too high, blocks that do not exist are no longer
-/// counted.
-///
-/// Blocks written after the count are read like all others. Memory stays bounded, but the decoded bytes may exceed
-/// `limits.decode_factor` by those blocks.
-///
-/// # Errors
-/// [`ReadError`] if the store cannot tell which blocks exist. The inner error is the refusal, to which the caller may
-/// add a hint at a smaller slice.
-pub async fn plan_sparse_slice(
-    container: &Container,
-    freshness: Freshness,
-    dataset: &Arc<Dataset>,
-    region: Region,
-    delivery: &SliceDelivery<'_>,
-) -> Result<Result<PlannedSlice, SliceRefusal>, ReadError> {
-    let planned = plan_converted_slice(container, dataset, region.clone(), delivery);
-    let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = planned else { return Ok(planned) };
-    freshness.pend_if_nonblocking().await;
-    let existing_blocks = Some(count_existing_blocks(container, dataset, &region, affordable_blocks).await?);
-    let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
-    Ok(plan_with_assumptions(container, dataset, region, delivery, assumptions))
-}
-
-/// As [`plan_converted_slice`], for every region with the shape and the steps of `part`: refused if one of
-/// them would be refused.
-///
-/// # Errors
-/// [`SliceRefusal`].
-pub fn plan_part(
-    container: &Container,
-    dataset: &Arc<Dataset>,
-    part: &Region,
-    delivery: &SliceDelivery<'_>,
-) -> Result<PlannedSlice, SliceRefusal> {
-    let touched_blocks = Some(max_touched_blocks(part, dataset.attributes.grid()));
-    let assumptions = CostAssumptions { touched_blocks, ..CostAssumptions::default() };
-    plan_with_assumptions(container, dataset, part.clone(), delivery, assumptions)
-}
-
-/// Plans a slice. If decoding whole blocks is too costly and they are stored uncompressed, plans to read parts of
-/// them.
-fn plan_with_assumptions(
-    container: &Container,
-    dataset: &Arc<Dataset>,
-    region: Region,
-    delivery: &SliceDelivery<'_>,
-    assumptions: CostAssumptions,
-) -> Result<PlannedSlice, SliceRefusal> {
-    let settings = container.resources.settings();
-    let (prefix_bytes, max_stream_bytes) = (delivery.prefix_bytes, container.resources.slice_budget.max_stream_bytes());
-    let limits = SliceLimits {
-        max_slice_bytes: settings.max_slice_bytes,
-        budget_bytes: settings.slice_budget,
-        max_whole_bytes: match delivery.streaming {
-            Streaming::Never => settings.slice_budget,
-            Streaming::IfLarge | Streaming::IfLargeInSmallBands | Streaming::Always => max_stream_bytes,
-        },
-        extra_bytes: delivery.extra_bytes,
-        max_band_bytes: max_stream_bytes.saturating_sub(prefix_bytes),
-        decode_factor: settings.decode_factor,
-        must_stream: delivery.streaming == Streaming::Always,
-    };
-    let width = dataset.attributes.data_type().size_bytes().unwrap_or(1);
-    let converted = Some(delivery.data_type).filter(|to| *to != dataset.attributes.data_type());
-    let widths = ElementWidths::new(width, converted.map(|to| to.size_bytes().unwrap_or(1)));
-    let grid = dataset.attributes.grid();
-    let rate_limited_bytes = settings.slice_budget / RATE_LIMITED_BUDGET_DIVISOR;
-    let rate_limited_limits = SliceLimits {
-        budget_bytes: rate_limited_bytes,
-        max_whole_bytes: rate_limited_bytes,
-        max_band_bytes: rate_limited_bytes.saturating_sub(prefix_bytes),
-        ..limits
-    };
-    let is_uncompressed = dataset.attributes.compression().codec().is_some_and(Codec::is_uncompressed);
-    let plan_within = |limits: SliceLimits| match plan(&region, grid, widths, limits, assumptions) {
-        Err(SliceRefusal::TooCostly { .. }) if is_uncompressed => {
-            plan(&region, grid, widths, limits, CostAssumptions { uses_partial_reads: true, ..assumptions })
-                .map(|plan| (plan, true))
-        }
-        result => result.map(|plan| (plan, false)),
-    };
-    // If small bands would decode blocks too often, the slice is planned as for any other client.
-    let has_small_bands = delivery.streaming == Streaming::IfLargeInSmallBands;
-    let rate_limited_plan = if has_small_bands { plan_within(rate_limited_limits).ok() } else { None };
-    let ((bytes, bands), uses_partial_reads) = rate_limited_plan.map_or_else(|| plan_within(limits), Ok)?;
-    let (dataset, convert_to, stream_token) = (Arc::clone(dataset), converted.cloned(), Arc::new(()));
-    Ok(PlannedSlice {
-        dataset,
-        region,
-        widths,
-        convert_to,
-        bytes,
-        prefix_bytes,
-        bands,
-        uses_partial_reads,
-        has_started: false,
-        memory_waited: Duration::ZERO,
-        stream_token,
-    })
-}
-
-/// Counts the blocks of `dataset` that `region` touches and that may exist, by listing directories. In an almost empty
-/// dataset this is far cheaper than looking up each block. A block counts if its existence is unknown: if its
-/// directory could not be listed, or not within [`MAX_LISTING_PAGES`], [`MAX_PENDING_DIRECTORIES`] and
-/// [`LISTING_TIME_LIMIT`], or if the store lists slowly. Counting stops a little above `max_count`.
-///
-/// # Errors
-/// When the store fails.
-async fn count_existing_blocks(
-    container: &Container,
-    dataset: &Dataset,
-    region: &Region,
-    max_count: u128,
-) -> Result<u128, ReadError> {
-    let covering = Arc::new(dataset.attributes.grid().covering(region));
-    let (total, rank) = (covering.total(), region.rank());
-    if rank == 0 || total == 0 || !container.store.lists_cheaply() {
-        return Ok(total);
-    }
-    let started = Instant::now();
-    // Number of positions below each entry of a level.
-    let block_counts: Vec<u128> = (0..rank)
-        .map(|level| (level + 1..rank).fold(1, |n: u128, axis| n.saturating_mul(covering.count_along(axis).into())))
-        .collect();
-    let blocks_below = |level: usize| block_counts.get(level).copied().unwrap_or(1);
-    let (mut missing_blocks, mut existing_blocks, mut pages) = (0u128, 0u128, 0);
-    // Directories that have not been listed yet: their level, and the last grid component of their path.
-    let mut pending = vec![(0_usize, 0_u64)];
-    let mut path = Coords::new();
-    while let Some((level, number)) = pending.pop() {
-        path.truncate(level.saturating_sub(1));
-        if level > 0 {
-            path.push(number);
-        }
-        let key = if path.is_empty() { dataset.key.clone() } else { dataset.key.join_numbers(&path) };
-        let is_last = level + 1 == rank;
-        let filter = touched_filter(&covering, level);
-        let (mut after, mut present) = (None::<String>, 0u64);
-        let is_known = loop {
-            if pages == MAX_LISTING_PAGES
-                || started.elapsed() > LISTING_TIME_LIMIT
-                || pending.len() > MAX_PENDING_DIRECTORIES
-            {
-                return Ok(total.saturating_sub(missing_blocks));
-            }
-            pages += 1;
-            let page = container.store.list(&key, after.as_deref(), LISTING_PAGE_ENTRIES, Arc::clone(&filter));
-            let listing = match page.await {
-                Ok(Some(listing)) => listing,
-                Ok(None) => break true,
-                Err(error) if error.hides_object() => break false,
-                Err(error) => return Err(error.into()),
-            };
-            present = present.saturating_add(listing.omitted_count);
-            after = listing.entries.last().map(|entry| entry.name.clone());
-            for entry in listing.entries {
-                // A directory is not a block, and a file is not a directory of blocks.
-                if entry.is_directory == is_last {
-                    continue;
-                }
-                present = present.saturating_add(1);
-                if is_last {
-                    existing_blocks = existing_blocks.saturating_add(1);
-                } else if let Some(number) = grid_component(&entry.name) {
-                    pending.push((level + 1, number));
-                }
-            }
-            if !listing.has_more || after.is_none() {
-                break !listing.has_more;
-            }
-        };
-        if is_known {
-            let missing = covering.count_along(level).saturating_sub(present);
-            missing_blocks = missing_blocks.saturating_add(u128::from(missing).saturating_mul(blocks_below(level)));
-        }
-        if existing_blocks > max_count {
-            break;
-        }
-    }
-    Ok(total.saturating_sub(missing_blocks))
-}
-
-/// Returns a filter that keeps the entries of a directory on this level that lead to touched blocks.
-fn touched_filter(covering: &Arc<CoveringBlocks>, level: usize) -> EntryFilter {
-    let covering = Arc::clone(covering);
-    Arc::new(move |entry: &DirEntry| {
-        let is_touched = grid_component(&entry.name).is_some_and(|number| covering.touches(level, number));
-        if is_touched { FilterDecision::Keep } else { FilterDecision::Skip }
-    })
-}
-
 /// Returns the size of a response in bytes, and its bands if it exceeds the budget. Arithmetic only.
 pub(crate) fn plan(
-    region: &Region,
-    grid: &BlockGrid,
-    widths: ElementWidths,
+    geometry: SliceGeometry<'_>,
     limits: SliceLimits,
     assumptions: CostAssumptions,
 ) -> Result<(u64, Option<Bands>), SliceRefusal> {
     let limit_bytes = limits.max_slice_bytes;
-    let bytes = region.elements().and_then(|elements| elements.checked_mul(widths.sent));
+    let bytes = geometry.sent_bytes();
     let Some(bytes) = bytes.filter(|bytes| *bytes <= limit_bytes) else {
         return Err(SliceRefusal::TooLarge { bytes, limit_bytes });
     };
-    let held_bytes = region.elements().unwrap_or(u64::MAX).saturating_mul(widths.in_memory);
-    let bands = if limits.must_stream || held_bytes.saturating_add(limits.extra_bytes) > limits.max_whole_bytes {
-        // `None` means that not even one element fits.
-        let bands = Bands::new(region, grid, widths, limits.max_band_bytes, FIRST_PART_BYTES);
-        Some(bands.ok_or(SliceRefusal::TooLarge { bytes: Some(bytes), limit_bytes })?)
-    } else {
-        None
-    };
-    // The cost if the cache keeps none of the blocks. A block is needed once, or by several bands.
+    let held_bytes = geometry.region.elements().unwrap_or(u64::MAX).saturating_mul(geometry.widths.in_memory);
+    let is_streamed = limits.must_stream || held_bytes.saturating_add(limits.extra_bytes) > limits.max_whole_bytes;
+    let mut bands = None;
+    if is_streamed {
+        bands = Bands::new(geometry, limits.max_band_bytes, FIRST_PART_BYTES);
+        if bands.is_none() {
+            // Not even one element fits.
+            return Err(SliceRefusal::TooLarge { bytes: Some(bytes), limit_bytes });
+        }
+    }
+    let max_decodes = max_decodes(geometry, bands.as_ref(), limits, assumptions)?;
+    Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes, geometry.grid))))
+}
+
+/// Returns how often a block may be decoded for the response, if the cache keeps none of the blocks.
+///
+/// # Errors
+/// [`SliceRefusal::TooCostly`].
+fn max_decodes(
+    geometry: SliceGeometry<'_>,
+    bands: Option<&Bands>,
+    limits: SliceLimits,
+    assumptions: CostAssumptions,
+) -> Result<u64, SliceRefusal> {
+    let SliceGeometry { region, grid, .. } = geometry;
+    let bytes = geometry.sent_bytes().unwrap_or(u64::MAX);
     let touched_blocks = assumptions.touched_blocks.unwrap_or_else(|| grid.covering(region).total());
     let existing_blocks = assumptions.existing_blocks.unwrap_or(touched_blocks).min(touched_blocks);
-    let block_bytes = block_cost_bytes(region, grid, widths.stored, bands.as_ref(), assumptions.uses_partial_reads);
-    let decodes_per_block = bands.as_ref().map_or(1, |bands| bands.decodes_per_block(grid));
+    let block_bytes = block_cost_bytes(geometry, bands, assumptions.uses_partial_reads);
+    // A block is needed once, or by several bands.
+    let decodes_per_block = bands.map_or(1, |bands| bands.decodes_per_block(grid));
     let missing_cost_bytes = touched_blocks.saturating_sub(existing_blocks).saturating_mul(BLOCK_COST_BYTES);
     let decoded_bytes = missing_cost_bytes
         .saturating_add(existing_blocks.saturating_mul(block_bytes))
@@ -512,27 +439,23 @@ pub(crate) fn plan(
     }
     let max_decodes = limit_bytes.saturating_mul(u128::from(decodes_per_block)) / decoded_bytes.max(1);
     let decode_limit = if is_dense { limits.decode_factor } else { u64::MAX };
-    let max_decodes = u64::try_from(max_decodes).unwrap_or(u64::MAX).min(decode_limit);
-    Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes, grid))))
+    Ok(u64::try_from(max_decodes).unwrap_or(u64::MAX).min(decode_limit))
 }
 
 /// Returns the bytes that are decoded each time a block is needed, or only read for a partial read.
-fn block_cost_bytes(
-    region: &Region,
-    grid: &BlockGrid,
-    width: u64,
-    bands: Option<&Bands>,
-    uses_partial_reads: bool,
-) -> u128 {
-    let size: Coords = grid.block_size().iter().zip(grid.dimensions()).map(|(b, d)| *b.min(d)).collect();
-    let mut bytes = size.iter().fold(u128::from(width), |bytes, n| bytes.saturating_mul(u128::from(*n)));
+fn block_cost_bytes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, uses_partial_reads: bool) -> u128 {
+    let SliceGeometry { region, grid, widths } = geometry;
+    let sizes = grid.block_size().iter().zip(grid.dimensions());
+    let size: Coords = sizes.map(|(block, dimension)| *block.min(dimension)).collect();
+    let mut bytes = size.iter().fold(u128::from(widths.stored), |bytes, n| bytes.saturating_mul(u128::from(*n)));
     if uses_partial_reads {
         // Maximum number of samples that one band takes of a block along each axis.
         let counts = (0..region.rank()).map(|axis| {
             let samples = size[axis].div_ceil(region.step()[axis]).min(region.shape()[axis]).max(1);
             bands.map_or(samples, |bands| bands.samples_per_band(axis, samples))
         });
-        bytes = bytes.min(RangeReads::from_counts(&size, width, &counts.collect(), region.step()).cost_bytes().into());
+        let reads = RangeReads::from_counts(&size, widths.stored, &counts.collect(), region.step());
+        bytes = bytes.min(reads.cost_bytes().into());
     }
     bytes.max(BLOCK_COST_BYTES)
 }

@@ -10,7 +10,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use crate::cache::{Dataset, Freshness, LargeObject, ReadError, StoredObject};
 use crate::container::{CachedAnswer, Container, Dependency, grid_component};
-use crate::read::{self, Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery};
+use crate::read::{
+    self, Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery, SlicePlanner,
+};
 use crate::store::{Key, ObjectMeta, StoreError};
 use n5_format::{
     Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition, Region,
@@ -382,7 +384,7 @@ impl Chunk {
     fn plan_whole(&self, container: &Container) -> Result<PlannedSlice, ReadError> {
         let budget = container.resources().settings().slice_budget;
         let extra_bytes = self.encoder.extra_bytes(self.region.shape(), self.element_bytes());
-        let slice = read::plan_slice(container, &self.dataset, self.region.clone()).ok();
+        let slice = SlicePlanner::whole(container, &self.dataset).plan(self.region.clone()).ok();
         // A chunk that can be streamed is read as a whole only if it is small, because a slow client may hold it for
         // long.
         let is_streamable = self.encoder.stream_layout(self.region.shape()).is_some();
@@ -399,8 +401,8 @@ impl Chunk {
         layout: &StreamLayout,
     ) -> Result<PlannedSlice, ReadError> {
         let delivery = SliceDelivery::streamed(self.streamed_type(layout));
-        let slice = read::plan_converted_slice(container, &self.dataset, region.clone(), &delivery);
-        slice.map_err(|_refusal| self.too_large(container))
+        let planner = SlicePlanner { container, dataset: &self.dataset, delivery };
+        planner.plan(region.clone()).map_err(|_refusal| self.too_large(container))
     }
 
     fn too_large(&self, container: &Container) -> ReadError {

@@ -81,7 +81,10 @@ const ORDER: &[(&str, &str)] = &[
     ("n5_metadata::multiscale", "bdv cosem n5_viewer ome_ngff paintera pyramid"),
     ("output", "accept jpeg json n5_block npy png raw tiff image encoding"),
     ("png_gray", "layout deflate filter huffman"),
-    ("read", "check derived sample gather partial_reads nonblocking_gather canvas read_stats plan bands"),
+    (
+        "read",
+        "check derived slice_reader sample gather partial_reads nonblocking_gather canvas read_stats plan existing_blocks bands",
+    ),
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),
     ("server", "reload mounts process_memory settings"),

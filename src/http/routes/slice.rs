@@ -19,7 +19,7 @@ use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::http::slice_request::{self, SliceRequest, SliceResponsePlan};
 use crate::output::{self, AxisOrder, Format};
-use crate::read::{self, PieceTransform, ReadStats};
+use crate::read::{self, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader};
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
@@ -61,12 +61,21 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
             return Ok(response);
         }
     }
+    respond_whole(context, container, plan, entity).await
+}
 
-    let (pieces, memory, stats) = if plan.is_verbatim() {
-        read::read_pieces(container, context.freshness, &plan.slice).await?
+/// Reads and encodes the slice, and responds with all of it.
+async fn respond_whole(
+    context: &RequestContext<'_>,
+    container: &Container,
+    plan: SliceResponsePlan,
+    mut entity: Entity<'_>,
+) -> HandlerResult {
+    let reader = SliceReader { container, freshness: context.freshness, slice: &plan.slice };
+    let SliceRead { pieces, memory, stats } = if plan.is_verbatim() {
+        reader.read_pieces().await?
     } else {
-        let read = read::read_slice(container, context.freshness, &plan.slice, plan.extra_bytes).await;
-        read.map(|(elements, memory, stats)| (vec![elements], memory, stats))?
+        reader.read_whole(plan.extra_bytes, ReadPurpose::Response).await?
     };
     entity.etag = Some(etag(&plan, stats.fingerprint.etags_hash).into());
     entity.extra.extend(plan.content_coding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
@@ -103,11 +112,11 @@ fn axis_names(document: AttributesDocument) -> Vec<String> {
 
 /// Returns the headers that describe the elements.
 fn slice_headers(plan: &SliceResponsePlan, axes: &[String]) -> HeaderMap {
-    let (selection, options) = (&plan.request.selection, &plan.request.options);
+    let SliceRequest { selection, options, data_type, .. } = &plan.request;
     let order = options.order;
     let mut headers = HeaderMap::new();
     let mut put = |name, value: &str| respond::insert_header(&mut headers, HeaderName::from_static(name), value);
-    put("n5-data-type", plan.request.data_type.name());
+    put("n5-data-type", data_type.name());
     put("n5-shape", &comma_separated(&order.label(&selection.shape())));
     put("n5-order", order.name());
     put("n5-byte-order", options.endian.name());
@@ -142,15 +151,16 @@ async fn respond_unread(
         return Ok(response);
     }
     let SliceResponsePlan { request, slice, .. } = plan;
-    let (format, data_type, options) = (request.format, request.data_type, request.options);
+    let SliceRequest { format, data_type, options, selection, .. } = request;
     let transform = format.changes_bands(&data_type, &options).then(|| {
-        let (data_type, options) = (data_type.clone(), options.clone());
+        let data_type = data_type.clone();
+        let options = options.clone();
         Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
     });
     let mut bands = BandReader::new(container.clone(), context.freshness, slice, transform);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.
-    let header = format.header(&request.selection.shape(), &data_type, &options).unwrap_or_default();
+    let header = format.header(&selection.shape(), &data_type, &options).unwrap_or_default();
     *response.body_mut() = bands.into_body(header, first_band, context.id.to_owned());
     Ok(response)
 }
@@ -158,7 +168,8 @@ async fn respond_unread(
 /// Returns an entity tag that depends on everything that the response's bytes depend on, and on nothing else. It is the
 /// same on every replica and after every restart.
 fn etag(plan: &SliceResponsePlan, blocks_hash: u128) -> String {
-    let (request, region) = (&plan.request, &plan.request.selection.region);
+    let request = &plan.request;
+    let region = &request.selection.region;
     let hashed_text = format!(
         "attributes={} start={:?} shape={:?} step={:?} axes={:?} dtype={} format={} order={} endian={} window={:?} \
          quality={:?} coding={} blocks={blocks_hash:x}",

@@ -1,0 +1,549 @@
+//! Reads of planned slices: takes the memory, gathers the blocks, and returns the elements in the form that the caller
+//! needs.
+//!
+//! | caller | function | result |
+//! |---|---|---|
+//! | `/slice`, if the elements are converted or encoded | [`SliceReader::read_whole`] | one buffer |
+//! | `/slice`, if the elements are sent unchanged | [`SliceReader::read_pieces`] | buffers of about 1 MiB |
+//! | responses in bands | [`next_band`] | buffers of about 1 MiB, for each band |
+//! | results that are cached, [`derived`](super::derived) | [`SliceReader::read_whole`] | one buffer |
+//!
+//! A slice that is exactly one stored block shares the cached block's buffer.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use bytes::Bytes;
+use futures_util::stream::{self, StreamExt, TryStreamExt};
+
+use super::canvas::{Canvas, Slab};
+use super::gather::{Gather, load_overhead_bytes};
+use super::nonblocking_gather::GatherContext;
+use super::partial_reads::is_read_in_parts;
+use super::plan::PlannedSlice;
+use super::read_stats::ReadStats;
+use crate::cache::blocks::BlockEntry;
+use crate::cache::budget::{MemoryPermit, Permit};
+use crate::cache::error::ReadError;
+use crate::cache::freshness::Freshness;
+use crate::container::Container;
+use crate::runtime::cpu_pool::Priority;
+use crate::runtime::fair_queue::ClientId;
+use n5_format::{ConvertError, GridPosition, Region};
+
+/// Size of a CPU cache line: bytes fetched for a sample that is not adjacent to others.
+const CACHE_LINE_BYTES: u64 = 64;
+
+/// Approximate size of the buffers in which slices that are sent in pieces are assembled. A buffer is reused as soon as
+/// it is sent.
+const SLAB_BYTES: u64 = 1 << 20;
+
+/// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
+pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
+
+/// Reads a planned slice that is not streamed.
+///
+/// The elements are those of the dataset, not converted yet: little-endian, first axis fastest. Holes and elements
+/// outside the dataset are zero.
+#[derive(Debug, Clone, Copy)]
+pub struct SliceReader<'a> {
+    /// Container of the dataset.
+    pub container: &'a Container,
+    /// Maximum age of the blocks.
+    pub freshness: Freshness,
+    /// The slice.
+    pub slice: &'a PlannedSlice,
+}
+
+/// Use of the elements, which decides whether a cached block is charged to the client.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ReadPurpose {
+    /// The elements are sent. A cached block is charged to the client while it is being sent.
+    Response,
+    /// A result is derived from the elements. It may be sent to any number of clients, so none is charged.
+    Derivation,
+}
+
+/// Elements of a slice.
+#[derive(Debug)]
+pub struct SliceRead {
+    /// Elements in the order in which they are sent; empty for a slice without elements.
+    pub pieces: Vec<Bytes>,
+    /// Memory of everything that the caller produces from the elements.
+    pub memory: MemoryPermit,
+    /// Counters of the blocks that were read.
+    pub stats: ReadStats,
+}
+
+impl SliceReader<'_> {
+    /// Reads the slice into one piece. Reserves `extra_bytes` of memory for data that the caller produces from it, in
+    /// addition to the converted elements.
+    ///
+    /// # Errors
+    /// [`ReadError`] of the first block that cannot be read, or when memory is short.
+    pub async fn read_whole(&self, extra_bytes: u64, purpose: ReadPurpose) -> Result<SliceRead, ReadError> {
+        let (container, slice) = (self.container, self.slice);
+        let budget = &container.resources.slice_budget;
+        let held_bytes = slice.memory_bytes();
+        let mut stats = ReadStats::default();
+        if held_bytes == 0 {
+            let permit = match extra_bytes {
+                0 => None,
+                _ => Some(container.slice_permit(extra_bytes, budget.take(extra_bytes)).await?),
+            };
+            return Ok(SliceRead { pieces: Vec::new(), memory: MemoryPermit::new(permit, budget), stats });
+        }
+        let stored_bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
+        let needed_bytes = held_bytes.saturating_add(extra_bytes);
+        let loading_bytes = loading_bytes(container, slice, &slice.region, needed_bytes);
+        let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
+        let mut permit = container.slice_permit(reserved_bytes, budget.take(reserved_bytes)).await?;
+        let _loading_permit = permit.split(loading_bytes);
+        let extra_bytes = needed_bytes.saturating_sub(stored_bytes);
+        let extra_permit = (extra_bytes > 0).then(|| permit.split(extra_bytes));
+        let memory = MemoryPermit::new(extra_permit, budget);
+        let single_block = match purpose {
+            ReadPurpose::Response => self.single_block_to_send(&mut stats).await?,
+            ReadPurpose::Derivation => self.single_block(&mut stats).await?,
+        };
+        if let Some(elements) = single_block {
+            return Ok(SliceRead { pieces: vec![elements], memory, stats });
+        }
+        let slab = Slab::new(slice.region.clone(), stored_bytes, permit)?;
+        let (slabs, stats) = self.gather(&slice.region, vec![slab]).await?;
+        let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
+        Ok(SliceRead { pieces, memory, stats })
+    }
+
+    /// Reads a slice that is sent unchanged. Each piece gives its memory back as soon as it is sent.
+    ///
+    /// # Errors
+    /// As [`Self::read_whole`].
+    pub async fn read_pieces(&self) -> Result<SliceRead, ReadError> {
+        let (container, slice) = (self.container, self.slice);
+        let budget = &container.resources.slice_budget;
+        let memory = MemoryPermit::new(None, budget);
+        let mut stats = ReadStats::default();
+        let held_bytes = slice.memory_bytes();
+        if held_bytes == 0 {
+            return Ok(SliceRead { pieces: Vec::new(), memory, stats });
+        }
+        // First, since this may wait for the client. It needs no slice memory and must not hold any meanwhile.
+        if let Some(elements) = self.single_block_to_send(&mut stats).await? {
+            return Ok(SliceRead { pieces: vec![elements], memory, stats });
+        }
+        let loading_bytes = loading_bytes(container, slice, &slice.region, held_bytes);
+        let reserved_bytes = held_bytes.saturating_add(loading_bytes);
+        let mut permit = container.slice_permit(reserved_bytes, budget.take_for_pooled_buffers(reserved_bytes)).await?;
+        let _loading_permit = permit.split(loading_bytes);
+        let slabs = match slice.region.rank() {
+            0 => vec![Slab::new(slice.region.clone(), held_bytes, permit)?],
+            _ => cut_slabs(slice, &slice.region, permit, None)?,
+        };
+        let (slabs, stats) = self.gather(&slice.region, slabs).await?;
+        let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
+        Ok(SliceRead { pieces, memory, stats })
+    }
+
+    /// Fills `slabs`, the parts of `region`, with the samples of all blocks.
+    async fn gather(
+        &self,
+        region: &Region,
+        slabs: Vec<Slab>,
+    ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
+        let Self { container, freshness, slice } = *self;
+        let dataset = &slice.dataset;
+        let grid = dataset.attributes.grid();
+        let block_bytes = (0..region.rank())
+            .map(|axis| grid.block_size()[axis].min(grid.dimensions()[axis]))
+            .fold(slice.widths.stored, u64::saturating_mul);
+        let is_contiguous =
+            region.shape().first().is_some_and(|samples| *samples > 1) && region.step().first() == Some(&1);
+        let sample_bytes = if is_contiguous { slice.widths.stored } else { CACHE_LINE_BYTES };
+        let axis = slowest_cut_axis(region);
+        let budget = &container.resources.slice_budget;
+        let context = Arc::new(GatherContext {
+            blocks: container.resources.blocks.clone(),
+            source: container.block_source(dataset),
+            dataset: Arc::clone(dataset),
+            canvas: Canvas::new(grid.clone(), slice.stored_width(), region.clone(), axis, slabs, budget),
+            fresh_since: freshness.data_since,
+            block_bytes,
+            sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
+        });
+        Gather { container, freshness, slice, context, stats: ReadStats::default() }.run().await
+    }
+
+    /// Returns the elements if the slice is exactly one block, like [`Self::single_block`], and charges them to the
+    /// client while they are being sent.
+    async fn single_block_to_send(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
+        let Some(bytes) = self.single_block(stats).await? else { return Ok(None) };
+        let budget = &self.container.resources.blocks.budget();
+        if let Some(charged) = budget.charge_to_client(ClientId::current(), &bytes) {
+            return Ok(Some(charged));
+        }
+        // A request that waits for its client must not hold memory that other requests wait for.
+        let len = bytes.len();
+        drop(bytes);
+        let permit = budget.acquire_send_permit(len).await?;
+        *stats = ReadStats::default();
+        let bytes = self.single_block(stats).await?;
+        Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
+    }
+
+    /// Returns the elements if the slice is exactly one block that is read whole; otherwise `None`. Also returns `None`
+    /// if the stored block is missing or smaller than its place in the grid.
+    async fn single_block(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
+        let Self { container, freshness, slice } = *self;
+        let Some(position) = self.single_block_position() else { return Ok(None) };
+        if is_read_in_parts(container, slice, &slice.region, &position) {
+            return Ok(None);
+        }
+        let entry = self.read_block(&position, stats).await?;
+        stats.count_block(&position, &entry);
+        if entry.block.is_none() {
+            let confirmation = container.confirm_missing(freshness, &slice.dataset, std::slice::from_ref(&position));
+            container.abort_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
+        }
+        Ok(entry.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
+    }
+
+    /// Returns the position of the block that has exactly the slice's elements, if there is one.
+    fn single_block_position(&self) -> Option<GridPosition> {
+        let region = &self.slice.region;
+        let grid = self.slice.dataset.attributes.grid();
+        let mut covering = grid.covering(region);
+        let (1, Some(position)) = (covering.total(), covering.next()) else { return None };
+        let mut starts = region.start().iter().zip(grid.origin(&position));
+        let starts_at_origin = starts.all(|(start, origin)| u64::try_from(*start).is_ok_and(|start| start == origin));
+        let is_contiguous = region.step().iter().zip(region.shape()).all(|(step, samples)| *step == 1 || *samples == 1);
+        let is_exact = starts_at_origin && is_contiguous && *region.shape() == grid.clipped_size(&position);
+        is_exact.then_some(position)
+    }
+
+    /// Returns the block at `position`, from the cache if it is fresh there.
+    async fn read_block(&self, position: &GridPosition, stats: &mut ReadStats) -> Result<Arc<BlockEntry>, ReadError> {
+        let Self { container, freshness, slice } = *self;
+        let blocks = &container.resources.blocks;
+        let started = Instant::now();
+        let location = container.block_location(&slice.dataset, position);
+        let positions = std::slice::from_ref(position);
+        let cached = blocks.cached(&*location.source, &slice.dataset, positions, freshness.data_since);
+        let cached = container.abort_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
+        stats.cache += started.elapsed();
+        if let Some(entry) = cached {
+            stats.hits += 1;
+            return Ok(entry);
+        }
+        let load = blocks.load(location, freshness.data_since);
+        let (entry, times) = container.abort_if_contended(&slice.dataset.key, Box::pin(load)).await?;
+        stats.count_load(&times);
+        Ok(entry)
+    }
+}
+
+/// Reads the next band of a streamed slice. Returns its pieces in the order in which they are sent; `None` after the
+/// last band. Each piece gives its memory back as soon as it is sent.
+///
+/// `waited` is how long the previous band waited until the client had read the band before it; `None` for the first
+/// band.
+///
+/// The elements are converted if the slice requires it. If given, `finish` then transforms each piece in place, on
+/// the CPU pool.
+///
+/// # Errors
+/// As [`SliceReader::read_whole`], and [`ReadError::Convert`] when an element cannot be converted.
+pub async fn next_band(
+    container: &Container,
+    freshness: Freshness,
+    slice: &mut PlannedSlice,
+    waited: Option<Duration>,
+    finish: Option<PieceTransform>,
+) -> Result<Option<Vec<Bytes>>, ReadError> {
+    let budget = &container.resources.slice_budget;
+    let is_first = waited.is_none();
+    slice.has_started = !is_first;
+    if let Some(waited) = waited {
+        slice.adapt_band_size(waited, budget);
+    }
+    let Some(band) = slice.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
+    let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
+    let held_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.in_memory);
+    let needed_bytes = held_bytes.saturating_add(prefix_bytes);
+    let loading_bytes = loading_bytes(container, slice, &band, needed_bytes);
+    let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
+    let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
+    let started = Instant::now();
+    let mut permit = budget.take_for_stream(reserved_bytes, &slice.stream_token, max_wait).await?;
+    let loading_permit = permit.split(loading_bytes);
+    slice.memory_waited = started.elapsed();
+    if slice.is_converted() || prefix_bytes > 0 {
+        budget.trim_pool();
+    }
+    // The prefix is sent before the first slab. Its memory is given back with that slab's.
+    let prefix_permit = permit.split(prefix_bytes);
+    let slabs = cut_slabs(slice, &band, permit, Some(prefix_permit))?;
+    let (slabs, _) = SliceReader { container, freshness, slice }.gather(&band, slabs).await?;
+    drop(loading_permit);
+    if finish.is_none() && !slice.is_converted() {
+        return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect()));
+    }
+    finish_slabs(container, slice.clone(), slabs, finish).await.map(Some)
+}
+
+/// Converts and transforms the elements of a band on the CPU pool, in one job per slab, so that other jobs can run in
+/// between.
+async fn finish_slabs(
+    container: &Container,
+    slice: PlannedSlice,
+    slabs: Vec<(Vec<u8>, Permit)>,
+    finish: Option<PieceTransform>,
+) -> Result<Vec<Bytes>, ReadError> {
+    let flow = slice.dataset.id;
+    let finish_slab = Arc::new(move |data: Vec<u8>, mut permit: Permit| -> Result<Bytes, ConvertError> {
+        let stored_bytes = data.len() as u64;
+        let mut bytes = slice.convert(data.into())?;
+        if let Some(finish) = &finish {
+            bytes = finish(bytes);
+        }
+        // The unconverted elements have been dropped.
+        if slice.is_converted() {
+            drop(permit.split(stored_bytes));
+        }
+        Ok(permit.own(bytes))
+    });
+    let cpu = &container.resources.cpu;
+    let jobs = slabs.into_iter().map(|(data, permit)| {
+        let finish_slab = Arc::clone(&finish_slab);
+        async move { Ok::<_, ReadError>(cpu.run(Priority::High, flow, move || finish_slab(data, permit)).await??) }
+    });
+    stream::iter(jobs).buffered(cpu.cores()).try_collect().await
+}
+
+/// Returns the bytes of the slice budget needed to load the blocks of `region`, in addition to `bytes` for the
+/// elements. They are at most what `bytes` leaves of the maximum for a stream. A slice of nearly the whole budget, of
+/// which only one exists at a time, gets none.
+fn loading_bytes(container: &Container, slice: &PlannedSlice, region: &Region, bytes: u64) -> u64 {
+    let available_bytes = container.resources.slice_budget.max_stream_bytes().saturating_sub(bytes);
+    load_overhead_bytes(slice.dataset.attributes.grid().covering(region).total()).min(available_bytes)
+}
+
+/// Cuts `region` along its slowest axis with more than one sample into slabs that share `permit`. The first slab also
+/// gets `prefix_permit`.
+fn cut_slabs(
+    slice: &PlannedSlice,
+    region: &Region,
+    mut permit: Permit,
+    mut prefix_permit: Option<Permit>,
+) -> Result<Vec<Slab>, ReadError> {
+    let axis = slowest_cut_axis(region);
+    let planes = region.shape()[axis];
+    let elements = region.elements().unwrap_or(u64::MAX);
+    if elements == 0 {
+        // A region without elements could have up to 2^63 planes.
+        return Ok(Vec::new());
+    }
+    let plane_elements = elements / planes.max(1);
+    let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.in_memory).max(1)).max(1);
+    let mut slabs = Vec::new();
+    for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
+        let region = region.narrow(axis, from, depth);
+        let elements = region.shape()[axis].saturating_mul(plane_elements);
+        let mut slab_permit = permit.split(elements.saturating_mul(slice.widths.in_memory));
+        if let Some(prefix) = prefix_permit.take() {
+            slab_permit.merge(prefix);
+        }
+        slabs.push(Slab::new(region, elements.saturating_mul(slice.widths.stored), slab_permit)?);
+    }
+    Ok(slabs)
+}
+
+/// Returns the slowest axis that has more than one sample.
+fn slowest_cut_axis(region: &Region) -> usize {
+    region.shape().iter().rposition(|samples| *samples > 1).unwrap_or(0)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::plan::{SliceDelivery, SlicePlanner};
+    use super::*;
+    use crate::cache::freshness::RevalidationPolicy;
+    use crate::container::{Resources, Settings};
+    use crate::store::{Key, MemoryStore};
+
+    fn settings(max_slice_bytes: u64, slice_budget: u64) -> Settings {
+        Settings {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            use_tiny_lfu: false,
+            recheck_metadata: RevalidationPolicy::Never,
+            recheck_data: RevalidationPolicy::Never,
+            max_slice_bytes,
+            slice_budget,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            decode_factor: 16,
+            max_attributes_bytes: 1 << 16,
+            budget_wait: Duration::from_millis(20),
+            cores: 1,
+        }
+    }
+
+    /// Creates a container of one dataset without blocks.
+    fn container(max_slice_bytes: u64, slice_budget: u64, attributes: &'static str) -> Container {
+        let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
+        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(max_slice_bytes, slice_budget)))
+    }
+
+    #[tokio::test]
+    async fn the_size_of_bands_follows_the_speed_of_the_client() {
+        let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let container = container(1 << 40, 64 << 20, attributes);
+        let freshness = container.resources.request_freshness();
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let region = Region::whole(dataset.attributes.dimensions());
+        let mut slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+        let mut next = async |waited, memory_waited| {
+            slice.memory_waited = memory_waited;
+            let pieces = next_band(&container, freshness, &mut slice, waited, None).await.unwrap().unwrap();
+            pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
+        };
+        let (fast_client, slow_client) = (Some(Duration::ZERO), Some(Duration::from_secs(2)));
+        next(None, Duration::ZERO).await;
+        let mut largest = 0;
+        for _ in 0..24 {
+            largest = largest.max(next(fast_client, Duration::ZERO).await);
+        }
+        assert!(largest > 16, "{largest} MiB");
+        // Slow clients get large bands, too, while there is plenty of memory.
+        assert!(next(slow_client, Duration::ZERO).await > 16);
+        let _held = container.resources.slice_budget.take(20 << 20).await.unwrap();
+        let _more = container.resources.slice_budget.take(13 << 20).await.unwrap();
+        // Limited by the memory that is left of the part for streams.
+        let first = next(fast_client, Duration::ZERO).await;
+        assert!(first > 8 && first <= 15, "{first} MiB");
+        assert!(next(slow_client, Duration::ZERO).await <= 8);
+        assert!(next(fast_client, slow_client.unwrap()).await <= 5);
+    }
+
+    #[tokio::test]
+    async fn permits_of_one_size_leave_memory_for_smaller_ones() {
+        let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let container = container(1 << 20, 64 << 20, attributes);
+        let budget = &container.resources.slice_budget;
+        for (size, min_free_bytes) in [(2 << 20, 4 << 20), (256 << 10, 1 << 20), (16 << 10, 64 << 10)] {
+            let permits: Vec<_> = std::iter::from_fn(|| budget.try_take(size)).collect();
+            let free_bytes = budget.free_bytes();
+            assert!(
+                free_bytes >= min_free_bytes && free_bytes < min_free_bytes + size,
+                "{free_bytes} bytes free beside permits of {size} bytes"
+            );
+            assert!(budget.try_take(size / 8).is_some(), "{free_bytes} bytes free beside permits of {size} bytes");
+            drop(permits);
+        }
+    }
+
+    #[tokio::test]
+    async fn an_empty_slice_does_not_wait_for_memory() {
+        let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
+        let container = container(1 << 20, 1 << 20, attributes);
+        let freshness = container.resources.request_freshness();
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let slice = |shape: [u64; 2]| {
+            let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
+            SlicePlanner::whole(&container, &dataset).plan(region).unwrap()
+        };
+        // Another request waits for all of the memory, so that not even a permit for 0 bytes is granted.
+        let budget = &container.resources.slice_budget;
+        let _held = budget.take(1 << 19).await.unwrap();
+        let queue = tokio::spawn({
+            let budget = budget.clone();
+            async move { budget.take_within(1 << 20, Duration::from_secs(60)).await.map(drop) }
+        });
+        tokio::task::yield_now().await;
+        let waiting = SliceReader { container: &container, freshness, slice: &slice([4, 1]) };
+        assert!(waiting.read_pieces().await.is_err(), "the request must wait in the queue");
+        for shape in [[0, 4], [4, 0], [0, 0]] {
+            let reader = SliceReader { slice: &slice(shape), ..waiting };
+            assert!(reader.read_pieces().await.unwrap().pieces.is_empty());
+            assert!(reader.read_whole(0, ReadPurpose::Response).await.unwrap().pieces.is_empty());
+        }
+        queue.abort();
+    }
+
+    /// Creates a container with 16 blocks of 64 KiB of zeros, none of them cached. All of them may be decoded at once.
+    fn container_with_blocks(budget_wait: Duration) -> Container {
+        let settings = Settings {
+            decoded_cache: 0,
+            stored_cache: 0,
+            decode_budget: 16 << 20,
+            budget_wait,
+            ..settings(1 << 30, 1 << 20)
+        };
+        let attributes =
+            r#"{"dimensions":[256,4096],"blockSize":[256,256],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
+        let mut block = vec![0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 1, 0];
+        let mut gzip = flate2::write::GzEncoder::new(&mut block, flate2::Compression::fast());
+        std::io::Write::write_all(&mut gzip, &vec![0; 1 << 16]).unwrap();
+        gzip.finish().unwrap();
+        let block = Bytes::from(block);
+        objects.extend((0..16).map(|n| (Key::parse(&format!("v/0/{n}")).unwrap(), block.clone())));
+        Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(settings))
+    }
+
+    #[tokio::test]
+    async fn loads_of_a_slice_count_toward_its_memory() {
+        let container = container_with_blocks(Duration::from_secs(60));
+        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
+        let free = || resources.slice_budget.free_bytes();
+        let total_bytes = free();
+        for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
+            let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
+            let slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+            let reader = SliceReader { container: &container, freshness, slice: &slice };
+            let mut reading = Box::pin(reader.read_whole(0, ReadPurpose::Response));
+            assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
+            assert_eq!(total_bytes - free(), 256 * rows + loading_bytes, "{rows}");
+        }
+        drop(held_permit);
+        let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
+        let slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+        let reader = SliceReader { container: &container, freshness, slice: &slice };
+        let read = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
+        let element_bytes: usize = read.pieces.iter().map(Bytes::len).sum();
+        assert_eq!(element_bytes, 256 * 2048);
+        assert_eq!(total_bytes - free(), element_bytes as u64, "only the elements are held");
+    }
+
+    #[tokio::test]
+    async fn a_started_answer_waits_longer_for_memory() {
+        let budget_wait = Duration::from_millis(500);
+        let container = container_with_blocks(budget_wait);
+        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
+        let region = Region::whole(dataset.attributes.dimensions());
+        let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
+        let plan = || planner.plan(region.clone()).unwrap();
+        for budget in [&resources.slice_budget, resources.blocks.budget()] {
+            let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
+            let held_permit = take_all().await;
+            assert!(next_band(&container, freshness, &mut plan(), None, None).await.is_err());
+            drop(held_permit);
+            let mut slice = plan();
+            drop(next_band(&container, freshness, &mut slice, None, None).await.unwrap());
+            // Longer than the wait of a response that has not started.
+            let held_permit = take_all().await;
+            let release_task = tokio::spawn(async move {
+                tokio::time::sleep(3 * budget_wait).await;
+                drop(held_permit);
+            });
+            let waited = Some(Duration::ZERO);
+            assert!(next_band(&container, freshness, &mut slice, waited, None).await.unwrap().is_some());
+            release_task.await.unwrap();
+        }
+    }
+}
