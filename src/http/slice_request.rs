@@ -83,12 +83,12 @@ impl SliceRequest {
         Ok(Self { dataset, selection, data_type, format, options, content_coding })
     }
 
-    /// Plans the response: as a whole, or streamed in bands. `may_stream_early` is true if a streamed response may
-    /// take the place of a whole one for which there is no memory now.
+    /// Plans the response: as a whole, or streamed in bands. If `may_stream_early` is true, a response for which there
+    /// is no memory now may be streamed although it could be sent as a whole.
     ///
     /// # Errors
-    /// 400 if the format cannot represent the samples, 413 if the response takes too much memory or work, with the
-    /// shape of a piece that does not. Both the slice and that piece pass the same check.
+    /// 400 if the format cannot represent the samples. 413 if the response takes too much memory or work; the problem
+    /// then has the shape of a piece that passes the same checks.
     pub(crate) async fn plan(
         self,
         container: &Container,
@@ -106,7 +106,7 @@ impl SliceRequest {
         };
         let mut slice =
             planned.map_err(|problem| problem.with_piece_hint(self.acceptable_piece_shape(container).as_deref()))?;
-        // If slow clients hold the memory for a whole response, a streamed one need not wait for them.
+        // A streamed response need not wait for slow clients that hold the memory for a whole one.
         if may_stream_early
             && !slice.is_streamed()
             && !read::has_capacity_for(container, &slice, self.extra_bytes(&slice, cost))
@@ -174,7 +174,7 @@ impl SliceRequest {
     /// 413 if there cannot.
     fn check_memory(&self, container: &Container, slice: &PlannedSlice, cost: EncodingCost) -> Result<(), Problem> {
         let limit_bytes = read::max_buffered_bytes(container);
-        // The bands fit the memory that they are given. Only the header's share of it must be checked.
+        // Bands always fit into the memory of a stream. Only the header's share of that memory must be checked.
         let needed_bytes = if cost.header_bytes.is_some() && slice.is_streamed() {
             cost.counted_header_bytes().saturating_mul(HEADER_SHARE_DIVISOR)
         } else {
@@ -197,8 +197,8 @@ impl SliceRequest {
         Err(Problem::too_large(detail, limit_bytes))
     }
 
-    /// Halves the region until a part of this shape is acceptable in this format, wherever in the dataset it lies.
-    /// Returns the shape; `None` if not even a single sample is acceptable.
+    /// Returns the shape of a smaller piece that is accepted in this format wherever in the dataset it lies; `None` if
+    /// not even a single sample is accepted.
     fn acceptable_piece_shape(&self, container: &Container) -> Option<Coords> {
         let is_acceptable = |part: &Region| {
             let Ok(cost) = self.encoding_cost(part) else { return false };

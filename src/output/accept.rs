@@ -7,8 +7,8 @@ use mime::Mime;
 /// Returns the media type among `known` that `accept` weighs highest. Returns `None` if all are excluded.
 ///
 /// `accept` is the header's value; several values are joined by commas. Among equal weights the more specific range
-/// wins, then the one named first, then the first of `known`. Members that are not media ranges are skipped (Java sends
-/// a bare `*`). If none is left, every media type is acceptable.
+/// wins, then the range that comes first, then the first of `known`. Members that are not media ranges are skipped (Java
+/// sends a bare `*`). If no member is left, every media type is acceptable.
 pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&'static str> {
     let ranges = accept.map_or_else(Vec::new, parse_accept);
     if ranges.is_empty() {
@@ -53,7 +53,8 @@ fn covers(range: &Mime, media_type: &str) -> bool {
         && (range.subtype() == mime::STAR || range.subtype() == subtype)
 }
 
-/// Parses a weight to thousandths, also without its leading zero (Java's `q=.2`). `None` unless it is between 0 and 1.
+/// Parses a weight in thousandths. The leading zero may be missing (Java sends `q=.2`). Returns `None` unless the weight
+/// is between 0 and 1.
 fn parse_qvalue(text: &str) -> Option<u16> {
     let (integer, fraction) = text.split_once('.').unwrap_or((text, ""));
     let is_decimal = |text: &str| text.bytes().all(|b| b.is_ascii_digit());

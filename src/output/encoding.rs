@@ -2,7 +2,7 @@
 
 use bytes::Bytes;
 
-/// Options that the client sets, and the values that a response states about the region.
+/// Options that the client sets, and properties of the region that some formats write into the response.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EncodeOptions {
     /// Axis order in which the shape is labelled.
@@ -116,7 +116,7 @@ pub enum EncodeError {
         /// Length of the data in bytes.
         found: usize,
     },
-    /// This many bytes of memory for the encoded array are not available.
+    /// Memory of this many bytes for the encoded array is not available.
     #[error("no memory for {0} bytes of encoded data")]
     Memory(u64),
     /// The encoder of a format failed.

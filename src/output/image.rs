@@ -1,5 +1,5 @@
-//! Common parts of the image formats: the shapes that are planes, and the mapping of elements to grey values by a
-//! window.
+//! Common parts of the image formats: the size of an image from the shape of an array, and grey values from elements
+//! through a window.
 
 use super::encoding::EncodeOptions;
 use n5_format::DataType;
@@ -8,7 +8,7 @@ use n5_format::DataType;
 /// right, the second one down. `max_side` is the format's maximum number of pixels per side.
 ///
 /// # Errors
-/// The reason why the shape is not such an image, and the remedy, as text for the client.
+/// A text for the client: why the array cannot be shown as one image, and what to request instead.
 pub(super) fn plane_size(format: &str, shape: &[u64], max_side: u64) -> Result<(u32, u32), String> {
     match long_axes(format, shape, max_side)?.as_slice() {
         [] => Ok((1, 1)),
@@ -43,7 +43,7 @@ pub(super) fn long_axes(format: &str, shape: &[u64], max_side: u64) -> Result<Ve
 /// `unchanged_types`.
 ///
 /// # Errors
-/// The reason and the remedy, as text for the client.
+/// A text for the client: why the elements cannot be shown, and what to request instead.
 pub(super) fn check_window(
     format: &str,
     unchanged_types: &[DataType],

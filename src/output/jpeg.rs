@@ -21,8 +21,8 @@ const MAX_SIDE: u64 = 65_535;
 /// Value of `quality` if none is given.
 const DEFAULT_QUALITY: u8 = 90;
 
-/// Maximum number of bytes for 8 by 8 pixels. 63 coefficients of 26 bits and one of 20 bits take 208 bytes. In
-/// addition, every byte of 255 is followed by a zero; a code of 16 bits begins with at most one such byte.
+/// Maximum number of bytes for 8 by 8 pixels. 63 coefficients of 26 bits and one of 20 bits take 208 bytes. A zero
+/// follows every byte of 255, of which each code of 16 bits has at most one.
 const MAX_BLOCK_BYTES: u64 = 288;
 
 impl Format for JpegFormat {

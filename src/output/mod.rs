@@ -89,7 +89,8 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Returns the media type, without parameters.
     fn media_type(&self) -> &'static str;
 
-    /// Returns those of the parameters `endian`, `window` and `quality` that this format uses. Others are refused.
+    /// Returns those of the parameters `endian`, `window` and `quality` that this format uses. A request with another
+    /// of them is refused.
     fn parameters(&self) -> &'static [&'static str] {
         &[]
     }
@@ -100,7 +101,7 @@ pub trait Format: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Checks what only this format requires of arrays. [`Format::accepts`] has checked the data type and the
+    /// Checks the requirements of this format. Called by [`Format::accepts`], which has checked the data type and the
     /// parameters.
     ///
     /// # Errors
@@ -112,7 +113,7 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Checks that arrays of this shape and type can be encoded with these options.
     ///
     /// # Errors
-    /// The obstacle and its remedy, as text for the client.
+    /// A text for the client: why the array is refused, and what to request instead.
     fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
         if data_type.size_bytes().is_none() {
             return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
@@ -150,8 +151,8 @@ pub trait Format: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Upper bound of the bytes that encoding allocates in addition to the array, for the whole array or one band.
-    /// `u64::MAX` if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
+    /// Returns an upper bound of the bytes that encoding allocates in addition to the array, for the whole array or one
+    /// band. Returns `u64::MAX` if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
 
     /// Returns the bytes before the elements, if the encoding is a header followed by the elements in memory order.
@@ -189,8 +190,8 @@ pub trait Format: fmt::Debug + Send + Sync {
         Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
     }
 
-    /// Number of pieces that make up the encoding of such an array, each made by [`Format::encode_piece`]. It is 1 if
-    /// the format implements only [`Format::encode`], and is the same on every machine.
+    /// Returns the number of pieces that make up the encoding of such an array, each made by [`Format::encode_piece`].
+    /// The number is 1 if the format implements only [`Format::encode`], and is the same on every machine.
     fn piece_count(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> usize {
         1
     }

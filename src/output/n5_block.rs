@@ -33,7 +33,7 @@ impl Format for N5BlockFormat {
         }
     }
 
-    /// Returns the size of the swapped elements, as for `raw`, and of the header of a block with a hundred axes.
+    /// Returns the size of the swapped elements, like `raw`, and of the header of a block with a hundred axes.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> u64 {
         match width_to_swap(data_type, Endian::Big) {
             Some(_) => swapped_bytes(shape, data_type, Endian::Big).saturating_add(512),

@@ -99,7 +99,9 @@ impl ImageStack {
     fn of(shape: &[u64], data_type: &DataType) -> Result<Self, String> {
         let sides = long_axes("tiff", shape, MAX_SIDE)?;
         let mut sides = sides.into_iter();
-        let (width, height, pages) = (sides.next().unwrap_or(1), sides.next().unwrap_or(1), sides.next().unwrap_or(1));
+        let width = sides.next().unwrap_or(1);
+        let height = sides.next().unwrap_or(1);
+        let pages = sides.next().unwrap_or(1);
         if sides.next().is_some() {
             return Err(format!(
                 "tiff needs a plane or a stack with at most three axes longer than 1, but the shape is {shape:?}; \

@@ -7,31 +7,31 @@ use n5_format::{BlockGrid, Coords, Region};
 /// Largest band that is merged from thin layers, in bytes.
 const MERGED_LAYERS_BYTES: u64 = 16 << 20;
 
-/// Size of the first bands in bytes. It doubles while the client takes bands quickly; a slow client does not hold much
-/// memory.
+/// Size of the first bands in bytes. The size doubles while the client takes bands quickly, so that a slow client does
+/// not hold much memory.
 const INITIAL_BAND_BYTES: u64 = 1 << 20;
 
 /// Divisor of the free memory that limits the growth of bands. Three bands at once for each of 16 slow clients take
 /// less than all of it.
 const FREE_MEMORY_DIVISOR: u64 = 32;
 
-/// Bytes sent to a client after which that limit no longer applies. Earlier bytes fill the kernel's buffers and do not
-/// show how fast the client is, and two bands may not have been taken yet.
+/// Size of the bands so far after which the free memory no longer limits the growth of bands, in bytes. Before that,
+/// the bytes may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
 const PROVEN_FAST_BYTES: u64 = 24 << 20;
 
 /// Bytes per element at the stages of a response.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct ElementWidths {
-    /// As decoded.
+    /// Width as decoded.
     pub(crate) stored: u64,
-    /// As sent.
+    /// Width as sent.
     pub(crate) sent: u64,
-    /// While the response is built: as decoded plus, if converted, as sent.
+    /// Bytes in memory while the response is built: the width as decoded plus, if converted, the width as sent.
     pub(crate) in_memory: u64,
 }
 
 impl ElementWidths {
-    /// Widths of elements of `stored` bytes that are sent with the same width, or converted to `converted` bytes.
+    /// Creates the widths of elements of `stored` bytes. They are sent unchanged, or converted to `converted` bytes.
     pub(crate) fn new(stored: usize, converted: Option<usize>) -> Self {
         let stored = stored as u64;
         let converted = converted.map(|width| width as u64);
@@ -54,10 +54,10 @@ impl SliceGeometry<'_> {
     }
 }
 
-/// Iterator over the parts of a region in the order of its elements. Each part is assembled and sent as one.
+/// Iterator over the bands of a region, in the order of its elements. Each band is assembled and sent as a whole.
 ///
-/// A band is one whole layer of blocks, or several where layers are thin. Where a layer exceeds the size of a band, a
-/// band is as many of its planes as fit.
+/// A band is one whole layer of blocks, or several thin layers. If a layer is larger than a band may be, each band is as
+/// many planes of the layer as fit.
 #[derive(Debug, Clone)]
 pub struct Bands {
     region: Region,
@@ -67,11 +67,11 @@ pub struct Bands {
     /// Bytes of one plane: one sample of the cut axis, all samples of the faster axes.
     plane_bytes: u64,
     budget_bytes: u64,
-    /// Maximum size of the next band in bytes; never less than one plane, nor than `min_depth` planes.
+    /// Size that the next band should not exceed, in bytes. A band has at least one plane and `min_depth` planes.
     next_bytes: u64,
     /// Bytes of all bands so far.
     done_bytes: u64,
-    /// Minimum number of planes per band. With fewer, blocks would be decoded too often.
+    /// Minimum number of planes per band. With fewer planes, blocks would be decoded too often.
     min_depth: u64,
     /// Parts of the first plane, which come before the bands, in reverse order.
     first_plane_parts: Vec<Region>,
@@ -114,7 +114,8 @@ impl Bands {
         Some(bands)
     }
 
-    /// Returns how often a block is decoded at most if the cache keeps none and bands have their full size.
+    /// Returns the maximum number of times that a block is decoded, if the cache keeps no block and bands have their
+    /// full size.
     pub(crate) fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
         let planes = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
         self.decodes_by_slower_axes(grid).saturating_mul(self.samples_per_block(self.cut_axis, grid).div_ceil(planes))
@@ -141,7 +142,7 @@ impl Bands {
         in_block.min(self.region.shape()[axis]).max(1)
     }
 
-    /// Sets the minimum depth of bands such that small ones decode no block more than `max_decodes` times.
+    /// Sets the minimum depth of bands such that no block is decoded more than `max_decodes` times.
     pub(crate) fn with_max_decodes(self, max_decodes: u64, grid: &BlockGrid) -> Self {
         let parts = max_decodes / self.decodes_by_slower_axes(grid);
         let parts = parts.saturating_sub(self.first_plane_parts.len() as u64).max(1);
@@ -197,7 +198,7 @@ impl Bands {
         let merged_planes = planes(self.next_bytes.min(MERGED_LAYERS_BYTES));
         let mut depth = self.remaining_in_layer(from).min(remaining);
         if depth > fitting_planes {
-            // With equal parts, the last band of a layer is not a sliver.
+            // With bands of equal depth, the last band of a layer is not much smaller than the others.
             return depth.div_ceil(depth.div_ceil(fitting_planes)).min(remaining);
         }
         // Adds as many further whole layers as fit.
@@ -208,8 +209,8 @@ impl Bands {
 
     /// Returns the number of samples from sample `from` to the end of the layer of blocks that holds it.
     fn remaining_in_layer(&self, from: u64) -> u64 {
-        let (start, step) =
-            (i128::from(self.region.start()[self.cut_axis]), i128::from(self.region.step()[self.cut_axis]));
+        let start = i128::from(self.region.start()[self.cut_axis]);
+        let step = i128::from(self.region.step()[self.cut_axis]);
         let block = i128::from(self.block_depth);
         let at = start.saturating_add(i128::from(from).saturating_mul(step));
         let end = at.div_euclid(block).saturating_add(1).saturating_mul(block);
@@ -231,8 +232,8 @@ impl Iterator for Bands {
         let depth = self.next_depth(from);
         self.done_bytes = self.done_bytes.saturating_add(depth.saturating_mul(self.plane_bytes));
         let mut band = self.region.narrow(self.cut_axis, from, depth);
-        for (n, k) in self.cursor.iter().enumerate().skip(1) {
-            band = band.narrow(self.cut_axis + n, *k, 1);
+        for (axis, index) in (self.cut_axis..).zip(&self.cursor).skip(1) {
+            band = band.narrow(axis, *index, 1);
         }
         self.advance(depth);
         Some(band)
@@ -285,15 +286,15 @@ fn first_plane_parts(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_by
     parts
 }
 
-/// Returns the shape, in samples, of a part of `region` that `accepts` accepts; `None` if it accepts no part. Halves
-/// the region, slowest axis first, down to whole blocks and then below.
+/// Returns the shape, in samples, of a part of `region` for which `accepts` returns true; `None` if there is no such
+/// part. Halves the region repeatedly, slowest axis first.
 pub fn shrink_until_accepted(region: &Region, grid: &BlockGrid, accepts: impl Fn(&Region) -> bool) -> Option<Coords> {
     let mut piece_shape = region.shape().clone();
     let is_accepted = |shape: &Coords| {
         let part = Region::new(region.start().clone(), shape.clone(), region.step().clone());
         part.is_ok_and(|part| accepts(&part))
     };
-    // First down to whole blocks along every axis, slowest axis first; then below one block.
+    // First, the part shrinks to one block along every axis, in whole blocks. Then it shrinks below one block.
     for whole_blocks in [true, false] {
         for axis in (0..region.rank()).rev() {
             let granularity =
@@ -408,10 +409,12 @@ mod tests {
         let region = Region::whole(grid.dimensions());
         let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(32 << 20)).unwrap();
         let mut bands = bands.unwrap();
-        let (mut depths, mut decodes) = (Vec::new(), [0; 8]);
+        let mut depths = Vec::new();
+        let mut decodes = [0; 8];
         while let Some(band) = bands.next() {
             depths.push(band.shape()[2]);
-            let (from, depth) = (band.start()[2].unsigned_abs(), band.shape()[2]);
+            let from = band.start()[2].unsigned_abs();
+            let depth = band.shape()[2];
             (from / 64..(from + depth).div_ceil(64)).for_each(|layer| decodes[usize::try_from(layer).unwrap()] += 1);
             if bands.done_bytes < 192 << 20 { bands.grow(0) } else { bands.shrink() }
         }
@@ -477,8 +480,8 @@ mod tests {
     fn a_plane_across_too_many_blocks_is_refused_with_an_acceptable_part() {
         let grid = grid(&[8192, 8192, 8192], &[64, 64, 64]);
         for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
-            let (shape, step) = (Coords::from_slice(&shape), Coords::from_slice(&step));
-            let region = Region::new(smallvec![0, 0, 0], shape, step.clone()).unwrap();
+            let step = Coords::from_slice(&step);
+            let region = Region::new(smallvec![0, 0, 0], Coords::from_slice(&shape), step.clone()).unwrap();
             let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
             assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
             let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));

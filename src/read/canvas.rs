@@ -1,8 +1,8 @@
 //! A result under construction: slabs that several jobs fill concurrently.
 //!
-//! A slab's buffer may hold the contents of an older response. It is not zeroed first, because that takes up to an
-//! eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet, and finally writes zeros
-//! in their place. Only then does it give its bytes away.
+//! A slab's buffer may hold the contents of an older response. The buffer is not zeroed first, because that takes up to
+//! an eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet. Before the slab gives
+//! its bytes away, zeros are written in the place of these blocks.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -11,16 +11,19 @@ use crate::cache::budget::{Budget, Permit};
 use crate::cache::error::ReadError;
 use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
 
-/// Minimum average size of a block within a slab for which unwritten blocks are tracked, in bytes. Below it, zeroing
-/// the slab costs less. Debug builds always track them, so that tests exercise this.
+/// Minimum average size of a block's part of a slab for which unwritten blocks are tracked, in bytes. If the parts are
+/// smaller, zeroing the slab costs less. Debug builds always track the blocks, so that tests exercise the tracking.
 const MIN_TRACKED_CELL_BYTES: u64 = if cfg!(debug_assertions) { 0 } else { 1024 };
+
+/// Maximum size of samples that are gathered before a slab is locked, in bytes. No budget accounts for them.
+const MAX_GATHER_BYTES: u64 = 32 << 10;
 
 /// A part of the result, complete along all axes but one.
 pub(crate) struct Slab {
     region: Region,
     len: usize,
     content: Mutex<SlabContent>,
-    /// Goes with the data, even into a job that no request waits for any more.
+    /// Covers the data. The slab owns the permit, because a job may fill it after its request has ended.
     permit: Permit,
 }
 
@@ -41,7 +44,7 @@ impl Slab {
     }
 }
 
-/// Writes zeros to all samples of `region` in the place of a block. Returns false if they do not fit.
+/// Writes zeros to all samples of `region` in the place of a block. Returns false if `target` is too short for `region`.
 fn clear_cell(target: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
     paste_zeros(target, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
 }
@@ -53,37 +56,41 @@ pub(crate) struct Canvas {
     region: Region,
     axis: usize,
     slabs: Vec<Slab>,
-    /// Origin of the permits and the buffers of the slabs.
+    /// Budget of the slabs' permits and buffers.
     budget: Budget,
 }
 
-/// Maximum size of samples that are gathered, in bytes. No budget accounts for them.
-const MAX_GATHER_BYTES: u64 = 32 << 10;
+/// Samples of one block that are gathered before they are pasted into a slab.
+struct ScatteredSamples {
+    /// The samples, as a part of the slab's region.
+    part: Region,
+    /// Index of the first sample along each axis of the slab's region.
+    offset: Coords,
+    /// Buffer for the samples.
+    data: Vec<u8>,
+}
 
-/// Returns the part of `region` that lies in a block, the index of its first sample along each axis of the region, and
-/// its length in bytes, if its samples are scattered in the block, each in a cache line of its own, as in a yz plane.
-///
-/// Finding such samples takes much longer than writing them contiguously. They are gathered before the slab is locked,
-/// so that two jobs do not wait for each other.
-fn scattered_part(
-    region: &Region,
-    origin: &Coords,
-    size: &Coords,
-    dimensions: &Coords,
-    width: usize,
-) -> Option<(Region, Coords, usize)> {
-    let step = *region.step().first()?;
-    let (mut part, mut offset) = (region.clone(), Coords::new());
-    for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(dimensions).enumerate() {
-        let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
-        part = part.narrow(axis, from, to.saturating_sub(from));
-        offset.push(from);
+impl ScatteredSamples {
+    /// Returns a zeroed buffer for the samples of `region` in the block of `size` at `origin`, if they are scattered in
+    /// the block, each in a cache line of its own, as in a yz plane.
+    ///
+    /// Finding such samples takes much longer than writing them contiguously. They are gathered before the slab is
+    /// locked, so that two jobs do not wait for each other.
+    fn allocate(region: &Region, grid: &BlockGrid, origin: &Coords, size: &Coords, width: usize) -> Option<Self> {
+        let step = *region.step().first()?;
+        let mut part = region.clone();
+        let mut offset = Coords::new();
+        for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(grid.dimensions()).enumerate() {
+            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
+            part = part.narrow(axis, from, to.saturating_sub(from));
+            offset.push(from);
+        }
+        let elements = part.elements()?;
+        let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
+        let bytes = elements.saturating_mul(width as u64);
+        let len = usize::try_from(bytes).ok().filter(|_| is_strided && bytes <= MAX_GATHER_BYTES)?;
+        Some(Self { part, offset, data: vec![0; len] })
     }
-    let elements = part.elements()?;
-    let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
-    let bytes = elements.saturating_mul(width as u64);
-    let bytes = usize::try_from(bytes).ok().filter(|_| is_strided && bytes <= MAX_GATHER_BYTES)?;
-    Some((part, offset, bytes))
 }
 
 /// Byte order of a block's elements.
@@ -96,8 +103,8 @@ pub(crate) enum ElementByteOrder {
 }
 
 impl Canvas {
-    /// Creates a canvas for `region` of the grid's dataset. `slabs` cover it in the order of `axis`; all but the last
-    /// have the same number of samples along it. Their permits are of `budget`.
+    /// Creates a canvas for `region` of the grid's dataset. The slabs cover the region in the order of `axis`. All but
+    /// the last one have the same number of samples along this axis. Their permits are of `budget`.
     pub(crate) fn new(
         grid: BlockGrid,
         width: usize,
@@ -116,17 +123,18 @@ impl Canvas {
 
     /// Pastes the block at `position` into the slabs that it overlaps. Concurrent jobs lock one slab at a time.
     pub(crate) fn paste(&self, position: &GridPosition, size: &Coords, data: &[u8], byte_order: ElementByteOrder) {
-        let (grid, width) = (&self.grid, self.width);
+        let grid = &self.grid;
+        let width = self.width;
         let origin = grid.origin(position);
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
         let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(&origin, size) {
-            let scattered = scattered_part(&slab.region, &origin, size, grid.dimensions(), width);
-            let gathered = scattered.and_then(|(part, offset, len)| {
-                let mut samples = vec![0; len];
-                let is_copied = copy(&mut samples, &part, data, &origin, size, grid.dimensions(), width);
-                is_copied.then_some((part, offset, samples))
-            });
+            let mut gathered = ScatteredSamples::allocate(&slab.region, grid, &origin, size, width);
+            if let Some(samples) = &mut gathered
+                && !copy(&mut samples.data, &samples.part, data, &origin, size, grid.dimensions(), width)
+            {
+                gathered = None;
+            }
             let mut content = self.lock_content(slab);
             let SlabContent { data: target, unwritten } = &mut *content;
             let must_clear = !is_whole && unwritten.contains(position);
@@ -134,9 +142,9 @@ impl Canvas {
                 continue;
             }
             let is_copied = match gathered {
-                Some((part, offset, samples)) => {
+                Some(ScatteredSamples { part, offset, data }) => {
                     let whole_slab = Region::whole(slab.region.shape());
-                    paste(target, &whole_slab, &samples, &offset, part.shape(), whole_slab.shape(), width)
+                    paste(target, &whole_slab, &data, &offset, part.shape(), whole_slab.shape(), width)
                 }
                 None => copy(target, &slab.region, data, &origin, size, grid.dimensions(), width),
             };
@@ -155,6 +163,7 @@ impl Canvas {
         content
     }
 
+    /// Allocates the buffer of a slab. Fills it with zeros if it was used before and its blocks are not tracked.
     fn allocate_content(&self, slab: &Slab) -> SlabContent {
         let (mut data, is_zero) = self.budget.dirty_or_zeroed(slab.len);
         let mut unwritten = HashSet::new();
@@ -175,12 +184,12 @@ impl Canvas {
 
     /// Writes zeros in the place of the block at `position`, for [`Self::paste_part`].
     pub(crate) fn clear(&self, position: &GridPosition) {
-        let (grid, width) = (&self.grid, self.width);
+        let grid = &self.grid;
         for slab in self.overlapping(&grid.origin(position), grid.block_size()) {
             let mut content = self.lock_content(slab);
             let SlabContent { data: target, unwritten } = &mut *content;
             // A place that cannot be cleared stays unwritten, so that [`Self::finish`] fails.
-            if clear_cell(target, &slab.region, grid, position, width) {
+            if clear_cell(target, &slab.region, grid, position, self.width) {
                 unwritten.remove(position);
             }
         }
@@ -297,7 +306,8 @@ mod tests {
             let cut = cut % region.rank();
             let plane_bytes = region.elements().unwrap() / region.shape()[cut] * width as u64;
             let budget = budget_with_used_buffers(plane_bytes * depth, 16);
-            let (mut slabs, mut expected) = (Vec::new(), Vec::new());
+            let mut slabs = Vec::new();
+            let mut expected = Vec::new();
             for from in (0..region.shape()[cut]).step_by(usize::try_from(depth).unwrap()) {
                 let part = region.narrow(cut, from, depth);
                 let bytes = part.shape()[cut] * plane_bytes;

@@ -1,4 +1,4 @@
-//! Checks that stored blocks decode. Bypasses the cache of decoded blocks, within the same budgets.
+//! Checks that stored blocks can be decoded. Decoded blocks bypass the cache, but take memory of the same budgets.
 
 use std::sync::Arc;
 
@@ -10,7 +10,7 @@ use crate::cache::freshness::{self, Freshness};
 use crate::container::Container;
 use n5_format::{Block, BlockHeader, BlockMode, Coords, GridPosition};
 
-/// Properties of a stored block that decodes.
+/// Properties of a stored block that can be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValidBlock {
     /// Size of the block itself in elements, N5 axis order.
@@ -23,8 +23,8 @@ pub struct ValidBlock {
     pub decoded_bytes: u64,
 }
 
-/// Reads and decodes the block at `position` of a dataset as a slice would, without keeping it. Returns `None` if
-/// no block is stored.
+/// Loads the block at `position` of a dataset as a slice would, but does not cache it. Returns `None` if no block is
+/// stored.
 ///
 /// # Errors
 /// [`ReadError`] with which a slice would fail.
@@ -37,9 +37,10 @@ pub async fn check_block(
     if !container.is_visible(&dataset.key) {
         return Ok(None);
     }
-    let (blocks, location) = (&container.resources.blocks, container.block_location(dataset, position));
+    let blocks = &container.resources.blocks;
+    let location = container.block_location(dataset, position);
     match check_once(blocks, &location, freshness.since(&dataset.block_key(position))).await {
-        // Read again, as for a slice.
+        // The block may have been written while it was read. A slice loads such a block again, too.
         Err(error) if error.may_be_torn() => {
             tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
             check_once(blocks, &location, freshness::now()).await
@@ -59,7 +60,8 @@ async fn check_once(
         SourceBlock::Stored(stored, permit) => (stored, permit),
     };
     let (_, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
-    let (header, stored_bytes) = (BlockHeader::parse(&bytes).ok(), bytes.len() as u64);
+    let header = BlockHeader::parse(&bytes).ok();
+    let stored_bytes = bytes.len() as u64;
     // Held while the request waits; dropping it cancels the decoding.
     let requester = Arc::new(());
     let waiters = BlockWaiters::new(Arc::downgrade(&requester), None);

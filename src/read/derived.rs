@@ -1,4 +1,5 @@
-//! Results derived from a region's elements, such as a block in another encoding. They are cached with stored objects.
+//! Results that are derived from a region's elements, such as a block in another encoding. The cache of stored objects
+//! also holds these results.
 
 use std::fmt;
 use std::future::Future;
@@ -42,9 +43,9 @@ impl fmt::Debug for Derivation {
 pub struct DerivedBytes {
     /// The bytes.
     pub bytes: Bytes,
-    /// Hash of the entity tags of the source blocks, as [`Fingerprint::etags_hash`](super::Fingerprint::etags_hash).
+    /// Hash of the entity tags of the source blocks: their [`Fingerprint::etags_hash`](super::Fingerprint::etags_hash).
     pub etags_hash: u128,
-    /// Hash of the versions of the source blocks, as [`Fingerprint::versions_hash`](super::Fingerprint::versions_hash).
+    /// Hash of the versions of the source blocks: their [`Fingerprint::versions_hash`](super::Fingerprint::versions_hash).
     pub versions_hash: u64,
     /// Dependency that finds the result again while the blocks are unchanged, if the result is cached.
     pub dependency: Option<Dependency>,
@@ -100,7 +101,7 @@ async fn derive(
     }
     let apply = Arc::clone(&derivation.apply);
     let priority = Priority::for_input_bytes(data.len());
-    // The job owns its inputs. It runs to its end even without waiters, and its result should be cached then, too.
+    // The job owns its inputs, so that it runs to its end and its result is cached even if no request waits any more.
     let job = move || {
         flight.detach();
         let input_range = data.as_ptr_range();
@@ -109,7 +110,7 @@ async fn derive(
         let is_new_buffer = !input_range.contains(&bytes.as_ptr());
         Ok::<_, ReadError>((bytes, memory, is_new_buffer))
     };
-    // Elements that are sent unchanged take no time.
+    // A derivation that takes no memory returns the elements unchanged, which takes no time.
     let result = match derivation.extra_bytes {
         0 => job(),
         _ => resources.cpu.run(priority, reader.slice.dataset.id, job).await?,
@@ -118,7 +119,7 @@ async fn derive(
     let len = bytes.len() as u64;
     let Fingerprint { etags_hash, versions_hash, .. } = stats.fingerprint;
     let meta = ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
-    // Unchanged elements belong to another budget, whose permit must not live on in this cache.
+    // Unchanged elements hold a permit of another budget, which must not stay in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
         return Ok(ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at));
     }

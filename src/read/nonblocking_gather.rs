@@ -1,13 +1,15 @@
 //! Nonblocking gather: reads, decodes and pastes blocks that need no waiting in one pass, with up to one job per core.
 //!
-//! A job takes one block after another. A cached block is pasted. A missing block is read if the store can do so
-//! without blocking, decoded into a buffer that serves all blocks of the job, and pasted while it is in the core's
-//! cache. Everything else is left to the regular path, which alone handles errors, retries and waits: a file that is
-//! not in the page cache, a block that is damaged or being loaded by another request, a lack of memory.
+//! A job takes one block after another. A cached block is pasted. A block that is not cached is read if the store can do
+//! so without blocking, decoded into a buffer that serves all blocks of the job, and pasted while it is in the core's
+//! cache.
 //!
-//! Time of a slice of 256^3 uint16 in 64 blocks, nothing cached, transport included, compared with handing each block
-//! to a thread for each of reading, decoding and pasting: raw 33 ms instead of 44, zstd 54 instead of 73, gzip 70
-//! instead of 97.
+//! A block is deferred if its file is not in the page cache, if it is damaged, if another request is loading it, or if
+//! memory is short. The caller loads deferred blocks afterwards, and alone handles errors, retries and waits.
+//!
+//! Time of a slice of 256^3 uint16 in 64 blocks that are not cached, including the transport: raw 33 ms, zstd 54 ms,
+//! gzip 70 ms. If each block was handed from thread to thread for reading, decoding and pasting, they took 44, 73 and
+//! 97 ms.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -35,17 +37,17 @@ use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
 /// every quantum, a slice of 64 bzip2 blocks took 739 ms instead of 661, and one of gzip blocks 70 instead of 59.
 const JOB_QUANTUM: Duration = Duration::from_millis(5);
 
-/// Bytes of blocks, decoded or read from the cache, that justify starting another job.
+/// Bytes of blocks, decoded or read from the cache, for which another job is worth starting.
 const BYTES_PER_JOB: u64 = 512 << 10;
 
-/// Maximum size of all samples for which cached blocks are pasted on the calling thread. It takes less time than
-/// handing them to another thread.
+/// Maximum size of all samples for which cached blocks are pasted on the calling thread. Pasting so few bytes takes less
+/// time than handing the blocks to another thread.
 const INLINE_PASTE_BYTES: u64 = 64 << 10;
 
 /// Largest file that is read without blocking. A larger one would keep the job on its core for too long.
 const MAX_NONBLOCKING_FILE_BYTES: u64 = 16 << 20;
 
-/// Bytes that a file may have beyond its block's: a header, and the expansion of incompressible data.
+/// Bytes by which a file may be larger than its decoded block: a header, and what a codec adds to incompressible data.
 const FILE_SLACK_BYTES: u64 = 64 << 10;
 
 /// A block to paste.
@@ -56,7 +58,7 @@ pub(crate) enum PasteItem {
     Miss {
         /// Grid position of the block.
         position: GridPosition,
-        /// The loaded block is put into the cache.
+        /// True if the block is put into the cache when it is loaded.
         should_cache: bool,
     },
 }
@@ -79,22 +81,24 @@ pub(crate) struct GatherContext {
 struct PasteJob {
     /// Blocks that no job has taken yet.
     queue: Arc<Mutex<vec::IntoIter<PasteItem>>>,
-    /// The job takes blocks from the end of the queue, so that two jobs paste into different slabs instead of waiting
-    /// for each other.
+    /// True if the job takes blocks from the end of the queue. Two jobs then paste into different slabs instead of
+    /// waiting for each other.
     from_end: bool,
     priority: Priority,
     /// Expires when no request waits for the slice any more.
     requester: Weak<()>,
-    /// Bytes of the last file that was read, and its metadata; `None` if it did not exist.
+    /// Bytes of the last file that was read.
     file: Vec<u8>,
+    /// Metadata of that file; `None` if it does not exist.
     file_meta: Option<ObjectMeta>,
     buffers: DecodeBuffers,
-    /// Permit of the decode budget for both buffers.
+    /// Permit of the decode budget for `file` and `buffers`.
     permit: Option<Permit>,
     /// Reader of the page cache; dropped when the quantum is over.
     reader: Option<Box<dyn NonblockingReader>>,
-    /// Times of the current block.
+    /// Times of loading the current block.
     times: LoadTimes,
+    /// Blocks that could not be loaded without waiting.
     deferred: Vec<GridPosition>,
     stats: ReadStats,
 }
@@ -174,7 +178,7 @@ impl GatherContext {
     fn run_quantum(&self, job: &mut PasteJob, lease: &CoreLease) -> bool {
         let mut started = Instant::now();
         loop {
-            // A job whose client has disconnected does not delay the next client for the rest of a quantum.
+            // A job whose client has disconnected ends here, so that it does not delay the next client.
             if job.requester.strong_count() == 0 {
                 return true;
             }

@@ -1,7 +1,7 @@
 //! Partial reads of uncompressed blocks: only the parts that hold samples of a slice are read, and they are not cached.
 //!
 //! A block that is read whole is cached and also serves the neighbouring planes. Blocks of a usual size are therefore
-//! read in parts only if the slice was admitted on that condition.
+//! read in parts only if the slice was accepted on that condition.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -30,11 +30,13 @@ const MAX_WHOLE_BLOCK_BYTES: u64 = 16 << 20;
 /// Divisor of a block's size: a larger block is read in parts if the parts are at most a quarter of it.
 const PARTIAL_READ_DIVISOR: u64 = 4;
 
-/// Number of blocks that are read in parts concurrently, and number of concurrent reads per block.
+/// Number of blocks that are read in parts concurrently.
 const CONCURRENT_BLOCKS: usize = 2;
+
+/// Number of concurrent reads per block.
 const CONCURRENT_READS_PER_BLOCK: usize = 4;
 
-/// Returns true if only the bytes with samples of `region`, a part of `slice`, are read of the block at `position`.
+/// Returns true if the block at `position` is read in parts: only the bytes with samples of `region`, a part of `slice`.
 pub(crate) fn is_read_in_parts(
     container: &Container,
     slice: &PlannedSlice,
@@ -48,7 +50,7 @@ pub(crate) fn is_read_in_parts(
     let grid = attributes.grid();
     let size = grid.clipped_size(position);
     let bytes = size.iter().fold(slice.widths.stored, |bytes, n| bytes.saturating_mul(*n));
-    // Includes a header, and padding at the end of the dataset.
+    // A file also has a header, and padding if the block lies at the end of the dataset.
     let full = grid.block_size().iter().fold(slice.widths.stored, |bytes, n| bytes.saturating_mul(*n));
     let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(BlockHeader::max_len(region.rank()));
     let is_too_large = max_bytes > container.resources.blocks.block_bytes;
@@ -159,7 +161,7 @@ async fn paste_part(
     let paste = move || {
         context.canvas.paste_part(&part_origin, &part.size, &bytes);
         drop((bytes, permit));
-        // Before the job reports its end, so that the last holder has the canvas to itself.
+        // Dropped before the job reports its end, so that the caller then has the only reference to the canvas.
         drop(context);
     };
     elements.container.resources.cpu.run(Priority::High, dataset_id, paste).await?;

@@ -1,5 +1,5 @@
 //! Planning of slices before a block is read: a slice is sent whole, in bands, or refused. Sizes alone decide. Only if
-//! that depends on the number of existing blocks, directories are listed.
+//! the decision depends on the number of existing blocks, directories are listed.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -26,15 +26,15 @@ const SLOW_CLIENT_WAIT: Duration = Duration::from_secs(1);
 /// Largest response that is not worth sending in bands, in bytes.
 const ALWAYS_WHOLE_BYTES: u64 = 1 << 20;
 
-/// Divisor of the slice budget that limits the bands of a rate-limited response: they hold their memory for long, and
-/// up to three exist at once.
+/// Divisor of the slice budget that limits the bands of a rate-limited response. Such bands hold their memory for long,
+/// and up to three of them exist at once.
 const RATE_LIMITED_BUDGET_DIVISOR: u64 = 16;
 
-/// Approximate size of the blocks that the first part of a stream touches, in bytes. It lets the first byte come as
-/// soon as that of a small slice: starting with a whole layer of blocks, a slice of 20 GiB took 2.4 s.
+/// Approximate size of the blocks that the first part of a stream touches, in bytes. With so few blocks, the first byte
+/// is sent as early as that of a small slice. With a whole layer of blocks, the first byte of 20 GiB took 2.4 s.
 const FIRST_PART_BYTES: u64 = 1 << 20;
 
-/// Minimum cost of a block that is touched, in bytes decoded: the time of its lookup.
+/// Minimum cost of a touched block, in decoded bytes. Decoding so many bytes takes as long as looking up the block.
 pub(crate) const BLOCK_COST_BYTES: u128 = 4 << 10;
 
 /// A slice that may be read.
@@ -64,7 +64,7 @@ impl PlannedSlice {
         self.dataset.id
     }
 
-    /// Returns the size of the elements in bytes, as converted.
+    /// Returns the size of the elements as sent, in bytes.
     pub fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -74,8 +74,8 @@ impl PlannedSlice {
         self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
-    /// Returns the bytes of memory that the elements take if the slice is read whole: as stored plus, if they are
-    /// converted, as converted.
+    /// Returns the bytes of memory that the elements take if the slice is read whole. Converted elements take memory
+    /// twice: as stored and as converted.
     pub fn memory_bytes(&self) -> u64 {
         self.region.elements().unwrap_or(u64::MAX).saturating_mul(self.widths.in_memory)
     }
@@ -83,7 +83,7 @@ impl PlannedSlice {
     /// Converts the elements to the requested type.
     ///
     /// # Errors
-    /// [`ConvertError`], as [`convert`].
+    /// [`ConvertError`] if the type cannot represent an element.
     pub fn convert(&self, data: Bytes) -> Result<Bytes, ConvertError> {
         match &self.convert_to {
             Some(to) => convert(data, self.dataset.attributes.data_type(), to),
@@ -104,12 +104,13 @@ impl PlannedSlice {
         xxh3_128(&hash_input)
     }
 
-    /// Adapts the size of the next band to the client: where memory is short, a slow client gets small bands. `waited`
-    /// is the time that the last band waited until the client had taken the band before it. The time that the band
-    /// waited for memory counts, too.
+    /// Adapts the size of the next band to the client: if memory is short, a slow client gets small bands. `waited` is
+    /// the time that the last band waited until the client had taken the band before it. The time that the last band
+    /// waited for memory is added.
     pub(crate) fn adapt_band_size(&mut self, waited: Duration, budget: &Budget) {
         let waited = waited.saturating_add(self.memory_waited);
-        let (free_bytes, Some(bands)) = (budget.free_bytes(), &mut self.bands) else { return };
+        let Some(bands) = &mut self.bands else { return };
+        let free_bytes = budget.free_bytes();
         let is_memory_plentiful = free_bytes > budget.capacity_bytes() / 2;
         if waited < if is_memory_plentiful { SLOW_CLIENT_WAIT } else { FAST_CLIENT_WAIT } {
             bands.grow(free_bytes);
@@ -138,8 +139,8 @@ impl PlannedSlice {
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
-    /// Bytes of memory that a whole response takes in addition to the elements as stored and as converted. If they do
-    /// not fit, the response is sent in bands. 0 for a response that is not streamable.
+    /// Bytes of memory that a whole response takes in addition to the elements as stored and as converted. If there is
+    /// not so much memory, the response is sent in bands. 0 for a response that cannot be sent in bands.
     pub extra_bytes: u64,
     /// Bytes that a streamed response sends before its elements. Their memory is taken with the first band.
     pub prefix_bytes: u64,
@@ -152,22 +153,22 @@ pub struct SliceDelivery<'a> {
 pub enum Streaming {
     /// The format allows only whole responses.
     Never,
-    /// Sending the response whole would leave less than a quarter of the slice budget to others. Its client may be
-    /// slow.
+    /// The response is sent in bands if sending it whole would leave less than a quarter of the slice budget to other
+    /// clients, because its client may be slow.
     IfLarge,
-    /// As [`Self::IfLarge`], in small bands where possible, because the client is rate-limited.
+    /// Like [`Self::IfLarge`], but in small bands if possible, because the client is rate-limited.
     IfLargeInSmallBands,
-    /// Always, even if there is memory for all of it.
+    /// The response is sent in bands even if there is memory for all of it.
     Always,
 }
 
 impl<'a> SliceDelivery<'a> {
-    /// Elements of `data_type` that are sent whole and without anything else.
+    /// Creates a delivery of elements of `data_type` that are sent whole and without anything else.
     pub fn whole(data_type: &'a DataType) -> Self {
         Self { data_type, extra_bytes: 0, prefix_bytes: 0, streaming: Streaming::Never }
     }
 
-    /// Elements of `data_type` that are sent in bands.
+    /// Creates a delivery of elements of `data_type` that are sent in bands.
     pub fn streamed(data_type: &'a DataType) -> Self {
         Self { streaming: Streaming::Always, ..Self::whole(data_type) }
     }
@@ -184,7 +185,7 @@ pub(crate) struct SliceLimits {
     pub(crate) max_whole_bytes: u64,
     /// Bytes that a whole response takes in addition to its elements, if it can be sent in bands instead.
     pub(crate) extra_bytes: u64,
-    /// Largest band in bytes. A stream leaves some of the budget to others.
+    /// Largest band in bytes. It leaves a part of the budget to other clients.
     pub(crate) max_band_bytes: u64,
     /// Maximum ratio of decoded bytes to response bytes.
     pub(crate) decode_factor: u64,
@@ -219,9 +220,9 @@ pub enum SliceRefusal {
 /// Assumptions about the blocks to decode. By default, every block that the region touches is decoded whole.
 #[derive(Debug, Clone, Copy, Default)]
 pub(crate) struct CostAssumptions {
-    /// Number of touched blocks, if it differs from the number for this very region.
+    /// Number of touched blocks; `None` for the number of blocks that the region touches where it lies.
     pub(crate) touched_blocks: Option<u128>,
-    /// Number of touched blocks that may exist; `None` for all. Each of the others costs a lookup.
+    /// Number of touched blocks that may exist; `None` for all. A block that does not exist costs a lookup.
     pub(crate) existing_blocks: Option<u128>,
     /// The blocks are stored uncompressed and read only where the region has samples.
     pub(crate) uses_partial_reads: bool,
@@ -363,17 +364,17 @@ impl<'a> SlicePlanner<'a> {
     }
 }
 
-/// Returns the maximum number of bytes of one response that wait to be sent. A quarter of the slice budget is left
-/// to others.
+/// Returns the maximum number of bytes of one response that wait to be sent. They leave a quarter of the slice budget to
+/// other clients.
 pub fn max_buffered_bytes(container: &Container) -> u64 {
     container.resources.slice_budget.max_stream_bytes()
 }
 
-/// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should
-/// wait for it.
+/// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should wait
+/// for the memory.
 ///
-/// The client's quota does not count: a client above its quota waits for its own responses to be sent. In bands, it
-/// would get more memory the fewer bands it takes, and leave too little for the streams of others.
+/// The client's quota is not considered: a client above its quota waits until its own responses are sent. If it got
+/// bands instead, a slow client would get more memory, and leave too little for the streams of other clients.
 pub fn has_capacity_for(container: &Container, slice: &PlannedSlice, extra_bytes: u64) -> bool {
     let bytes = slice.memory_bytes().saturating_add(extra_bytes);
     bytes <= ALWAYS_WHOLE_BYTES || container.resources.slice_budget.has_capacity_for(bytes)
@@ -427,7 +428,7 @@ fn max_decodes(
         .saturating_mul(u128::from(decodes_per_block));
     let factor = u128::from(limits.decode_factor.max(1));
     let limit_bytes = factor.saturating_mul(u128::from(bytes.max(limits.budget_bytes)));
-    // Where bands cut layers of blocks that may all exist, no block may be decoded more than `factor` times.
+    // If bands cut layers of blocks that may all exist, no block may be decoded more than `factor` times.
     let is_dense = assumptions.existing_blocks.is_none() && !assumptions.uses_partial_reads;
     let is_decoded_too_often = is_dense && u128::from(decodes_per_block) > factor;
     if decoded_bytes > limit_bytes || is_decoded_too_often {
@@ -442,7 +443,8 @@ fn max_decodes(
     Ok(u64::try_from(max_decodes).unwrap_or(u64::MAX).min(decode_limit))
 }
 
-/// Returns the bytes that are decoded each time a block is needed, or only read for a partial read.
+/// Returns the cost of a block each time that it is needed: the bytes that are decoded, or the bytes that are read if
+/// it is read in parts.
 fn block_cost_bytes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, uses_partial_reads: bool) -> u128 {
     let SliceGeometry { region, grid, widths } = geometry;
     let sizes = grid.block_size().iter().zip(grid.dimensions());
@@ -464,7 +466,8 @@ fn block_cost_bytes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, uses_par
 pub(crate) fn max_touched_blocks(region: &Region, grid: &BlockGrid) -> u128 {
     let blocks = grid.shape();
     (0..region.rank()).fold(1, |product: u128, axis| {
-        let (step, block) = (u128::from(region.step()[axis]), u128::from(grid.block_size()[axis]));
+        let step = u128::from(region.step()[axis]);
+        let block = u128::from(grid.block_size()[axis]);
         let samples = u128::from(region.shape()[axis]);
         let last = samples.saturating_sub(1).saturating_mul(step);
         let touched_blocks = last.saturating_add(block - 1) / block + 1;

@@ -8,14 +8,15 @@ use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 use super::plan::PlannedSlice;
 use crate::cache::block_load::LoadTimes;
 use crate::cache::blocks::{BlockEntry, MAX_NONBLOCKING_CHECKS};
+use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::Freshness;
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
-use crate::store::{CachedStat, ObjectMeta};
+use crate::store::{CachedStat, Key, ObjectMeta, Store};
 use n5_format::GridPosition;
 
-/// Number of blocks that are looked up in one job, which takes 1 to 2 ms.
+/// Number of blocks that one job looks up. Such a job takes 1 to 2 ms.
 const BATCH: usize = 1024;
 
 /// Counters and times of a read.
@@ -37,16 +38,17 @@ pub struct ReadStats {
     pub assemble: Duration,
     /// Fingerprint of the blocks that were read.
     pub fingerprint: Fingerprint,
-    /// Moment of the oldest comparison with the store among the blocks.
+    /// Moment at which a block was last compared with the store; the oldest of all blocks.
     pub(crate) oldest_check: Option<u64>,
 }
 
 impl ReadStats {
+    /// Counts a block that was found in the cache or loaded.
     pub(crate) fn count_block(&mut self, position: &GridPosition, entry: &BlockEntry) {
         self.count_stored(position, entry.stored_version.etag_and_version(), entry.validated_at.nanoseconds());
     }
 
-    /// Counts a block by its entity tag and version, or a hole, as compared with the store at `checked_at`.
+    /// Counts a block by its entity tag and version, `None` for a hole. It was compared with the store at `checked_at`.
     pub(crate) fn count_stored(
         &mut self,
         position: &GridPosition,
@@ -73,6 +75,7 @@ impl ReadStats {
         self.oldest_check = [self.oldest_check, other.oldest_check].into_iter().flatten().min();
     }
 
+    /// Counts a load by its times. A block that was unchanged in the store counts as a hit.
     pub(crate) fn count_load(&mut self, times: &LoadTimes) {
         let [store, decode] = times.totals();
         *if times.is_unchanged() { &mut self.hits } else { &mut self.loaded } += 1;
@@ -81,7 +84,7 @@ impl ReadStats {
     }
 }
 
-/// Fingerprint of all existing blocks of a region. It depends on nothing else.
+/// Fingerprint of the existing blocks of a region: of their positions, entity tags and versions.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Fingerprint {
     /// Hash of positions and entity tags. It is the same on every replica and after every restart.
@@ -100,7 +103,8 @@ impl Fingerprint {
 
     /// Adds an existing block.
     pub fn add(&mut self, position: &GridPosition, etag: &str, version: u64) {
-        let seed = position.iter().fold(0u64, |seed, p| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*p + 1));
+        let seed =
+            position.iter().fold(0u64, |seed, index| seed.wrapping_mul(0x9e37_79b9_7f4a_7c15).wrapping_add(*index + 1));
         // A sum does not depend on the order of reading.
         self.etags_hash = self.etags_hash.wrapping_add(xxh3_128_with_seed(etag.as_bytes(), seed));
         self.versions_hash = self.versions_hash.wrapping_add(xxh3_64_with_seed(&version.to_le_bytes(), seed));
@@ -130,24 +134,10 @@ pub async fn fingerprint(
         if batch.is_empty() {
             return Ok(sum);
         }
-        let (store, dataset) = (Arc::clone(&container.store), Arc::clone(&slice.dataset));
+        let store = Arc::clone(&container.store);
+        let dataset = Arc::clone(&slice.dataset);
         let is_small = batch.len() <= MAX_NONBLOCKING_CHECKS;
-        // Returns the fingerprint of the blocks that are known without waiting, and the other blocks.
-        let probe = move || {
-            let (mut known, mut unknown) = (Fingerprint::default(), Vec::new());
-            for position in batch {
-                let key = dataset.block_key(&position);
-                match store.cached_stat(&key) {
-                    CachedStat::Object(raw_meta) => {
-                        let meta = ObjectMeta::from(raw_meta);
-                        known.add(&position, &meta.etag, meta.version);
-                    }
-                    CachedStat::Missing | CachedStat::NotAnObject => {}
-                    CachedStat::Unknown => unknown.push((position, key)),
-                }
-            }
-            (known, unknown)
-        };
+        let probe = move || probe_cached(&*store, &dataset, batch);
         // Clients take turns: a slice may have a million blocks, and a client may request a thousand slices.
         let (known, unknown) = if is_small {
             probe()
@@ -168,4 +158,27 @@ pub async fn fingerprint(
             }
         }
     }
+}
+
+/// Returns the fingerprint of those blocks at `positions` that are known without waiting, and the positions and keys of
+/// the others.
+fn probe_cached(
+    store: &dyn Store,
+    dataset: &Dataset,
+    positions: Vec<GridPosition>,
+) -> (Fingerprint, Vec<(GridPosition, Key)>) {
+    let mut known = Fingerprint::default();
+    let mut unknown = Vec::new();
+    for position in positions {
+        let key = dataset.block_key(&position);
+        match store.cached_stat(&key) {
+            CachedStat::Object(raw_meta) => {
+                let meta = ObjectMeta::from(raw_meta);
+                known.add(&position, &meta.etag, meta.version);
+            }
+            CachedStat::Missing | CachedStat::NotAnObject => {}
+            CachedStat::Unknown => unknown.push((position, key)),
+        }
+    }
+    (known, unknown)
 }

@@ -31,7 +31,7 @@ use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::ClientId;
 use n5_format::{ConvertError, GridPosition, Region};
 
-/// Size of a CPU cache line: bytes fetched for a sample that is not adjacent to others.
+/// Size of a CPU cache line. So many bytes enter the cache for a sample that has no adjacent samples.
 const CACHE_LINE_BYTES: u64 = 64;
 
 /// Approximate size of the buffers in which slices that are sent in pieces are assembled. A buffer is reused as soon as
@@ -82,7 +82,7 @@ impl SliceReader<'_> {
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or when memory is short.
     pub async fn read_whole(&self, extra_bytes: u64, purpose: ReadPurpose) -> Result<SliceRead, ReadError> {
-        let (container, slice) = (self.container, self.slice);
+        let Self { container, slice, .. } = *self;
         let budget = &container.resources.slice_budget;
         let held_bytes = slice.memory_bytes();
         let mut stats = ReadStats::default();
@@ -120,7 +120,7 @@ impl SliceReader<'_> {
     /// # Errors
     /// As [`Self::read_whole`].
     pub async fn read_pieces(&self) -> Result<SliceRead, ReadError> {
-        let (container, slice) = (self.container, self.slice);
+        let Self { container, slice, .. } = *self;
         let budget = &container.resources.slice_budget;
         let memory = MemoryPermit::new(None, budget);
         let mut stats = ReadStats::default();
@@ -128,7 +128,7 @@ impl SliceReader<'_> {
         if held_bytes == 0 {
             return Ok(SliceRead { pieces: Vec::new(), memory, stats });
         }
-        // First, since this may wait for the client. It needs no slice memory and must not hold any meanwhile.
+        // Tried before slice memory is taken: this may wait for the client and must not hold memory meanwhile.
         if let Some(elements) = self.single_block_to_send(&mut stats).await? {
             return Ok(SliceRead { pieces: vec![elements], memory, stats });
         }
@@ -280,7 +280,7 @@ pub async fn next_band(
     if slice.is_converted() || prefix_bytes > 0 {
         budget.trim_pool();
     }
-    // The prefix is sent before the first slab. Its memory is given back with that slab's.
+    // The prefix is sent before the first slab, so the memory of both is given back together.
     let prefix_permit = permit.split(prefix_bytes);
     let slabs = cut_slabs(slice, &band, permit, Some(prefix_permit))?;
     let (slabs, _) = SliceReader { container, freshness, slice }.gather(&band, slabs).await?;
@@ -408,7 +408,8 @@ mod tests {
             let pieces = next_band(&container, freshness, &mut slice, waited, None).await.unwrap().unwrap();
             pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
         };
-        let (fast_client, slow_client) = (Some(Duration::ZERO), Some(Duration::from_secs(2)));
+        let fast_client = Some(Duration::ZERO);
+        let slow_client = Some(Duration::from_secs(2));
         next(None, Duration::ZERO).await;
         let mut largest = 0;
         for _ in 0..24 {
@@ -423,7 +424,7 @@ mod tests {
         let first = next(fast_client, Duration::ZERO).await;
         assert!(first > 8 && first <= 15, "{first} MiB");
         assert!(next(slow_client, Duration::ZERO).await <= 8);
-        assert!(next(fast_client, slow_client.unwrap()).await <= 5);
+        assert!(next(fast_client, Duration::from_secs(2)).await <= 5);
     }
 
     #[tokio::test]
@@ -495,7 +496,8 @@ mod tests {
     #[tokio::test]
     async fn loads_of_a_slice_count_toward_its_memory() {
         let container = container_with_blocks(Duration::from_secs(60));
-        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let resources = &container.resources;
+        let freshness = resources.request_freshness();
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
@@ -522,7 +524,8 @@ mod tests {
     async fn a_started_answer_waits_longer_for_memory() {
         let budget_wait = Duration::from_millis(500);
         let container = container_with_blocks(budget_wait);
-        let (resources, freshness) = (&container.resources, container.resources.request_freshness());
+        let resources = &container.resources;
+        let freshness = resources.request_freshness();
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());

@@ -58,7 +58,8 @@ pub(crate) fn write_block(out: &mut Vec<u8>, pending: (u64, u32), bytes: &[u8], 
     if is_last {
         bits.align_to_byte();
     }
-    let (end, pending) = (start.saturating_add(bits.position), (bits.word, bits.bit_count));
+    let end = start.saturating_add(bits.position);
+    let pending = (bits.word, bits.bit_count);
     out.truncate(end);
     pending
 }

@@ -184,7 +184,8 @@ mod tests {
     fn long_codes_are_limited_and_the_code_stays_complete() {
         // Fibonacci numbers as weights make a tree of maximum depth.
         let mut counts = [0u32; 30];
-        let (mut a, mut b) = (1, 1);
+        let mut a = 1;
+        let mut b = 1;
         for count in &mut counts {
             *count = a;
             (a, b) = (b, a + b);

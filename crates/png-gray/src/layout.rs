@@ -14,8 +14,9 @@ pub const MAX_SIDE: u32 = (1 << 31) - 1;
 /// Size of signature, first chunk, the bytes before and after the compressed data, and slack for writing whole words.
 const FIXED_BYTES: u64 = 128;
 
-/// Minimum number of pixel bytes per piece; fewer are not worth a job of their own.
+/// Minimum number of pixel bytes per piece. Smaller pieces are not worth a job of their own.
 const MIN_PIECE_BYTES: u64 = 128 << 10;
+
 /// Maximum number of pieces.
 const MAX_PIECES: u64 = 4;
 
@@ -65,14 +66,14 @@ pub enum PngError {
         /// Number of rows.
         height: u32,
     },
-    /// The pixels have another length than the image.
+    /// The length of the pixels does not match the size of the image.
     Length {
         /// Length of the image in bytes.
         expected: u64,
         /// Length of the pixels in bytes.
         found: usize,
     },
-    /// This many bytes of memory are not available.
+    /// Memory of this many bytes is not available.
     Memory(u64),
 }
 
@@ -168,7 +169,6 @@ impl ImageLayout {
         pixels: Pixels<'_>,
         out: &mut Vec<u8>,
     ) -> Result<PieceChecksum, PngError> {
-        let row_bytes = to_usize(self.row_bytes())?;
         if let Pixels::Stored(bytes) = pixels {
             let expected = self.row_bytes().saturating_mul(self.height.into());
             if bytes.len() as u64 != expected {
@@ -185,34 +185,12 @@ impl ImageLayout {
         let is_last_piece = end_row == self.height;
         let mut filtered = Vec::new();
         reserve(&mut filtered, self.filtered_bytes())?;
-        // Holds the last row of the previous part and the current part if pixels are converted; otherwise it stays
-        // empty.
-        let mut converted = Vec::new();
-        if let Pixels::Converted(convert) = pixels {
-            reserve(&mut converted, self.converted_bytes())?;
-            if first_row > 0 {
-                convert(first_row.saturating_sub(1)..first_row, &mut converted);
-            }
-        }
+        let mut parts = PieceParts::new(self, pixels, first_row)?;
         let mut stream = IdatStream::new(out, number == 0, self.pieces == 1);
         let mut row = first_row;
         while row < end_row {
             let next_row = row_at(u64::from(row).saturating_add(self.rows_per_part)).min(end_row);
-            let (above, bytes) = match pixels {
-                Pixels::Stored(bytes) => {
-                    let offset = |row: u32| (row as usize).saturating_mul(row_bytes);
-                    let above = row.checked_sub(1).and_then(|above| bytes.get(offset(above)..offset(row)));
-                    (above, bytes.get(offset(row)..offset(next_row)).unwrap_or_default())
-                }
-                Pixels::Converted(convert) => {
-                    converted.drain(..converted.len().saturating_sub(row_bytes));
-                    let start = converted.len();
-                    convert(row..next_row, &mut converted);
-                    let (above, bytes) = converted.split_at_checked(start).unwrap_or_default();
-                    ((!above.is_empty()).then_some(above), bytes)
-                }
-            };
-            let rows = PixelRows { bytes, above, row_bytes, pixel_bytes: self.depth.pixel_bytes() };
+            let rows = parts.rows(row..next_row);
             filtered.clear();
             rows.write_filtered(&mut filtered, rows.best_filter());
             stream.append(&filtered, is_last_piece && next_row == end_row);
@@ -249,6 +227,48 @@ impl ImageLayout {
     /// Size of a part of converted pixels and the row above it, in bytes.
     fn converted_bytes(&self) -> u64 {
         self.row_bytes().saturating_mul(self.rows_per_part.saturating_add(1))
+    }
+}
+
+/// The parts of a piece, from which pixels are taken in order.
+struct PieceParts<'a> {
+    pixels: Pixels<'a>,
+    row_bytes: usize,
+    pixel_bytes: usize,
+    /// If pixels are converted: the last row of the previous part, then the current part. Otherwise empty.
+    converted: Vec<u8>,
+}
+
+impl<'a> PieceParts<'a> {
+    fn new(layout: &ImageLayout, pixels: Pixels<'a>, first_row: u32) -> Result<Self, PngError> {
+        let mut converted = Vec::new();
+        if let Pixels::Converted(convert) = pixels {
+            reserve(&mut converted, layout.converted_bytes())?;
+            if first_row > 0 {
+                convert(first_row.saturating_sub(1)..first_row, &mut converted);
+            }
+        }
+        let row_bytes = to_usize(layout.row_bytes())?;
+        Ok(Self { pixels, row_bytes, pixel_bytes: layout.depth.pixel_bytes(), converted })
+    }
+
+    /// Returns the next part, whose rows are `range`.
+    fn rows(&mut self, range: Range<u32>) -> PixelRows<'_> {
+        let (above, bytes) = match self.pixels {
+            Pixels::Stored(bytes) => {
+                let offset = |row: u32| (row as usize).saturating_mul(self.row_bytes);
+                let above = range.start.checked_sub(1).and_then(|above| bytes.get(offset(above)..offset(range.start)));
+                (above, bytes.get(offset(range.start)..offset(range.end)).unwrap_or_default())
+            }
+            Pixels::Converted(convert) => {
+                self.converted.drain(..self.converted.len().saturating_sub(self.row_bytes));
+                let start = self.converted.len();
+                convert(range, &mut self.converted);
+                let (above, bytes) = self.converted.split_at_checked(start).unwrap_or_default();
+                ((!above.is_empty()).then_some(above), bytes)
+            }
+        };
+        PixelRows { bytes, above, row_bytes: self.row_bytes, pixel_bytes: self.pixel_bytes }
     }
 }
 
@@ -353,8 +373,9 @@ fn adler32_combine((first, first_bytes): (u32, u64), (second, second_bytes): (u3
     // The second sum of Adler-32 counts the byte sum of the first text once for each byte of the second text, but not
     // the initial value 1 of the byte sum.
     let carried = (second_bytes % BASE).wrapping_mul(low(first).wrapping_add(BASE - 1) % BASE);
-    let (low, high) = (sum(&[low(first), low(second), BASE - 1]), sum(&[high(first), high(second), carried]));
-    (u32::try_from(high << 16 | low).unwrap_or(0), first_bytes.saturating_add(second_bytes))
+    let low_sum = sum(&[low(first), low(second), BASE - 1]);
+    let high_sum = sum(&[high(first), high(second), carried]);
+    (u32::try_from(high_sum << 16 | low_sum).unwrap_or(0), first_bytes.saturating_add(second_bytes))
 }
 
 /// Appends a chunk with the data that `write` appends. Source: PNG specification §5.3.

@@ -29,7 +29,8 @@
 //!     let elements = &elements[rows.start as usize * 1024..rows.end as usize * 1024];
 //!     out.extend(elements.iter().flat_map(|element| element.to_be_bytes()));
 //! };
-//! let (mut file, mut checksums) = (Vec::new(), Vec::new());
+//! let mut file = Vec::new();
+//! let mut checksums = Vec::new();
 //! for number in 0..layout.piece_count() {
 //!     checksums.push(layout.encode_piece(number, Pixels::Converted(&convert), &mut file)?);
 //! }
@@ -176,7 +177,8 @@ mod tests {
         };
         let layout = ImageLayout::new(700, 900, BitDepth::Sixteen).unwrap();
         assert_eq!(layout.piece_count(), 4);
-        let (mut file, mut checksums) = (Vec::new(), Vec::new());
+        let mut file = Vec::new();
+        let mut checksums = Vec::new();
         for number in 0..4 {
             let mut piece = Vec::new();
             checksums.push(layout.encode_piece(number, Pixels::Converted(&convert), &mut piece).unwrap());

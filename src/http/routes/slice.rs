@@ -1,4 +1,4 @@
-//! `GET /slice/{dataset}`: the steps from a query to an encoded array, in order.
+//! `GET /slice/{dataset}`: samples of a dataset in the format that the client asks for.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -138,7 +138,7 @@ fn slice_headers(plan: &SliceResponsePlan, axes: &[String]) -> HeaderMap {
     headers
 }
 
-/// Responds without an entity tag: to HEAD without reading a block, to GET with bands. The first band is assembled
+/// Responds without an entity tag: to HEAD without a body, to GET with a body of bands. The first band is assembled
 /// before the status is sent, and each further band while the previous one is being sent.
 async fn respond_unread(
     context: &RequestContext<'_>,
@@ -165,8 +165,8 @@ async fn respond_unread(
     Ok(response)
 }
 
-/// Returns an entity tag that depends on everything that the response's bytes depend on, and on nothing else. It is the
-/// same on every replica and after every restart.
+/// Returns an entity tag that changes if and only if the bytes of the response may change. It is the same on every
+/// replica and after every restart.
 fn etag(plan: &SliceResponsePlan, blocks_hash: u128) -> String {
     let request = &plan.request;
     let region = &request.selection.region;

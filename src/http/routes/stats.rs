@@ -26,10 +26,10 @@ const MAX_BINS: usize = 4096;
 const DEFAULT_PERCENTILES: &str = "0.1,1,5,25,50,75,95,99,99.9";
 const MAX_PERCENTILES: usize = 100;
 
-/// Number of elements that is enough for a pyramid level to be sampled.
+/// Minimum number of elements of the pyramid level that is sampled, if a level has so many.
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
 
-/// Memory of the response without its bins, in bytes; a generous estimate.
+/// Upper bound of the memory of the response without its bins, in bytes.
 const RESPONSE_BYTES: u64 = 64 << 10;
 
 /// Parsed query parameters.
@@ -82,6 +82,7 @@ struct SampledLevel {
     reason: String,
 }
 
+/// Handles `GET /stats/{path}`.
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let query = StatsQuery::parse(context.parts.uri.query())?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
@@ -99,12 +100,11 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
         return Ok(response);
     }
     let percentages = query.percentiles.iter().map(|(_, percentage)| *percentage).collect();
-    let (total_blocks, missing_blocks) = (sample.blocks_total, sample.blocks_missing);
     let statistics =
         read::sample_statistics(&mount.container, context.freshness, sample, query.bins, percentages).await?;
     let memory = mount.container.reserve_memory(RESPONSE_BYTES + 64 * query.bins as u64).await?;
     let path = mount.path_of(&key);
-    let text = document(&path, &sampled, &query, &statistics, total_blocks, missing_blocks).to_string();
+    let text = document(&path, &sampled, &query, &statistics).to_string();
     let len = text.len() as u64;
     Ok(respond::with_body(response, memory.own(text.into()), len))
 }
@@ -112,18 +112,19 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
 /// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
 /// that has enough elements, or the finest if none has.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
-    let (container, freshness) = (&mount.container, context.freshness);
+    let container = &mount.container;
+    let freshness = context.freshness;
     let whole = |dataset| SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() };
     if let GroupState::Dataset(dataset) = &container.group(freshness, key).await?.state {
         return Ok(whole(Arc::clone(dataset)));
     }
-    // Releases the description's memory before waiting for the sample's memory.
+    // The description is dropped here, so that the request does not hold its memory while it waits for the sample's.
     let pyramid = {
         let loaded = view::read_node(container, freshness, key).await?;
         n5_metadata::pyramid(&loaded.node, &mut Vec::new())
     };
     let Some(pyramid) = pyramid else {
-        // The error says why it is not a dataset.
+        // This fails, with an error that says why there is no dataset.
         return Ok(whole(container.dataset(freshness, key).await?));
     };
     let mut levels = Vec::new();
@@ -166,15 +167,9 @@ fn etag(sampled: &SampledLevel, sample: &SamplePlan, query: &StatsQuery) -> Stri
     format!("W/\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
 }
 
-fn document(
-    path: &str,
-    sampled: &SampledLevel,
-    query: &StatsQuery,
-    statistics: &SampleStatistics,
-    blocks_total: u128,
-    blocks_missing: u64,
-) -> Value {
-    let summary = &statistics.summary;
+/// Returns the document that is sent. `path` is the requested path.
+fn document(path: &str, sampled: &SampledLevel, query: &StatsQuery, statistics: &SampleStatistics) -> Value {
+    let SampleStatistics { summary, blocks_total, blocks_missing, .. } = statistics;
     let data_type = sampled.dataset.attributes.data_type().name();
     let values = summary.percentiles.iter().flatten().map(|number| json_number(*number));
     let values = values.chain(std::iter::repeat(Value::Null));
@@ -184,7 +179,7 @@ fn document(
     );
     let is_integer = data_type.contains("int");
     let total =
-        u64::try_from(blocks_total).map_or_else(|_beyond| json!(to_f64_lossy(blocks_total)), |total| json!(total));
+        u64::try_from(*blocks_total).map_or_else(|_beyond| json!(to_f64_lossy(*blocks_total)), |total| json!(total));
     json!({
         "path": path,
         "level": sampled.level,
@@ -198,7 +193,7 @@ fn document(
             "elements": summary.elements,
             "elements_missing": statistics.elements_missing,
         },
-        "note": note(sampled, statistics, blocks_total, blocks_missing),
+        "note": note(sampled, statistics),
         "min": summary.min.map(json_number),
         "max": summary.max.map(json_number),
         "mean": summary.mean,
@@ -225,16 +220,17 @@ fn json_number(number: ElementValue) -> Value {
 }
 
 /// Returns sentences that say what was read and why.
-fn note(sampled: &SampledLevel, statistics: &SampleStatistics, blocks_total: u128, blocks_missing: u64) -> String {
+fn note(sampled: &SampledLevel, statistics: &SampleStatistics) -> String {
+    let SampleStatistics { blocks_read, blocks_total, blocks_missing, blocks_unreadable, elements_missing, .. } =
+        statistics;
     let elements = statistics.summary.elements;
     let mut sentences = Vec::new();
     if !sampled.level.is_empty() {
         sentences.push(format!("Level {} was read, {}.", sampled.level, sampled.reason));
     }
-    let SampleStatistics { blocks_read, blocks_unreadable, elements_missing, is_exact: exact, .. } = statistics;
-    if *exact && blocks_total == 0 {
+    if statistics.is_exact && *blocks_total == 0 {
         sentences.push("It has no elements.".to_owned());
-    } else if *exact {
+    } else if statistics.is_exact {
         sentences.push(format!("Every block was read, {blocks_read} of {blocks_total}."));
     } else {
         sentences
