@@ -1,20 +1,25 @@
-//! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, and an in-process
-//! client.
+//! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, servers and clients.
+//!
+//! There are three clients. [`Client`] calls the router in this process, without a connection.
+//! [`Http1Client`](http1::Http1Client) sends requests over a socket to a [server in this process](server).
+//! [`Connection`](program::Connection) does the same to the [real program](program::Program), without async.
 
 pub mod attacked;
 pub mod deadlines;
 pub mod faulty;
 pub mod h2;
+pub mod http1;
 pub mod load_metrics;
 pub mod openapi;
 pub mod program;
 pub mod remote;
+pub mod server;
 pub mod stores;
 pub mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -79,6 +84,25 @@ pub fn local(root: &Path) -> Arc<dyn Store> {
     Arc::new(LocalStore::open(root, SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap())
 }
 
+/// Waits until the files written so far have versions that last. The server compares a file with the store at every
+/// request while the file is younger than 20 ms, because clocks of file systems tick slowly.
+pub fn let_files_settle() {
+    std::thread::sleep(Duration::from_millis(40));
+}
+
+/// Requests `/readyz` until it has this status, for up to 30 s. The server caches a check of the storage for a second.
+pub async fn wait_for_readyz(client: &Client, status: u16) -> serde_json::Value {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let reply = client.get("/readyz").await;
+        if reply.status == status {
+            return reply.json();
+        }
+        assert!(Instant::now() < deadline, "still {}", reply.status);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
+}
+
 /// Tools that `.ci/run` installs.
 const CI_TOOLS: [&str; 2] = ["promtool", "script"];
 
@@ -113,9 +137,9 @@ pub struct Client {
     pub container: Container,
 }
 
-/// A whole answer.
+/// A response with its whole body.
 #[derive(Debug)]
-pub struct Reply {
+pub struct WholeResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
@@ -167,15 +191,15 @@ impl Client {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
-    pub async fn get(&self, path: &str) -> Reply {
+    pub async fn get(&self, path: &str) -> WholeResponse {
         self.get_with(path, &[]).await
     }
 
-    pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+    pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> WholeResponse {
         self.send("GET", path, headers).await
     }
 
-    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> WholeResponse {
         let mut request = Request::builder().method(method).uri(path).header("host", "test");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -184,7 +208,7 @@ impl Client {
         openapi::check(method, path, response.status());
         let (parts, body) = response.into_parts();
         let length = parts.headers.get("content-length").and_then(|n| n.to_str().ok()?.parse().ok());
-        Reply { status: parts.status, headers: parts.headers, body: read(body, length).await }
+        WholeResponse { status: parts.status, headers: parts.headers, body: read(body, length).await }
     }
 }
 
@@ -202,7 +226,7 @@ async fn read(mut body: Body, length: Option<usize>) -> Bytes {
     all.into()
 }
 
-impl Reply {
+impl WholeResponse {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }

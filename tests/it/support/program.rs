@@ -186,7 +186,7 @@ impl Program {
     }
 
     /// Sends a request on a new connection and returns the answer.
-    pub fn get(&self, path: &str) -> Reply {
+    pub fn get(&self, path: &str) -> ProgramResponse {
         self.connect().get(path, "").unwrap()
     }
 
@@ -212,13 +212,13 @@ pub struct Connection(BufReader<TcpStream>);
 
 /// An answer. The names of its headers are in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
+pub struct ProgramResponse {
     pub status: u16,
     pub head: String,
     pub body: String,
 }
 
-impl Reply {
+impl ProgramResponse {
     /// Returns the length of the body, in bytes.
     pub fn length(&self) -> usize {
         self.header("content-length").map_or(0, |length| length.parse().unwrap())
@@ -231,7 +231,7 @@ impl Reply {
 
 impl Connection {
     /// Sends a request with further header lines and returns the answer, or `None` if the server closes the connection.
-    pub fn get(&mut self, path: &str, lines: &str) -> Option<Reply> {
+    pub fn get(&mut self, path: &str, lines: &str) -> Option<ProgramResponse> {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n").ok()?;
         self.answer()
     }
@@ -255,7 +255,7 @@ impl Connection {
 
     /// Reads the head of the next answer and leaves its body unread. Returns `None` if the server closes the
     /// connection.
-    pub fn head(&mut self) -> Option<Reply> {
+    pub fn head(&mut self) -> Option<ProgramResponse> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             if self.0.read_line(&mut head).ok()? == 0 {
@@ -264,7 +264,7 @@ impl Connection {
         }
         let head = head.replace("\r\n", "\n");
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Some(Reply { status, head, body: String::new() })
+        Some(ProgramResponse { status, head, body: String::new() })
     }
 
     /// Returns a reader of the next `length` bytes of an unread body.
@@ -280,7 +280,7 @@ impl Connection {
     }
 
     /// Reads the next answer. Returns `None` if the server closes the connection.
-    pub fn answer(&mut self) -> Option<Reply> {
+    pub fn answer(&mut self) -> Option<ProgramResponse> {
         let mut reply = self.head()?;
         let mut body = vec![0; reply.length()];
         self.0.read_exact(&mut body).ok()?;
