@@ -60,8 +60,9 @@ pub(crate) struct Canvas {
 /// Maximum size of samples that are gathered, in bytes. No budget accounts for them.
 const MAX_GATHER_BYTES: u64 = 32 << 10;
 
-/// Returns the part of `region` that lies in a block, the index of its first sample along each axis of the region, and
-/// its length in bytes, if its samples are scattered in the block, each in a cache line of its own, as in a yz plane.
+/// Returns the part of `region` that lies in a block, if its samples are scattered: each is in a cache line of its own,
+/// as in a yz plane. The other results are the index of its first sample along each axis of the region, and its length
+/// in bytes.
 ///
 /// Finding such samples takes much longer than writing them contiguously. They are gathered before the slab is locked,
 /// so that two jobs do not wait for each other.
