@@ -192,9 +192,9 @@ impl<'ast> Visit<'ast> for ItemNames {
 
     fn visit_expr(&mut self, expression: &'ast syn::Expr) {
         // A path of one segment may be a variable.
-        match expression {
-            syn::Expr::Path(path) if path.path.segments.len() == 1 => {}
-            _ => visit::visit_expr(self, expression),
+        let is_word = matches!(expression, syn::Expr::Path(path) if path.path.segments.len() == 1);
+        if !is_word {
+            visit::visit_expr(self, expression);
         }
     }
 
@@ -237,13 +237,10 @@ impl<'ast> Visit<'ast> for OwnNames {
 
 impl FunctionDocs<'_> {
     fn check(&mut self, attributes: &[syn::Attribute], name: &syn::Ident, own: &BTreeSet<String>) {
-        let lines = attributes.iter().filter_map(|attribute| match &attribute.meta {
-            syn::Meta::NameValue(syn::MetaNameValue {
-                path,
-                value: syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(line), .. }),
-                ..
-            }) if path.is_ident("doc") => Some(line.value().trim().to_owned()),
-            _ => None,
+        let lines = attributes.iter().filter_map(|attribute| {
+            let syn::Meta::NameValue(doc) = &attribute.meta else { return None };
+            let syn::Expr::Lit(syn::ExprLit { lit: syn::Lit::Str(line), .. }) = &doc.value else { return None };
+            doc.path.is_ident("doc").then(|| line.value().trim().to_owned())
         });
         let comment = Comment { at: String::new(), is_doc: true, lines: lines.collect() };
         let unknown = comment.names().into_iter().filter(|word| !self.items.contains(word) && !own.contains(word));
@@ -284,7 +281,9 @@ fn a_functions_doc_comment_names_its_own_parameters_only() {
         })
         .collect();
     let mut items = ItemNames(FOREIGN_NAMES.iter().map(|name| (*name).to_owned()).collect());
-    files.iter().for_each(|(_, file)| items.visit_file(file));
+    for (_, file) in &files {
+        items.visit_file(file);
+    }
     let mut faults = Vec::new();
     for (path, file) in &files {
         let mut docs = FunctionDocs { items: &items.0, faults: Vec::new() };
