@@ -33,6 +33,7 @@ impl Http1Response {
 pub struct Http1Client(pub BufReader<TcpStream>);
 
 impl Http1Client {
+    /// Opens a connection to the server.
     pub async fn connect(server: &RunningServer) -> Self {
         Self(BufReader::new(TcpStream::connect(server.address).await.unwrap()))
     }

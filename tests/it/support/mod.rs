@@ -53,6 +53,7 @@ pub fn settings() -> Settings {
     }
 }
 
+/// Returns options without access control and without limits on single clients.
 pub fn options() -> HttpOptions {
     HttpOptions {
         base_path: String::new(),
@@ -80,6 +81,7 @@ pub fn options() -> HttpOptions {
     }
 }
 
+/// Returns a store of local files that follows links inside `root`.
 pub fn local(root: &Path) -> Arc<dyn Store> {
     Arc::new(LocalStore::open(root, SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap())
 }
@@ -146,6 +148,7 @@ pub struct WholeResponse {
 }
 
 impl Client {
+    /// Creates a server of one container without a name.
     pub fn new(store: Arc<dyn Store>, settings: Settings, options: HttpOptions) -> Self {
         Self::with_resources(store, Resources::new(settings), options)
     }
@@ -155,6 +158,7 @@ impl Client {
         Self::with_resources(store, Arc::clone(self.container.resources()), options())
     }
 
+    /// Creates a server whose caches and budgets are `resources`.
     pub fn with_resources(store: Arc<dyn Store>, resources: Arc<Resources>, options: HttpOptions) -> Self {
         let container = Container::new(store, Arc::clone(&resources));
         let mount = Mount {
@@ -187,18 +191,22 @@ impl Client {
         Self::new(local(root), settings(), options())
     }
 
+    /// Sends a request and returns the response with its unread body.
     pub async fn ask(&self, request: Request<Body>) -> axum::response::Response {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
+    /// Sends a GET request.
     pub async fn get(&self, path: &str) -> WholeResponse {
         self.get_with(path, &[]).await
     }
 
+    /// Sends a GET request with headers.
     pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> WholeResponse {
         self.send("GET", path, headers).await
     }
 
+    /// Sends a request and checks that `openapi.yaml` lists the status of its response.
     pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> WholeResponse {
         let mut request = Request::builder().method(method).uri(path).header("host", "test");
         for (name, value) in headers {

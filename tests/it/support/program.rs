@@ -28,7 +28,7 @@ impl Program {
         Self::start_logging_to(config, environment, None)
     }
 
-    /// As [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
+    /// Like [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
     pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
         Self::listening(Self::spawn(config, environment, file_of_log))
     }
@@ -96,6 +96,7 @@ impl Program {
         }
     }
 
+    /// Starts the program on a free port, with `config` as its configuration file.
     pub fn start(config: &str) -> Self {
         Self::start_in(config, &[])
     }
@@ -107,6 +108,7 @@ impl Program {
         fs::rename(new, file).unwrap();
     }
 
+    /// Sends a signal to the program.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let id = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(id, signal).unwrap();
@@ -166,13 +168,14 @@ impl Program {
         self.log.iter().collect()
     }
 
+    /// Opens a connection whose reads fail after [`PATIENCE`].
     pub fn connect(&self) -> Connection {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Connection(BufReader::new(stream))
     }
 
-    /// As [`Self::connect`], from a loopback address.
+    /// Like [`Self::connect`], from a loopback address.
     pub fn connect_from(&self, address: &str) -> Connection {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let stream = runtime.block_on(async {
