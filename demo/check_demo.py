@@ -1,9 +1,9 @@
-"""Checks demo.n5 with TensorStore, which shares no code with n5_writer.py, and prints what is in it.
+"""Checks demo.n5 with TensorStore, which shares no code with n5_writer.py, and prints its datasets.
 
     python check_demo.py [CONTAINER] [--values]
 
-`--values` makes the data anew and compares every element. Exits with 1 at the first fault.
-TensorStore does not read lz4: those blocks are decoded here by the lz4-java framing.
+`--values` generates the data again and compares every element. Exits with status 1 at the first fault.
+TensorStore does not read lz4. This program decodes these blocks itself, which are frames of lz4-java.
 """
 
 import itertools

@@ -3,7 +3,7 @@
 //! Each parsed document is compared with the result of serde_json.
 //!
 //! Input: documents separated by lines of `---`: first that of the group or dataset, then its parent's, then those of
-//! the paths that it wants below, in turn.
+//! the paths below it that the description needs, in turn.
 
 use n5_format::{
     AttributesDocument, DescribedDataset, DocumentError, JsonObjectBuilder, MAX_INTERPRETED_BYTES, attributes_text,

@@ -109,7 +109,7 @@ pub(crate) fn compression_bytes(bytes: u64) -> u64 {
 
 /// Returns the coding with the highest weight in an `Accept-Encoding` header; `None` for no compression.
 pub(crate) fn best_coding(accepted: &str) -> Option<ContentCoding> {
-    // `weight_of` weighs media types, so every coding becomes a subtype of `coding/`.
+    // `accept_weight` weighs media types, so every coding becomes a subtype of `coding/`.
     let ranges: Vec<String> = accepted
         .split(',')
         .map(str::trim)

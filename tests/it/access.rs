@@ -12,12 +12,12 @@ use n5_server::http::HttpOptions;
 use serde_json::json;
 use tempfile::TempDir;
 
-use crate::connections::{RunningServer, start_with};
-use crate::fast_path::{Answer, Client};
 use crate::support::faulty::{Fault, Faulty};
+use crate::support::http1::{Http1Client, Http1Response};
 use crate::support::openapi;
+use crate::support::server::{RunningServer, start_server};
 use crate::support::writer::N5;
-use crate::support::{self, local, options, settings};
+use crate::support::{Client, guarded, local, options, settings};
 
 /// A server with two containers, and tokens for it. Only Alice may read `em`; `seg` is public, except `seg/draft`.
 struct Site {
@@ -67,23 +67,23 @@ impl Site {
         config.access.rules = vec!["/em = alice".into(), "/seg/draft = @lab".into()];
         config.access.tokens = secrets.path().join("tokens");
         change(&mut config);
-        let server = start_with(Duration::from_secs(20), config).await;
+        let server = start_server(Duration::from_secs(20), config).await;
         let token = |issued: n5_server::access::IssuedToken| issued.token;
         let [alice, lab, nobody, link, expired] = [alice, lab, nobody, link, expired].map(token);
         Self { em, _seg: seg, server, secrets, alice, lab, nobody, link, expired }
     }
 
-    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        let answer = Client::connect(&self.server).await.ask(method, path, headers).await;
+    async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Http1Response {
+        let answer = Http1Client::connect(&self.server).await.ask(method, path, headers).await;
         openapi::check(method, path, StatusCode::from_u16(status(&answer)).unwrap());
         answer
     }
 
-    async fn get(&self, path: &str) -> Answer {
+    async fn get(&self, path: &str) -> Http1Response {
         self.ask("GET", path, &[]).await
     }
 
-    async fn get_as(&self, token: &str, path: &str) -> Answer {
+    async fn get_as(&self, token: &str, path: &str) -> Http1Response {
         self.ask("GET", path, &[("Authorization", &format!("Bearer {token}"))]).await
     }
 
@@ -115,11 +115,11 @@ fn volume() -> N5 {
     n5
 }
 
-fn status(answer: &Answer) -> u16 {
+fn status(answer: &Http1Response) -> u16 {
     answer.status.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-fn text(answer: &Answer) -> String {
+fn text(answer: &Http1Response) -> String {
     String::from_utf8_lossy(&answer.body).into_owned()
 }
 
@@ -284,11 +284,8 @@ async fn a_refused_request_does_not_access_the_store() {
     let control = n5_server::server::open_access_control(&config, None).unwrap();
     let store = Faulty::new(local(n5.root()));
     store.begin(|_| true, Fault::Errno(5));
-    let client = support::Client::new(
-        Arc::<Faulty>::clone(&store),
-        settings(),
-        HttpOptions { access_control: control, ..options() },
-    );
+    let client =
+        Client::new(Arc::<Faulty>::clone(&store), settings(), HttpOptions { access_control: control, ..options() });
     for path in [
         "/v/0/0",
         "/v/9/9",
@@ -334,7 +331,7 @@ async fn refusals_of_existing_and_missing_objects_are_identical() {
             {
                 let bearer = format!("Bearer {token}");
                 let headers = [vec![("Authorization", bearer.as_str()), ("X-Request-Id", "same")], headers].concat();
-                let mut client = Client::connect(&site.server).await;
+                let mut client = Http1Client::connect(&site.server).await;
                 let answer = client.ask("GET", path, &headers).await;
                 let body = text(&answer).replace(path, "PATH");
                 let headers: Vec<_> =
@@ -419,7 +416,7 @@ async fn preconditions_ranges_head_and_options_reveal_nothing() {
 #[tokio::test]
 async fn callers_that_share_a_connection_each_get_their_own_answers() {
     let site = Site::new().await;
-    let mut client = Client::connect(&site.server).await;
+    let mut client = Http1Client::connect(&site.server).await;
     let bearer = |token: &str| format!("Bearer {token}");
     let (alice, lab) = (bearer(&site.alice), bearer(&site.lab));
     let in_path = format!("/token/{}/em/v/0/0", site.alice);
@@ -507,7 +504,7 @@ async fn listings_documents_and_views_omit_private_entries() {
     for path in ["/seg/?format=json", "/zarr2/seg/.zmetadata", "/zarr3/seg/zarr.json"] {
         assert!(text(&site.get_as(&site.lab, path).await).contains("draft"), "{path}");
     }
-    let names = |answer: Answer| text(&answer);
+    let names = |answer: Http1Response| text(&answer);
     assert!(!names(site.get("/?format=json").await).contains("\"em\""));
     assert!(names(site.get("/?format=json").await).contains("\"seg\""));
     assert!(names(site.get_as(&site.alice, "/?format=json").await).contains("\"em\""));
@@ -733,8 +730,8 @@ async fn without_access_control_tokens_have_no_meaning() {
     let n5 = volume();
     n5.dataset("token/x", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
     let config = Config { containers: vec![container("", &n5)], ..Config::default() };
-    let server = start_with(Duration::from_secs(20), config).await;
-    let mut client = Client::connect(&server).await;
+    let server = start_server(Duration::from_secs(20), config).await;
+    let mut client = Http1Client::connect(&server).await;
     for path in ["/token/x/0/0", "/v/0/0?token=wrong", "/n5/token/x/0/0"] {
         let plain = client.ask("GET", path, &[]).await;
         assert_eq!(status(&plain), 200, "{path}");
@@ -753,8 +750,8 @@ async fn with_access_control_a_group_named_token_is_reachable_below_n5() {
     n5.dataset("token/x", &[8, 8], &[4, 4], "raw").fill(|_| true, |_| false);
     let mut config = Config { containers: vec![container("", &n5)], ..Config::default() };
     config.access.rules = vec!["/v = nobody".into()];
-    let server = start_with(Duration::from_secs(20), config).await;
-    let mut client = Client::connect(&server).await;
+    let server = start_server(Duration::from_secs(20), config).await;
+    let mut client = Http1Client::connect(&server).await;
     for (path, expected) in
         [("/n5/token/x/0/0", 200), ("/token/x/0/0", 401), ("/pyramid/s0/0/0", 200), ("/v/0/0", 401), ("/n5/v/0/0", 401)]
     {
@@ -786,7 +783,7 @@ async fn only_fully_public_containers_take_the_fast_path() {
         ["/{}/v/0/0", "/{}/v/attributes.json", "/{}/v/9/9", "/zarr2/{}/v/0/0"].map(|path| path.replace("{}", of))
     };
     for (rules, is_open) in [(&["/em = alice"][..], true), (&["/em = alice", "/seg/draft = bob"], false)] {
-        let app = support::guarded(&em, &seg, rules);
+        let app = guarded(&em, &seg, rules);
         let router = n5_server::http::router(Arc::clone(&app));
         let answered = |path: &str| {
             let head = format!("GET {path} HTTP/1.1\r\nHost: test\r\n\r\n");

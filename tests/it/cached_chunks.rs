@@ -11,7 +11,7 @@ use n5_server::fastpath::{self, FastOutcome, ReplyBody};
 use serde_json::json;
 
 use crate::support::writer::N5;
-use crate::support::{Client, Reply, local, options, settings};
+use crate::support::{Client, WholeResponse, let_files_settle, local, options, settings};
 
 /// Longer than the 100 ms for which a thread repeats an answer without a lookup in the shared cache.
 const THREAD_CACHE_EXPIRY: Duration = Duration::from_millis(150);
@@ -41,7 +41,7 @@ fn fast_path_body(client: &Client, path: &str) -> Option<Bytes> {
 }
 
 /// Returns the headers of an answer of the router, without those that differ between answers.
-fn lines(reply: &Reply) -> BTreeSet<String> {
+fn lines(reply: &WholeResponse) -> BTreeSet<String> {
     let lines = reply.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
     comparable(lines.collect())
 }
@@ -59,15 +59,10 @@ fn container() -> N5 {
 const CHUNKS: [&str; 6] =
     ["/as/gzip/a/1/0", "/as/zstd/a/1/0", "/as/raw,float32/a/1/0", "/zarr2/a/0/1", "/zarr3/a/c/0/1", "/zarr3/a/c/2/2"];
 
-async fn settled() {
-    // The server does not trust the modification time of a file that was written within the clock's resolution.
-    tokio::time::sleep(Duration::from_millis(50)).await;
-}
-
 #[tokio::test]
 async fn the_fast_path_repeats_a_cached_chunk_exactly() {
     let n5 = container();
-    settled().await;
+    let_files_settle();
     let client = Client::of(n5.root());
     for path in CHUNKS {
         let fresh = Client::of(n5.root());
@@ -105,7 +100,7 @@ async fn a_cached_chunk_is_revalidated_before_it_is_sent() {
         for change in ["block", "hole", "attributes", "no attributes"] {
             dataset.fill(|_| true, |_| true);
             n5.file("a/attributes.json", &attributes);
-            settled().await;
+            let_files_settle();
             let client = Client::of(n5.root());
             let before = client.get(path).await;
             assert_eq!(fast_path_body(&client, path), Some(before.body.clone()), "{path}");
@@ -119,7 +114,7 @@ async fn a_cached_chunk_is_revalidated_before_it_is_sent() {
                 _ => fs::remove_file(n5.root().join("a/attributes.json")).unwrap(),
             }
             assert_eq!(fast_path_body(&client, path), None, "{path}: {change}");
-            settled().await;
+            let_files_settle();
             let after = client.get(path).await;
             if matches!(change, "hole" | "no attributes") {
                 assert_eq!(after.status, 404, "{path}: {change}");
@@ -140,7 +135,7 @@ async fn a_cached_chunk_is_revalidated_before_it_is_sent() {
 #[tokio::test]
 async fn the_fast_path_does_not_answer_uncached_chunks() {
     let n5 = container();
-    settled().await;
+    let_files_settle();
     for path in CHUNKS {
         let tag = Client::of(n5.root()).get(path).await.header("etag").unwrap().to_owned();
         let client = Client::of(n5.root());
@@ -171,7 +166,7 @@ async fn chunks_that_depend_on_several_datasets_are_resolved_every_time() {
     n5.dataset("b/3", &[7, 5], &[3, 2], "gzip").fill(|_| true, |_| true);
     fs::create_dir_all(n5.root().join("p/part/0")).unwrap();
     fs::copy(n5.root().join("a/1/1"), n5.root().join("p/part/0/0")).unwrap();
-    settled().await;
+    let_files_settle();
     let client = Client::of(n5.root());
     for path in ["/as/gzip/p/s0/0/0", "/as/gzip/b/3/0/0"] {
         let reply = client.get(path).await;
@@ -182,7 +177,7 @@ async fn chunks_that_depend_on_several_datasets_are_resolved_every_time() {
     let further_up = json!({"dimensions": [8, 8, 8], "blockSize": [4, 4, 4], "dataType": "uint8",
         "compression": {"type": "raw"}});
     n5.file("b/attributes.json", further_up.to_string());
-    settled().await;
+    let_files_settle();
     let part = fs::read(n5.root().join("p/part/0/0")).unwrap();
     assert!(fast_path_body(&client, "/as/gzip/p/s0/0/0").is_none_or(|body| body == part));
     assert_eq!(client.get("/as/gzip/p/s0/0/0").await.body, part);
@@ -194,7 +189,7 @@ async fn chunks_that_depend_on_several_datasets_are_resolved_every_time() {
 #[tokio::test]
 async fn an_unusual_request_goes_to_the_http_library() {
     let n5 = container();
-    settled().await;
+    let_files_settle();
     let client = Client::of(n5.root());
     for path in ["/as/gzip/a/0/0?x=y", "/as/gzip/a/0/0/", "/as/gzip/a/attributes.json", "/as/lzma/a/0/0"] {
         for _ in 0..2 {
@@ -208,7 +203,7 @@ async fn an_unusual_request_goes_to_the_http_library() {
 async fn an_evicted_chunk_is_encoded_again() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[8, 8], "raw").fill(|_| true, |_| true);
-    settled().await;
+    let_files_settle();
     let small = Settings { stored_cache: 16 << 10, ..settings() };
     let client = Client::new(local(n5.root()), small, options());
     let first = client.get("/as/gzip/a/0/0").await.body;

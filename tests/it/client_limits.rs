@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::program::{Connection, PATIENCE, Program, Reply};
+use crate::support::program::{Connection, PATIENCE, Program, ProgramResponse};
 use crate::support::writer::N5;
 
 /// A slice that is larger than the buffers of the sockets.
@@ -149,7 +149,7 @@ fn the_rate_limit_slows_answers_without_losing_bytes() {
     // A slice of 2 MiB, and stored blocks of the same total size.
     for paths in [&["/slice/v"; 1][..], &["/v/0/0", "/v/1/0", "/v/0/1", "/v/1/1"]] {
         let expected: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
-        let bytes: usize = expected.iter().map(Reply::length).sum();
+        let bytes: usize = expected.iter().map(ProgramResponse::length).sum();
         // Another address for each, whose rate limiter is still unused.
         let mut connection = slowed.connect_from(if paths.len() == 1 { "127.0.0.2" } else { "127.0.0.3" });
         let started = Instant::now();

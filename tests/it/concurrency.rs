@@ -19,17 +19,12 @@ use n5_server::runtime::fair_queue;
 use crate::support::load_metrics;
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, let_files_settle, local, options, settings};
 
 fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
     let probe = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&probe), settings, options());
     (probe, client)
-}
-
-/// Waits until the timestamps of files just written distinguish their versions.
-fn settle() {
-    std::thread::sleep(Duration::from_millis(30));
 }
 
 #[tokio::test]
@@ -38,7 +33,7 @@ async fn a_hundred_clients_share_one_load_even_if_the_first_disconnects() {
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let (probe, client) = probed(&n5, settings());
     probe.close();
     let first = tokio::spawn({
@@ -71,7 +66,7 @@ async fn a_load_is_cancelled_when_all_its_clients_disconnect() {
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[16, 16], &[4, 4], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let requests = [("/slice/a", 8), ("/slice/a?format=png&size=16,4", 4), ("/a/1/1", 1), ("/zarr3/a/c/1/1", 1)];
     for (path, reads) in requests {
         let (probe, client) = probed(&n5, settings());
@@ -114,7 +109,7 @@ async fn a_load_is_cancelled_when_all_its_clients_disconnect() {
 async fn a_hundred_clients_share_one_read_of_a_stored_block() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let (probe, client) = probed(&n5, settings());
     probe.close();
     let clients: Vec<_> = (0..100)
@@ -152,7 +147,7 @@ async fn errors_are_never_cached() {
 async fn a_warm_slice_reads_no_block_again() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[16, 16], "gzip").fill(|p| p[0] != 1, |_| false);
-    settle();
+    let_files_settle();
     let (probe, client) = probed(&n5, settings());
     let cold = client.get("/slice/a").await;
     assert_eq!(probe.gets(), 16, "holes are looked up once, too");
@@ -167,7 +162,7 @@ async fn a_warm_slice_reads_no_block_again() {
 async fn one_request_revalidates_each_block_once() {
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[16, 16], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let (probe, client) = probed(&n5, settings());
     client.get("/slice/a").await;
     let before = probe.heads();
@@ -181,7 +176,7 @@ async fn a_replaced_block_is_noticed_only_on_revalidation() {
         let n5 = N5::new();
         let dataset = n5.dataset("a", &[4], &[4], "raw");
         dataset.fill(|_| true, |_| false);
-        settle();
+        let_files_settle();
         let (_, client) = probed(&n5, Settings { recheck_data: recheck, ..settings() });
         let old = (client.get("/slice/a").await.body, client.get("/a/0").await.body);
         let mut block = fs::read(dataset.block_path(&[0])).unwrap();
@@ -247,7 +242,7 @@ async fn reading_plane_by_plane_decodes_each_block_once_even_after_a_scan() {
     let walked = n5.dataset("walked", &[64, 64, 48], &[16, 16, 16], "gzip");
     walked.fill(|_| true, |_| false);
     n5.dataset("scanned", &[64, 64, 64], &[16, 16, 16], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let (probe, client) = probed(&n5, Settings { decoded_cache: 144 << 10, ..settings() });
     assert_eq!(client.get("/slice/scanned").await.status, 200);
     let before = probe.gets();
@@ -273,7 +268,7 @@ async fn requests_are_answered_without_caches() {
 async fn a_slice_of_one_block_is_not_copied() {
     let n5 = N5::new();
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let (_, client) = probed(&n5, settings());
     let access = client.container.resources().request_freshness();
     let dataset =
@@ -296,7 +291,7 @@ async fn a_slice_of_one_block_is_not_copied() {
 async fn bodies_of_stored_blocks_share_the_cached_bytes() {
     let n5 = N5::new();
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let client = Client::of(n5.root());
     let (a, b) = (client.get("/a/0/0").await.body, client.get("/n5/a/0/0").await.body);
     assert_eq!(a.as_ptr(), b.as_ptr());
@@ -315,7 +310,7 @@ async fn raw_blocks_larger_than_the_caches_can_be_read_repeatedly() {
         block.resize(16 + 64 * 64 * 4, u8::try_from(position[2]).unwrap());
         n5.file(&format!("a/{}/{}/{}", position[0], position[1], position[2]), &block);
     }
-    settle();
+    let_files_settle();
     let small = Settings {
         decoded_cache: 512 << 10,
         stored_cache: 64 << 10,
@@ -336,7 +331,7 @@ async fn raw_blocks_larger_than_the_caches_can_be_read_repeatedly() {
 async fn a_slow_reader_of_a_streamed_slice_leaves_memory_for_small_answers() {
     let n5 = N5::new();
     n5.dataset("a", &[256, 256, 64], &[64, 64, 16], "raw").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let budget_wait = Duration::from_millis(500);
     let (_, client) = probed(&n5, Settings { slice_budget: 4 << 20, budget_wait, ..settings() });
     let stalled = client.ask(Request::get("/slice/a").body(Body::empty()).unwrap()).await;
@@ -353,7 +348,7 @@ async fn a_slice_is_the_same_with_and_without_a_cache() {
     let n5 = N5::new();
     for compression in ["raw", "gzip"] {
         n5.dataset(compression, &[64, 60], &[16, 16], compression).fill(|p| p[0] != 1, |_| false);
-        settle();
+        let_files_settle();
         let passing = Client::new(local(n5.root()), Settings { decoded_cache: 0, ..settings() }, options());
         let caching = Client::new(local(n5.root()), settings(), options());
         let path = format!("/slice/{compression}");
@@ -378,7 +373,7 @@ async fn a_slice_is_the_same_with_and_without_a_cache() {
 async fn a_cached_hole_expires_after_the_revalidation_interval() {
     let n5 = N5::new();
     let dataset = n5.dataset("v", &[4, 4], &[4, 4], "raw");
-    settle();
+    let_files_settle();
     let age = Duration::from_secs(2);
     let (_, client) = probed(&n5, Settings { recheck_data: RevalidationPolicy::After(age), ..settings() });
     let slice = "/slice/v?start=0,0&stop=4,4&format=raw";
@@ -397,7 +392,7 @@ async fn objects_that_replace_each_other_in_the_cache_do_not_block() {
     for number in 0..16 {
         n5.file(&format!("v/{number}"), vec![number; 3_000_000]);
     }
-    settle();
+    let_files_settle();
     let (stored_cache, transfer_budget, budget_wait) = (8 << 20, 4 << 20, Duration::from_secs(1));
     let (_, client) = probed(&n5, Settings { stored_cache, transfer_budget, budget_wait, ..settings() });
     for number in 0..16 {
@@ -450,7 +445,7 @@ async fn check_one_slice_among_hundreds(number: usize) {
     const DEPTH: u64 = 16;
     let n5 = N5::new();
     n5.dataset("v", &[32, 32, DEPTH * (GREEDY as u64 + 2)], &[32, 32, DEPTH], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     // The budgets suffice for all slices, so they wait only for the core. Nothing is revalidated.
     let settings = Settings {
         cores: 1,
@@ -506,7 +501,7 @@ fn write_uncacheable_block(n5: &N5) {
     let attributes = r#"{"dimensions":[7,5],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
     n5.file("v/attributes.json", attributes.as_bytes());
     n5.file("v/1/0", [&[0, 0, 0, 2, 0, 0, 0, 3, 0, 0, 0, 4][..], &[7; 12]].concat());
-    settle();
+    let_files_settle();
 }
 
 #[tokio::test]
@@ -557,7 +552,7 @@ async fn an_uncached_result_is_loaded_once_for_all_waiters() {
     let n5 = N5::new();
     write_uncacheable_block(&n5);
     n5.file("w/0/0", vec![5; 17 << 20]);
-    settle();
+    let_files_settle();
     let interval = Duration::from_secs(3600);
     let recheck = Settings {
         recheck_data: RevalidationPolicy::After(interval),
@@ -602,7 +597,7 @@ async fn a_popular_dataset_does_not_delay_other_datasets() {
     let n5 = N5::new();
     n5.dataset("hot", &[64, 64 * HOT as u64], &[64, 64], "gzip").fill(|_| true, |_| false);
     n5.dataset("other", &[16, 16], &[16, 16], "gzip").fill(|_| true, |_| false);
-    settle();
+    let_files_settle();
     let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());
     let cpu = client.container.resources().cpu().clone();
     let (free, is_free) = std::sync::mpsc::channel::<()>();
@@ -642,7 +637,7 @@ async fn documents_waiting_to_be_parsed_for_one_client_leave_memory_to_others() 
         "v/attributes.json",
         r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#,
     );
-    settle();
+    let_files_settle();
     let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let budgets =
@@ -697,7 +692,7 @@ async fn clients_take_turns_at_revalidating_many_blocks() {
         "v/attributes.json",
         r#"{"dimensions":[512,512],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#,
     );
-    settle();
+    let_files_settle();
     let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let client = Client::new(local(n5.root()), Settings { cores: 1, ..settings() }, options());

@@ -12,6 +12,8 @@ use n5_server::store::{
 };
 use tempfile::TempDir;
 
+use crate::support::let_files_settle;
+
 /// The tree that the suite expects.
 const FILES: &[(&str, &[u8])] = &[
     ("attributes.json", b"{}"),
@@ -165,7 +167,7 @@ fn tree() -> TempDir {
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(path, content).unwrap();
     }
-    std::thread::sleep(Duration::from_millis(30));
+    let_files_settle();
     dir
 }
 
@@ -350,7 +352,7 @@ async fn a_replaced_root_is_reopened() {
     let root = dir.path().join("root");
     fs::create_dir(&root).unwrap();
     fs::write(root.join("1"), "old").unwrap();
-    std::thread::sleep(Duration::from_millis(30));
+    let_files_settle();
     let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     assert_eq!(bytes(&store, "1", 10).await.unwrap(), "old");
     fs::remove_dir_all(&root).unwrap();

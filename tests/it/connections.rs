@@ -1,36 +1,17 @@
 //! Connections of a real server: time and size limits of request heads, and graceful shutdown.
 
-use std::net::SocketAddr;
 use std::time::Duration;
 
 use n5_server::config::{Config, ContainerConfig, EntityTagSource};
-use n5_server::server::Server;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::TcpStream;
-use tokio::sync::oneshot;
 
+use crate::support::server::{RunningServer, start_server};
 use crate::support::writer::N5;
-
-pub struct RunningServer {
-    pub address: SocketAddr,
-    pub stop: oneshot::Sender<()>,
-    pub ended: tokio::task::JoinHandle<()>,
-}
 
 /// Starts a server of the demo container on a free port.
 async fn start(header_timeout: Duration) -> RunningServer {
-    start_with(header_timeout, Config::default()).await
-}
-
-/// Starts a server on a free port.
-pub async fn start_with(header_timeout: Duration, mut config: Config) -> RunningServer {
-    config.server.listen = n5_server::config::ListenAddress::Tcp("127.0.0.1:0".parse().unwrap());
-    config.server.header_timeout = header_timeout;
-    let server = Server::bind(config, String::new).await.unwrap();
-    let address = server.address().unwrap();
-    let (stop, stopped) = oneshot::channel::<()>();
-    let ended = tokio::spawn(server.run(async { drop(stopped.await) }));
-    RunningServer { address, stop, ended }
+    start_server(header_timeout, Config::default()).await
 }
 
 #[tokio::test]
@@ -122,7 +103,7 @@ async fn the_shutdown_deadline_holds_while_a_client_waits_to_be_accepted() {
     config.server.max_connections = 1;
     config.server.drain_delay = Duration::ZERO;
     config.server.shutdown_timeout = Duration::from_millis(300);
-    let server = start_with(Duration::from_secs(60), config).await;
+    let server = start_server(Duration::from_secs(60), config).await;
     let mut slow = TcpStream::connect(server.address).await.unwrap();
     let asked = "GET /slice/em/v?start=0,0,0&stop=1024,1024,64&format=raw HTTP/1.1\r\nHost: x\r\n\r\n";
     slow.write_all(asked.as_bytes()).await.unwrap();

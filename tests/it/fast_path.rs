@@ -8,8 +8,9 @@ use n5_server::config::{Config, ContainerConfig, EntityTagSource, RevalidationPo
 use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader};
 use tokio::net::TcpStream;
 
-use crate::connections::{RunningServer, start_with};
 use crate::support::deadlines::{DeadlineWatch, retry_if_late};
+use crate::support::http1::{Http1Client, Http1Response, request_head};
+use crate::support::server::{RunningServer, open_connections, start_server};
 use crate::support::writer::N5;
 
 async fn serve(n5: &N5, change: impl FnOnce(&mut Config)) -> RunningServer {
@@ -27,7 +28,7 @@ async fn serve_within(n5: &N5, header_timeout: Duration, change: impl FnOnce(&mu
         entity_tag: EntityTagSource::Mtime,
     }];
     change(&mut config);
-    start_with(header_timeout, config).await
+    start_server(header_timeout, config).await
 }
 
 fn container() -> N5 {
@@ -39,85 +40,6 @@ fn container() -> N5 {
     n5
 }
 
-pub struct Answer {
-    pub status: String,
-    headers: BTreeSet<(String, String)>,
-    pub body: Vec<u8>,
-}
-
-impl Answer {
-    /// Returns all values of a header, joined by commas.
-    pub fn all(&self, name: &str) -> String {
-        let values = self.headers.iter().filter(|(known, _)| known == name).map(|(_, value)| value.as_str());
-        values.collect::<Vec<_>>().join(", ")
-    }
-
-    pub fn header(&self, name: &str) -> Option<&str> {
-        self.headers.iter().find(|(known, _)| known == name).map(|(_, value)| value.as_str())
-    }
-}
-
-pub struct Client(BufReader<TcpStream>);
-
-impl Client {
-    pub async fn connect(server: &RunningServer) -> Self {
-        Self(BufReader::new(TcpStream::connect(server.address).await.unwrap()))
-    }
-
-    async fn write(&mut self, text: &str) {
-        self.0.get_mut().write_all(text.as_bytes()).await.unwrap();
-    }
-
-    /// Reads the answer to a request with this method.
-    async fn answer(&mut self, method: &str) -> io::Result<Answer> {
-        let mut line = String::new();
-        let mut next = async |of: &mut BufReader<TcpStream>| {
-            line.clear();
-            match of.read_line(&mut line).await? {
-                0 => Err(io::ErrorKind::UnexpectedEof.into()),
-                _ => io::Result::Ok(line.trim_end().to_owned()),
-            }
-        };
-        let status = next(&mut self.0).await?;
-        let mut headers = BTreeSet::new();
-        loop {
-            let line = next(&mut self.0).await?;
-            let Some((name, value)) = line.split_once(": ") else { break };
-            assert!(headers.insert((name.to_ascii_lowercase(), value.to_owned())), "{line} twice");
-        }
-        let mut answer = Answer { status, headers, body: Vec::new() };
-        let length = answer.header("content-length").map_or(0, |length| length.parse().unwrap());
-        if method != "HEAD" && !answer.status.contains(" 304 ") {
-            answer.body = vec![0; length];
-            self.0.read_exact(&mut answer.body).await?;
-        }
-        Ok(answer)
-    }
-
-    pub async fn ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> Answer {
-        self.try_ask(method, path, headers).await.unwrap()
-    }
-
-    /// As [`Self::ask`], but returns an error if the server closes the connection.
-    async fn try_ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> io::Result<Answer> {
-        self.0.get_mut().write_all(request(method, path, headers).as_bytes()).await?;
-        self.answer(method).await
-    }
-}
-
-/// Returns the number of the server's established connections, from `/proc/net/tcp`.
-pub fn open_connections(server: &RunningServer) -> usize {
-    let port = format!(":{:04X}", server.address.port());
-    let table = std::fs::read_to_string("/proc/net/tcp").unwrap();
-    let words = table.lines().skip(1).map(|line| line.split_whitespace().collect::<Vec<_>>());
-    words.filter(|words| words[1].ends_with(&port) && words[3] == "01").count()
-}
-
-fn request(method: &str, path: &str, headers: &[(&str, &str)]) -> String {
-    let headers: Vec<String> = headers.iter().map(|(name, value)| format!("{name}: {value}\r\n")).collect();
-    format!("{method} {path} HTTP/1.1\r\nHost: test\r\n{}\r\n", headers.concat())
-}
-
 /// A header that keeps a request off the fast path and changes nothing else.
 const UNUSUAL: (&str, &str) = ("Connection", "keep-alive, x-nothing");
 
@@ -126,7 +48,7 @@ async fn a_fast_path_answer_equals_that_of_the_http_library() {
     let n5 = container();
     for origins in [vec!["*".to_owned()], vec!["http://viewer.example".to_owned()]] {
         let server = serve(&n5, |config| config.cors.origins = origins.clone()).await;
-        let mut client = Client::connect(&server).await;
+        let mut client = Http1Client::connect(&server).await;
         let tag = client.ask("GET", "/v/0/0", &[]).await.header("etag").unwrap().to_owned();
         let weak = format!("W/{tag}");
         let both = format!("\"other\", {tag}");
@@ -184,15 +106,15 @@ async fn a_fast_path_answer_equals_that_of_the_http_library() {
                     let case = format!("{method} {path} {condition:?}");
                     assert_eq!(fast.status, general.status, "{case}");
                     assert!(fast.body == general.body, "{case}");
-                    let comparable = |answer: &Answer| -> BTreeSet<(String, String)> {
+                    let comparable = |response: &Http1Response| -> BTreeSet<(String, String)> {
                         let varying = |name: &str| {
                             // The date, and the request id if the server generated it.
-                            name == "date" || (name == "x-request-id" && answer.header(name) != Some("mine"))
+                            name == "date" || (name == "x-request-id" && response.header(name) != Some("mine"))
                         };
                         let of = |(name, value): &(String, String)| {
                             (name.clone(), if varying(name) { String::new() } else { value.clone() })
                         };
-                        answer.headers.iter().map(of).collect()
+                        response.headers.iter().map(of).collect()
                     };
                     assert_eq!(comparable(&fast), comparable(&general), "{case}");
                 }
@@ -224,14 +146,14 @@ async fn pipelined_requests_are_answered_in_order() {
             if slowly && order.len() > 2 {
                 continue;
             }
-            let mut client = Client::connect(&server).await;
+            let mut client = Http1Client::connect(&server).await;
             // Fills the cache, so that both the fast path and hyper answer.
             for path in ["/v/0/0", "/v/1/0"] {
                 client.ask("GET", path, &[]).await;
             }
-            let text: String = order.iter().map(|n| request(kinds[*n].0, kinds[*n].1, kinds[*n].2)).collect();
+            let text: String = order.iter().map(|n| request_head(kinds[*n].0, kinds[*n].1, kinds[*n].2)).collect();
             let step = if slowly { 1 } else { text.len() };
-            let (reader, writer) = client.0.into_inner().into_split();
+            let (reader, writer) = client.into_stream().into_split();
             let sending = tokio::spawn(async move {
                 let mut writer = writer;
                 for piece in text.as_bytes().chunks(step) {
@@ -280,14 +202,14 @@ fn whole_answer(bytes: &[u8], method: &str) -> Option<(String, usize)> {
 async fn a_request_body_is_not_taken_for_another_request() {
     let n5 = container();
     let server = serve(&n5, |_| {}).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     client.ask("GET", "/v/0/0", &[]).await;
     // The body of the first request looks like a request.
-    let smuggled = request("GET", "/v/attributes.json", &[]);
+    let smuggled = request_head("GET", "/v/attributes.json", &[]);
     let length = smuggled.len().to_string();
-    client.write(&(request("GET", "/v/7/7", &[("Content-Length", &length)]) + &smuggled)).await;
+    client.write(&(request_head("GET", "/v/7/7", &[("Content-Length", &length)]) + &smuggled)).await;
     assert!(client.answer("GET").await.unwrap().status.contains(" 404 "));
-    client.write(&request("GET", "/v/0/0", &[])).await;
+    client.write(&request_head("GET", "/v/0/0", &[])).await;
     match client.answer("GET").await {
         Ok(answer) => assert!(answer.body.ends_with(b"stored as it is."), "the body is not answered"),
         Err(closed) => assert!(matches!(closed.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)),
@@ -314,7 +236,7 @@ async fn a_request_with_connection_close_gets_its_whole_answer() {
 async fn a_changed_file_is_noticed_by_the_next_request() {
     let n5 = container();
     let server = serve(&n5, |_| {}).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     for round in 0..50 {
         let content = format!("round {round}");
         n5.file("v/0/0", &content);
@@ -330,7 +252,7 @@ async fn a_changed_file_is_noticed_by_the_next_request() {
 async fn a_directory_replaced_by_a_link_out_of_the_container_gets_404() {
     let (n5, outside) = (container(), tempfile::TempDir::new().unwrap());
     let server = serve(&n5, |_| {}).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     for _ in 0..3 {
         assert!(client.ask("GET", "/v/0/0", &[]).await.status.contains(" 200 "));
     }
@@ -348,7 +270,7 @@ async fn a_directory_replaced_by_a_link_out_of_the_container_gets_404() {
 async fn an_entity_tag_is_valid_until_the_file_changes() {
     let n5 = container();
     let server = serve(&n5, |_| {}).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     for round in 0..5 {
         let content = vec![round; 300_000];
         n5.file("v/1/0", &content);
@@ -376,7 +298,7 @@ async fn a_missing_key_may_become_a_directory() {
         config.cache.recheck_cached_data = RevalidationPolicy::After(Duration::from_millis(300));
     })
     .await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     for headers in [&[][..], &[UNUSUAL], &[]] {
         assert!(client.ask("GET", "/v/7", headers).await.status.contains(" 404 "));
     }
@@ -395,7 +317,7 @@ async fn evicted_blocks_are_read_again() {
         n5.file(&format!("v/9/{block}"), vec![block; 40_000]);
     }
     let server = serve(&n5, |config| config.cache.stored = 1 << 20).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     for _ in 0..3 {
         for block in 0..64 {
             let path = format!("/v/9/{block}");
@@ -420,14 +342,14 @@ async fn unread_connection(server: &RunningServer, is_cached: bool, headers: &[(
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
         // With a larger buffer, the client's kernel would receive most of the answer.
         socket.set_recv_buffer_size(64 << 10).unwrap();
-        let mut client = Client(BufReader::new(socket.connect(server.address).await.unwrap()));
+        let mut client = Http1Client(BufReader::new(socket.connect(server.address).await.unwrap()));
         if is_cached {
             // Shorter than any time limit in these tests.
             let _step = deadlines.step(Duration::from_millis(400));
             let answer = client.try_ask("GET", "/v/1/1", &[UNUSUAL]).await;
             assert_eq!(answer.map_err(|error| error.to_string())?.body.len(), LARGE);
         }
-        client.write(&request("GET", "/v/1/1", headers)).await;
+        client.write(&request_head("GET", "/v/1/1", headers)).await;
         Ok(client.0)
     })
     .await
@@ -499,7 +421,7 @@ async fn an_idle_connection_gets_the_whole_next_file() {
     let server = serve(&n5, |config| config.server.send_timeout = limit).await;
     retry_if_late(async |deadlines| {
         let taking = deadlines.step(limit.mul_f64(0.9));
-        let mut client = Client(unread_connection(&server, false, &[]).await);
+        let mut client = Http1Client(unread_connection(&server, false, &[]).await);
         assert_eq!(client.answer("GET").await.map_err(|error| error.to_string())?.body.len(), LARGE);
         drop(taking);
         for _ in 0..3 {
@@ -523,7 +445,7 @@ async fn a_file_evicted_from_the_page_cache_is_sent_completely() {
     let server = serve(&n5, |config| config.cache.stored = 0).await;
     for _ in 0..3 {
         assert_eq!(std::fs::read(n5.root().join("v/1/1")).unwrap(), bytes);
-        let mut client = Client(unread_connection(&server, false, &[]).await);
+        let mut client = Http1Client(unread_connection(&server, false, &[]).await);
         tokio::time::sleep(Duration::from_millis(100)).await;
         // This has no effect on a file system that keeps its files only in memory.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
@@ -555,7 +477,7 @@ async fn a_file_written_while_it_is_sent_is_cut_off() {
         assert!(body.len() < LARGE || is_whole, "{change}: {} bytes", body.len());
         cut_off += usize::from(!is_whole);
         // A new connection gets the new content.
-        let mut client = Client::connect(&server).await;
+        let mut client = Http1Client::connect(&server).await;
         let length = std::fs::metadata(&path).unwrap().len();
         assert_eq!(client.ask("GET", "/v/1/1", &[]).await.body.len() as u64, length, "{change}");
     }
@@ -576,7 +498,7 @@ async fn metadata_changes_do_not_interrupt_sending_a_file() {
         &|| std::fs::remove_file(&path).unwrap(),
     ];
     for (n, change) in changes.into_iter().enumerate() {
-        let mut client = Client(unread_connection(&server, false, &[]).await);
+        let mut client = Http1Client(unread_connection(&server, false, &[]).await);
         client.0.fill_buf().await.unwrap();
         change();
         assert!(client.answer("GET").await.unwrap().body == vec![1; LARGE], "{n}");
@@ -588,7 +510,7 @@ async fn the_end_of_a_file_is_sent_without_delay() {
     let n5 = container();
     let server = serve(&n5, |config| config.cache.stored = 0).await;
     tokio::time::sleep(Duration::from_millis(50)).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     let mut late = 0;
     for _ in 0..25 {
         let started = std::time::Instant::now();
@@ -626,7 +548,7 @@ async fn a_client_slower_than_the_header_timeout_can_send_another_request() {
         let server = serve_within(&n5, limit, |_| {}).await;
         retry_if_late(async |deadlines| {
             let asking = deadlines.step(limit.mul_f64(0.9));
-            let mut client = Client(unread_connection(&server, is_cached, &[]).await);
+            let mut client = Http1Client(unread_connection(&server, is_cached, &[]).await);
             drop(asking);
             tokio::time::sleep(2 * limit).await;
             let _asking = deadlines.step(limit.mul_f64(0.9));
@@ -643,7 +565,7 @@ async fn a_client_slower_than_the_header_timeout_can_send_another_request() {
 async fn a_cached_hole_is_a_hole_for_every_method() {
     let n5 = container();
     let server = serve(&n5, |config| config.cache.recheck_cached_data = RevalidationPolicy::Never).await;
-    let mut client = Client::connect(&server).await;
+    let mut client = Http1Client::connect(&server).await;
     for headers in [&[][..], &[UNUSUAL]] {
         assert!(client.ask("GET", "/v/0/1", headers).await.status.contains(" 404 "));
     }

@@ -9,21 +9,15 @@ use n5_server::container::Settings;
 use n5_server::http::HttpOptions;
 use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 
-use crate::readiness::wait_for_readyz;
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::stores::immutable;
 use crate::support::writer::N5;
-use crate::support::{Client, Reply, local, options, settings};
+use crate::support::{Client, WholeResponse, let_files_settle, local, options, settings, wait_for_readyz};
 
 const SLICE: &str = "/slice/v?format=raw";
 
 /// Requests to dataset `v`: a slice, stored blocks, and chunks of views.
 const REQUESTS: &[&str] = &[SLICE, "/v/0/0", "/v/1/1", "/zarr2/v/0/0", "/zarr2/v/1/1", "/zarr3/v/c/1/1"];
-
-/// Waits until the timestamps of files just written distinguish their versions.
-fn settle() {
-    std::thread::sleep(Duration::from_millis(30));
-}
 
 fn client_of(store: &Arc<Faulty>, settings: Settings, options: HttpOptions) -> Client {
     Client::new(Arc::<Faulty>::clone(store), settings, options)
@@ -37,7 +31,7 @@ fn is_block(key: &Key) -> bool {
 fn dataset() -> N5 {
     let n5 = N5::new();
     n5.dataset("v", &[8, 8], &[4, 4], "gzip").fill(|position| position != [1, 1], |_| false);
-    settle();
+    let_files_settle();
     n5
 }
 
@@ -45,7 +39,7 @@ fn without_revalidation() -> Settings {
     Settings { recheck_data: RevalidationPolicy::Never, recheck_metadata: RevalidationPolicy::Never, ..settings() }
 }
 
-async fn request_all(client: &Client) -> Vec<Reply> {
+async fn request_all(client: &Client) -> Vec<WholeResponse> {
     let mut replies = Vec::new();
     for path in REQUESTS {
         replies.push(client.get(path).await);
@@ -53,8 +47,8 @@ async fn request_all(client: &Client) -> Vec<Reply> {
     replies
 }
 
-fn outcomes(replies: &[Reply]) -> Vec<(u16, bytes::Bytes)> {
-    let outcome = |reply: &Reply| {
+fn outcomes(replies: &[WholeResponse]) -> Vec<(u16, bytes::Bytes)> {
+    let outcome = |reply: &WholeResponse| {
         // The body of a 404 may name the request, so bodies of errors are not compared.
         let body = if reply.status == 200 { reply.body.clone() } else { bytes::Bytes::new() };
         (reply.status.as_u16(), body)
@@ -266,7 +260,7 @@ async fn hanging_storage_releases_memory_to_waiting_requests() {
     let len = fs::metadata(large.root().join("v/0/0")).unwrap().len();
     let transfer = Settings { transfer_budget: len + 1024, ..tight };
     let small = dataset();
-    settle();
+    let_files_settle();
     for (n5, settings, fault, path) in [
         (&small, slices, Fault::Hangs, SLICE),
         (&large, decoding, Fault::ReadingHangs, SLICE),

@@ -20,6 +20,7 @@ mod attributes;
 mod cached_chunks;
 mod client_limits;
 mod codecs;
+mod comments;
 mod concurrency;
 mod config;
 mod conformance;

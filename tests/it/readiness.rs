@@ -5,26 +5,13 @@ use std::time::{Duration, Instant};
 
 use serde_json::json;
 
-use crate::support::program::{Connection, Program, Reply};
+use crate::support::program::{Connection, Program, ProgramResponse};
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, local, options, settings, wait_for_readyz};
 
-/// Requests `/readyz` until it has this status, for up to 30 s. The server caches a check of the storage for a second.
-pub async fn wait_for_readyz(client: &Client, status: u16) -> serde_json::Value {
-    let until = Instant::now() + Duration::from_secs(30);
-    loop {
-        let reply = client.get("/readyz").await;
-        if reply.status == status {
-            return reply.json();
-        }
-        assert!(Instant::now() < until, "still {}", reply.status);
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-}
-
-/// Like [`wait_for_readyz`], for the real program.
-fn wait_for_program_readyz(program: &Program, status: u16) -> Reply {
+/// Requests `/readyz` from the real program until it has this status, for up to 30 s.
+fn wait_for_program_readyz(program: &Program, status: u16) -> ProgramResponse {
     let until = Instant::now() + Duration::from_secs(30);
     loop {
         let reply = program.get("/readyz");

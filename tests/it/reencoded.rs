@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use crate::support::load_metrics;
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, let_files_settle, local, options, settings};
 
 /// Decodes a stored block with the attributes that belong to it.
 fn decode(attributes: &Value, block: &[u8], position: &[u64]) -> Block {
@@ -147,7 +147,7 @@ async fn encoded_blocks_have_entity_tags_and_ranges() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 8], &[4, 4], "raw");
     dataset.fill(|position| position != [1, 1], |_| false);
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    let_files_settle();
     let probe = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
     let whole = client.get("/as/gzip/a/0/0").await;
@@ -183,7 +183,7 @@ async fn many_requests_for_an_encoded_block_share_one_load() {
     let _counted = metrics::set_default_local_recorder(&recorder);
     let n5 = N5::new();
     n5.dataset("a", &[64, 64], &[64, 64], "gzip").fill(|_| true, |_| false);
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    let_files_settle();
     let probe = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&probe), settings(), options());
     probe.close();
@@ -242,7 +242,7 @@ async fn raw_chunks_hold_no_permits_of_other_budgets() {
         n5.file(&format!("a/0/0/{z}"), block);
     }
     n5.dataset("b", &[1024, 1024], &[1024, 1024], "gzip").fill(|_| true, |_| false);
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    let_files_settle();
     let settings = Settings {
         decoded_cache: 2 * MIB,
         stored_cache: 64 * MIB,

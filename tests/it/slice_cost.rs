@@ -11,7 +11,7 @@ use crate::support::load_metrics;
 use crate::support::program::Program;
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, let_files_settle, local, options, settings};
 
 fn runtime() -> tokio::runtime::Runtime {
     tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap()
@@ -365,7 +365,7 @@ async fn a_range_of_a_large_uncompressed_block_reads_little_more_than_the_range(
     let n5 = N5::new();
     // A block of 18 MiB with one sample along the slowest axis.
     n5.dataset("v", &[1024, 9216, 1], &[1024, 9216, 1], "raw").fill(|_| true, |_| false);
-    std::thread::sleep(std::time::Duration::from_millis(30));
+    let_files_settle();
     let recorder = load_metrics::recorder();
     let _counted = metrics::set_default_local_recorder(&recorder);
     let small = Settings { slice_budget: 4 << 20, decode_budget: 2 << 20, decoded_cache: 0, ..settings() };

@@ -2,13 +2,12 @@
 
 use std::fs;
 use std::sync::Arc;
-use std::time::Duration;
 
 use serde_json::{Value, json};
 
 use crate::support::stores::Probe;
 use crate::support::writer::{Dataset, N5, all_indices};
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, let_files_settle, local, options, settings};
 
 fn kept(position: &[u64]) -> bool {
     position.iter().sum::<u64>() % 3 != 1
@@ -63,8 +62,7 @@ async fn a_large_dataset_is_sampled_evenly_and_within_bounds() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[64, 64, 64], &[4, 4, 4], "raw");
     dataset.fill(|_| true, |_| false);
-    // The server reads recently written files again, which would change the counts.
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    let_files_settle();
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     let answer = client.get("/stats/a").await.json();
@@ -156,7 +154,7 @@ async fn an_entity_tag_identifies_the_statistics() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[8, 2], &[2, 2], "gzip");
     dataset.fill(|_| true, |_| false);
-    tokio::time::sleep(Duration::from_millis(30)).await;
+    let_files_settle();
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
     let first = client.get("/stats/a").await;

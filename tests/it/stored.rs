@@ -8,7 +8,7 @@ use n5_server::http::HttpOptions;
 use crate::support::program::{self, Program};
 use crate::support::stores::{self, Probe};
 use crate::support::writer::N5;
-use crate::support::{Client, local, options, settings};
+use crate::support::{Client, let_files_settle, local, options, settings};
 
 fn nested() -> N5 {
     let n5 = N5::new();
@@ -499,11 +499,11 @@ fn replacing_a_file_with_equal_length_and_mtime_changes_its_inode_tag() {
             path => format!("/{container}/{path}"),
         };
         replace(&before);
-        std::thread::sleep(Duration::from_millis(40));
+        let_files_settle();
         let mut get = |container: &str, more: &str| connection.get(&at(container), &format!("{lines}{more}")).unwrap();
         let first: Vec<_> = ["m", "i"].map(|container| (0..3).map(|_| get(container, "")).last().unwrap()).into();
         assert!(first.iter().all(|reply| reply.status == 200), "{first:?}");
-        let known = |reply: &program::Reply| reply.header("etag").unwrap().to_owned();
+        let known = |reply: &program::ProgramResponse| reply.header("etag").unwrap().to_owned();
         assert_ne!(known(&first[0]), known(&first[1]));
         for (reply, container) in first.iter().zip(["m", "i"]) {
             let again = get(container, &format!("If-None-Match: {}\r\n", known(reply)));
@@ -512,7 +512,7 @@ fn replacing_a_file_with_equal_length_and_mtime_changes_its_inode_tag() {
         // Dates in HTTP have a resolution of one second.
         std::thread::sleep(Duration::from_millis(1100));
         replace(&after);
-        std::thread::sleep(Duration::from_millis(40));
+        let_files_settle();
         for (reply, container) in first.iter().zip(["m", "i"]) {
             let is_told = container == "i";
             let etag = known(reply);
@@ -541,7 +541,7 @@ fn a_reload_changes_entity_tags() {
     let n5 = nested();
     let config = |tag: &str| format!("[[containers]]\nroot = \"{}\"\nentity_tag = \"{tag}\"\n", n5.root().display());
     let program = Program::start(&config("mtime"));
-    std::thread::sleep(Duration::from_millis(40));
+    let_files_settle();
     let mut connection = program.connect();
     let mut etag = || connection.get("/one/0", "").unwrap().header("etag").unwrap().to_owned();
     let (short, again) = (etag(), etag());

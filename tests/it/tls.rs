@@ -22,10 +22,9 @@ use tokio_rustls::rustls::crypto::ring;
 use tokio_rustls::rustls::pki_types::{CertificateDer, ServerName};
 use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, SupportedProtocolVersion, version};
 
-use super::connections::{RunningServer, start_with};
-use crate::fast_path::open_connections;
 use crate::support::attacked::queued_bytes;
 use crate::support::program::{PATIENCE, Program};
+use crate::support::server::{RunningServer, open_connections, start_server};
 use crate::support::writer::N5;
 
 /// Length of the large stored file: more than all buffers on the way to the client hold.
@@ -94,7 +93,7 @@ impl TlsServer {
         write(directory.path(), &identity);
         change(&mut config);
         let timeout = config.server.header_timeout;
-        let server = start_with(timeout, config).await;
+        let server = start_server(timeout, config).await;
         Self { server, directory, identity, _n5: n5 }
     }
 

@@ -44,11 +44,13 @@ PACK = {
     "zstd": lambda b: bytes(numcodecs.Zstd(1).encode(b)),
     "blosc": lambda b: bytes(numcodecs.Blosc("lz4", 5, 1).encode(b)),
 }
+# Grid positions of blocks that are missing in every dataset.
 HOLES = {(1, 1, 1), (0, 1, 0)}
 
 
 @functools.cache
 def elements(name):
+    """Return the elements of a dataset as if it had no holes."""
     data_type, shape, _, _ = DATASETS[name]
     x, y, z = numpy.indices(shape, dtype=numpy.uint32)
     mixed = (x * 7 + y * 131 + z * 1009 + (x * y) % 29 + 1) % 251
@@ -56,6 +58,7 @@ def elements(name):
 
 
 def with_holes(name):
+    """Return the elements of a dataset, with zeros where blocks are missing."""
     _, _, block, _ = DATASETS[name]
     whole = elements(name).copy()
     for hole in HOLES:
@@ -78,22 +81,27 @@ def ballast(number):
 
 
 def head(shape):
+    """Return the header of a stored block."""
     return struct.pack(f">HH{len(shape)}I", 0, len(shape), *shape)
 
 
 def stored(codec, part):
+    """Return the stored block with these elements."""
     return head(part.shape) + PACK[codec](part.astype(part.dtype.newbyteorder(">")).tobytes(order="F"))
 
 
 def positions(shape, block):
+    """Return the grid positions of all blocks."""
     return itertools.product(*(range(-(-n // b)) for n, b in zip(shape, block)))
 
 
 def cut(whole, block, position):
+    """Return the elements of one block."""
     return whole[tuple(slice(p * b, (p + 1) * b) for p, b in zip(position, block))]
 
 
 def blocks(name):
+    """Yield the grid position and the elements of every stored block."""
     _, shape, block, _ = DATASETS[name]
     for position in positions(shape, block):
         if position not in HOLES:
@@ -118,17 +126,20 @@ def write(root):
 
 
 def write_ballast(root):
+    """Write the ballast dataset below `root`."""
     describe(root / BALLAST, "uint8", (*BALLAST_BLOCK[:2], BALLAST_COUNT), BALLAST_BLOCK, "raw")
     for number in range(BALLAST_COUNT):
         put(root / BALLAST, (0, 0, number), ballast(number))
 
 
 def describe(directory, *what):
+    """Create the directory of a dataset with its attributes."""
     directory.mkdir(parents=True)
     (directory / "attributes.json").write_text(json.dumps(attributes(*what)))
 
 
 def put(directory, position, content):
+    """Write the file of a block."""
     path = directory / "/".join(map(str, position))
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(content)

@@ -12,7 +12,7 @@ import PIL.Image
 
 import data
 
-
+# Largest accepted body that is kept for comparison, so that it need not be decoded again.
 REMEMBERED = 1 << 20
 
 
@@ -97,7 +97,7 @@ def is_info(expected):
     return check
 
 
-def box(start, stop):
+def query_of_box(start, stop):
     return f"start={','.join(map(str, start))}&stop={','.join(map(str, stop))}"
 
 
@@ -112,11 +112,12 @@ def requests(container, root, random):
     add(f"/{container}/?format=json", 200, check=is_listing(names | ({data.BALLAST} & set(p.name for p in root.iterdir()))))
     add(f"/info/{container}/", 200, check=is_info({"kind": "group", "path": container}))
     for name in data.DATASETS:
-        of_dataset(add, container, name, root, random)
+        add_dataset(add, container, name, root, random)
     return found
 
 
-def of_dataset(add, container, name, root, random):
+def add_dataset(add, container, name, root, random):
+    """Add requests for a dataset: documents, listings, slices, and every block, stored or missing."""
     data_type, shape, block, codec = data.DATASETS[name]
     document = (root / name / "attributes.json").read_bytes()
     add(f"/{container}/{name}/attributes.json", 200, document)
@@ -125,9 +126,9 @@ def of_dataset(add, container, name, root, random):
     add(f"/{container}/{name}/?format=json&blocks=1", 200, check=is_listing({"attributes.json", *rows}))
     expected = {"kind": "dataset", "dimensions": list(shape), "block_size": list(block), "data_type": data_type}
     add(f"/info/{container}/{name}", 200, check=is_info(expected))
-    of_slices(add, f"/slice/{container}/{name}", data.with_holes(name), random)
+    add_slices(add, f"/slice/{container}/{name}", data.with_holes(name), random)
     for position, part in data.blocks(name):
-        of_block(add, container, name, position, part, (root / name / "/".join(map(str, position))).read_bytes())
+        add_block(add, container, name, position, part, (root / name / "/".join(map(str, position))).read_bytes())
     for hole in data.HOLES:
         if all(p * b < n for p, b, n in zip(hole, block, shape)):
             add(f"/{container}/{name}/{'/'.join(map(str, hole))}", 404)
@@ -135,18 +136,19 @@ def of_dataset(add, container, name, root, random):
             add(f"/precomputed/{container}/{name}/raw/{volume(hole, block, shape)}", 404)
 
 
-def of_slices(add, path, whole, random):
+def add_slices(add, path, whole, random):
+    """Add requests for slices of a dataset whose elements are `whole`."""
     shape = whole.shape
     small = whole.astype(whole.dtype.newbyteorder("<"))
     for number in range(6):
         start = [random.randrange(n) for n in shape]
         stop = [random.randrange(s, n) + 1 for s, n in zip(start, shape)]
         part = small[tuple(slice(a, b) for a, b in zip(start, stop))]
-        add(f"{path}?{box(start, stop)}&format=raw", 200, part.tobytes(order="F"))
+        add(f"{path}?{query_of_box(start, stop)}&format=raw", 200, part.tobytes(order="F"))
         if number == 0:
-            add(f"{path}?{box(start, stop)}&format=npy", 200, check=is_array(part))
+            add(f"{path}?{query_of_box(start, stop)}&format=npy", 200, check=is_array(part))
     for z in (0, shape[2] - 1):
-        query = box((0, 0, z), (*shape[:2], z + 1))
+        query = query_of_box((0, 0, z), (*shape[:2], z + 1))
         add(f"{path}?{query}&format=raw", 200, small[:, :, z : z + 1].tobytes(order="F"))
         if whole.dtype in (numpy.uint8, numpy.uint16):
             add(f"{path}?{query}&format=png", 200, check=is_image(whole[:, :, z]))
@@ -154,7 +156,7 @@ def of_slices(add, path, whole, random):
     add(f"{path}?select=:5,:3,2&format=json", 200, check=lambda body: json.loads(body)["data"] == part.tolist())
 
 
-def of_block(add, container, name, position, part, body):
+def add_block(add, container, name, position, part, body):
     """Add requests for a block as stored and in the views."""
     data_type, shape, block, codec = data.DATASETS[name]
     assert body == data.stored(codec, part)

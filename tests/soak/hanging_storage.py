@@ -30,7 +30,7 @@ PILED_UP = [
 
 
 class Unbounded:
-    """Stands in for a control group. That of the other phases is too small for the default limits."""
+    """Used instead of a control group: the group of the other phases is too small for the default limits."""
 
     def enter(self):
         pass
@@ -76,7 +76,7 @@ async def run(soak):
         watch.slowest = 0.0
         fs.command("hang 1")
         tasks = [
-            asyncio.create_task(pile_up(server.port, path, stop, watch.seen[f"{NAME}: who waits for it"]))
+            asyncio.create_task(pile_up(server.port, path, stop, watch.seen[f"{NAME}: clients of the container that hangs"]))
             for path in PILED_UP * 40
         ]
         tasks.append(asyncio.create_task(soak.churn(stop)))
@@ -97,7 +97,7 @@ async def run(soak):
         metrics, lines = symptoms.verdict(watch)
         if watch.slowest > SLOWEST:
             watch.add_violation(f"{NAME}: an answer of another container took {watch.slowest:.1f} s")
-        slowest = f"slowest answer of another: {watch.slowest:.2f} s"
+        slowest = f"slowest answer of another container: {watch.slowest:.2f} s"
         await asyncio.sleep(2)
         watch.slowest = 0.0
         of_net, done = [request for request in soak.requests if request.container == "net"], asyncio.Event()
@@ -108,9 +108,7 @@ async def run(soak):
         if server.stop() != 0:
             watch.add_violation(f"{NAME}: exit status {server.process.returncode}")
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
-    slowest += f"; of itself, mended: {watch.slowest:.2f} s"
+        server.ensure_stopped()
+    slowest += f"; of this container afterwards: {watch.slowest:.2f} s"
     soak.row(NAME, met, watch.seen[NAME], metrics, lines, slowest)
-    soak.row(f"{NAME}: who waits for it", None, watch.seen[f"{NAME}: who waits for it"])
+    soak.row(f"{NAME}: clients of the container that hangs", None, watch.seen[f"{NAME}: clients of the container that hangs"])

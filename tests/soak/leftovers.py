@@ -12,6 +12,7 @@ PROCESS_BYTES = 64 << 20
 
 
 def links(server):
+    """Return the targets of the server's open descriptors."""
     found = []
     for entry in pathlib.Path(f"/proc/{server.process.pid}/fd").iterdir():
         try:
@@ -22,6 +23,7 @@ def links(server):
 
 
 def sockets(server):
+    """Return the number of open sockets."""
     return sum("socket:" in link for link in links(server))
 
 
@@ -84,10 +86,12 @@ def remaining_resources(server, before):
 
 
 def budgets(server):
+    """Return the bytes that each memory budget has lent, by name."""
     return {label.split('"')[1]: value for label, value in server.metrics("n5_budget_bytes").items()}
 
 
 def caches(server):
+    """Return the bytes in each cache, by name."""
     return {label.split('"')[1]: value for label, value in server.metrics("n5_cache_bytes").items()}
 
 

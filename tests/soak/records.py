@@ -26,6 +26,7 @@ class Forger:
         return hmac.digest(self.secret, info, self.digest)[:length]
 
     def record(self, kind, content):
+        """Return an encrypted record with content of the inner type `kind`."""
         head = b"\x17\x03\x03" + (len(content) + 17).to_bytes(2, "big")
         nonce = (self.iv ^ self.sent).to_bytes(12, "big")
         self.sent += 1

@@ -15,10 +15,12 @@ PROCESS_BYTES = 64 * MIB
 
 
 def block(shape, payload):
+    """Return a stored block with this compressed payload."""
     return struct.pack(">HH", 0, len(shape)) + b"".join(struct.pack(">I", n) for n in shape) + payload
 
 
 def dataset(root, name, dimensions, shape, data_type, compression):
+    """Create a dataset without blocks. Return its directory."""
     directory = root / name
     directory.mkdir(parents=True)
     attributes = {"dimensions": dimensions, "blockSize": shape, "dataType": data_type, "compression": compression}
@@ -48,10 +50,12 @@ class Server:
         self.announced = int(re.search(r"at most (\d+) MiB", announced).group(1)) * MIB
 
     def status(self, name):
+        """Return a field of /proc/PID/status in bytes."""
         text = pathlib.Path(f"/proc/{self.process.pid}/status").read_text()
         return int(re.search(rf"^{name}:\s+(\d+)", text, re.MULTILINE).group(1)) << 10
 
     def processor_seconds(self):
+        """Return the processor time of all threads so far."""
         fields = pathlib.Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
@@ -59,6 +63,7 @@ class Server:
         return len(os.listdir(f"/proc/{self.process.pid}/fd"))
 
     def get(self, path):
+        """Send a GET. Return the status and the body."""
         connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=60)
         with contextlib.closing(connection):
             connection.request("GET", path)

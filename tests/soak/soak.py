@@ -84,9 +84,8 @@ class Soak:
         self.faults = [fault for fault in Faults(self).all() if (options.only or "") in fault.name]
 
     def clean(self):
-        if getattr(self, "server", None) and self.server.process.poll() is None:
-            self.server.process.kill()
-            self.server.process.wait()
+        if getattr(self, "server", None):
+            self.server.ensure_stopped()
         if getattr(self, "fs", None) and self.fs.process.poll() is None:
             self.fs.end()
         if getattr(self, "is_mounted", False):

@@ -17,6 +17,7 @@ CGROUPS = pathlib.Path("/sys/fs/cgroup")
 
 
 def compile_faults(directory):
+    """Compile faults.c and faultfs.c. Return the paths of the shared library and of the program."""
     shared, program = directory / "faults.so", directory / "faultfs"
     subprocess.run(["cc", "-shared", "-fPIC", "-O2", "-o", shared, HERE / "faults.c", "-ldl"], check=True)
     subprocess.run(["cc", "-O2", "-Wno-parentheses", "-o", program, HERE / "faultfs.c", "-lpthread"], check=True)
@@ -42,9 +43,11 @@ class Memory:
             break
 
     def describe(self):
+        """Return a phrase for the report."""
         return f"control group {self.group}" if self.group else "no control group can be created here: only RSS is monitored"
 
     def enter(self):
+        """Move the calling process into the group."""
         if self.group:
             (self.group / "cgroup.procs").write_text(str(os.getpid()))
 
@@ -65,14 +68,17 @@ class Memory:
         return int(failures.read_text()) if failures.exists() else self.event("memory.events", "max ")
 
     def killed(self):
+        """Return how many processes the kernel has killed for lack of memory."""
         return max(self.event(name, "oom_kill ") for name in ("memory.oom_control", "memory.events")) if self.group else 0
 
     def event(self, file, name):
+        """Return the counter after `name` in a file of the group, or 0."""
         path = self.group / file
         lines = path.read_text().splitlines() if path.exists() else []
         return next((int(line.split()[1]) for line in lines if line.startswith(name)), 0)
 
     def end(self):
+        """Remove the group."""
         if self.group:
             self.group.rmdir()
 
@@ -89,17 +95,21 @@ class FaultFs:
             raise OSError("no FUSE file system can be mounted here")
 
     def command(self, command):
+        """Send a command of faultfs.c and return its answer."""
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())
 
     def end(self):
+        """Unmount the file system."""
         self.command("none")
         self.process.stdin.close()
         self.process.wait(20)
 
 
 class Server:
+    """A server in a control group, with a file that controls the faults of faults.c."""
+
     def __init__(self, binary, config, shared, directory, memory, tls_context=None):
         self.tls_context = tls_context
         self.controls = directory / "controls"
@@ -124,6 +134,7 @@ class Server:
         threading.Thread(target=self.drain, daemon=True).start()
 
     def drain(self):
+        """Read the log, and pause while `reading` is cleared, so that the pipe fills."""
         for line in self.process.stderr:
             self.line_count += 1
             if b'"level":"INFO"' not in line:
@@ -137,6 +148,7 @@ class Server:
         return met
 
     def get(self, path, timeout=20):
+        """Send a GET. Return the status and the body as text."""
         try:
             url = f"{'https' if self.tls_context else 'http'}://127.0.0.1:{self.port}{path}"
             with urllib.request.urlopen(url, timeout=timeout, context=self.tls_context) as answer:
@@ -150,6 +162,7 @@ class Server:
         return {key[len(name) :]: float(value) for key, value in lines if key.split("{")[0] == name}
 
     def metric(self, name):
+        """Return the sum of a metric over all its labels."""
         return sum(self.metrics(name).values())
 
     def descriptors(self):
@@ -170,15 +183,23 @@ class Server:
         resource.prlimit(self.process.pid, resource.RLIMIT_NOFILE, (wanted, old[1]))
 
     def panics(self):
+        """Return the log lines of panics."""
         return [line for line in self.lines if "panicked" in line]
 
     def reload(self):
         self.process.send_signal(signal.SIGHUP)
 
     def stop(self):
+        """Stop the server in an orderly way. Return its exit status."""
         self.reading.set()
         self.process.terminate()
         return self.process.wait(40)
+
+    def ensure_stopped(self):
+        """Kill the server if it still runs."""
+        if self.process.poll() is None:
+            self.process.kill()
+            self.process.wait()
 
 
 def config(containers, request_timeout, budget_wait, decoded="32MiB", stored="16MiB", more=""):

@@ -74,7 +74,5 @@ async def run(soak):
         if server.stop() != 0:
             watch.add_violation(f"{NAME}: exit status {server.process.returncode}")
     finally:
-        if server.process.poll() is None:
-            server.process.kill()
-            server.process.wait()
+        server.ensure_stopped()
     soak.row(NAME, met, watch.seen[NAME], shown, lines)

@@ -7,6 +7,8 @@ import socket
 import struct
 import time
 
+import frames
+
 # Fraction of requests that are conditional.
 CONDITIONAL = 0.1
 # Address of hostile clients. It differs from that of honest ones, because memory is shared fairly between addresses.
@@ -36,6 +38,7 @@ def condition(watch, request, chance):
 
 
 async def paused(watch, stop, seconds, in_faults):
+    """Sleep for `seconds`, and then, if `in_faults`, until a fault is active."""
     await asyncio.sleep(seconds)
     while in_faults and watch.fault is None and not stop.is_set():
         await asyncio.sleep(0.1)
@@ -158,15 +161,12 @@ async def garbage(loop, client, _path):
 
 
 async def rapid_reset(loop, client, path):
-    """Open HTTP/2 streams and reset them immediately. Frames are written by hand, because no library sends this."""
-
-    def frame(kind, flags, stream, payload):
-        return struct.pack(">I", len(payload))[1:] + bytes([kind, flags]) + struct.pack(">I", stream) + payload
-
+    """Open HTTP/2 streams and reset them immediately, which no library does."""
     block = b"\x82\x86\x41\x01x\x04" + (bytes([len(path)]) if len(path) < 127 else b"\x01") + path.encode()[:126]
-    await loop.sock_sendall(client, b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + frame(4, 0, 0, b""))
+    await loop.sock_sendall(client, frames.PREFACE + frames.frame(frames.SETTINGS, 0, 0, b""))
     for stream in range(1, 401, 2):
-        await loop.sock_sendall(client, frame(1, 5, stream, block) + frame(3, 0, stream, b"\0\0\0\x08"))
+        request = frames.frame(frames.HEADERS, frames.END_STREAM | frames.END_HEADERS, stream, block)
+        await loop.sock_sendall(client, request + frames.frame(frames.RST_STREAM, 0, stream, b"\0\0\0\x08"))
     await asyncio.sleep(0.2)
 
 

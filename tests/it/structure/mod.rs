@@ -8,8 +8,8 @@ mod sources;
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-pub use sources::ModulePath;
 use sources::Sources;
+pub use sources::{ModulePath, rust_files};
 
 /// The sources to count: those of all crates of the workspace, or a `src` folder that `N5_STRUCTURE_SRC` names.
 fn src() -> Vec<(ModulePath, PathBuf)> {

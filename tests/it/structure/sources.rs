@@ -155,7 +155,7 @@ fn implemented_traits(items: &[Item]) -> BTreeSet<String> {
 }
 
 /// All Rust files below `path`.
-fn rust_files(path: &Path) -> Vec<PathBuf> {
+pub fn rust_files(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
     }

@@ -25,18 +25,22 @@ impl AttackedServer {
         Self { program, n5 }
     }
 
+    /// Returns the address of the server, as `IP:PORT`.
     pub fn address(&self) -> &str {
         &self.program.address
     }
 
+    /// Returns the process id.
     pub fn id(&self) -> u32 {
         self.program.child.id()
     }
 
+    /// Returns true if the process has exited.
     pub fn has_ended(&mut self) -> bool {
         self.program.child.try_wait().unwrap().is_some()
     }
 
+    /// Returns the number of open file descriptors.
     fn descriptors(&self) -> usize {
         fs::read_dir(format!("/proc/{}/fd", self.id())).unwrap().count()
     }
@@ -70,6 +74,7 @@ impl AttackedServer {
         value.unwrap_or_else(|| panic!("no metric {name}"))
     }
 
+    /// Waits until the value of a metric satisfies `is_so`.
     pub async fn wait_for_metric(&self, name: &str, is_so: impl Fn(f64) -> bool) {
         let started = Instant::now();
         loop {

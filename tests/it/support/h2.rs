@@ -13,6 +13,7 @@ pub const ACK: u8 = 1;
 pub const END_STREAM: u8 = 1;
 pub const END_HEADERS: u8 = 4;
 
+/// Returns a frame (RFC 9113, section 4.1).
 pub fn frame(kind: u8, flags: u8, stream: u32, payload: &[u8]) -> Vec<u8> {
     let length = u32::try_from(payload.len()).unwrap().to_be_bytes();
     [&length[1..], &[kind, flags], &stream.to_be_bytes(), payload].concat()
@@ -24,10 +25,12 @@ pub fn get(path: &str) -> Vec<u8> {
     [&[0x82, 0x86, 0x04, length], path.as_bytes(), &[0x01, 1, b'x']].concat()
 }
 
+/// Returns the frame of a complete GET request.
 pub fn request(stream: u32, path: &str) -> Vec<u8> {
     frame(HEADERS, END_STREAM | END_HEADERS, stream, &get(path))
 }
 
+/// Returns what a client sends first: the preface, its SETTINGS, and the acknowledgement of those of the server.
 pub fn begin(settings: &[u8]) -> Vec<u8> {
     [PREFACE, &frame(SETTINGS, 0, 0, settings), &frame(SETTINGS, ACK, 0, &[])].concat()
 }

@@ -1,20 +1,25 @@
-//! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, and an in-process
-//! client.
+//! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, servers and clients.
+//!
+//! There are three clients. [`Client`] calls the router in this process, without a connection.
+//! [`Http1Client`](http1::Http1Client) sends requests over a socket to a [server in this process](server).
+//! [`Connection`](program::Connection) does the same to the [real program](program::Program), without async.
 
 pub mod attacked;
 pub mod deadlines;
 pub mod faulty;
 pub mod h2;
+pub mod http1;
 pub mod load_metrics;
 pub mod openapi;
 pub mod program;
 pub mod remote;
+pub mod server;
 pub mod stores;
 pub mod writer;
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use axum::Router;
 use axum::body::Body;
@@ -48,6 +53,7 @@ pub fn settings() -> Settings {
     }
 }
 
+/// Returns options without access control and without limits on single clients.
 pub fn options() -> HttpOptions {
     HttpOptions {
         base_path: String::new(),
@@ -75,8 +81,28 @@ pub fn options() -> HttpOptions {
     }
 }
 
+/// Returns a store of local files that follows links inside `root`.
 pub fn local(root: &Path) -> Arc<dyn Store> {
     Arc::new(LocalStore::open(root, SymlinkPolicy::Inside, Duration::from_secs(10)).unwrap())
+}
+
+/// Waits until the files written so far have versions that last. The server compares a file with the store at every
+/// request while the file is younger than 20 ms, because clocks of file systems tick slowly.
+pub fn let_files_settle() {
+    std::thread::sleep(Duration::from_millis(40));
+}
+
+/// Requests `/readyz` until it has this status, for up to 30 s. The server caches a check of the storage for a second.
+pub async fn wait_for_readyz(client: &Client, status: u16) -> serde_json::Value {
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let reply = client.get("/readyz").await;
+        if reply.status == status {
+            return reply.json();
+        }
+        assert!(Instant::now() < deadline, "still {}", reply.status);
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
 }
 
 /// Tools that `.ci/run` installs.
@@ -113,15 +139,16 @@ pub struct Client {
     pub container: Container,
 }
 
-/// A whole answer.
+/// A response with its whole body.
 #[derive(Debug)]
-pub struct Reply {
+pub struct WholeResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub body: Bytes,
 }
 
 impl Client {
+    /// Creates a server of one container without a name.
     pub fn new(store: Arc<dyn Store>, settings: Settings, options: HttpOptions) -> Self {
         Self::with_resources(store, Resources::new(settings), options)
     }
@@ -131,6 +158,7 @@ impl Client {
         Self::with_resources(store, Arc::clone(self.container.resources()), options())
     }
 
+    /// Creates a server whose caches and budgets are `resources`.
     pub fn with_resources(store: Arc<dyn Store>, resources: Arc<Resources>, options: HttpOptions) -> Self {
         let container = Container::new(store, Arc::clone(&resources));
         let mount = Mount {
@@ -163,19 +191,23 @@ impl Client {
         Self::new(local(root), settings(), options())
     }
 
+    /// Sends a request and returns the response with its unread body.
     pub async fn ask(&self, request: Request<Body>) -> axum::response::Response {
         self.router.clone().oneshot(request).await.unwrap()
     }
 
-    pub async fn get(&self, path: &str) -> Reply {
+    /// Sends a GET request.
+    pub async fn get(&self, path: &str) -> WholeResponse {
         self.get_with(path, &[]).await
     }
 
-    pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> Reply {
+    /// Sends a GET request with headers.
+    pub async fn get_with(&self, path: &str, headers: &[(&str, &str)]) -> WholeResponse {
         self.send("GET", path, headers).await
     }
 
-    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Reply {
+    /// Sends a request and checks that `openapi.yaml` lists the status of its response.
+    pub async fn send(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> WholeResponse {
         let mut request = Request::builder().method(method).uri(path).header("host", "test");
         for (name, value) in headers {
             request = request.header(*name, *value);
@@ -184,7 +216,7 @@ impl Client {
         openapi::check(method, path, response.status());
         let (parts, body) = response.into_parts();
         let length = parts.headers.get("content-length").and_then(|n| n.to_str().ok()?.parse().ok());
-        Reply { status: parts.status, headers: parts.headers, body: read(body, length).await }
+        WholeResponse { status: parts.status, headers: parts.headers, body: read(body, length).await }
     }
 }
 
@@ -202,7 +234,7 @@ async fn read(mut body: Body, length: Option<usize>) -> Bytes {
     all.into()
 }
 
-impl Reply {
+impl WholeResponse {
     pub fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }

@@ -28,7 +28,7 @@ impl Program {
         Self::start_logging_to(config, environment, None)
     }
 
-    /// As [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
+    /// Like [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
     pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
         Self::listening(Self::spawn(config, environment, file_of_log))
     }
@@ -96,6 +96,7 @@ impl Program {
         }
     }
 
+    /// Starts the program on a free port, with `config` as its configuration file.
     pub fn start(config: &str) -> Self {
         Self::start_in(config, &[])
     }
@@ -107,6 +108,7 @@ impl Program {
         fs::rename(new, file).unwrap();
     }
 
+    /// Sends a signal to the program.
     pub fn signal(&self, signal: rustix::process::Signal) {
         let id = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(id, signal).unwrap();
@@ -166,13 +168,14 @@ impl Program {
         self.log.iter().collect()
     }
 
+    /// Opens a connection whose reads fail after [`PATIENCE`].
     pub fn connect(&self) -> Connection {
         let stream = TcpStream::connect(&self.address).unwrap();
         stream.set_read_timeout(Some(PATIENCE)).unwrap();
         Connection(BufReader::new(stream))
     }
 
-    /// As [`Self::connect`], from a loopback address.
+    /// Like [`Self::connect`], from a loopback address.
     pub fn connect_from(&self, address: &str) -> Connection {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_io().build().unwrap();
         let stream = runtime.block_on(async {
@@ -186,7 +189,7 @@ impl Program {
     }
 
     /// Sends a request on a new connection and returns the answer.
-    pub fn get(&self, path: &str) -> Reply {
+    pub fn get(&self, path: &str) -> ProgramResponse {
         self.connect().get(path, "").unwrap()
     }
 
@@ -212,13 +215,13 @@ pub struct Connection(BufReader<TcpStream>);
 
 /// An answer. The names of its headers are in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Reply {
+pub struct ProgramResponse {
     pub status: u16,
     pub head: String,
     pub body: String,
 }
 
-impl Reply {
+impl ProgramResponse {
     /// Returns the length of the body, in bytes.
     pub fn length(&self) -> usize {
         self.header("content-length").map_or(0, |length| length.parse().unwrap())
@@ -231,7 +234,7 @@ impl Reply {
 
 impl Connection {
     /// Sends a request with further header lines and returns the answer, or `None` if the server closes the connection.
-    pub fn get(&mut self, path: &str, lines: &str) -> Option<Reply> {
+    pub fn get(&mut self, path: &str, lines: &str) -> Option<ProgramResponse> {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n").ok()?;
         self.answer()
     }
@@ -255,7 +258,7 @@ impl Connection {
 
     /// Reads the head of the next answer and leaves its body unread. Returns `None` if the server closes the
     /// connection.
-    pub fn head(&mut self) -> Option<Reply> {
+    pub fn head(&mut self) -> Option<ProgramResponse> {
         let mut head = String::new();
         while !head.ends_with("\r\n\r\n") {
             if self.0.read_line(&mut head).ok()? == 0 {
@@ -264,7 +267,7 @@ impl Connection {
         }
         let head = head.replace("\r\n", "\n");
         let status = head.split(' ').nth(1).unwrap().parse().unwrap();
-        Some(Reply { status, head, body: String::new() })
+        Some(ProgramResponse { status, head, body: String::new() })
     }
 
     /// Returns a reader of the next `length` bytes of an unread body.
@@ -280,7 +283,7 @@ impl Connection {
     }
 
     /// Reads the next answer. Returns `None` if the server closes the connection.
-    pub fn answer(&mut self) -> Option<Reply> {
+    pub fn answer(&mut self) -> Option<ProgramResponse> {
         let mut reply = self.head()?;
         let mut body = vec![0; reply.length()];
         self.0.read_exact(&mut body).ok()?;

@@ -52,10 +52,12 @@ impl Probe {
         self.gate.forget_permits(Semaphore::MAX_PERMITS);
     }
 
+    /// Lets all reads of blocks pass again.
     pub fn open(&self) {
         self.gate.add_permits(Semaphore::MAX_PERMITS / 2);
     }
 
+    /// Makes the next `times` reads of blocks fail.
     pub fn fail(&self, times: usize) {
         self.failures.store(times, Ordering::SeqCst);
     }
@@ -65,6 +67,7 @@ impl Probe {
         self.door.forget_permits(Semaphore::MAX_PERMITS);
     }
 
+    /// Ends [`Self::hang`].
     pub fn wake(&self) {
         self.door.add_permits(Semaphore::MAX_PERMITS / 2);
     }

@@ -22,6 +22,7 @@ pub struct Dataset {
 }
 
 impl N5 {
+    /// Creates a container with a root group and nothing else.
     pub fn new() -> Self {
         let dir = TempDir::new().unwrap();
         fs::write(dir.path().join("attributes.json"), r#"{"n5":"2.0.0"}"#).unwrap();
@@ -39,6 +40,7 @@ impl N5 {
         fs::write(path, bytes).unwrap();
     }
 
+    /// Writes the attributes of a dataset. Its blocks are not stored until [`Dataset::fill`] writes them.
     pub fn dataset(&self, path: &str, dimensions: &[u64], block_size: &[u64], compression: &str) -> Dataset {
         let attributes = serde_json::json!({
             "dimensions": dimensions, "blockSize": block_size, "dataType": "uint16",
@@ -58,12 +60,12 @@ impl Dataset {
     /// Returns the value of the element at `index`; 0 outside the dataset.
     pub fn value(&self, index: &[i64]) -> u16 {
         let mut linear = 0i64;
-        for (i, d) in index.iter().zip(&self.dimensions).rev() {
-            let d = i64::try_from(*d).unwrap();
-            if !(0..d).contains(i) {
+        for (coordinate, dimension) in index.iter().zip(&self.dimensions).rev() {
+            let dimension = i64::try_from(*dimension).unwrap();
+            if !(0..dimension).contains(coordinate) {
                 return 0;
             }
-            linear = linear * d + i;
+            linear = linear * dimension + coordinate;
         }
         u16::try_from(linear % 65_535 + 1).unwrap()
     }
@@ -78,21 +80,29 @@ impl Dataset {
         }
     }
 
+    /// Returns the file of a block.
     pub fn block_path(&self, position: &[u64]) -> PathBuf {
         position.iter().fold(self.path.clone(), |path, n| path.join(n.to_string()))
     }
 
+    /// Writes a block. At the edge it is cropped unless `padded`.
     pub fn write_block(&self, position: &[u64], padded: bool) {
         let origin: Vec<u64> = position.iter().zip(&self.block_size).map(|(p, b)| p * b).collect();
         let size: Vec<u64> = (0..origin.len())
-            .map(|a| if padded { self.block_size[a] } else { self.block_size[a].min(self.dimensions[a] - origin[a]) })
+            .map(|axis| {
+                let full = self.block_size[axis];
+                let rest = self.dimensions[axis] - origin[axis];
+                if padded { full } else { full.min(rest) }
+            })
             .collect();
         let mut elements = Vec::new();
         for index in all_indices(&size) {
-            let at: Vec<i64> = index.iter().zip(&origin).map(|(i, o)| i64::try_from(i + o).unwrap()).collect();
-            let outside = at.iter().zip(&self.dimensions).any(|(i, d)| i.unsigned_abs() >= *d);
+            let coordinates: Vec<i64> =
+                index.iter().zip(&origin).map(|(offset, start)| i64::try_from(offset + start).unwrap()).collect();
+            let outside =
+                coordinates.iter().zip(&self.dimensions).any(|(coordinate, size)| coordinate.unsigned_abs() >= *size);
             // Padding is not zero, so that a test sees padding in an answer.
-            elements.push(if outside { 0xdead } else { self.value(&at) });
+            elements.push(if outside { 0xdead } else { self.value(&coordinates) });
         }
         let path = self.block_path(position);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -124,10 +134,10 @@ pub fn all_indices(shape: &[u64]) -> Vec<Vec<u64>> {
         .map(|mut linear| {
             shape
                 .iter()
-                .map(|n| {
-                    let i = linear % n;
-                    linear /= n;
-                    i
+                .map(|size| {
+                    let index = linear % size;
+                    linear /= size;
+                    index
                 })
                 .collect()
         })
