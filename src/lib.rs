@@ -31,6 +31,13 @@
 //! | band | a part of a slice that is too large to be assembled in memory as a whole |
 //! | budget | a bounded amount of memory |
 //! | permit | a part of a budget, which is taken before memory is allocated and travels with the bytes |
+//! | grant | units of a budget or of a core's time that a fair queue gives to a waiting request |
+//! | slot | one of a fixed number of places: of requests in flight, or of entries in a small table |
+//! | lease | a part of a core that a job holds, and may yield to other jobs |
+//! | charge | to count bytes or time as used by a client |
+//! | version | a hash of a file's metadata, which changes when the file does |
+//! | entity tag | the version of a response, by which clients and proxies revalidate it |
+//! | dependency | an object, with its version, from which a cached result was made |
 //! | single flight | one load for all requests that want the same key at the same time; they are its waiters |
 //! | freshness | the age that a cached entry may have before it is compared with the store (revalidated) |
 //! | page cache | the kernel's cache of files; reads from it do not block |
@@ -44,7 +51,8 @@
 //! | visibility | the part of a container that a caller may see |
 //!
 //! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block
-//! and decode it, *read* through the cache, *paste* a box of elements, *encode* an array into a format.
+//! and decode it, *read* through the cache, *fetch* over a network, *paste* a box of elements, *encode* an array into a
+//! format.
 //!
 //! # Layers
 //!

@@ -5,7 +5,7 @@
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, TrySendError, sync_channel};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, SyncSender, TrySendError, sync_channel};
 use std::time::{Duration, Instant};
 
 use jsonwebtoken::jwk::{Jwk, KeyOperations, PublicKeyUse};
@@ -50,8 +50,8 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// Returns the key that verifies a JWT with this header. If the header has no id, only one key may fit the
-    /// algorithm.
+    /// Returns the key that verifies a JWT with this id and algorithm in its header. Without an id, returns the key of
+    /// the algorithm if there is only one.
     pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&DecodingKey> {
         let name = format!("{algorithm:?}");
         let fits = |key: &&VerificationKey| {
@@ -101,20 +101,22 @@ impl IssuerKeys {
         let location = |config: &JwtConfig| (config.keys.clone(), is_url.then(|| config.roots.clone()));
         let intervals = |config: &JwtConfig| (config.refresh, config.refetch, config.stale);
         let known = known.filter(|(known_config, _)| location(known_config) == location(config));
-        let keys = match known.map(|(known_config, keys)| (known_config, keys, &**keys)) {
-            Some((_, keys, Self::File(_))) => return Ok(Arc::clone(keys)),
-            Some((known_config, keys, Self::Url(_))) if intervals(known_config) == intervals(config) => {
-                return Ok(Arc::clone(keys));
-            }
-            Some((_, _, Self::Url(fetcher))) => Self::Url(JwksFetcher::start(config, Some(fetcher))?),
-            None if is_url => Self::Url(JwksFetcher::start(config, None)?),
-            None => {
-                let failed = || metrics::access_reload_failed("keys");
-                let path = Path::new(&config.keys);
-                Self::File(WatchedFiles::open([path], "keys", failed, |[text]| KeySet::parse(text))?)
-            }
-        };
-        Ok(Arc::new(keys))
+        if let Some((known_config, keys)) = known
+            && (!is_url || intervals(known_config) == intervals(config))
+        {
+            return Ok(Arc::clone(keys));
+        }
+        if is_url {
+            let known_fetcher = known.and_then(|(_, keys)| match &**keys {
+                Self::Url(fetcher) => Some(fetcher),
+                Self::File(_) => None,
+            });
+            return Ok(Arc::new(Self::Url(JwksFetcher::start(config, known_fetcher)?)));
+        }
+        let failed = || metrics::access_reload_failed("keys");
+        let path = Path::new(&config.keys);
+        let watched = WatchedFiles::open([path], "keys", failed, |[text]| KeySet::parse(text))?;
+        Ok(Arc::new(Self::File(watched)))
     }
 
     /// Waits at most a few seconds for the first keys, if none have been available so far.
@@ -132,8 +134,7 @@ impl IssuerKeys {
         }
     }
 
-    /// Returns the keys, which include the key `id` if the issuer has it. An unknown id triggers a fetch, for which
-    /// this waits a bounded time.
+    /// Returns the keys. If `id` is unknown, fetches the keys again and waits a bounded time for them.
     pub(super) async fn keys_for(&self, id: Option<&str>) -> Result<Arc<KeySet>, TokenError> {
         match self {
             Self::File(file) => Ok(file.current()),
@@ -162,7 +163,7 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 pub(super) struct JwksFetcher {
     /// Keys, and the time of their fetch. The thread replaces them, and requests read the current ones without waiting.
     keys: watch::Sender<Option<(Arc<KeySet>, Instant)>>,
-    /// Requests a fetch. The thread ends when this is dropped.
+    /// Requests a fetch from the thread, which ends when the sender is dropped.
     fetch_request: SyncSender<()>,
     /// Number of finished fetches, successful or not, and the start time of the last one.
     finished_fetches: watch::Receiver<(u64, Option<Instant>)>,
@@ -190,53 +191,23 @@ impl JwksFetcher {
     /// Returns a message if certificates cannot be read or no thread can be started.
     fn start(config: &JwtConfig, known: Option<&Self>) -> Result<Self, String> {
         let roots = Some(config.roots.as_path()).filter(|path| !path.as_os_str().is_empty());
-        let (agent, url) = (build_agent(roots)?, config.keys.clone());
-        let (refresh, refetch) = (config.refresh, config.refetch);
+        let agent = build_agent(roots)?;
         let keys = watch::Sender::new(known.and_then(|known| known.keys.borrow().clone()));
         // A capacity of 1 is enough: one fetch serves all requests that arrive during the previous one.
-        let (fetch_request, fetch_receiver) = sync_channel(1);
+        let (fetch_request, fetch_requests) = sync_channel(1);
         let (finished_sender, finished_fetches) = watch::channel((0, None));
-        let shared_keys = keys.clone();
-        let fetch = move || {
-            let mut failed = 0_u32;
-            loop {
-                let started = Instant::now();
-                match fetch(&agent, &url) {
-                    Ok(keys) => {
-                        if failed > 0 {
-                            tracing::info!(url, "the issuer's keys can be fetched again");
-                        }
-                        failed = 0;
-                        shared_keys.send_replace(Some((Arc::new(keys), started)));
-                    }
-                    Err(why) => {
-                        failed = failed.saturating_add(1);
-                        metrics::access_reload_failed("keys");
-                        tracing::error!(url, why, failed, "the issuer's keys cannot be fetched");
-                    }
-                }
-                finished_sender.send_modify(|(rounds, last)| (*rounds, *last) = (*rounds + 1, Some(started)));
-                let pause = if failed > 0 { RETRY_INTERVAL.min(refresh) } else { refresh };
-                let next_fetch = Instant::now() + pause;
-                loop {
-                    match fetch_receiver.recv_timeout(next_fetch.saturating_duration_since(Instant::now())) {
-                        // A request that arrives within `jwt.refetch` of the start of this fetch uses the keys of this
-                        // fetch.
-                        Ok(()) if started.elapsed() < refetch => {}
-                        Ok(()) | Err(RecvTimeoutError::Timeout) => break,
-                        Err(RecvTimeoutError::Disconnected) => return,
-                    }
-                }
-            }
+        let fetch_keys = {
+            let (config, keys) = (config.clone(), keys.clone());
+            move || run_fetches(&agent, &config, &keys, &finished_sender, &fetch_requests)
         };
-        let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch);
+        let started = std::thread::Builder::new().name("fetch-keys".to_owned()).spawn(fetch_keys);
         started.map_err(|error| format!("cannot start a thread: {error}"))?;
         Ok(Self {
             keys,
             fetch_request,
             finished_fetches,
             waiters: Semaphore::new(MAX_WAITERS),
-            refetch,
+            refetch: config.refetch,
             stale: config.stale,
         })
     }
@@ -272,8 +243,8 @@ impl JwksFetcher {
         };
         let mut finished_fetches = self.finished_fetches.clone();
         let last_started = finished_fetches.borrow_and_update().1;
-        // A request starts no fetch while the first one still runs, and later ones are rate-limited. JWTs with invented
-        // key ids could otherwise make this server overload the issuer.
+        // A request starts no fetch while the first one runs, and later ones only at intervals. Otherwise JWTs with
+        // invented key ids could make this server overload the issuer.
         let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refetch);
         if is_allowed {
             if last_started.is_some() {
@@ -285,6 +256,47 @@ impl JwksFetcher {
             let _ = tokio::time::timeout(WAIT_TIMEOUT, finished_fetches.changed()).await;
         }
         self.valid_keys().ok_or(TokenError::KeysUnavailable)
+    }
+}
+
+/// Fetches the keys at regular intervals, and when a JWT names an unknown key. Returns when the sender of `requests` is
+/// dropped.
+fn run_fetches(
+    agent: &Agent,
+    config: &JwtConfig,
+    keys: &watch::Sender<Option<(Arc<KeySet>, Instant)>>,
+    finished_fetches: &watch::Sender<(u64, Option<Instant>)>,
+    requests: &Receiver<()>,
+) {
+    let url = &config.keys;
+    let mut failed = 0_u32;
+    loop {
+        let started = Instant::now();
+        match fetch(agent, url) {
+            Ok(fetched) => {
+                if failed > 0 {
+                    tracing::info!(url, "the issuer's keys can be fetched again");
+                }
+                failed = 0;
+                keys.send_replace(Some((Arc::new(fetched), started)));
+            }
+            Err(why) => {
+                failed = failed.saturating_add(1);
+                metrics::access_reload_failed("keys");
+                tracing::error!(url, why, failed, "the issuer's keys cannot be fetched");
+            }
+        }
+        finished_fetches.send_modify(|(rounds, last)| (*rounds, *last) = (*rounds + 1, Some(started)));
+        let pause = if failed > 0 { RETRY_INTERVAL.min(config.refresh) } else { config.refresh };
+        let next_fetch = Instant::now() + pause;
+        loop {
+            match requests.recv_timeout(next_fetch.saturating_duration_since(Instant::now())) {
+                // A request that arrives within `jwt.refetch` of the start of this fetch uses the keys of this fetch.
+                Ok(()) if started.elapsed() < config.refetch => {}
+                Ok(()) | Err(RecvTimeoutError::Timeout) => break,
+                Err(RecvTimeoutError::Disconnected) => return,
+            }
+        }
     }
 }
 

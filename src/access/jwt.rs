@@ -15,7 +15,7 @@ use super::caller::{Caller, TokenError};
 use super::jwks::IssuerKeys;
 use crate::config::JwtConfig;
 
-/// Maximum length of a caller's name; names are written to logs.
+/// Maximum length of a caller's name, because names are written to logs.
 const MAX_NAME_BYTES: usize = 256;
 
 /// Maximum number of a caller's groups; further ones are ignored.
@@ -57,7 +57,8 @@ impl JwtAuthenticator {
     /// Verifies a JWT and returns its caller.
     pub(super) async fn authenticate(&self, token: &str) -> Result<Caller, TokenError> {
         let header = decode_header(token).map_err(|_malformed| TokenError::Malformed)?;
-        // The algorithm is checked before a key is searched, because the author of the header must not choose it.
+        // The algorithm is checked before a key is searched, because the author of the token must not choose the
+        // algorithm.
         if !self.algorithms.contains(&header.alg) {
             return Err(TokenError::BadSignature);
         }
@@ -125,9 +126,11 @@ static CURVE_ALGORITHMS: [(Algorithm, &dyn VerificationAlgorithm); 3] = [
 
 /// Returns true if signatures of this algorithm can be verified.
 fn is_verifiable(algorithm: Algorithm) -> bool {
-    RSA_ALGORITHMS.iter().any(|row| row.0 == algorithm) || CURVE_ALGORITHMS.iter().any(|row| row.0 == algorithm)
+    RSA_ALGORITHMS.iter().any(|(known, _)| *known == algorithm)
+        || CURVE_ALGORITHMS.iter().any(|(known, _)| *known == algorithm)
 }
 
+/// A verifier of signatures by the crate `ring`.
 struct RingVerifier {
     algorithm: Algorithm,
     key: DecodingKeyKind,
@@ -135,8 +138,8 @@ struct RingVerifier {
 
 impl Verifier<Vec<u8>> for RingVerifier {
     fn verify(&self, message: &[u8], signature: &Vec<u8>) -> Result<(), Invalid> {
-        let rsa = RSA_ALGORITHMS.iter().find(|row| row.0 == self.algorithm);
-        let curve = CURVE_ALGORITHMS.iter().find(|row| row.0 == self.algorithm);
+        let rsa = RSA_ALGORITHMS.iter().find(|(known, _)| *known == self.algorithm);
+        let curve = CURVE_ALGORITHMS.iter().find(|(known, _)| *known == self.algorithm);
         let result = match (&self.key, rsa, curve) {
             (DecodingKeyKind::RsaModulusExponent { n, e }, Some((_, parameters)), _) => {
                 RsaPublicKeyComponents { n, e }.verify(parameters, message, signature)

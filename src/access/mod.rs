@@ -36,8 +36,8 @@ pub struct AccessControl {
 }
 
 impl AccessControl {
-    /// Loads the token file and the keys, if they are given. Both are reloaded when they change, until this is dropped.
-    /// Keys from a URL may arrive later.
+    /// Loads the token file and the keys, if they are given. Both are reloaded when they change, until the access
+    /// control is dropped. Keys from a URL may arrive later.
     ///
     /// # Errors
     /// Returns a message about a file that cannot be used.
@@ -45,8 +45,8 @@ impl AccessControl {
         Self::open_reusing(None, policy, tokens, jwt)
     }
 
-    /// Returns a replacement for a new configuration. Tokens and keys of the same file or URL are reused, so an
-    /// unreachable issuer or an invalid file locks out no callers.
+    /// Returns the access control of a new configuration. Tokens and keys of the same file or URL are reused, so that
+    /// an unreachable issuer or an invalid file locks out no callers.
     ///
     /// # Errors
     /// The errors of [`Self::open`].

@@ -27,7 +27,7 @@ enum ReadGrant {
     Public,
     /// These principals. An empty list grants access only to tokens whose `allowed_paths` include the path.
     Principals(Vec<Principal>),
-    /// No caller, because the rule says `nobody`.
+    /// No caller: the rule says `nobody`.
     Nobody,
 }
 
@@ -51,8 +51,8 @@ pub enum Decision {
 }
 
 impl Policy {
-    /// Parses rules such as `/em/secret = alice @lab`. `is_public` decides about paths that no rule covers. `metrics`
-    /// names those who may read the server's metrics, like the right side of a rule.
+    /// Parses rules such as `/em/secret = alice @lab`. `is_public` tells whether everyone may read paths that no rule
+    /// covers. `metrics` names the callers that may read the server's metrics, like the right side of a rule.
     ///
     /// # Errors
     /// Returns a message with the rule and the reason.
@@ -92,10 +92,12 @@ impl Policy {
     /// Returns the rules for `path` and for paths below it, each with its path.
     fn rules_below(&self, path: &str) -> impl Iterator<Item = (&String, &ReadGrant)> {
         // All paths that begin with "a/" sort between "a/" and "a0".
-        let (from, to) =
-            if path.is_empty() { (String::new(), None) } else { (format!("{path}/"), Some(format!("{path}0"))) };
-        let end = to.map_or(Bound::Unbounded, Bound::Excluded);
-        let inner = self.rules.range::<String, _>((Bound::Included(from), end));
+        let range = if path.is_empty() {
+            (Bound::Unbounded, Bound::Unbounded)
+        } else {
+            (Bound::Included(format!("{path}/")), Bound::Excluded(format!("{path}0")))
+        };
+        let inner = self.rules.range::<String, _>(range);
         let own_rule = self.rules.get_key_value(path).filter(|_| !path.is_empty());
         inner.chain(own_rule)
     }
@@ -119,11 +121,11 @@ impl Policy {
 }
 
 impl ReadGrant {
-    /// Returns the decision about `path`. This is the grant of the rule for `rule_path`, which applies to `path`.
+    /// Decides whether `caller` may read `path`, by this grant of the rule for `rule_path`.
     fn decide_path(&self, rule_path: &str, path: &str, caller: Option<&Caller>) -> Decision {
         let rule_decision = self.decide(caller);
-        // A token with `allowed_paths` grants access to these paths and to public ones only. If the rule's path is
-        // longer than the allowed path, the rule must also grant access to the caller.
+        // A token with `allowed_paths` grants access to these paths and to public ones only. Below an allowed path, a
+        // rule with a longer path must grant access, too.
         match caller.and_then(|caller| caller.allowed_paths.as_ref()) {
             Some(allowed_paths) if rule_decision != Decision::Public && *self != Self::Nobody => {
                 let longest = allowed_paths.iter().filter(|allowed| is_within(path, allowed)).map(String::len).max();
@@ -182,8 +184,8 @@ pub(super) fn parse_path(text: &str) -> Result<String, String> {
     Ok(segments.join("/"))
 }
 
-/// Parses `public`, `nobody`, or names: `alice`, `@group`, `jwt:subject`, `jwt:@group`, `*` for any caller with a valid
-/// token.
+/// Parses `public`, `nobody`, or a list of names: `alice`, `@group`, `jwt:subject`, `jwt:@group`, and `*` for any
+/// caller with a valid token.
 fn parse_grant(text: &str) -> Result<ReadGrant, String> {
     let words: Vec<&str> = text.split_whitespace().collect();
     match words.as_slice() {

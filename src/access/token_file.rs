@@ -60,11 +60,11 @@ impl std::fmt::Display for TokenDigest {
 
 /// The tokens of a token file.
 pub(super) struct TokenFile {
-    /// Digest and line of each token, sorted by digest, and thus by [`TokenDigest::lookup_prefix`]. A file of 4 MiB can
-    /// have 50,000 tokens or two million groups. To take no more memory than its text, the line is parsed again when
-    /// the token is used.
+    /// Digest and line of each token, sorted by digest, and thus by [`TokenDigest::lookup_prefix`]. The line is parsed
+    /// again when the token is used, so that the tokens take no more memory than the file's text. A file of 4 MiB can
+    /// have 50,000 tokens or two million groups.
     entries: Vec<(TokenDigest, Box<str>)>,
-    /// Digest that is compared if no entry is found, so that a miss takes the same time.
+    /// Digest that is compared if no entry has the prefix, so that the search takes the same time.
     dummy: TokenDigest,
 }
 
@@ -81,7 +81,7 @@ impl TokenFile {
     /// # Errors
     /// Returns the line number and the reason, but never the line's text, which may be a token by mistake.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        // A line that is cut off could still be valid, but without its restrictions.
+        // A line that is cut off could still be valid, but lack its restrictions.
         if !text.ends_with('\n') {
             return Err("the last line does not end with a newline: the file is empty or cut off".to_owned());
         }
@@ -90,7 +90,7 @@ impl TokenFile {
             if line.is_empty() || line.starts_with('#') {
                 continue;
             }
-            let (digest, ..) = parse_line(line).map_err(|why| format!("line {number}: {why}"))?;
+            let digest = TokenLine::parse(line).map_err(|why| format!("line {number}: {why}"))?.digest;
             numbered.push((number, (digest, Box::from(line))));
         }
         numbered.sort_by_key(|(_, (digest, _))| digest.0);
@@ -116,42 +116,55 @@ impl TokenFile {
             let _ = self.dummy.ct_eq(&presented);
         }
         let entry = candidates.find(|(digest, _)| digest.ct_eq(&presented));
-        let parsed = entry.and_then(|(_, line)| parse_line(line).ok());
-        let (_, expires, caller) = parsed.ok_or(TokenError::Unknown)?;
-        if expires.is_some_and(|end| end <= now) {
+        let parsed = entry.and_then(|(_, line)| TokenLine::parse(line).ok()).ok_or(TokenError::Unknown)?;
+        if parsed.expires.is_some_and(|end| end <= now) {
             return Err(TokenError::Expired);
         }
-        Ok(caller)
+        Ok(parsed.caller)
     }
 }
 
-/// Parses a line of the token file: the digest, expiry and caller of a token.
-fn parse_line(line: &str) -> Result<(TokenDigest, Option<SystemTime>, Caller), String> {
-    if line.contains(PREFIX) {
-        return Err(
-            "this is a token: the file must contain its hash, which `n5-server token` prints with the token".to_owned()
-        );
-    }
-    let mut words = line.split_whitespace();
-    let name =
-        words.next().filter(|name| is_valid_name(name)).ok_or("the name must consist of letters, digits and - . _")?;
-    let digest =
-        words.next().and_then(TokenDigest::parse).ok_or("the name is followed by no SHA-256 in hexadecimal")?;
-    let (mut expires, mut groups, mut allowed_paths) = (None, Vec::new(), None);
-    for word in words {
-        match word.split_once('=') {
-            Some(("expires", time)) if expires.is_none() => expires = Some(parse_time(time)?),
-            Some(("groups", names)) if groups.is_empty() => groups = parse_groups(names)?,
-            Some(("read", paths)) if allowed_paths.is_none() => allowed_paths = Some(parse_paths(paths)?),
-            _ => {
-                return Err(
-                    "the hash may be followed by expires=, groups= and read=, each once, and nothing else".into()
-                );
+/// A parsed line of the token file.
+struct TokenLine {
+    digest: TokenDigest,
+    /// `None` if the token never expires.
+    expires: Option<SystemTime>,
+    caller: Caller,
+}
+
+impl TokenLine {
+    fn parse(line: &str) -> Result<Self, String> {
+        if line.contains(PREFIX) {
+            return Err(
+                "this is a token: the file must contain its hash, which `n5-server token` prints with the token"
+                    .to_owned(),
+            );
+        }
+        let mut words = line.split_whitespace();
+        let name = words
+            .next()
+            .filter(|name| is_valid_name(name))
+            .ok_or("the name must consist of letters, digits and - . _")?;
+        let digest =
+            words.next().and_then(TokenDigest::parse).ok_or("the name is followed by no SHA-256 in hexadecimal")?;
+        let mut expires = None;
+        let mut groups = Vec::new();
+        let mut allowed_paths = None;
+        for word in words {
+            match word.split_once('=') {
+                Some(("expires", time)) if expires.is_none() => expires = Some(parse_time(time)?),
+                Some(("groups", names)) if groups.is_empty() => groups = parse_groups(names)?,
+                Some(("read", paths)) if allowed_paths.is_none() => allowed_paths = Some(parse_paths(paths)?),
+                _ => {
+                    return Err(
+                        "the hash may be followed by expires=, groups= and read=, each once, and nothing else".into()
+                    );
+                }
             }
         }
+        let caller = Caller { is_jwt: false, name: name.to_owned(), groups, allowed_paths };
+        Ok(Self { digest, expires, caller })
     }
-    let caller = Caller { is_jwt: false, name: name.to_owned(), groups, allowed_paths };
-    Ok((digest, expires, caller))
 }
 
 fn is_valid_name(name: &str) -> bool {

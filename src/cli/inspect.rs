@@ -1,4 +1,4 @@
-//! `n5-server inspect`: prints the information of `/info`, taken from the router in this process, for people.
+//! `n5-server inspect`: prints the information of `/info` for people. The document comes from a router in this process.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -9,7 +9,7 @@ use axum::http::{Request, StatusCode};
 use http_body_util::BodyExt;
 use indicatif::{BinaryBytes, HumanCount};
 use serde::Deserialize;
-use serde::de::{Deserializer, IgnoredAny, MapAccess, Visitor};
+use serde::de::{DeserializeSeed, Deserializer, IgnoredAny, MapAccess, Visitor};
 use serde_json::{Map, Value};
 use tower::ServiceExt;
 
@@ -24,10 +24,13 @@ use crate::store::Key;
 /// Maximum number of groups and datasets in a tree.
 const MAX_TREE_LINES: usize = 500;
 
+/// Maximum depth of a group whose entries a tree shows.
+const MAX_TREE_DEPTH: usize = 64;
+
 /// Maximum number of entries read from one directory.
 const MAX_ENTRIES: usize = 10_000;
 
-/// Programs, by their keys in the document and their usual names.
+/// Programs that read N5: the key of each in the document, and its usual name.
 const READERS: [(&str, &str); 5] = [
     ("neuroglancer", "Neuroglancer"),
     ("tensorstore", "TensorStore"),
@@ -48,30 +51,29 @@ pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Resu
     let name = args.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
     let app = App::new(vec![mount], resources, http_options(config, None), String::new);
-    let body = info(&app, config, &key).await?;
+    let body = request_info(&app, config, &key).await?;
     if args.json {
         write_stdout(&format!("{}\n", body.trim_end()))?;
         return Ok(0);
     }
-    let document = document(&body).context("/info")?;
+    let info = parse_info(&body).context("/info")?;
     let mut levels = Vec::new();
-    for path in document["multiscale"]["levels"].as_array().into_iter().flatten() {
-        let path = path["path"].as_str().unwrap_or_default();
+    for level in info["multiscale"]["levels"].as_array().into_iter().flatten() {
+        let path = text(&level["path"]);
         let level_key = Key::from_segments(key.segments().chain(path.split('/')))?;
-        let info = info(&app, config, &level_key).await.unwrap_or_default();
-        levels.push((path.to_owned(), self::document(&info).unwrap_or_default()));
+        levels.push((path.to_owned(), info_or_null(&app, config, &level_key).await));
     }
-    let is_group = document["kind"] == "group";
-    let tree = if is_group { tree(&container, &app, config, &key).await? } else { String::new() };
+    let is_group = info["kind"] == "group";
+    let tree = if is_group { render_tree(&container, &app, config, &key).await? } else { String::new() };
     let title = if key.is_root() { container_config.root.display().to_string() } else { key.as_str().to_owned() };
-    let text = render(&title, &document, &levels, &tree);
+    let text = render(&title, &info, &levels, &tree);
     write_stdout(&format!("{}\n", text.trim_end()))?;
     Ok(0)
 }
 
-/// Parses a document of `/info`, and replaces the attributes with their number: they may hold numbers and strings that
-/// Rust's types cannot represent.
-fn document(text: &str) -> serde_json::Result<Value> {
+/// Parses a document of `/info`. Replaces the attributes by their number, because they may hold numbers and strings
+/// that Rust's types cannot represent.
+fn parse_info(text: &str) -> serde_json::Result<Value> {
     #[derive(Deserialize)]
     struct InfoDocument {
         #[serde(deserialize_with = "count_members")]
@@ -98,7 +100,8 @@ fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D:
 
         fn visit_map<A: MapAccess<'de>>(self, mut members: A) -> Result<usize, A::Error> {
             let mut count = 0;
-            while members.next_entry::<IgnoredName, IgnoredAny>()?.is_some() {
+            while members.next_key_seed(IgnoredName)?.is_some() {
+                members.next_value::<IgnoredAny>()?;
                 count += 1;
             }
             Ok(count)
@@ -107,29 +110,31 @@ fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D:
     deserializer.deserialize_map(MemberCounter)
 }
 
-/// A member's name, of which nothing is stored. It is read as bytes, since it may have unpaired surrogates.
+/// Reads the name of a member, and stores nothing. The name is read as bytes, because it may have unpaired surrogates.
 struct IgnoredName;
 
-impl<'de> Deserialize<'de> for IgnoredName {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct IgnoredNameVisitor;
-        impl Visitor<'_> for IgnoredNameVisitor {
-            type Value = IgnoredName;
+impl<'de> DeserializeSeed<'de> for IgnoredName {
+    type Value = ();
 
-            fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                formatter.write_str("a name")
-            }
-
-            fn visit_bytes<E>(self, _: &[u8]) -> Result<IgnoredName, E> {
-                Ok(IgnoredName)
-            }
-        }
-        deserializer.deserialize_bytes(IgnoredNameVisitor)
+    fn deserialize<D: Deserializer<'de>>(self, deserializer: D) -> Result<(), D::Error> {
+        deserializer.deserialize_bytes(self)
     }
 }
 
-/// Returns the document of `/info` about `key`, as a server of `app` with this configuration would answer it.
-async fn info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
+impl Visitor<'_> for IgnoredName {
+    type Value = ();
+
+    fn expecting(&self, formatter: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        formatter.write_str("a name")
+    }
+
+    fn visit_bytes<E>(self, _: &[u8]) -> Result<(), E> {
+        Ok(())
+    }
+}
+
+/// Returns the text of `/info` about `key` that a server of `app` with this configuration would send.
+async fn request_info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
     let path: Vec<String> = key.segments().map(|name| http::route::encode_segment(name).to_string()).collect();
     let host = match &config.server.listen {
         ListenAddress::Tcp(address) => address.to_string(),
@@ -149,30 +154,26 @@ async fn info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<Stri
     Ok(text)
 }
 
-/// Returns the lines of the tree below a group, depth first, within the limits of the display.
-async fn tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
-    let freshness = container.resources().request_freshness();
-    let (mut lines, mut is_truncated) = (Vec::new(), false);
-    // Stack of the entries still to visit; the last one is next.
-    let mut pending: Vec<(Key, usize)> = Vec::new();
-    let mut next_group = Some((key.clone(), 0));
-    loop {
-        if let Some((key, depth)) = next_group.take()
-            && let Some(page) = container.list(freshness, &key, None, MAX_ENTRIES, false).await?
-        {
-            is_truncated |= page.has_more;
-            let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
-            pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
-        }
-        let Some((key, depth)) = pending.pop() else { break };
+/// Returns the document of `/info` about `key`; null if there is none.
+async fn info_or_null(app: &Arc<App>, config: &Config, key: &Key) -> Value {
+    let text = request_info(app, config, key).await.unwrap_or_default();
+    parse_info(&text).unwrap_or_default()
+}
+
+/// Renders the tree below a group, depth first, within the limits of the display.
+async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
+    let mut lines = Vec::new();
+    // Stack of the groups and datasets still to visit, each with its depth; the last one is next.
+    let mut pending = Vec::new();
+    let mut is_truncated = push_children(&mut pending, container, key, 0).await?;
+    while let Some((key, depth)) = pending.pop() {
         if lines.len() >= MAX_TREE_LINES {
             is_truncated = true;
             break;
         }
-        let info = info(app, config, &key).await.unwrap_or_default();
-        lines.push(tree_line(key.name().unwrap_or_default(), depth, &document(&info).unwrap_or_default()));
-        if depth < 64 {
-            next_group = Some((key, depth + 1));
+        lines.push(tree_line(key.name().unwrap_or_default(), depth, &info_or_null(app, config, &key).await));
+        if depth < MAX_TREE_DEPTH {
+            is_truncated |= push_children(&mut pending, container, &key, depth + 1).await?;
         }
     }
     let mut text = columns(&lines);
@@ -180,6 +181,21 @@ async fn tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key)
         text.push_str("  ... and more: name a group to see what is below it\n");
     }
     Ok(text)
+}
+
+/// Pushes the directories in `key` onto `pending`, the first one last. Returns true if `key` has more entries than are
+/// read.
+async fn push_children(
+    pending: &mut Vec<(Key, usize)>,
+    container: &Container,
+    key: &Key,
+    depth: usize,
+) -> anyhow::Result<bool> {
+    let freshness = container.resources().request_freshness();
+    let Some(page) = container.list(freshness, key, None, MAX_ENTRIES, false).await? else { return Ok(false) };
+    let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
+    pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
+    Ok(page.has_more)
 }
 
 /// Returns the line of a group or dataset in a tree.
@@ -202,8 +218,8 @@ fn tree_line(name: &str, depth: usize, info: &Value) -> (String, String) {
     )
 }
 
-/// Renders everything about a group or dataset. `levels` has the path of each level of a pyramid and its document;
-/// `tree` is the text below a group.
+/// Renders everything about a group or dataset. `levels` has the path and the document of each level of a pyramid.
+/// `tree` is the rendered tree below a group.
 fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: &str) -> String {
     let mut out = format!("{}: {}\n", escape_control_chars(path), text(&info["kind"]));
     for (name, value) in description_rows(info) {
@@ -225,33 +241,31 @@ fn render(path: &str, info: &Value, levels: &[(String, Value)], tree: &str) -> S
     out
 }
 
+/// Returns the names and values that describe what a dataset stores.
+fn dataset_rows(info: &Value) -> [(&'static str, String); 4] {
+    let grid = info["grid"].as_array().into_iter().flatten().filter_map(Value::as_u64);
+    let block_count = HumanCount(grid.fold(1, u64::saturating_mul));
+    let blocks = format!("{} in a grid of {}: {block_count}", join_by_x(&info["block_size"]), join_by_x(&info["grid"]));
+    [
+        ("elements", elements(info)),
+        ("size", info["size_bytes"].as_str().map_or_else(|| "unknown".to_owned(), size)),
+        ("blocks", blocks),
+        ("compression", compression(info)),
+    ]
+}
+
 /// Returns the names and values that describe a group or dataset.
 fn description_rows(info: &Value) -> Vec<(&'static str, String)> {
     let mut rows: Vec<(&'static str, String)> = Vec::new();
     if info["kind"] == "dataset" {
-        rows.push(("elements", elements(info)));
-        rows.push(("size", info["size_bytes"].as_str().map_or_else(|| "unknown".to_owned(), size)));
-        let grid = info["grid"].as_array().into_iter().flatten().filter_map(Value::as_u64);
-        let blocks = grid.fold(1, u64::saturating_mul);
-        rows.push((
-            "blocks",
-            format!(
-                "{} in a grid of {}: {}",
-                join_by_x(&info["block_size"]),
-                join_by_x(&info["grid"]),
-                HumanCount(blocks)
-            ),
-        ));
-        rows.push(("compression", compression(info)));
+        rows.extend(dataset_rows(info));
     }
     if info["kind"] == "multiscale" {
         rows.push(("convention", text(&info["multiscale"]["convention"]).to_owned()));
     }
     if let Some(axes) = info["axes"].as_array() {
-        rows.push((
-            "axes",
-            format!("{} (the first is the fastest)", axes.iter().map(plain).collect::<Vec<_>>().join(", ")),
-        ));
+        let names: Vec<String> = axes.iter().map(plain).collect();
+        rows.push(("axes", format!("{} (the first is the fastest)", names.join(", "))));
     }
     if let Some(resolution) = info["resolution"].as_array() {
         let units = info["units"].as_array().cloned().unwrap_or_default();
@@ -284,8 +298,8 @@ fn description_rows(info: &Value) -> Vec<(&'static str, String)> {
 /// Renders the levels of a pyramid: the path and the document of each, with its scale in the pyramid's document `info`.
 fn render_levels(info: &Value, levels: &[(String, Value)]) -> String {
     let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
-    let lines = levels.iter().enumerate().map(|(n, (path, info))| {
-        let level_info = pyramid.get(n).unwrap_or(&Value::Null);
+    let lines = levels.iter().enumerate().map(|(index, (path, info))| {
+        let level_info = pyramid.get(index).unwrap_or(&Value::Null);
         let description = format!(
             "{}  {}  factors {}  voxel {}",
             elements(info),
@@ -352,12 +366,12 @@ mod tests {
     fn attributes_may_be_as_deep_as_the_server_accepts() {
         let nested = format!("{}{}", "[".repeat(63), "]".repeat(63));
         let text = format!(r#"{{"attributes":{{"a":{nested}}},"kind":"group","tensorstore":{{"x":{nested}}}}}"#);
-        assert_eq!(document(&text).unwrap()["attributes"], 1);
+        assert_eq!(parse_info(&text).unwrap()["attributes"], 1);
     }
 
     #[test]
     fn attributes_are_counted_regardless_of_their_values() {
         let text = r#"{"attributes":{"a":1e999,"b":"\ud800","\udfff":[1]},"kind":"group","tensorstore":{"x":1e999}}"#;
-        assert_eq!(document(text).unwrap(), serde_json::json!({"attributes": 3, "kind": "group"}));
+        assert_eq!(parse_info(text).unwrap(), serde_json::json!({"attributes": 3, "kind": "group"}));
     }
 }

@@ -20,15 +20,16 @@ pub(super) const EXIT_USAGE: u8 = 2;
 pub(super) fn block_on<T>(mut builder: Builder, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = builder.enable_all().build().context("the runtime cannot be started")?;
     let result = runtime.block_on(work);
-    // A read that hangs in storage must not keep the process alive.
+    // Does not wait for blocking threads: a read that hangs in the storage must not keep the process alive.
     runtime.shutdown_background();
     result
 }
 
-/// Returns a future that completes when the process is told to stop. The call installs the signal handlers, not the
-/// first poll.
+/// Returns a future that completes when the process is told to stop. The signal handlers are installed by the call,
+/// before the future is polled.
 pub(super) fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
-    let (mut terminate, mut interrupt) = (signal(SignalKind::terminate())?, signal(SignalKind::interrupt())?);
+    let mut terminate = signal(SignalKind::terminate())?;
+    let mut interrupt = signal(SignalKind::interrupt())?;
     Ok(async move {
         tokio::select! {
             _ = terminate.recv() => {}

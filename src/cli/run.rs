@@ -26,19 +26,8 @@ pub fn run() -> ExitCode {
         Ok(cli) => cli,
         Err(error) => error.exit(),
     };
-    match &cli.command {
-        Some(Command::Token { name, expires, groups, read }) => {
-            return issue_token(name, expires.as_deref(), groups, read);
-        }
-        Some(Command::Verify(args)) => {
-            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            return run_maintenance(&server, async |config| verify(config, args).await);
-        }
-        Some(Command::Inspect(args)) => {
-            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
-            return run_maintenance(&server, async |config| inspect(config, args).await);
-        }
-        None => {}
+    if let Some(command) = &cli.command {
+        return run_command(command);
     }
     if cli.print_default_config {
         return print(DEFAULTS);
@@ -63,6 +52,21 @@ pub fn run() -> ExitCode {
     match result {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => fail(&error, 1),
+    }
+}
+
+/// Runs a command other than serving.
+fn run_command(command: &Command) -> ExitCode {
+    match command {
+        Command::Token { name, expires, groups, read } => issue_token(name, expires.as_deref(), groups, read),
+        Command::Verify(args) => {
+            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
+            run_maintenance(&server, async |config| verify(config, args).await)
+        }
+        Command::Inspect(args) => {
+            let server = server_cli(&args.root, args.config.as_ref(), &args.set);
+            run_maintenance(&server, async |config| inspect(config, args).await)
+        }
     }
 }
 

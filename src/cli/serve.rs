@@ -9,14 +9,15 @@ use anyhow::Context;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use rustix::time::{ClockId, clock_gettime};
 use tokio::runtime::Builder;
-use tokio::signal::unix::{SignalKind, signal};
+use tokio::signal::unix::{Signal, SignalKind, signal};
 
 use super::process::{block_on, shutdown_signal};
-use crate::config::Config;
-use crate::server::Server;
+use crate::config::{Config, TracingConfig};
+use crate::server::{Reloader, Server};
 use crate::store::StoreError;
+use crate::telemetry::logs::{self, MetricsHandle};
+use crate::telemetry::metrics;
 use crate::telemetry::trace::{self, TraceSettings};
-use crate::telemetry::{logs, metrics};
 
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
@@ -41,8 +42,7 @@ pub(super) fn serve(
     block_on(Builder::new_current_thread(), run(config, read_config, supervisor))
 }
 
-/// Serves until SIGTERM or SIGINT. On SIGHUP, applies the configuration that `read_config` then returns. Reports the
-/// server's state to `supervisor`.
+/// Serves until SIGTERM or SIGINT, reloads on SIGHUP, and reports the server's state to `supervisor`.
 ///
 /// # Errors
 /// If no configured container can be opened or the address cannot be bound.
@@ -54,17 +54,8 @@ async fn run(
     // The handlers are installed before anything slow, so that a signal that arrives during startup is not lost and
     // does not end the process by its default action.
     let mut stop = Box::pin(shutdown_signal()?);
-    let mut hangup = signal(SignalKind::hangup())?;
-    let metrics = logs::install_metrics()?;
-    metrics::describe();
-    metrics::describe_store_errors(StoreError::KINDS);
-    metrics::describe_codecs(n5_format::Codecs::built_in().names());
-    tokio::spawn(metrics.clone().upkeep());
-    #[expect(clippy::disallowed_methods, reason = "OpenTelemetry defines the names of these variables")]
-    let variable = |name: &str| std::env::var(name).ok();
-    if let Some(settings) = TraceSettings::new(&config.tracing.otlp_endpoint, config.tracing.one_in, variable) {
-        trace::start(&settings).context("traces cannot be sent")?;
-    }
+    let hangup = signal(SignalKind::hangup())?;
+    let metrics = start_telemetry(&config.tracing)?;
     let server = tokio::select! {
         server = Server::bind(config, move || metrics.render()) => server?,
         () = &mut stop => {
@@ -73,16 +64,9 @@ async fn run(
             return Ok(());
         }
     };
-    let reloader = server.reloader();
     let supervisor = Arc::new(supervisor);
-    let reload_notifier = Arc::clone(&supervisor);
-    let reload_task = tokio::spawn(async move {
-        while hangup.recv().await.is_some() {
-            reload_notifier.reloading();
-            reloader.reload(read_config.clone()).await;
-            reload_notifier.ready();
-        }
-    });
+    let reloads = reload_on_signal(hangup, server.reloader(), read_config, Arc::clone(&supervisor));
+    let reload_task = tokio::spawn(reloads);
     server.announce();
     supervisor.ready();
     let stop = async move {
@@ -94,6 +78,35 @@ async fn run(
     server.run(stop).await;
     trace::flush(TRACE_FLUSH_TIMEOUT);
     Ok(())
+}
+
+/// Installs the recorder of metrics, and starts to export traces if a collector is configured.
+fn start_telemetry(tracing: &TracingConfig) -> anyhow::Result<MetricsHandle> {
+    let metrics = logs::install_metrics()?;
+    metrics::describe();
+    metrics::describe_store_errors(StoreError::KINDS);
+    metrics::describe_codecs(n5_format::Codecs::built_in().names());
+    tokio::spawn(metrics.clone().upkeep());
+    #[expect(clippy::disallowed_methods, reason = "OpenTelemetry defines the names of these variables")]
+    let variable = |name: &str| std::env::var(name).ok();
+    if let Some(settings) = TraceSettings::new(&tracing.otlp_endpoint, tracing.one_in, variable) {
+        trace::start(&settings).context("traces cannot be sent")?;
+    }
+    Ok(metrics)
+}
+
+/// Applies the configuration that `read_config` returns whenever a SIGHUP arrives.
+async fn reload_on_signal(
+    mut hangup: Signal,
+    reloader: Arc<Reloader>,
+    read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
+    supervisor: Arc<SdNotifier>,
+) {
+    while hangup.recv().await.is_some() {
+        supervisor.reloading();
+        reloader.reload(read_config.clone()).await;
+        supervisor.ready();
+    }
 }
 
 /// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and another one

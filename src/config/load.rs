@@ -36,9 +36,8 @@ pub struct ConfigFile {
     pub text: String,
 }
 
-/// Parses `ROOT` or `NAME=ROOT` into the container's name, empty if there is none, and its directory. The text is a
-/// path that happens to contain `=` if the part before the first `=` contains a slash, or if `is_directory` is true for
-/// the whole text.
+/// Parses `ROOT` or `NAME=ROOT` into the name of the container, which may be empty, and its directory. The whole text
+/// is a path if the part before the first `=` contains a slash, or if `is_directory` returns true for the text.
 pub fn parse_root(text: &OsStr, is_directory: impl Fn(&Path) -> bool) -> (String, PathBuf) {
     let named = text.to_str().and_then(|text| text.split_once('=')).filter(|(name, _)| !name.contains('/'));
     match named {
@@ -53,7 +52,7 @@ impl Config {
     ///
     /// # Errors
     /// All errors at once: text that is not TOML, unknown keys (with the nearest known one), values of the wrong form,
-    /// and the errors of [`Config::validate`]. Further checks use the default of an invalid setting.
+    /// and the errors of [`Config::validate`], which checks the default in place of a value of the wrong form.
     pub fn load(sources: &ConfigSources) -> Result<Self, ConfigErrors> {
         let defaults: Table =
             DEFAULTS.parse().map_err(|error| ConfigErrors(vec![syntax_error("default.toml", &error)]))?;
@@ -62,9 +61,13 @@ impl Config {
         let mut config = merger.deserialize()?;
         if !sources.roots.is_empty() {
             let ContainerDefaults { cache_control, symlinks, must_be_mount, entity_tag } = config.container_defaults;
-            let container = |(name, root): &(String, PathBuf)| {
-                let (name, root) = (name.clone(), root.clone());
-                ContainerConfig { name, root, cache_control, symlinks, must_be_mount, entity_tag }
+            let container = |(name, root): &(String, PathBuf)| ContainerConfig {
+                name: name.clone(),
+                root: root.clone(),
+                cache_control,
+                symlinks,
+                must_be_mount,
+                entity_tag,
             };
             config.containers = sources.roots.iter().map(container).collect();
             merger.clear_container_origins();
@@ -76,15 +79,13 @@ impl Config {
     }
 }
 
-/// Merges settings by key.
+/// Settings merged from the sources so far, and the errors found in them.
 #[derive(Default)]
 struct ConfigMerger {
     defaults: BTreeMap<String, Value>,
     settings: BTreeMap<String, Value>,
     /// Places where settings were written, by key; defaults have none.
     origins: BTreeMap<String, String>,
-    /// Origins within `containers` of the file, until that setting is merged.
-    file_container_origins: BTreeMap<String, String>,
     errors: Vec<ConfigError>,
 }
 
@@ -95,7 +96,7 @@ impl ConfigMerger {
         Self { settings: defaults.clone(), defaults, ..Self::default() }
     }
 
-    /// Merges all sources, the weakest first. Sources that cannot be read are reported before settings.
+    /// Merges all sources, the weakest first. Errors of whole sources come before errors of settings.
     fn add_sources(&mut self, sources: &ConfigSources) {
         let mut source_errors = Vec::new();
         if let Some(file) = &sources.file {
@@ -128,13 +129,14 @@ impl ConfigMerger {
             collect_key_lines("", document.get_ref(), &file.text, &mut lines);
         }
         let origin = |key: &str| format!("{}:{}", file.name, lines.get(key).copied().unwrap_or(1));
-        let inner = lines.keys().filter(|key| key.starts_with("containers"));
-        self.file_container_origins = inner.map(|key| (key.clone(), origin(key))).collect();
         for (key, value) in flatten(table) {
-            self.apply(&key, value, origin(&key));
+            if key == "containers" {
+                let inner_keys = lines.keys().filter(|key| key.starts_with("containers"));
+                self.apply_containers(value, inner_keys.map(|key| (key.clone(), origin(key))).collect());
+            } else {
+                self.apply(&key, value, origin(&key));
+            }
         }
-        // If `containers` was refused, its origins must not be attributed to a later source.
-        self.file_container_origins.clear();
     }
 
     /// Merges a setting that is written as text.
@@ -149,28 +151,31 @@ impl ConfigMerger {
         Ok(())
     }
 
+    /// Replaces a setting by the value of a stronger source.
     fn apply(&mut self, key: &str, value: Value, origin: String) {
+        if key == "containers" {
+            return self.apply_containers(value, BTreeMap::from([(key.to_owned(), origin)]));
+        }
         let Some(default) = self.defaults.get(key) else {
             self.errors.push(ConfigError::new(key, self.unknown_key_message(key)).with_origin(origin));
             return;
         };
-        if key != "containers" {
-            // A stronger source replaces a whole list: a merged list could not be made shorter.
-            if default.is_array() != value.is_array() {
-                let message =
-                    if default.is_array() { "write a list, [...]" } else { "takes a single value, not a list" };
-                self.errors.push(ConfigError::new(key, message).with_origin(origin));
-                return;
-            }
-            self.origins.insert(key.to_owned(), origin);
-            self.settings.insert(key.to_owned(), value);
+        if default.is_array() != value.is_array() {
+            let message = if default.is_array() { "write a list, [...]" } else { "takes a single value, not a list" };
+            self.errors.push(ConfigError::new(key, message).with_origin(origin));
             return;
         }
-        self.clear_container_origins();
-        self.origins.append(&mut self.file_container_origins);
+        // A stronger source replaces a whole list: a merged list could not be made shorter.
         self.origins.insert(key.to_owned(), origin);
-        let value = self.drop_unknown_container_keys(container_tables(value));
         self.settings.insert(key.to_owned(), value);
+    }
+
+    /// Replaces all containers by those of a stronger source. `origins` has the places of their keys.
+    fn apply_containers(&mut self, value: Value, origins: BTreeMap<String, String>) {
+        self.clear_container_origins();
+        self.origins.extend(origins);
+        let value = self.drop_unknown_container_keys(container_tables(value));
+        self.settings.insert("containers".to_owned(), value);
     }
 
     fn clear_container_origins(&mut self) {
@@ -210,8 +215,8 @@ impl ConfigMerger {
         suggest("unknown key", nearest.or(same_name.map(String::as_str)))
     }
 
-    /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default, then
-    /// deserialization is repeated, so all such errors show at once.
+    /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default. Then
+    /// deserialization is repeated, so that all such errors are found.
     fn deserialize(&mut self) -> Result<Config, ConfigErrors> {
         loop {
             let Err(error) = serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) else {
@@ -228,7 +233,7 @@ impl ConfigMerger {
         }
     }
 
-    /// Replaces the setting at `path` by its default. Returns false if it already was the default.
+    /// Replaces the setting at `path` by its default. Returns false if the setting already had its default.
     fn reset_to_default(&mut self, path: &str) -> bool {
         if let Some((index, key)) = container_path(path) {
             let table = self.settings.get_mut("containers").and_then(Value::as_array_mut);

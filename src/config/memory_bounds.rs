@@ -22,18 +22,22 @@ pub const MAX_DISK_THREADS_PER_CONTAINER: usize = 64;
 /// Number of disk threads that a container may have regardless of the other containers.
 pub const RESERVED_DISK_THREADS_PER_CONTAINER: usize = 4;
 
-/// Number of further disk threads that all containers share. Two containers whose disks hang leave 60 of them to the
-/// others.
+/// Number of further disk threads that all containers share. Two containers whose disks hang leave 60 of these threads
+/// to the other containers.
 pub const SHARED_DISK_THREADS: usize = 180;
 
-/// Measured memory of a connection that has used the HTTP library, without and with TLS. HTTP/2 streams and long
-/// request heads are not included.
+/// Measured memory of a connection that has used the HTTP library. HTTP/2 streams and long request heads are not
+/// included.
 const CONNECTION_BYTES: u64 = 34 << 10;
+
+/// Measured memory of a TLS connection that has used the HTTP library, without HTTP/2 streams and long request heads.
 const TLS_CONNECTION_BYTES: u64 = 58 << 10;
 
-/// Memory for HTTP/2 streams and long request heads in the pool that all connections share: this much for each
-/// connection of `server.max_connections`, and at least [`MIN_POOL_BYTES`].
+/// Memory for HTTP/2 streams and long request heads in the pool that all connections share, for each connection of
+/// `server.max_connections`.
 const POOL_BYTES_PER_CONNECTION: u64 = 6 << 10;
+
+/// Minimum size of the pool that all connections share.
 const MIN_POOL_BYTES: u64 = 4 << 20;
 
 /// Minimum memory that an HTTP/2 stream takes from the pool that all connections share.

@@ -87,10 +87,10 @@ pub struct ServerConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum RequiredContainers {
-    /// All containers. Another replica may be able to read a container that this one cannot.
+    /// All containers. If one cannot be read, load balancers send requests to other replicas, which may be able to.
     #[default]
     All,
-    /// At least one container. For replicas that share their storage: the readable containers stay in service.
+    /// At least one container. Replicas that share their storage then keep the readable containers in service.
     Any,
 }
 
@@ -183,16 +183,16 @@ impl SymlinkPolicy {
     }
 }
 
-/// Facts that a file's entity tag is made of.
+/// Properties of a file that its entity tag is made of.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntityTagSource {
-    /// Length and modification time. Equal for equal copies on other machines, but also for a file and its replacement
-    /// if both have the same length and time.
+    /// Length and modification time. The tags of equal copies on other machines are equal. So are those of a file and
+    /// its replacement if both have the same length and time.
     #[default]
     Mtime,
-    /// Also change time and inode, which differ for every other file. The change time is reported as the last
-    /// modification.
+    /// Length, modification time, change time and inode. The last two differ even for a file and its replacement of the
+    /// same length and time. The change time is reported as the last modification.
     Inode,
 }
 
@@ -221,7 +221,7 @@ pub struct LimitsConfig {
     /// Maximum time to wait for a permit of a budget.
     #[serde(with = "values::duration")]
     pub budget_wait: Duration,
-    /// Maximum number of concurrent requests; further ones wait up to `budget_wait`, then get 503.
+    /// Maximum number of concurrent requests. Further ones wait up to `budget_wait`, and are then refused with 503.
     #[serde(deserialize_with = "values::count")]
     pub concurrent_requests: usize,
 }
@@ -400,7 +400,7 @@ impl Default for Config {
     }
 }
 
-/// Makes the default of a section that of [`Config::default`].
+/// Implements `Default` for sections, with the values of [`Config::default`].
 macro_rules! section_defaults {
     ($($section:ident: $type:ty),*) => {$(
         impl Default for $type {

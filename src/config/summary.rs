@@ -2,7 +2,7 @@
 
 use std::fmt::Write as _;
 
-use super::sections::{Config, DefaultAccess, EntityTagSource};
+use super::sections::{Config, ContainerConfig, DefaultAccess, EntityTagSource};
 use super::values;
 
 impl Config {
@@ -16,6 +16,7 @@ impl Config {
 
     /// Returns a summary of the configuration in a few lines for people.
     pub fn summary(&self) -> String {
+        // Writing to a `String` cannot fail.
         let mut text = format!("listens on  {}", self.server.listen);
         if !self.server.base_path.is_empty() {
             let _ = write!(text, ", under {}", self.server.base_path);
@@ -27,33 +28,10 @@ impl Config {
             text.push_str("\nserves      the embedded demo container");
         }
         for container in &self.containers {
-            let slash = if container.name.is_empty() { "" } else { "/" };
-            let _ = write!(
-                text,
-                "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{}{})",
-                self.server.base_path,
-                container.name,
-                container.root.display(),
-                container.cache_control,
-                container.symlinks.name(),
-                if container.must_be_mount { ", must be a mount" } else { "" },
-                if container.entity_tag == EntityTagSource::Inode { ", entity tags by inode" } else { "" },
-            );
+            self.write_container(container, &mut text);
         }
         if self.has_access_control() {
-            let default = if self.access.default == DefaultAccess::Public { "public" } else { "private" };
-            let _ = write!(
-                text,
-                "\naccess      {default} except for {} rules; metrics: {}",
-                self.access.rules.len(),
-                self.access.metrics
-            );
-            if !self.access.tokens.as_os_str().is_empty() {
-                let _ = write!(text, "; tokens of {}", self.access.tokens.display());
-            }
-            if !self.jwt.keys.is_empty() {
-                let _ = write!(text, "; JWTs of {}", self.jwt.issuer);
-            }
+            self.write_access(&mut text);
         }
         let size = values::size::format;
         let _ = write!(
@@ -67,14 +45,41 @@ impl Config {
             size(self.limits.transfer_budget),
             self.threads(),
         );
-        let (max_connections, bytes) = (self.server.max_connections, self.max_connections_bytes());
         let _ = write!(
             text,
-            "\nconnections {max_connections} at most, which take up to {} MiB more",
-            bytes.div_ceil(1 << 20)
+            "\nconnections {} at most, which take up to {} MiB more",
+            self.server.max_connections,
+            self.max_connections_bytes().div_ceil(1 << 20)
         );
         let _ = write!(text, "\nsockets     up to {} MiB more, in the kernel", self.sockets_bytes().div_ceil(1 << 20));
         text
+    }
+
+    fn write_container(&self, container: &ContainerConfig, text: &mut String) {
+        let slash = if container.name.is_empty() { "" } else { "/" };
+        let _ = write!(
+            text,
+            "\nserves      {}/{}{slash} from {} (cache-control {}, symlinks {}{}{})",
+            self.server.base_path,
+            container.name,
+            container.root.display(),
+            container.cache_control,
+            container.symlinks.name(),
+            if container.must_be_mount { ", must be a mount" } else { "" },
+            if container.entity_tag == EntityTagSource::Inode { ", entity tags by inode" } else { "" },
+        );
+    }
+
+    fn write_access(&self, text: &mut String) {
+        let default = if self.access.default == DefaultAccess::Public { "public" } else { "private" };
+        let rules = self.access.rules.len();
+        let _ = write!(text, "\naccess      {default} except for {rules} rules; metrics: {}", self.access.metrics);
+        if !self.access.tokens.as_os_str().is_empty() {
+            let _ = write!(text, "; tokens of {}", self.access.tokens.display());
+        }
+        if !self.jwt.keys.is_empty() {
+            let _ = write!(text, "; JWTs of {}", self.jwt.issuer);
+        }
     }
 }
 

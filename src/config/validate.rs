@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use tracing_subscriber::filter::LevelFilter;
 
-use super::sections::Config;
+use super::sections::{Config, JwtConfig};
 use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
 /// Name of the file in a container's root; no container may have this name.
@@ -82,46 +82,7 @@ impl Config {
         };
         check("server.base_path", validate_base_path(&self.server.base_path));
         check("log.level", validate_log_level(&self.log.level));
-        for (key, value, min, max) in [
-            ("server.header_timeout", self.server.header_timeout, Duration::from_millis(1), DAY),
-            ("server.request_timeout", self.server.request_timeout, Duration::from_millis(1), DAY),
-            ("server.send_timeout", self.server.send_timeout, Duration::from_millis(1), DAY),
-            ("server.drain_delay", self.server.drain_delay, Duration::ZERO, DAY),
-            ("server.shutdown_timeout", self.server.shutdown_timeout, Duration::ZERO, DAY),
-            ("tls.handshake_timeout", self.tls.handshake_timeout, Duration::from_millis(1), DAY),
-            ("tls.hsts", self.tls.hsts, Duration::ZERO, 2 * YEAR),
-            ("limits.budget_wait", self.limits.budget_wait, Duration::ZERO, DAY),
-            ("jwt.leeway", self.jwt.leeway, Duration::ZERO, Duration::from_secs(5 * 60)),
-            ("jwt.refresh", self.jwt.refresh, Duration::from_secs(1), DAY),
-            ("jwt.refetch", self.jwt.refetch, Duration::from_secs(1), DAY),
-            ("jwt.stale", self.jwt.stale, self.jwt.refresh, 30 * DAY),
-        ] {
-            check(key, check_range(&value, &min, &max, |d| humantime::format_duration(*d).to_string()));
-        }
-        for (key, value, min, max) in [
-            ("limits.slice", self.limits.slice, 1, u64::MAX),
-            ("limits.slice_budget", self.limits.slice_budget, MIB, MAX_BUDGET_BYTES),
-            ("limits.decode_budget", self.limits.decode_budget, MIB, MAX_BUDGET_BYTES),
-            ("limits.transfer_budget", self.limits.transfer_budget, MIB, MAX_BUDGET_BYTES),
-            ("limits.attributes", self.limits.attributes, 1024, 16 * MIB),
-            ("clients.bytes_per_second", self.clients.bytes_per_second, 0, MAX_BUDGET_BYTES),
-            ("clients.burst", self.clients.burst, 64 * 1024, MAX_BUDGET_BYTES),
-            ("cache.decoded", self.cache.decoded, 0, MAX_BUDGET_BYTES),
-            ("cache.stored", self.cache.stored, 0, MAX_BUDGET_BYTES),
-        ] {
-            check(key, check_range(&value, &min, &max, |bytes| values::size::format(*bytes)));
-        }
-        for (key, value, min, max) in [
-            ("server.max_connections", self.server.max_connections, 1, 1_000_000),
-            ("server.threads", self.server.threads, 0, 1024),
-            ("clients.connections", self.clients.connections, 0, 1_000_000),
-            ("clients.concurrent_requests", self.clients.concurrent_requests, 0, 1_000_000),
-            ("limits.concurrent_requests", self.limits.concurrent_requests, 1, 1_000_000),
-        ] {
-            check(key, check_range(&value, &min, &max, ToString::to_string));
-        }
-        check("limits.decode_factor", check_range(&self.limits.decode_factor, &1, &1_000_000, ToString::to_string));
-        check("tracing.one_in", check_range(&self.tracing.one_in, &1, &1_000_000_000, ToString::to_string));
+        validate_ranges(self, &mut check);
         check("tracing.otlp_endpoint", validate_url(&self.tracing.otlp_endpoint));
         check("container_defaults.cache_control", validate_cache_control(self.container_defaults.cache_control));
         check("cache.recheck_cached_metadata", validate_recheck(self.cache.recheck_cached_metadata));
@@ -129,10 +90,56 @@ impl Config {
         validate_origins("cors.origins", &self.cors.origins, &mut faults);
         validate_origins("server.frame_ancestors", &self.server.frame_ancestors, &mut faults);
         validate_tls(self, &mut faults);
-        validate_access(self, reserved, &mut faults);
+        validate_cors_credentials(self, &mut faults);
+        validate_jwt(&self.jwt, &mut faults);
+        validate_rules(self, reserved, &mut faults);
         validate_containers(self, reserved, &mut faults);
         if faults.is_empty() { Ok(()) } else { Err(ConfigErrors(faults)) }
     }
+}
+
+/// Checks durations, sizes and counts against their bounds. `check` reports the result for a key.
+fn validate_ranges(config: &Config, check: &mut impl FnMut(&str, Result<(), String>)) {
+    for (key, value, min, max) in [
+        ("server.header_timeout", config.server.header_timeout, Duration::from_millis(1), DAY),
+        ("server.request_timeout", config.server.request_timeout, Duration::from_millis(1), DAY),
+        ("server.send_timeout", config.server.send_timeout, Duration::from_millis(1), DAY),
+        ("server.drain_delay", config.server.drain_delay, Duration::ZERO, DAY),
+        ("server.shutdown_timeout", config.server.shutdown_timeout, Duration::ZERO, DAY),
+        ("tls.handshake_timeout", config.tls.handshake_timeout, Duration::from_millis(1), DAY),
+        ("tls.hsts", config.tls.hsts, Duration::ZERO, 2 * YEAR),
+        ("limits.budget_wait", config.limits.budget_wait, Duration::ZERO, DAY),
+        ("jwt.leeway", config.jwt.leeway, Duration::ZERO, Duration::from_secs(5 * 60)),
+        ("jwt.refresh", config.jwt.refresh, Duration::from_secs(1), DAY),
+        ("jwt.refetch", config.jwt.refetch, Duration::from_secs(1), DAY),
+        ("jwt.stale", config.jwt.stale, config.jwt.refresh, 30 * DAY),
+    ] {
+        check(key, check_range(&value, &min, &max, |d| humantime::format_duration(*d).to_string()));
+    }
+    for (key, value, min, max) in [
+        ("limits.slice", config.limits.slice, 1, u64::MAX),
+        ("limits.slice_budget", config.limits.slice_budget, MIB, MAX_BUDGET_BYTES),
+        ("limits.decode_budget", config.limits.decode_budget, MIB, MAX_BUDGET_BYTES),
+        ("limits.transfer_budget", config.limits.transfer_budget, MIB, MAX_BUDGET_BYTES),
+        ("limits.attributes", config.limits.attributes, 1024, 16 * MIB),
+        ("clients.bytes_per_second", config.clients.bytes_per_second, 0, MAX_BUDGET_BYTES),
+        ("clients.burst", config.clients.burst, 64 * 1024, MAX_BUDGET_BYTES),
+        ("cache.decoded", config.cache.decoded, 0, MAX_BUDGET_BYTES),
+        ("cache.stored", config.cache.stored, 0, MAX_BUDGET_BYTES),
+    ] {
+        check(key, check_range(&value, &min, &max, |bytes| values::size::format(*bytes)));
+    }
+    for (key, value, min, max) in [
+        ("server.max_connections", config.server.max_connections, 1, 1_000_000),
+        ("server.threads", config.server.threads, 0, 1024),
+        ("clients.connections", config.clients.connections, 0, 1_000_000),
+        ("clients.concurrent_requests", config.clients.concurrent_requests, 0, 1_000_000),
+        ("limits.concurrent_requests", config.limits.concurrent_requests, 1, 1_000_000),
+    ] {
+        check(key, check_range(&value, &min, &max, ToString::to_string));
+    }
+    check("limits.decode_factor", check_range(&config.limits.decode_factor, &1, &1_000_000, ToString::to_string));
+    check("tracing.one_in", check_range(&config.tracing.one_in, &1, &1_000_000_000, ToString::to_string));
 }
 
 /// Checks that the settings of `[tls]` are consistent.
@@ -235,61 +242,62 @@ fn validate_recheck(recheck: RevalidationPolicy) -> Result<(), String> {
     }
 }
 
-/// Checks that the settings of CORS credentials, JWTs, access rules and container names are consistent.
-fn validate_access(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigError>) {
+/// Checks that cookies are not allowed for all origins.
+fn validate_cors_credentials(config: &Config, faults: &mut Vec<ConfigError>) {
     if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
         let message = "browsers reject this in combination with the origin \"*\": list the origins in cors.origins";
         faults.push(ConfigError::new("cors.credentials", message));
     }
-    let jwt = &config.jwt;
+}
+
+/// Checks that the settings of `[jwt]` are complete and consistent.
+fn validate_jwt(jwt: &JwtConfig, faults: &mut Vec<ConfigError>) {
     if jwt.keys.is_empty() {
         if !jwt.issuer.is_empty() || !jwt.audience.is_empty() {
             faults.push(ConfigError::new("jwt.keys", "is missing: no JWT can be verified without the issuer's keys"));
         }
-    } else {
-        let is_url = jwt.keys.contains("://");
-        if is_url && !jwt.keys.starts_with("https://") {
-            faults.push(ConfigError::new("jwt.keys", "write a URL that begins with https://, or the path of a file"));
-        }
-        if !is_url && !jwt.roots.as_os_str().is_empty() {
-            faults.push(ConfigError::new("jwt.roots", "applies only to keys from a URL, but jwt.keys is a file"));
-        }
-        for (key, is_missing) in [
-            ("jwt.issuer", jwt.issuer.is_empty()),
-            ("jwt.audience", jwt.audience.is_empty()),
-            ("jwt.algorithms", jwt.algorithms.is_empty()),
-            ("jwt.name_claim", jwt.name_claim.is_empty()),
-        ] {
-            if is_missing {
-                faults.push(ConfigError::new(key, "is missing: without it, JWTs cannot be verified safely"));
-            }
+        return;
+    }
+    let is_url = jwt.keys.contains("://");
+    if is_url && !jwt.keys.starts_with("https://") {
+        faults.push(ConfigError::new("jwt.keys", "write a URL that begins with https://, or the path of a file"));
+    }
+    if !is_url && !jwt.roots.as_os_str().is_empty() {
+        faults.push(ConfigError::new("jwt.roots", "applies only to keys from a URL, but jwt.keys is a file"));
+    }
+    for (key, is_missing) in [
+        ("jwt.issuer", jwt.issuer.is_empty()),
+        ("jwt.audience", jwt.audience.is_empty()),
+        ("jwt.algorithms", jwt.algorithms.is_empty()),
+        ("jwt.name_claim", jwt.name_claim.is_empty()),
+    ] {
+        if is_missing {
+            faults.push(ConfigError::new(key, "is missing: without it, JWTs cannot be verified safely"));
         }
     }
+}
+
+/// Checks that each access rule can match a path. A rule that matches none would protect nothing.
+fn validate_rules(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigError>) {
     let names: Vec<&str> = config.containers.iter().map(|container| container.name.as_str()).collect();
+    let all_are_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
+    let base = config.server.base_path.trim_start_matches('/').split('/').next().unwrap_or_default();
     for (index, rule) in config.access.rules.iter().enumerate() {
         let first = rule.trim_start().trim_start_matches('/').split([' ', '/']).next().unwrap_or_default();
         let first = percent_encoding::percent_decode_str(first).decode_utf8_lossy();
-        let all_are_named = !names.is_empty() && names.iter().all(|name| !name.is_empty());
-        if all_are_named && !first.is_empty() && !names.contains(&&*first) {
-            // A rule that matches no container would protect nothing.
-            let message =
-                format!("{rule:?} matches no container: its path must begin with one of {}", names.join(", "));
-            faults.push(ConfigError::new(format!("access.rules[{index}]"), message));
-        }
-        let base = config.server.base_path.trim_start_matches('/').split('/').next().unwrap_or_default();
-        if !all_are_named && !first.is_empty() && (reserved.contains(&&*first) || first == base) {
-            let message = format!(
+        let message = if first.is_empty() {
+            continue;
+        } else if all_are_named && !names.contains(&&*first) {
+            format!("{rule:?} matches no container: its path must begin with one of {}", names.join(", "))
+        } else if !all_are_named && (reserved.contains(&&*first) || first == base) {
+            format!(
                 "{rule:?} begins with the server's own /{first}: leave it out, because rules apply to paths within the \
                  container in every view"
-            );
-            faults.push(ConfigError::new(format!("access.rules[{index}]"), message));
-        }
-    }
-    for (index, container) in config.containers.iter().enumerate() {
-        if container.name == "token" && config.has_access_control() {
-            let message = "\"token\" is the first segment of paths that carry a token: choose another name";
-            faults.push(ConfigError::new(format!("containers[{index}].name"), message));
-        }
+            )
+        } else {
+            continue;
+        };
+        faults.push(ConfigError::new(format!("access.rules[{index}]"), message));
     }
 }
 
@@ -331,10 +339,11 @@ fn is_origin(origin: &str) -> bool {
     is_word(scheme, "+-.") && is_host_valid && port.is_none_or(|port| port.parse::<u16>().is_ok())
 }
 
+/// Checks the name, directory and cache policy of each container.
 fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigError>) {
-    let (containers, inherited) = (&config.containers, config.container_defaults.cache_control);
+    let inherited = config.container_defaults.cache_control;
     let mut names = BTreeSet::new();
-    for (index, container) in containers.iter().enumerate() {
+    for (index, container) in config.containers.iter().enumerate() {
         let mut fault = |key: &str, message: String| {
             faults.push(ConfigError::new(format!("containers[{index}].{key}"), message));
         };
@@ -349,7 +358,7 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
             fault("cache_control", message);
         }
         if name.is_empty() {
-            if containers.len() > 1 {
+            if config.containers.len() > 1 {
                 fault("name", "is missing: only a single container needs no name".to_owned());
             }
         } else if reserved.contains(&name) || name == ATTRIBUTES_FILE {
@@ -362,6 +371,8 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
             );
         } else if matches!(name, "." | "..") || name.contains(|c: char| c.is_control() || "/\\".contains(c)) {
             fault("name", format!("{name:?} is not a single path segment"));
+        } else if name == "token" && config.has_access_control() {
+            fault("name", "\"token\" is the first segment of paths that carry a token: choose another name".to_owned());
         } else if !names.insert(name) {
             fault("name", format!("{name:?} is already the name of another container"));
         }

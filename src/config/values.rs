@@ -26,7 +26,8 @@ pub(super) mod size {
     /// Returns the shortest text that [`parse`] reads back exactly.
     pub(crate) fn format(bytes: u64) -> String {
         const UNITS: [&str; 5] = ["B", "KiB", "MiB", "GiB", "TiB"];
-        let (mut number, mut unit) = (bytes, 0);
+        let mut number = bytes;
+        let mut unit = 0;
         while number >= 1024 && number.is_multiple_of(1024) && unit + 1 < UNITS.len() {
             number /= 1024;
             unit += 1;
@@ -68,7 +69,7 @@ pub(super) mod duration {
     }
 }
 
-/// Deserializes a value by `parse`, which gets a string without its quotes, and any other value as TOML.
+/// Deserializes a value by `parse`, to which a string is passed without its quotes, and any other value as TOML text.
 fn parse_text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: impl Fn(&str) -> Result<T, String>,

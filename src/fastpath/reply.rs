@@ -10,7 +10,7 @@ use axum::http::{Method, StatusCode};
 use bytes::Bytes;
 
 use crate::http::common_headers::{MountHeaders, push_header};
-use crate::http::observe::{self, RequestRecord, SendStage};
+use crate::http::observe::{self, AccessLogFields, RequestRecord, SendStage};
 use crate::http::{App, Mount, forwarded, redact, respond};
 use crate::store::{ObjectMeta, SendfileSource};
 use crate::telemetry::trace;
@@ -165,7 +165,8 @@ fn finish_reply(
     write_date(&mut head);
     head.extend_from_slice(b"\r\n");
     let method = if request.is_head { Method::HEAD } else { Method::GET };
-    let mut record = RequestRecord::start(app, request.started, method, request.path, None, request.peer, id);
+    let log_fields = AccessLogFields::new(id, request.peer, request.path, None);
+    let mut record = RequestRecord::start(app, request.started, method, log_fields);
     record.route = route;
     record.status = status;
     record.stage = SendStage::Sending(None);

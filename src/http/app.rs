@@ -1,4 +1,4 @@
-//! The application: what all requests share, under one configuration and in one process.
+//! The state that all requests share: of one configuration ([`App`]), and of the process.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -31,8 +31,8 @@ pub struct App {
     /// One probe for each mount.
     storage_probes: Vec<Arc<StorageProbe>>,
     pub(crate) process: Arc<ProcessState>,
-    /// Metric handles of the frequent routes. Each is created at its route's first request, once a recorder is
-    /// installed.
+    /// Metric handles of the frequent routes. Each is created at the first request of its route, because a recorder
+    /// must be installed before.
     route_metrics: Vec<(&'static str, OnceLock<metrics::RouteMetrics>)>,
     /// Prepared headers of each mount's responses.
     pub(crate) header_templates: Vec<MountHeaders>,
@@ -158,9 +158,9 @@ pub(crate) struct ProcessState {
     pub(crate) requests_in_flight: AtomicUsize,
     /// Recent clients and what each has used. A new configuration does not reset it.
     pub(crate) clients: Arc<ClientRegistry>,
-    /// Number of rejected requests that have not been answered yet.
+    /// Number of rejections that have not been sent yet.
     pub(crate) pending_rejections: AtomicUsize,
-    /// Time from which the intervals are counted at which rejections are sent.
+    /// Start of the first interval at whose end rejections are sent.
     pub(crate) rejection_epoch: Instant,
     /// Renders the text of `/metrics`.
     pub(crate) render_metrics: Box<dyn Fn() -> String + Send + Sync>,

@@ -1,9 +1,8 @@
 //! Authorization: identifies the caller, decides whether it may read the target, and makes the rejection.
 //!
 //! The decision uses only the text of the request and precedes any access to the store. Therefore neither a response
-//! nor its timing reveals whether something exists that the caller may not read. Whatever else a request reads
-//! (attributes around its path, entries, levels of pyramids) is decided by [`CallerView`], key by key, where it is
-//! read.
+//! nor its timing reveals whether something exists that the caller may not read. A request also reads attributes around
+//! its path, entries and levels of pyramids. [`CallerView`] decides about each of these keys when it is read.
 
 use std::sync::Arc;
 
@@ -36,8 +35,8 @@ pub(crate) async fn authorize(
             Some(context.target.segments.as_slice())
         }
     };
-    // `/token/attributes.json`: Neuroglancer looks for attributes in all parent directories and gives up at a 401.
-    // This is not an attempt to use a token, and is not counted as one.
+    // `/token/attributes.json`: Neuroglancer looks for attributes in all parent directories and gives up at a 401. The
+    // request is no attempt to use a token, and is not counted as one.
     if context.presented.path_ends_in_token && context.presented.url_token() == Some(ATTRIBUTES) {
         return Err(Problem::not_found().no_store());
     }
@@ -50,7 +49,8 @@ pub(crate) async fn authorize(
             Decision::Refused => Err(refuse(context, caller.as_ref())),
         };
     };
-    let (mounts, has_root_mount) = (&context.app.mounts, context.app.has_root_mount());
+    let mounts = &context.app.mounts;
+    let has_root_mount = context.app.has_root_mount();
     let mount = if has_root_mount { "" } else { path.first().map_or("", String::as_str) };
     let caller_view = view_of_mount(mount);
     let is_allowed = if has_root_mount || !path.is_empty() {
@@ -62,8 +62,8 @@ pub(crate) async fn authorize(
     if !is_allowed {
         return Err(refuse(context, caller_view.caller.as_ref()));
     }
-    // A response about a directory depends on the caller if a rule covers something below it, even something that
-    // does not exist. Otherwise the headers would reveal whether it exists.
+    // A response about a directory depends on the caller if a rule covers a path below it, even if nothing exists at
+    // that path. Otherwise the headers would reveal whether something does.
     if let Some(directory) = revealed_directory(context, path) {
         caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
     }
@@ -84,7 +84,7 @@ fn revealed_directory<'a>(context: &RequestContext<'_>, path: &'a [String]) -> O
     }
 }
 
-/// Returns the caller. A token that is presented must be valid, even where none is needed.
+/// Returns the caller whom the request's token names. A token must be valid even where none is needed.
 async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> Result<Option<Caller>, Problem> {
     let Ok(token) = context.presented.token() else {
         audit_refusal(context, "several_tokens", None);

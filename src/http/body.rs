@@ -1,4 +1,4 @@
-//! Bodies of responses that are not one buffer: parts in memory, large objects that are read piece by piece, and slices
+//! Bodies of responses that are not one buffer: several buffers, large objects that are read piece by piece, and slices
 //! that are read in bands. Cached bytes are charged to the client while they are sent.
 
 use std::collections::VecDeque;
@@ -27,8 +27,8 @@ use crate::view::Chunk;
 const BANDS_AHEAD: usize = 1;
 
 /// Charges cached `bytes` to the current client while they are sent. If the client must receive other responses first,
-/// drops the bytes, waits for that and returns `None`. Then the bytes are to be read again and passed with the same
-/// `permit`, which covers them.
+/// drops the bytes, waits for `permit` and returns `None`. The caller then reads the bytes again, and passes them with
+/// the permit, which covers them.
 pub(crate) async fn charge_or_wait(
     container: &Container,
     permit: &mut Option<SendPermit>,
@@ -81,10 +81,11 @@ impl http_body::Body for PartsBody {
 /// Returns a body that is read piece by piece. An error aborts the body and the connection, because the length has
 /// already been sent.
 pub(crate) fn stream_range(large: Arc<LargeObject>, range: Range<u64>, id: String) -> Body {
-    // Captured here, because the connection polls the body without a current client.
+    // The client is captured here, because the connection polls the body without a current client.
     let client = ClientId::current();
     Body::from_stream(stream::try_unfold(range.start, move |offset| {
-        let (large, id) = (Arc::clone(&large), id.clone());
+        let large = Arc::clone(&large);
+        let id = id.clone();
         async move {
             if offset >= range.end {
                 return Ok(None);
@@ -103,7 +104,7 @@ pub(crate) struct BandReader {
     container: Container,
     freshness: Freshness,
     slice: PlannedSlice,
-    /// Time that the last band waited for the client.
+    /// Time for which the last band waited until the client had received the band before.
     send_wait: Option<Duration>,
     transform: Option<PieceTransform>,
     /// Chunk whose entity tag is checked again after the last band has been read, and the tag.
@@ -153,7 +154,7 @@ impl BandReader {
             });
             trimmed.filter(|piece| !piece.is_empty()).collect()
         });
-        // Checked before the last band is sent.
+        // The entity tag is checked before the last band is sent, so that no client takes a changed chunk for complete.
         if let Some((chunk, etag)) =
             self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining_bytes == 0)
         {
@@ -169,8 +170,8 @@ impl BandReader {
         tokio::spawn(ClientId::current().scope(trace::in_current_scope(async move {
             let mut next = Ok(Some(first_band));
             loop {
-                // Waits until the previous band is being sent, so that at most two are held. If the client has
-                // disconnected, the task ends.
+                // Waits until the previous band is being sent, so that at most two bands are in memory. The task ends
+                // if the client has disconnected.
                 let started = Instant::now();
                 let Ok(permit) = sender.reserve().await else { return };
                 self.send_wait = Some(started.elapsed());

@@ -1,5 +1,5 @@
-//! Headers that every response has: those of the configuration, those of cross-origin resource sharing, and both as
-//! header lines that are prepared at startup for the fast path, by the same functions.
+//! Headers that every response has: those of the configuration, and those of cross-origin resource sharing (CORS). The
+//! same functions prepare header lines for the fast path at startup.
 
 use std::time::Duration;
 
@@ -58,8 +58,8 @@ const EXPOSED_HEADERS: [HeaderName; 24] = [
     LAST_MODIFIED,
 ];
 
-/// Returns the layer that adds CORS headers to every response, errors included: a viewer takes a response without them
-/// for a missing block.
+/// Returns the layer that adds CORS headers to every response. Errors have them, too: a viewer takes an error without
+/// CORS headers for a missing block.
 pub(crate) fn cors_layer(options: &HttpOptions) -> CorsLayer {
     let origins = &options.cors_origins;
     let mut exposed_headers = EXPOSED_HEADERS.to_vec();
@@ -85,7 +85,7 @@ pub(crate) fn cors_layer(options: &HttpOptions) -> CorsLayer {
     if allows_any {
         layer.allow_origin(AllowOrigin::any()).vary([])
     } else {
-        // Credentials such as cookies are for a proxy in front; tokens do not need this permission.
+        // Credentials such as cookies are for a proxy in front of this server. Tokens do not need this permission.
         layer
             .allow_origin(AllowOrigin::list(allowed_origins))
             .allow_credentials(options.cors_credentials)
@@ -95,7 +95,7 @@ pub(crate) fn cors_layer(options: &HttpOptions) -> CorsLayer {
 
 /// Header lines of one mount's responses, as `name: value`, by kind of response.
 pub(crate) struct MountHeaders {
-    /// True if the whole mount is public. The fast path answers for no other mount.
+    /// True if the whole mount is public. The fast path answers no requests for other mounts.
     pub(crate) is_public: bool,
     pub(crate) attributes: Vec<u8>,
     pub(crate) block: Vec<u8>,
@@ -130,6 +130,7 @@ fn cors_headers(options: &HttpOptions) -> HeaderMap {
     response.and_then(Result::ok).map(|response| response.into_parts().0.headers).unwrap_or_default()
 }
 
+/// Returns all headers of a response, including the common ones, as header lines.
 fn header_lines(mut headers: HeaderMap, status: StatusCode, options: &HttpOptions, cors: &HeaderMap) -> Vec<u8> {
     add_common_headers(&mut headers, status, options);
     let mut lines = Vec::new();

@@ -1,5 +1,5 @@
-//! Compression of responses: documents are compressed whenever the client accepts it, whole slices only if so
-//! configured, and stored data never.
+//! Compression of responses. Documents are compressed whenever the client accepts it, whole slices only if the
+//! configuration says so, and stored data never.
 
 use std::io::Write;
 
@@ -19,8 +19,8 @@ use crate::runtime::cpu_pool::Priority;
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Compresses the document of a response if the client accepts it and memory for it is free. Does not wait for
-/// memory, because the request already holds the memory of the document.
+/// Compresses the document of a response if the client accepts that and memory is free. Does not wait for memory: the
+/// request already holds the memory of the document, and requests that hold memory while they wait could deadlock.
 pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
     let resources = &context.app.resources;
     let (mut parts, body) = response.into_parts();
@@ -94,14 +94,14 @@ pub(crate) fn is_worthwhile(format: &dyn Format) -> bool {
     matches!(format.name(), "raw" | "json")
 }
 
-/// Upper bound of the output buffer when a document of `bytes` is compressed. The factor of 3 covers the old buffer
-/// that exists beside the new one while the buffer grows. The encoder's window is not included: it lives no longer than
-/// the job, and there is one job per core.
+/// Returns the maximum size of the output buffer when a document of `bytes` is compressed. The factor of 3 covers the
+/// old buffer that exists beside the new one while the buffer grows. The encoder's window is not included, because it
+/// lives no longer than the job, and there is one job per core.
 fn document_buffer_bytes(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 64).saturating_add(1 << 10).saturating_mul(3)
 }
 
-/// Upper bound of the memory that compressing `bytes` allocates: the result, if the input is incompressible, and the
+/// Returns the maximum memory that compressing `bytes` allocates: the result for incompressible input, and the
 /// encoder's window.
 pub(crate) fn compression_bytes(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 64).saturating_add(4 << 20)

@@ -5,6 +5,7 @@ use std::fmt;
 
 use axum::extract::Request;
 use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
 use axum::http::uri::PathAndQuery;
 use axum::http::{HeaderMap, Uri};
 use percent_encoding::percent_decode_str;
@@ -17,11 +18,11 @@ pub(crate) const TOKEN_KEYWORD: &str = "token";
 /// Tokens that a request presented.
 #[derive(Clone, Default)]
 pub(crate) struct PresentedTokens {
-    /// At most two different ones: more are not needed to reject the request.
+    /// At most two different tokens, which are enough to reject the request.
     tokens: Vec<String>,
     /// The token of the path, decoded.
     path_token: Option<String>,
-    /// The token of the query, decoded. References relative to the path do not repeat it.
+    /// The token of the query, decoded. Relative references do not repeat the query, so links must add the token.
     pub(crate) query_token: Option<String>,
     /// True if the path ended with its token.
     pub(crate) path_ends_in_token: bool,
@@ -34,6 +35,13 @@ impl fmt::Debug for PresentedTokens {
 }
 
 impl PresentedTokens {
+    /// Returns the tokens that were removed from a request.
+    pub(crate) fn of(request: &Parts) -> &Self {
+        static NO_TOKENS: PresentedTokens =
+            PresentedTokens { tokens: Vec::new(), path_token: None, query_token: None, path_ends_in_token: false };
+        request.extensions.get().unwrap_or(&NO_TOKENS)
+    }
+
     /// Returns the token, if there is one; an error if there are several different ones.
     pub(crate) fn token(&self) -> Result<Option<&str>, ()> {
         match self.tokens.as_slice() {
@@ -73,8 +81,8 @@ pub(crate) fn extract_tokens(request: &mut Request, base_path: &str) -> Presente
     presented
 }
 
-/// Returns the path without the tokens at its start. Paths outside the base path are covered, too: operations may be
-/// requested there, and a misplaced token must not be disclosed either.
+/// Returns the path without the tokens at its start. Tokens are also removed from paths outside the base path, because
+/// operations are served there, and because a misplaced token must not be disclosed.
 fn take_from_path(path: &str, base_path: &str, presented: &mut PresentedTokens) -> String {
     let inner = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/'));
     let (base, mut rest) = inner.map_or(("", path), |rest| (base_path, rest));
@@ -100,6 +108,7 @@ fn split_token(path: &str) -> Option<(&str, &str)> {
     rest.split_at_checked(end).filter(|(token, _)| !token.is_empty())
 }
 
+/// Returns the query without its tokens.
 fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
     let mut remaining_pairs = Vec::new();
     for pair in query.split('&') {
@@ -115,7 +124,7 @@ fn take_from_query(query: &str, presented: &mut PresentedTokens) -> String {
     remaining_pairs.join("&")
 }
 
-/// Removes all `Authorization` headers and their bearer tokens. Other schemes are for a proxy.
+/// Removes all `Authorization` headers, and takes their bearer tokens. Credentials of other schemes are for a proxy.
 fn take_from_headers(headers: &mut HeaderMap, presented: &mut PresentedTokens) {
     if !headers.contains_key(AUTHORIZATION) {
         return;

@@ -1,5 +1,5 @@
 //! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts
-//! are live, requests get the last one again instead of a new one. The more are live, the longer the last one is
+//! are live, requests get the last text again instead of a new one. The more texts are live, the longer the last one is
 //! reused.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -27,7 +27,7 @@ pub(crate) struct ExpositionCache {
 impl ExpositionCache {
     /// Returns the text of `render` at `now`, or the last text if many are live.
     pub(crate) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
-        // Counted before the text is rendered: rendering holds no lock, so several threads may render at once.
+        // The text is counted before it is rendered, because several threads may render at once.
         let live_guard = Arc::clone(&self.live_texts);
         let excess = Arc::strong_count(&self.live_texts).saturating_sub(1 + REUSE_THRESHOLD);
         {
@@ -56,8 +56,11 @@ mod tests {
     /// Simulates an hour of ten scrapes a second whose texts are kept for `hold_seconds` seconds each. Returns the
     /// largest number of live texts, and the age in seconds of the oldest text that was returned.
     fn simulate_an_hour(hold_seconds: usize) -> (usize, u64) {
-        let (exposition, started) = (ExpositionCache::default(), Instant::now());
-        let (mut held_texts, mut max_live, mut max_age) = (std::collections::VecDeque::new(), 0, 0);
+        let exposition = ExpositionCache::default();
+        let started = Instant::now();
+        let mut held_texts = std::collections::VecDeque::new();
+        let mut max_live = 0;
+        let mut max_age = 0;
         for tenth in 0..36_000 {
             let text = exposition.get_or_render(started + Duration::from_millis(100 * tenth), || tenth.to_string());
             let rendered_at: u64 = std::str::from_utf8(&text).unwrap().parse().unwrap();

@@ -13,8 +13,8 @@ use crate::http::credentials::PresentedTokens;
 use crate::http::options::HttpOptions;
 use crate::http::route;
 
-/// Returns the address that identifies a client: an IPv4 address itself, or the /64 network of an IPv6 address, because
-/// one machine has all addresses of a /64.
+/// Returns the address that identifies a client: an IPv4 address itself, or the /64 network of an IPv6 address. One
+/// machine usually has all addresses of a /64.
 pub fn network_of(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => IpAddr::V6(Ipv6Addr::from_bits(address.to_bits() >> 64 << 64)),
@@ -22,17 +22,17 @@ pub fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns true if forwarding headers of this peer are trusted. The peer of a Unix socket has no address: it is a proxy
-/// on this machine that was given access to the socket.
+/// Returns true if the forwarding headers of this peer are trusted. `None` is the peer of a Unix socket, which has no
+/// address. It is trusted because it is a proxy on this machine that was given access to the socket.
 pub(crate) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
     peer.is_none_or(|peer| trusted.iter().any(|network| network.contains(&peer)))
 }
 
 /// Returns `scheme://host/prefix` under which the client reaches this server, without a trailing slash.
 ///
-/// `Forwarded` takes precedence over `X-Forwarded-*`; both are read only from trusted peers. Of `Forwarded`, the
-/// element that describes the client is used ([`client_address`]). `X-Forwarded-*` do not say whom a value describes,
-/// and the first value is used: a proxy must replace what clients send.
+/// `Forwarded` takes precedence over `X-Forwarded-*`. Both are read only from trusted peers. Of `Forwarded`, the
+/// element that describes the client is used ([`client_address`]). Of `X-Forwarded-*`, the first value is used, because
+/// these headers do not say whom a value describes. Proxies must therefore replace the values that clients send.
 pub(crate) fn public_base_url(
     parts: &Parts,
     peer: Option<IpAddr>,
@@ -72,7 +72,7 @@ pub(crate) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted:
         .map(|element| address_of(element).and_then(parse_address));
     let from_x_forwarded_for = client_element(headers, "x-forwarded-for", trusted, Some).map(parse_address);
     match (from_forwarded, from_x_forwarded_for) {
-        // A proxy that maintains only one of the headers forwards the other as the client sent it, so both must agree.
+        // A proxy that sets only one of the headers forwards the other one as the client sent it, so both must agree.
         (Some(from_forwarded), Some(from_x_forwarded_for)) => {
             from_forwarded.filter(|address| from_x_forwarded_for == Some(*address))
         }

@@ -1,5 +1,7 @@
-//! HTTP layer: syntax, statuses and headers. One function handles every request. The table of endpoints is
-//! [`route::endpoints`].
+//! HTTP layer: syntax, statuses and headers. [`route::endpoints`] lists the endpoints.
+//!
+//! A request passes [`observe`], then `handle_request`, `authorize_and_admit` and `dispatch` of this file, and the
+//! handler of its route.
 
 mod admission;
 mod app;
@@ -24,15 +26,15 @@ mod routes;
 mod slice_request;
 mod viewer_files;
 
-use std::net::IpAddr;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::extract::{ConnectInfo, Request, State};
+use axum::extract::{Request, State};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue, Response, StatusCode};
+use axum::http::{HeaderValue, Response, StatusCode};
 use futures_util::FutureExt;
 use futures_util::future::{self, BoxFuture};
 use tokio_util::task::AbortOnDropHandle;
@@ -45,6 +47,7 @@ use credentials::PresentedTokens;
 pub use forwarded::network_of;
 use mount::CallerView;
 pub use mount::Mount;
+use observe::request_id;
 pub use options::HttpOptions;
 use problem::Problem;
 use request::RequestContext;
@@ -73,24 +76,19 @@ async fn offload_or_handle(State(app): State<Arc<App>>, request: Request) -> Res
         let handling = handle_request(app, request, target);
         return match trace {
             None => handling.await,
+            // Boxed, because few requests are traced and the others would have to reserve memory for the scope.
             traced => Box::pin(trace::in_scope(traced, handling)).await,
         };
     };
     let path = redact::redacted_excerpt(request.uri().path());
     let id = request_id(request.headers()).to_owned();
-    // Aborted when the client disconnects.
-    AbortOnDropHandle::new(runtime.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request, target))))
-        .await
-        .unwrap_or_else(|error| {
-            let problem = Problem::internal(error);
-            problem.log(&id, &path);
-            problem.into_response(&path, &id)
-        })
-}
-
-/// Returns the id that [`observe`] gave a request.
-fn request_id(headers: &HeaderMap) -> &str {
-    headers.get(observe::REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default()
+    let task = runtime.spawn(trace::in_scope(trace, handle_request(Arc::clone(&app), request, target)));
+    // Dropping the handle aborts the task when the client disconnects.
+    AbortOnDropHandle::new(task).await.unwrap_or_else(|error| {
+        let problem = Problem::internal(error);
+        problem.log(&id, &path);
+        problem.into_response(&path, &id)
+    })
 }
 
 /// Handles one request: limits its time, and turns problems and panics into responses.
@@ -100,33 +98,24 @@ async fn handle_request(
     target: Result<Option<RequestTarget>, Problem>,
 ) -> Response<Body> {
     let (parts, body) = request.into_parts();
-    let (id, path) = (request_id(&parts.headers), parts.uri.path());
-    let presented = parts.extensions.get::<PresentedTokens>().cloned().unwrap_or_default();
     let target = request::check_method_and_host(&parts).and_then(|()| target?.ok_or_else(Problem::not_found));
     let endpoint = target.as_ref().ok().map(|target| target.endpoint);
-    let is_key = target.as_ref().map_or(!path.ends_with('/'), RequestTarget::addresses_key);
+    let is_key = target.as_ref().map_or(!parts.uri.path().ends_with('/'), RequestTarget::addresses_key);
     let mut caller_view = None;
-    let answering = async { answer_request(&app, &parts, &presented, &target?, &mut caller_view).await };
-    let timeout = app.options.request_timeout;
-    let outcome = match tokio::time::timeout(timeout, AssertUnwindSafe(answering).catch_unwind()).await {
-        Ok(Ok(outcome)) => outcome,
-        Ok(Err(panic)) => Err(Problem::internal(panic_message(&*panic).unwrap_or("panic without a message"))),
-        Err(_elapsed) => Err(Problem::with_cause(
-            problem::TIMEOUT,
-            "the response took too long; request less at once",
-            format!("no response within {timeout:?}"),
-        )),
-    };
+    let handling = async { authorize_and_admit(&app, &parts, &target?, &mut caller_view).await };
+    let outcome = catch_timeout_and_panic(app.options.request_timeout, handling).await;
     let is_delayed =
         outcome.as_ref().is_err_and(Problem::is_overload) && endpoint.is_some_and(Endpoint::needs_admission);
     let mut response = outcome.unwrap_or_else(|problem| {
+        let id = request_id(&parts.headers);
+        let path = parts.uri.path();
         problem.log(id, path);
         if is_key { problem.into_key_response(&parts.headers, path, id) } else { problem.into_response(path, id) }
     });
     if let Some(view) = &caller_view {
         view.restrict_caching(response.headers_mut());
     }
-    if presented.url_token().is_some() {
+    if PresentedTokens::of(&parts).url_token().is_some() {
         mount::make_cache_private(response.headers_mut());
     }
     if let Some(endpoint) = endpoint {
@@ -135,37 +124,42 @@ async fn handle_request(
     }
     if is_delayed {
         // The head, body and tokens may be large, and many rejected requests may wait here.
-        drop((parts, body, presented, caller_view));
+        drop((parts, body, caller_view));
         in_flight::delay_rejection(&app.process.pending_rejections, app.process.rejection_epoch).await;
     }
     response
 }
 
-/// Authorizes a request, waits for its admission and dispatches it. Sets `caller_view`, which the response's headers
-/// depend on even if this fails.
-async fn answer_request(
+/// Runs `handling`. Returns a problem if it takes longer than `timeout` or panics.
+fn catch_timeout_and_panic(
+    timeout: Duration,
+    handling: impl Future<Output = HandlerResult>,
+) -> impl Future<Output = HandlerResult> {
+    tokio::time::timeout(timeout, AssertUnwindSafe(handling).catch_unwind()).map(move |outcome| match outcome {
+        Ok(Ok(outcome)) => outcome,
+        Ok(Err(panic)) => Err(Problem::internal(panic_message(&*panic).unwrap_or("panic without a message"))),
+        Err(_elapsed) => Err(Problem::with_cause(
+            problem::TIMEOUT,
+            "the response took too long; request less at once",
+            format!("no response within {timeout:?}"),
+        )),
+    })
+}
+
+/// Authorizes a request, waits for its admission and dispatches it. Sets `caller_view`, on which the response's headers
+/// depend even if the request fails.
+async fn authorize_and_admit(
     app: &App,
     parts: &Parts,
-    presented: &PresentedTokens,
     target: &RequestTarget,
     caller_view: &mut Option<Arc<CallerView>>,
 ) -> HandlerResult {
-    let mut context = RequestContext {
-        app,
-        parts,
-        id: request_id(&parts.headers),
-        peer: parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip),
-        freshness: app.resources.request_freshness(),
-        target,
-        presented,
-        caller_view: None,
-        visible_mount: None,
-    };
+    let mut context = RequestContext::new(app, parts, target);
     if let Some(control) = &app.options.access_control {
         // Boxed, because this future is moved at every request and most servers have no access control.
         *caller_view = Box::pin(authorization::authorize(&context, control)).await?;
-        if presented.path_ends_in_token
-            && let Some(token) = presented.url_token()
+        if context.presented.path_ends_in_token
+            && let Some(token) = context.presented.url_token()
         {
             // Relative links of the root need the trailing slash.
             let location = HeaderValue::from_str(&format!("{}/", route::encode_segment(token))).ok();
@@ -176,7 +170,7 @@ async fn answer_request(
     let client = clients.identify(&app.options, &parts.headers, context.peer, caller_view.as_deref());
     let permit =
         if target.endpoint.needs_admission() { Some(clients.admit(&app.options, client).await?) } else { None };
-    // The wait for admission does not count.
+    // The allowed age of cached data counts from the admission of the request, not from its arrival.
     context.freshness = app.resources.request_freshness();
     context.caller_view = caller_view.as_deref();
     context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
@@ -186,8 +180,8 @@ async fn answer_request(
     Ok(client_limits::hold_until_sent(permit, response))
 }
 
-/// Runs the route's handler and compresses the document that it may make. The handler gives up if the storage of its
-/// container does not respond and too many requests wait for it.
+/// Runs the route's handler, and compresses its response if that is a document. The handler is given up if the storage
+/// of its container does not respond and too many requests wait for that storage.
 async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
     let work = call_route(context);
     let mount_name = context.target.container_path().and_then(<[String]>::first);
@@ -201,7 +195,8 @@ async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
     if response.extensions().get::<Compressible>().is_none() {
         return Ok(response);
     }
-    // Not by the handler, whose values would stay in memory although their permit has shrunk to the document.
+    // The handler does not compress the document itself: its values would stay in memory meanwhile, although its permit
+    // has shrunk to the size of the document.
     Box::pin(compress::compress_document(context, response)).await
 }
 

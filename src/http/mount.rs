@@ -1,5 +1,5 @@
-//! A container as it is served: its name, what caches are told about its objects, and the part of it that the caller of
-//! a request may see.
+//! A container as it is served: its name, the `Cache-Control` of its objects, and the part of it that the caller of a
+//! request may see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -38,7 +38,8 @@ impl Mount {
         Entity { has_ranges: true, ..Entity::new(media_type, self.found_cache_control.clone()) }
     }
 
-    /// Converts an error about this container. If an object does not exist, caches learn how long that is true.
+    /// Converts an error about this container to a problem. The problem of a missing object tells caches how long they
+    /// may store it.
     pub(crate) fn problem(&self, error: impl Into<Problem>) -> Problem {
         error.into().with_cache_control_if_missing(self.missing_cache_control.clone())
     }
@@ -105,8 +106,7 @@ impl Visibility for CallerView {
     }
 }
 
-/// Makes `Cache-Control` private: no shared cache may store the response, and the client's own may for the same time as
-/// before.
+/// Makes `Cache-Control` private, so that only the client's own cache may store the response.
 pub(crate) fn make_cache_private(headers: &mut HeaderMap) {
     let policy = headers.get(CACHE_CONTROL).and_then(|policy| policy.to_str().ok()).unwrap_or("no-cache");
     if policy.split(',').any(|directive| directive.trim() == "no-store") {
@@ -119,7 +119,8 @@ pub(crate) fn make_cache_private(headers: &mut HeaderMap) {
         .insert(CACHE_CONTROL, HeaderValue::from_str(&text).unwrap_or(HeaderValue::from_static("private, no-store")));
 }
 
-/// Returns true if everyone may read the whole mount. Then its keys are not checked, and the fast path may answer.
+/// Returns true if everyone may read the whole mount. The keys of such a mount are not checked, and the fast path may
+/// answer requests for them.
 pub(crate) fn is_public_mount(control: Option<&AccessControl>, mount: &str) -> bool {
     control.is_none_or(|control| control.policy().decide_below(mount, None) == Decision::Public)
 }

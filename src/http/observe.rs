@@ -11,7 +11,7 @@ use std::time::Instant;
 use axum::body::Body;
 use axum::extract::{ConnectInfo, Request, State};
 use axum::http::header::{CONNECTION, CONTENT_LENGTH, HeaderName, TRANSFER_ENCODING};
-use axum::http::{HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
+use axum::http::{Extensions, HeaderMap, HeaderValue, Method, Response, StatusCode, Version};
 use axum::middleware::Next;
 use bytes::Bytes;
 use futures_util::stream;
@@ -29,7 +29,7 @@ use crate::telemetry::trace::{self, Trace, TracedResponse};
 /// Header that carries the caller's trace context (W3C Trace Context).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Header with the id of a request, given by the client or generated here. Handlers read it from the request.
+/// Header with the id of a request. [`observe`] sets the header in the request, where handlers find it.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Status that metrics and logs record if the client disconnects before it gets a response, as in nginx.
@@ -37,24 +37,18 @@ const CLIENT_CLOSED_REQUEST: u16 = 499;
 
 /// Gives a request its id. Logs and counts the request once, when its response has been sent completely or abandoned.
 pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, next: Next) -> Response<Body> {
-    let id = request_id(&app, request.headers());
+    let id = choose_id(&app, request.headers());
     request.headers_mut().insert(REQUEST_ID, id.clone());
     if app.options.access_control.is_some() {
         let presented = credentials::extract_tokens(&mut request, &app.options.base_path);
         request.extensions_mut().insert(presented);
     }
-    let peer = request.extensions().get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip);
-    let uri = request.uri();
-    let (method, id_text) = (request.method().clone(), id.to_str().unwrap_or_default());
-    let mut record = RequestRecord::start(&app, Instant::now(), method, uri.path(), uri.query(), peer, id_text);
-    let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
-    let is_trusted = || forwarded::is_trusted_proxy(peer, &app.options.trusted_proxies);
-    record.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
+    let mut record = start_record(&app, &request);
     if let Some(trace) = &record.trace {
-        let trace = Arc::clone(trace);
-        request.extensions_mut().insert(trace);
+        request.extensions_mut().insert(Arc::clone(trace));
     }
-    let (must_close, version) = (must_close_connection(&request), request.version());
+    let must_close = must_close_connection(&request);
+    let version = request.version();
     let mut response = next.run(request).await;
     if must_close {
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
@@ -71,24 +65,59 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
         response.headers_mut().insert("allow", HeaderValue::from_static("GET, HEAD, OPTIONS"));
     }
     record.status = response.status();
-    let length = response.headers().get(CONTENT_LENGTH).and_then(|length| length.to_str().ok()?.parse().ok());
-    let has_length = response.headers().contains_key(CONTENT_LENGTH);
     add_common_headers(response.headers_mut(), record.status, &app.options);
     response.headers_mut().insert(REQUEST_ID, id);
+    record_body(record, response)
+}
+
+/// Starts the record of a request, and its trace if the request is traced.
+fn start_record(app: &Arc<App>, request: &Request) -> RequestRecord {
+    let uri = request.uri();
+    let peer = peer_address(request.extensions());
+    let log_fields = AccessLogFields::new(request_id(request.headers()), peer, uri.path(), uri.query());
+    let mut record = RequestRecord::start(app, Instant::now(), request.method().clone(), log_fields);
+    let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
+    let is_trusted = || forwarded::is_trusted_proxy(peer, &app.options.trusted_proxies);
+    record.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
+    record
+}
+
+/// Returns the response with a body that records how much of it has been sent; for HEAD, without the body.
+fn record_body(mut record: RequestRecord, response: Response<Body>) -> Response<Body> {
     let (parts, body) = response.into_parts();
-    let body = match (record.method == Method::HEAD, has_length) {
+    let is_head = record.method == Method::HEAD;
+    let body = match (is_head, parts.headers.contains_key(CONTENT_LENGTH)) {
         (false, _) => body,
         (true, true) => Body::empty(),
         // An empty body of known size would be announced as `Content-Length: 0`, which is not the length of GET's body.
         (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
     };
-    let is_empty = http_body::Body::is_end_stream(&body) || record.method == Method::HEAD;
-    record.stage = if is_empty { SendStage::Done } else { SendStage::Sending(length) };
+    record.stage = if is_head || http_body::Body::is_end_stream(&body) {
+        SendStage::Done
+    } else {
+        let length = parts.headers.get(CONTENT_LENGTH);
+        SendStage::Sending(length.and_then(|length| length.to_str().ok()?.parse().ok()))
+    };
     Response::from_parts(parts, Body::new(RecordedBody { body, record }))
 }
 
-/// Returns the id of a request: the client's if it gives a safe one, otherwise a new one.
-fn request_id(app: &App, headers: &HeaderMap) -> HeaderValue {
+/// Returns the IP address of the peer of the connection on which a request arrived.
+pub(crate) fn peer_address(extensions: &Extensions) -> Option<IpAddr> {
+    extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip)
+}
+
+/// Returns true if a request arrived over a connection. `inspect` and tests call the router without one.
+pub(crate) fn has_connection(extensions: &Extensions) -> bool {
+    extensions.get::<ConnectInfo<Option<IpAddr>>>().is_some()
+}
+
+/// Returns the id that [`observe`] gave a request.
+pub(crate) fn request_id(headers: &HeaderMap) -> &str {
+    headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default()
+}
+
+/// Returns the id for a request: the client's if it gives a safe one, otherwise a new one.
+fn choose_id(app: &App, headers: &HeaderMap) -> HeaderValue {
     let client_id = headers.get(REQUEST_ID).filter(|id| id.to_str().is_ok_and(is_request_id)).cloned();
     client_id.unwrap_or_else(|| {
         let id = format!("{:016x}", app.process.new_request_id());
@@ -101,9 +130,9 @@ pub(crate) fn is_request_id(id: &str) -> bool {
     (1..=128).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(&b))
 }
 
-/// Returns true if the connection must be closed after the response: an HTTP/1 request has a body, which is not read.
-/// The client may still be sending that body or waiting for `100 Continue`, and the body must not be taken for the next
-/// request.
+/// Returns true if the connection must be closed after the response, because an HTTP/1 request has a body. The server
+/// does not read the body, and must not take it for the next request. The client may still be sending it, or waiting
+/// for `100 Continue`.
 fn must_close_connection(request: &Request) -> bool {
     let headers = request.headers();
     let is_empty = headers.get_all(CONTENT_LENGTH).iter().all(|length| length.as_bytes().iter().all(|b| *b == b'0'));
@@ -143,38 +172,41 @@ pub(crate) struct RequestRecord {
 pub(crate) enum SendStage {
     /// The response is being prepared.
     Preparing,
-    /// Part of the body has not been sent yet; holds the body's length if it is known.
+    /// Part of the body has not been sent yet. The value is the body's length, if it is known.
     Sending(Option<u64>),
     /// The response has been sent completely, as far as this process can tell.
     Done,
 }
 
 /// Fields that only the log line needs.
-struct AccessLogFields {
+pub(crate) struct AccessLogFields {
     path: String,
     query: Option<String>,
     peer: Option<IpAddr>,
     id: String,
 }
 
+impl AccessLogFields {
+    /// Copies the fields of a request, with tokens redacted; `None` if no log line will be written.
+    pub(crate) fn new(id: &str, peer: Option<IpAddr>, path: &str, query: Option<&str>) -> Option<Box<Self>> {
+        tracing::enabled!(tracing::Level::INFO).then(|| {
+            let query = query.map(|query| redacted_excerpt(&redact_query(query)));
+            Box::new(Self { path: redacted_excerpt(path), query, peer, id: id.to_owned() })
+        })
+    }
+}
+
 impl RequestRecord {
+    /// Starts the record of a request that arrived at `started`.
     pub(crate) fn start(
         app: &Arc<App>,
         started: Instant,
         method: Method,
-        path: &str,
-        query: Option<&str>,
-        peer: Option<IpAddr>,
-        id: &str,
+        log_fields: Option<Box<AccessLogFields>>,
     ) -> Self {
         app.process.requests_in_flight.fetch_add(1, Ordering::Relaxed);
-        let log_fields = tracing::enabled!(tracing::Level::INFO).then(|| {
-            let query = query.map(|query| redacted_excerpt(&redact_query(query)));
-            Box::new(AccessLogFields { path: redacted_excerpt(path), query, peer, id: id.to_owned() })
-        });
-        let app = Arc::clone(app);
         Self {
-            app,
+            app: Arc::clone(app),
             started,
             method,
             log_fields,

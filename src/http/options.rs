@@ -37,7 +37,7 @@ pub struct HttpOptions {
     pub frame_ancestors: Vec<String>,
     /// Limits of each client's requests and bytes. `conn/` limits its connections.
     pub client_limits: ClientsConfig,
-    /// Longest wait for another request of the client to end, and for admission.
+    /// Maximum wait for one of the client's request permits, and for an in-flight slot.
     pub budget_wait: Duration,
     /// True if this server terminates TLS.
     pub is_https: bool,
@@ -45,7 +45,7 @@ pub struct HttpOptions {
     pub hsts: Option<Duration>,
     /// Viewer served at `/viewer/`, if there is one.
     pub viewer: Option<Viewer>,
-    /// Runtime on which documents are made, which can take a quarter of a second. Without it, they are made on the
-    /// runtime that received the request.
+    /// Runtime on which documents are made, which can take a quarter of a second. Without this runtime, documents are
+    /// made on the one that received the request.
     pub document_runtime: Option<Handle>,
 }

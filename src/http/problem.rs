@@ -17,7 +17,7 @@ use n5_format::{BlockError, CodecError, ConvertError};
 
 const MEDIA_TYPE: &str = "application/problem+json";
 
-/// URI of the problem types' documentation, to which the name of a type is appended.
+/// Beginning of the `type` URI of every problem, which the name of the problem type completes.
 const TYPE_BASE_URI: &str = "https://github.com/n5-server/n5-server/blob/main/docs/PROBLEMS.md#";
 
 /// A problem type: the end of its `type` URI, its title and its status.
@@ -80,15 +80,20 @@ struct ProblemInner {
     detail: String,
     members: Map<String, Value>,
     headers: HeaderMap,
-    /// Text for the log in place of the detail, which never reveals internals.
+    /// Text for the log. The detail is for the client, and reveals no internals.
     cause: Option<String>,
 }
 
 impl Problem {
     /// Creates a problem of type `problem_type`. `detail` says what was requested, what is allowed, and what to do.
     pub fn new(problem_type: ProblemType, detail: impl Into<String>) -> Self {
-        let (members, headers) = (Map::new(), HeaderMap::new());
-        Self(Box::new(ProblemInner { problem_type, detail: detail.into(), members, headers, cause: None }))
+        Self(Box::new(ProblemInner {
+            problem_type,
+            detail: detail.into(),
+            members: Map::new(),
+            headers: HeaderMap::new(),
+            cause: None,
+        }))
     }
 
     /// Adds an extension member.
@@ -192,7 +197,8 @@ impl Problem {
     /// Logs the problem once if the server or the data is at fault.
     pub(crate) fn log(&self, id: &str, path: &str) {
         static LOG_THROTTLES: [LogThrottle; 5] = [const { LogThrottle::new() }; 5];
-        let (status, path) = (self.0.problem_type.status.as_u16(), redacted_excerpt(path));
+        let status = self.0.problem_type.status.as_u16();
+        let path = redacted_excerpt(path);
         // A single storage fault, damaged block or moment of overload makes thousands of requests fail.
         let throttle_index = [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE, CORRUPT_BLOCK]
             .iter()
@@ -230,7 +236,8 @@ impl Problem {
     /// id.
     pub fn into_response(self, instance: &str, request_id: &str) -> Response<Body> {
         let mut document = Map::new();
-        let (detail, is_server_fault) = (&self.0.detail, self.0.cause.is_some());
+        let is_server_fault = self.0.cause.is_some();
+        let detail = &self.0.detail;
         let detail = if is_server_fault { format!("{detail}; request {request_id}") } else { detail.clone() };
         document.insert("type".into(), format!("{TYPE_BASE_URI}{}", self.0.problem_type.name).into());
         document.insert("title".into(), self.0.problem_type.title.into());
@@ -246,8 +253,8 @@ impl Problem {
         response
     }
 
-    /// Builds the response to a request for a key. A missing key gets a body only if `Accept` in `headers` asks for
-    /// one.
+    /// Builds the response to a request for a key. The 404 of a missing key has a body only if `Accept` in `headers`
+    /// names problem documents.
     pub(crate) fn into_key_response(self, headers: &HeaderMap, instance: &str, request_id: &str) -> Response<Body> {
         if !self.is_missing() {
             return self.into_response(instance, request_id);
@@ -262,13 +269,13 @@ impl Problem {
 
     /// Builds a response without a body.
     ///
-    /// Clients request thousands of missing keys and never read a body. If there was one, the JDK would not reuse the
-    /// connection before its garbage collector has run.
+    /// Clients request thousands of missing keys and never read the body of a 404. With a body, the JDK would not reuse
+    /// the connection until its garbage collector has run.
     pub(crate) fn into_bodyless_response(self) -> Response<Body> {
         self.with_body(String::new())
     }
 
-    /// Returns true if an `Accept` header names problem documents. A missing key then gets one, too.
+    /// Returns true if an `Accept` header names problem documents. The 404 of a missing key then has one.
     pub(crate) fn is_named_in_accept(accept: &[u8]) -> bool {
         accept.windows(MEDIA_TYPE.len()).any(|part| part.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes()))
     }

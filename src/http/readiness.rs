@@ -27,11 +27,11 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 /// Probe of one container's storage.
 #[derive(Default)]
 pub(crate) struct StorageProbe {
-    /// The health that the last probe found, and when.
+    /// Time and result of the last probe.
     last_result: watch::Sender<Option<(Instant, StorageHealth)>>,
-    /// True while a probe runs. Another one is not started meanwhile, because threads would pile up at the storage.
+    /// True while a probe runs. No second probe is started meanwhile: if the storage hangs, threads would pile up.
     is_in_flight: AtomicBool,
-    /// Reason of the state that was logged last.
+    /// Reason of the health that was logged last.
     last_logged: Mutex<Option<&'static str>>,
 }
 
@@ -39,7 +39,7 @@ pub(crate) struct StorageProbe {
 #[derive(Clone)]
 enum StorageHealth {
     Readable,
-    /// The reason, for the log.
+    /// The directory cannot be read; with the reason for the log.
     Unreadable(Arc<str>),
     Unresponsive,
 }
@@ -85,7 +85,7 @@ pub(crate) async fn check(
     let control = options.access_control.as_deref();
     let mut checks = Vec::new();
     for (index, ((mount, probe), state)) in mounts.iter().zip(probes).zip(&states).enumerate() {
-        // Every client may request readiness, but not every client may know the names of restricted containers.
+        // Every client may request readiness, but the names of restricted containers are not for every client.
         let name = if mount::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
         probe.log_change(&mount.name, state);
         checks.push(check_json("container", name, state.reason()));
@@ -113,7 +113,7 @@ fn is_fresh((probed_at, _): &(Instant, StorageHealth)) -> bool {
 
 impl StorageProbe {
     async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
-        // The probe may succeed from cached data about the directory although its files can no longer be read.
+        // A probe may succeed by the kernel's cached data about the directory, although files can no longer be read.
         let is_stalled = container.store_pressure().is_stalled;
         let cached = self.last_result.borrow().clone().filter(is_fresh);
         let result = if cached.is_some() { cached } else { self.probe_or_join(container).await };
@@ -127,8 +127,9 @@ impl StorageProbe {
     async fn probe_or_join(self: &Arc<Self>, container: &Container) -> Option<(Instant, StorageHealth)> {
         let mut results = self.last_result.subscribe();
         if !self.is_in_flight.swap(true, Ordering::AcqRel) {
-            let (probe, container) = (Arc::clone(self), container.clone());
-            // Continues even if no request waits any more: the next request finds the result.
+            let probe = Arc::clone(self);
+            let container = container.clone();
+            // The task continues even if no request waits for it any more, so that the next request finds the result.
             tokio::spawn(async move {
                 let state = container.probe().await.into();
                 probe.last_result.send_replace(Some((Instant::now(), state)));

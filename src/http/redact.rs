@@ -1,4 +1,4 @@
-//! Text of clients as problems and log lines repeat it: shortened, and without anything that looks like a token.
+//! Text from clients, prepared for problems and log lines: shortened, and without anything that looks like a token.
 
 use percent_encoding::percent_decode_str;
 
@@ -14,7 +14,7 @@ const MIN_SECRET_BYTES: usize = 32;
 /// Maximum number of characters of a client's text that responses and log lines repeat.
 const MAX_EXCERPT_CHARS: usize = 200;
 
-/// Maximum number of characters of a client's text that a problem about it repeats.
+/// Maximum number of characters of a parameter's value or name that a problem about the parameter repeats.
 const MAX_QUOTED_CHARS: usize = 40;
 
 /// Redacts everything in a text that looks like one of the server's tokens or a JWT.
@@ -48,8 +48,8 @@ pub(crate) fn may_contain_secret(path: &str) -> bool {
     SECRET_PREFIXES.iter().any(|prefix| path.contains(prefix))
 }
 
-/// Returns the beginning of a text from a client, with everything that looks like a token redacted. This applies to
-/// public containers, too: the token may be for another server, or for this one before its configuration changed.
+/// Returns the beginning of a text from a client, with everything that looks like a token redacted. Paths of public
+/// containers may contain one, too: a token for another server, or for this one before its configuration changed.
 pub(crate) fn redacted_excerpt(text: &str) -> String {
     let redacted = may_contain_secret(text).then(|| redact(text));
     let text = redacted.as_deref().unwrap_or(text);

@@ -3,7 +3,6 @@
 use std::net::IpAddr;
 
 use axum::body::Body;
-use axum::extract::ConnectInfo;
 use axum::http::header::{CONTENT_LENGTH, HOST, HeaderName};
 use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Version};
@@ -13,6 +12,7 @@ use crate::cache::Freshness;
 use crate::http::app::App;
 use crate::http::credentials::PresentedTokens;
 use crate::http::mount::{CallerView, Mount};
+use crate::http::observe;
 use crate::http::problem::{self, Problem};
 use crate::http::respond;
 use crate::http::route::{self, RequestTarget};
@@ -34,8 +34,23 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) visible_mount: Option<Mount>,
 }
 
-impl RequestContext<'_> {
-    /// As [`App::locate`], with the mount restricted to what the caller sees.
+impl<'a> RequestContext<'a> {
+    /// Creates the context of a request before its caller is known.
+    pub(crate) fn new(app: &'a App, parts: &'a Parts, target: &'a RequestTarget) -> Self {
+        Self {
+            app,
+            parts,
+            id: observe::request_id(&parts.headers),
+            peer: observe::peer_address(&parts.extensions),
+            freshness: app.resources.request_freshness(),
+            target,
+            presented: PresentedTokens::of(parts),
+            caller_view: None,
+            visible_mount: None,
+        }
+    }
+
+    /// Returns what [`App::locate`] returns, with the mount restricted to what the caller sees.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
         let Some((_, mount, key)) = self.app.locate(segments)? else { return Ok(None) };
         Ok(Some((self.visible_mount.as_ref().filter(|visible| visible.name == mount.name).unwrap_or(mount), key)))
@@ -50,9 +65,9 @@ impl RequestContext<'_> {
     /// Returns a 301 to the same path with a slash. It is relative, so that it is valid behind any prefix.
     pub(crate) fn redirect_to_slash(&self) -> Response<Body> {
         let last_segment = self.parts.uri.path().rsplit('/').next().unwrap_or_default();
-        // Decoded and encoded again, because a colon would make the relative reference an absolute one.
+        // The segment is encoded anew, because a colon would make the relative reference an absolute one.
         let name = percent_decode_str(last_segment).decode_utf8_lossy();
-        // The query has the token that was removed from it.
+        // The token was removed from the query when the request arrived.
         let token =
             self.presented.query_token.as_deref().map(|token| format!("token={}", route::encode_segment(token)));
         let query: Vec<String> = self.parts.uri.query().map(str::to_owned).into_iter().chain(token).collect();
@@ -64,16 +79,15 @@ impl RequestContext<'_> {
     }
 }
 
-/// Rejects methods other than GET and HEAD, and an invalid or repeated `Host`. An HTTP/1.1 request that arrived over a
-/// connection must have a `Host` (RFC 9112, section 3.2). Otherwise programs on the way could disagree about the host
-/// that the request is for.
+/// Rejects methods other than GET and HEAD, and an invalid, repeated or missing `Host`. With such a `Host`, a proxy and
+/// this server could disagree about the host that the request is for (RFC 9112, section 3.2). Only an HTTP/1.1 request
+/// that arrived over a connection must have the header.
 pub(crate) fn check_method_and_host(parts: &Parts) -> Result<(), Problem> {
     if !matches!(parts.method, Method::GET | Method::HEAD) {
         return Err(Problem::method_not_allowed());
     }
     let mut hosts = parts.headers.get_all(HOST).iter();
-    let is_required =
-        parts.version == Version::HTTP_11 && parts.extensions.get::<ConnectInfo<Option<IpAddr>>>().is_some();
+    let is_required = parts.version == Version::HTTP_11 && observe::has_connection(&parts.extensions);
     let is_valid = match (hosts.next(), hosts.next()) {
         (None, _) => !is_required,
         (Some(host), None) => could_be_host(host),

@@ -1,5 +1,6 @@
-//! Makes the response from an entity and its body. Evaluates preconditions and ranges (RFC 9110), and with them the
-//! status, for every route but the files of Neuroglancer. [`super::problem`] makes the responses to failed requests.
+//! Makes the response from an entity and its body: evaluates preconditions and ranges (RFC 9110), and sets status and
+//! headers. All routes use this file, except for the files of Neuroglancer. [`super::problem`] makes the responses to
+//! failed requests.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,7 +27,7 @@ pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
 #[derive(Clone)]
 pub(crate) struct Compressible;
 
-/// An entity without its body: everything that the head of a response says about it.
+/// A representation without its body: everything that the head of a response says about the body.
 #[derive(Clone)]
 pub(crate) struct Entity<'a> {
     pub(crate) media_type: &'static str,
@@ -38,14 +39,14 @@ pub(crate) struct Entity<'a> {
     pub(crate) len: Option<u64>,
     /// True if clients may request ranges of bytes.
     pub(crate) has_ranges: bool,
-    /// True for a document: the response is [`Compressible`]. Blocks and attributes are sent byte for byte, with their
-    /// length.
+    /// True for a document, whose response is [`Compressible`]. Blocks and attributes are sent byte for byte, with
+    /// their length.
     pub(crate) is_compressible: bool,
-    /// Further headers, which a 304 has, too.
+    /// Further headers of the response, including a 304.
     pub(crate) extra: HeaderMap,
     /// The entity's name in the detail of a failed precondition.
     pub(crate) subject: &'static str,
-    /// Key of a stored object, which is its name.
+    /// Key of a stored object. The detail of a failed precondition then names the key instead of `subject`.
     pub(crate) key: Option<&'a Key>,
 }
 
@@ -84,12 +85,19 @@ impl Entity<'_> {
         }
     }
 
+    /// Evaluates the preconditions and the range of `request`.
     fn evaluate(&self, request: &Parts) -> ConditionalOutcome {
         if self.etag.is_none() && self.modified.is_none() {
             return ConditionalOutcome::Full;
         }
-        let len = self.len.filter(|_| self.has_ranges);
-        evaluate(&request.method, &request.headers, self.etag.as_deref(), self.modified, len)
+        let etag = self.etag.as_deref();
+        let modified = self.modified.filter(has_http_date);
+        let outcome = evaluate_preconditions(&request.headers, etag, modified);
+        if outcome != ConditionalOutcome::Full || request.method != Method::GET || !self.has_ranges {
+            return outcome;
+        }
+        let range = requested_range(&request.headers, etag, modified).zip(self.len);
+        range.and_then(|(range, len)| parse_range(range, len)).unwrap_or(outcome)
     }
 
     /// Returns the 304 if the client has this entity already, so that the body need not be made.
@@ -114,7 +122,7 @@ impl Entity<'_> {
         let etag = self.etag.as_deref().unwrap_or_default();
         let (status, range) = match (self.evaluate(request), self.len) {
             (ConditionalOutcome::NotModified, _) => return Ok((self.not_modified_response(), None)),
-            (ConditionalOutcome::Partial(from, to), _) => (StatusCode::PARTIAL_CONTENT, from..to),
+            (ConditionalOutcome::Partial(range), _) => (StatusCode::PARTIAL_CONTENT, range),
             (ConditionalOutcome::PreconditionFailed, _) => {
                 let subject = self.key.map_or_else(|| self.subject.to_owned(), |key| format!("/{key}"));
                 let detail = format!("the entity tag of {subject} is now {etag}");
@@ -201,35 +209,25 @@ pub(crate) fn insert_header(headers: &mut HeaderMap, name: HeaderName, value: &s
     }
 }
 
-/// Outcome of the preconditions and the range of a request for a representation that exists.
+/// Outcome of the preconditions and the range of a request for an entity that exists.
 #[derive(Debug, PartialEq, Eq)]
 enum ConditionalOutcome {
-    /// The whole representation: 200.
+    /// The whole body: 200.
     Full,
-    /// The bytes from the first number up to, but not including, the second: 206.
-    Partial(u64, u64),
-    /// No body, because the client has the representation already: 304.
+    /// A range of the bytes of the body: 206.
+    Partial(Range<u64>),
+    /// No body, because the client has the entity already: 304.
     NotModified,
-    /// No body, because the representation is not the one that the client expects: 412.
+    /// No body, because the entity is not the one that the client expects: 412.
     PreconditionFailed,
-    /// No body, because the range lies beyond the end of the representation: 416.
+    /// No body, because the range lies beyond the end of the entity: 416.
     Unsatisfiable,
 }
 
-/// Evaluates preconditions and range in the order of RFC 9110 §13.2.2.
+/// Evaluates preconditions in the order of RFC 9110 §13.2.2. Returns [`ConditionalOutcome::Full`] if all are met.
 ///
-/// `etag` is quoted. It is weak if it begins with `W/`; then it satisfies no `If-Match` except `*` (§13.1.1). `len` is
-/// `None` for a representation that does not support ranges. Several ranges are answered with the whole representation,
-/// as §14.2 allows.
-fn evaluate(
-    method: &Method,
-    headers: &HeaderMap,
-    etag: Option<&str>,
-    modified: Option<SystemTime>,
-    len: Option<u64>,
-) -> ConditionalOutcome {
-    let modified = modified.filter(has_http_date);
-    let etag_text = etag;
+/// `etag` is quoted. It is weak if it begins with `W/`; then it satisfies no `If-Match` except `*` (§13.1.1).
+fn evaluate_preconditions(headers: &HeaderMap, etag: Option<&str>, modified: Option<SystemTime>) -> ConditionalOutcome {
     let etag: Option<ETag> = etag.and_then(|etag| etag.parse().ok());
     if let Some(if_match) = headers.typed_get::<IfMatch>() {
         if !etag.as_ref().is_some_and(|etag| if_match.precondition_passes(etag)) {
@@ -249,30 +247,27 @@ fn evaluate(
     {
         return ConditionalOutcome::NotModified;
     }
-    let (Some(len), true) = (len, method == Method::GET) else { return ConditionalOutcome::Full };
-    let Some(range) = headers.get(RANGE).and_then(|range| range.to_str().ok()) else {
-        return ConditionalOutcome::Full;
-    };
-    if let Some(condition) = headers.get(IF_RANGE)
-        && !if_range_matches(condition, etag_text, modified)
-    {
-        return ConditionalOutcome::Full;
-    }
-    parse_range(range, len).unwrap_or(ConditionalOutcome::Full)
+    ConditionalOutcome::Full
 }
 
-/// Returns true if an `If-Range` names exactly this representation, by its strong entity tag or its exact date
-/// (§13.1.5).
+/// Returns the `Range` of a request; `None` if it has none or an `If-Range` that does not match.
+fn requested_range<'a>(headers: &'a HeaderMap, etag: Option<&str>, modified: Option<SystemTime>) -> Option<&'a str> {
+    let range = headers.get(RANGE)?.to_str().ok()?;
+    let is_current = headers.get(IF_RANGE).is_none_or(|condition| if_range_matches(condition, etag, modified));
+    is_current.then_some(range)
+}
+
+/// Returns true if an `If-Range` names exactly this entity, by its strong tag or its exact date (RFC 9110 §13.1.5).
 fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Option<SystemTime>) -> bool {
     let matches_etag = etag.is_some_and(|etag| etag.starts_with('"') && condition.as_bytes() == etag.as_bytes());
     matches_etag || modified.and_then(last_modified).is_some_and(|date| date == *condition)
 }
 
-/// Parses a `Range` of one byte range and cuts it off at the end of the representation. Returns `None` for anything
-/// else, which is ignored.
+/// Parses a `Range` of one byte range and cuts it off at the end of an entity of `len` bytes. Returns `None` for any
+/// other `Range`, which is ignored. For several ranges, the client gets the whole entity, as RFC 9110 §14.2 allows.
 ///
-/// The typed header is not used: it treats a suffix longer than the representation as unsatisfiable, but such a suffix
-/// means the whole representation (RFC 9110 §14.1.2).
+/// The crate `headers` is not used here: it treats a suffix that is longer than the entity as unsatisfiable, although
+/// such a suffix means the whole entity (RFC 9110 §14.1.2).
 fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
     let (unit, spec) = range.split_once('=')?;
     let (first, last) = spec.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
@@ -285,14 +280,15 @@ fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
         ("", suffix) => (len.saturating_sub(parse_number(suffix)?), len),
         (first, "") => (parse_number(first)?, len),
         (first, last) => {
-            let (first, last) = (parse_number(first)?, parse_number(last)?);
+            let first = parse_number(first)?;
+            let last = parse_number(last)?;
             if last < first {
                 return None;
             }
             (first, last.saturating_add(1).min(len))
         }
     };
-    Some(if from < to { ConditionalOutcome::Partial(from, to) } else { ConditionalOutcome::Unsatisfiable })
+    Some(if from < to { ConditionalOutcome::Partial(from..to) } else { ConditionalOutcome::Unsatisfiable })
 }
 
 /// Returns `Last-Modified` as an HTTP date; `None` for a time that has none.
@@ -314,20 +310,30 @@ fn has_http_date(time: &SystemTime) -> bool {
 mod tests {
     use super::*;
 
+    fn entity(etag: Option<&str>, modified: SystemTime, len: u64) -> Entity<'static> {
+        let entity = Entity::new("application/octet-stream", HeaderValue::from_static("no-cache"));
+        Entity { etag: etag.map(Arc::from), modified: Some(modified), len: Some(len), has_ranges: true, ..entity }
+    }
+
+    fn evaluate_for(entity: &Entity<'_>, headers: &[(&'static str, &str)]) -> ConditionalOutcome {
+        let mut request = axum::http::Request::new(()).into_parts().0;
+        request.headers = headers.iter().map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap())).collect();
+        entity.evaluate(&request)
+    }
+
     fn evaluate_headers(headers: &[(&'static str, &str)]) -> ConditionalOutcome {
-        let map: HeaderMap = headers.iter().map(|(k, v)| (k.parse().unwrap(), v.parse().unwrap())).collect();
         let modified = SystemTime::UNIX_EPOCH + Duration::from_millis(1_000_000_000_500);
-        evaluate(&Method::GET, &map, Some("\"a-1\""), Some(modified), Some(10))
+        evaluate_for(&entity(Some("\"a-1\""), modified, 10), headers)
     }
 
     #[test]
     fn byte_ranges_of_every_form_are_parsed() {
         assert_eq!(evaluate_headers(&[]), ConditionalOutcome::Full);
-        assert_eq!(evaluate_headers(&[("range", "bytes=0-0")]), ConditionalOutcome::Partial(0, 1));
-        assert_eq!(evaluate_headers(&[("range", "bytes=3-")]), ConditionalOutcome::Partial(3, 10));
-        assert_eq!(evaluate_headers(&[("range", "bytes=3-99")]), ConditionalOutcome::Partial(3, 10));
-        assert_eq!(evaluate_headers(&[("range", "bytes=-4")]), ConditionalOutcome::Partial(6, 10));
-        assert_eq!(evaluate_headers(&[("range", "bytes=-99")]), ConditionalOutcome::Partial(0, 10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=0-0")]), ConditionalOutcome::Partial(0..1));
+        assert_eq!(evaluate_headers(&[("range", "bytes=3-")]), ConditionalOutcome::Partial(3..10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=3-99")]), ConditionalOutcome::Partial(3..10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=-4")]), ConditionalOutcome::Partial(6..10));
+        assert_eq!(evaluate_headers(&[("range", "bytes=-99")]), ConditionalOutcome::Partial(0..10));
         assert_eq!(evaluate_headers(&[("range", "bytes=10-")]), ConditionalOutcome::Unsatisfiable);
         assert_eq!(evaluate_headers(&[("range", "bytes=-0")]), ConditionalOutcome::Unsatisfiable);
         assert_eq!(evaluate_headers(&[("range", "bytes=0-1,3-4")]), ConditionalOutcome::Full);
@@ -338,7 +344,7 @@ mod tests {
         assert_eq!(evaluate_headers(&[("range", "bytes=+1-2")]), ConditionalOutcome::Full);
         assert_eq!(
             evaluate_headers(&[("range", "Bytes=0-99999999999999999999999")]),
-            ConditionalOutcome::Partial(0, 10)
+            ConditionalOutcome::Partial(0..10)
         );
         assert_eq!(
             evaluate_headers(&[("range", "bytes=18446744073709551615-18446744073709551615")]),
@@ -351,8 +357,7 @@ mod tests {
         let date = "Sun, 06 Nov 1994 08:49:37 GMT";
         for modified in [SystemTime::UNIX_EPOCH - Duration::from_nanos(1), SystemTime::UNIX_EPOCH + YEAR_10000] {
             for name in ["if-modified-since", "if-unmodified-since", "if-range"] {
-                let map = [(name.parse().unwrap(), date.parse().unwrap())].into_iter().collect();
-                assert_eq!(evaluate(&Method::GET, &map, None, Some(modified), Some(1)), ConditionalOutcome::Full);
+                assert_eq!(evaluate_for(&entity(None, modified, 1), &[(name, date)]), ConditionalOutcome::Full);
             }
             assert_eq!(last_modified(modified), None);
         }
@@ -362,8 +367,8 @@ mod tests {
 
     #[test]
     fn an_empty_object_satisfies_no_range() {
-        let map: HeaderMap = [("range".parse().unwrap(), "bytes=0-".parse().unwrap())].into_iter().collect();
-        assert_eq!(evaluate(&Method::GET, &map, None, None, Some(0)), ConditionalOutcome::Unsatisfiable);
+        let empty = entity(None, SystemTime::UNIX_EPOCH, 0);
+        assert_eq!(evaluate_for(&empty, &[("range", "bytes=0-")]), ConditionalOutcome::Unsatisfiable);
     }
 
     #[test]
@@ -379,7 +384,7 @@ mod tests {
         assert_eq!(evaluate_headers(&[("if-match", "\"b\"")]), ConditionalOutcome::PreconditionFailed);
         assert_eq!(
             evaluate_headers(&[("if-match", "\"a-1\""), ("range", "bytes=1-1")]),
-            ConditionalOutcome::Partial(1, 2)
+            ConditionalOutcome::Partial(1..2)
         );
         assert_eq!(evaluate_headers(&[("if-match", "*")]), ConditionalOutcome::Full);
     }
@@ -403,7 +408,7 @@ mod tests {
     fn if_range_decides_between_the_range_and_the_full_representation() {
         assert_eq!(
             evaluate_headers(&[("if-range", "\"a-1\""), ("range", "bytes=0-1")]),
-            ConditionalOutcome::Partial(0, 2)
+            ConditionalOutcome::Partial(0..2)
         );
         assert_eq!(evaluate_headers(&[("if-range", "\"b\""), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
         assert_eq!(evaluate_headers(&[("if-range", "W/\"a-1\""), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
@@ -411,7 +416,7 @@ mod tests {
         assert_eq!(evaluate_headers(&[("if-range", "garbage"), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
         assert_eq!(evaluate_headers(&[("if-range", "a-1"), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
         let date = "Sun, 09 Sep 2001 01:46:40 GMT";
-        assert_eq!(evaluate_headers(&[("if-range", date), ("range", "bytes=0-1")]), ConditionalOutcome::Partial(0, 2));
+        assert_eq!(evaluate_headers(&[("if-range", date), ("range", "bytes=0-1")]), ConditionalOutcome::Partial(0..2));
         let later = "Sun, 09 Sep 2001 01:46:41 GMT";
         assert_eq!(evaluate_headers(&[("if-range", later), ("range", "bytes=0-1")]), ConditionalOutcome::Full);
     }

@@ -48,8 +48,8 @@ pub enum Operation {
     OpenApi,
 }
 
-/// The built-in endpoints. Their names and those of [`view::VIEWS`] are reserved as first segments: no container may
-/// have one of them, and a group that does is reached below `/n5/`.
+/// The built-in endpoints. Their names and those of [`view::VIEWS`] are reserved as first segments. No container may
+/// have such a name. A group of such a name is reached below `/n5/`.
 const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
     ("n5", Endpoint::Stored),
     ("slice", Endpoint::Slice),
@@ -67,7 +67,8 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
 pub(crate) const STORED: &str = "stored";
 
 impl Endpoint {
-    /// Returns true if requests wait for their admission. Operations are answered at once even under overload.
+    /// Returns true if requests wait for their admission. Operations do not: they are answered at once even under
+    /// overload.
     pub(crate) fn needs_admission(self) -> bool {
         !matches!(self, Self::Operation(_))
     }
@@ -104,9 +105,8 @@ pub struct RequestTarget {
 }
 
 impl RequestTarget {
-    /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for all
-    /// other paths, and for those that only [`Self::parse`] can decide. Unlike that function, this one allocates
-    /// nothing.
+    /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for
+    /// other paths, and for paths that only [`Self::parse`] can decode. Unlike `parse`, allocates nothing.
     pub(crate) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
         let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
         if !inner.bytes().all(Self::is_literal_path_byte) {
@@ -131,7 +131,7 @@ impl RequestTarget {
     }
 
     /// Returns true if the target is a key of a container, as stored or in a view, and not a directory or a document
-    /// about one. `/info` alone is the key at which clients look for precomputed volumes.
+    /// about one. `/info` without a path counts as a key, because clients probe it to find precomputed volumes.
     pub(crate) fn addresses_key(&self) -> bool {
         match self.endpoint {
             Endpoint::Stored | Endpoint::View(_) => !self.has_trailing_slash,
@@ -147,8 +147,8 @@ impl RequestTarget {
         self.segments.get(parameter_count..)
     }
 
-    /// Returns true if the request runs on the document runtime, whose threads may block. That is so for documents that
-    /// are generated and for files of the viewer, but not for blocks, chunks and slices.
+    /// Returns true if the request is handled on the document runtime, whose threads may block. Requests for generated
+    /// documents and for files of the viewer are; those for blocks, chunks and slices are not.
     pub(crate) fn runs_on_document_runtime(&self) -> bool {
         match self.endpoint {
             Endpoint::Stored | Endpoint::View(_) => {
@@ -184,7 +184,7 @@ impl RequestTarget {
         }
         match Key::from_segments(&segments) {
             Ok(_) => {}
-            // No file has such a long path.
+            // The path is too long for a file, so that no such key exists.
             Err(KeyError::Length) => return Err(Problem::not_found()),
             Err(error) => {
                 return Err(Problem::new(INVALID_PARAMETER, format!("{error}; see Paths in docs/API.md")));

@@ -1,8 +1,8 @@
 //! Identifies clients and limits what one client may take: concurrent requests and bytes per second. The number of
 //! requests over time is not limited, because a viewer sends thousands.
 //!
-//! A response's body holds its client's request permit until it has been sent, and is sent no faster than the client's
-//! rate allows. It also holds its in-flight slot, unless it is small and entirely in memory.
+//! The body of a response holds the client's request permit until the body has been sent, and is sent no faster than
+//! the client's rate allows. A large body, and a body that is produced while it is sent, also hold the in-flight slot.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -32,15 +32,15 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
-/// Maximum number of accounts in memory, of some 200 bytes each. Under a low byte rate a debt lasts long, and a proxy
-/// may name any number of clients.
+/// Maximum number of accounts in memory, of some 200 bytes each. Without a maximum, their number could grow without
+/// bound: under a low byte rate a debt lasts long, and a proxy may name any number of clients.
 const MAX_ACCOUNTS: usize = 50_000;
 
 /// Number of new accounts after which accounts without debt are evicted.
 const ACCOUNTS_PER_CLEANUP: usize = 1024;
 
-/// Divisor of `limits.concurrent_requests` that gives the maximum number of one client's requests that wait for its
-/// other requests.
+/// Divisor of `limits.concurrent_requests` that gives the maximum number of requests of one client that wait for one of
+/// its request permits.
 const MAX_WAITING_DIVISOR: usize = 4;
 
 /// Maximum number of bytes that are sent at once under a rate limit.
@@ -56,14 +56,23 @@ const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 pub(crate) struct ClientRegistry {
     /// Admission of requests, which limits how many are in flight.
     admission: Arc<AdmissionController>,
-    /// For each client with requests: their number, and the counter of those in flight.
-    request_counts: Mutex<HashMap<ClientId, (usize, Arc<AtomicUsize>)>>,
+    /// Requests of each client that has at least one.
+    requests: Mutex<HashMap<ClientId, ClientRequests>>,
     /// Accounts of clients that have requests or a debt from earlier ones.
     accounts: Mutex<AccountTable>,
-    /// Requests that wait for another request of the same client.
+    /// Number of requests of all clients that wait for one of their client's permits.
     waiting: AtomicUsize,
     /// Randomly seeded, so that no client can force a collision with another client's id.
     hashing: RandomState,
+}
+
+/// Requests of one client that has at least one.
+#[derive(Default)]
+struct ClientRequests {
+    /// Number of requests that are admitted or wait for an in-flight slot.
+    count: usize,
+    /// Number of requests that hold an in-flight slot.
+    in_flight: Arc<AtomicUsize>,
 }
 
 #[derive(Default)]
@@ -101,7 +110,7 @@ impl AccountTable {
 /// Resources that one client has used.
 struct ClientAccount {
     permits: Arc<Semaphore>,
-    /// Requests that wait for one of `permits`.
+    /// Number of requests that wait for one of `permits`.
     waiting: AtomicUsize,
     /// Number of permits in `permits`, free and taken.
     permit_count: Mutex<usize>,
@@ -124,7 +133,7 @@ impl ClientAccount {
     }
 
     /// Acquires one of `max_requests` permits. Adjusts their number first, because the limit may have changed since the
-    /// client's last request. Never returns `None`, which stands for a closed semaphore.
+    /// client's last request. `None` stands for a closed semaphore, and is never returned.
     async fn acquire_permit(&self, max_requests: usize) -> Option<OwnedSemaphorePermit> {
         loop {
             {
@@ -169,17 +178,15 @@ impl ClientRegistry {
         (!forwarded::is_trusted_proxy(peer, &options.trusted_proxies)).then(|| self.client_id(None, peer))
     }
 
-    /// Returns the client of a caller, or else of an address. A request with neither comes over a Unix socket, from a
+    /// Returns the client of a caller, or else of an address. A request with neither came over a Unix socket from a
     /// proxy that does not name its client.
     fn client_id(&self, caller: Option<String>, address: Option<IpAddr>) -> ClientId {
         let address = address.filter(|_| caller.is_none()).map(forwarded::network_of);
         ClientId::new(self.hashing.hash_one((caller, address)))
     }
 
-    /// Waits for one of the client's request permits, if they are limited, and for an in-flight slot. The permit is
-    /// held until the response is sent; a small response frees the slot as soon as it is made. While too many requests
-    /// are in flight, a request of a client that has few is admitted at once if a spare slot is free, and other
-    /// requests wait for their turn.
+    /// Waits for one of the client's request permits, if they are limited, and for an in-flight slot. The request
+    /// permit is held until the response has been sent. [`hold_until_sent`] frees the slot of a small response earlier.
     ///
     /// # Errors
     /// 429 if the client's other requests do not end in time or too many of its requests wait already; 503 if its turn
@@ -190,19 +197,14 @@ impl ClientRegistry {
         client: ClientId,
     ) -> Result<RequestPermit, Problem> {
         let limits = &options.client_limits;
-        // Acquired first: a request that waits here occupies no in-flight slot.
+        // The client's permit comes first, so that a request that waits for it occupies no in-flight slot.
         let (account, client_permit) = if limits.concurrent_requests == 0 && limits.bytes_per_second == 0 {
             (None, None)
         } else {
             let (account, client_permit) = self.acquire_client_permit(options, client).await?;
             (Some(account), Some(client_permit))
         };
-        let client_in_flight = {
-            let mut counts = self.request_counts.lock().unwrap_or_else(PoisonError::into_inner);
-            let (count, in_flight) = counts.entry(client).or_default();
-            *count += 1;
-            Arc::clone(in_flight)
-        };
+        let client_in_flight = self.count_request(client);
         let mut permit = RequestPermit {
             registry: Arc::clone(self),
             client,
@@ -225,7 +227,15 @@ impl ClientRegistry {
         Ok(permit)
     }
 
-    /// Acquires one of the client's request permits, together with its account.
+    /// Counts a request of the client, which [`RequestPermit`] uncounts. Returns the number of its requests in flight.
+    fn count_request(&self, client: ClientId) -> Arc<AtomicUsize> {
+        let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        let requests = requests.entry(client).or_default();
+        requests.count += 1;
+        Arc::clone(&requests.in_flight)
+    }
+
+    /// Acquires one of the client's request permits. Returns the client's account and the permit.
     ///
     /// # Errors
     /// 429 if the client's other requests do not end in time or too many of its requests wait already.
@@ -239,20 +249,9 @@ impl ClientRegistry {
         let account = self.accounts.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(client, max_requests);
         let permit = {
             let mut acquiring = pin!(account.acquire_permit(max_requests));
-            if let Some(permit) = acquiring.as_mut().now_or_never() {
-                permit
-            } else {
-                let (all, own) = (count_until_dropped(&self.waiting), count_until_dropped(&account.waiting));
-                // Of all clients together, as many may wait as may be in flight at once.
-                let max_waiting = options.concurrent_requests;
-                if *all < max_waiting && *own < (max_waiting / MAX_WAITING_DIVISOR).max(1) {
-                    let (_timer, started) = (QueueWaitTimer::begin(QueueLabel::Client), Instant::now());
-                    let permit = tokio::time::timeout(options.budget_wait, acquiring).await.ok().flatten();
-                    trace::record("wait", QueueLabel::Client.name(), started.elapsed());
-                    permit
-                } else {
-                    None
-                }
+            match acquiring.as_mut().now_or_never() {
+                Some(permit) => permit,
+                None => self.wait_for_client_permit(options, &account, acquiring).await,
             }
         };
         let Some(permit) = permit else {
@@ -263,9 +262,30 @@ impl ClientRegistry {
         };
         Ok((account, permit))
     }
+
+    /// Waits for `acquiring`, unless too many requests wait already.
+    async fn wait_for_client_permit(
+        &self,
+        options: &HttpOptions,
+        account: &ClientAccount,
+        acquiring: impl Future<Output = Option<OwnedSemaphorePermit>>,
+    ) -> Option<OwnedSemaphorePermit> {
+        let waiting_before = count_until_dropped(&self.waiting);
+        let of_client_before = count_until_dropped(&account.waiting);
+        // Of all clients together, as many requests may wait as may be in flight at once.
+        let max_waiting = options.concurrent_requests;
+        if *waiting_before >= max_waiting || *of_client_before >= (max_waiting / MAX_WAITING_DIVISOR).max(1) {
+            return None;
+        }
+        let _timer = QueueWaitTimer::begin(QueueLabel::Client);
+        let started = Instant::now();
+        let permit = tokio::time::timeout(options.budget_wait, acquiring).await.ok().flatten();
+        trace::record("wait", QueueLabel::Client.name(), started.elapsed());
+        permit
+    }
 }
 
-/// Permit of one request, held until its response is sent. Counts the request of its client until dropped.
+/// Permit of one admitted request, held until its response has been sent.
 pub(crate) struct RequestPermit {
     registry: Arc<ClientRegistry>,
     client: ClientId,
@@ -279,12 +299,12 @@ pub(crate) struct RequestPermit {
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        // Runs before the client's permit is dropped: the next request that gets the permit is counted, and must not be
-        // counted beside this one.
-        let mut counts = self.registry.request_counts.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Entry::Occupied(mut entry) = counts.entry(self.client) {
-            entry.get_mut().0 -= 1;
-            if entry.get().0 == 0 {
+        // This runs before the fields are dropped. The client's next request gets the permit and is counted only then,
+        // so that both requests are never counted at once.
+        let mut requests = self.registry.requests.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Entry::Occupied(mut entry) = requests.entry(self.client) {
+            entry.get_mut().count -= 1;
+            if entry.get().count == 0 {
                 entry.remove();
             }
         }
@@ -292,7 +312,8 @@ impl Drop for RequestPermit {
 }
 
 impl RequestPermit {
-    /// Charges `bytes` to the client. Returns the time at which they may be sent, or `None` if they may be sent now.
+    /// Charges `bytes` to the client's account. Returns the time from which they may be sent, or `None` if they may be
+    /// sent now.
     fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let account = self.account.as_ref().filter(|_| self.bytes_per_second > 0)?;
         let time_for = |bytes: u64| {
@@ -317,8 +338,8 @@ struct RateLimitedBody {
     permit: RequestPermit,
 }
 
-/// Wraps the body of a response, so that the permit is held until it is sent and the client's byte rate is not
-/// exceeded.
+/// Wraps the body of a response, so that the permit is held until the body has been sent and the client's byte rate is
+/// not exceeded. A small body in memory frees the in-flight slot now.
 pub(crate) fn hold_until_sent(mut permit: RequestPermit, response: Response<Body>) -> Response<Body> {
     // A body that is produced while it is sent has no exact size.
     let size = http_body::Body::size_hint(response.body()).exact();
@@ -369,7 +390,8 @@ impl http_body::Body for RateLimitedBody {
     }
 
     fn size_hint(&self) -> SizeHint {
-        let (inner, unsent_bytes) = (self.body.size_hint(), self.unsent.len() as u64);
+        let inner = self.body.size_hint();
+        let unsent_bytes = self.unsent.len() as u64;
         let mut hint = SizeHint::new();
         hint.set_lower(inner.lower() + unsent_bytes);
         if let Some(upper) = inner.upper() {
@@ -568,7 +590,7 @@ mod tests {
             permits.push(waiting.await.unwrap());
         }
         drop((permit, permits));
-        assert!(limiter.registry.request_counts.lock().unwrap().is_empty());
+        assert!(limiter.registry.requests.lock().unwrap().is_empty());
         assert_eq!(limiter.requests_in_flight(), 0);
     }
 }

@@ -3,8 +3,8 @@
 //! clients get in turn.
 //!
 //! Work of up to a millisecond runs on that thread, such as checking signatures and pasting cached blocks. Thousands of
-//! such requests of one client may be ready at once, and a request of another client would wait for all of them. Bodies
-//! are not covered: they are produced only as far as the client receives them.
+//! such requests of one client may be ready at once. Without rounds, a request of another client would wait for all of
+//! them. Bodies need no rounds, because each is produced only as fast as its client receives it.
 
 use std::future::Future;
 use std::pin::pin;
@@ -20,16 +20,16 @@ use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, F
 /// Number of time slices per round. A request of another client waits for at most as many milliseconds.
 const SLICES_PER_ROUND: usize = 32;
 
-/// Work after which a time slice is used up. Requests that need less share one, because waiting for a time slice makes
-/// a request half as expensive again.
+/// Work after which a time slice is used up. Requests that need less work share a time slice, because waiting for one
+/// makes a request half as expensive again.
 const TIME_SLICE: Duration = Duration::from_millis(1);
 
 /// Work of the current round.
 #[derive(Debug, Default)]
 struct PollRound {
-    /// Time slices that are used up.
+    /// Time slices that are used up. The end of the round returns them.
     spent_slices: Vec<FairPermit>,
-    /// Work since the last time slice was used up.
+    /// Work of requests since the last time slice was used up.
     slice_elapsed: Duration,
     /// True if the task that ends the round has been spawned.
     is_end_scheduled: bool,
@@ -42,14 +42,15 @@ thread_local! {
     static ROUND: Arc<Mutex<PollRound>> = Arc::default();
 }
 
-/// Runs `work` to completion. Whenever it is ready to continue, it waits for a time slice of `client`. It holds none
-/// while it waits for anything else.
+/// Runs `work` to completion. Whenever the work is ready to continue, it waits for a time slice for `client`. While the
+/// work waits for anything else, it holds no time slice.
 pub(crate) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = T>) -> T {
     if Handle::current().runtime_flavor() != RuntimeFlavor::CurrentThread {
         // On other runtimes, a new task does not run after those that are ready.
         return work.await;
     }
-    let (time_slices, round) = (TIME_SLICES.with(Clone::clone), ROUND.with(Arc::clone));
+    let time_slices = TIME_SLICES.with(Clone::clone);
+    let round = ROUND.with(Arc::clone);
     let mut work = pin!(work);
     loop {
         let time_slice = time_slices.acquire((client, 0), 1).await;
@@ -64,7 +65,8 @@ pub(crate) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = 
     }
 }
 
-/// Returns a time slice, or keeps it until the end of the round if it is used up.
+/// Gives back a time slice in which a request worked for `elapsed`, or keeps the time slice until the end of the round
+/// if it is used up.
 fn charge_slice(round: &Arc<Mutex<PollRound>>, time_slice: FairPermit, elapsed: Duration) {
     let (is_first, returned) = {
         let mut round = round.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,7 +1,9 @@
 //! Admission control: `limits.concurrent_requests` requests are in flight at once. Up to a quarter more are admitted
-//! for light clients, which have few in flight, and up to twice the limit in total for clients that have none. Other
-//! requests wait in one queue per client, and clients take turns. Requests that are rejected because there are too many
-//! are answered a little later, so that clients that retry at once, however often, leave the cores to other clients.
+//! for light clients, which have few requests in flight. For clients that have none, up to twice the limit are
+//! admitted. Other requests wait in one queue per client, and clients take turns.
+//!
+//! The response to a request that is rejected because there are too many is delayed a little. Clients that retry at
+//! once, however often, then leave the cores to other clients.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -36,9 +38,9 @@ const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum delay of a rejection.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
-/// Returns the number of requests in flight below which a client may take a spare slot. It is at most the number of
-/// spare slots left, so that the first clients leave some for the next. Once none is left, clients without requests in
-/// flight may have one each, up to twice the limit.
+/// Returns the number of requests in flight below which a client may take a spare slot. The number is at most that of
+/// the spare slots left, so that the first clients leave some for the next. Once none is left, clients without requests
+/// in flight may have one each, up to twice the limit.
 fn light_client_limit(limit: usize, in_flight: usize) -> usize {
     match limit.saturating_add(limit / SPARE_DIVISOR).saturating_sub(in_flight) {
         0 => usize::from(in_flight < limit.saturating_mul(2)),
@@ -46,10 +48,10 @@ fn light_client_limit(limit: usize, in_flight: usize) -> usize {
     }
 }
 
-/// Counts a request until the guard is dropped, also if its client disconnects. The guard's value is the number of
-/// requests that were counted before.
+/// Counts a request until the guard is dropped, which happens even if the client disconnects. The guard's value is the
+/// number of requests that were counted before.
 pub(super) fn count_until_dropped(count: &AtomicUsize) -> ScopeGuard<usize, impl FnOnce(usize)> {
-    scopeguard::guard(count.fetch_add(1, Ordering::SeqCst), |_others| {
+    scopeguard::guard(count.fetch_add(1, Ordering::SeqCst), |_before| {
         count.fetch_sub(1, Ordering::SeqCst);
     })
 }
@@ -58,9 +60,9 @@ pub(super) fn count_until_dropped(count: &AtomicUsize) -> ScopeGuard<usize, impl
 #[derive(Debug, Default)]
 pub(crate) struct AdmissionController {
     in_flight: AtomicUsize,
-    /// Requests in `queues`, and those about to enter them.
+    /// Number of requests that wait in `queues`.
     waiting: AtomicUsize,
-    /// Maximum number of requests in flight while others wait, as last configured.
+    /// Value of `limits.concurrent_requests` for the last request that waited.
     limit: AtomicUsize,
     queues: Mutex<VecDeque<ClientWaitQueue>>,
 }
@@ -74,9 +76,8 @@ struct ClientWaitQueue {
 }
 
 impl AdmissionController {
-    /// Admits a request without waiting; `None` if it has to wait. It is admitted if fewer than `limit` requests are in
-    /// flight and none waits, or if its client may take a spare slot. `client_in_flight` counts the client's requests
-    /// in flight.
+    /// Admits a request if fewer than `limit` requests are in flight and none waits, or if its client may take a spare
+    /// slot. Returns `None` if the request has to wait. `client_in_flight` counts the client's requests in flight.
     pub(crate) fn try_admit(
         self: &Arc<Self>,
         limit: usize,
@@ -108,70 +109,82 @@ impl AdmissionController {
         timeout: Duration,
     ) -> Option<InFlightGuard> {
         let (sender, receiver) = oneshot::channel();
-        let _waiting = {
-            let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-            self.limit.store(limit, Ordering::SeqCst);
-            if let Some(queue) = queues.iter_mut().find(|queue| queue.client == client) {
-                // Abandoned requests must not pile up.
-                if queue.waiters.len() == queue.waiters.capacity() {
-                    queue.waiters.retain(|waiter| !waiter.is_closed());
-                }
-                queue.waiters.push_back(sender);
-                // A client without requests is forgotten and has a new counter when it returns.
-                queue.client_in_flight = Arc::clone(client_in_flight);
-            } else {
-                queues.retain(|queue| queue.waiters.iter().any(|waiter| !waiter.is_closed()));
-                let (client_in_flight, waiters) = (Arc::clone(client_in_flight), VecDeque::from([sender]));
-                queues.push_back(ClientWaitQueue { client, client_in_flight, waiters });
-            }
-            // Incremented before `admit_waiters` reads `in_flight`: a request that ends in between then sees the
-            // waiter.
-            count_until_dropped(&self.waiting)
-        };
+        self.limit.store(limit, Ordering::SeqCst);
+        let _waiting = self.enqueue(client, client_in_flight, sender);
         self.admit_waiters();
-        let (_timer, started) = (QueueWaitTimer::begin(QueueLabel::Request), Instant::now());
+        let _timer = QueueWaitTimer::begin(QueueLabel::Request);
+        let started = Instant::now();
         let admitted = tokio::time::timeout(timeout, receiver).await.ok().and_then(Result::ok);
         trace::record("wait", QueueLabel::Request.name(), started.elapsed());
         admitted
     }
 
+    /// Appends a waiter to the queue of its client, and counts it as waiting until the guard is dropped.
+    fn enqueue(
+        &self,
+        client: ClientId,
+        client_in_flight: &Arc<AtomicUsize>,
+        waiter: oneshot::Sender<InFlightGuard>,
+    ) -> ScopeGuard<usize, impl FnOnce(usize)> {
+        let client_in_flight = Arc::clone(client_in_flight);
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(queue) = queues.iter_mut().find(|queue| queue.client == client) {
+            // Abandoned requests must not pile up.
+            if queue.waiters.len() == queue.waiters.capacity() {
+                queue.waiters.retain(|waiter| !waiter.is_closed());
+            }
+            queue.waiters.push_back(waiter);
+            // The registry forgets a client without requests, and gives it a new counter when it returns.
+            queue.client_in_flight = client_in_flight;
+        } else {
+            queues.retain(|queue| queue.waiters.iter().any(|waiter| !waiter.is_closed()));
+            queues.push_back(ClientWaitQueue { client, client_in_flight, waiters: VecDeque::from([waiter]) });
+        }
+        // The waiter is counted before `admit_waiters` reads `in_flight`, so that a request that ends in between admits
+        // the waiter.
+        count_until_dropped(&self.waiting)
+    }
+
     /// Admits the waiting requests whose turn it is.
     fn admit_waiters(self: &Arc<Self>) {
         while self.waiting.load(Ordering::SeqCst) > 0 {
-            let (waiter, guard) = {
-                let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-                let (limit, total_in_flight) =
-                    (self.limit.load(Ordering::SeqCst), self.in_flight.load(Ordering::SeqCst));
-                let light_limit = light_client_limit(limit, total_in_flight);
-                let is_light = |queue: &ClientWaitQueue| queue.client_in_flight.load(Ordering::SeqCst) < light_limit;
-                let index = if total_in_flight < limit { Some(0) } else { queues.iter().position(is_light) };
-                let Some(mut queue) = index.and_then(|index| queues.remove(index)) else { return };
-                let waiter = std::iter::from_fn(|| queue.waiters.pop_front()).find(|candidate| !candidate.is_closed());
-                let Some(waiter) = waiter else { continue };
-                // A request that did not wait may have taken the slot in the meantime.
-                let is_taken = self
-                    .in_flight
-                    .compare_exchange(total_in_flight, total_in_flight + 1, Ordering::SeqCst, Ordering::SeqCst)
-                    .is_err();
-                if is_taken {
-                    queue.waiters.push_front(waiter);
-                    queues.push_front(queue);
-                    continue;
-                }
-                let guard = self.new_guard(&queue.client_in_flight);
-                if !queue.waiters.is_empty() {
-                    queues.push_back(queue);
-                }
-                (waiter, guard)
-            };
+            let Some((waiter, guard)) = self.take_next_waiter() else { return };
             // If the waiter gives up at this moment, dropping the guard passes the slot on.
             drop(waiter.send(guard));
         }
     }
+
+    /// Removes the next waiter whose turn it is from its queue, and takes a slot for it. Returns `None` if there is no
+    /// such waiter or no slot for one.
+    fn take_next_waiter(self: &Arc<Self>) -> Option<(oneshot::Sender<InFlightGuard>, InFlightGuard)> {
+        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            let limit = self.limit.load(Ordering::SeqCst);
+            let in_flight = self.in_flight.load(Ordering::SeqCst);
+            let light_limit = light_client_limit(limit, in_flight);
+            let is_light = |queue: &ClientWaitQueue| queue.client_in_flight.load(Ordering::SeqCst) < light_limit;
+            let index = if in_flight < limit { 0 } else { queues.iter().position(is_light)? };
+            let mut queue = queues.remove(index)?;
+            let open_waiter = std::iter::from_fn(|| queue.waiters.pop_front()).find(|waiter| !waiter.is_closed());
+            let Some(waiter) = open_waiter else { continue };
+            // A request that did not wait may have taken the slot in the meantime.
+            let taken = self.in_flight.compare_exchange(in_flight, in_flight + 1, Ordering::SeqCst, Ordering::SeqCst);
+            if taken.is_err() {
+                queue.waiters.push_front(waiter);
+                queues.push_front(queue);
+                continue;
+            }
+            let guard = self.new_guard(&queue.client_in_flight);
+            if !queue.waiters.is_empty() {
+                queues.push_back(queue);
+            }
+            return Some((waiter, guard));
+        }
+    }
 }
 
-/// Guard of one request in flight that frees the slot on drop. Problems, responses of operations and small in-memory
-/// responses are sent without it: a client that does not read them occupies no slot.
+/// Guard of one request in flight, which frees the slot on drop. Problems, responses of operations and small responses
+/// in memory are sent without a guard, so that a client that does not read them occupies no slot.
 #[derive(Debug)]
 pub(crate) struct InFlightGuard {
     controller: Arc<AdmissionController>,
@@ -186,25 +199,26 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Waits until a rejected request may be answered. `pending` counts the rejected requests that wait; their responses
-/// are sent a whole number of [`BATCH_INTERVAL`]s after `epoch`.
+/// Waits until a rejection may be sent. `pending` counts the rejections that wait. They are sent a whole number of
+/// [`BATCH_INTERVAL`]s after `epoch`.
 pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
-    let (others, _timer) = (count_until_dropped(pending), QueueWaitTimer::begin(QueueLabel::Refused));
+    let pending_before = count_until_dropped(pending);
+    let _timer = QueueWaitTimer::begin(QueueLabel::Refused);
     let now = Instant::now();
-    tokio::time::sleep_until(release_time(epoch, now, delay_for(*others))).await;
+    tokio::time::sleep_until(release_time(epoch, now, delay_for(*pending_before))).await;
     trace::record("wait", QueueLabel::Refused.name(), now.elapsed());
 }
 
-/// Returns when to answer a request that is rejected at `now` and must wait for at least `min_delay`. The time is a
-/// whole number of [`BATCH_INTERVAL`]s after `epoch`.
+/// Returns the time at which to send a rejection of `now` that is delayed by at least `min_delay`: a whole number of
+/// [`BATCH_INTERVAL`]s after `epoch`.
 fn release_time(epoch: Instant, now: Instant, min_delay: Duration) -> Instant {
     let intervals = (now.duration_since(epoch) + min_delay).as_millis() / BATCH_INTERVAL.as_millis() + 1;
     epoch + BATCH_INTERVAL.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX))
 }
 
-/// Returns the delay of a rejection while `others` are pending.
-fn delay_for(others: usize) -> Duration {
-    DELAY_PER_PENDING.saturating_mul(u32::try_from(others).unwrap_or(u32::MAX)).clamp(MIN_DELAY, MAX_DELAY)
+/// Returns the minimum delay of a rejection while `pending` other rejections wait.
+fn delay_for(pending: usize) -> Duration {
+    DELAY_PER_PENDING.saturating_mul(u32::try_from(pending).unwrap_or(u32::MAX)).clamp(MIN_DELAY, MAX_DELAY)
 }
 
 #[cfg(test)]

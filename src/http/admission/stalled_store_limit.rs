@@ -19,8 +19,8 @@ use crate::telemetry::metrics::{self, ShedReason};
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
 /// Smallest divisor of `limits.concurrent_requests` that gives the number of requests that may wait for one stalled
-/// container. With more than two containers the divisor is twice their number, so that all of them together leave half
-/// of the limit free.
+/// container. With more than two containers the divisor is twice their number. Requests that wait for stalled
+/// containers then leave half of the limit free.
 const STALLED_SHARE_DIVISOR: usize = 4;
 
 /// Limits the requests that wait for each container with stalled storage. Requests that need not wait are not counted.
@@ -32,7 +32,7 @@ pub(crate) struct StalledStoreLimit {
 #[derive(Default)]
 struct ContainerWaiters {
     total: usize,
-    /// Number per client, for clients with at least one request.
+    /// Number of waiting requests of each client that has at least one.
     per_client: HashMap<ClientId, usize>,
 }
 
@@ -52,9 +52,9 @@ impl ContainerWaiters {
         }
     }
 
-    /// Stops counting one request of the client if it has to give up, and returns true if so: more than `max_waiting`
-    /// wait, and the client has at least the average number of them. No other request then has to give up for the same
-    /// excess.
+    /// Returns true if a request of the client has to give up: more than `max_waiting` requests wait, and the client
+    /// has at least the average number of them. The request is then no longer counted, so that no other request gives
+    /// up for the same excess.
     fn leave_if_excess(&mut self, client: ClientId, max_waiting: usize) -> bool {
         let count = self.per_client.get(&client).copied().unwrap_or(0);
         let is_excess = self.total > max_waiting && count.saturating_mul(self.per_client.len()) >= self.total;

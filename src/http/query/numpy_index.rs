@@ -115,7 +115,9 @@ pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<Selecti
     let ellipsis_index = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
     let (before, after) = items.split_at_checked(ellipsis_index).unwrap_or((items, &[]));
     let items = before.iter().chain(std::iter::repeat_n(&FULL_SLICE, full_axes)).chain(after.iter().skip(1));
-    let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
+    let mut starts = SignedCoords::new();
+    let mut shape = Coords::new();
+    let mut steps = Coords::new();
     let mut kept_axes = SmallVec::new();
     for (axis, (item, size)) in items.zip(dimensions).enumerate() {
         let wrap = |position: i64| {
@@ -160,7 +162,7 @@ mod tests {
         let Selection { region, kept_axes } = resolve(&parse(text).unwrap(), dimensions).unwrap();
         let positions = |axis: usize| {
             let start = region.start()[axis].unsigned_abs();
-            (0..region.shape()[axis]).map(|k| start + k * region.step()[axis]).collect()
+            (0..region.shape()[axis]).map(|index| start + index * region.step()[axis]).collect()
         };
         (0..dimensions.len()).map(|axis| (positions(axis), !kept_axes.contains(&axis))).collect()
     }

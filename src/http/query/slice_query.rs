@@ -112,7 +112,9 @@ impl SliceQuery {
                 return Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions));
             }
         }
-        let (mut starts, mut shape, mut steps) = (SignedCoords::new(), Coords::new(), Coords::new());
+        let mut starts = SignedCoords::new();
+        let mut shape = Coords::new();
+        let mut steps = Coords::new();
         for axis in 0..dimensions.len() {
             // Wide enough that nothing overflows.
             let value_at =
@@ -167,7 +169,8 @@ impl SampleSelector {
         };
         let is_signed = outside != OutsidePolicy::Error;
         let parse_list = |name, is_signed| get(name).map(|text| parse_integers(name, text, is_signed)).transpose();
-        let (stop, size) = (parse_list("stop", is_signed)?, parse_list("size", false)?);
+        let stop = parse_list("stop", is_signed)?;
+        let size = parse_list("size", false)?;
         if stop.is_some() && size.is_some() {
             return Err(Problem::invalid_parameter("size", "stop and size exclude each other; give one of them"));
         }

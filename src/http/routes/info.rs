@@ -10,8 +10,8 @@ use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
 use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
 
-/// Maximum length of attributes that the response repeats in the TensorStore spec. With longer attributes, the spec has
-/// only those that TensorStore interprets, so that the response contains them once.
+/// Maximum length of attributes that the response repeats in the TensorStore spec. Longer attributes are in the
+/// response only once: the spec then has only the attributes that TensorStore interprets.
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
 pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {

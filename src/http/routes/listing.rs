@@ -1,4 +1,4 @@
-//! Directory listings: one HTML page for people and three parsers, or JSON.
+//! Directory listings: JSON, or an HTML page for people and for the parsers of three programs.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -23,53 +23,12 @@ use crate::store::Key;
 /// Maximum number of entries of one page.
 const MAX_PAGE_ENTRIES: usize = 10_000;
 
-/// Memory for the entries of such a page and for the page rendered from them.
+/// Memory for the entries of a page of [`MAX_PAGE_ENTRIES`] entries, and for the text that is rendered from them.
 const PAGE_BYTES: u64 = 8 << 20;
 
-/// Memory for the first read of a directory if not even a small permit is free. The smallest responses take as much and
-/// hardly ever have to wait for it.
+/// Memory for the first read of a directory if not even a small permit is free. The smallest responses take as much,
+/// and hardly ever have to wait for it.
 const MIN_LISTING_BYTES: u64 = 32 << 10;
-
-/// Reads a page of the entries of a directory after `after`, and returns it with its memory permit. If
-/// `limits.slice_budget` is small, pages have fewer entries.
-///
-/// If the memory for a whole page is not free, a small permit is taken first; it is enough for a directory with few
-/// entries. Small permits need not wait for slow clients; the smaller the permit, the shorter the wait.
-async fn read_page(
-    context: &RequestContext<'_>,
-    mount: &Mount,
-    key: &Key,
-    after: Option<&str>,
-    with_blocks: bool,
-) -> Result<(DirectoryPage, MemoryPermit), Problem> {
-    let (container, resources) = (&mount.container, mount.container.resources());
-    let read_entries = async |bytes: u64| {
-        let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
-        let max_entries = max_entries.clamp(1, MAX_PAGE_ENTRIES);
-        let listing = container.list(context.freshness, key, after, max_entries, with_blocks);
-        let page = ReadError::hidden_as_none(container.abort_if_contended(key, Box::pin(listing)).await)?;
-        page.ok_or_else(|| mount.not_found())
-    };
-    let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
-    if let Some(memory) = resources.try_reserve_memory(full_bytes) {
-        return Ok((read_entries(full_bytes).await?, memory));
-    }
-    // The directory is read at most twice.
-    let small_bytes = resources.max_overtaking_bytes().min(full_bytes);
-    let (bytes, memory) = match resources.try_reserve_memory(small_bytes) {
-        Some(memory) => (small_bytes, memory),
-        None => {
-            (MIN_LISTING_BYTES.min(small_bytes), container.reserve_memory(MIN_LISTING_BYTES.min(small_bytes)).await?)
-        }
-    };
-    let page = read_entries(bytes).await?;
-    if !page.has_more {
-        return Ok((page, memory));
-    }
-    drop((page, memory));
-    let memory = container.reserve_memory(full_bytes).await?;
-    Ok((read_entries(full_bytes).await?, memory))
-}
 
 /// Memory per container in the list of containers, in addition to its name, and for the page around them.
 const MOUNT_BYTES: usize = 1 << 10;
@@ -84,14 +43,15 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
         .map(|mount| DirectoryEntry { name: mount.name.clone(), kind: EntryKind::Group })
         .collect();
     entries.sort_by(|a, b| a.name.cmp(&b.name));
-    let ListingQuery { is_html, .. } = ListingQuery::parse(context)?;
-    if let Some(redirect) = redirect_to_token_path(context, is_html) {
+    let query = ListingQuery { with_blocks: false, ..ListingQuery::parse(context)? };
+    if let Some(redirect) = redirect_to_token_path(context, query.is_html) {
         return Ok(redirect);
     }
     let bytes = entries.iter().map(|entry| entry.name.len() + MOUNT_BYTES).sum::<usize>() + MOUNT_BYTES;
     let memory = context.app.resources.reserve_memory(bytes as u64).await?;
-    let (page, no_cache) = (DirectoryPage { entries, has_more: false }, HeaderValue::from_static("no-cache"));
-    render(context, "", &page, is_html, false, (memory, no_cache))
+    let page = DirectoryPage { entries, has_more: false };
+    ListingPage { path: String::new(), page, query, cache_control: HeaderValue::from_static("no-cache") }
+        .respond(context, memory)
 }
 
 /// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and
@@ -102,23 +62,70 @@ pub(crate) async fn of_directory(
     key: &Key,
     documents: Option<&[String]>,
 ) -> HandlerResult {
-    let ListingQuery { is_html, after, with_blocks } = ListingQuery::parse(context)?;
-    if let Some(redirect) = redirect_to_token_path(context, is_html) {
+    let mut query = ListingQuery::parse(context)?;
+    if let Some(redirect) = redirect_to_token_path(context, query.is_html) {
         return Ok(redirect);
     }
-    let with_blocks = with_blocks && documents.is_none();
-    let (mut page, memory) = read_page(context, mount, key, after.as_deref(), with_blocks).await?;
+    query.with_blocks &= documents.is_none();
+    let (mut page, memory) = read_page(context, mount, key, &query).await?;
     if let Some(documents) = documents {
-        page.entries.retain(|entry| entry.kind != EntryKind::File);
-        let names = documents.iter().filter(|name| after.as_ref().is_none_or(|after| *name > after));
-        let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
-        let names = names.filter(|name| last_name.as_ref().is_none_or(|last| *name <= last));
-        page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
-        page.entries.sort_by(|a, b| a.name.cmp(&b.name));
+        replace_files(&mut page, documents, query.after.as_deref());
     }
     // Never immutable: groups and datasets may be added.
     let cache_control = mount.missing_cache_control.clone();
-    render(context, &mount.path_of(key), &page, is_html, with_blocks, (memory, cache_control))
+    ListingPage { path: mount.path_of(key), page, query, cache_control }.respond(context, memory)
+}
+
+/// Reads a page of the entries of a directory, and returns it with its memory permit. If `limits.slice_budget` is
+/// small, pages have fewer entries.
+///
+/// If the memory for a whole page is not free, a small permit is taken first, which is enough for a directory with few
+/// entries. Small permits need not wait for slow clients. The smaller the permit, the shorter the wait.
+async fn read_page(
+    context: &RequestContext<'_>,
+    mount: &Mount,
+    key: &Key,
+    query: &ListingQuery,
+) -> Result<(DirectoryPage, MemoryPermit), Problem> {
+    let container = &mount.container;
+    let resources = container.resources();
+    let read_entries = async |bytes: u64| {
+        let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
+        let max_entries = max_entries.clamp(1, MAX_PAGE_ENTRIES);
+        let listing = container.list(context.freshness, key, query.after.as_deref(), max_entries, query.with_blocks);
+        let page = ReadError::hidden_as_none(container.abort_if_contended(key, Box::pin(listing)).await)?;
+        page.ok_or_else(|| mount.not_found())
+    };
+    let full_bytes = PAGE_BYTES.min(resources.settings().slice_budget);
+    if let Some(memory) = resources.try_reserve_memory(full_bytes) {
+        return Ok((read_entries(full_bytes).await?, memory));
+    }
+    let mut bytes = resources.max_overtaking_bytes().min(full_bytes);
+    let memory = if let Some(memory) = resources.try_reserve_memory(bytes) {
+        memory
+    } else {
+        bytes = bytes.min(MIN_LISTING_BYTES);
+        container.reserve_memory(bytes).await?
+    };
+    let page = read_entries(bytes).await?;
+    if !page.has_more {
+        return Ok((page, memory));
+    }
+    drop((page, memory));
+    // The directory has more entries than fit into the small permit, and is read once more.
+    let memory = container.reserve_memory(full_bytes).await?;
+    Ok((read_entries(full_bytes).await?, memory))
+}
+
+/// Replaces the files of a page by those of `documents` that sort after `after` and not after the page.
+fn replace_files(page: &mut DirectoryPage, documents: &[String], after: Option<&str>) {
+    page.entries.retain(|entry| entry.kind != EntryKind::File);
+    let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
+    let names = documents.iter().filter(|name| {
+        after.is_none_or(|after| name.as_str() > after) && last_name.as_ref().is_none_or(|last| *name <= last)
+    });
+    page.entries.extend(names.map(|name| DirectoryEntry { name: name.clone(), kind: EntryKind::File }));
+    page.entries.sort_by(|a, b| a.name.cmp(&b.name));
 }
 
 /// Query parameters of a listing. Unknown ones are ignored, because clients add their own.
@@ -126,7 +133,7 @@ struct ListingQuery {
     is_html: bool,
     /// `after`: entries after this name.
     after: Option<String>,
-    /// `blocks`: grid components are listed, too.
+    /// `blocks`: directories and files of blocks are listed, too.
     with_blocks: bool,
 }
 
@@ -137,9 +144,11 @@ impl ListingQuery {
     /// # Errors
     /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
     fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
-        let (mut format, mut after, mut blocks) = (None, None, None);
+        let mut format = None;
+        let mut after = None;
+        let mut blocks = None;
         for (name, value) in params::pairs(context.parts.uri.query()) {
-            let (slot, known): (_, &[&'static str]) = match name.as_str() {
+            let (parameter, known): (_, &[&'static str]) = match name.as_str() {
                 "format" => (&mut format, &["html", "json"]),
                 "blocks" => (&mut blocks, &["0", "1"]),
                 "after" => (&mut after, &[]),
@@ -152,12 +161,13 @@ impl ListingQuery {
                 return Err(unknown_value(&name, &value, known));
             }
             // The first value of a repeated parameter counts.
-            slot.get_or_insert(value);
+            parameter.get_or_insert(value);
         }
         let is_html = if let Some(format) = format {
             format == "html"
         } else {
-            let (accept, known) = (context.list_header(&ACCEPT), ["text/html", "application/json"]);
+            let known = ["text/html", "application/json"];
+            let accept = context.list_header(&ACCEPT);
             let media_type = output::best_media_type(&known, accept.as_deref()).ok_or_else(|| {
                 let detail = "a listing is text/html or application/json; Accept allows neither";
                 Problem::new(problem::NOT_ACCEPTABLE, detail).with_member("known", json!(known)).with_vary("accept")
@@ -168,8 +178,9 @@ impl ListingQuery {
     }
 }
 
-/// Redirects a person whose URL has the token in the query to the same page below a path with the token, where every
-/// link of the page repeats it. Programs that add the token to each URL themselves get the listing directly.
+/// Returns a redirect for a person whose URL has the token in the query. It leads to the same page below a path with
+/// the token, because relative links of the page then repeat the token. Programs add the token to each URL themselves,
+/// and get the listing directly.
 fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option<Response<Body>> {
     let token = context.presented.query_token.as_deref().filter(|_| is_html)?;
     if !context.list_header(&ACCEPT)?.contains("text/html") {
@@ -183,108 +194,119 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
     Some(respond::redirect(StatusCode::SEE_OTHER, Some(location), "no-store"))
 }
 
-/// Renders the response. `memory` is reduced to its size and held until it is sent.
-fn render(
-    context: &RequestContext<'_>,
-    path: &str,
-    page: &DirectoryPage,
-    is_html: bool,
-    with_blocks: bool,
-    (memory, cache_control): (MemoryPermit, HeaderValue),
-) -> HandlerResult {
-    let next = page.has_more.then(|| page.entries.last().map(|entry| entry.name.clone())).flatten();
-    let (media_type, text) = if is_html {
-        ("text/html; charset=utf-8", render_html(context, path, page, next.as_deref(), with_blocks))
-    } else {
-        ("application/json", render_json(path, page, next.as_deref()))
-    };
-    let mut entity = Entity { is_compressible: true, ..Entity::new(media_type, cache_control) };
-    respond::add_vary(&mut entity.extra, "accept");
-    if is_html {
-        page::add_security_headers(&mut entity.extra, page::PAGE_CSP, &context.app.options.frame_ancestors);
+/// A page of the entries of a directory, as the client requests it.
+struct ListingPage {
+    /// Path of the directory from the server's root.
+    path: String,
+    page: DirectoryPage,
+    query: ListingQuery,
+    cache_control: HeaderValue,
+}
+
+impl ListingPage {
+    /// Renders the response, which holds `memory`, reduced to its length, until it has been sent.
+    fn respond(self, context: &RequestContext<'_>, memory: MemoryPermit) -> HandlerResult {
+        let (media_type, text) = if self.query.is_html {
+            ("text/html; charset=utf-8", self.to_html(context))
+        } else {
+            ("application/json", self.to_json())
+        };
+        let entity = Entity::new(media_type, self.cache_control.clone());
+        let mut entity = Entity { is_compressible: true, ..entity };
+        respond::add_vary(&mut entity.extra, "accept");
+        if self.query.is_html {
+            page::add_security_headers(&mut entity.extra, page::PAGE_CSP, &context.app.options.frame_ancestors);
+        }
+        if let Some(next) = self.next() {
+            respond::insert_header(&mut entity.extra, LINK, &self.next_link(context, next));
+        }
+        drop(self);
+        entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
     }
-    if let Some(next) = next {
-        let format = if is_html { "" } else { "&format=json" };
+
+    /// Returns the name after which the next page begins; `None` for the last page.
+    fn next(&self) -> Option<&str> {
+        self.page.entries.last().filter(|_| self.page.has_more).map(|entry| entry.name.as_str())
+    }
+
+    /// Returns the `Link` to the next page.
+    fn next_link(&self, context: &RequestContext<'_>, next: &str) -> String {
         // A client that needs a token for this page needs it for the next one.
         let token = context.presented.query_token.clone();
         let token = token.or_else(|| params::first_value(context.parts.uri.query(), "token"));
         let token = token.map_or_else(String::new, |token| format!("&token={}", route::encode_segment(&token)));
-        let (after, blocks) = (route::encode_segment(&next), if with_blocks { "&blocks=1" } else { "" });
-        let link = format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"");
-        respond::insert_header(&mut entity.extra, LINK, &link);
+        let after = route::encode_segment(next);
+        let blocks = if self.query.with_blocks { "&blocks=1" } else { "" };
+        let format = if self.query.is_html { "" } else { "&format=json" };
+        format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"")
     }
-    entity.respond(context.parts, respond::text_bytes(text, Some(memory)))
-}
 
-/// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. It is written entry by entry: a single JSON value would
-/// take many times the memory.
-fn render_json(path: &str, page: &DirectoryPage, next: Option<&str>) -> String {
-    let mut text = format!("{{\"path\":{},\"entries\":[", json!(path));
-    for (n, entry) in page.entries.iter().enumerate() {
-        let kind = match entry.kind {
-            EntryKind::Group => "group",
-            EntryKind::Dataset => "dataset",
-            EntryKind::File => "file",
-        };
-        let comma = if n == 0 { "" } else { "," };
-        // Writing to a String cannot fail.
-        let _ = write!(text, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
+    /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. The text is written entry by entry: a single JSON
+    /// value would take many times the memory.
+    fn to_json(&self) -> String {
+        let mut text = format!("{{\"path\":{},\"entries\":[", json!(self.path));
+        for (index, entry) in self.page.entries.iter().enumerate() {
+            let kind = match entry.kind {
+                EntryKind::Group => "group",
+                EntryKind::Dataset => "dataset",
+                EntryKind::File => "file",
+            };
+            let comma = if index == 0 { "" } else { "," };
+            // Writing to a String cannot fail.
+            let _ = write!(text, "{comma}{}", json!({ "name": entry.name, "kind": kind }));
+        }
+        let _ = write!(text, "],\"next\":{}}}", json!(self.next()));
+        text
     }
-    let _ = write!(text, "],\"next\":{}}}", json!(next));
-    text
-}
 
-/// Renders the HTML page.
-///
-/// Its only `href="…">text` are the entries, one per line, so that Java N5, Neuroglancer and fsspec read the same list.
-/// The links to styles and icon have an attribute between `href` and `>`. `page/page.js` adds everything that a person
-/// needs beyond the list, from the attributes of `main`: `data-path` is the path in the container, `data-base` leads
-/// from here to the server's root whatever prefix a proxy strips, `data-viewer` is present if `/viewer/` is served, and
-/// `data-token` if the page's URL has a token.
-///
-/// Source: the parsers in `n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`.
-fn render_html(
-    context: &RequestContext<'_>,
-    path: &str,
-    page: &DirectoryPage,
-    next: Option<&str>,
-    with_blocks: bool,
-) -> String {
-    let (base, viewer_attribute) =
-        (relative_root(context), if context.app.viewer().is_some() { " data-viewer" } else { "" });
-    let token_attribute = if context.presented.url_token().is_some() { " data-token" } else { "" };
-    let title = escape_html(if path.is_empty() { "N5 container" } else { path });
-    let assets_url = format!("{base}viewer/page/");
-    let mut html = format!(
-        "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
-         <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
-         <title>{title}</title>\n\
-         <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
-         <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
-         </head>\n<body>\n<main data-path=\"{}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n",
-        escape_html(path)
-    );
-    for entry in &page.entries {
-        let slash = if entry.kind == EntryKind::File { "" } else { "/" };
-        let (href, name) = (route::encode_segment(&entry.name), escape_html(&entry.name));
-        // Writing to a String cannot fail.
-        let _ = writeln!(html, "<li><a href=\"{href}{slash}\">{name}{slash}</a></li>");
-    }
-    html.push_str("</ul>\n");
-    if page.entries.is_empty() {
-        html.push_str("<p>This group is empty.</p>\n");
-    }
-    if let Some(next) = next {
-        let blocks_input = if with_blocks { "<input type=\"hidden\" name=\"blocks\" value=\"1\">" } else { "" };
-        let after = escape_html(next);
-        let _ = writeln!(
-            html,
-            "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks_input}<button>More</button></form>"
+    /// Renders the HTML page.
+    ///
+    /// Its only `href="…">text` are the entries, one per line, so that Java N5, Neuroglancer and fsspec read the same
+    /// list (`n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`). The links to styles and icon have an
+    /// attribute between `href` and `>`.
+    ///
+    /// `page/page.js` adds everything else that a person needs, from the attributes of `main`. `data-path` is the path
+    /// in the container. `data-base` leads from here to the server's root, whatever prefix a proxy strips.
+    /// `data-viewer` is present if `/viewer/` is served, and `data-token` if the page's URL has a token.
+    fn to_html(&self, context: &RequestContext<'_>) -> String {
+        let base = relative_root(context);
+        let assets_url = format!("{base}viewer/page/");
+        let path = escape_html(&self.path);
+        let title = if path.is_empty() { "N5 container" } else { &path };
+        let viewer_attribute = if context.app.viewer().is_some() { " data-viewer" } else { "" };
+        let token_attribute = if context.presented.url_token().is_some() { " data-token" } else { "" };
+        let mut html = format!(
+            "<!doctype html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
+             <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
+             <meta name=\"color-scheme\" content=\"light dark\">\n<meta name=\"referrer\" content=\"no-referrer\">\n\
+             <title>{title}</title>\n\
+             <link href=\"{assets_url}page.css\" rel=\"stylesheet\">\n<link href=\"{assets_url}preview.css\" rel=\"stylesheet\">\n\
+             <link href=\"{assets_url}icon.svg\" rel=\"icon\">\n<script type=\"module\" src=\"{assets_url}page.js\"></script>\n\
+             </head>\n<body>\n<main data-path=\"{path}\" data-base=\"{base}\"{viewer_attribute}{token_attribute}>\n<h1>{title}</h1>\n<ul id=\"entries\">\n"
         );
+        for entry in &self.page.entries {
+            let slash = if entry.kind == EntryKind::File { "" } else { "/" };
+            let href = route::encode_segment(&entry.name);
+            let name = escape_html(&entry.name);
+            // Writing to a String cannot fail.
+            let _ = writeln!(html, "<li><a href=\"{href}{slash}\">{name}{slash}</a></li>");
+        }
+        html.push_str("</ul>\n");
+        if self.page.entries.is_empty() {
+            html.push_str("<p>This group is empty.</p>\n");
+        }
+        if let Some(next) = self.next() {
+            let after = escape_html(next);
+            let blocks_input =
+                if self.query.with_blocks { "<input type=\"hidden\" name=\"blocks\" value=\"1\">" } else { "" };
+            let _ = writeln!(
+                html,
+                "<form id=\"more\"><input type=\"hidden\" name=\"after\" value=\"{after}\">{blocks_input}<button>More</button></form>"
+            );
+        }
+        html.push_str("</main>\n</body>\n</html>\n");
+        html
     }
-    html.push_str("</main>\n</body>\n</html>\n");
-    html
 }
 
 /// Returns the reference from a directory's page to the root. It is relative because a proxy may strip or add a prefix.

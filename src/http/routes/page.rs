@@ -18,8 +18,8 @@ pub(crate) const VIEWER_CSP: &str = "default-src 'none'; script-src 'self' 'wasm
                                         style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; \
                                         connect-src * data: blob:; form-action 'none'; base-uri 'none'; object-src 'none'";
 
-/// Adds the security headers of a document that a browser shows. They say what the document may load and which pages
-/// may embed it. They also keep its address, which may hold a token, from being sent as a referrer.
+/// Adds the security headers of a document that a browser shows: what the document may load, and which pages may embed
+/// the document. `Referrer-Policy` keeps the document's address, which may contain a token, from being sent to others.
 pub(crate) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
     let ancestors = if frame_ancestors.is_empty() { "'none'".to_owned() } else { frame_ancestors.join(" ") };
     if let Ok(policy) = HeaderValue::from_str(&format!("{policy}; frame-ancestors {ancestors}")) {

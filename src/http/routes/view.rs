@@ -65,6 +65,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
     }
 }
 
+/// Returns the response with a chunk.
 async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {
     let container = &mount.container;
     let entity = |etag: &str, len: Option<u64>| Entity {
@@ -74,7 +75,7 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
         ..Entity::new(chunk.media_type(), mount.found_cache_control.clone())
     };
     if context.parts.headers.contains_key(IF_NONE_MATCH) {
-        // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be encoded.
+        // The blocks' entity tags tell whether the client's copy is current, so that nothing needs to be encoded.
         let etag = chunk.lookup_etag(container, context.freshness).await?.ok_or_else(|| mount.not_found())?;
         if let Some(response) = entity(&etag, None).not_modified(context.parts) {
             return Ok(response);
@@ -121,7 +122,8 @@ async fn elements_body(
 ) -> Result<Body, Problem> {
     let header_bytes = layout.header.len() as u64;
     let prefix = respond::slice_bytes(&layout.header, &(start..end));
-    let (from, to) = (start.saturating_sub(header_bytes), end.saturating_sub(header_bytes));
+    let from = start.saturating_sub(header_bytes);
+    let to = end.saturating_sub(header_bytes);
     if from == to {
         return Ok(Body::from(prefix));
     }
