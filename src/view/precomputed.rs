@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 use self::scale::{DEFAULT_QUALITY, Extent, PrecomputedEncoding, ScaleKey, parse_box};
 use super::View;
-use super::chunk::{Chunk, ChunkEncoder};
+use super::chunk::Chunk;
+use super::chunk_encoder::ChunkEncoder;
 use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::read_node;
 use crate::cache::{GroupState, MemoryPermit, ReadError};

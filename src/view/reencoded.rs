@@ -8,7 +8,8 @@ use bytes::Bytes;
 use serde_json::Map;
 
 use super::View;
-use super::chunk::{Chunk, ChunkEncoder, StreamLayout};
+use super::chunk::Chunk;
+use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::{read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};

@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::chunk::{Chunk, ChunkEncoder, StreamLayout};
+use super::chunk::Chunk;
+use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use crate::cache::{Dataset, GroupState, ReadError};
 use crate::store::Key;

@@ -91,7 +91,7 @@ const ORDER: &[(&str, &str)] = &[
     ("telemetry::metrics", "labels names"),
     ("telemetry::trace", "export settings"),
     ("verify", "aggregator previous_run event walk checks entries finding retry"),
-    ("view", "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array lookup chunk node"),
+    ("view", "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array lookup chunk chunk_encoder node"),
     ("view::precomputed", "scale compressed_segmentation image"),
 ];
 

@@ -89,7 +89,7 @@ impl Description {
         for (name, reason) in node.own_document().unreadable() {
             push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
-        if node.own_document().describes_dataset() {
+        if node.is_dataset() {
             match DescribedDataset::parse(node.own_document().clone()) {
                 Ok(dataset) => return description.describe_dataset(node, &dataset),
                 Err(error) => {

@@ -31,6 +31,11 @@ impl Node {
         self.own_document().members()
     }
 
+    /// Returns true if the directory's own attributes are valid JSON and describe a dataset.
+    pub fn is_dataset(&self) -> bool {
+        self.own_document().describes_dataset()
+    }
+
     pub(crate) fn own_document(&self) -> &AttributesDocument {
         match &self.document {
             Some(Ok(document)) => document,

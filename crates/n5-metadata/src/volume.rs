@@ -21,7 +21,7 @@ pub enum VolumeKind {
 /// Returns the kind of volume, image or segmentation, of a dataset or pyramid named `path`; `None` for a plain group
 /// and for a type that is not decoded.
 pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
-    let data_type = if node.own_document().describes_dataset() {
+    let data_type = if node.is_dataset() {
         DescribedDataset::parse(node.own_document().clone()).ok()?.data_type().clone()
     } else {
         let first = pyramid(node, &mut Vec::new())?.levels.into_iter().next()?;

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::super::chunk::{ChunkEncoder, StreamLayout};
+use super::super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::{compressed_segmentation, image};
 use crate::cache::ReadError;
 use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};

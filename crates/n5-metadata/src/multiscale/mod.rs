@@ -34,7 +34,7 @@ static CONVENTIONS: &[(fn(&Node) -> Vec<String>, fn(&Node, &mut Vec<MetadataProb
 /// The paths are relative, consist of valid segments only and need not exist. A dataset needs none. The file of each
 /// convention says which paths it needs.
 pub fn required_paths(node: &Node) -> Vec<String> {
-    if node.own_document().describes_dataset() {
+    if node.is_dataset() {
         return Vec::new();
     }
     let mut paths = Vec::new();
@@ -50,7 +50,7 @@ pub fn required_paths(node: &Node) -> Vec<String> {
 /// Returns the pyramid that a group describes; `None` for a plain group and for a dataset. Appends the pyramid's faults
 /// to `problems`.
 pub fn pyramid(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
-    if node.own_document().describes_dataset() {
+    if node.is_dataset() {
         return None;
     }
     CONVENTIONS.iter().find_map(|(_, read)| read(node, problems))
