@@ -15,7 +15,7 @@ pub struct Node {
     /// Attributes of the directories above, the container's root first; an empty document for a directory without
     /// attributes. Empty for the root itself.
     pub ancestors: Vec<AttributesDocument>,
-    /// The directory's own attributes; `None` if it has no `attributes.json`.
+    /// The directory's own attributes, or `None` if it has no `attributes.json`.
     pub document: Option<Result<AttributesDocument, DocumentError>>,
     /// Names of the directories directly below. The grid directories of a dataset may be left out.
     pub children: Vec<String>,
