@@ -170,7 +170,7 @@ pub(super) fn failed_block_finding(dataset: &Dataset, position: &GridPosition, e
             CodecError::Damaged { .. } => FindingKind::CorruptBlock,
             CodecError::WrongLength { .. } => FindingKind::WrongLength,
             CodecError::Trailing { .. } => FindingKind::TrailingBytes,
-            CodecError::Memory { .. } => FindingKind::UndecodableBlock,
+            CodecError::Memory { .. } | CodecError::Encode { .. } => FindingKind::UndecodableBlock,
             CodecError::Cancelled => FindingKind::UnreadableFile,
         },
     };
