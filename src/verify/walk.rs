@@ -370,9 +370,9 @@ impl ContainerWalker {
         }
         let grid = match role {
             EntryRole::GridDirectory(grid) => Some(grid),
-            _ => None,
+            EntryRole::Attributes | EntryRole::Block(..) | EntryRole::OutsideGrid(_) | EntryRole::Other => None,
         };
-        if key.segments().count() % LEVELS_PER_TASK != 0 {
+        if !key.segments().count().is_multiple_of(LEVELS_PER_TASK) {
             return self.walk_directory(key, grid, ancestors, resume).await;
         }
         let walk = self.clone();

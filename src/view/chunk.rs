@@ -57,7 +57,7 @@ pub enum ChunkSource {
         bytes: Bytes,
         /// Hash of the versions of the blocks.
         versions_hash: u64,
-        /// Dependency on the cached bytes; `None` if they are not cached.
+        /// Dependency on the cached bytes, or `None` if they are not cached.
         dependency: Option<Dependency>,
     },
     /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
@@ -321,12 +321,11 @@ impl Chunk {
             let meta = container.meta(freshness, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(single_block_fingerprint(position, &meta).etags_hash)));
         }
-        let slice = match self.plan_whole(container) {
-            Some(slice) => slice,
-            None => {
-                let layout = self.stream_layout().ok_or_else(|| self.too_large(container))?;
-                self.plan_banded(container, &self.region, &layout)?
-            }
+        let slice = if let Some(slice) = self.plan_whole(container) {
+            slice
+        } else {
+            let layout = self.stream_layout().ok_or_else(|| self.too_large(container))?;
+            self.plan_banded(container, &self.region, &layout)?
         };
         let fingerprint = read::fingerprint(container, freshness, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))

@@ -18,8 +18,8 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     /// and of the cache keys of encoded chunks.
     fn id(&self) -> String;
 
-    /// Returns an upper bound of the bytes that encoding a chunk of `shape` allocates, including the result, but without
-    /// the elements. An element has `width` bytes.
+    /// Returns an upper bound of the bytes that encoding a chunk of `shape` allocates, including the result, but
+    /// without the elements. An element has `width` bytes.
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
 
     /// Encodes elements as a chunk.

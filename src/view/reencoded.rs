@@ -244,8 +244,8 @@ impl ChunkEncoder for ReencodeTarget {
         self.data_type.is_none().then_some(self.encoding)
     }
 
-    /// Accepts blocks that have the size of their grid cell, clipped at the end of the dataset. Also accepts full blocks
-    /// at the end of the dataset, unless they are larger than TensorStore accepts.
+    /// Accepts blocks that have the size of their grid cell, clipped at the end of the dataset. Also accepts full
+    /// blocks at the end of the dataset, unless they are larger than TensorStore accepts.
     fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
         let width = dataset.data_type().size_bytes().unwrap_or(1) as u128;
         let full_bytes = || dataset.block_size().iter().fold(width, |bytes, size| bytes.saturating_mul((*size).into()));
