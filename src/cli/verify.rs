@@ -1,6 +1,8 @@
 //! `n5-server verify`: opens the container, follows the run, writes the report, and returns the exit status.
 
+mod recovery;
 mod report;
+mod report_lines;
 mod terminal;
 
 use std::sync::Arc;
@@ -8,7 +10,8 @@ use std::time::Duration;
 
 use anyhow::{Context, bail};
 
-use self::report::{ReportHeader, ReportWriter};
+use self::report::ReportWriter;
+use self::report_lines::ReportHeader;
 use self::terminal::Terminal;
 use super::arguments::VerifyArgs;
 use super::process::{escape_control_chars, shutdown_signal};
@@ -89,8 +92,8 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
     })
 }
 
-/// Returns the groups and datasets in `names`, without duplicates and without those inside others; the root if `names`
-/// is empty.
+/// Returns the groups and datasets in `names`, without duplicates and without those below another one. Returns the root
+/// if `names` is empty.
 async fn parse_roots(container: &Container, names: &[String]) -> anyhow::Result<Vec<Key>> {
     let mut keys = Vec::new();
     for name in names {

@@ -9,7 +9,7 @@ use std::time::Duration;
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairSemaphore};
 
 /// One page of a directory listing.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Listing {
     /// Entries, sorted by the bytes of their names.
     pub entries: Vec<DirEntry>,

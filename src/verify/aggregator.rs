@@ -5,7 +5,7 @@ use std::io;
 use super::entries::block_count;
 use super::event::{Checkpoint, DatasetTally, EventSink, Totals, VerifyEvent};
 use super::finding::{Finding, FindingKind};
-use super::walk::WalkItem;
+use super::walk_item::WalkItem;
 use n5_format::Coords;
 
 /// Maximum number of missing ranges that are reported for one dataset. Blocks of further ranges are only counted.

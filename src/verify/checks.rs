@@ -33,7 +33,8 @@ pub(super) async fn attribute_findings(
         description.problems.iter().filter_map(|problem| finding_of_problem(key, &description, problem)).collect();
     findings.extend(loaded.problems.into_iter().map(|problem| new_finding(FindingKind::UnusualAttributes, problem)));
     if let Ok(GroupState::Dataset(dataset)) = state {
-        let (compression, data_type) = (dataset.attributes.compression(), dataset.attributes.data_type());
+        let compression = dataset.attributes.compression();
+        let data_type = dataset.attributes.data_type();
         if compression.codec().is_none() {
             let message =
                 format!("compression {:?} is not supported, so its blocks cannot be decoded", compression.name());
@@ -101,11 +102,13 @@ fn inconsistent_level_sizes(node: &Node, pyramid: &Pyramid) -> Vec<String> {
                 },
             );
         if !is_consistent {
-            let (size, finest_size) = (dataset.dimensions().as_slice(), finest.dimensions().as_slice());
-            let (path, factors) = (&level.path, &level.factors);
             messages.push(format!(
-                "level {path} has the dimensions {size:?}, but level {} has {finest_size:?} and the factors are {factors:?}",
-                first.path
+                "level {} has the dimensions {:?}, but level {} has {:?} and the factors are {:?}",
+                level.path,
+                dataset.dimensions().as_slice(),
+                first.path,
+                finest.dimensions().as_slice(),
+                level.factors
             ));
         }
     }
@@ -117,11 +120,12 @@ pub(super) fn decoded_block_finding(dataset: &Dataset, position: &GridPosition, 
     let new_finding = |kind, message: String| Some(block_finding(kind, dataset, position, message));
     let cell_size = dataset.attributes.grid().clipped_size(position);
     if block.size.iter().zip(&cell_size).any(|(size, min_size)| size < min_size) {
-        let (size, cell_size) = (block.size.as_slice(), cell_size.as_slice());
-        return new_finding(
-            FindingKind::SmallBlock,
-            format!("the block has the size {size:?}, but its grid cell has the size {cell_size:?}"),
+        let message = format!(
+            "the block has the size {:?}, but its grid cell has the size {:?}",
+            block.size.as_slice(),
+            cell_size.as_slice()
         );
+        return new_finding(FindingKind::SmallBlock, message);
     }
     match block.mode {
         Some(BlockMode::VarLength) => {
@@ -166,7 +170,7 @@ pub(super) fn failed_block_finding(dataset: &Dataset, position: &GridPosition, e
             CodecError::Damaged { .. } => FindingKind::CorruptBlock,
             CodecError::WrongLength { .. } => FindingKind::WrongLength,
             CodecError::Trailing { .. } => FindingKind::TrailingBytes,
-            CodecError::Memory { .. } => FindingKind::UndecodableBlock,
+            CodecError::Memory { .. } | CodecError::Encode { .. } => FindingKind::UndecodableBlock,
             CodecError::Cancelled => FindingKind::UnreadableFile,
         },
     };

@@ -10,12 +10,20 @@ use crate::container::grid_component;
 use crate::store::Key;
 use n5_format::{Coords, GridPosition};
 
+/// A directory that is a part of a dataset's grid.
+#[derive(Debug)]
+pub(super) struct GridDirectory {
+    pub(super) dataset: Arc<Dataset>,
+    /// Grid components that lead from the dataset to the directory.
+    pub(super) prefix: Coords,
+}
+
 /// Role of an entry in its directory.
 pub(super) enum EntryRole {
     /// `attributes.json`.
     Attributes,
     /// A directory that leads to blocks.
-    GridDirectory(Arc<Dataset>, Coords),
+    GridDirectory(GridDirectory),
     /// A block.
     Block(Arc<Dataset>, GridPosition),
     /// A block outside the grid.
@@ -25,29 +33,68 @@ pub(super) enum EntryRole {
 }
 
 impl EntryRole {
-    /// Returns the role of the entry `name` of a directory. `grid` is the dataset whose grid the directory is a part
-    /// of, with the grid components that lead to the directory.
-    pub(super) fn of(grid: Option<&(Arc<Dataset>, Coords)>, name: &str) -> Self {
+    /// Returns the role of the entry `name` of a directory. `grid` is given if the directory is a part of a grid.
+    pub(super) fn of(grid: Option<&GridDirectory>, name: &str) -> Self {
         if name == ATTRIBUTES {
             return Self::Attributes;
         }
-        let (Some((dataset, prefix)), Some(number)) = (grid, grid_component(name)) else {
-            return Self::Other;
-        };
-        let mut components = prefix.clone();
-        components.push(number);
-        if components.len() < dataset.attributes.rank() {
-            return Self::GridDirectory(Arc::clone(dataset), components);
+        let (Some(grid), Some(component)) = (grid, grid_component(name)) else { return Self::Other };
+        let dataset = Arc::clone(&grid.dataset);
+        let mut prefix = grid.prefix.clone();
+        prefix.push(component);
+        if prefix.len() < dataset.attributes.rank() {
+            return Self::GridDirectory(GridDirectory { dataset, prefix });
         }
-        match dataset.position_in_grid(components) {
-            Some(position) => Self::Block(Arc::clone(dataset), position),
-            None => Self::OutsideGrid(Arc::clone(dataset)),
+        match dataset.position_in_grid(prefix) {
+            Some(position) => Self::Block(dataset, position),
+            None => Self::OutsideGrid(dataset),
         }
     }
 }
 
+/// Returns the finding about the directory `key` if a directory should not have this role.
+pub(super) fn directory_finding(key: &Key, role: &EntryRole) -> Option<Finding> {
+    match role {
+        EntryRole::Block(dataset, position) => {
+            let message = "there is a directory in place of a block";
+            let finding = Finding::new(FindingKind::DirectoryAtBlock, key.as_str(), message);
+            Some(finding.in_dataset(dataset.key.as_str()).at_position(position))
+        }
+        EntryRole::Attributes => {
+            Some(Finding::new(FindingKind::BrokenAttributes, key.as_str(), "attributes.json is a directory"))
+        }
+        EntryRole::GridDirectory(_) | EntryRole::OutsideGrid(_) | EntryRole::Other => None,
+    }
+}
+
+/// Returns the finding about the file `key` if a file should not have this role, or if it is unreadable attributes.
+pub(super) fn file_finding(key: &Key, role: &EntryRole, has_readable_attributes: bool) -> Option<Finding> {
+    let finding = |kind, message: &str| Finding::new(kind, key.as_str(), message);
+    match role {
+        EntryRole::Block(..) => None,
+        EntryRole::Attributes if has_readable_attributes => None,
+        EntryRole::Attributes => {
+            let message = "permission to read the file is denied, or it has just changed";
+            Some(finding(FindingKind::UnreadableFile, message))
+        }
+        EntryRole::OutsideGrid(dataset) => {
+            let shape = dataset.attributes.grid().shape();
+            let message = format!("the block is outside the grid of {:?} blocks", shape.as_slice());
+            Some(finding(FindingKind::OutsideGrid, &message).in_dataset(dataset.key.as_str()))
+        }
+        EntryRole::GridDirectory(grid) => {
+            let message = "there is a file in place of a directory of blocks";
+            Some(finding(FindingKind::MisplacedFile, message).in_dataset(grid.dataset.key.as_str()))
+        }
+        EntryRole::Other if key.name().is_some_and(is_temporary) => {
+            Some(finding(FindingKind::TemporaryFile, "the name is that of a file that is still being written"))
+        }
+        EntryRole::Other => Some(finding(FindingKind::StrayFile, "it is neither attributes nor a block")),
+    }
+}
+
 /// Returns the finding for a name that the store does not list. Its kind depends on the role of the entry.
-pub(super) fn unlisted_name_finding(parent: &Key, grid: Option<&(Arc<Dataset>, Coords)>, name: &str) -> Finding {
+pub(super) fn unlisted_name_finding(parent: &Key, grid: Option<&GridDirectory>, name: &str) -> Finding {
     let entry = parent.child(name).map(|key| (key, EntryRole::of(grid, name)));
     let causes = "a dangling link, a link that is not followed, or something that is neither a file nor a directory";
     match entry {
@@ -57,9 +104,9 @@ pub(super) fn unlisted_name_finding(parent: &Key, grid: Option<&(Arc<Dataset>, C
                 .in_dataset(dataset.key.as_str())
                 .at_position(&position)
         }
-        Ok((key, EntryRole::GridDirectory(dataset, _))) => {
+        Ok((key, EntryRole::GridDirectory(grid))) => {
             let message = format!("in place of a directory of blocks, there is {causes}");
-            unlisted_finding(FindingKind::UnreadableFile, &key, message).in_dataset(dataset.key.as_str())
+            unlisted_finding(FindingKind::UnreadableFile, &key, message).in_dataset(grid.dataset.key.as_str())
         }
         Ok((key, EntryRole::Attributes)) => unlisted_finding(
             FindingKind::UnreadableFile,
@@ -84,7 +131,7 @@ pub(super) fn unlisted_finding(kind: FindingKind, key: &Key, message: String) ->
 }
 
 /// Returns true if writers, file systems or tools give such a name to files that are not complete yet.
-pub(super) fn is_temporary(name: &str) -> bool {
+fn is_temporary(name: &str) -> bool {
     const SUFFIXES: [&str; 8] = [".partial", ".tmp", ".temp", ".part", ".lock", ".__lock", ".swp", "~"];
     const PREFIXES: [&str; 4] = [".nfs", ".fuse_hidden", ".tmp", ".#"];
     SUFFIXES.iter().any(|suffix| name.ends_with(suffix))
@@ -156,7 +203,8 @@ impl IntervalSet {
 pub(super) fn missing_range(prefix: &[u64], (from, to): (u64, u64), shape: &[u64]) -> [Coords; 2] {
     let further_sizes = shape.get(prefix.len().saturating_add(1)..).unwrap_or_default();
     let first = prefix.iter().copied().chain([from]).chain(further_sizes.iter().map(|_| 0)).collect();
-    let last = prefix.iter().copied().chain([to]).chain(further_sizes.iter().map(|n| n.saturating_sub(1))).collect();
+    let last =
+        prefix.iter().copied().chain([to]).chain(further_sizes.iter().map(|size| size.saturating_sub(1))).collect();
     [first, last]
 }
 
@@ -190,8 +238,8 @@ mod tests {
     #[test]
     fn too_many_runs_are_discarded() {
         let mut set = IntervalSet::default();
-        for n in 0..=MAX_RUNS as u64 {
-            set.add(2 * n);
+        for run in 0..=MAX_RUNS as u64 {
+            set.add(2 * run);
         }
         assert_eq!((set.gaps(9), set.runs.len()), (None, 0));
     }

@@ -1,16 +1,18 @@
 //! Verification of a container: walks everything in it, decodes every block and reports each finding.
 //!
-//! It reads what the server would read, in the same way, and writes nothing into the container. Memory is limited to
-//! the budgets, nine pages of a listing for each level of directories, and the buffered items.
+//! A verification reads what the server would read, in the same way, and writes nothing into the container. Its memory
+//! is limited to the budgets, nine pages of a listing for each level of directories, and the buffered items.
 
 mod aggregator;
 mod checks;
 mod entries;
 mod event;
 mod finding;
+mod prefetch;
 mod previous_run;
 mod retry;
 mod walk;
+mod walk_item;
 
 use std::future::Future;
 use std::io;
@@ -21,7 +23,9 @@ use std::time::Duration;
 
 use futures_util::StreamExt;
 use futures_util::stream::unfold;
-use tokio::sync::mpsc;
+use tokio::sync::mpsc::error::SendError;
+use tokio::sync::mpsc::{self, Sender};
+use tokio::task::JoinHandle;
 
 pub use event::{Checkpoint, DatasetTally, EventSink, Totals, VerifyEvent};
 pub use finding::{FINDING_KINDS, Finding, FindingDescriptor, FindingKind, Severity};
@@ -34,7 +38,8 @@ use crate::store::{Key, Store};
 use aggregator::ResultAggregator;
 use previous_run::names_below;
 use retry::StorageRetry;
-use walk::{ContainerWalker, WalkItem};
+use walk::ContainerWalker;
+use walk_item::WalkItem;
 
 /// Maximum number of directories that are read to estimate the number of blocks.
 const MAX_SURVEYED_DIRECTORIES: usize = 10_000;
@@ -65,6 +70,17 @@ pub enum VerifyOutcome {
     StorageStalled(Totals, String),
 }
 
+impl VerifyOutcome {
+    /// Creates the outcome of a run that ended early: because the storage stalled, with the last error, or else because
+    /// the run was told to stop.
+    fn interrupted(totals: Totals, stalled: Option<String>) -> Self {
+        match stalled {
+            Some(error) => Self::StorageStalled(totals, error),
+            None => Self::Stopped(totals),
+        }
+    }
+}
+
 impl Verifier {
     /// Verifies until everything is walked or `stop` is ready. Resumes where an earlier run stopped, or starts at the
     /// beginning.
@@ -77,33 +93,29 @@ impl Verifier {
         sink: &mut dyn EventSink,
         stop: impl Future<Output = ()>,
     ) -> io::Result<VerifyOutcome> {
-        let resume = previous_run.as_ref().map(|run| run.checkpoint.clone());
-        let mut aggregator = ResultAggregator::new(resume.clone().unwrap_or_default(), self.report_missing, sink);
+        let checkpoint = previous_run.as_ref().map(|run| run.checkpoint.clone());
+        let mut aggregator = ResultAggregator::new(checkpoint.clone().unwrap_or_default(), self.report_missing, sink);
         let retry = Arc::new(StorageRetry::new(Arc::clone(&self.store), self.stall_timeout));
-        let mut stop = pin!(stop);
-        let mut given_up = pin!(retry.wait_until_given_up());
+        let mut interruption = pin!(async {
+            tokio::select! {
+                biased;
+                () = stop => None,
+                reason = retry.wait_until_given_up() => Some(reason),
+            }
+        });
         if let Some(previous_run) = &previous_run {
             tokio::select! {
                 biased;
                 // The walk has not begun, so there is no checkpoint. A run that resumes later reports the changes
                 // again.
-                () = &mut stop => return Ok(VerifyOutcome::Stopped(previous_run.checkpoint.totals.clone())),
-                reason = &mut given_up => return Ok(VerifyOutcome::StorageStalled(previous_run.checkpoint.totals.clone(), reason)),
+                stalled = &mut interruption => {
+                    return Ok(VerifyOutcome::interrupted(previous_run.checkpoint.totals.clone(), stalled));
+                }
                 result = self.report_changed_datasets(&retry, &mut aggregator, previous_run) => result?,
             }
         }
         let (sender, receiver) = mpsc::channel(256);
-        let walker = ContainerWalker {
-            container: self.container.clone(),
-            store: Arc::clone(&self.store),
-            retry: Arc::clone(&retry),
-            items: sender,
-            report_missing: self.report_missing,
-            head_of_line: Arc::new(AtomicBool::new(true)),
-        };
-        let (start, after) = resume.map_or((0, None), |checkpoint| (checkpoint.root, Some(checkpoint.after)));
-        let after = after.and_then(|after| names_below(self.roots.get(start)?, &after));
-        let walk_task = tokio::spawn(walker.run(self.roots.clone(), start, after));
+        let walk_task = self.start_walk(&retry, checkpoint, sender);
         // Results keep the order of the walk: two runs report the same, and a run can resume where another stopped.
         let max_concurrent = self.container.resources().settings().cores.saturating_mul(4).max(16);
         let items = unfold(receiver, |mut receiver| async { receiver.recv().await.map(|item| (item, receiver)) });
@@ -111,15 +123,10 @@ impl Verifier {
         loop {
             tokio::select! {
                 biased;
-                () = &mut stop => {
+                stalled = &mut interruption => {
                     walk_task.abort();
                     aggregator.emit_checkpoint()?;
-                    return Ok(VerifyOutcome::Stopped(aggregator.totals()));
-                }
-                reason = &mut given_up => {
-                    walk_task.abort();
-                    aggregator.emit_checkpoint()?;
-                    return Ok(VerifyOutcome::StorageStalled(aggregator.totals(), reason));
+                    return Ok(VerifyOutcome::interrupted(aggregator.totals(), stalled));
                 }
                 result = results.next() => match result {
                     Some(result) => aggregator.record(result)?,
@@ -133,10 +140,31 @@ impl Verifier {
         }
     }
 
+    /// Starts the task that walks the container and sends its items to `items`. The walk continues after `checkpoint`.
+    fn start_walk(
+        &self,
+        retry: &Arc<StorageRetry>,
+        checkpoint: Option<Checkpoint>,
+        items: Sender<WalkItem>,
+    ) -> JoinHandle<Result<(), SendError<()>>> {
+        let walker = ContainerWalker {
+            container: self.container.clone(),
+            store: Arc::clone(&self.store),
+            retry: Arc::clone(retry),
+            items,
+            report_missing: self.report_missing,
+            head_of_line: Arc::new(AtomicBool::new(true)),
+        };
+        let Checkpoint { root, after, .. } = checkpoint.unwrap_or_default();
+        let resume = self.roots.get(root).and_then(|root| names_below(root, &after));
+        tokio::spawn(walker.run(self.roots.clone(), root, resume))
+    }
+
     /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the display of progress.
     pub async fn estimate_blocks(&self) -> u64 {
         let freshness = self.container.resources().request_freshness();
-        let (mut pending, mut blocks) = (self.roots.clone(), 0_u64);
+        let mut pending = self.roots.clone();
+        let mut blocks = 0_u64;
         for _ in 0..MAX_SURVEYED_DIRECTORIES {
             let Some(key) = pending.pop() else { break };
             if let Ok(group) = self.container.group(freshness, &key).await
@@ -154,7 +182,7 @@ impl Verifier {
         blocks
     }
 
-    /// Verifies an item: decodes it if it is a block. Several items are verified concurrently.
+    /// Decodes the block of an item and returns the result. Returns every other item unchanged.
     async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> WalkItem {
         let WalkItem::Block(dataset, position) = item else { return item };
         let attributes = &dataset.attributes;

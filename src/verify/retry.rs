@@ -17,7 +17,7 @@ const MAX_BACKOFF: Duration = Duration::from_secs(10);
 #[derive(Debug)]
 pub(super) struct StorageRetry {
     store: Arc<dyn Store>,
-    /// Time after which an operation is no longer retried.
+    /// Time from the first attempt after which an operation is no longer retried.
     max_elapsed: Duration,
     given_up: watch::Sender<Option<String>>,
 }
@@ -35,7 +35,8 @@ impl StorageRetry {
     where
         F: Future<Output = Result<T, ReadError>>,
     {
-        let (started, mut backoff) = (Instant::now(), INITIAL_BACKOFF);
+        let started = Instant::now();
+        let mut backoff = INITIAL_BACKOFF;
         loop {
             let error = match attempt().await {
                 Err(error) if is_transient(&error) => error,

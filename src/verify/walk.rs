@@ -1,61 +1,29 @@
-//! Walk of a container: directories in the byte order of their names, each entry once, without decoding.
+//! Walk of a container, which visits each entry once, in the byte order of the names, without decoding blocks.
 //!
 //! Directories that follow the current one are prefetched, that is, walked before their turn, because a file server
-//! takes time to answer each request. Their items are buffered until their turn, so items are always in the order of
-//! the names.
+//! takes time to answer each request. The items of a prefetched directory are buffered until its turn, so items are
+//! always in the order of the names.
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::HashSet;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::AtomicBool;
 
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
+use tokio::sync::mpsc::Sender;
 use tokio::sync::mpsc::error::SendError;
-use tokio::sync::mpsc::{self, Receiver, Sender};
-use tokio::task::JoinHandle;
 use tokio_util::task::AbortOnDropHandle;
 
 use super::checks;
-use super::entries::{self, EntryRole, IntervalSet, is_temporary, missing_range};
+use super::entries::{self, EntryRole, GridDirectory, IntervalSet, missing_range};
 use super::finding::{Finding, FindingKind};
+use super::prefetch::{WalkPrefetcher, join_walk};
 use super::retry::StorageRetry;
-use crate::cache::{ATTRIBUTES, Dataset, Group, GroupState, ReadError};
+use super::walk_item::WalkItem;
+use crate::cache::{ATTRIBUTES, Group, GroupState, ReadError};
 use crate::container::{Container, grid_component};
 use crate::store::{DirEntry, FilterDecision, Key, Listing, Store};
-use n5_format::{Coords, GridPosition};
-
-/// An item of the walk.
-#[derive(Debug)]
-pub(super) enum WalkItem {
-    /// The walk below the root of this index begins.
-    RootStart(usize),
-    /// A directory that is not a dataset.
-    Group,
-    /// A dataset begins. All items up to its [`WalkItem::DatasetEnd`] are below it. `resumed` is true if an earlier run
-    /// began it.
-    DatasetStart { dataset: Arc<Dataset>, resumed: bool },
-    /// The innermost dataset ends.
-    DatasetEnd,
-    /// A finding.
-    Finding(Finding),
-    /// Blocks that the innermost dataset lacks: the first and the last position, inclusive.
-    MissingRange([Coords; 2]),
-    /// The innermost dataset lacks blocks in too many ranges to report each. The value is the length of the grid along
-    /// the axis of the directory.
-    ScatteredMissing(u64),
-    /// A stored block in the grid of a dataset.
-    Block(Arc<Dataset>, GridPosition),
-    /// A block after its verification. `lengths` holds its stored and its decoded length in bytes if it decodes. If it
-    /// does not, and there is no finding, the reason lies in its dataset, which has its own finding.
-    VerifiedBlock {
-        dataset: Arc<Dataset>,
-        position: GridPosition,
-        lengths: Option<(u64, u64)>,
-        finding: Option<Box<Finding>>,
-    },
-    /// A file that is not a block has been passed.
-    FileVisited(Key),
-}
+use n5_format::Coords;
 
 /// Maximum number of entries of a directory that are held at once.
 const PAGE_ENTRIES: usize = 1 << 14;
@@ -82,13 +50,40 @@ pub(super) struct ContainerWalker {
 #[derive(Debug)]
 struct WalkedDirectory {
     key: Key,
-    /// The dataset whose grid the directory is a part of, with the grid components that lead to the directory. `None`
-    /// if the directory is a part of the hierarchy of groups.
-    grid: Option<(Arc<Dataset>, Coords)>,
+    /// Part of a grid that the directory is. `None` for a directory in the hierarchy of groups.
+    grid: Option<GridDirectory>,
     /// Identities of the directories above, as [`Store::identity`] returns them.
     ancestors: Vec<u64>,
     /// False if no attributes were found. An `attributes.json` among the entries is then unreadable.
     has_readable_attributes: bool,
+}
+
+/// State of the walk of one directory, from page to page of its listing.
+#[derive(Debug, Default)]
+struct DirectoryProgress {
+    /// Names that lead from the directory to the position where an earlier run stopped. `None` after this position.
+    resume: Option<Vec<String>>,
+    /// Grid components of the entries that are present, if missing ranges are reported and the directory is a part of
+    /// a grid.
+    present: Option<IntervalSet>,
+    omitted_names: HashSet<String>,
+    /// Largest number of omitted entries that a page counted.
+    max_omitted: u64,
+}
+
+impl DirectoryProgress {
+    fn mark_present(&mut self, name: &str) {
+        if let (Some(present), Some(number)) = (&mut self.present, grid_component(name)) {
+            present.add(number);
+        }
+    }
+
+    /// Passes the position where an earlier run stopped. If the position is `entry` or below, returns the names that
+    /// lead from `entry` to the position.
+    fn pass_resume_position(&mut self, entry: &DirEntry) -> Option<Vec<String>> {
+        let mut names = self.resume.take()?;
+        (names.first() == Some(&entry.name)).then(|| names.split_off(1))
+    }
 }
 
 impl ContainerWalker {
@@ -121,56 +116,69 @@ impl ContainerWalker {
         self.send(WalkItem::Finding(Finding::new(kind, key.as_str(), message))).await
     }
 
-    /// Walks a directory. Returns true if it is a part of the grid that it lies in. `resume` holds the names that lead
-    /// from the directory to the position where an earlier run stopped.
+    /// Walks a directory. Returns true if the directory is a part of the grid of a dataset above. `resume` holds the
+    /// names that lead from the directory to the position where an earlier run stopped.
     fn walk_directory(
         &self,
         key: Key,
-        grid: Option<(Arc<Dataset>, Coords)>,
+        grid: Option<GridDirectory>,
         ancestors: Vec<u64>,
         resume: Option<Vec<String>>,
     ) -> BoxFuture<'_, Result<bool, SendError<()>>> {
         async move {
             let group = self.group(&key).await;
             let state = group.as_ref().map(|group| &group.state);
+            let dataset = match state {
+                Ok(GroupState::Dataset(dataset)) => Some(dataset),
+                _ => None,
+            };
             // A directory of a grid remains a part of the grid whatever its attributes are, unless they describe a
             // nested dataset.
-            if grid.is_some() && !matches!(state, Ok(GroupState::Dataset(_))) {
+            if grid.is_some() && dataset.is_none() {
                 if resume.is_none() {
                     self.report_misplaced_attributes(&key, state).await?;
                 }
-                self.walk_entries(WalkedDirectory { key, grid, ancestors, has_readable_attributes: true }, resume)
-                    .await?;
+                let directory = WalkedDirectory { key, grid, ancestors, has_readable_attributes: true };
+                self.walk_entries(directory, resume).await?;
                 return Ok(true);
             }
             let Some(ancestors) = self.push_ancestor(&key, ancestors).await? else { return Ok(false) };
-            let has_attributes = !matches!(state, Ok(GroupState::NoAttributes));
-            if resume.is_none() {
-                let findings = checks::attribute_findings(&self.container, &self.retry, &key, state).await;
-                if let Ok(GroupState::Dataset(dataset)) = state {
-                    self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: false }).await?;
-                } else {
-                    self.send(WalkItem::Group).await?;
-                }
-                for finding in findings {
-                    self.send(WalkItem::Finding(finding)).await?;
-                }
-            } else if let Ok(GroupState::Dataset(dataset)) = state {
-                self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed: true }).await?;
-            }
-            let grid = match state {
-                Ok(GroupState::Dataset(dataset)) => Some((Arc::clone(dataset), Coords::new())),
-                _ => None,
-            };
-            let is_dataset = grid.is_some();
-            let directory = WalkedDirectory { key, grid, ancestors, has_readable_attributes: has_attributes };
-            self.walk_entries(directory, resume).await?;
-            if is_dataset {
+            self.send_directory_start(&key, state, resume.is_some()).await?;
+            let has_readable_attributes = !matches!(state, Ok(GroupState::NoAttributes));
+            let grid = dataset.map(|dataset| GridDirectory { dataset: Arc::clone(dataset), prefix: Coords::new() });
+            self.walk_entries(WalkedDirectory { key, grid, ancestors, has_readable_attributes }, resume).await?;
+            if dataset.is_some() {
                 self.send(WalkItem::DatasetEnd).await?;
             }
             Ok(false)
         }
         .boxed()
+    }
+
+    /// Sends the beginning of a group or dataset, with the findings about its attributes. If an earlier run has sent
+    /// them already, sends only the beginning of a dataset.
+    async fn send_directory_start(
+        &self,
+        key: &Key,
+        state: Result<&GroupState, &ReadError>,
+        resumed: bool,
+    ) -> Result<(), SendError<()>> {
+        let findings = if resumed {
+            Vec::new()
+        } else {
+            checks::attribute_findings(&self.container, &self.retry, key, state).await
+        };
+        match state {
+            Ok(GroupState::Dataset(dataset)) => {
+                self.send(WalkItem::DatasetStart { dataset: Arc::clone(dataset), resumed }).await?;
+            }
+            _ if resumed => {}
+            _ => self.send(WalkItem::Group).await?,
+        }
+        for finding in findings {
+            self.send(WalkItem::Finding(finding)).await?;
+        }
+        Ok(())
     }
 
     /// Reports the attributes of a directory of a grid, which should have none.
@@ -212,22 +220,15 @@ impl ContainerWalker {
     }
 
     /// Walks the entries of a directory.
-    async fn walk_entries(
-        &self,
-        directory: WalkedDirectory,
-        mut resume: Option<Vec<String>>,
-    ) -> Result<(), SendError<()>> {
+    async fn walk_entries(&self, directory: WalkedDirectory, resume: Option<Vec<String>>) -> Result<(), SendError<()>> {
         let directory = Arc::new(directory);
-        let (key, grid) = (&directory.key, directory.grid.as_ref());
-        let mut present = self.report_missing.then(IntervalSet::default);
+        let key = &directory.key;
+        let present = (self.report_missing && directory.grid.is_some()).then(IntervalSet::default);
+        let mut progress = DirectoryProgress { resume, present, ..DirectoryProgress::default() };
         let mut after: Option<String> = None;
-        let (mut omitted_names, mut max_omitted) = (HashSet::new(), 0);
         loop {
-            let page = match self.list(key, after.as_deref(), PAGE_ENTRIES).await {
-                Ok(Some(page)) => page,
-                Ok(None) => {
-                    Listing { entries: Vec::new(), has_more: false, omitted_names: Vec::new(), omitted_count: 0 }
-                }
+            let mut page = match self.list(key, after.as_deref(), PAGE_ENTRIES).await {
+                Ok(page) => page.unwrap_or_default(),
                 Err(error) => {
                     return self.send_finding(FindingKind::UnreadableDirectory, key, error.to_string()).await;
                 }
@@ -237,69 +238,81 @@ impl ContainerWalker {
                     "the directory cannot be listed: permission is denied, or it was removed before it could be read";
                 return self.send_finding(FindingKind::UnreadableDirectory, key, message).await;
             }
-            max_omitted = max_omitted.max(page.omitted_count);
-            for name in page.omitted_names {
-                if omitted_names.insert(name.clone()) {
-                    if resume.is_none() {
-                        self.send(WalkItem::Finding(entries::unlisted_name_finding(key, grid, &name))).await?;
-                    }
-                    mark_present(grid, &name, &mut present);
-                }
-            }
-            let mut prefetcher = WalkPrefetcher::default();
-            for (index, entry) in page.entries.iter().enumerate() {
-                // Entries before the position at which an earlier run stopped are skipped.
-                let target = resume.as_ref().and_then(|names| names.first()).map(String::as_str);
-                let child_resume = match target.map(|target| entry.name.as_str().cmp(target)) {
-                    None => None,
-                    Some(std::cmp::Ordering::Less) => {
-                        self.mark_walked_before(key, grid, entry, &mut present).await;
-                        continue;
-                    }
-                    Some(std::cmp::Ordering::Greater) => {
-                        resume = None;
-                        None
-                    }
-                    Some(std::cmp::Ordering::Equal) => {
-                        let remaining =
-                            resume.take().map(|mut names| names.split_off(1)).filter(|names| !names.is_empty());
-                        if remaining.is_none() || !entry.is_directory {
-                            self.mark_walked_before(key, grid, entry, &mut present).await;
-                            continue;
-                        }
-                        remaining
-                    }
-                };
-                // Entries after the position at which an earlier run stopped are walked completely, so they can be
-                // prefetched.
-                if resume.is_none() {
-                    prefetcher.prefetch(&self.head_of_line, &page.entries, index, |entry, items, head_of_line| {
-                        let walk = Self { items, head_of_line, ..self.clone() };
-                        let (directory, entry) = (Arc::clone(&directory), entry.clone());
-                        tokio::spawn(async move { walk.walk_entry(&directory, &entry, None).await })
-                    });
-                }
-                let is_present = match prefetcher.drain(&self.items, index).await {
-                    Some(walked) => walked?,
-                    None => self.walk_entry(&directory, entry, child_resume).await?,
-                };
-                if is_present {
-                    mark_present(grid, &entry.name, &mut present);
-                }
-            }
-            after = page.entries.last().map(|entry| entry.name.clone());
+            self.report_omitted(&directory, &page, &mut progress).await?;
+            self.walk_page(&directory, &page.entries, &mut progress).await?;
+            after = page.entries.pop().map(|entry| entry.name);
             if !page.has_more || after.is_none() {
                 break;
             }
         }
         // A page names only a few of the entries that it omits, and counts the others.
-        let unnamed_count = max_omitted.saturating_sub(omitted_names.len() as u64);
+        let unnamed_count = progress.max_omitted.saturating_sub(progress.omitted_names.len() as u64);
         if unnamed_count > 0 {
-            let kind = if grid.is_some() { FindingKind::UnreadableFile } else { FindingKind::UnlistedName };
+            let kind = if directory.grid.is_some() { FindingKind::UnreadableFile } else { FindingKind::UnlistedName };
             let message = format!("{unnamed_count} or more other names are not listed either, for the same reasons");
             self.send(WalkItem::Finding(entries::unlisted_finding(kind, key, message))).await?;
         }
-        self.send_missing_ranges(grid, present).await
+        match (&directory.grid, progress.present) {
+            (Some(grid), Some(present)) => self.send_missing_ranges(grid, &present).await,
+            _ => Ok(()),
+        }
+    }
+
+    /// Reports the omitted entries that `page` names, each of them once.
+    async fn report_omitted(
+        &self,
+        directory: &WalkedDirectory,
+        page: &Listing,
+        progress: &mut DirectoryProgress,
+    ) -> Result<(), SendError<()>> {
+        progress.max_omitted = progress.max_omitted.max(page.omitted_count);
+        for name in &page.omitted_names {
+            if progress.omitted_names.insert(name.clone()) {
+                if progress.resume.is_none() {
+                    let finding = entries::unlisted_name_finding(&directory.key, directory.grid.as_ref(), name);
+                    self.send(WalkItem::Finding(finding)).await?;
+                }
+                progress.mark_present(name);
+            }
+        }
+        Ok(())
+    }
+
+    /// Walks the entries of one page, except for those that an earlier run has walked.
+    async fn walk_page(
+        &self,
+        directory: &Arc<WalkedDirectory>,
+        entries: &[DirEntry],
+        progress: &mut DirectoryProgress,
+    ) -> Result<(), SendError<()>> {
+        let resume_name = progress.resume.as_ref().and_then(|names| names.first());
+        let first = resume_name.map_or(0, |name| entries.partition_point(|entry| entry.name < *name));
+        for entry in entries.iter().take(first) {
+            self.mark_walked_before(directory, entry, progress).await;
+        }
+        let mut resume = entries.get(first).and_then(|entry| progress.pass_resume_position(entry));
+        let mut prefetcher = WalkPrefetcher::default();
+        for (index, entry) in entries.iter().enumerate().skip(first) {
+            let resume = resume.take();
+            if resume.as_ref().is_some_and(|names| names.is_empty() || !entry.is_directory) {
+                self.mark_walked_before(directory, entry, progress).await;
+                continue;
+            }
+            prefetcher.prefetch(&self.head_of_line, entries, index, |entry, items, head_of_line| {
+                let walk = Self { items, head_of_line, ..self.clone() };
+                let directory = Arc::clone(directory);
+                let entry = entry.clone();
+                tokio::spawn(async move { walk.walk_entry(&directory, &entry, None).await })
+            });
+            let is_present = match prefetcher.drain(&self.items, index).await {
+                Some(walked) => walked?,
+                None => self.walk_entry(directory, entry, resume).await?,
+            };
+            if is_present {
+                progress.mark_present(&entry.name);
+            }
+        }
+        Ok(())
     }
 
     async fn group(&self, key: &Key) -> Result<Arc<Group>, ReadError> {
@@ -317,110 +330,87 @@ impl ContainerWalker {
         !matches!(self.list(key, None, 1).await, Ok(Some(_)))
     }
 
-    /// Walks an entry of a directory. Returns true if it is a part of the grid that it lies in.
+    /// Walks an entry of a directory. Returns true if the entry is a part of the directory's grid.
     async fn walk_entry(
         &self,
         directory: &WalkedDirectory,
         entry: &DirEntry,
         resume: Option<Vec<String>>,
     ) -> Result<bool, SendError<()>> {
-        let WalkedDirectory { key: parent, grid, ancestors, has_readable_attributes } = directory;
-        let Ok(key) = parent.child(&entry.name) else {
-            self.send_finding(FindingKind::UnreadableDirectory, parent, "directories are nested too deeply").await?;
+        let Ok(key) = directory.key.child(&entry.name) else {
+            let message = "directories are nested too deeply";
+            self.send_finding(FindingKind::UnreadableDirectory, &directory.key, message).await?;
             return Ok(false);
         };
-        let entry_role = EntryRole::of(grid.as_ref(), &entry.name);
-        let new_finding = |kind, message: &str| Finding::new(kind, key.as_str(), message);
+        let role = EntryRole::of(directory.grid.as_ref(), &entry.name);
         if entry.is_directory {
-            let (child_grid, finding) = match entry_role {
-                EntryRole::GridDirectory(dataset, prefix) => (Some((dataset, prefix)), None),
-                EntryRole::Block(dataset, position) => {
-                    let finding =
-                        new_finding(FindingKind::DirectoryAtBlock, "there is a directory in place of a block");
-                    (None, Some(finding.in_dataset(dataset.key.as_str()).at_position(&position)))
-                }
-                EntryRole::Attributes => {
-                    (None, Some(new_finding(FindingKind::BrokenAttributes, "attributes.json is a directory")))
-                }
-                EntryRole::OutsideGrid(_) | EntryRole::Other => (None, None),
-            };
-            if let Some(finding) = finding.filter(|_| resume.is_none()) {
-                self.send(WalkItem::Finding(finding)).await?;
-            }
-            if key.segments().count() % LEVELS_PER_TASK != 0 {
-                return self.walk_directory(key, child_grid, ancestors.clone(), resume).await;
-            }
-            let (walk, ancestors) = (self.clone(), ancestors.clone());
-            let task = tokio::spawn(async move { walk.walk_directory(key, child_grid, ancestors, resume).await });
-            return join_walk(AbortOnDropHandle::new(task)).await;
+            return self.walk_subdirectory(key, role, directory.ancestors.clone(), resume).await;
         }
-        let finding = match entry_role {
-            EntryRole::Block(dataset, position) => {
-                self.send(WalkItem::Block(dataset, position)).await?;
-                return Ok(true);
-            }
-            EntryRole::Attributes if *has_readable_attributes => None,
-            EntryRole::Attributes => Some(new_finding(
-                FindingKind::UnreadableFile,
-                "permission to read the file is denied, or it has just changed",
-            )),
-            EntryRole::OutsideGrid(dataset) => {
-                let shape = dataset.attributes.grid().shape();
-                let message = format!("the block is outside the grid of {:?} blocks", shape.as_slice());
-                Some(new_finding(FindingKind::OutsideGrid, &message).in_dataset(dataset.key.as_str()))
-            }
-            EntryRole::GridDirectory(dataset, _) => {
-                let message = "there is a file in place of a directory of blocks";
-                Some(new_finding(FindingKind::MisplacedFile, message).in_dataset(dataset.key.as_str()))
-            }
-            EntryRole::Other if is_temporary(&entry.name) => {
-                let message = "the name is that of a file that is still being written";
-                Some(new_finding(FindingKind::TemporaryFile, message))
-            }
-            EntryRole::Other => Some(new_finding(FindingKind::StrayFile, "it is neither attributes nor a block")),
-        };
-        if let Some(finding) = finding {
+        if let EntryRole::Block(dataset, position) = role {
+            self.send(WalkItem::Block(dataset, position)).await?;
+            return Ok(true);
+        }
+        if let Some(finding) = entries::file_finding(&key, &role, directory.has_readable_attributes) {
             self.send(WalkItem::Finding(finding)).await?;
         }
         self.send(WalkItem::FileVisited(key)).await?;
         Ok(false)
     }
 
-    /// Marks an entry as present if it is a part of the grid. An earlier run has already walked it.
+    /// Walks the directory `key`, which has this role in the directory above.
+    async fn walk_subdirectory(
+        &self,
+        key: Key,
+        role: EntryRole,
+        ancestors: Vec<u64>,
+        resume: Option<Vec<String>>,
+    ) -> Result<bool, SendError<()>> {
+        if let Some(finding) = entries::directory_finding(&key, &role).filter(|_| resume.is_none()) {
+            self.send(WalkItem::Finding(finding)).await?;
+        }
+        let grid = match role {
+            EntryRole::GridDirectory(grid) => Some(grid),
+            EntryRole::Attributes | EntryRole::Block(..) | EntryRole::OutsideGrid(_) | EntryRole::Other => None,
+        };
+        if !key.segments().count().is_multiple_of(LEVELS_PER_TASK) {
+            return self.walk_directory(key, grid, ancestors, resume).await;
+        }
+        let walk = self.clone();
+        let task = tokio::spawn(async move { walk.walk_directory(key, grid, ancestors, resume).await });
+        join_walk(AbortOnDropHandle::new(task)).await
+    }
+
+    /// Marks an entry that an earlier run has walked as present if it is a part of the grid.
     async fn mark_walked_before(
         &self,
-        parent: &Key,
-        grid: Option<&(Arc<Dataset>, Coords)>,
+        directory: &WalkedDirectory,
         entry: &DirEntry,
-        present: &mut Option<IntervalSet>,
+        progress: &mut DirectoryProgress,
     ) {
-        if present.is_none() {
+        if progress.present.is_none() {
             return;
         }
-        let is_part_of_grid = match (EntryRole::of(grid, &entry.name), parent.child(&entry.name)) {
-            (EntryRole::GridDirectory(..), Ok(key)) if entry.is_directory => {
+        let role = EntryRole::of(directory.grid.as_ref(), &entry.name);
+        let is_part_of_grid = match (role, directory.key.child(&entry.name)) {
+            (EntryRole::GridDirectory(_), Ok(key)) if entry.is_directory => {
                 !self.group(&key).await.is_ok_and(|group| matches!(group.state, GroupState::Dataset(_)))
             }
             (EntryRole::Block(..), _) => !entry.is_directory,
             _ => false,
         };
         if is_part_of_grid {
-            mark_present(grid, &entry.name, present);
+            progress.mark_present(&entry.name);
         }
     }
 
-    /// Reports the numbers that a directory of a grid lacks.
-    async fn send_missing_ranges(
-        &self,
-        grid: Option<&(Arc<Dataset>, Coords)>,
-        present: Option<IntervalSet>,
-    ) -> Result<(), SendError<()>> {
-        let (Some((dataset, prefix)), Some(present)) = (grid, present) else { return Ok(()) };
-        let mut shape = dataset.attributes.grid().shape();
+    /// Reports the grid components that a directory of a grid lacks.
+    async fn send_missing_ranges(&self, grid: &GridDirectory, present: &IntervalSet) -> Result<(), SendError<()>> {
+        let prefix = &grid.prefix;
+        let mut shape = grid.dataset.attributes.grid().shape();
         if shape.is_empty() {
             shape.push(1);
         }
-        let is_inside = prefix.iter().zip(&shape).all(|(number, count)| number < count);
+        let is_inside = prefix.iter().zip(&shape).all(|(component, count)| component < count);
         let count = shape.get(prefix.len()).copied().unwrap_or(0);
         if !is_inside || shape.contains(&0) {
             return Ok(());
@@ -431,86 +421,4 @@ impl ContainerWalker {
         }
         Ok(())
     }
-}
-
-fn mark_present(grid: Option<&(Arc<Dataset>, Coords)>, name: &str, present: &mut Option<IntervalSet>) {
-    if let (Some(_), Some(present), Some(number)) = (grid, present, grid_component(name)) {
-        present.add(number);
-    }
-}
-
-/// Maximum number of directories that are walked concurrently with the current one, on each level of the path to it.
-const MAX_PREFETCHED: usize = 8;
-
-/// Maximum number of buffered items of a prefetched directory. Its walk pauses when the buffer is full.
-const MAX_BUFFERED_ITEMS: usize = 256;
-
-/// A directory that is walked before its turn.
-struct PrefetchedDirectory {
-    /// Index of the directory's entry on the page.
-    entry_index: usize,
-    items: Receiver<WalkItem>,
-    head_of_line: Arc<AtomicBool>,
-    walk: AbortOnDropHandle<Result<bool, SendError<()>>>,
-}
-
-/// The prefetched directories of one page, in page order.
-#[derive(Default)]
-struct WalkPrefetcher {
-    prefetched: VecDeque<PrefetchedDirectory>,
-    /// Index of the next entry to consider. The entries before it are prefetched already, or need not be.
-    next_index: usize,
-}
-
-impl WalkPrefetcher {
-    /// Starts walks of directories that follow the entry `index` on `page`, as many as `head_of_line` allows. `start`
-    /// starts one walk, which sends its items to the given channel.
-    fn prefetch(
-        &mut self,
-        head_of_line: &AtomicBool,
-        page: &[DirEntry],
-        index: usize,
-        start: impl Fn(&DirEntry, Sender<WalkItem>, Arc<AtomicBool>) -> JoinHandle<Result<bool, SendError<()>>>,
-    ) {
-        self.next_index = self.next_index.max(index.saturating_add(1));
-        while self.prefetched.len() < MAX_PREFETCHED
-            && head_of_line.load(Ordering::Relaxed)
-            && let Some(entry) = page.get(self.next_index)
-        {
-            let entry_index = self.next_index;
-            self.next_index = entry_index.saturating_add(1);
-            if !entry.is_directory {
-                continue;
-            }
-            let (sender, items) = mpsc::channel(MAX_BUFFERED_ITEMS);
-            let head_of_line = Arc::new(AtomicBool::new(false));
-            let walk = AbortOnDropHandle::new(start(entry, sender, Arc::clone(&head_of_line)));
-            self.prefetched.push_back(PrefetchedDirectory { entry_index, items, head_of_line, walk });
-        }
-    }
-
-    /// Sends the items of the directory at the index `index` to `items`. Returns the result of its walk, or `None` if
-    /// the directory was not prefetched.
-    async fn drain(&mut self, items: &Sender<WalkItem>, index: usize) -> Option<Result<bool, SendError<()>>> {
-        if self.prefetched.front()?.entry_index != index {
-            return None;
-        }
-        let mut directory = self.prefetched.pop_front()?;
-        directory.head_of_line.store(true, Ordering::Relaxed);
-        while let Some(item) = directory.items.recv().await {
-            match items.reserve().await {
-                Ok(place) => place.send(item),
-                Err(closed) => return Some(Err(closed)),
-            }
-        }
-        Some(join_walk(directory.walk).await)
-    }
-}
-
-/// Waits for a walk that runs in a task, and propagates its panic. If this future is dropped, the walk is aborted.
-async fn join_walk(task: AbortOnDropHandle<Result<bool, SendError<()>>>) -> Result<bool, SendError<()>> {
-    task.await.unwrap_or_else(|end| match end.try_into_panic() {
-        Ok(panic) => std::panic::resume_unwind(panic),
-        Err(_aborted) => Err(SendError(())),
-    })
 }

@@ -1,13 +1,12 @@
-//! Chunks: parts of a dataset in the encoding of a view, and the conditions under which a stored block is a chunk
-//! already.
+//! Chunks: parts of a dataset in the encoding of a view, and the three ways in which they get their bytes.
 
-use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
+use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use crate::cache::{Dataset, Freshness, LargeObject, ReadError, StoredObject};
 use crate::container::{CachedAnswer, Container, Dependency, grid_component};
 use crate::read::{
@@ -15,67 +14,11 @@ use crate::read::{
 };
 use crate::store::{Key, ObjectMeta, StoreError};
 use n5_format::{
-    Array, BlockEncoding, BlockHeader, BlockMode, Coords, DataType, DatasetAttributes, GridPosition, Region,
-    SignedCoords, to_big_endian,
+    Array, BlockEncoding, BlockHeader, BlockMode, DataType, GridPosition, Region, SignedCoords, to_big_endian,
 };
 
 /// Version of this release. Entity tags depend on it, because another release may encode the same chunk to other bytes.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
-
-/// Encodes the elements of a chunk to bytes.
-pub trait ChunkEncoder: fmt::Debug + Send + Sync {
-    /// Returns the media type.
-    fn media_type(&self) -> &'static str {
-        "application/octet-stream"
-    }
-
-    /// Returns, as text, everything that the bytes depend on in addition to the elements. It is a part of entity tags
-    /// and of the cache keys of encoded chunks.
-    fn id(&self) -> String;
-
-    /// Returns an upper bound of the bytes that encoding allocates in addition to the elements, including the result.
-    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
-
-    /// Encodes elements as a chunk.
-    ///
-    /// # Errors
-    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
-    fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
-
-    /// Returns the encoding in which the payload of a stored block, one stream, can be sent as a chunk, or `None` if
-    /// blocks of the dataset must be decoded. It is called only for a chunk that is exactly one block, and has an
-    /// effect only if [`Self::accepts_block_size`] is implemented as well.
-    fn passthrough(&self, _dataset: &DatasetAttributes) -> Option<BlockEncoding> {
-        None
-    }
-
-    /// Returns true if a stored block of this size, in elements, can be sent as the chunk at `position`.
-    fn accepts_block_size(&self, _dataset: &DatasetAttributes, _position: &[u64], _size: &Coords) -> bool {
-        false
-    }
-
-    /// Returns true if the header of a block that is sent as it is stored is a part of the chunk.
-    fn includes_block_header(&self) -> bool {
-        false
-    }
-
-    /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
-    /// streamed. Returns `None` if the encoder needs all elements at once.
-    fn stream_layout(&self, _shape: &Coords) -> Option<StreamLayout> {
-        None
-    }
-}
-
-/// Layout of a streamed chunk: a header, then each element in memory order.
-#[derive(Debug, Clone, Default)]
-pub struct StreamLayout {
-    /// Bytes before the elements.
-    pub header: Bytes,
-    /// Type that the elements are converted to, if it is not the dataset's own.
-    pub data_type: Option<DataType>,
-    /// True if the elements are big-endian.
-    pub is_big_endian: bool,
-}
 
 /// A region of a dataset with its encoder. Cheap to clone.
 #[derive(Debug, Clone)]
@@ -116,7 +59,7 @@ pub enum ChunkSource {
         bytes: Bytes,
         /// Hash of the versions of the blocks.
         versions_hash: u64,
-        /// Dependency on the cached bytes; `None` if they are not cached.
+        /// Dependency on the cached bytes, or `None` if they are not cached.
         dependency: Option<Dependency>,
     },
     /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
@@ -147,7 +90,7 @@ impl Chunk {
         shape: &[u64],
         encoder: Arc<dyn ChunkEncoder>,
     ) -> Result<Self, ReadError> {
-        let start: Option<SignedCoords> = start.iter().map(|n| i64::try_from(*n).ok()).collect();
+        let start: Option<SignedCoords> = start.iter().map(|index| i64::try_from(*index).ok()).collect();
         let step = shape.iter().map(|_| 1).collect();
         let region = start.and_then(|start| Region::new(start, shape.into(), step).ok());
         let region = region.ok_or_else(|| ReadError::NotFound(dataset.key.clone()))?;
@@ -177,15 +120,22 @@ impl Chunk {
 
     /// Reads and encodes the chunk. Returns `None` if none of its blocks exists.
     ///
+    /// There are three ways, in this order:
+    ///
+    /// 1. If the payload of the stored block has the required form, the chunk is a range of the stored object.
+    /// 2. If the elements and the encoded chunk fit into memory, the elements are read and encoded, and the result is
+    ///    cached.
+    /// 3. If the encoder can encode the elements one by one, they are read and encoded while the chunk is sent.
+    ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or if memory is short.
     pub async fn read(&self, container: &Container, freshness: Freshness) -> Result<Option<EncodedChunk>, ReadError> {
-        let body = self.read_unconfirmed(container, freshness).await?;
-        if body.is_none() {
+        let chunk = self.read_unconfirmed(container, freshness).await?;
+        if chunk.is_none() {
             // Clients read a missing chunk as zeros, so the dataset must still exist.
             container.confirm_missing(freshness, &self.dataset, self.position.as_slice()).await?;
         }
-        Ok(body)
+        Ok(chunk)
     }
 
     async fn read_unconfirmed(
@@ -193,7 +143,7 @@ impl Chunk {
         container: &Container,
         freshness: Freshness,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        if let Some((position, encoding)) = self.passthrough() {
+        if let Some((position, encoding)) = self.passthrough_candidate() {
             let stored = container.object(freshness, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
             // The stored object is dropped here, because a request that holds memory must not wait for more.
@@ -201,25 +151,29 @@ impl Chunk {
                 return Ok(Some(chunk));
             }
         }
-        match self.plan_whole(container) {
-            Ok(slice) => self.derive(container, freshness, &slice).await,
-            Err(error) => match self.encoder.stream_layout(self.region.shape()) {
-                Some(layout) => self.stream(container, freshness, layout).await,
-                None => Err(error),
-            },
+        if let Some(slice) = self.plan_whole(container) {
+            return self.derive(container, freshness, &slice).await;
+        }
+        match self.stream_layout() {
+            Some(layout) => self.stream(container, freshness, layout).await,
+            None => Err(self.too_large(container)),
         }
     }
 
-    /// Returns the position of the chunk's block and the encoding of its payload, if the block can be sent as stored.
-    fn passthrough(&self) -> Option<(&GridPosition, BlockEncoding)> {
-        let (position, attributes) = (self.position.as_ref()?, &self.dataset.attributes);
+    /// Returns the position of the chunk's block and the encoding of its payload, if blocks of the dataset may be sent
+    /// as they are stored.
+    fn passthrough_candidate(&self) -> Option<(&GridPosition, BlockEncoding)> {
+        let position = self.position.as_ref()?;
+        let attributes = &self.dataset.attributes;
         let encoding = self.encoder.passthrough(attributes)?;
         (attributes.compression().name() == encoding.name()).then_some((position, encoding))
     }
 
-    /// Returns the range of the chunk within the stored block of `stored_bytes` that begins with `head`, if the block
-    /// is of the default mode, has an accepted size, and its payload is one stream in `encoding`. The header of an
-    /// uncompressed block suffices as `head`; a compressed block must be there as a whole.
+    /// Returns the range of the chunk within its stored block, if the block is of the default mode and has an accepted
+    /// size, and if its payload is one stream in `encoding`.
+    ///
+    /// The block has `stored_bytes` bytes and begins with `head`. For an uncompressed block, `head` need not go beyond
+    /// the header. For a compressed block, it must be the whole block.
     fn range_in_block(
         &self,
         position: &GridPosition,
@@ -232,8 +186,8 @@ impl Chunk {
         if header.mode != BlockMode::Default || !is_accepted {
             return None;
         }
-        let (payload_start, width) = (header.len as u64, self.element_bytes() as u64);
-        let payload_bytes = header.elements?.checked_mul(width)?;
+        let payload_start = header.len as u64;
+        let payload_bytes = header.elements?.checked_mul(self.element_bytes() as u64)?;
         let is_one_stream = match encoding {
             BlockEncoding::Raw => payload_start.checked_add(payload_bytes) == Some(stored_bytes),
             BlockEncoding::Gzip | BlockEncoding::Zstd | BlockEncoding::Blosc => {
@@ -244,7 +198,7 @@ impl Chunk {
         is_one_stream.then_some(if self.encoder.includes_block_header() { 0 } else { payload_start }..stored_bytes)
     }
 
-    /// Returns the payload of a stored block as the chunk, or `None` if the block does not have the required form.
+    /// Returns the chunk as a range of its stored block, or `None` if the block does not have the required form.
     async fn pass_through(
         &self,
         position: &GridPosition,
@@ -279,7 +233,8 @@ impl Chunk {
         freshness: Freshness,
         slice: &PlannedSlice,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        let (encoder, shape) = (Arc::clone(&self.encoder), self.region.shape().clone());
+        let encoder = Arc::clone(&self.encoder);
+        let shape = self.region.shape().clone();
         let data_type = self.dataset.attributes.data_type().clone();
         let derivation = Derivation {
             id: xxh3_128(self.encoder.id().as_bytes()),
@@ -291,12 +246,13 @@ impl Chunk {
         let derived = read::read_derived(container, freshness, slice, &derivation).await?;
         Ok(derived.map(|derived| {
             let DerivedBytes { bytes, etags_hash, versions_hash, dependency } = derived;
-            let (len, etag) = (bytes.len() as u64, self.etag(etags_hash));
-            EncodedChunk { len, etag, source: ChunkSource::Derived { bytes, versions_hash, dependency } }
+            let len = bytes.len() as u64;
+            let source = ChunkSource::Derived { bytes, versions_hash, dependency };
+            EncodedChunk { len, etag: self.etag(etags_hash), source }
         }))
     }
 
-    /// Returns the chunk as elements that are read while they are sent.
+    /// Returns the chunk as elements that are read while the chunk is sent.
     async fn stream(
         &self,
         container: &Container,
@@ -323,15 +279,9 @@ impl Chunk {
         key: &Key,
         encoded: EncodedChunk,
     ) -> Option<CachedAnswer> {
-        let (dataset, position) = (&self.dataset, self.position.as_ref()?);
-        // A key can be split into dataset and position in several ways, and shorter dataset paths are tried first. If
-        // the last name of the dataset is a number, the result also depends on the shorter paths.
-        let is_unambiguous = dataset.key.name().is_none_or(|name| grid_component(name).is_none());
-        let mut names = key.segments();
-        let is_below = dataset.key.segments().all(|name| names.next() == Some(name));
-        // Only a position may follow the dataset, after the `c` that Zarr 3 puts before it.
-        let is_position = names.skip_while(|name| *name == "c").all(|name| grid_component(name).is_some());
-        if !is_unambiguous || !is_below || !is_position {
+        let dataset = &self.dataset;
+        let position = self.position.as_ref()?;
+        if !is_block_path(&dataset.key, key) {
             return None;
         }
         let attributes = container.cached_dependency(freshness, &dataset.attributes_key()?, dataset.version)?;
@@ -351,7 +301,8 @@ impl Chunk {
         }
     }
 
-    /// Returns the entity tag that [`Self::read`] would give, without reading a block; `None` if no block exists.
+    /// Returns the entity tag of the chunk that [`Self::read`] would return, without reading a block. Returns `None` if
+    /// no block exists.
     ///
     /// # Errors
     /// [`ReadError`] if the store fails.
@@ -372,25 +323,28 @@ impl Chunk {
             let meta = container.meta(freshness, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(single_block_fingerprint(position, &meta).etags_hash)));
         }
-        let slice = match (self.plan_whole(container), self.encoder.stream_layout(self.region.shape())) {
-            (Err(_), Some(layout)) => self.plan_banded(container, &self.region, &layout)?,
-            (slice, _) => slice?,
+        let slice = if let Some(slice) = self.plan_whole(container) {
+            slice
+        } else {
+            let layout = self.stream_layout().ok_or_else(|| self.too_large(container))?;
+            self.plan_banded(container, &self.region, &layout)?
         };
         let fingerprint = read::fingerprint(container, freshness, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
     }
 
-    /// Plans to read the region in one piece and to encode it.
-    fn plan_whole(&self, container: &Container) -> Result<PlannedSlice, ReadError> {
-        let budget = container.resources().settings().slice_budget;
+    /// Plans to read the region in one piece and to encode it. Returns `None` if that takes too much memory.
+    fn plan_whole(&self, container: &Container) -> Option<PlannedSlice> {
+        let slice = SlicePlanner::whole(container, &self.dataset).plan(self.region.clone()).ok()?;
+        // A chunk that can be streamed is read as a whole only if it is small, because a slow client may keep its
+        // memory for a long time.
+        let max_bytes = match self.stream_layout() {
+            Some(_) => read::max_buffered_bytes(container),
+            None => container.resources().settings().slice_budget,
+        };
         let extra_bytes = self.encoder.extra_bytes(self.region.shape(), self.element_bytes());
-        let slice = SlicePlanner::whole(container, &self.dataset).plan(self.region.clone()).ok();
-        // A chunk that can be streamed is read as a whole only if it is small, because a slow client may hold it for
-        // long.
-        let is_streamable = self.encoder.stream_layout(self.region.shape()).is_some();
-        let max_bytes = if is_streamable { read::max_buffered_bytes(container) } else { budget };
-        let fits = |slice: &PlannedSlice| slice.memory_bytes().saturating_add(extra_bytes) <= max_bytes;
-        slice.filter(|slice| !slice.is_streamed() && fits(slice)).ok_or_else(|| self.too_large(container))
+        let fits = slice.memory_bytes().saturating_add(extra_bytes) <= max_bytes;
+        (fits && !slice.is_streamed()).then_some(slice)
     }
 
     /// Plans to read `region`, a part of this chunk, in bands.
@@ -453,6 +407,10 @@ impl Chunk {
         if is_same { Ok(()) } else { Err(StoreError::Torn(self.dataset.key.clone()).into()) }
     }
 
+    fn stream_layout(&self) -> Option<StreamLayout> {
+        self.encoder.stream_layout(self.region.shape())
+    }
+
     fn streamed_type<'a>(&'a self, layout: &'a StreamLayout) -> &'a DataType {
         layout.data_type.as_ref().unwrap_or(self.dataset.attributes.data_type())
     }
@@ -460,7 +418,6 @@ impl Chunk {
     /// Returns the entity tag of the chunk. It is a hash of the attributes of the dataset, the encoder, the box, the
     /// entity tags of the blocks and the release.
     fn etag(&self, etags_hash: u128) -> String {
-        let (start, shape) = (self.region.start().as_slice(), self.region.shape().as_slice());
         let mut hash = Xxh3::new();
         let mut add = |field: &[u8]| {
             hash.update(&(field.len() as u64).to_le_bytes());
@@ -468,16 +425,28 @@ impl Chunk {
         };
         add(self.dataset.etag.as_bytes());
         add(self.encoder.id().as_bytes());
-        for number in start {
-            add(&number.to_le_bytes());
+        for index in self.region.start() {
+            add(&index.to_le_bytes());
         }
-        for number in shape {
-            add(&number.to_le_bytes());
+        for size in self.region.shape() {
+            add(&size.to_le_bytes());
         }
         add(&etags_hash.to_le_bytes());
         add(RELEASE.as_bytes());
         format!("\"{:032x}\"", hash.digest128())
     }
+}
+
+/// Returns true if `key` names a block of the dataset at `dataset`, whatever else the container holds.
+fn is_block_path(dataset: &Key, key: &Key) -> bool {
+    // A key can be split into dataset and position in several ways, and shorter dataset paths are tried first. If the
+    // last name of the dataset is a number, the result also depends on the shorter paths.
+    let is_unambiguous = dataset.name().is_none_or(|name| grid_component(name).is_none());
+    let mut names = key.segments();
+    let is_below = dataset.segments().all(|name| names.next() == Some(name));
+    // Only a position may follow the dataset, after the `c` that Zarr 3 puts before it.
+    let is_position = names.skip_while(|name| *name == "c").all(|name| grid_component(name).is_some());
+    is_unambiguous && is_below && is_position
 }
 
 fn single_block_fingerprint(position: &GridPosition, meta: &ObjectMeta) -> Fingerprint {

@@ -1,12 +1,16 @@
 //! Views: the same container in the formats that other programs expect. Each view has one file and one entry of
 //! [`VIEWS`].
 //!
-//! [`View::resolve`] says what a key of the view's own format is: a document, a [`Chunk`] or nothing. [`Chunk::read`]
-//! decides how a chunk gets its bytes: the payload of a stored block passes through if it has the required form, small
-//! chunks are encoded and cached, and large ones are encoded while they are sent. A view knows containers and formats,
-//! but no requests, statuses or headers.
+//! [`View::resolve`] determines what a key of the view's own format stands for: a document, a [`Chunk`] or nothing.
+//! [`Chunk::read`] decides how a chunk gets its bytes. A view knows containers and formats, but no requests, statuses
+//! or headers.
+//!
+//! For example, `/zarr3/a/s0/c/0/0/1` becomes the key `a/s0/c/0/0/1` of the view `zarr3`. Its `resolve` splits the key
+//! into the array `a/s0` and the coordinates `0, 0, 1` in Zarr's order, reads the attributes of `a/s0`, and returns
+//! [`Chunk::of_block`] with the dataset, the block's position in N5's order, and the encoder of the array's chunks.
 
 mod chunk;
+mod chunk_encoder;
 mod lookup;
 mod node;
 mod precomputed;
@@ -24,7 +28,8 @@ use async_trait::async_trait;
 use crate::cache::ReadError;
 use n5_metadata::{Description, Node, NodeKind};
 
-pub use chunk::{Chunk, ChunkEncoder, ChunkSource, EncodedChunk, StreamLayout};
+pub use chunk::{Chunk, ChunkSource, EncodedChunk};
+pub use chunk_encoder::{ChunkEncoder, StreamLayout};
 pub use lookup::{ResolvedKey, ViewLookup};
 pub use node::{LoadedNode, read_node, read_node_with_text};
 
@@ -148,7 +153,7 @@ pub trait View: fmt::Debug + Send + Sync {
     /// [`ResolvedKey::Missing`].
     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError>;
 
-    /// Returns the first segments of the path of a link to a directory, or `None` if the view does not show the
+    /// Returns the path prefix of a link to this view of a directory, or `None` if the view does not show the
     /// directory.
     fn link_prefix(&self, _node: &Node, description: &Description) -> Option<&'static str> {
         (description.kind != NodeKind::Dataset || description.is_decoded()).then(|| self.name())

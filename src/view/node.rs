@@ -1,4 +1,4 @@
-//! Loads a directory of a container, and the attributes around it that it takes to describe the directory.
+//! Loading of a directory of a container, with the attributes around it that its description needs.
 
 use bytes::Bytes;
 
@@ -36,7 +36,7 @@ pub struct LoadedNode {
     pub node: Node,
     /// Messages about attributes that were not read, with the reasons.
     pub problems: Vec<String>,
-    /// Memory permit for the node, and then for the response.
+    /// Memory permit for the node, and later for the response that is made from the node.
     pub memory: Option<MemoryPermit>,
     /// Text of the directory's own attributes as stored, if it was requested and is a valid document.
     text: Bytes,
@@ -48,7 +48,7 @@ impl LoadedNode {
         self.text.len()
     }
 
-    /// Applies `copy` to the directory's own attributes as stored, and returns its result.
+    /// Returns the result of `copy`, which gets the directory's own attributes as stored. It runs in a document job.
     ///
     /// # Errors
     /// [`ReadError::Internal`].
@@ -74,7 +74,7 @@ impl LoadedNode {
     }
 }
 
-/// Reads what the description of `key` needs: its attributes and those around it.
+/// Loads what the description of the directory `key` needs: its attributes and those around it.
 ///
 /// # Errors
 /// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or memory is short.
@@ -82,7 +82,7 @@ pub async fn read_node(container: &Container, freshness: Freshness, key: &Key) -
     container.abort_if_contended(key, Box::pin(read(container, freshness, key, false))).await
 }
 
-/// As [`read_node`], for a response that repeats the directory's own attributes.
+/// Like [`read_node`], for a response that repeats the directory's own attributes: their text is loaded as well.
 ///
 /// # Errors
 /// As [`read_node`].
@@ -100,103 +100,138 @@ async fn read(
     key: &Key,
     with_text: bool,
 ) -> Result<LoadedNode, ReadError> {
-    let budget_bytes = container.resources().settings().slice_budget;
-    let max_bytes =
-        MAX_CONTEXT_BYTES.min(budget_bytes.saturating_sub(MIN_DESCRIPTION_BYTES) / DESCRIPTION_MEMORY_FACTOR);
-    let mut reader = AttributesReader { container, freshness, max_bytes, remaining_bytes: max_bytes, problems: vec![] };
-    let admitted = reader.admit(key).await?;
-    if admitted.is_none() && !container.is_directory(freshness, key).await? {
-        return Err(ReadError::NotFound(key.clone()));
-    }
-    let text_bytes = admitted.filter(|_| with_text).unwrap_or(0);
-    // Only the keys of ancestors with attributes are kept, because the keys of all ancestors of a path of 250 long
-    // segments take megabytes.
-    let mut ancestors = Vec::new();
-    let mut parent = key.parent();
-    while let Some(ancestor) = parent {
-        let is_readable = reader.admit(&ancestor).await?.is_some();
-        parent = ancestor.parent();
-        ancestors.push(is_readable.then_some(ancestor));
-    }
-    ancestors.reverse();
-    let mut children = None;
-    let mut required: Option<Vec<(String, Key)>> = None;
-    loop {
-        // This request holds no attributes while it waits for memory.
-        let description_bytes =
-            (max_bytes - reader.remaining_bytes).saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
-        let memory = container
-            .reserve_memory(description_bytes.saturating_add(text_bytes.saturating_mul(COPY_MEMORY_FACTOR)))
-            .await?;
-        let mut node = Node {
-            document: match admitted {
-                Some(_) => read_document(container, freshness, key).await?,
-                None => None,
-            },
-            ..Node::default()
-        };
-        for ancestor in &ancestors {
-            let document = match ancestor {
-                Some(ancestor) => read_document(container, freshness, ancestor).await?,
-                None => None,
-            };
-            node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
-        }
-        let is_document = matches!(&node.document, Some(Ok(_)));
-        if !matches!(&node.document, Some(Ok(document)) if document.describes_dataset()) {
-            if children.is_none() {
-                children = container.directories(key, MAX_CHILDREN).await?;
-                if children.as_ref().is_some_and(|names| names.len() >= MAX_CHILDREN) {
-                    let text = format!("only the first {MAX_CHILDREN} subdirectories were searched for levels");
-                    reader.problems.push(text);
-                }
-            }
-            node.children = children.clone().ok_or_else(|| ReadError::NotFound(key.clone()))?;
-        }
-        let mut newly_required = Vec::new();
-        match &required {
-            Some(required) => {
-                for (path, child) in required {
-                    if let Some(Ok(document)) = read_document(container, freshness, child).await? {
-                        node.child_documents.insert(path.clone(), document);
-                    }
-                }
-            }
-            None => {
-                for path in n5_metadata::required_paths(&node) {
-                    let Ok(child) = Key::from_segments(key.segments().chain(path.split('/'))) else { continue };
-                    if reader.admit(&child).await?.is_some() {
-                        newly_required.push((path, child));
-                    }
-                }
+    let mut loader = NodeLoader::measure(container, freshness, key, with_text).await?;
+    let mut loaded = loader.load().await?;
+    let levels = loader.measure_levels(&loaded.node).await?;
+    if !levels.is_empty() {
+        // Starts again with memory for the levels, too, because a request that holds memory must not wait for more.
+        drop(loaded);
+        loaded = loader.load().await?;
+        for (path, level) in levels {
+            if let Some(Ok(document)) = read_document(container, freshness, &level).await? {
+                loaded.node.child_documents.insert(path, document);
             }
         }
-        if newly_required.is_empty() {
-            let text = match text_bytes {
-                0 => Bytes::new(),
-                _ if is_document => container.attributes_bytes(freshness, key, text_bytes).await?,
-                _ => Bytes::new(),
-            };
-            return Ok(LoadedNode { node, problems: reader.problems, memory: Some(memory), text });
-        }
-        // Starts again with memory for everything, because a request that holds memory must not wait for more.
-        required = Some(newly_required);
     }
+    if loader.text_bytes > 0 && matches!(loaded.node.document, Some(Ok(_))) {
+        loaded.text = container.attributes_bytes(freshness, key, loader.text_bytes).await?;
+    }
+    loaded.problems = loader.problems;
+    Ok(loaded)
 }
 
-/// Reads the attributes that one request may interpret, up to a limit of memory.
-struct AttributesReader<'a> {
+/// Loads a directory and its surroundings in two steps. The attributes are measured first, without being kept, and
+/// loaded when a memory permit for all of them has been taken.
+struct NodeLoader<'a> {
     container: &'a Container,
     freshness: Freshness,
+    key: &'a Key,
+    has_attributes: bool,
+    /// Length of the directory's own attributes in bytes, if their text is loaded; otherwise 0.
+    text_bytes: u64,
+    /// Keys of the directories above, the container's root first. `None` for a directory without readable attributes:
+    /// the keys of all ancestors of a path of 250 long segments would take megabytes.
+    ancestors: Vec<Option<Key>>,
+    /// Names of the directories below, once they have been listed.
+    children: Option<Vec<String>>,
+    /// Maximum memory of all interpreted attributes, in bytes.
     max_bytes: u64,
+    /// Part of `max_bytes` that the attributes measured so far leave.
     remaining_bytes: u64,
     problems: Vec<String>,
 }
 
-impl AttributesReader<'_> {
-    /// Checks whether the attributes of `key` may be read, without keeping them. Returns the length of their text in
+impl<'a> NodeLoader<'a> {
+    /// Measures the attributes of the directory `key` and of those above.
+    async fn measure(
+        container: &'a Container,
+        freshness: Freshness,
+        key: &'a Key,
+        with_text: bool,
+    ) -> Result<Self, ReadError> {
+        let budget_bytes = container.resources().settings().slice_budget;
+        let max_bytes =
+            MAX_CONTEXT_BYTES.min(budget_bytes.saturating_sub(MIN_DESCRIPTION_BYTES) / DESCRIPTION_MEMORY_FACTOR);
+        let mut loader = Self {
+            container,
+            freshness,
+            key,
+            has_attributes: false,
+            text_bytes: 0,
+            ancestors: Vec::new(),
+            children: None,
+            max_bytes,
+            remaining_bytes: max_bytes,
+            problems: Vec::new(),
+        };
+        let text_bytes = loader.measure_attributes(key).await?;
+        if text_bytes.is_none() && !container.is_directory(freshness, key).await? {
+            return Err(ReadError::NotFound(key.clone()));
+        }
+        loader.has_attributes = text_bytes.is_some();
+        loader.text_bytes = text_bytes.filter(|_| with_text).unwrap_or(0);
+        let mut parent = key.parent();
+        while let Some(ancestor) = parent {
+            let has_attributes = loader.measure_attributes(&ancestor).await?.is_some();
+            parent = ancestor.parent();
+            loader.ancestors.push(has_attributes.then_some(ancestor));
+        }
+        loader.ancestors.reverse();
+        Ok(loader)
+    }
+
+    /// Takes a memory permit for all measured attributes and loads the directory, without the levels of a pyramid.
+    async fn load(&mut self) -> Result<LoadedNode, ReadError> {
+        // This request holds no attributes while it waits for memory.
+        let tree_bytes = self.max_bytes - self.remaining_bytes;
+        let description_bytes = tree_bytes.saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
+        let copy_bytes = self.text_bytes.saturating_mul(COPY_MEMORY_FACTOR);
+        let memory = self.container.reserve_memory(description_bytes.saturating_add(copy_bytes)).await?;
+        let mut node = Node::default();
+        if self.has_attributes {
+            node.document = read_document(self.container, self.freshness, self.key).await?;
+        }
+        for ancestor in &self.ancestors {
+            let document = match ancestor {
+                Some(ancestor) => read_document(self.container, self.freshness, ancestor).await?,
+                None => None,
+            };
+            node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
+        }
+        if !node.is_dataset() {
+            node.children = self.list_children().await?;
+        }
+        Ok(LoadedNode { node, memory: Some(memory), ..LoadedNode::default() })
+    }
+
+    /// Returns the names of the directories below, which are listed only once.
+    async fn list_children(&mut self) -> Result<Vec<String>, ReadError> {
+        if self.children.is_none() {
+            self.children = self.container.directories(self.key, MAX_CHILDREN).await?;
+            if self.children.as_ref().is_some_and(|names| names.len() >= MAX_CHILDREN) {
+                let text = format!("only the first {MAX_CHILDREN} subdirectories were searched for levels");
+                self.problems.push(text);
+            }
+        }
+        self.children.clone().ok_or_else(|| ReadError::NotFound(self.key.clone()))
+    }
+
+    /// Measures the attributes of the directories that may be levels of the pyramid `node`. Returns the paths and keys
+    /// of those with readable attributes.
+    async fn measure_levels(&mut self, node: &Node) -> Result<Vec<(String, Key)>, ReadError> {
+        let mut levels = Vec::new();
+        for path in n5_metadata::required_paths(node) {
+            let Ok(level) = Key::from_segments(self.key.segments().chain(path.split('/'))) else { continue };
+            if self.measure_attributes(&level).await?.is_some() {
+                levels.push((path, level));
+            }
+        }
+        Ok(levels)
+    }
+
+    /// Subtracts the memory for the attributes of `key` from the remaining bytes. Returns the length of their text in
     /// bytes. Returns `None` if there are none, and adds a problem if they cannot be read or take too much memory.
-    async fn admit(&mut self, key: &Key) -> Result<Option<u64>, ReadError> {
+    async fn measure_attributes(&mut self, key: &Key) -> Result<Option<u64>, ReadError> {
         let name = || format!("{}{}{ATTRIBUTES}", key.as_str(), if key.is_root() { "" } else { "/" });
         let group = match self.container.group(self.freshness, key).await {
             Err(ReadError::Store(error)) if error.hides_object() => {
@@ -231,7 +266,7 @@ impl AttributesReader<'_> {
     }
 }
 
-/// Returns the attributes of `key`; `None` if there are none or they cannot be read.
+/// Returns the attributes of `key`, or `None` if there are none or they cannot be read.
 pub(super) async fn read_document(
     container: &Container,
     freshness: Freshness,

@@ -1,8 +1,8 @@
 //! The view `precomputed`: datasets and pyramids as Neuroglancer precomputed volumes.
 //!
 //! `{path}/info` describes a volume. Its chunks are `{path}/{level}/{form}/{box}`. `level` is empty for a dataset, and
-//! `form` gives the encoding of the chunks and the origin of the volume. A chunk therefore depends only on its own
-//! dataset, and the choices made for `info` hold for its chunks, whether or not the client repeats the query.
+//! `form` gives the encoding of the chunks and the origin of the volume. Because the path contains these choices, a
+//! chunk depends only on its own dataset, and clients need not repeat the query of `info`.
 //!
 //! The axes are x, y, z and channels, which are N5's first to fourth. Axes that a dataset lacks have one element.
 //!
@@ -19,7 +19,8 @@ use serde_json::{Value, json};
 
 use self::scale::{DEFAULT_QUALITY, Extent, PrecomputedEncoding, ScaleKey, parse_box};
 use super::View;
-use super::chunk::{Chunk, ChunkEncoder};
+use super::chunk::Chunk;
+use super::chunk_encoder::ChunkEncoder;
 use super::lookup::{ResolvedKey, ViewLookup};
 use super::node::read_node;
 use crate::cache::{GroupState, MemoryPermit, ReadError};
@@ -63,31 +64,7 @@ impl View for Precomputed {
             let (info, memory) = read_info(lookup, &directory).await?;
             return Ok(ResolvedKey::Document { text: info.to_string(), memory });
         }
-        let Some(bounds) = parse_box(name) else { return Ok(ResolvedKey::Missing) };
-        let scale_key = directory.name().and_then(ScaleKey::parse);
-        let (Some(scale_key), Some(key)) = (scale_key, directory.parent()) else { return Ok(ResolvedKey::Missing) };
-        let group = lookup.container.group(lookup.freshness, &key).await?;
-        let GroupState::Dataset(dataset) = &group.state else { return Ok(ResolvedKey::Missing) };
-        let attributes = &dataset.attributes;
-        let Ok(extent) = Extent::of(attributes) else { return Ok(ResolvedKey::Missing) };
-        if scale_key.encoding.check(&extent, attributes.data_type()).is_err() {
-            return Ok(ResolvedKey::Missing);
-        }
-        let Some(first_voxel) = extent.chunk_at(bounds, scale_key.offset) else { return Ok(ResolvedKey::Missing) };
-        let rank = attributes.rank();
-        let position = first_voxel.iter().zip(extent.chunk).map(|(voxel, size)| voxel.checked_div(size).unwrap_or(0));
-        let position: GridPosition = position.chain(std::iter::repeat(0)).take(rank).collect();
-        let shape = attributes.grid().clipped_size(&position);
-        let splits_channels = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
-        let encoder: Arc<dyn ChunkEncoder> = Arc::new(scale_key.encoding);
-        Ok(ResolvedKey::Chunk(if splits_channels {
-            let start: Vec<u64> = first_voxel.into_iter().chain(std::iter::repeat(0)).take(rank).collect();
-            let shape: Vec<u64> =
-                shape.iter().enumerate().map(|(axis, size)| if axis == 3 { extent.channels } else { *size }).collect();
-            Chunk::of_region(Arc::clone(dataset), &start, &shape, encoder)?
-        } else {
-            Chunk::of_block(Arc::clone(dataset), position, &shape, encoder)?
-        }))
+        Ok(resolve_chunk(lookup, &directory, name).await?.map_or(ResolvedKey::Missing, ResolvedKey::Chunk))
     }
 
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
@@ -101,6 +78,36 @@ impl View for Precomputed {
     }
 }
 
+/// Returns the chunk that `name`, which gives its bounds, names in the directory of a scale. Returns `None` if there is
+/// no such chunk.
+async fn resolve_chunk(lookup: &ViewLookup<'_>, directory: &Key, name: &str) -> Result<Option<Chunk>, ReadError> {
+    let Some(bounds) = parse_box(name) else { return Ok(None) };
+    let Some(scale_key) = directory.name().and_then(ScaleKey::parse) else { return Ok(None) };
+    let Some(key) = directory.parent() else { return Ok(None) };
+    let group = lookup.container.group(lookup.freshness, &key).await?;
+    let GroupState::Dataset(dataset) = &group.state else { return Ok(None) };
+    let attributes = &dataset.attributes;
+    let Ok(extent) = Extent::of(attributes) else { return Ok(None) };
+    if scale_key.encoding.check(&extent, attributes.data_type()).is_err() {
+        return Ok(None);
+    }
+    let Some(first_voxel) = extent.chunk_at(bounds, scale_key.offset) else { return Ok(None) };
+    let rank = attributes.rank();
+    let position = first_voxel.iter().zip(extent.chunk).map(|(voxel, size)| voxel.checked_div(size).unwrap_or(0));
+    let position: GridPosition = position.chain(std::iter::repeat(0)).take(rank).collect();
+    let mut shape = attributes.grid().clipped_size(&position);
+    let encoder: Arc<dyn ChunkEncoder> = Arc::new(scale_key.encoding);
+    let splits_channels = attributes.block_size().get(3).is_some_and(|size| *size < extent.channels);
+    if !splits_channels {
+        return Chunk::of_block(Arc::clone(dataset), position, &shape, encoder).map(Some);
+    }
+    let start: Vec<u64> = first_voxel.into_iter().chain(std::iter::repeat(0)).take(rank).collect();
+    if let Some(channels) = shape.get_mut(3) {
+        *channels = extent.channels;
+    }
+    Chunk::of_region(Arc::clone(dataset), &start, &shape, encoder).map(Some)
+}
+
 /// One scale of a volume.
 struct PrecomputedScale {
     /// Path of the dataset relative to the volume. Empty for a single dataset.
@@ -110,20 +117,12 @@ struct PrecomputedScale {
     space: CoordinateSpace,
 }
 
-/// Returns the `info` document of the dataset or pyramid at `key`, with its memory permit.
-async fn read_info(lookup: &ViewLookup<'_>, key: &Key) -> Result<(Value, Option<MemoryPermit>), ReadError> {
-    // Fails if the attributes cannot be read, because the directory may still be a dataset.
-    lookup.container.group(lookup.freshness, key).await?;
-    let loaded = read_node(lookup.container, lookup.freshness, key).await?;
-    let not_a_dataset = |reason| ReadError::NotADataset { key: key.clone(), reason };
-    let levels = scales(&loaded.node).map_err(not_a_dataset)?;
-    let (kind, encoding) = choose_kind_and_encoding(lookup, key, &loaded.node, &levels)?;
-    Ok((info_json(&levels, kind, encoding), loaded.memory))
-}
-
-/// Returns the scales, the finest first. There is at least one, and all have the same data type and number of channels.
-fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
-    let new_scale = |path: &str, dataset: DescribedDataset, space: CoordinateSpace| {
+impl PrecomputedScale {
+    /// Creates the scale of the dataset at `path`.
+    ///
+    /// # Errors
+    /// A message for the client if a volume cannot have such a scale.
+    fn new(path: &str, dataset: DescribedDataset, space: CoordinateSpace) -> Result<Self, String> {
         let extent = Extent::of(&dataset)?;
         if dataset.compression().codec().is_none() {
             return Err(format!("the compression {} is not supported", dataset.compression().name()));
@@ -142,36 +141,49 @@ fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
                 axis.name
             ));
         }
-        Ok(PrecomputedScale { path: path.to_owned(), dataset, extent, space })
-    };
-    if let Some(Ok(document)) =
-        node.document.as_ref().filter(|own| own.as_ref().is_ok_and(n5_format::AttributesDocument::describes_dataset))
-    {
+        Ok(Self { path: path.to_owned(), dataset, extent, space })
+    }
+
+    /// Returns true if both scales can belong to one volume.
+    fn matches(&self, other: &Self) -> bool {
+        self.dataset.data_type() == other.dataset.data_type() && self.extent.channels == other.extent.channels
+    }
+}
+
+/// Returns the `info` document of the dataset or pyramid at `key`, with its memory permit.
+async fn read_info(lookup: &ViewLookup<'_>, key: &Key) -> Result<(Value, Option<MemoryPermit>), ReadError> {
+    // Fails if the attributes cannot be read, because the directory may still be a dataset.
+    lookup.container.group(lookup.freshness, key).await?;
+    let loaded = read_node(lookup.container, lookup.freshness, key).await?;
+    let not_a_dataset = |reason| ReadError::NotADataset { key: key.clone(), reason };
+    let levels = scales(&loaded.node).map_err(not_a_dataset)?;
+    let (kind, encoding) = choose_kind_and_encoding(lookup, key, &loaded.node, &levels)?;
+    Ok((info_json(&levels, kind, encoding), loaded.memory))
+}
+
+/// Returns the scales, the finest first. There is at least one, and all have the same data type and number of channels.
+fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
+    if let Some(Ok(document)) = node.document.as_ref().filter(|_| node.is_dataset()) {
         let dataset = DescribedDataset::parse(document.clone()).map_err(|error| error.to_string())?;
         let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
-        return Ok(vec![new_scale("", dataset, space)?]);
+        return Ok(vec![PrecomputedScale::new("", dataset, space)?]);
     }
     let pyramid = n5_metadata::pyramid(node, &mut Vec::new()).ok_or("it is neither a dataset nor a pyramid")?;
-    let mut levels: Vec<PrecomputedScale> = Vec::new();
-    for (number, described) in pyramid.levels.iter().enumerate() {
-        let document = node.child_documents.get(&described.path).cloned().unwrap_or_default();
-        let scale = DescribedDataset::parse(document).map_err(|error| error.to_string());
-        let scale =
-            scale.and_then(|dataset| new_scale(&described.path, dataset, CoordinateSpace::of_level(&pyramid, number)));
-        match (scale, levels.first()) {
-            (Ok(scale), None) => levels.push(scale),
-            (Err(reason), None) => return Err(reason),
-            (Ok(scale), Some(first))
-                if scale.dataset.data_type() == first.dataset.data_type()
-                    && scale.extent.channels == first.extent.channels =>
-            {
-                levels.push(scale);
-            }
-            // A level that differs from the first one or cannot be a scale is left out; the other levels form a volume.
-            _ => {}
+    let mut scales: Vec<PrecomputedScale> = Vec::new();
+    for (number, level) in pyramid.levels.iter().enumerate() {
+        let document = node.child_documents.get(&level.path).cloned().unwrap_or_default();
+        let space = CoordinateSpace::of_level(&pyramid, number);
+        let scale = DescribedDataset::parse(document)
+            .map_err(|error| error.to_string())
+            .and_then(|dataset| PrecomputedScale::new(&level.path, dataset, space));
+        // A coarser level that cannot be a scale, or that does not match the finest one, is left out. The other levels
+        // form a volume.
+        match scales.first() {
+            None => scales.push(scale?),
+            Some(finest) => scales.extend(scale.ok().filter(|scale| scale.matches(finest))),
         }
     }
-    if levels.is_empty() { Err("its pyramid has no level".to_owned()) } else { Ok(levels) }
+    if scales.is_empty() { Err("its pyramid has no level".to_owned()) } else { Ok(scales) }
 }
 
 /// Parses the value of `type=`.
@@ -191,34 +203,20 @@ fn choose_kind_and_encoding(
     levels: &[PrecomputedScale],
 ) -> Result<(VolumeKind, PrecomputedEncoding), ReadError> {
     let not_a_dataset = |reason: &str| ReadError::NotADataset { key: key.clone(), reason: reason.to_owned() };
-    let invalid_parameter = |parameter, detail| ReadError::InvalidParameter { parameter, detail, known: Vec::new() };
-    let first = levels.first().ok_or_else(|| not_a_dataset("there is no level"))?;
-    let (data_type, channels) = (first.dataset.data_type(), first.extent.channels);
-    let kind = match lookup.query_value("type").map(parse_volume_kind).transpose()? {
-        None if channels > 1 => VolumeKind::Image,
+    let finest = levels.first().ok_or_else(|| not_a_dataset("there is no level"))?;
+    let data_type = finest.dataset.data_type();
+    let kind = match lookup.query_value("type") {
+        Some(name) => requested_kind(name, finest)?,
+        None if finest.extent.channels > 1 => VolumeKind::Image,
         None => n5_metadata::volume_kind(node, key.as_str()).unwrap_or(VolumeKind::Image),
-        Some(VolumeKind::Segmentation) if channels > 1 => {
-            let detail = format!("type=segmentation requires a volume with one channel, but this one has {channels}");
-            return Err(invalid_parameter("type", detail));
-        }
-        Some(VolumeKind::Segmentation) if *data_type == DataType::Float32 => {
-            return Err(invalid_parameter(
-                "type",
-                "type=segmentation requires integers, but the data type is float32".to_owned(),
-            ));
-        }
-        Some(kind) => kind,
     };
-    // In compressed_segmentation, offsets of tables have 24 bits and a box of 512 voxels takes at most 1282 words,
-    // which limits the number of voxels in a chunk.
-    let voxels =
-        levels.iter().map(|level| level.extent.chunk.iter().fold(1u64, |n, size| n.saturating_mul(*size))).max();
-    let is_compressible = matches!(data_type, DataType::UInt32 | DataType::UInt64) && voxels < Some(6_000_000);
     let quality = lookup.query_value("quality").map_or(Ok(DEFAULT_QUALITY), scale::quality_parameter)?;
     let encoding = match lookup.query_value("encoding") {
-        None if kind == VolumeKind::Segmentation && is_compressible => PrecomputedEncoding::CompressedSegmentation,
-        None => PrecomputedEncoding::Raw,
         Some(name) => PrecomputedEncoding::from_name(name, quality)?,
+        None if kind == VolumeKind::Segmentation && allows_compressed_segmentation(levels, data_type) => {
+            PrecomputedEncoding::CompressedSegmentation
+        }
+        None => PrecomputedEncoding::Raw,
     };
     for level in levels {
         encoding.check(&level.extent, data_type).map_err(|detail| match lookup.query_value("encoding") {
@@ -227,6 +225,34 @@ fn choose_kind_and_encoding(
         })?;
     }
     Ok((kind, encoding))
+}
+
+/// Returns the kind that the query parameter `type` requests, if a volume with this finest scale can have it.
+fn requested_kind(name: &str, finest: &PrecomputedScale) -> Result<VolumeKind, ReadError> {
+    let kind = parse_volume_kind(name)?;
+    let channels = finest.extent.channels;
+    if kind == VolumeKind::Segmentation && channels > 1 {
+        let detail = format!("type=segmentation requires a volume with one channel, but this one has {channels}");
+        return Err(invalid_parameter("type", detail));
+    }
+    if kind == VolumeKind::Segmentation && *finest.dataset.data_type() == DataType::Float32 {
+        let detail = "type=segmentation requires integers, but the data type is float32".to_owned();
+        return Err(invalid_parameter("type", detail));
+    }
+    Ok(kind)
+}
+
+fn invalid_parameter(parameter: &'static str, detail: String) -> ReadError {
+    ReadError::InvalidParameter { parameter, detail, known: Vec::new() }
+}
+
+/// Returns true if every chunk of the volume can be encoded as `compressed_segmentation`, whatever its values are.
+///
+/// In this encoding, offsets of tables have 24 bits, and a box of 512 voxels takes at most 1282 words. This limits the
+/// number of voxels in a chunk.
+fn allows_compressed_segmentation(levels: &[PrecomputedScale], data_type: &DataType) -> bool {
+    let voxels = |level: &PrecomputedScale| level.extent.chunk.iter().copied().fold(1, u64::saturating_mul);
+    matches!(data_type, DataType::UInt32 | DataType::UInt64) && levels.iter().all(|level| voxels(level) < 6_000_000)
 }
 
 fn info_json(levels: &[PrecomputedScale], kind: VolumeKind, encoding: PrecomputedEncoding) -> Value {
@@ -269,15 +295,16 @@ fn resolution(space: &CoordinateSpace) -> [f64; 3] {
     [0, 1, 2].map(|axis| {
         let (Some(scale), Some(described)) = (space.scale.get(axis), space.axes.get(axis)) else { return 1.0 };
         let nanometers = scale * described.unit.and_then(|unit| unit.nanometers()).unwrap_or(1.0);
-        // Rounds off the error that the conversion of units adds to the last digits.
+        // The conversion of units adds an error to the last digits, which is rounded off.
         format!("{nanometers:.12e}").parse().ok().filter(|size: &f64| size.is_normal()).unwrap_or(1.0)
     })
 }
 
 /// Returns the offset of a level in its own voxels, rounded to the nearest voxel.
 ///
-/// N5's conventions give the centre of the first voxel, this format its corner. A finest level whose first centre is
-/// at 0 gets the offset 0. The origin of the volume therefore lies half a voxel of the finest level before N5's.
+/// N5's conventions give the centre of the first voxel, but this format gives its corner. A finest level whose first
+/// centre is at 0 gets the offset 0. The origin of the volume is therefore N5's origin minus half a voxel of the finest
+/// level.
 fn voxel_offset(space: &CoordinateSpace, finest: &CoordinateSpace) -> [i64; 3] {
     [0, 1, 2].map(|axis| {
         let component = |list: &[f64]| list.get(axis).copied();

@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use bytes::Bytes;
-use serde_json::Map;
 
 use super::View;
-use super::chunk::{Chunk, ChunkEncoder, StreamLayout};
+use super::chunk::Chunk;
+use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
-use super::node::{read_node, read_node_with_text};
+use super::node::{LoadedNode, read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};
 use crate::store::Key;
 use n5_format::{
@@ -112,53 +112,72 @@ async fn attributes_document(
         },
         loaded => loaded?,
     };
-    let node = &loaded.node;
-    let is_root = key.is_root();
-    let (mut object, members) = match node.document.as_ref().and_then(|document| document.as_ref().ok()) {
-        Some(document) if document.describes_dataset() => {
-            let not_a_dataset = |reason: String| ReadError::NotADataset { key: key.clone(), reason };
-            let dataset =
-                DescribedDataset::parse(document.clone()).map_err(|error| not_a_dataset(error.to_string()))?;
-            if !dataset.is_decodable() {
-                let (compression, data_type) = (dataset.compression().name(), dataset.data_type());
-                return Err(not_a_dataset(format!(
-                    "compression {compression:?} with data type {data_type} is not supported"
-                )));
-            }
-            let space = CoordinateSpace::of_dataset(&dataset, &node.ancestors);
-            let attribute = target.encoding.compression_attribute();
-            let (members, _) =
-                n5_metadata::canonical_attributes(&dataset, &space, target.data_type_for(&dataset), attribute, None);
-            (JsonObjectBuilder::default(), members)
+    let mut object = match &loaded.node.document {
+        Some(Ok(document)) if document.describes_dataset() => {
+            let dataset = DescribedDataset::parse(document.clone())
+                .map_err(|error| ReadError::NotADataset { key: key.clone(), reason: error.to_string() })?;
+            dataset_attributes(key, &loaded.node, &dataset, target)?
         }
-        _ => {
-            let is_repeated =
-                move |name: &str| !(n5_metadata::is_inherited_by_neuroglancer(name) || is_root && name == "n5");
-            let object = loaded.attributes(lookup.container, is_repeated).await?;
-            let mut members = Map::new();
-            if let Some(mut pyramid) = n5_metadata::pyramid(node, &mut Vec::new()) {
-                let is_level_decoded =
-                    |path: &str| node.dataset_below(path).is_some_and(|dataset| dataset.is_decodable());
-                let shown_count = pyramid.levels.iter().position(|level| !is_level_decoded(&level.path));
-                pyramid.levels.truncate(shown_count.unwrap_or(usize::MAX));
-                members.extend(n5_metadata::canonical_group_attributes(&pyramid));
-            }
-            (object, members)
-        }
+        _ => group_attributes(lookup, key, &loaded).await?,
     };
-    for (name, value) in &members {
-        object.insert(name, value);
-    }
-    if is_root {
+    if key.is_root() {
         // z5 and zarr-python 2 require a version in the container's root.
         object.insert("n5", &n5_format::VERSION);
     }
-    let has_any = !object.is_empty() || matches!(node.document, Some(Ok(_)));
-    let document = || ResolvedKey::Document { text: object.into_text(), memory: loaded.memory };
-    Ok(if has_any { document() } else { ResolvedKey::Missing })
+    if object.is_empty() && !matches!(loaded.node.document, Some(Ok(_))) {
+        return Ok(ResolvedKey::Missing);
+    }
+    Ok(ResolvedKey::Document { text: object.into_text(), memory: loaded.memory })
 }
 
-/// Returns the dataset and the position that the lookup's key names.
+/// Returns the attributes of a dataset in the form that the strictest readers accept.
+fn dataset_attributes(
+    key: &Key,
+    node: &Node,
+    dataset: &DescribedDataset,
+    target: &ReencodeTarget,
+) -> Result<JsonObjectBuilder, ReadError> {
+    if !dataset.is_decodable() {
+        let compression = dataset.compression().name();
+        let data_type = dataset.data_type();
+        let reason = format!("compression {compression:?} with data type {data_type} is not supported");
+        return Err(ReadError::NotADataset { key: key.clone(), reason });
+    }
+    let space = CoordinateSpace::of_dataset(dataset, &node.ancestors);
+    let attribute = target.encoding.compression_attribute();
+    let (members, _) =
+        n5_metadata::canonical_attributes(dataset, &space, target.data_type_for(dataset), attribute, None);
+    let mut object = JsonObjectBuilder::default();
+    for (name, value) in &members {
+        object.insert(name, value);
+    }
+    Ok(object)
+}
+
+/// Returns the attributes of a group as they are stored, but with its pyramid in the form that the strictest readers
+/// accept.
+async fn group_attributes(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+    loaded: &LoadedNode,
+) -> Result<JsonObjectBuilder, ReadError> {
+    let is_root = key.is_root();
+    let is_repeated = move |name: &str| !(n5_metadata::is_inherited_by_neuroglancer(name) || is_root && name == "n5");
+    let mut object = loaded.attributes(lookup.container, is_repeated).await?;
+    if let Some(mut pyramid) = n5_metadata::pyramid(&loaded.node, &mut Vec::new()) {
+        let is_level_decoded =
+            |path: &str| loaded.node.dataset_below(path).is_some_and(|dataset| dataset.is_decodable());
+        let shown_count = pyramid.levels.iter().position(|level| !is_level_decoded(&level.path));
+        pyramid.levels.truncate(shown_count.unwrap_or(usize::MAX));
+        for (name, value) in n5_metadata::canonical_group_attributes(&pyramid) {
+            object.insert(&name, &value);
+        }
+    }
+    Ok(object)
+}
+
+/// Returns the dataset and the grid position of the block that the lookup's key names, which may go through an alias of
+/// a level.
 async fn find_block(lookup: &ViewLookup<'_>) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
     if let Some(block) = lookup.container.block_at(lookup.freshness, lookup.key).await? {
         return Ok(Some(block));
@@ -203,7 +222,7 @@ impl ChunkEncoder for ReencodeTarget {
     }
 
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
-        let elements = shape.iter().fold(1u64, |n, size| n.saturating_mul(*size));
+        let elements = shape.iter().fold(1u64, |product, size| product.saturating_mul(*size));
         let target = self.data_type.as_ref().and_then(DataType::size_bytes);
         let bytes = elements.saturating_mul(target.unwrap_or(width) as u64);
         // Counts the byte-swapped elements, the converted elements, and the encoded block.
@@ -225,8 +244,8 @@ impl ChunkEncoder for ReencodeTarget {
         self.data_type.is_none().then_some(self.encoding)
     }
 
-    /// Accepts blocks of the size of the grid cell, clipped at the end of the dataset, and full blocks unless they are
-    /// larger than TensorStore accepts.
+    /// Accepts blocks that have the size of their grid cell, clipped at the end of the dataset. Also accepts full
+    /// blocks at the end of the dataset, unless they are larger than TensorStore accepts.
     fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
         let width = dataset.data_type().size_bytes().unwrap_or(1) as u128;
         let full_bytes = || dataset.block_size().iter().fold(width, |bytes, size| bytes.saturating_mul((*size).into()));

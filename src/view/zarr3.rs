@@ -86,10 +86,11 @@ async fn read_zarr_json(lookup: &ViewLookup<'_>, directory: &Key) -> Result<Reso
     }
     let (_, node) = nodes.remove(0);
     let mut object = zarr_json(node);
-    let (mut consolidated, mut subtree_metadata) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
+    let mut subtree_metadata = JsonObjectBuilder::default();
     for (path, node) in nodes {
         subtree_metadata.insert_object(&path, &zarr_json(node));
     }
+    let mut consolidated = JsonObjectBuilder::default();
     consolidated.insert("kind", &"inline");
     consolidated.insert("must_understand", &false);
     consolidated.insert_object("metadata", &subtree_metadata);

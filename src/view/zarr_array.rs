@@ -8,7 +8,8 @@ use std::sync::Arc;
 use bytes::Bytes;
 use serde_json::{Value, json};
 
-use super::chunk::{Chunk, ChunkEncoder, StreamLayout};
+use super::chunk::Chunk;
+use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use crate::cache::{Dataset, GroupState, ReadError};
 use crate::store::Key;
@@ -30,7 +31,7 @@ pub(super) enum ZarrNodeType {
 /// # Errors
 /// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
 pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
-    let (container, freshness) = (lookup.container, lookup.freshness);
+    let ViewLookup { container, freshness, .. } = *lookup;
     let group = container.group(freshness, key).await?;
     Ok(match &group.state {
         GroupState::Dataset(dataset) if ZarrEncoding::of(&dataset.attributes).is_some() => {

@@ -12,7 +12,7 @@ use super::node::{read_node, read_node_with_text};
 use super::zarr_array::{ZarrEncoding, ZarrLayout, ZarrNodeType, node_type};
 use crate::cache::{MemoryPermit, ReadError};
 use crate::store::Key;
-use n5_format::{DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
+use n5_format::{DataType, DatasetAttributes, DescribedDataset, JsonMembers, JsonObjectBuilder};
 use n5_metadata::{Axis, AxisKind, BaseUnit, CoordinateSpace, Node, Pyramid, PyramidLevel};
 
 /// Attributes that describe N5's arrays, which Zarr describes in another form.
@@ -52,46 +52,58 @@ pub(super) enum ZarrNode {
 
 impl ZarrNode {
     /// Creates the Zarr node of a directory whose name is `name`, or returns `None` for a dataset that is not decoded.
-    /// `attributes` and `ome` are the [`copied_attributes`] of the directory. If it is a level of a pyramid, `level` is
-    /// its coordinate space in the pyramid.
+    /// For a level of a pyramid, `level` is the coordinate space that the pyramid gives to the level.
     pub(super) fn of(
         node: &Node,
         name: Option<&str>,
         level: Option<&CoordinateSpace>,
-        (mut attributes, ome): (JsonObjectBuilder, JsonObjectBuilder),
+        copied: CopiedAttributes,
     ) -> Option<Self> {
-        match &node.document {
-            Some(Ok(document)) if document.describes_dataset() => {
-                let dataset = DescribedDataset::parse(document.clone()).ok()?;
-                let own_space = || CoordinateSpace::of_dataset(&dataset, &node.ancestors);
-                let space = level.cloned().unwrap_or_else(own_space);
-                if let Some(units) = dimension_units(&space) {
-                    attributes.insert("dimension_units", &units);
-                }
-                let names = space.axes.iter().rev().map(|axis| axis.name.clone()).collect();
-                Some(Self::Array { layout: ZarrLayout::of(&dataset)?, names, attributes })
-            }
-            _ => {
-                let pyramid = n5_metadata::pyramid(node, &mut Vec::new());
-                let image = pyramid.and_then(|pyramid| multiscales_entry(node, &pyramid, name));
-                Some(Self::Group { attributes, ome, image })
-            }
+        let CopiedAttributes { mut attributes, ome } = copied;
+        if !node.is_dataset() {
+            let pyramid = n5_metadata::pyramid(node, &mut Vec::new());
+            let image = pyramid.and_then(|pyramid| multiscales_entry(node, &pyramid, name));
+            return Some(Self::Group { attributes, ome, image });
         }
+        let document = node.document.as_ref()?.as_ref().ok()?;
+        let dataset = DescribedDataset::parse(document.clone()).ok()?;
+        let own_space = || CoordinateSpace::of_dataset(&dataset, &node.ancestors);
+        let space = level.cloned().unwrap_or_else(own_space);
+        if let Some(units) = dimension_units(&space) {
+            attributes.insert("dimension_units", &units);
+        }
+        let names = space.axes.iter().rev().map(|axis| axis.name.clone()).collect();
+        Some(Self::Array { layout: ZarrLayout::of(&dataset)?, names, attributes })
     }
 }
 
-/// Returns the attributes of a directory that its node repeats as stored, in two objects: the attributes that belong
-/// neither to N5 nor to OME-NGFF, and those of OME-NGFF except `multiscales`, whose lists are in N5's order or in
-/// another form. The second object is empty for a dataset.
-pub(super) fn copied_attributes(text: &[u8], is_dataset: bool) -> (JsonObjectBuilder, JsonObjectBuilder) {
-    if is_dataset {
-        let is_copied = |name: &str| !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name);
-        return (JsonObjectBuilder::from_matching(text, is_copied), JsonObjectBuilder::default());
+/// Attributes of a directory that its Zarr node repeats as they are stored.
+#[derive(Debug)]
+pub(super) struct CopiedAttributes {
+    /// Attributes that belong neither to N5 nor to OME-NGFF.
+    attributes: JsonObjectBuilder,
+    /// Attributes of OME-NGFF except `multiscales`, whose lists are in N5's order or in another form. Empty for a
+    /// dataset.
+    ome: JsonObjectBuilder,
+}
+
+impl CopiedAttributes {
+    /// Copies attributes from the text of `attributes.json`.
+    pub(super) fn of(text: &[u8], is_dataset: bool) -> Self {
+        if is_dataset {
+            let is_copied = |name: &str| !N5_ARRAY_KEYS.contains(&name) && !GENERATED_KEYS.contains(&name);
+            let attributes = JsonObjectBuilder::from_matching(text, is_copied);
+            return Self { attributes, ome: JsonObjectBuilder::default() };
+        }
+        let is_copied = |name: &str| !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name);
+        Self { attributes: JsonObjectBuilder::from_matching(text, is_copied), ome: ome_attributes(text) }
     }
-    let attributes = JsonObjectBuilder::from_matching(text, |name| {
-        !["n5", "multiscales", "ome"].contains(&name) && !OME_KEYS.contains(&name)
-    });
-    let (mut nested, mut top_level) = (None, [None; OME_KEYS.len()]);
+}
+
+/// Returns the attributes of OME-NGFF except `multiscales`: those inside `ome`, then those beside it that `ome` lacks.
+fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
+    let mut nested = None;
+    let mut top_level = [None; OME_KEYS.len()];
     n5_format::for_each_member(JsonMembers::parse(n5_format::attributes_text(text)).ok(), |member| {
         let name = member.name();
         if name == "ome" {
@@ -114,7 +126,7 @@ pub(super) fn copied_attributes(text: &[u8], is_dataset: bool) -> (JsonObjectBui
     for member in top_level.into_iter().flatten() {
         ome.push_member(member);
     }
-    (attributes, ome)
+    ome
 }
 
 /// Returns the size and unit of a voxel along each axis, such as `"4 nm"`, in the form that TensorStore and
@@ -137,7 +149,7 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
     has_units.then_some(Value::Array(units))
 }
 
-/// Returns the Zarr node of the directory `key` with its memory permit, or `None` if it has none
+/// Returns the Zarr node of the directory `key` with its memory permit, or `None` if the directory is no node
 /// ([`ZarrNodeType::Missing`]).
 ///
 /// # Errors
@@ -156,17 +168,13 @@ pub(super) async fn read_zarr_node(
         Err(ReadError::NotFound(_)) => return Ok(None),
         loaded => loaded?,
     };
-    let is_dataset = is_dataset(&loaded.node);
-    let attributes = loaded.map_text(lookup.container, move |text| copied_attributes(text, is_dataset)).await?;
-    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), attributes).map(|node| (node, loaded.memory)))
+    let is_dataset = loaded.node.is_dataset();
+    let copied = loaded.map_text(lookup.container, move |text| CopiedAttributes::of(text, is_dataset)).await?;
+    Ok(ZarrNode::of(&loaded.node, key.name(), level.as_ref(), copied).map(|node| (node, loaded.memory)))
 }
 
-pub(super) fn is_dataset(node: &Node) -> bool {
-    matches!(&node.document, Some(Ok(document)) if document.describes_dataset())
-}
-
-/// Returns the coordinate space that a pyramid gives to the dataset, if it is a level of one and its voxel size is
-/// known.
+/// Returns the coordinate space that a pyramid gives to the dataset `key`. Returns `None` if the dataset is not a level
+/// of a pyramid or if its voxel size is not known.
 async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<CoordinateSpace>, ReadError> {
     let mut group = key.parent();
     for _ in 0..MAX_LEVEL_DEPTH {
@@ -196,7 +204,7 @@ pub(super) fn document(object: JsonObjectBuilder, memory: Option<MemoryPermit>) 
     ResolvedKey::Document { text: object.into_text(), memory }
 }
 
-/// Number of axes that an image may have.
+/// Numbers of axes that an OME-NGFF image may have.
 const RANKS: RangeInclusive<usize> = 2..=5;
 
 /// Returns an entry of `multiscales` without its version, for a pyramid of any convention, or `None` if OME-NGFF cannot
@@ -206,21 +214,18 @@ const RANKS: RangeInclusive<usize> = 2..=5;
 ///   stored in another order, the true order is more important than this rule.
 /// - Levels with another data type than the finest level, and levels that are not decoded, are left out.
 fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
-    let dataset = |level: &PyramidLevel| {
+    let data_type_of = |level: &PyramidLevel| {
         let document = node.child_documents.get(&level.path)?.clone();
-        DatasetAttributes::parse(document).ok().filter(|dataset| ZarrEncoding::of(dataset).is_some())
+        let dataset = DatasetAttributes::parse(document).ok()?;
+        ZarrEncoding::of(&dataset).map(|_| dataset.data_type().clone())
     };
-    let mut finest_level: Option<(CoordinateSpace, DatasetAttributes)> = None;
+    let mut finest_level: Option<(CoordinateSpace, DataType)> = None;
     let mut datasets = Vec::new();
     for (number, level) in pyramid.levels.iter().enumerate() {
-        let Some(attributes) = dataset(level) else { continue };
+        let Some(data_type) = data_type_of(level) else { continue };
         let space = CoordinateSpace::of_level(pyramid, number);
-        let (first, _) = match &finest_level {
-            Some((_, finest)) if finest.data_type() != attributes.data_type() => continue,
-            Some(finest) => finest,
-            None => finest_level.insert((space.clone(), attributes)),
-        };
-        if first.axes.len() != space.axes.len() {
+        let (finest_space, finest_type) = finest_level.get_or_insert_with(|| (space.clone(), data_type.clone()));
+        if *finest_type != data_type || finest_space.axes.len() != space.axes.len() {
             continue;
         }
         let reversed = |list: &[f64]| list.iter().rev().copied().collect::<Vec<f64>>();
@@ -278,7 +283,7 @@ mod tests {
         let mut attributes = json!({"dimensions": [7, 5, 3], "blockSize": [5, 4, 9], "dataType": "uint16",
             "compression": {"type": "gzip"}});
         attributes.as_object_mut().unwrap().extend(extra_members.as_object().unwrap().clone());
-        let copied = copied_attributes(attributes.to_string().as_bytes(), true);
+        let copied = CopiedAttributes::of(attributes.to_string().as_bytes(), true);
         match ZarrNode::of(&node(&attributes, ancestors), None, None, copied)? {
             ZarrNode::Array { layout, names, attributes } => Some((layout, names, attributes)),
             ZarrNode::Group { .. } => panic!("a group"),
@@ -329,7 +334,7 @@ mod tests {
     fn groups_keep_their_attributes_but_not_multiscales_in_another_order() {
         let own = json!({"n5": "4.0.0", "multiscales": {"paths": []}, "name": "a", "omero": {"id": 1},
             "ome": {"version": "0.5", "multiscales": [], "labels": ["cells"]}});
-        let copied = copied_attributes(own.to_string().as_bytes(), false);
+        let copied = CopiedAttributes::of(own.to_string().as_bytes(), false);
         let Some(ZarrNode::Group { attributes, ome, image }) = ZarrNode::of(&node(&own, &[]), None, None, copied)
         else {
             panic!("no group")
@@ -340,7 +345,7 @@ mod tests {
         // Members of `ome` take precedence over those beside it. Of repeated members, the last one counts.
         let own =
             br#"{"ome":{"x":1},"omero":1,"image-label":2,"omero":3,"ome":{"\u006fmero":4,"multiscales":[]},"a":1e999}"#;
-        let (attributes, ome) = copied_attributes(own, false);
+        let CopiedAttributes { attributes, ome } = CopiedAttributes::of(own, false);
         assert_eq!(attributes.into_text(), r#"{"a":1e999}"#);
         assert_eq!(ome.into_text(), r#"{"\u006fmero":4,"image-label":2}"#);
     }
@@ -388,7 +393,7 @@ mod tests {
             [("s0", level(&[8, 6], "uint8")), ("s1", level(&[4, 3], "float32")), ("s2", level(&[2, 2], "uint8"))];
         let image = multiscales_of(&own, &levels).unwrap();
         let paths: Vec<&str> =
-            image["datasets"].as_array().unwrap().iter().map(|l| l["path"].as_str().unwrap()).collect();
+            image["datasets"].as_array().unwrap().iter().map(|level| level["path"].as_str().unwrap()).collect();
         assert_eq!(paths, ["s0", "s2"]);
     }
 

@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 use super::lookup::ViewLookup;
 use super::node::{COPY_MEMORY_FACTOR, read_document};
-use super::zarr_node::{ZarrNode, copied_attributes, is_dataset, relative_path};
+use super::zarr_node::{CopiedAttributes, ZarrNode, relative_path};
 use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::store::Key;
 use n5_metadata::{CoordinateSpace, Node};
@@ -52,86 +52,95 @@ pub(super) async fn read_subtree(
     let Some((directories, memory_bytes)) = survey else { return Ok(None) };
     // This request holds no attributes while it waits for memory.
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
-    let nodes = lookup.container.abort_if_contended(key, Box::pin(read_items(lookup, key, &directories))).await?;
+    let nodes = async {
+        let mut nodes = load_nodes(lookup, key, &directories).await?;
+        let paths: Vec<&str> = directories.iter().map(|directory| relative_path(key, &directory.key)).collect();
+        let levels = link_levels(&mut nodes, &paths);
+        zarr_nodes(lookup, &directories, &paths, &nodes, &levels).await
+    };
+    let nodes = lookup.container.abort_if_contended(key, Box::pin(nodes)).await?;
     Ok(Some((nodes, memory)))
 }
 
-/// Reads and describes the surveyed directories from `key` on.
-async fn read_items(
+/// Loads the surveyed directories from `key` on, without the levels of their pyramids.
+async fn load_nodes(
     lookup: &ViewLookup<'_>,
     key: &Key,
     directories: &[SurveyedDirectory],
-) -> Result<Vec<(String, ZarrNode)>, ReadError> {
+) -> Result<Vec<Node>, ReadError> {
     let mut outer_ancestors = Vec::new();
-    let mut ancestor = key.parent();
-    while let Some(ancestor_key) = ancestor {
-        outer_ancestors.push(
-            read_document(lookup.container, lookup.freshness, &ancestor_key)
-                .await?
-                .and_then(Result::ok)
-                .unwrap_or_default(),
-        );
-        ancestor = ancestor_key.parent();
+    for ancestor in std::iter::successors(key.parent(), Key::parent) {
+        let document = read_document(lookup.container, lookup.freshness, &ancestor).await?;
+        outer_ancestors.push(document.and_then(Result::ok).unwrap_or_default());
     }
     outer_ancestors.reverse();
     let mut nodes: Vec<Node> = Vec::with_capacity(directories.len());
-    for (index, directory) in directories.iter().enumerate() {
-        let mut ancestors = outer_ancestors.clone();
-        if let Some(parent) = nodes.get(directory.parent_index).filter(|_| index > 0) {
-            ancestors.clone_from(&parent.ancestors);
-            ancestors.push(parent.document.clone().and_then(Result::ok).unwrap_or_default());
-        }
-        nodes.push(Node {
-            ancestors,
-            document: read_document(lookup.container, lookup.freshness, &directory.key).await?,
-            ..Node::default()
-        });
-        let name = directory.key.name().map(str::to_owned);
-        if let (Some(parent), Some(name)) = (nodes.get_mut(directory.parent_index).filter(|_| index > 0), name) {
-            parent.children.push(name);
-        }
+    for directory in directories {
+        let document = read_document(lookup.container, lookup.freshness, &directory.key).await?;
+        // The first directory is its own parent, and is not among the nodes yet.
+        let ancestors = match nodes.get_mut(directory.parent_index) {
+            Some(parent) => {
+                parent.children.extend(directory.key.name().map(str::to_owned));
+                let mut ancestors = parent.ancestors.clone();
+                ancestors.push(parent.document.clone().and_then(Result::ok).unwrap_or_default());
+                ancestors
+            }
+            None => outer_ancestors.clone(),
+        };
+        nodes.push(Node { ancestors, document, ..Node::default() });
     }
-    let paths: Vec<String> =
-        directories.iter().map(|directory| relative_path(key, &directory.key).to_owned()).collect();
-    let indices: HashMap<&str, usize> = paths.iter().enumerate().map(|(index, path)| (path.as_str(), index)).collect();
-    let mut levels: HashMap<usize, CoordinateSpace> = HashMap::new();
-    let mut zarr_nodes = Vec::new();
-    for (index, directory) in directories.iter().enumerate() {
-        let path = paths.get(index).map_or("", String::as_str);
+    Ok(nodes)
+}
+
+/// Gives each pyramid the documents of its levels. Returns the coordinate spaces that pyramids give to their levels, by
+/// the index of the level.
+fn link_levels(nodes: &mut [Node], paths: &[&str]) -> HashMap<usize, CoordinateSpace> {
+    let indices: HashMap<&str, usize> = paths.iter().enumerate().map(|(index, path)| (*path, index)).collect();
+    let mut levels = HashMap::new();
+    for (index, path) in paths.iter().enumerate() {
         let index_of = |level: &str| {
             let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
             indices.get(joined.as_str()).copied()
         };
-        let mut documents = Vec::new();
-        if let Some(node) = nodes.get(index) {
-            for level in n5_metadata::required_paths(node) {
-                if let Some(Ok(document)) = index_of(&level).and_then(|n| nodes.get(n)?.document.clone()) {
-                    documents.push((level, document));
-                }
-            }
-        }
+        let document_of = |level: String| {
+            let document = nodes.get(index_of(&level)?)?.document.clone()?.ok()?;
+            Some((level, document))
+        };
+        let required = nodes.get(index).map(n5_metadata::required_paths).unwrap_or_default();
+        let documents: Vec<_> = required.into_iter().filter_map(document_of).collect();
         let Some(node) = nodes.get_mut(index) else { continue };
         node.child_documents.extend(documents);
-        if !directory.is_dataset
-            && let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new())
-        {
-            for (level_number, level) in pyramid.levels.iter().enumerate() {
-                let space = CoordinateSpace::of_level(&pyramid, level_number);
-                if let Some(level_index) = index_of(&level.path).filter(|_| space.is_calibrated) {
-                    levels.insert(level_index, space);
-                }
+        let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new()) else { continue };
+        for (number, level) in pyramid.levels.iter().enumerate() {
+            let space = CoordinateSpace::of_level(&pyramid, number);
+            if let Some(level_index) = index_of(&level.path).filter(|_| space.is_calibrated) {
+                levels.insert(level_index, space);
             }
         }
-        let is_dataset = is_dataset(node);
+    }
+    levels
+}
+
+/// Returns the Zarr nodes of the surveyed directories by path.
+async fn zarr_nodes(
+    lookup: &ViewLookup<'_>,
+    directories: &[SurveyedDirectory],
+    paths: &[&str],
+    nodes: &[Node],
+    levels: &HashMap<usize, CoordinateSpace>,
+) -> Result<Vec<(String, ZarrNode)>, ReadError> {
+    let mut zarr_nodes = Vec::new();
+    for (index, ((directory, path), node)) in directories.iter().zip(paths).zip(nodes).enumerate() {
+        let is_dataset = node.is_dataset();
         let text = match directory.text_bytes {
             0 => Bytes::new(),
             bytes => lookup.container.attributes_bytes(lookup.freshness, &directory.key, bytes).await?,
         };
         let text_bytes = text.len();
-        let copy = move || copied_attributes(&text, is_dataset);
-        let attributes = lookup.container.run_document_job(text_bytes, copy).await?;
-        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), levels.get(&index), attributes) {
-            zarr_nodes.push((path.to_owned(), zarr_node));
+        let copy = move || CopiedAttributes::of(&text, is_dataset);
+        let copied = lookup.container.run_document_job(text_bytes, copy).await?;
+        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), levels.get(&index), copied) {
+            zarr_nodes.push(((*path).to_owned(), zarr_node));
         }
     }
     Ok(zarr_nodes)
@@ -143,13 +152,12 @@ async fn read_items(
 async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<SurveyedDirectory>, u64)>, ReadError> {
     let new_directory = |key, parent_index| SurveyedDirectory { key, parent_index, is_dataset: false, text_bytes: 0 };
     let mut directories = vec![new_directory(key.clone(), 0)];
-    // Length of all attributes and memory of the interpreted ones, including those of the directories above `key`.
-    let (mut all_text_bytes, mut all_tree_bytes) = (0u64, 0u64);
-    let mut ancestor = key.parent();
-    while let Some(ancestor_key) = ancestor {
-        let group = lookup.container.group_if_readable(lookup.freshness, &ancestor_key).await?;
+    let mut all_text_bytes = 0;
+    // Memory of all interpreted attributes, including those of the directories above `key`.
+    let mut all_tree_bytes = 0;
+    for ancestor in std::iter::successors(key.parent(), Key::parent) {
+        let group = lookup.container.group_if_readable(lookup.freshness, &ancestor).await?;
         all_tree_bytes += group.map_or(0, |group| group.tree_bytes());
-        ancestor = ancestor_key.parent();
     }
     let mut next_index = 0;
     while let Some(directory_key) = directories.get(next_index).map(|directory| directory.key.clone()) {

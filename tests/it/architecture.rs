@@ -53,7 +53,7 @@ const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
     ("cache", "block_load blocks datasets objects validated budget buffers error freshness"),
     ("cli", "run healthcheck inspect serve verify arguments process"),
-    ("cli::verify", "report terminal"),
+    ("cli::verify", "report recovery report_lines terminal"),
     ("config", "load memory_bounds summary validate sections values"),
     (
         "conn",
@@ -93,8 +93,8 @@ const ORDER: &[(&str, &str)] = &[
     ("telemetry", "logs trace log_throttle metrics"),
     ("telemetry::metrics", "labels names"),
     ("telemetry::trace", "export settings"),
-    ("verify", "aggregator previous_run event walk checks entries finding retry"),
-    ("view", "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array lookup chunk node"),
+    ("verify", "aggregator previous_run event walk prefetch walk_item checks entries finding retry"),
+    ("view", "precomputed reencoded zarr2 zarr3 zarr_subtree zarr_node zarr_array lookup chunk chunk_encoder node"),
     ("view::precomputed", "scale compressed_segmentation image"),
 ];
 

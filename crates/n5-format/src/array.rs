@@ -25,17 +25,19 @@ struct Loop {
     to_stride: usize,
 }
 
-/// Copies the samples of `region` that lie in a block into `to`, which holds the whole region.
+/// Copies the samples of `region` that lie in a block into `to`, which holds the whole region. Returns true if the
+/// region and the block share at least one sample and all shared samples were copied.
 ///
 /// - `to`: the region's samples, first axis fastest, `product(region.shape())` elements.
 /// - `from`: the block's elements, first axis fastest, `product(size)` elements.
-/// - `origin`: the block's first element in the dataset.
-/// - `size`: the block's own shape.
-/// - `dimensions`: the dataset's shape. Elements of the block beyond it are padding and are never copied.
-/// - `width`: bytes per element.
+/// - `origin`: the index of the block's first element in the dataset.
+/// - `size`: the size of the block in elements.
+/// - `dimensions`: the size of the dataset in elements. Elements of the block beyond it are padding and are never
+///   copied.
+/// - `width`: the number of bytes of an element.
 ///
-/// All lists have the region's rank. If `to` or `from` is shorter than its shape requires, nothing is copied. Returns
-/// true if the region and the block share at least one sample and all shared samples were copied.
+/// `origin`, `size` and `dimensions` are in N5 axis order and have the region's rank. If `to` or `from` is shorter than
+/// its shape requires, nothing is copied.
 pub fn paste(
     to: &mut [u8],
     region: &Region,
@@ -76,21 +78,31 @@ pub fn paste_zeros(
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
-/// Plan of one paste: where it begins in the block and the region, and its nested loops, innermost first.
+/// Plan of one paste from a block to a region. Offsets are in bytes.
+#[derive(Debug)]
 struct CopyPlan {
+    /// Offset of the first sample in the block.
     from_offset: usize,
+    /// Offset of the first sample in the region.
     to_offset: usize,
+    /// Offset after the last sample in the block.
     from_end: usize,
+    /// Offset after the last sample in the region.
     to_end: usize,
+    /// Nested loops, innermost first.
     loops: SmallVec<[Loop; 6]>,
 }
 
 impl CopyPlan {
     fn new(region: &Region, origin: &[u64], size: &[u64], dimensions: &[u64], width: usize) -> Option<Self> {
         let mut loops: SmallVec<[Loop; 6]> = SmallVec::new();
-        let (mut from_offset, mut to_offset) = (0usize, 0usize);
-        let (mut from_last, mut to_last) = (0usize, 0usize);
-        let (mut from_stride, mut to_stride) = (width, width);
+        let mut from_offset = 0_usize;
+        let mut to_offset = 0_usize;
+        // Distances from the first sample to the last one, in bytes.
+        let mut from_span = 0_usize;
+        let mut to_span = 0_usize;
+        let mut from_stride = width;
+        let mut to_stride = width;
         for axis in 0..region.rank() {
             let end = origin[axis].checked_add(size[axis])?.min(dimensions[axis]);
             let (first, last) = region.samples_within(axis, origin[axis], end);
@@ -104,8 +116,8 @@ impl CopyPlan {
             if count > 1 {
                 let step = usize::try_from(region.step()[axis]).ok()?;
                 let new = Loop { count, from_stride: from_stride.checked_mul(step)?, to_stride };
-                from_last = from_last.checked_add((count - 1).checked_mul(new.from_stride)?)?;
-                to_last = to_last.checked_add((count - 1).checked_mul(to_stride)?)?;
+                from_span = from_span.checked_add((count - 1).checked_mul(new.from_stride)?)?;
+                to_span = to_span.checked_add((count - 1).checked_mul(to_stride)?)?;
                 match loops.last_mut() {
                     // If the elements of an axis continue where those of the previous axis end, one loop copies both
                     // axes.
@@ -121,18 +133,14 @@ impl CopyPlan {
             from_stride = from_stride.checked_mul(usize::try_from(size[axis]).ok()?)?;
             to_stride = to_stride.checked_mul(usize::try_from(region.shape()[axis]).ok()?)?;
         }
-        let from_end = from_offset.checked_add(from_last)?.checked_add(width)?;
-        let to_end = to_offset.checked_add(to_last)?.checked_add(width)?;
+        let from_end = from_offset.checked_add(from_span)?.checked_add(width)?;
+        let to_end = to_offset.checked_add(to_span)?.checked_add(width)?;
         Some(Self { from_offset, to_offset, from_end, to_end, loops })
     }
 
     fn run(&self, to: &mut [u8], from: &[u8], width: usize, swap_bytes: bool) -> bool {
         if self.from_end > from.len() || self.to_end > to.len() {
-            let (from_end, to_end, loops) = (self.from_end, self.to_end, &self.loops);
-            debug_assert!(
-                false,
-                "a paste ends at {from_end} and {to_end}, beyond its buffers; its loops are {loops:?}"
-            );
+            debug_assert!(false, "a paste reaches beyond its buffers: {self:?}");
             return false;
         }
         let single = Loop { count: 1, from_stride: width, to_stride: width };
@@ -178,7 +186,8 @@ impl CopyPlan {
     /// Calls `visit` with the offsets in `to` and `from` for every iteration of the loops `outer`.
     fn walk(&self, outer: &[Loop], mut visit: impl FnMut(usize, usize)) {
         let mut cursor: SmallVec<[usize; 6]> = outer.iter().map(|_| 0).collect();
-        let (mut from_at, mut to_at) = (self.from_offset, self.to_offset);
+        let mut from_at = self.from_offset;
+        let mut to_at = self.to_offset;
         loop {
             visit(to_at, from_at);
             let mut axis = 0;
@@ -201,14 +210,16 @@ impl CopyPlan {
 
 fn copy_runs(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
     for row in 0..rows.count {
-        let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
+        let to = &mut to[row * rows.to_stride..];
+        let from = &from[row * rows.from_stride..];
         to[..bytes.count].copy_from_slice(&from[..bytes.count]);
     }
 }
 
 fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows: Loop) {
     for row in 0..rows.count {
-        let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
+        let to = &mut to[row * rows.to_stride..];
+        let from = &from[row * rows.from_stride..];
         to[..BYTES].copy_from_slice(&from[..BYTES]);
     }
 }
@@ -216,8 +227,10 @@ fn copy_fixed_runs<const BYTES: usize>(to: &mut [u8], from: &[u8], _: Loop, rows
 /// Copies contiguous runs and swaps their bytes. Arrays of a constant length let the compiler use vector instructions.
 fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: Loop) {
     for row in 0..rows.count {
-        let (to, from) = (&mut to[row * rows.to_stride..], &from[row * rows.from_stride..]);
-        let (to, from) = (to[..bytes.count].as_chunks_mut::<WIDTH>().0, from[..bytes.count].as_chunks::<WIDTH>().0);
+        let to = &mut to[row * rows.to_stride..];
+        let from = &from[row * rows.from_stride..];
+        let to = to[..bytes.count].as_chunks_mut::<WIDTH>().0;
+        let from = from[..bytes.count].as_chunks::<WIDTH>().0;
         for (to, from) in to.iter_mut().zip(from) {
             *to = *from;
             to.reverse();
@@ -229,14 +242,15 @@ fn swap_runs<const WIDTH: usize>(to: &mut [u8], from: &[u8], bytes: Loop, rows: 
 /// store.
 fn copy_strided<const WIDTH: usize, const SWAP_BYTES: bool>(to: &mut [u8], from: &[u8], inner: Loop, rows: Loop) {
     for row in 0..rows.count {
-        let (mut t, mut f) = (row * rows.to_stride, row * rows.from_stride);
+        let mut to_at = row * rows.to_stride;
+        let mut from_at = row * rows.from_stride;
         for _ in 0..inner.count {
-            to[t..t + WIDTH].copy_from_slice(&from[f..f + WIDTH]);
+            to[to_at..to_at + WIDTH].copy_from_slice(&from[from_at..from_at + WIDTH]);
             if SWAP_BYTES {
-                to[t..t + WIDTH].reverse();
+                to[to_at..to_at + WIDTH].reverse();
             }
-            t += inner.to_stride;
-            f += inner.from_stride;
+            to_at += inner.to_stride;
+            from_at += inner.from_stride;
         }
     }
 }

@@ -87,32 +87,32 @@ impl DatasetAttributes {
         Ok(Self { grid, data_type, compression, has_legacy_compression })
     }
 
-    /// Size in elements, N5 axis order.
+    /// Returns the size of the dataset in elements, N5 axis order.
     pub fn dimensions(&self) -> &Coords {
         self.grid.dimensions()
     }
 
-    /// Size of a full block in elements, N5 axis order.
+    /// Returns the size of a full block in elements, N5 axis order.
     pub fn block_size(&self) -> &Coords {
         self.grid.block_size()
     }
 
-    /// The grid of blocks.
+    /// Returns the grid of blocks.
     pub fn grid(&self) -> &BlockGrid {
         &self.grid
     }
 
-    /// Number of axes.
+    /// Returns the number of axes.
     pub fn rank(&self) -> usize {
         self.dimensions().len()
     }
 
-    /// Type of the elements.
+    /// Returns the type of the elements.
     pub fn data_type(&self) -> &DataType {
         &self.data_type
     }
 
-    /// Compression of the blocks.
+    /// Returns the compression of the blocks.
     pub fn compression(&self) -> &Compression {
         &self.compression
     }

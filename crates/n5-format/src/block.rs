@@ -29,7 +29,7 @@ pub struct BlockHeader {
     pub mode: BlockMode,
     /// Size of the block in elements, N5 axis order; empty for [`BlockMode::Object`].
     pub size: Coords,
-    /// Number of elements (bytes for [`BlockMode::Object`]); `None` if it exceeds a `u64`.
+    /// Number of elements (bytes for [`BlockMode::Object`]), or `None` if it exceeds a `u64`.
     pub elements: Option<u64>,
     /// Length of the header: number of bytes before the payload.
     pub len: usize,
@@ -101,7 +101,7 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// Returns true if reading the file again may help, because it may have been read during a write.
+    /// Returns true if reading the file again may help, because the file may have been read during a write.
     pub fn may_be_torn(&self) -> bool {
         !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. } | Self::Payload(CodecError::Cancelled))
     }
@@ -190,8 +190,9 @@ impl BlockHeader {
     fn parse_with_legacy(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
         let rank = attributes.rank();
         let header = Self::parse(stored);
-        let is_plausible = header.as_ref().is_ok_and(|h| {
-            h.mode == BlockMode::Object || (h.size.len() == rank && (rank == 0 || h.size.first() != Some(&0)))
+        let is_plausible = header.as_ref().is_ok_and(|header| {
+            let is_nonempty = rank == 0 || header.size.first() != Some(&0);
+            header.mode == BlockMode::Object || (header.size.len() == rank && is_nonempty)
         });
         if is_plausible || rank == 0 {
             return header;
@@ -210,12 +211,39 @@ impl BlockHeader {
         }
         let mut rest = stored;
         if stored.len() >= 4 * rank
-            && header.as_ref().map_or(true, |h| h.size.len() != rank)
+            && header.as_ref().map_or(true, |header| header.size.len() != rank)
             && let Some(header) = with_expected_size((0..rank).map(|_| rest.get_u32().into()).collect(), 4 * rank)
         {
             return Ok(header);
         }
         header
+    }
+
+    /// Checks that the block holds elements of the dataset, as many as its size says.
+    ///
+    /// # Errors
+    /// [`BlockError::Unsupported`], [`BlockError::Rank`] or [`BlockError::TooLargeForGrid`].
+    fn check_elements(&self, attributes: &DatasetAttributes) -> Result<(), BlockError> {
+        if self.mode == BlockMode::Object {
+            return Err(BlockError::Unsupported("a block of mode 2 (object) has no elements".to_owned()));
+        }
+        if self.size.len() != attributes.rank() {
+            return Err(BlockError::Rank { found: self.size.len(), expected: attributes.rank() });
+        }
+        if self.size.iter().zip(attributes.block_size()).any(|(size, max_size)| size > max_size) {
+            return Err(BlockError::TooLargeForGrid {
+                size: self.size.to_vec(),
+                block_size: attributes.block_size().to_vec(),
+            });
+        }
+        if self.elements != product(&self.size) {
+            return Err(BlockError::Unsupported(format!(
+                "a block of mode 1 holds {} elements for a size of {:?}",
+                self.elements.unwrap_or(u64::MAX),
+                self.size
+            )));
+        }
+        Ok(())
     }
 }
 
@@ -243,12 +271,12 @@ impl Block {
         Ok(DecodePlan::new(stored, attributes, position)?.decoded_bytes)
     }
 
-    /// Returns the largest number of bytes that decoding any block of `stored_bytes` of this dataset can take: the
-    /// result and the codec's scratch memory. The block itself is not read.
+    /// Returns the largest number of bytes that decoding a block of this dataset can take if its file has
+    /// `stored_bytes` bytes: the result and the codec's scratch memory. Returns 0 if blocks of the dataset are not
+    /// decoded.
     pub fn max_decode_memory_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
-        let (Some(codec), Some(width)) = (attributes.compression().codec(), attributes.data_type().size_bytes()) else {
-            return 0;
-        };
+        let Some(codec) = attributes.compression().codec() else { return 0 };
+        let Some(width) = attributes.data_type().size_bytes() else { return 0 };
         let block_bytes = product(attributes.block_size()).unwrap_or(u64::MAX).saturating_mul(width as u64);
         let max_decoded_bytes = codec.max_decoded_bytes(usize::try_from(stored_bytes).unwrap_or(usize::MAX));
         let decoded = block_bytes.min(max_decoded_bytes);
@@ -307,7 +335,7 @@ impl Block {
     }
 
     /// Decompresses a block that is pasted immediately and not kept, so that `buffers` can be reused for the next
-    /// block. Returns its size and its elements, big-endian as stored: the input of
+    /// block. Returns the size of the block in elements, and the elements, big-endian as stored. These are the input of
     /// [`paste_big_endian`](crate::paste_big_endian).
     ///
     /// # Errors
@@ -394,36 +422,13 @@ impl<'a> DecodePlan<'a> {
         position: &[u64],
     ) -> Result<Self, BlockError> {
         let compression = attributes.compression();
-        let unsupported = |text: String| BlockError::Unsupported(text);
-        let width = attributes
-            .data_type()
-            .size_bytes()
-            .ok_or_else(|| unsupported(format!("data type {:?} is not decoded", attributes.data_type().name())))?;
-        let codec = compression
-            .codec()
-            .ok_or_else(|| unsupported(format!("compression {:?} is not decoded", compression.name())))?;
+        let data_type = attributes.data_type();
+        let not_decoded = |what, name| BlockError::Unsupported(format!("{what} {name:?} is not decoded"));
+        let width = data_type.size_bytes().ok_or_else(|| not_decoded("data type", data_type.name()))?;
+        let codec = compression.codec().ok_or_else(|| not_decoded("compression", compression.name()))?;
         let header = BlockHeader::parse_with_legacy(prefix, attributes, position)?;
-        if header.mode == BlockMode::Object {
-            return Err(unsupported("a block of mode 2 (object) has no elements".to_owned()));
-        }
-        if header.size.len() != attributes.rank() {
-            return Err(BlockError::Rank { found: header.size.len(), expected: attributes.rank() });
-        }
-        if header.size.iter().zip(attributes.block_size()).any(|(s, b)| s > b) {
-            return Err(BlockError::TooLargeForGrid {
-                size: header.size.to_vec(),
-                block_size: attributes.block_size().to_vec(),
-            });
-        }
-        let expected_elements = product(&header.size);
-        if header.elements != expected_elements {
-            return Err(unsupported(format!(
-                "a block of mode 1 holds {} elements for a size of {:?}",
-                header.elements.unwrap_or(u64::MAX),
-                header.size
-            )));
-        }
-        let claimed_bytes = expected_elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
+        header.check_elements(attributes)?;
+        let claimed_bytes = header.elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
         let payload_bytes = stored_bytes.saturating_sub(header.len);
         if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
             let compression = compression.name().to_owned();
@@ -441,13 +446,15 @@ impl<'a> DecodePlan<'a> {
 /// `width` is 1, 2, 4 or 8. Source: N5 specification 4.0.0 §9.
 ///
 /// # Errors
-/// [`CodecError`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder fails.
+/// [`CodecError::Encode`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder fails.
 pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEncoding) -> Result<Bytes, CodecError> {
     let header = block_header(size)
-        .ok_or_else(|| CodecError::Damaged { codec: encoding.name(), reason: format!("{size:?} exceeds 32 bits") })?;
+        .ok_or_else(|| CodecError::Encode { reason: format!("the size {size:?} exceeds 32 bits") })?;
     let bytes = product(size).and_then(|elements| usize::try_from(elements).ok()?.checked_mul(width));
     if bytes != Some(data.len()) {
-        return Err(wrong_length(bytes.unwrap_or(usize::MAX), data.len()));
+        let found = data.len();
+        let reason = format!("{found} bytes are not {size:?} elements of {width} bytes");
+        return Err(CodecError::Encode { reason });
     }
     let mut block = Vec::with_capacity(header.len() + if encoding == BlockEncoding::Raw { data.len() } else { 0 });
     block.extend(header);
@@ -456,13 +463,14 @@ pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEnco
     Ok(block.into())
 }
 
-/// Returns the header of a stored block of mode 0; `None` if a size exceeds 32 bits.
+/// Returns the header of a stored block of mode 0, or `None` if a size exceeds 32 bits. `size` is in elements, N5 axis
+/// order.
 pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
     let mut header = Vec::with_capacity(4 + 4 * size.len());
     header.put_u16(0);
     header.put_u16(u16::try_from(size.len()).ok()?);
-    for n in size {
-        header.put_u32(u32::try_from(*n).ok()?);
+    for axis_size in size {
+        header.put_u32(u32::try_from(*axis_size).ok()?);
     }
     Some(header)
 }
@@ -749,6 +757,6 @@ mod tests {
         assert_eq!(stored.as_ref(), expected);
         assert!(encode_block(&[1 << 32], 1, Bytes::new(), BlockEncoding::Raw).is_err());
         let short = encode_block(&[2], 2, Bytes::from_static(&[1, 2, 3]), BlockEncoding::Raw);
-        assert_eq!(short, Err(CodecError::WrongLength { expected: 4, found: "3 bytes".to_owned() }));
+        assert_eq!(short, Err(CodecError::Encode { reason: "3 bytes are not [2] elements of 2 bytes".to_owned() }));
     }
 }

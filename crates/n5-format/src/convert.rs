@@ -144,7 +144,7 @@ fn convert_elements<A: Copy + ToString, B, const N: usize, const M: usize>(
     let mut out: Vec<u8> = Vec::new();
     out.try_reserve_exact(bytes).map_err(|_refused| ConvertError::Memory(bytes))?;
     let mut run = [[0; M]; CHUNK_ELEMENTS];
-    for (n, chunk) in elements.chunks(CHUNK_ELEMENTS).enumerate() {
+    for (number, chunk) in elements.chunks(CHUNK_ELEMENTS).enumerate() {
         let mut are_all_exact = true;
         for (element, converted) in chunk.iter().zip(&mut run) {
             let (value, is_exact) = cast(read(*element));
@@ -152,10 +152,10 @@ fn convert_elements<A: Copy + ToString, B, const N: usize, const M: usize>(
             are_all_exact &= is_exact;
         }
         if !are_all_exact {
-            let values = chunk.iter().map(|element| read(*element));
-            let first = values.enumerate().find(|(_, value)| !cast(*value).1);
-            let (k, value) = first.map_or((0, String::new()), |(k, value)| (k, value.to_string()));
-            let index = n.saturating_mul(CHUNK_ELEMENTS).saturating_add(k);
+            let mut values = chunk.iter().map(|element| read(*element)).enumerate();
+            let first = values.find(|(_, value)| !cast(*value).1);
+            let (offset, value) = first.map_or((0, String::new()), |(offset, value)| (offset, value.to_string()));
+            let index = number.saturating_mul(CHUNK_ELEMENTS).saturating_add(offset);
             return Err(ConvertError::NotRepresentable { index, value, from: from.clone(), to: to.clone() });
         }
         out.extend_from_slice(run.get(..chunk.len()).unwrap_or_default().as_flattened());

@@ -52,7 +52,7 @@ impl DataType {
         NAMES.iter().find(|row| row.1 == name).map_or_else(|| Self::Other(name.to_owned()), |row| row.0.clone())
     }
 
-    /// Name as written in `attributes.json`.
+    /// Returns the name as written in `attributes.json`.
     pub fn name(&self) -> &str {
         if let Self::Other(name) = self {
             return name;
@@ -60,7 +60,7 @@ impl DataType {
         self.row().map_or("", |row| row.1)
     }
 
-    /// Size of an element in bytes; `None` for a type that is not decoded.
+    /// Returns the size of an element in bytes, or `None` for a type that is not decoded.
     pub fn size_bytes(&self) -> Option<usize> {
         self.row().map(|row| row.2)
     }
@@ -72,7 +72,7 @@ impl DataType {
         self.row().map(|&(_, _, size, kind)| format!("{}{kind}{size}", if size == 1 { '|' } else { '<' }))
     }
 
-    /// Names of the ten types of the specification.
+    /// Returns the names of the ten types of the specification.
     pub fn names() -> impl Iterator<Item = &'static str> {
         NAMES.iter().map(|row| row.1)
     }

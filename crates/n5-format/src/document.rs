@@ -43,7 +43,7 @@ const MULTISCALES: Projection = Projection::First(
 /// Interpreted members: name, maximum size in bytes, and projection. The array attributes come first, so that no other
 /// member can use up their share of the memory.
 ///
-/// Every member that this crate or `n5-metadata` reads must be listed here; all others are dropped.
+/// Every member that this crate or `n5-metadata` reads must be listed here. All other members are dropped.
 const INTERPRETED: &[(&str, u64, Projection)] = &[
     ("dimensions", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
     ("blockSize", MAX_ARRAY_MEMBER_BYTES, Projection::Whole),
@@ -94,11 +94,10 @@ pub enum DocumentError {
     TooLarge(JsonError),
 }
 
-/// The members of an `attributes.json` that have a meaning, those of N5 and of the programs that extend it. Cheap to
-/// clone.
+/// The interpreted members of an `attributes.json`: those of N5 and of the programs that extend it. Cheap to clone.
 ///
-/// It holds neither the text nor the other members. [`JsonObjectBuilder`](crate::JsonObjectBuilder) copies those from
-/// the stored bytes.
+/// The document holds neither the text nor other members. [`JsonObjectBuilder`](crate::JsonObjectBuilder) copies other
+/// members from the stored bytes.
 #[derive(Debug, Clone, Default)]
 pub struct AttributesDocument(Arc<InterpretedMembers>);
 
@@ -119,7 +118,8 @@ impl Projection {
             (Self::Shallow | Self::First(..), Some(b'{')) => emit("{}", true),
             (Self::Shallow | Self::Members(_), Some(b'[')) => emit("[]", true),
             (Self::First(count, projection), Some(b'[')) => {
-                // Brackets and commas are passed to `emit`, too: their sizes stand for the memory of the array itself.
+                // Brackets and commas are passed to `emit`, because their sizes stand for the memory of the array
+                // itself.
                 let mut separator = "[";
                 for element in json::first_elements(value, count) {
                     emit(separator, false);
@@ -129,15 +129,16 @@ impl Projection {
                 emit(if separator == "[" { "[]" } else { "]" }, false);
             }
             (Self::Members(parts), Some(b'{')) => {
-                // Braces, names, colons and commas are passed to `emit`, too: their sizes stand for the memory of the
-                // object itself.
-                let (mut separator, mut last) = ("{", vec![None; parts.len()]);
+                // Braces, names, colons and commas are passed to `emit`, because their sizes stand for the memory of
+                // the object itself.
+                let mut last = vec![None; parts.len()];
                 crate::json_object::for_each_member(JsonMembers::parse(value).ok(), |member| {
                     let row = parts.iter().position(|(name, _)| *name == member.name());
                     if let Some(slot) = row.and_then(|row| last.get_mut(row)) {
                         *slot = Some(member);
                     }
                 });
+                let mut separator = "{";
                 for (member, (_, projection)) in last.into_iter().zip(parts) {
                     let Some(member) = member else { continue };
                     emit(separator, false);
@@ -154,11 +155,11 @@ impl Projection {
 }
 
 impl AttributesDocument {
-    /// Parses the bytes of an `attributes.json`: strict JSON, with or without a byte order mark. The last of duplicate
-    /// members counts. Blocks of a dataset that it describes are decoded by the codecs of this crate.
+    /// Parses the bytes of an `attributes.json`: strict JSON, with or without a byte order mark. Of duplicate members,
+    /// the last counts. If the document describes a dataset, its blocks are decoded by the codecs of this crate.
     ///
-    /// The memory that parsing takes is independent of the length and depth of the text; at most
-    /// [`MAX_INTERPRETED_BYTES`] for the result.
+    /// The memory that parsing takes is independent of the length and depth of the text. The result takes at most
+    /// [`MAX_INTERPRETED_BYTES`].
     ///
     /// # Errors
     /// [`DocumentError`] if the bytes are not JSON, not an object, or exceed the limits on values and levels.
@@ -166,7 +167,7 @@ impl AttributesDocument {
         Self::parse_with(bytes, Codecs::built_in())
     }
 
-    /// Like [`Self::parse`], but blocks of a dataset that the document describes are decoded by `codecs`.
+    /// Like [`Self::parse`], but if the document describes a dataset, its blocks are decoded by `codecs`.
     ///
     /// # Errors
     /// As for [`Self::parse`].
@@ -177,17 +178,10 @@ impl AttributesDocument {
             json::validate(text).map_err(DocumentError::from)?;
             return Err(DocumentError::NotAnObject(kind));
         }
-        let mut values = [None; INTERPRETED.len()];
-        let mut members = JsonMembers::parse(text)?;
-        while let Some(member) = members.next_member()? {
-            let name = member.name();
-            let row = INTERPRETED.iter().position(|(interpreted, ..)| *interpreted == name);
-            if let Some(slot) = row.and_then(|row| values.get_mut(row)) {
-                *slot = Some(member.value);
-            }
-        }
-        let (mut accepted, mut unreadable, mut tree_bytes) = (Vec::new(), Vec::new(), 0);
-        for ((name, max_bytes, projection), value) in INTERPRETED.iter().zip(values) {
+        let mut accepted = Vec::new();
+        let mut unreadable = Vec::new();
+        let mut tree_bytes = 0;
+        for ((name, max_bytes, projection), value) in INTERPRETED.iter().zip(interpreted_values(text)?) {
             let Some(value) = value else { continue };
             let mut bytes = MEMBER_BYTES;
             projection.project(value, &mut |fragment, is_tree| {
@@ -254,6 +248,21 @@ impl From<JsonError> for DocumentError {
             JsonError::TooManyValues | JsonError::TooDeep => Self::TooLarge(error),
         }
     }
+}
+
+/// Returns the values of the members in [`INTERPRETED`], in the order of the list. Of duplicate members, the last
+/// counts.
+fn interpreted_values(text: &str) -> Result<[Option<&str>; INTERPRETED.len()], JsonError> {
+    let mut values = [None; INTERPRETED.len()];
+    let mut members = JsonMembers::parse(text)?;
+    while let Some(member) = members.next_member()? {
+        let name = member.name();
+        let row = INTERPRETED.iter().position(|(interpreted, ..)| *interpreted == name);
+        if let Some(slot) = row.and_then(|row| values.get_mut(row)) {
+            *slot = Some(member.value);
+        }
+    }
+    Ok(values)
 }
 
 /// Describes the JSON value of a text that is not an object. Returns `None` for an object, and for text that does not

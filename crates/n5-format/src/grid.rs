@@ -18,7 +18,7 @@ pub type GridPosition = Coords;
 ///
 /// - `start`, `shape` and `step` have one number per axis.
 /// - Every `step` is at least 1.
-/// - Sample `k` of an axis is the element `start + k * step`, `0 <= k < shape`; its index fits an `i64`.
+/// - The sample `k` of an axis, `0 <= k < shape`, is the element `start + k * step`. Its index fits an `i64`.
 /// - Samples outside the dataset are allowed and read as zero.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Region {
@@ -55,7 +55,7 @@ impl Region {
                 return Err(RegionError::Step(axis));
             }
             let last = u128::from(shape[axis].saturating_sub(1)).checked_mul(u128::from(step[axis]));
-            let end = last.and_then(|l| i128::try_from(l).ok()).and_then(|l| l.checked_add(i128::from(start[axis])));
+            let end = last.and_then(|last| i128::try_from(last).ok()?.checked_add(i128::from(start[axis])));
             if end.is_none_or(|end| end > i128::from(i64::MAX)) {
                 return Err(RegionError::Overflow(axis));
             }
@@ -72,27 +72,27 @@ impl Region {
         }
     }
 
-    /// Number of axes.
+    /// Returns the number of axes.
     pub fn rank(&self) -> usize {
         self.start.len()
     }
 
-    /// Index of the first sample along each axis.
+    /// Returns the index of the first sample along each axis.
     pub fn start(&self) -> &SignedCoords {
         &self.start
     }
 
-    /// Number of samples along each axis.
+    /// Returns the number of samples along each axis.
     pub fn shape(&self) -> &Coords {
         &self.shape
     }
 
-    /// Distance between neighbouring samples along each axis, in elements.
+    /// Returns the distance between neighbouring samples along each axis, in elements.
     pub fn step(&self) -> &Coords {
         &self.step
     }
 
-    /// Number of samples; `None` if it exceeds a `u64`.
+    /// Returns the number of samples, or `None` if it exceeds a `u64`.
     pub fn elements(&self) -> Option<u64> {
         product(&self.shape)
     }
@@ -111,21 +111,22 @@ impl Region {
         part
     }
 
-    /// Returns the numbers `k` of the samples along `axis` that lie in `low .. high`, as a half-open range.
+    /// Returns the numbers of the samples along `axis` whose elements lie in `low .. high`, as a half-open range.
     pub fn samples_within(&self, axis: usize, low: u64, high: u64) -> (u64, u64) {
-        let (start, step) = (i128::from(self.start[axis]), i128::from(self.step[axis]));
+        let start = i128::from(self.start[axis]);
+        let step = i128::from(self.step[axis]);
         let first_at_or_after = |bound: u64| {
             let distance = i128::from(bound).saturating_sub(start).max(0);
-            let k = distance.saturating_add(step.saturating_sub(1)).checked_div(step).unwrap_or(0);
-            u64::try_from(k).unwrap_or(u64::MAX).min(self.shape[axis])
+            let sample = distance.saturating_add(step.saturating_sub(1)).checked_div(step).unwrap_or(0);
+            u64::try_from(sample).unwrap_or(u64::MAX).min(self.shape[axis])
         };
-        let (from, to) = (first_at_or_after(low), first_at_or_after(high));
-        (from, to.max(from))
+        let from = first_at_or_after(low);
+        (from, first_at_or_after(high).max(from))
     }
 
-    /// Returns the index of sample `k` along `axis`; `None` if it is negative.
-    pub fn index(&self, axis: usize, k: u64) -> Option<u64> {
-        let moved = i128::from(k).saturating_mul(i128::from(self.step[axis]));
+    /// Returns the index of the element of a sample along `axis`, or `None` if it is negative.
+    pub fn index(&self, axis: usize, sample: u64) -> Option<u64> {
+        let moved = i128::from(sample).saturating_mul(i128::from(self.step[axis]));
         u64::try_from(i128::from(self.start[axis]).saturating_add(moved)).ok()
     }
 }
@@ -144,34 +145,35 @@ impl BlockGrid {
     /// Creates a grid. Returns `None` if the lists differ in length, a block size is 0 or a dimension exceeds 2^63 - 1.
     pub fn new(dimensions: Coords, block_size: Coords) -> Option<Self> {
         let is_valid = dimensions.len() == block_size.len()
-            && block_size.iter().all(|&b| b > 0)
-            && dimensions.iter().all(|&d| i64::try_from(d).is_ok());
+            && block_size.iter().all(|size| *size > 0)
+            && dimensions.iter().all(|dimension| i64::try_from(*dimension).is_ok());
         is_valid.then_some(Self { dimensions, block_size })
     }
 
-    /// Size of the dataset in elements.
+    /// Returns the size of the dataset in elements.
     pub fn dimensions(&self) -> &Coords {
         &self.dimensions
     }
 
-    /// Size of a full block in elements.
+    /// Returns the size of a full block in elements.
     pub fn block_size(&self) -> &Coords {
         &self.block_size
     }
 
-    /// Number of blocks along each axis.
+    /// Returns the number of blocks along each axis.
     pub fn shape(&self) -> Coords {
-        self.dimensions.iter().zip(&self.block_size).map(|(d, b)| d.div_ceil(*b)).collect()
+        self.dimensions.iter().zip(&self.block_size).map(|(dimension, size)| dimension.div_ceil(*size)).collect()
     }
 
     /// Returns true if `position` has the right number of axes and lies in the grid.
     pub fn contains(&self, position: &[u64]) -> bool {
-        position.len() == self.dimensions.len() && position.iter().zip(self.shape()).all(|(p, n)| *p < n)
+        position.len() == self.dimensions.len()
+            && position.iter().zip(self.shape()).all(|(index, count)| *index < count)
     }
 
     /// Returns the first element of the block at `position`, which the grid must contain.
     pub fn origin(&self, position: &[u64]) -> Coords {
-        position.iter().zip(&self.block_size).map(|(p, b)| p.saturating_mul(*b)).collect()
+        position.iter().zip(&self.block_size).map(|(index, size)| index.saturating_mul(*size)).collect()
     }
 
     /// Returns the size in elements of the block at `position`, clipped at the dataset's end.
@@ -179,7 +181,7 @@ impl BlockGrid {
         self.origin(position)
             .iter()
             .zip(self.dimensions.iter().zip(&self.block_size))
-            .map(|(o, (d, b))| d.saturating_sub(*o).min(*b))
+            .map(|(origin, (dimension, size))| dimension.saturating_sub(*origin).min(*size))
             .collect()
     }
 
@@ -218,20 +220,21 @@ impl BlockGrid {
             .map(|axis| {
                 let block = self.block_size[axis];
                 let (from, to) = region.samples_within(axis, 0, self.dimensions[axis]);
-                let block_of = |k| region.index(axis, k).unwrap_or(0).checked_div(block).unwrap_or(0);
+                let block_of = |sample| region.index(axis, sample).unwrap_or(0).checked_div(block).unwrap_or(0);
                 if from == to {
                     CONSECUTIVE
                 } else if region.step[axis] <= block {
-                    let (first, last) = (block_of(from), block_of(to.saturating_sub(1)));
+                    let first = block_of(from);
+                    let last = block_of(to.saturating_sub(1));
                     AxisCover { first, count: last.saturating_sub(first).saturating_add(1), ..CONSECUTIVE }
                 } else {
                     // Neighbouring samples lie in different blocks, possibly with untouched blocks between them.
-                    let (start, step) = (region.start[axis], region.step[axis]);
-                    AxisCover { first: from, count: to.saturating_sub(from), start, step, block }
+                    let count = to.saturating_sub(from);
+                    AxisCover { first: from, count, start: region.start[axis], step: region.step[axis], block }
                 }
             })
             .collect();
-        let is_done = axes.iter().any(|a| a.count == 0);
+        let is_done = axes.iter().any(|axis| axis.count == 0);
         CoveringBlocks { cursor: axes.iter().map(|_| 0).collect(), axes, is_done }
     }
 }
@@ -251,19 +254,21 @@ struct AxisCover {
 const CONSECUTIVE: AxisCover = AxisCover { first: 0, count: 0, start: 0, step: 1, block: 1 };
 
 impl AxisCover {
+    /// Returns the index of the touched block number `n`.
     fn nth(&self, n: u64) -> u64 {
-        let k = self.first.saturating_add(n);
+        let sample = self.first.saturating_add(n);
         // Along most axes the touched blocks have no gaps, and then no multiplication or division is needed.
         if (self.start, self.step, self.block) == (0, 1, 1) {
-            return k;
+            return sample;
         }
-        let index = i128::from(k).saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
+        let index = i128::from(sample).saturating_mul(i128::from(self.step)).saturating_add(i128::from(self.start));
         u64::try_from(index).unwrap_or(0).checked_div(self.block).unwrap_or(0)
     }
 
     fn touches(&self, index: u64) -> bool {
         // Block indices ascend with `n`, so a binary search finds the first one that is not below `index`.
-        let (mut low, mut high) = (0, self.count);
+        let mut low = 0;
+        let mut high = self.count;
         while low < high {
             let middle = low.saturating_add(high.saturating_sub(low) / 2);
             if self.nth(middle) < index {
@@ -285,17 +290,17 @@ pub struct CoveringBlocks {
 }
 
 impl CoveringBlocks {
-    /// Number of blocks touched along `axis`.
+    /// Returns the number of blocks that the region touches along `axis`.
     pub fn count_along(&self, axis: usize) -> u64 {
         self.axes.get(axis).map_or(0, |axis| axis.count)
     }
 
-    /// Returns true if any block with this index along `axis` is touched.
+    /// Returns true if the region touches a block with this index along `axis`.
     pub fn touches(&self, axis: usize, index: u64) -> bool {
         self.axes.get(axis).is_some_and(|axis| axis.touches(index))
     }
 
-    /// Total number of positions, including those already taken.
+    /// Returns the total number of positions, including those that the iterator has yielded already.
     pub fn total(&self) -> u128 {
         self.axes.iter().fold(1u128, |n, axis| n.saturating_mul(u128::from(axis.count)))
     }
@@ -317,12 +322,12 @@ impl Iterator for CoveringBlocks {
 /// Advances a cursor by one position, first axis fastest. `cursor` yields the index along each axis and the number of
 /// indices of this axis. Returns false if the position was the last one; the cursor is then at the first.
 pub(crate) fn advance<'a>(cursor: impl Iterator<Item = (&'a mut u64, u64)>) -> bool {
-    for (n, count) in cursor {
-        *n = n.saturating_add(1);
-        if *n < count {
+    for (index, count) in cursor {
+        *index = index.saturating_add(1);
+        if *index < count {
             return true;
         }
-        *n = 0;
+        *index = 0;
     }
     false
 }
@@ -334,13 +339,13 @@ fn coprime(mut a: u128, mut b: u128) -> bool {
     a == 1
 }
 
-/// Returns the product of the numbers; `None` if it exceeds 2^64 - 1. The empty product is 1.
+/// Returns the product of the numbers, or `None` if it exceeds 2^64 - 1. The empty product is 1.
 pub(crate) fn product(numbers: &[u64]) -> Option<u64> {
     // A zero makes the product zero even if a partial product overflows.
     if numbers.contains(&0) {
         return Some(0);
     }
-    numbers.iter().try_fold(1u64, |n, x| n.checked_mul(*x))
+    numbers.iter().try_fold(1u64, |product, number| product.checked_mul(*number))
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! JSON text scanned in one pass and in constant memory: validation, the positions of an object's members, and an upper
-//! bound of the memory that the tree of a value takes.
+//! Scanner of JSON text, which takes one pass and constant memory. It validates a text, finds the members of an object,
+//! and computes an upper bound of the memory that the tree of a value takes.
 //!
 //! Source: RFC 8259. Numbers of any size and unpaired surrogates in escapes are accepted.
 
@@ -263,7 +263,8 @@ impl<'a> JsonScanner<'a> {
     /// Scans the next value and returns its text.
     fn value(&mut self) -> Result<&'a str, JsonError> {
         self.skip_whitespace();
-        let (start, outer_depth) = (self.at, self.depth);
+        let start = self.at;
+        let outer_depth = self.depth;
         loop {
             if self.scan_value_start()? {
                 continue;
@@ -274,8 +275,8 @@ impl<'a> JsonScanner<'a> {
         }
     }
 
-    /// Scans a scalar, an empty array or object, or the beginning of a non-empty one. Returns true in the last case:
-    /// then a value follows.
+    /// Scans a scalar, an empty array or object, or the beginning of a non-empty one. Returns true if it was the
+    /// beginning of a non-empty array or object, whose first value follows.
     fn scan_value_start(&mut self) -> Result<bool, JsonError> {
         self.skip_whitespace();
         self.count_value()?;
@@ -318,7 +319,7 @@ impl<'a> JsonScanner<'a> {
         }
     }
 
-    /// Scans the text after a value. Returns true if another value follows, false once the arrays and objects deeper
+    /// Scans the text after a value. Returns true if another value follows, and false if all arrays and objects deeper
     /// than `outer_depth` have ended.
     fn scan_after_value(&mut self, outer_depth: u32) -> Result<bool, JsonError> {
         while self.depth > outer_depth {

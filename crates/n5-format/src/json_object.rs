@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::json::{self, JsonMember, JsonMembers};
 
-/// Builder for the text of a JSON object. Names may be repeated; readers take the last of equal names.
+/// Builder for the text of a JSON object. Names may be repeated: readers take the last of equal names.
 #[derive(Debug, Clone, Default)]
 pub struct JsonObjectBuilder {
     /// Text of the members, without the braces of the object.
@@ -88,7 +88,7 @@ impl JsonObjectBuilder {
         self.members.is_empty()
     }
 
-    /// Length of the text in bytes, without braces.
+    /// Returns the length of the text in bytes, without braces.
     pub fn len(&self) -> usize {
         self.members.len()
     }

@@ -11,8 +11,8 @@ use crate::{Coords, Region};
 /// Largest read, in bytes.
 const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// Minimum cost of a read in bytes. Smaller gaps between samples are read along with them. A separate read takes 10 to
-/// 90 us, in which memory delivers more bytes than this.
+/// Minimum cost of a read in bytes. Gaps between samples that are smaller than this are read together with the samples,
+/// because a separate read takes 10 to 90 us, in which memory delivers more bytes.
 const MIN_READ_COST_BYTES: u64 = 64 << 10;
 
 /// Samples of a region along one axis of a block.
@@ -159,13 +159,18 @@ impl Iterator for RangeReads {
         if self.is_done {
             return None;
         }
-        let (mut offset, mut size) = (Coords::new(), Coords::new());
-        let (mut from, mut len) = (0u64, self.width);
+        let mut offset = Coords::new();
+        let mut size = Coords::new();
+        let mut from = 0_u64;
+        let mut len = self.width;
         let last = self.axes_per_read.checked_sub(1);
         for (number, (axis, axis_size)) in self.axes.iter().zip(&self.size).enumerate() {
             let (at, count) = if number >= self.axes_per_read {
-                let sample =
-                    number.checked_sub(self.axes_per_read).and_then(|n| self.cursor.get(n)).copied().unwrap_or(0);
+                let sample = number
+                    .checked_sub(self.axes_per_read)
+                    .and_then(|slower| self.cursor.get(slower))
+                    .copied()
+                    .unwrap_or(0);
                 (axis.first.saturating_add(sample.saturating_mul(axis.step)), 1)
             } else if Some(number) == last {
                 let skipped = self.next_chunk.saturating_mul(self.rows_per_read);
@@ -237,7 +242,8 @@ mod tests {
             axes[0].1 += stretch;
             axes[0].4 += stretch / 2;
             let of = |n: usize| axes.iter().map(|a| [a.0, a.1, a.3, a.4][n]).collect::<Coords>();
-            let (dimensions, size) = (of(0), of(1));
+            let dimensions = of(0);
+            let size = of(1);
             let grid = BlockGrid::new(dimensions.clone(), size.clone()).unwrap();
             let region = Region::new(axes.iter().map(|a| a.2).collect(), of(2), of(3)).unwrap();
             prop_assume!(region.elements().unwrap() * (width as u64) < 1 << 22);

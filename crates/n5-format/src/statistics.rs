@@ -1,7 +1,7 @@
 //! Statistics of the elements of a dataset: extremes, mean, percentiles and a histogram.
 //!
-//! Elements are kept as integer keys that sort in the same order. Types of up to 16 bits are counted by value. Keys of
-//! larger types are listed and finally sorted. Nothing is rounded, not even integers above 2^53.
+//! Elements are kept as integer keys, which sort in the same order as the elements. Keys of up to 16 bits are counted
+//! by value. Longer keys are listed, and sorted at the end. No element is rounded, not even integers above 2^53.
 
 use std::num::FpCategory;
 
@@ -54,7 +54,7 @@ pub struct Statistics {
 }
 
 impl StatisticsAccumulator {
-    /// Returns the memory in bytes that `elements` elements need; `None` for a type that is not decoded.
+    /// Returns the memory in bytes that `elements` elements need, or `None` for a type that is not decoded.
     pub fn memory_bytes(data_type: &DataType, elements: u64) -> Option<u64> {
         Some(if KeyEncoding::for_type(data_type)?.counts_by_value() { 8 << 16 } else { elements.saturating_mul(8) })
     }
@@ -82,9 +82,11 @@ impl StatisticsAccumulator {
         self.step == 1
     }
 
-    /// Adds the elements of a block that lie within `clip`. `size` and `clip` are in N5 axis order. `data` holds the
-    /// block's elements, little-endian, first axis fastest. Returns the number of elements within `clip`, including
-    /// those that sampling skips.
+    /// Adds the elements of a block that lie within `clip`, a box at the block's origin. Returns the number of elements
+    /// within `clip`, including those that sampling skips.
+    ///
+    /// `size` and `clip` are in elements, N5 axis order. `data` holds the block's elements, little-endian, first axis
+    /// fastest.
     pub fn push_block(&mut self, data: &[u8], size: &Coords, clip: &Coords) -> u64 {
         let width = self.key_encoding.width();
         let clipped: Vec<usize> =
@@ -97,38 +99,40 @@ impl StatisticsAccumulator {
         let whole_axes = clipped.iter().zip(&sizes).take_while(|(inside, size)| inside == size).count();
         let run_axes = (whole_axes + 1).min(sizes.len());
         let product = |list: &[usize]| list.iter().copied().fold(1_usize, usize::saturating_mul);
-        let (run_axes, outer) =
-            (clipped.get(..run_axes).unwrap_or_default(), clipped.get(run_axes..).unwrap_or_default());
-        let run_bytes = product(run_axes).saturating_mul(width);
-        let mut stride = product(sizes.get(..run_axes.len()).unwrap_or_default()).saturating_mul(width);
+        let (run, outer) = clipped.split_at_checked(run_axes).unwrap_or_default();
+        let (run_sizes, outer_sizes) = sizes.split_at_checked(run_axes).unwrap_or_default();
+        let run_bytes = product(run).saturating_mul(width);
+        let mut stride = product(run_sizes).saturating_mul(width);
         let mut strides = Vec::with_capacity(outer.len());
-        for size in sizes.get(run_axes.len()..).unwrap_or_default() {
+        for size in outer_sizes {
             strides.push(stride);
             stride = stride.saturating_mul(*size);
         }
-        let (mut index, mut offset) = (vec![0_usize; outer.len()], 0_usize);
+        let mut cursor = vec![0_usize; outer.len()];
+        let mut offset = 0_usize;
         loop {
             self.push(data.get(offset..offset.saturating_add(run_bytes)).unwrap_or_default());
-            let mut axes = index.iter_mut().zip(outer).zip(&strides);
-            let advanced = axes.find_map(|((n, count), stride)| {
-                *n += 1;
+            let mut axes = cursor.iter_mut().zip(outer).zip(&strides);
+            let advanced = axes.find_map(|((index, count), stride)| {
+                *index += 1;
                 offset = offset.saturating_add(*stride);
-                if *n < *count {
+                if *index < *count {
                     return Some(());
                 }
-                offset = offset.saturating_sub(stride.saturating_mul(*n));
-                *n = 0;
+                offset = offset.saturating_sub(stride.saturating_mul(*index));
+                *index = 0;
                 None
             });
             if advanced.is_none() {
-                return clipped.iter().fold(1_u64, |n, size| n.saturating_mul(*size as u64));
+                return clipped.iter().fold(1_u64, |elements, size| elements.saturating_mul(*size as u64));
             }
         }
     }
 
     /// Adds little-endian elements.
     fn push(&mut self, data: &[u8]) {
-        let (key_encoding, width) = (self.key_encoding, self.key_encoding.width());
+        let key_encoding = self.key_encoding;
+        let width = key_encoding.width();
         let elements = data.len() / width;
         if key_encoding.counts_by_value() {
             let mut count = |key: u16| {
@@ -189,7 +193,8 @@ impl Statistics {
         let mut accumulator = StatisticsAccumulator::new(data_type, 1, 1)?;
         accumulator.push(&vec![0; accumulator.key_encoding.width()]);
         let mut summary = accumulator.finish(bins, percentages);
-        (summary.elements, summary.zeros) = (0, elements);
+        summary.elements = 0;
+        summary.zeros = elements;
         summary.histogram = summary.histogram.map(|bins| bins.iter().map(|count| count * elements).collect());
         Some(summary)
     }
@@ -205,33 +210,24 @@ impl Statistics {
         percentages: &[f64],
     ) {
         let Some((low, high)) = ends else { return };
-        let (min, max) = (key_encoding.decode(low), key_encoding.decode(high));
+        let min = key_encoding.decode(low);
+        let max = key_encoding.decode(high);
         let total = self.elements - self.nan - self.infinite;
-        let mut ranks: Vec<(u64, usize)> = percentages.iter().map(|p| percentile_rank(*p, total)).zip(0..).collect();
+        let ranks = percentages.iter().map(|percentage| percentile_rank(*percentage, total));
+        let mut ranks: Vec<(u64, usize)> = ranks.zip(0..).collect();
         ranks.sort_unstable();
         let mut ranks = ranks.into_iter().peekable();
         let mut percentiles = vec![min; percentages.len()];
         let mut histogram = vec![0_u64; bins];
         let mut cumulative_count = 0_u64;
-        // The sum is exact for integers, compensated for floating-point numbers.
-        let (mut integer_sum, mut sum, mut compensation) = (0_i128, 0.0_f64, 0.0_f64);
+        let mut sum = ElementSum::default();
         for (key, count) in runs {
             let number = key_encoding.decode(key);
             self.distinct += 1;
             if number.as_f64() == 0.0 {
                 self.zeros += count;
             }
-            match number {
-                ElementValue::Unsigned(n) => integer_sum += i128::from(n) * i128::from(count),
-                ElementValue::Signed(n) => integer_sum += i128::from(n) * i128::from(count),
-                ElementValue::Float(n) => {
-                    // Neumaier's variant of compensated summation.
-                    let term = n * count as f64;
-                    let next = sum + term;
-                    compensation += if sum.abs() >= term.abs() { (sum - next) + term } else { (term - next) + sum };
-                    sum = next;
-                }
-            }
+            sum.add(number, count);
             cumulative_count += count;
             while let Some((_, index)) = ranks.next_if(|(rank, _)| *rank <= cumulative_count) {
                 if let Some(percentile) = percentiles.get_mut(index) {
@@ -244,10 +240,42 @@ impl Statistics {
         }
         self.distinct_capped = self.distinct > MAX_DISTINCT;
         self.distinct = self.distinct.min(MAX_DISTINCT);
-        let sum = if let ElementValue::Float(_) = min { sum + compensation } else { integer_sum as f64 };
-        let mean = sum / total as f64;
-        (self.min, self.max, self.mean) = (Some(min), Some(max), mean.is_finite().then_some(mean));
-        (self.percentiles, self.histogram) = (Some(percentiles), Some(histogram));
+        let mean = sum.total() / total as f64;
+        self.min = Some(min);
+        self.max = Some(max);
+        self.mean = mean.is_finite().then_some(mean);
+        self.percentiles = Some(percentiles);
+        self.histogram = Some(histogram);
+    }
+}
+
+/// Sum of elements: exact for integers, compensated for floating-point numbers. The unused part of the sum is 0.
+#[derive(Default)]
+struct ElementSum {
+    integers: i128,
+    floats: f64,
+    compensation: f64,
+}
+
+#[expect(clippy::cast_precision_loss, reason = "counts are below 2^53, and the total is rounded")]
+impl ElementSum {
+    fn add(&mut self, number: ElementValue, count: u64) {
+        match number {
+            ElementValue::Unsigned(number) => self.integers += i128::from(number) * i128::from(count),
+            ElementValue::Signed(number) => self.integers += i128::from(number) * i128::from(count),
+            ElementValue::Float(number) => {
+                // Neumaier's variant of compensated summation.
+                let sum = self.floats;
+                let term = number * count as f64;
+                let next = sum + term;
+                self.compensation += if sum.abs() >= term.abs() { (sum - next) + term } else { (term - next) + sum };
+                self.floats = next;
+            }
+        }
+    }
+
+    fn total(&self) -> f64 {
+        self.integers as f64 + (self.floats + self.compensation)
     }
 }
 
@@ -270,15 +298,15 @@ fn histogram_bin(number: ElementValue, min: ElementValue, max: ElementValue, bin
         product.checked_div(range).map_or(0, |bin| usize::try_from(bin).unwrap_or(last))
     };
     let bin = match (number, min, max) {
-        (ElementValue::Unsigned(n), ElementValue::Unsigned(min), ElementValue::Unsigned(max)) => {
-            bin_of(u128::from(n.saturating_sub(min)), u128::from(max.saturating_sub(min)))
+        (ElementValue::Unsigned(number), ElementValue::Unsigned(min), ElementValue::Unsigned(max)) => {
+            bin_of(u128::from(number.saturating_sub(min)), u128::from(max.saturating_sub(min)))
         }
-        (ElementValue::Signed(n), ElementValue::Signed(min), ElementValue::Signed(max)) => {
-            bin_of(u128::from(n.abs_diff(min)), u128::from(max.abs_diff(min)))
+        (ElementValue::Signed(number), ElementValue::Signed(min), ElementValue::Signed(max)) => {
+            bin_of(u128::from(number.abs_diff(min)), u128::from(max.abs_diff(min)))
         }
         (number, min, max) => {
             // The values are halved, because `max - min` of `f64` values may exceed the range of `f64`.
-            let (number, min, max) = (number.as_f64() / 2.0, min.as_f64() / 2.0, max.as_f64() / 2.0);
+            let [number, min, max] = [number, min, max].map(|value| value.as_f64() / 2.0);
             #[expect(
                 clippy::cast_possible_truncation,
                 clippy::cast_sign_loss,
@@ -331,7 +359,7 @@ enum KeyEncoding {
 }
 
 impl KeyEncoding {
-    /// Returns the encoding for a data type; `None` for a type that is not decoded.
+    /// Returns the encoding for a data type, or `None` for a type that is not decoded.
     fn for_type(data_type: &DataType) -> Option<Self> {
         let width = data_type.size_bytes()?;
         Some(match data_type {

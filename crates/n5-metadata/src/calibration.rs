@@ -29,7 +29,8 @@ impl Calibration {
     /// therefore multiplied by the dataset's `downsamplingFactors`. Voxel size and units come from the same source.
     /// Attributes of groups above, which Neuroglancer merges, are not considered.
     pub fn from_dataset(dataset: &DescribedDataset, problems: &mut Vec<MetadataProblem>) -> Self {
-        let (members, rank) = (dataset.members(), dataset.rank());
+        let members = dataset.members();
+        let rank = dataset.rank();
         let mut names = |key: &str| {
             let value = members.get(key)?;
             let list = strings(value).filter(|list| list.len() == rank);

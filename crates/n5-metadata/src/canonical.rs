@@ -32,7 +32,8 @@ pub fn canonical_attributes(
     compression: Value,
     factors: Option<&[f64]>,
 ) -> (Map<String, Value>, Vec<String>) {
-    let (mut members, mut notes) = (Map::new(), Vec::new());
+    let mut members = Map::new();
+    let mut notes = Vec::new();
     if dataset.has_legacy_compression() {
         push_unique(&mut notes, "compressionType becomes compression");
     }

@@ -9,10 +9,10 @@ use crate::json_values::bounded_integer;
 /// The decoder of a dataset's payloads (a block without its header) in terms of other libraries.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CodecEquivalents {
-    /// numcodecs configuration; `None` for raw data and if numcodecs has no such decoder. Decoded elements are
+    /// numcodecs configuration, or `None` for raw data and if numcodecs has no such decoder. Decoded elements are
     /// big-endian.
     pub numcodecs: Option<Value>,
-    /// HDF5 filter; `None` for raw data and if HDF5 has no such filter.
+    /// HDF5 filter, or `None` for raw data and if HDF5 has no such filter.
     pub hdf5: Option<Hdf5Filter>,
 }
 
@@ -46,14 +46,14 @@ pub fn compression_with_defaults(compression: &Compression) -> Value {
 
 /// Returns the equivalents of a dataset's compression.
 ///
-/// HDF5's deflate filter decodes zlib streams, but not gzip members. `lz4` has an equivalent only in numcodecs' own
-/// encoding; the other three encodings of that name have none. Missing or invalid encoder parameters are replaced by
-/// common values, because decoders ignore them.
+/// HDF5's deflate filter decodes zlib streams, but not gzip members. Of the four encodings that are named `lz4`, only
+/// that of numcodecs has an equivalent. Missing or invalid encoder parameters are replaced by common values, because
+/// decoders ignore them.
 pub fn codec_equivalents(dataset: &DatasetAttributes) -> CodecEquivalents {
     let parameters = dataset.compression().parameters();
     let number = |key: &str, low: i64, high: i64, default: i64| {
         let value = parameters.get(key).and_then(|value| bounded_integer(value, low.into(), high.into()));
-        value.and_then(|n| i64::try_from(n).ok()).unwrap_or(default)
+        value.and_then(|number| i64::try_from(number).ok()).unwrap_or(default)
     };
     let filter = |id: u32, level: i64| Some(Hdf5Filter { id, cd_values: vec![u32::try_from(level).unwrap_or(1)] });
     let (numcodecs, hdf5) = match dataset.compression().name() {
@@ -93,14 +93,15 @@ fn blosc(
     let compressor = dataset.compression().parameters().get("cname").and_then(Value::as_str);
     let (code, cname) =
         BLOSC_NAMES.iter().enumerate().find(|(_, name)| Some(**name) == compressor).unwrap_or((1, &"lz4"));
-    let (clevel, shuffle) = (number("clevel", 0, 9, 5), number("shuffle", -1, 2, 1));
+    let clevel = number("clevel", 0, 9, 5);
+    let shuffle = number("shuffle", -1, 2, 1);
     let blocksize = number("blocksize", 0, i64::from(i32::MAX), 0);
     let form = json!({"id": "blosc", "cname": cname, "clevel": clevel, "shuffle": shuffle, "blocksize": blocksize});
     let item_size = dataset.data_type().size_bytes().unwrap_or(1);
     // Automatic shuffle (-1) means bit shuffle for elements of 1 byte and byte shuffle for wider ones.
     let shuffle = if shuffle < 0 { if item_size == 1 { 2 } else { 1 } } else { shuffle };
-    let to_u32 = |n: u64| u32::try_from(n).ok();
-    let bytes = block_bytes(dataset).and_then(|n| u32::try_from(n).ok());
+    let to_u32 = |number: u64| u32::try_from(number).ok();
+    let bytes = block_bytes(dataset).and_then(|bytes| u32::try_from(bytes).ok());
     let item_size = u32::try_from(item_size).ok();
     let values = [Some(2), Some(2), item_size, bytes, to_u32(clevel.unsigned_abs()), to_u32(shuffle.unsigned_abs())];
     let code = u32::try_from(code).ok();
@@ -108,7 +109,7 @@ fn blosc(
     (Some(form), cd_values.map(|cd_values| Hdf5Filter { id: 32001, cd_values }))
 }
 
-/// Returns the size of a full block in bytes; `None` for a type without a size and beyond 2^128.
+/// Returns the size of a full block in bytes. Returns `None` if the type has no size, or if the size exceeds a `u128`.
 pub(crate) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
     block_bytes_as(dataset, dataset.data_type())
 }
@@ -119,8 +120,8 @@ pub(crate) fn block_bytes_as(dataset: &DatasetAttributes, data_type: &DataType) 
     dataset.block_size().iter().try_fold(item_size, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
-/// Returns the numcodecs configuration that zarr-python 2 stores verbatim, with `id` repeated as `type`; `None` for
-/// other parameters.
+/// Returns the numcodecs configuration that zarr-python 2 stores verbatim, with `id` repeated as `type`. Returns `None`
+/// for parameters that zarr-python 2 did not write.
 fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Option<Value> {
     let is_numcodecs = parameters.get("id").and_then(Value::as_str) == Some(name);
     (is_numcodecs || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {

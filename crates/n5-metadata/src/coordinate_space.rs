@@ -31,7 +31,7 @@ pub struct Axis {
     pub has_given_name: bool,
     /// Kind, according to unit and name.
     pub kind: AxisKind,
-    /// Unit; `None` if there is none or it cannot be parsed.
+    /// Unit, or `None` if there is none or it cannot be parsed.
     pub unit: Option<Unit>,
     /// Unit as written, `""` for none.
     pub unit_text: String,

@@ -46,7 +46,8 @@ pub struct Description {
     pub compression: Option<Value>,
     /// Number of blocks along each axis.
     pub grid: Option<Vec<u64>>,
-    /// Size of all elements in bytes, as a decimal string because it may exceed 2^64; `None` for a type without a size.
+    /// Size of all elements in bytes, as a decimal string because it may exceed 2^64, or `None` for a type without a
+    /// size.
     pub size_bytes: Option<String>,
     /// Names of the axes.
     pub axes: Option<Vec<String>>,
@@ -56,7 +57,7 @@ pub struct Description {
     pub resolution: Option<Vec<f64>>,
     /// Levels of the image, for [`NodeKind::Multiscale`].
     pub multiscale: Option<Pyramid>,
-    /// Spec and schema that TensorStore reports for the dataset; `None` if TensorStore cannot open it.
+    /// Spec and schema that TensorStore reports for the dataset, or `None` if TensorStore cannot open it.
     pub tensorstore: Option<TensorStoreInfo>,
     /// Equivalents of the dataset's compression in other libraries.
     pub codec: Option<CodecEquivalents>,
@@ -89,7 +90,7 @@ impl Description {
         for (name, reason) in node.own_document().unreadable() {
             push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
-        if node.own_document().describes_dataset() {
+        if node.is_dataset() {
             match DescribedDataset::parse(node.own_document().clone()) {
                 Ok(dataset) => return description.describe_dataset(node, &dataset),
                 Err(error) => {
@@ -201,8 +202,8 @@ pub enum NeuroglancerSource {
     Zarr3,
 }
 
-/// Returns the source that shows the directory correctly at the lowest cost; `None` for a plain group, and if no source
-/// works: blocks that are not decoded, no axes, or an axis of length 0.
+/// Returns the source that shows the directory correctly at the lowest cost, or `None` for a plain group, and if no
+/// source works: blocks that are not decoded, no axes, or an axis of length 0.
 pub fn recommended_source(node: &Node, description: &Description) -> Option<NeuroglancerSource> {
     let readable = description.readable?;
     match (description.kind, &description.multiscale) {

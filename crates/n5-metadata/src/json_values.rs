@@ -12,7 +12,7 @@ pub(crate) fn one_per_axis(value: &Value, rank: usize) -> Option<Vec<f64>> {
     numbers(value).filter(|list| list.len() == rank && list.iter().all(|n| n.is_finite()))
 }
 
-/// Returns a list with one list of numbers per level; `None` if it is empty.
+/// Returns a list with one list of numbers per level, or `None` if it is empty.
 pub(crate) fn number_lists(value: &Value) -> Option<Vec<Vec<f64>>> {
     value.as_array().filter(|lists| !lists.is_empty())?.iter().map(numbers).collect()
 }
@@ -63,7 +63,8 @@ pub(crate) fn truncated_json(value: &Value) -> String {
     text
 }
 
-/// Returns a path from an attribute as relative, plain segments; `None` if it is invalid or leads out of the directory.
+/// Returns a path from an attribute as relative, plain segments, or `None` if it is invalid or leads out of the
+/// directory.
 pub(crate) fn path_below(text: &str) -> Option<String> {
     let segments: Vec<&str> = text.split('/').filter(|segment| !segment.is_empty() && *segment != ".").collect();
     let is_valid = !text.starts_with('/')
@@ -72,7 +73,7 @@ pub(crate) fn path_below(text: &str) -> Option<String> {
     is_valid.then(|| segments.join("/"))
 }
 
-/// Returns the number of a level name: 0 for `s0`, 12 for `s12`; `None` for names that are not `s` and a number.
+/// Returns the number of a level name: 0 for `s0`, 12 for `s12`, or `None` for names that are not `s` and a number.
 pub(crate) fn level_number(name: &str) -> Option<usize> {
     let digits = name.strip_prefix('s')?;
     (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()

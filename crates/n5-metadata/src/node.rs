@@ -15,7 +15,7 @@ pub struct Node {
     /// Attributes of the directories above, the container's root first; an empty document for a directory without
     /// attributes. Empty for the root itself.
     pub ancestors: Vec<AttributesDocument>,
-    /// The directory's own attributes; `None` if it has no `attributes.json`.
+    /// The directory's own attributes, or `None` if it has no `attributes.json`.
     pub document: Option<Result<AttributesDocument, DocumentError>>,
     /// Names of the directories directly below. The grid directories of a dataset may be left out.
     pub children: Vec<String>,
@@ -29,6 +29,11 @@ impl Node {
     /// Returns the interpreted members of the directory's own attributes; empty if there are none.
     pub fn attributes(&self) -> &Map<String, Value> {
         self.own_document().members()
+    }
+
+    /// Returns true if the directory's own attributes are valid JSON and describe a dataset.
+    pub fn is_dataset(&self) -> bool {
+        self.own_document().describes_dataset()
     }
 
     pub(crate) fn own_document(&self) -> &AttributesDocument {

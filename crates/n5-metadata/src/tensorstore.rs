@@ -53,7 +53,8 @@ impl TensorStoreInfo {
     /// Returns spec and schema as JSON, with the given member `kvstore` and the
     /// [passed-through](Self::is_passed_through) attributes `copied_members`.
     pub fn to_object_text(&self, kvstore: &Value, copied_members: &JsonObjectBuilder) -> JsonObjectBuilder {
-        let (mut spec, mut metadata) = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
+        let mut spec = JsonObjectBuilder::default();
+        let mut metadata = JsonObjectBuilder::default();
         for (name, value) in &self.spec {
             if name == "metadata" {
                 value.as_object().into_iter().flatten().for_each(|(name, value)| metadata.insert(name, value));
@@ -97,15 +98,11 @@ pub fn tensorstore_info(dataset: &DescribedDataset) -> Result<TensorStoreInfo, S
         return Err(format!("unsupported data type {}", dataset.data_type()));
     }
     let rank = dataset.rank();
-    let axes = per_axis(members, "axes", rank, "a string", |v| v.as_str().map(str::to_owned))?;
-    let units = per_axis(members, "units", rank, "a string", |v| v.as_str().map(str::to_owned))?;
+    let axes = per_axis(members, "axes", rank, "a string", |value| value.as_str().map(str::to_owned))?;
+    let units = per_axis(members, "units", rank, "a string", |value| value.as_str().map(str::to_owned))?;
     let resolution = per_axis(members, "resolution", rank, "a number", Value::as_f64)?;
     let labels = axes.filter(|axes| axes.iter().any(|label| !label.is_empty()));
-    if let Some(label) =
-        labels.iter().flatten().find(|label| is_duplicate_label(label, labels.as_deref().unwrap_or_default()))
-    {
-        return Err(format!("the axis label {label:?} is not unique"));
-    }
+    check_unique(labels.as_deref().unwrap_or_default())?;
     if block_bytes(dataset).is_none_or(|bytes| bytes > MAX_BLOCK_BYTES) {
         return Err("a block of blockSize is larger than 2 GiB".to_owned());
     }
@@ -136,19 +133,23 @@ pub fn tensorstore_info(dataset: &DescribedDataset) -> Result<TensorStoreInfo, S
     schema.insert("dtype".to_owned(), Value::from(data_type));
     schema.insert("rank".to_owned(), Value::from(rank));
     if rank > 0 {
-        let shape = integers(&blocks);
-        let order: Vec<usize> = (0..rank).rev().collect();
-        let layout = json!({"grid_origin": vec![0; rank], "inner_order": order,
-            "read_chunk": {"shape": shape}, "write_chunk": {"shape": shape}});
-        schema.insert("chunk_layout".to_owned(), layout);
+        schema.insert("chunk_layout".to_owned(), chunk_layout(&blocks));
         if let Some(units) = units {
             let multipliers = resolution.unwrap_or_else(|| vec![1.0; rank]);
-            let units: Vec<Value> = multipliers.iter().zip(units).map(|(n, unit)| json!([n, unit])).collect();
-            schema.insert("dimension_units".to_owned(), Value::Array(units));
+            let units = multipliers.iter().zip(units).map(|(multiplier, unit)| json!([multiplier, unit])).collect();
+            schema.insert("dimension_units".to_owned(), units);
         }
     }
     let Value::Object(spec) = spec else { return Err("the spec is not an object".to_owned()) };
     Ok(TensorStoreInfo { spec, schema: Value::Object(schema) })
+}
+
+/// Returns the layout of chunks that have the size of a block.
+fn chunk_layout(blocks: &[i128]) -> Value {
+    let shape = integers(blocks);
+    let order: Vec<usize> = (0..blocks.len()).rev().collect();
+    json!({"grid_origin": vec![0; blocks.len()], "inner_order": order,
+        "read_chunk": {"shape": shape}, "write_chunk": {"shape": shape}})
 }
 
 /// Returns an index domain. Each upper bound is a list of one element, which marks it as resizable.
@@ -178,8 +179,13 @@ fn integers(numbers: &[i128]) -> Value {
     numbers.iter().map(|number| integer(*number)).collect()
 }
 
-fn is_duplicate_label(label: &str, labels: &[String]) -> bool {
-    !label.is_empty() && labels.iter().filter(|other| *other == label).count() > 1
+/// Checks that no two axes have the same label. Any number of labels may be empty.
+fn check_unique(labels: &[String]) -> Result<(), String> {
+    let is_duplicate = |label: &&String| !label.is_empty() && labels.iter().filter(|other| other == label).count() > 1;
+    match labels.iter().find(is_duplicate) {
+        Some(label) => Err(format!("the axis label {label:?} is not unique")),
+        None => Ok(()),
+    }
 }
 
 fn extents(members: &Map<String, Value>, key: &str, min: i128) -> Result<Vec<i128>, String> {

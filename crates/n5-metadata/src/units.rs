@@ -156,7 +156,7 @@ impl Unit {
         (self.factor * power_of_ten(self.exponent - exponent), format!("{prefix}{symbol}"))
     }
 
-    /// Returns the OME-NGFF name of a unit of length or time; `None` if it has none.
+    /// Returns the OME-NGFF name of a unit of length or time, or `None` if it has none.
     #[expect(clippy::float_cmp, reason = "factors are constants of this file")]
     pub fn ngff_name(&self) -> Option<String> {
         if let Some((_, name)) = NGFF_UNIT_NAMES.iter().find(|(unit, _)| unit == self && unit.factor == self.factor) {
@@ -174,7 +174,7 @@ impl Unit {
         Some(format!("{}{name}", row.1))
     }
 
-    /// Returns nanometres per unit; `None` if this is not a unit of length.
+    /// Returns nanometres per unit, or `None` if this is not a unit of length.
     pub fn nanometers(&self) -> Option<f64> {
         (self.base == BaseUnit::Metre).then(|| self.factor * power_of_ten(self.exponent.saturating_add(9)))
     }

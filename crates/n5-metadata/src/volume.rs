@@ -18,10 +18,10 @@ pub enum VolumeKind {
     Segmentation,
 }
 
-/// Returns the kind of volume, image or segmentation, of a dataset or pyramid named `path`; `None` for a plain group
+/// Returns the kind of volume, image or segmentation, of a dataset or pyramid named `path`, or `None` for a plain group
 /// and for a type that is not decoded.
 pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
-    let data_type = if node.own_document().describes_dataset() {
+    let data_type = if node.is_dataset() {
         DescribedDataset::parse(node.own_document().clone()).ok()?.data_type().clone()
     } else {
         let first = pyramid(node, &mut Vec::new())?.levels.into_iter().next()?;
@@ -36,7 +36,7 @@ pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
 /// two directories below the one with `painteraData`.
 const MAX_ANCESTOR_DISTANCE: usize = 3;
 
-/// Returns the kind of a dataset, or of a pyramid whose levels have this data type; `None` for a type that is not
+/// Returns the kind of a dataset, or of a pyramid whose levels have this data type, or `None` for a type that is not
 /// decoded.
 ///
 /// `path` is the path of the volume. `attributes` are its own and those of the directories above, nearest first; only

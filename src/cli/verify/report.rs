@@ -1,10 +1,6 @@
-//! The report: one JSON object per line, appended as findings are made. It contains checkpoints, so that everything
-//! after the last one can be cut off and verified again.
-//!
-//! An interrupted run is recovered from its report. The lines are counted again, and a checkpoint is accepted only if
-//! it agrees with them.
+//! Writing of a report: one JSON object per line, appended as findings are made. The report contains checkpoints, so
+//! that everything after the last one can be cut off and verified again.
 
-use std::borrow::Cow;
 use std::fs::{File, OpenOptions};
 use std::io::{self, BufRead, BufReader, Seek, SeekFrom, Write};
 use std::os::fd::AsRawFd;
@@ -12,95 +8,26 @@ use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use anyhow::Context as _;
-use serde::{Deserialize, Serialize};
+use serde::Serialize;
 use serde_json::{Value, json};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::config::ContainerConfig;
-use crate::store::Key;
-use crate::verify::{Checkpoint, DatasetTally, FindingKind, PreviousRun, Totals, VerifyEvent};
+use super::recovery::{RecoveredReport, checkpoint_sum, recover};
+use super::report_lines::{MAX_LINE_BYTES, ReportHeader, is_header};
+use crate::verify::{PreviousRun, Totals, VerifyEvent};
 
 /// Interval of checkpoints, and thus the most work that is repeated after an interruption. It is not shorter because
 /// the run waits until each checkpoint is on the disk.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum length of a line in bytes. This program writes no longer ones.
-const MAX_LINE_BYTES: u64 = 4 << 20;
-
-/// Maximum bytes of finished datasets that are held to resume a report: those of some hundred thousand datasets.
-const MAX_REPLAY_BYTES: u64 = 128 << 20;
-
-/// Version of the report format.
-const REPORT_VERSION: u64 = 1;
-
-/// The first line of a report, which identifies its job.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(super) struct ReportHeader {
-    version: u64,
-    root: String,
-    roots: Vec<String>,
-    missing: bool,
-    /// Version of the program. Like the two settings below, it affects the findings.
-    server: String,
-    symlinks: String,
-    decode_budget: u64,
-}
-
-impl ReportHeader {
-    /// Returns the header of a report on these groups and datasets of the container at `container`; `decode_budget` is
-    /// in bytes.
-    #[expect(clippy::disallowed_methods, reason = "one container may have several paths")]
-    pub(super) fn new(
-        container: &ContainerConfig,
-        roots: &[Key],
-        missing: bool,
-        decode_budget: u64,
-    ) -> anyhow::Result<Self> {
-        let root = &container.root;
-        let root = std::fs::canonicalize(root).with_context(|| format!("{}: cannot be read", root.display()))?;
-        let roots = roots.iter().map(|key| key.as_str().to_owned()).collect();
-        Ok(Self {
-            version: REPORT_VERSION,
-            root: root.to_string_lossy().into_owned(),
-            roots,
-            missing,
-            server: env!("CARGO_PKG_VERSION").to_owned(),
-            symlinks: container.symlinks.name().to_owned(),
-            decode_budget,
-        })
-    }
-
-    /// Returns why a run cannot continue the report with the header `earlier`; `None` if it can.
-    fn resume_mismatch(&self, earlier: &Self) -> Option<String> {
-        let mismatch =
-            |setting: &str, previous_value: &dyn std::fmt::Display, current_value: &dyn std::fmt::Display| {
-                Some(format!(
-                    "was written with {setting} {previous_value}, but this run has {current_value}: choose another name"
-                ))
-            };
-        if self == earlier {
-            None
-        } else if self.server != earlier.server {
-            mismatch("n5-server", &earlier.server, &self.server)
-        } else if self.symlinks != earlier.symlinks {
-            mismatch("container_defaults.symlinks =", &earlier.symlinks, &self.symlinks)
-        } else if self.decode_budget != earlier.decode_budget {
-            mismatch("limits.decode_budget =", &earlier.decode_budget, &self.decode_budget)
-        } else {
-            Some("belongs to another container or another job: choose another name".to_owned())
-        }
-    }
-}
-
 /// Writes a report.
 pub(super) struct ReportWriter {
     file: File,
-    /// Time of the last checkpoint. `None` at the start, so that the first file causes one.
+    /// Time of the last checkpoint. `None` at the start, so that a checkpoint follows the first file.
     last_checkpoint: Option<Instant>,
     /// Checksum of all lines. It detects torn or mixed lines, but not forgery, because anyone can compute it.
     checksum: Xxh3,
-    /// State of the run that the report continues; `None` once it has been taken.
+    /// State of the run that the report continues. `None` if there is no such run, or when the state has been taken.
     pub(super) previous: Option<PreviousRun>,
     /// Reason why the report is resumed only in part, or not at all.
     pub(super) fault: Option<String>,
@@ -188,7 +115,7 @@ impl ReportWriter {
     }
 }
 
-/// Opens the file for a report at `path`, creating it if it does not exist. Changes nothing in an existing file.
+/// Opens the file for a report at `path`, or creates it. The content of an existing file remains.
 ///
 /// # Errors
 /// A message if the file cannot be opened, is not a regular file of a single name, or is inside the container.
@@ -237,198 +164,17 @@ fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
     Ok(file)
 }
 
-/// Returns the first line of a file; `None` if the file is empty.
+/// Returns the first line of a file, or `None` if the file is empty.
 fn first_line(file: &File) -> io::Result<Option<Vec<u8>>> {
-    let (mut reader, mut text) = (BufReader::new(file), Vec::new());
-    let len = io::Read::take(&mut reader, MAX_LINE_BYTES).read_until(b'\n', &mut text)?;
+    let mut text = Vec::new();
+    let len = BufReader::new(io::Read::take(file, MAX_LINE_BYTES)).read_until(b'\n', &mut text)?;
     Ok((len > 0).then_some(text))
-}
-
-/// Returns true if this is the first line of a report.
-fn is_header(line: &[u8]) -> bool {
-    serde_json::from_slice::<ReportLine<'_>>(line).is_ok_and(|line| line.record == "run")
-}
-
-/// The part of a report that can be resumed.
-#[derive(Default)]
-struct RecoveredReport {
-    /// `None` if the run cannot be resumed: no checkpoint is valid, or the run was completed.
-    previous: Option<PreviousRun>,
-    /// Length and checksum of the part of the report that belongs to `previous`.
-    len: u64,
-    checksum: Xxh3,
-    /// Reason why the rest of the report is rejected.
-    fault: Option<String>,
-}
-
-/// The members of a report's line that are used here.
-#[derive(Deserialize)]
-struct ReportLine<'a> {
-    #[serde(borrow)]
-    record: Cow<'a, str>,
-    #[serde(borrow, default)]
-    kind: Option<Cow<'a, str>>,
-    #[serde(borrow, default)]
-    severity: Option<Cow<'a, str>>,
-    #[serde(default)]
-    key: Option<String>,
-    #[serde(default)]
-    complete: Option<bool>,
-    /// The checksum of a checkpoint.
-    #[serde(borrow, default)]
-    sum: Option<Cow<'a, str>>,
-}
-
-/// Contents of a report up to the current line.
-#[derive(Default)]
-struct ReportReplay {
-    findings: Totals,
-    finished: Vec<DatasetTally>,
-    changed: Vec<String>,
-    /// Approximate bytes of `finished` and `changed`.
-    held_bytes: u64,
-    /// Checksum of all lines up to the current one.
-    checksum: Xxh3,
-    /// True after the summary of a completed run.
-    is_complete: bool,
-}
-
-impl ReportReplay {
-    /// Replays a line that is not the first. Returns a checkpoint whose checksum is correct.
-    ///
-    /// # Errors
-    /// The reason why this program cannot have written the line.
-    fn replay_line(&mut self, text: &[u8]) -> Result<Option<Checkpoint>, String> {
-        let line: ReportLine<'_> =
-            serde_json::from_slice(text).map_err(|error| format!("not a line of a report: {error}"))?;
-        let mut valid_checkpoint = None;
-        match &*line.record {
-            "dataset" => {
-                let tally: DatasetTally = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-                self.reserve(text.len())?;
-                self.finished.push(tally);
-            }
-            "finding" => {
-                let (kind, severity) = (line.kind.unwrap_or_default(), line.severity.unwrap_or_default());
-                if !self.findings.count_named(&kind, &severity) {
-                    return Err(format!("a finding of an unknown kind, {kind:?}"));
-                }
-                if kind == FindingKind::ChangedSince.descriptor().name {
-                    self.reserve(text.len())?;
-                    self.changed.extend(line.key);
-                }
-            }
-            "checkpoint" => {
-                let checkpoint: Checkpoint = serde_json::from_slice(text).map_err(|error| error.to_string())?;
-                if line.sum.as_deref() != Some(checkpoint_sum(&self.checksum, &checkpoint).as_str()) {
-                    return Err("a checkpoint whose checksum does not match the lines before it".to_owned());
-                }
-                valid_checkpoint = Some(checkpoint);
-            }
-            "summary" => self.is_complete = line.complete == Some(true),
-            other => return Err(format!("an unknown record {other:?}")),
-        }
-        self.checksum.update(text);
-        Ok(valid_checkpoint)
-    }
-
-    /// Reserves memory for a line of that length.
-    fn reserve(&mut self, bytes: usize) -> Result<(), String> {
-        self.held_bytes = self.held_bytes.saturating_add(bytes as u64);
-        if self.held_bytes > MAX_REPLAY_BYTES {
-            Err("more datasets than can be held in memory".to_owned())
-        } else {
-            Ok(())
-        }
-    }
-}
-
-/// Returns the checksum that `checkpoint` must have. It covers all lines before it, with the checksum `lines`, and the
-/// checkpoint itself.
-fn checkpoint_sum(lines: &Xxh3, checkpoint: &Checkpoint) -> String {
-    let mut sum = lines.clone();
-    sum.update(json!(checkpoint).to_string().as_bytes());
-    format!("{:032x}", sum.digest128())
-}
-
-/// Recovers the run of a report, up to its last valid checkpoint.
-///
-/// # Errors
-/// A message if the report cannot be read or belongs to another job.
-fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredReport, String> {
-    let roots: Vec<Key> = header
-        .roots
-        .iter()
-        .map(|key| if key.is_empty() { Ok(Key::root()) } else { Key::parse(key) })
-        .collect::<Result<_, _>>()
-        .map_err(|error| error.to_string())?;
-    let mut replay = ReportReplay::default();
-    let (mut reader, mut offset, mut text) = (BufReader::new(file), 0_u64, Vec::new());
-    let (mut last_checkpoint, mut fault) = (None, None);
-    loop {
-        text.clear();
-        let len = io::Read::take(&mut reader, MAX_LINE_BYTES)
-            .read_until(b'\n', &mut text)
-            .map_err(|error| format!("cannot be read: {error}"))?;
-        if text.last() != Some(&b'\n') {
-            if offset == 0 && !text.is_empty() {
-                return Err(
-                    "is not a report of verify, or its first line is incomplete: choose another name".to_owned()
-                );
-            }
-            // The last line may be torn, that is, written only in part.
-            if text.len() as u64 == MAX_LINE_BYTES {
-                fault = Some("a line without an end".to_owned());
-            }
-            break;
-        }
-        if offset == 0 {
-            match parse_header(&text).map(|recorded| header.resume_mismatch(&recorded)) {
-                Some(None) => replay.checksum.update(&text),
-                Some(Some(why)) => return Err(why),
-                None => return Err("is not a report of verify: choose another name".to_owned()),
-            }
-        } else {
-            match replay.replay_line(&text) {
-                Ok(Some(checkpoint)) => {
-                    let counts = (replay.finished.len(), replay.changed.len(), replay.findings.clone());
-                    last_checkpoint =
-                        Some((checkpoint, counts, offset.saturating_add(len as u64), replay.checksum.clone()));
-                }
-                Ok(None) if replay.is_complete => return Ok(RecoveredReport::default()),
-                Ok(None) => {}
-                Err(why) => {
-                    fault = Some(why);
-                    break;
-                }
-            }
-        }
-        offset = offset.saturating_add(len as u64);
-    }
-    let fault =
-        fault.map(|why| format!("contains something at byte {offset} that this program has not written there ({why})"));
-    let Some((checkpoint, (finished, changed, findings), len, checksum)) = last_checkpoint else {
-        return Ok(RecoveredReport { fault, ..RecoveredReport::default() });
-    };
-    replay.finished.truncate(finished);
-    replay.changed.truncate(changed);
-    if let Some(why) = checkpoint.inconsistency(&roots, &findings, &replay.finished) {
-        let fault = Some(format!("has an invalid last checkpoint: {why}"));
-        return Ok(RecoveredReport { fault, ..RecoveredReport::default() });
-    }
-    let (finished_datasets, reported_changed) = (replay.finished, replay.changed.into_iter().collect());
-    let previous = Some(PreviousRun { checkpoint, finished_datasets, reported_changed });
-    Ok(RecoveredReport { previous, len, checksum, fault })
-}
-
-/// Parses the first line of a report.
-fn parse_header(text: &[u8]) -> Option<ReportHeader> {
-    is_header(text).then(|| serde_json::from_slice(text).ok())?
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::verify::Checkpoint;
 
     #[test]
     fn progress_alone_requires_no_checkpoint() {

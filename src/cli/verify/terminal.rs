@@ -11,7 +11,7 @@ use indicatif::{HumanBytes, HumanCount, ProgressBar, ProgressStyle};
 use super::super::process::escape_control_chars;
 use crate::verify::{Checkpoint, FINDING_KINDS, Finding, Severity, Totals, VerifyEvent};
 
-/// Maximum number of findings of one kind shown for one dataset or group; the report has all.
+/// Maximum number of findings of one kind that are shown for one dataset or group. The report has all of them.
 const MAX_SHOWN_PER_KIND: u64 = 20;
 
 /// Shortest interval between two updates of the progress bar.
@@ -21,7 +21,7 @@ const PROGRESS_TEMPLATE: &str = "{percent:>3}% [{bar:30}] {human_pos}/{human_len
 
 #[derive(Debug)]
 pub(super) struct Terminal {
-    /// Lowest severity that is shown; `None` shows all.
+    /// Lowest severity that is shown. `None` shows all findings.
     min_severity: Option<Severity>,
     bar: Option<ProgressBar>,
     last_drawn: Instant,
@@ -64,7 +64,7 @@ impl Terminal {
         }
     }
 
-    /// Reports that the run continues where an earlier one has stopped.
+    /// Prints that the run continues where an earlier run stopped, and counts the blocks of that run as done.
     pub(super) fn resumed(&mut self, checkpoint: &Checkpoint) {
         self.resumed_totals = checkpoint.totals.clone();
         if self.min_severity.is_none() {
@@ -97,9 +97,9 @@ impl Terminal {
             return;
         }
         let key = if finding.key.is_empty() { "/" } else { &finding.key };
-        let Finding { severity, kind, message, .. } = finding;
-        let (key, message) = (escape_control_chars(key), escape_control_chars(message));
-        self.print_line(&format!("{:<7}  {kind:<19}  {key}: {message}", severity.name()));
+        let key = escape_control_chars(key);
+        let message = escape_control_chars(&finding.message);
+        self.print_line(&format!("{:<7}  {:<19}  {key}: {message}", finding.severity.name(), finding.kind));
     }
 
     fn progress(&mut self, totals: &Totals) {
@@ -131,48 +131,50 @@ impl Terminal {
                 HumanCount(self.suppressed)
             ));
         }
+        self.print_advice(totals);
+        self.print_counts(totals);
+        let counts = [(totals.errors, "error"), (totals.warnings, "warning"), (totals.notes, "note")]
+            .map(|(count, word)| format!("{count} {word}{}", if count == 1 { "" } else { "s" }))
+            .join(", ");
+        self.print_line(&match (complete, report) {
+            (true, _) => counts,
+            (false, Some(report)) => {
+                format!("interrupted; so far {counts}. Continue with --report {} --resume", report.display())
+            }
+            (false, None) => format!("interrupted; so far {counts}. A run with --report FILE can be resumed"),
+        });
+    }
+
+    /// Prints the number of findings of each kind, with the advice on what to do.
+    fn print_advice(&self, totals: &Totals) {
         let mut text = String::new();
         for row in FINDING_KINDS {
-            if let Some(count) = totals
-                .kinds
-                .get(row.name)
-                .filter(|_| self.min_severity.is_none_or(|min_severity| row.severity >= min_severity))
-            {
+            let is_shown = self.min_severity.is_none_or(|min_severity| row.severity >= min_severity);
+            if let Some(count) = totals.kinds.get(row.name).filter(|_| is_shown) {
                 let _ = write!(text, "\n{count:>7}  {:<19}  {}", row.name, row.advice);
             }
         }
         if !text.is_empty() {
             self.print_line(&format!("\n  count  kind                 what to do{text}\n"));
         }
-        let Totals { groups, datasets, blocks, missing, unverified, .. } = totals;
-        let (stored, decoded) = (HumanBytes(totals.stored_bytes), HumanBytes(totals.decoded_bytes));
+    }
+
+    /// Prints the numbers of datasets, groups and blocks, and the time.
+    fn print_counts(&self, totals: &Totals) {
         self.print_line(&format!(
-            "{} datasets in {} groups: {} blocks stored ({stored}, decoded {decoded}), {} of them not decoded, {} missing",
-            HumanCount(*datasets),
-            HumanCount(*groups),
-            HumanCount(*blocks),
-            HumanCount(*unverified),
-            HumanCount(*missing),
+            "{} datasets in {} groups: {} blocks stored ({}, decoded {}), {} of them not decoded, {} missing",
+            HumanCount(totals.datasets),
+            HumanCount(totals.groups),
+            HumanCount(totals.blocks),
+            HumanBytes(totals.stored_bytes),
+            HumanBytes(totals.decoded_bytes),
+            HumanCount(totals.unverified),
+            HumanCount(totals.missing),
         ));
         let seconds = self.started.elapsed().as_secs_f64();
         #[expect(clippy::cast_precision_loss, reason = "an approximate rate for display")]
-        let rate = blocks.saturating_sub(self.resumed_totals.blocks) as f64 / seconds.max(0.001);
+        let rate = totals.blocks.saturating_sub(self.resumed_totals.blocks) as f64 / seconds.max(0.001);
         self.print_line(&format!("{seconds:.1} s, {rate:.0} blocks/s"));
-        let Totals { errors, warnings, notes, .. } = totals;
-        let plural = |count: &u64, word| format!("{count} {word}{}", if *count == 1 { "" } else { "s" });
-        let counts = [plural(errors, "error"), plural(warnings, "warning"), plural(notes, "note")].join(", ");
-        match (complete, report) {
-            (true, _) => self.print_line(&counts),
-            (false, Some(report)) => {
-                self.print_line(&format!(
-                    "interrupted; so far {counts}. Continue with --report {} --resume",
-                    report.display()
-                ));
-            }
-            (false, None) => {
-                self.print_line(&format!("interrupted; so far {counts}. A run with --report FILE can be resumed"));
-            }
-        }
     }
 
     /// Prints a line above the progress bar. Write errors are ignored: standard output may be closed, and the report

@@ -17,9 +17,10 @@ const MAX_TABLE_OFFSET: u32 = (1 << 24) - 1;
 
 /// Returns an upper bound of the bytes that encoding a chunk of this shape allocates, for elements of `width` bytes.
 pub(super) fn extra_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64 {
-    let voxels = shape.iter().fold(channels, |n, size| n.saturating_mul(*size));
-    let boxes = shape.iter().fold(channels, |n, size| n.saturating_mul(size.div_ceil(BLOCK_SIDE as u64)));
-    let max_values = shape.iter().fold(1, |n: u64, size| n.saturating_mul((*size).min(BLOCK_SIDE as u64)));
+    let side = BLOCK_SIDE as u64;
+    let voxels = shape.iter().copied().fold(channels, u64::saturating_mul);
+    let boxes = shape.iter().map(|size| size.div_ceil(side)).fold(channels, u64::saturating_mul);
+    let max_values = shape.iter().map(|size| (*size).min(side)).fold(1, u64::saturating_mul);
     let bits = u64::from(index_bits(usize::try_from(max_values).unwrap_or(BLOCK_VOXELS)));
     let bytes_per_box = bits.saturating_mul(BLOCK_VOXELS as u64 / 8).saturating_add(8);
     let table_bytes = voxels.saturating_mul(width as u64);
@@ -69,7 +70,8 @@ fn encode_channel<const WIDTH: usize>(
     let start = out.len();
     let boxes = shape.map(|size| size.div_ceil(BLOCK_SIDE));
     out.resize(start.saturating_add(boxes.iter().product::<usize>().saturating_mul(8)), 0);
-    let (mut voxels, mut table) = (Vec::with_capacity(BLOCK_VOXELS), Vec::with_capacity(BLOCK_VOXELS));
+    let mut voxels = Vec::with_capacity(BLOCK_VOXELS);
+    let mut table = Vec::with_capacity(BLOCK_VOXELS);
     let mut last_table: (Vec<u64>, u32) = (Vec::new(), 0);
     let mut header = start;
     let origins = |axis: usize| (0..shape.get(axis).copied().unwrap_or(0)).step_by(BLOCK_SIDE);

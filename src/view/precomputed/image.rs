@@ -20,7 +20,8 @@ pub(super) fn image_size(shape: [u64; 3]) -> Option<(u16, u16)> {
     let max_lines_per_row = MAX_SIDE.checked_div(x)?;
     let lines_per_row =
         (min_lines_per_row..=max_lines_per_row).find(|lines_per_row| lines.checked_rem(*lines_per_row) == Some(0))?;
-    let (width, height) = (x.checked_mul(lines_per_row)?, lines.checked_div(lines_per_row)?);
+    let width = x.checked_mul(lines_per_row)?;
+    let height = lines.checked_div(lines_per_row)?;
     Some((u16::try_from(width).ok()?, u16::try_from(height).ok()?))
 }
 

@@ -4,7 +4,7 @@ use std::fmt;
 
 use bytes::Bytes;
 
-use super::super::chunk::{ChunkEncoder, StreamLayout};
+use super::super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::{compressed_segmentation, image};
 use crate::cache::ReadError;
 use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};
@@ -44,7 +44,9 @@ impl Extent {
     /// # Errors
     /// A message for the client that says what this format cannot hold.
     pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
-        let (dimensions, blocks, data_type) = (dataset.dimensions(), dataset.block_size(), dataset.data_type());
+        let dimensions = dataset.dimensions();
+        let blocks = dataset.block_size();
+        let data_type = dataset.data_type();
         let width = data_type.size_bytes().unwrap_or(1);
         if !DATA_TYPES.contains(data_type) {
             let remedy = if *data_type == DataType::Float64 {
@@ -69,7 +71,7 @@ impl Extent {
         let size = [0, 1, 2].map(|axis| dimensions.get(axis).copied().unwrap_or(1));
         let chunk = [0, 1, 2].map(|axis| blocks.get(axis).copied().unwrap_or(1).min(size[axis]));
         let channels = dimensions.get(3).copied().unwrap_or(1);
-        let bytes = chunk.iter().chain([&channels]).fold(width as u64, |bytes, n| bytes.saturating_mul(*n));
+        let bytes = chunk.iter().chain([&channels]).fold(width as u64, |bytes, size| bytes.saturating_mul(*size));
         if bytes > MAX_CHUNK_BYTES {
             return Err(format!(
                 "a chunk of a precomputed volume holds all channels, which takes {bytes} bytes here; the limit is \
@@ -84,8 +86,9 @@ impl Extent {
         let mut first = [0; 3];
         for (axis, begin) in first.iter_mut().enumerate() {
             let (low, high) = *bounds.get(axis)?;
-            let (offset, size, chunk) = (*offset.get(axis)?, *self.size.get(axis)?, *self.chunk.get(axis)?);
-            *begin = u64::try_from(low.checked_sub(offset)?).ok()?;
+            let size = *self.size.get(axis)?;
+            let chunk = *self.chunk.get(axis)?;
+            *begin = u64::try_from(low.checked_sub(*offset.get(axis)?)?).ok()?;
             let len = u64::try_from(high.checked_sub(low)?).ok()?;
             let expected = size.checked_sub(*begin).filter(|remaining| *remaining > 0)?.min(chunk);
             if begin.checked_rem(chunk) != Some(0) || len != expected {
@@ -97,7 +100,7 @@ impl Extent {
 
     /// Iterates over the shapes that chunks of this volume have.
     pub(super) fn chunk_shapes(&self) -> impl Iterator<Item = [u64; 3]> {
-        let (size, chunk) = (self.size, self.chunk);
+        let Self { size, chunk, .. } = *self;
         (0..8u8).map(move |edges| {
             [0, 1, 2].map(|axis: usize| {
                 let last =
@@ -208,7 +211,7 @@ fn parse_quality(text: &str) -> Option<u8> {
     text.parse().ok().filter(|quality: &u8| (1..=100).contains(quality) && quality.to_string() == text)
 }
 
-/// Last segment of a scale's key. It holds what all chunks of the scale have in common.
+/// Last segment of a scale's key: the encoding and origin that all chunks of the scale have in common.
 ///
 /// It is written as `raw`, `jpeg,75`, `png` or `compressed_segmentation`, followed by `,x,y,z` if the volume does not
 /// begin at 0.
@@ -288,7 +291,7 @@ impl ChunkEncoder for PrecomputedEncoding {
         match self {
             Self::Raw => 0,
             Self::Jpeg { .. } | Self::Png => {
-                image::extra_bytes(size.iter().fold(channels, |n, size| n.saturating_mul(*size)), width)
+                image::extra_bytes(size.iter().fold(channels, |voxels, size| voxels.saturating_mul(*size)), width)
             }
             Self::CompressedSegmentation => compressed_segmentation::extra_bytes(size, channels, width),
         }
@@ -315,7 +318,7 @@ impl ChunkEncoder for PrecomputedEncoding {
 impl PrecomputedEncoding {
     fn encode_array(self, array: Array) -> Result<Bytes, String> {
         let (size, channels, width) = volume_shape(&array.shape, array.data_type.size_bytes().unwrap_or(1));
-        let to_usize = |n: u64| usize::try_from(n).map_err(|error| error.to_string());
+        let to_usize = |size: u64| usize::try_from(size).map_err(|error| error.to_string());
         let channels = to_usize(channels)?;
         let image_size =
             || image::image_size(size).ok_or_else(|| format!("a chunk of {size:?} voxels does not fit an image"));

@@ -1,5 +1,5 @@
-//! `blosc`: buffers of c-blosc 1. The header of a buffer says how to decode it. The attributes `cname`, `shuffle` and
-//! similar are ignored, because they do not always agree with the header.
+//! `blosc`: buffers of c-blosc 1. The header of a buffer determines how the buffer is decoded. The attributes `cname`,
+//! `shuffle` and similar are ignored, because they do not always agree with the header.
 //!
 //! c-blosc checks little of its input, so this module first checks the whole structure of a buffer: its header, its
 //! blosc blocks and their parts. It also decodes some buffers itself, because c-blosc maps and unmaps memory for every
@@ -146,7 +146,8 @@ impl BloscHeader {
             return Err(damaged(NAME, format_args!("its format version is {version}, not {FORMAT_VERSION}")));
         }
         let inner_version = bytes.get_u8();
-        let (flags, item_size) = (bytes.get_u8(), usize::from(bytes.get_u8()));
+        let flags = bytes.get_u8();
+        let item_size = usize::from(bytes.get_u8());
         let mut size = |limit: u32| {
             let size = bytes.get_u32_le();
             let size = usize::try_from(size).ok().filter(|_| size <= limit);
@@ -167,7 +168,8 @@ impl BloscHeader {
         self.flags & MEMCPYED != 0
     }
 
-    /// Checks all parts of `buffer`. Its length must be the one in the header, and its decoded size must not be zero.
+    /// Checks the header and all parts of `buffer`, whose length must be the one in the header. The decoded size must
+    /// not be zero.
     fn check(&self, buffer: &[u8]) -> Result<(), CodecError> {
         let smallest = if self.decoded_bytes > LARGEST_ITEM_BYTES { SMALLEST_BLOCK_BYTES } else { 1 };
         let is_consistent = (smallest..=self.decoded_bytes).contains(&self.block_size)
@@ -185,6 +187,10 @@ impl BloscHeader {
                 Err(wrong_length(self.decoded_bytes, content_bytes))
             };
         }
+        self.check_parts(buffer)
+    }
+
+    fn check_parts(&self, buffer: &[u8]) -> Result<(), CodecError> {
         let inner = self.inner_code();
         if inner == BLOSCLZ && has_run_of_255(buffer) {
             return Err(damaged(NAME, "a run is longer than any block"));
@@ -211,7 +217,7 @@ impl BloscHeader {
         Ok(())
     }
 
-    /// Decoded size of the parts of all blosc blocks except the last, in bytes.
+    /// Returns the decoded size in bytes of the parts of all blosc blocks except the last.
     fn part_size(&self) -> usize {
         self.block_size.checked_div(self.splits(false)).unwrap_or_default()
     }
@@ -221,7 +227,7 @@ impl BloscHeader {
         self.inner_code() == SNAPPY
     }
 
-    /// Numeric code of the inner compression.
+    /// Returns the numeric code of the inner compression.
     fn inner_code(&self) -> u8 {
         self.flags >> 5
     }
@@ -249,7 +255,7 @@ impl BloscHeader {
         }))
     }
 
-    /// Number of parts into which a blosc block is split: one per byte of an item, or a single one.
+    /// Returns the number of parts into which a blosc block is split: one per byte of an item, or a single one.
     fn splits(&self, leftover_block: bool) -> usize {
         let is_split = self.flags & NOT_SPLIT == 0
             && self.item_size <= 16
@@ -271,7 +277,7 @@ impl<'a> BloscBlock<'a> {
         })
     }
 
-    /// Decoded size of each part in bytes, at least 1.
+    /// Returns the decoded size of each part in bytes, at least 1.
     fn part_size(&self) -> usize {
         self.decoded_bytes / self.splits
     }
@@ -312,7 +318,8 @@ fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCh
             .map_err(|code| damaged(NAME, format_args!("LZ4 returns error {code}"))),
         SNAPPY => {
             let snappy = |error: snap::Error| damaged(NAME, format_args!("snappy: {error}"));
-            let (found, size) = (decompress_len(part).map_err(snappy)?, target.len());
+            let found = decompress_len(part).map_err(snappy)?;
+            let size = target.len();
             if found != size {
                 return Err(damaged(NAME, format_args!("a part decodes to {found} bytes, not {size}")));
             }
@@ -429,7 +436,7 @@ fn unshuffle_bytes(
 /// Writes the first byte of every part, then the second byte of every part, and so on.
 fn interleave(parts: &[&[u8]], to: &mut [u8]) {
     let mut strips: SmallVec<[_; 16]> = parts.iter().map(|part| part.chunks(STRIP)).collect();
-    let mut next = |n: usize| strips.get_mut(n).and_then(Iterator::next).unwrap_or_default();
+    let mut next = |part: usize| strips.get_mut(part).and_then(Iterator::next).unwrap_or_default();
     match parts {
         [first, second] => interleave_two::<1, 2>(first, second, to),
         [_, _, _, _] => {
@@ -438,7 +445,8 @@ fn interleave(parts: &[&[u8]], to: &mut [u8]) {
             }
         }
         [_, _, _, _, _, _, _, _] => {
-            let (mut low, mut high) = ([0; 4 * STRIP], [0; 4 * STRIP]);
+            let mut low = [0; 4 * STRIP];
+            let mut high = [0; 4 * STRIP];
             for to in to.chunks_mut(8 * STRIP) {
                 interleave_four([next(0), next(1), next(2), next(3)], &mut low);
                 interleave_four([next(4), next(5), next(6), next(7)], &mut high);
@@ -457,7 +465,8 @@ fn interleave(parts: &[&[u8]], to: &mut [u8]) {
 
 /// Writes four bytes of every item of a strip, one from each input.
 fn interleave_four([first, second, third, fourth]: [&[u8]; 4], to: &mut [u8]) {
-    let (mut low, mut high) = ([0; 2 * STRIP], [0; 2 * STRIP]);
+    let mut low = [0; 2 * STRIP];
+    let mut high = [0; 2 * STRIP];
     interleave_two::<1, 2>(first, second, &mut low);
     interleave_two::<1, 2>(third, fourth, &mut high);
     interleave_two::<2, 4>(&low, &high, to);
@@ -466,7 +475,8 @@ fn interleave_four([first, second, third, fourth]: [&[u8]; 4], to: &mut [u8]) {
 /// Writes `HALF` bytes of `first` and `HALF` bytes of `second` alternately. The lengths are constants, which lets the
 /// compiler emit vector instructions.
 fn interleave_two<const HALF: usize, const BOTH: usize>(first: &[u8], second: &[u8], to: &mut [u8]) {
-    let (first, second) = (first.as_chunks::<HALF>().0, second.as_chunks::<HALF>().0);
+    let first = first.as_chunks::<HALF>().0;
+    let second = second.as_chunks::<HALF>().0;
     for ((to, first), second) in to.as_chunks_mut::<BOTH>().0.iter_mut().zip(first).zip(second) {
         let (low, high) = to.split_at_mut(HALF);
         low.copy_from_slice(first);
@@ -553,7 +563,8 @@ mod tests {
         if header.is_memcpyed() {
             return payload.to_vec();
         }
-        let (mut starts, mut parts) = (Vec::new(), Vec::new());
+        let mut starts = Vec::new();
+        let mut parts = Vec::new();
         let blocks: Vec<_> = header.blocks(payload).unwrap().map(Result::unwrap).collect();
         for block in &blocks {
             let start = HEADER_BYTES + 4 * blocks.len() + parts.len();

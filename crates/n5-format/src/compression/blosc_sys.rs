@@ -21,7 +21,8 @@ pub(super) const MAX_BLOCK_BYTES: u32 = BLOSC_MAX_BLOCKSIZE;
 pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Result<(), c_int> {
     // c-blosc trusts the length in the header and does not know the length of `buffer`, so the two are compared here.
     let claimed = buffer.get(12..16).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
-    let is_complete = claimed.and_then(|claimed| usize::try_from(claimed).ok()).is_some_and(|n| n <= buffer.len());
+    let is_complete =
+        claimed.and_then(|claimed| usize::try_from(claimed).ok()).is_some_and(|bytes| bytes <= buffer.len());
     let spare = output.spare_capacity_mut();
     if !is_complete || spare.len() < len {
         return Err(-1);
@@ -46,7 +47,8 @@ pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Res
 /// # Errors
 /// The return value of LZ4 if it is not the length of `target`; -1 if a length does not fit into a `c_int`.
 pub(super) fn lz4_decompress(block: &[u8], target: &mut [u8]) -> Result<(), c_int> {
-    let (stored, len) = (c_int::try_from(block.len()).or(Err(-1))?, c_int::try_from(target.len()).or(Err(-1))?);
+    let stored = c_int::try_from(block.len()).or(Err(-1))?;
+    let len = c_int::try_from(target.len()).or(Err(-1))?;
     // SAFETY: `block` is readable and `target` writable for the given lengths, and they do not overlap. LZ4 never
     // exceeds these lengths, regardless of the block's content. Nothing is kept after the call.
     let written = unsafe { LZ4_decompress_safe(block.as_ptr().cast(), target.as_mut_ptr().cast(), stored, len) };

@@ -6,22 +6,23 @@ use bytes::Bytes;
 
 /// Decoder for the payload of a block, which is everything after the block's header.
 pub trait Codec: fmt::Debug + Send + Sync {
-    /// Decodes `payload` to exactly `len` bytes, the stored big-endian elements.
+    /// Decodes `payload` to exactly `len` bytes: the elements of the block, big-endian as stored, first axis fastest.
     ///
     /// The whole payload is consumed, so checksums at the end of a stream are verified. A payload may consist of
     /// several members, streams or frames. All are decoded, and their number is limited in proportion to the bytes they
     /// yield. Zero padding after the last one is ignored.
     ///
-    /// `cancel_check` is polled between members, streams and frames, and within long ones of bzip2, xz, lzma, gzip and
-    /// zlib. It is not polled within a gzip member or zlib stream of up to 8 MiB, a zstd frame, a bare LZ4 block, or a
-    /// blosc buffer of large parts. The longest of these that was found takes 1.2 s: a zstd frame of 15 MB of empty
-    /// blocks with tables.
+    /// `cancel_check` is polled between members, streams and frames. Within a bzip2, xz, lzma, gzip or zlib stream, it
+    /// is polled if the stream is long. It is not polled within a gzip member or zlib stream of up to 8 MiB, a zstd
+    /// frame, a bare LZ4 block, or a blosc buffer of large parts. The slowest such input that was found is a zstd frame
+    /// of 15 MB of empty blocks with tables, which takes 1.2 s.
     ///
-    /// Never allocates more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
+    /// Decoding never allocates more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
     ///
     /// # Errors
     /// [`CodecError`] if the payload is damaged, ends early, decodes to another length than `len`, is followed by
-    /// anything else, or needs more memory than decoding may use. [`CodecError::Cancelled`] if `cancel_check` cancels.
+    /// anything but zero padding, or needs more memory than decoding may use. [`CodecError::Cancelled`] if
+    /// `cancel_check` cancels.
     fn decode(
         &self,
         payload: Bytes,
@@ -53,22 +54,23 @@ pub trait Codec: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns the part of `payload` that contains its `len` elements uncompressed, if decoding would only copy it.
+    /// Returns the part of `payload` that is the `len` bytes of decoded elements, if decoding would only copy this
+    /// part.
     fn uncompressed_slice<'a>(&self, _payload: &'a [u8], _len: usize) -> Option<&'a [u8]> {
         None
     }
 
-    /// Upper bound of the bytes that `payload_len` encoded bytes can decode to. A header that claims more is wrong,
-    /// which is detected before anything is allocated.
+    /// Returns an upper bound of the bytes that `payload_len` encoded bytes can decode to. A block header that claims
+    /// more is rejected before anything is allocated.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64;
 
-    /// Memory in bytes that decoding `payload` to `len` bytes needs in addition to the result. For an empty payload,
-    /// the maximum for any payload.
+    /// Returns the memory in bytes that decoding `payload` to `len` bytes needs in addition to the result. For an empty
+    /// payload, returns the maximum for any payload.
     fn scratch_bytes(&self, payload: &[u8], len: usize) -> usize;
 }
 
-/// Working memory for decoding, in addition to the result. It is allocated for the first of many blocks and reused for
-/// the others, and never exceeds the [`Codec::scratch_bytes`] of the largest of them.
+/// Working memory for decoding, in addition to the result. It can be reused for many blocks, and never exceeds the
+/// [`Codec::scratch_bytes`] of the largest of them.
 #[derive(Default)]
 pub struct Scratch {
     bytes: Vec<u8>,
@@ -88,8 +90,8 @@ impl fmt::Debug for Scratch {
     }
 }
 
-/// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output,
-/// except during library calls that cannot be interrupted. [`Codec::decode`] lists those.
+/// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output.
+/// [`Codec::decode`] lists the library calls that cannot be interrupted.
 #[derive(Clone, Copy)]
 pub struct CancelCheck<'a>(&'a dyn Fn() -> bool);
 
@@ -118,7 +120,7 @@ impl fmt::Debug for CancelCheck<'_> {
     }
 }
 
-/// Reason why a payload cannot be decoded.
+/// Reason why a payload cannot be decoded, or elements cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// The stream violates its own format or checksum.
@@ -136,6 +138,12 @@ pub enum CodecError {
         expected: usize,
         /// Length found, in words ("12 bytes", "more").
         found: String,
+    },
+    /// The given elements cannot be encoded: they do not have the given size, or the encoder fails.
+    #[error("the elements cannot be encoded: {reason}")]
+    Encode {
+        /// Name of the codec, and what is wrong with the elements or the message of the encoder.
+        reason: String,
     },
     /// The stream is followed by bytes that are neither a further stream nor zero padding.
     #[error("{bytes} unexpected bytes after the {codec} stream")]

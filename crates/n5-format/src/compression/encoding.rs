@@ -1,4 +1,4 @@
-//! Compression schemes in which views encode blocks. Each is written in the form that the strictest reader accepts.
+//! Compression schemes that this crate encodes, each in the form that the strictest reader accepts.
 
 use ::zstd::zstd_safe;
 use bytes::Bytes;
@@ -33,7 +33,7 @@ impl BlockEncoding {
     /// All compression schemes.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Gzip, Self::Zstd, Self::Blosc];
 
-    /// Returns the scheme named `name`.
+    /// Returns the scheme named `name`, or `None` if this build does not encode it.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|encoding| encoding.name() == name)
     }
@@ -61,7 +61,7 @@ impl BlockEncoding {
         }
     }
 
-    /// Upper bound of the encoded size of `len` bytes.
+    /// Returns an upper bound of the encoded size of `len` bytes.
     pub fn max_encoded_bytes(self, len: u64) -> u64 {
         match self {
             Self::Raw => len,
@@ -74,9 +74,9 @@ impl BlockEncoding {
     /// Encodes `plain`, elements of `item_size` bytes, in this scheme and appends the result to `output`.
     ///
     /// # Errors
-    /// [`CodecError`] if the library fails or the data are too large for the scheme.
+    /// [`CodecError::Encode`] if the library fails or the data are too large for the scheme.
     pub fn encode(self, plain: &[u8], item_size: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
-        let encode_error = |reason: String| CodecError::Damaged { codec: self.name(), reason };
+        let encode_error = |reason: String| CodecError::Encode { reason: format!("{}: {reason}", self.name()) };
         let start = output.len();
         match self {
             Self::Raw => output.extend_from_slice(plain),

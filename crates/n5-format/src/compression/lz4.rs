@@ -1,4 +1,5 @@
-//! `lz4`: four encodings under one name, distinguished by their first bytes.
+//! `lz4`: four encodings under one name, distinguished by their first bytes. Each is named after the program that
+//! writes it.
 //!
 //! - Java N5: frames of lz4-java's `LZ4BlockOutputStream`, which begin with `LZ4Block`;
 //! - rust-n5: LZ4 frames;
@@ -81,7 +82,8 @@ fn decode_java_frames(
     stream::resize_for_overwrite(output, len);
     let mut unfilled = output.as_mut_slice();
     let mut rest = payload;
-    let (mut empty_frames, mut unchecked_bytes) = (MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER), 0);
+    let mut empty_frames = MemberLimit::new(NAME, MIN_BYTES_PER_CHEAP_MEMBER);
+    let mut unchecked_bytes = 0;
     while let Some(next) = skip_zero_padding(rest) {
         if !next.starts_with(JAVA_MAGIC) {
             return Err(CodecError::Trailing { codec: NAME, bytes: rest.len() });
@@ -99,7 +101,8 @@ fn decode_java_frames(
         let (target, unfilled_after) =
             unfilled.split_at_mut_checked(header.decoded_bytes).ok_or_else(|| too_long(len))?;
         header.decode(data, target)?;
-        (unfilled, rest) = (unfilled_after, after);
+        unfilled = unfilled_after;
+        rest = after;
     }
     let missing = unfilled.len();
     if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(()) }
@@ -117,11 +120,9 @@ impl JavaHeader {
     fn parse(mut bytes: &[u8]) -> Result<Self, CodecError> {
         let header_too_short = |_| damaged(NAME, "a frame's header ends early");
         let token = bytes.try_get_u8().map_err(header_too_short)?;
-        let [stored, decoded, checksum] = [
-            bytes.try_get_u32_le().map_err(header_too_short)?,
-            bytes.try_get_u32_le().map_err(header_too_short)?,
-            bytes.try_get_u32_le().map_err(header_too_short)?,
-        ];
+        let stored = bytes.try_get_u32_le().map_err(header_too_short)?;
+        let decoded = bytes.try_get_u32_le().map_err(header_too_short)?;
+        let checksum = bytes.try_get_u32_le().map_err(header_too_short)?;
         let is_compressed = match token & 0xf0 {
             0x10 => false,
             0x20 => true,
@@ -134,7 +135,7 @@ impl JavaHeader {
         if !is_consistent {
             return Err(damaged(NAME, format_args!("a frame of {stored} bytes claims to hold {decoded} bytes")));
         }
-        let to_usize = |n: u32| usize::try_from(n).map_err(|error| damaged(NAME, error));
+        let to_usize = |bytes: u32| usize::try_from(bytes).map_err(|error| damaged(NAME, error));
         Ok(Self { is_compressed, stored_bytes: to_usize(stored)?, decoded_bytes: to_usize(decoded)?, checksum })
     }
 

@@ -126,7 +126,7 @@ impl Codecs {
         self.rows.iter().map(|row| row.0)
     }
 
-    /// Creates the codec `name` for a dataset; `None` if there is none of that name. `parameters` are the members of
+    /// Creates the codec `name` for a dataset, or `None` if there is none of that name. `parameters` are the members of
     /// the attribute `compression` other than `type`.
     pub fn open(&self, name: &str, parameters: &Map<String, Value>) -> Option<Arc<dyn Codec>> {
         self.rows.iter().find(|row| row.0 == name).map(|row| (row.1)(parameters))
@@ -172,7 +172,7 @@ impl Compression {
         &self.parameters
     }
 
-    /// Returns the decoder; `None` if the registry has none of that name.
+    /// Returns the decoder, or `None` if the registry has none of that name.
     pub fn codec(&self) -> Option<&dyn Codec> {
         self.codec.as_ref().map(|(_, codec)| &**codec)
     }

@@ -54,7 +54,7 @@ impl<'a> DecodeOutput<'a> {
         }
     }
 
-    /// Allows for a decoder that reads up to `read_ahead_bytes` bytes before it yields any.
+    /// Allows for a decoder that reads up to `read_ahead_bytes` bytes before it yields any output.
     pub(super) fn with_read_ahead(self, read_ahead_bytes: usize) -> Self {
         Self { read_ahead_bytes, ..self }
     }
@@ -64,7 +64,7 @@ impl<'a> DecodeOutput<'a> {
         Self { min_member_bytes: MIN_BYTES_PER_CHEAP_MEMBER, ..self }
     }
 
-    /// Decoded size of the whole payload in bytes.
+    /// Returns the decoded size of the whole payload in bytes.
     pub(super) fn len(&self) -> usize {
         self.buffer.len()
     }
@@ -73,7 +73,7 @@ impl<'a> DecodeOutput<'a> {
         self.filled
     }
 
-    /// Returns the next chunk of free output; empty once the output is full.
+    /// Returns the next chunk of free output, which is empty once the output is full.
     pub(super) fn next_chunk(&mut self) -> &mut [u8] {
         let end = self.filled.saturating_add(OUTPUT_CHUNK_BYTES).min(self.buffer.len());
         self.buffer.get_mut(self.filled..end).unwrap_or_default()
@@ -87,11 +87,9 @@ impl<'a> DecodeOutput<'a> {
         self.filled = self.filled.saturating_add(produced).min(self.buffer.len());
         self.consumed = self.consumed.saturating_add(consumed);
         if self.consumed > self.read_ahead_bytes.saturating_add(self.filled.saturating_mul(2)) {
-            let (stored, decoded) = (self.consumed, self.filled);
-            return Err(damaged(
-                self.codec,
-                format_args!("its first {stored} bytes hold only {decoded} bytes of content"),
-            ));
+            let Self { consumed, filled, .. } = self;
+            let reason = format_args!("its first {consumed} bytes hold only {filled} bytes of content");
+            return Err(damaged(self.codec, reason));
         }
         Ok(())
     }
@@ -101,8 +99,8 @@ impl<'a> DecodeOutput<'a> {
     }
 }
 
-/// Decodes the first stream in `input` to its end and returns the bytes after it. `decode_step` decodes part of its
-/// first argument to the start of its second.
+/// Decodes the first stream in `input` to its end and returns the bytes after the stream. `decode_step` gets a chunk of
+/// the input and a chunk of free output, and decodes a part of the first to the start of the second.
 pub(super) fn decode_stream<'i>(
     mut decode_step: impl FnMut(&[u8], &mut [u8]) -> Result<DecodeStep, CodecError>,
     mut input: &'i [u8],
@@ -149,11 +147,10 @@ pub(super) fn decode_streams<'i>(
         members.begin_member(target.filled)?;
         rest = decode_one(next, &mut target)?;
     }
-    let (len, found) = (target.len(), target.filled);
-    if found == len { Ok(()) } else { Err(wrong_length(len, found)) }
+    if target.filled == target.len() { Ok(()) } else { Err(wrong_length(target.len(), target.filled)) }
 }
 
-/// Returns the bytes after zero padding; `None` if there are none.
+/// Returns the bytes after zero padding, or `None` if there are none.
 pub(super) fn skip_zero_padding(rest: &[u8]) -> Option<&[u8]> {
     rest.iter().position(|byte| *byte != 0).and_then(|at| rest.get(at..))
 }
@@ -186,7 +183,7 @@ pub(super) fn check_length(len: usize, output: &[u8]) -> Result<(), CodecError> 
     if output.len() == len { Ok(()) } else { Err(wrong_length(len, output.len())) }
 }
 
-/// Maximum number of bytes that a payload can decode to at `ratio`:1, with some slack for tiny payloads.
+/// Returns the maximum number of bytes that a payload can decode to at `ratio`:1, with some slack for tiny payloads.
 pub(super) fn max_at_ratio(payload_len: usize, ratio: u64) -> u64 {
     (payload_len as u64).saturating_mul(ratio).saturating_add(4096)
 }

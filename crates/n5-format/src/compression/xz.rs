@@ -49,7 +49,7 @@ impl Codec for XzCodec {
         )
     }
 
-    /// 64 MiB of zeros reach 6 781:1. A match of 273 bytes takes at least 0.3 bits.
+    /// Allows a ratio of 10 000: 64 MiB of zeros reach 6 781. A match of 273 bytes takes at least 0.3 bits.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 10_000)
     }
@@ -68,12 +68,12 @@ const EMPTY_STREAM: &[u8] =
 const HEADER_BYTES: usize = 12;
 
 /// Decodes a payload that is exactly one intact stream that fills `target`, the common case, with the decoder of an
-/// earlier payload, `reused_stream`. Returns the decoder for the next call; `None` for everything else, and on
-/// cancellation.
+/// earlier payload, `reused_stream`. Returns the decoder for the next call. Returns `None` for every other payload, and
+/// on cancellation.
 ///
 /// A decoder for a single stream cannot be reused. A decoder for concatenated streams can, but does not report the end
-/// of a stream. After each payload it is therefore fed an empty stream. It reports that stream's header only if the
-/// stream before has ended.
+/// of a stream. After each payload, the decoder is therefore fed an empty stream: it reports the header of this stream
+/// only if the stream before has ended.
 fn decode_reusing(payload: &[u8], mut target: DecodeOutput<'_>, reused_stream: Option<Stream>) -> Option<Stream> {
     let limit_bytes = memory_limit(target.len());
     let reused = reused_stream.and_then(|mut stream| stream.set_memlimit(limit_bytes).ok().map(|()| stream));
@@ -135,7 +135,8 @@ fn decode_step(
 /// Returns the error with the memory that the stream needs, found by bisection as the lowest limit that liblzma
 /// accepts.
 fn memory_limit_error(stream: &mut Stream, limit_bytes: u64) -> CodecError {
-    let (mut too_low, mut needed_bytes) = (limit_bytes, u64::from(u32::MAX) * 2);
+    let mut too_low = limit_bytes;
+    let mut needed_bytes = u64::from(u32::MAX) * 2;
     while needed_bytes - too_low > 1 {
         let middle = too_low + (needed_bytes - too_low) / 2;
         if stream.set_memlimit(middle).is_ok() {

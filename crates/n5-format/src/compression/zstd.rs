@@ -44,12 +44,12 @@ impl Codec for ZstdCodec {
         })
     }
 
-    /// A run-length block of 128 KiB takes 4 bytes, so the ratio is at most 32 768.
+    /// Allows a ratio of 32 768, because a run-length block of 128 KiB takes 4 bytes.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 32_768)
     }
 
-    /// Size of a decompression context.
+    /// Returns the size of a decompression context.
     fn scratch_bytes(&self, _: &[u8], _: usize) -> usize {
         192 << 10
     }
@@ -69,12 +69,12 @@ pub(super) fn decode_part(codec: &'static str, part: &[u8], output: &mut [u8]) -
 /// faults, a twentieth of the time that a block of 512 KiB takes to decode.
 static IDLE_CONTEXTS: Mutex<Vec<DCtx<'static>>> = Mutex::new(Vec::new());
 
-/// Calls `f` with an idle or new decompression context. A context can be reused, because every call decodes from the
-/// start of a frame, which resets the state.
-fn with_context<T>(f: impl FnOnce(&mut DCtx<'static>) -> T) -> T {
+/// Calls `decode` with an idle or new decompression context. A context can be reused, because every call decodes from
+/// the start of a frame, which resets the state.
+fn with_context<T>(decode: impl FnOnce(&mut DCtx<'static>) -> T) -> T {
     let idle = || IDLE_CONTEXTS.lock().unwrap_or_else(PoisonError::into_inner);
     let mut context = idle().pop().unwrap_or_else(DCtx::create);
-    let result = f(&mut context);
+    let result = decode(&mut context);
     idle().push(context);
     result
 }

@@ -18,7 +18,7 @@ use crate::json_values::path_below;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
 
-/// Returns path and `transform` of each level that the group lists; `None` if no listed level has a `transform`.
+/// Returns path and `transform` of each level that the group lists, or `None` if no listed level has a `transform`.
 fn listed_levels(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
     let datasets = attributes.get("multiscales")?.get(0)?.get("datasets")?.as_array()?;
     let is_cosem = datasets.iter().any(|dataset| dataset.get("transform").is_some_and(Value::is_object));

@@ -11,11 +11,11 @@ use self::pyramid::Pyramid;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::MetadataProblem;
 
-/// Every convention; the first that fits a group describes it.
+/// All conventions. The first one that fits a group describes the group.
 ///
-/// The first function of a convention returns the paths below the directory whose attributes it needs; none if the
-/// directory's own attributes and listing already rule the convention out. The second one reads the pyramid; `None` if
-/// the directory does not follow this convention.
+/// The first function of a convention returns the paths below the directory whose attributes the convention needs. The
+/// list is empty if the directory's own attributes and listing already rule the convention out. The second function
+/// returns the pyramid, or `None` if the directory does not follow the convention.
 ///
 /// The order is that of n5-universe (`N5DatasetDiscoverer.java`). Paintera and BDV, which n5-universe does not know,
 /// come before n5-viewer, because they share its keys.
@@ -34,7 +34,7 @@ static CONVENTIONS: &[(fn(&Node) -> Vec<String>, fn(&Node, &mut Vec<MetadataProb
 /// The paths are relative, consist of valid segments only and need not exist. A dataset needs none. The file of each
 /// convention says which paths it needs.
 pub fn required_paths(node: &Node) -> Vec<String> {
-    if node.own_document().describes_dataset() {
+    if node.is_dataset() {
         return Vec::new();
     }
     let mut paths = Vec::new();
@@ -47,10 +47,10 @@ pub fn required_paths(node: &Node) -> Vec<String> {
     paths
 }
 
-/// Returns the pyramid that a group describes; `None` for a plain group and for a dataset. Appends the pyramid's faults
-/// to `problems`.
+/// Returns the pyramid that a group describes, or `None` for a plain group and for a dataset. Appends the pyramid's
+/// faults to `problems`.
 pub fn pyramid(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<Pyramid> {
-    if node.own_document().describes_dataset() {
+    if node.is_dataset() {
         return None;
     }
     CONVENTIONS.iter().find_map(|(_, read)| read(node, problems))

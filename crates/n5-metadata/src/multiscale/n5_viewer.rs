@@ -54,7 +54,8 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
         }
     }
     let listed = listed_factors(group);
-    let (mut units, mut is_calibrated) = (None, false);
+    let mut units = None;
+    let mut is_calibrated = false;
     let base_placement = |first: &LevelDataset, problems: &mut Vec<MetadataProblem>| {
         let rank = first.dataset.rank();
         let (base, given_units) = base_resolution(group, first, problems);

@@ -51,7 +51,8 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     let first = datasets.first()?;
     let rank = first.dataset.rank();
     let (axes, units, is_reversed) = read_axes(image, rank, problems);
-    let (mut levels, mut is_calibrated) = (Vec::<PyramidLevel>::new(), false);
+    let mut levels = Vec::<PyramidLevel>::new();
+    let mut is_calibrated = false;
     for level in &datasets {
         let own = listed.get(level.number).and_then(|(_, transformations)| *transformations);
         let transformation_lists = [own, image.get("coordinateTransformations")];
@@ -66,7 +67,8 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     Some(Pyramid { convention: Convention::OmeNgff, axes, units, is_calibrated, levels })
 }
 
-/// Returns voxel size and origin after all `scale` and `translation` steps, in N5 axis order; `None` without any scale.
+/// Returns voxel size and origin after all `scale` and `translation` steps, in N5 axis order, or `None` without any
+/// scale.
 fn compose_transformations(
     lists: &[Option<&Value>],
     is_reversed: bool,
@@ -74,7 +76,9 @@ fn compose_transformations(
     problems: &mut Vec<MetadataProblem>,
 ) -> Option<(Vec<f64>, Vec<f64>)> {
     let rank = level.dataset.rank();
-    let (mut scale, mut translation, mut has_scale) = (vec![1.0; rank], vec![0.0; rank], false);
+    let mut scale = vec![1.0; rank];
+    let mut translation = vec![0.0; rank];
+    let mut has_scale = false;
     for transformation in lists.iter().flatten().filter_map(|list| list.as_array()).flatten() {
         let kind = transformation.get("type").and_then(Value::as_str).unwrap_or_default();
         if kind == "identity" {

@@ -40,10 +40,10 @@ pub enum Convention {
 pub struct Pyramid {
     /// Convention that the metadata follows.
     pub convention: Convention,
-    /// Names of the axes; `None` if neither the metadata nor the convention names them.
+    /// Names of the axes, or `None` if neither the metadata nor the convention names them.
     #[serde(skip)]
     pub axes: Option<Vec<String>>,
-    /// Units of the axes as written, `""` for an axis without a unit; `None` if the metadata names no unit.
+    /// Units of the axes as written, `""` for an axis without a unit, or `None` if the metadata names no unit.
     #[serde(skip)]
     pub units: Option<Vec<String>>,
     /// True if the metadata gives a voxel size; otherwise that of the finest level is 1 by convention.
@@ -102,14 +102,15 @@ pub(super) fn find_levels(
         };
         if let Some(first) = datasets.first() {
             if first.dataset.rank() != dataset.rank() {
-                let (a, b) = (dataset.rank(), first.dataset.rank());
-                let text = format!("level {path} has {a} axes, level {} has {b}", first.path);
+                let rank = dataset.rank();
+                let text = format!("level {path} has {rank} axes, level {} has {}", first.path, first.dataset.rank());
                 MetadataProblemKind::InvalidLevel.report(problems, text);
                 continue;
             }
             if first.dataset.data_type() != dataset.data_type() {
-                let (a, b) = (dataset.data_type(), first.dataset.data_type());
-                let text = format!("level {path} is {a}, level {} is {b}", first.path);
+                let data_type = dataset.data_type();
+                let text =
+                    format!("level {path} is {data_type}, level {} is {}", first.path, first.dataset.data_type());
                 MetadataProblemKind::InvalidLevel.report(problems, text);
             }
         }
@@ -120,7 +121,7 @@ pub(super) fn find_levels(
 
 /// Returns the factors of a level: its voxel size relative to that of the first level.
 pub(super) fn factors_from_resolution(level: &[f64], first: &[f64]) -> Vec<f64> {
-    level.iter().zip(first).map(|(r, base)| if *base == 0.0 { 1.0 } else { snap_to_integer(r / base) }).collect()
+    level.iter().zip(first).map(|(size, base)| if *base == 0.0 { 1.0 } else { snap_to_integer(size / base) }).collect()
 }
 
 /// Returns the children named `s<number>`, by number.
@@ -211,7 +212,8 @@ fn level_factors(
 /// Returns 1 if the size did not change, `power` (a power of two) if that explains the size, else the ratio.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn guess_factor(size: u64, full: u64, power: f64) -> f64 {
-    let (size, full) = (size as f64, full as f64);
+    let size = size as f64;
+    let full = full as f64;
     if size >= full || size == 0.0 {
         1.0
     } else if (full / power - size).abs() < 1.0 {
@@ -221,7 +223,7 @@ fn guess_factor(size: u64, full: u64, power: f64) -> f64 {
     }
 }
 
-/// Returns the three axis names that n5-viewer, BDV and Paintera imply; `None` for another rank.
+/// Returns the three axis names that n5-viewer, BDV and Paintera imply, or `None` for another rank.
 pub(super) fn default_xyz_axes(rank: usize) -> Option<Vec<String>> {
     (rank == 3).then(|| ["x", "y", "z"].map(str::to_owned).to_vec())
 }

@@ -1,0 +1,66 @@
+//! Encoders of chunks, which the views implement.
+
+use std::fmt;
+
+use bytes::Bytes;
+
+use crate::cache::ReadError;
+use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};
+
+/// Encodes the elements of a chunk to bytes.
+pub trait ChunkEncoder: fmt::Debug + Send + Sync {
+    /// Returns the media type.
+    fn media_type(&self) -> &'static str {
+        "application/octet-stream"
+    }
+
+    /// Returns, as text, everything that the bytes depend on in addition to the elements. It is a part of entity tags
+    /// and of the cache keys of encoded chunks.
+    fn id(&self) -> String;
+
+    /// Returns an upper bound of the bytes that encoding a chunk of `shape` allocates, including the result, but
+    /// without the elements. An element has `width` bytes.
+    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
+
+    /// Encodes elements as a chunk.
+    ///
+    /// # Errors
+    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
+    fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
+
+    /// Returns the encoding that the payload of a stored block must have, as one stream, to be sent as a chunk without
+    /// being decoded. Returns `None` if blocks of the dataset must always be decoded.
+    ///
+    /// This method is called only for chunks that are exactly one block. A block is sent as it is stored only if
+    /// [`Self::accepts_block_size`] returns true, too.
+    fn passthrough(&self, _dataset: &DatasetAttributes) -> Option<BlockEncoding> {
+        None
+    }
+
+    /// Returns true if a stored block of this size, in elements, can be sent as the chunk at `position`.
+    fn accepts_block_size(&self, _dataset: &DatasetAttributes, _position: &[u64], _size: &Coords) -> bool {
+        false
+    }
+
+    /// Returns true if the header of a block that is sent as it is stored is a part of the chunk.
+    fn includes_block_header(&self) -> bool {
+        false
+    }
+
+    /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be
+    /// streamed. Returns `None` if the encoder needs all elements at once.
+    fn stream_layout(&self, _shape: &Coords) -> Option<StreamLayout> {
+        None
+    }
+}
+
+/// Layout of a streamed chunk: a header, then each element in memory order.
+#[derive(Debug, Clone, Default)]
+pub struct StreamLayout {
+    /// Bytes before the elements.
+    pub header: Bytes,
+    /// Type that the elements are converted to, if it is not the dataset's own.
+    pub data_type: Option<DataType>,
+    /// True if the elements are big-endian.
+    pub is_big_endian: bool,
+}
