@@ -39,7 +39,7 @@ pub(crate) struct Http2Watchdog {
     /// Unit of the time limit for a client that takes nothing.
     stall_limit: Duration,
     /// Longest time without any stream.
-    idle_limit: Duration,
+    pub(crate) idle_limit: Duration,
     state: Mutex<WatchdogState>,
     /// Number of streams opened so far.
     opened_streams: AtomicU64,
