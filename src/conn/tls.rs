@@ -111,7 +111,7 @@ impl TlsTerminator {
     }
 
     async fn acquire_handshake(&self, peer: IpAddr) -> FairPermit {
-        let flow = (ClientId::new(self.hasher.hash_one(http::network_of(peer))), 0);
+        let flow = ClientId::new(self.hasher.hash_one(http::network_of(peer))).flow(0);
         if let Some(permit) = self.handshakes.try_acquire(flow, 1) {
             return permit;
         }

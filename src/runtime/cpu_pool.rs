@@ -229,7 +229,7 @@ impl CpuPool {
         job: impl FnOnce(&CoreLease) -> T + Send + 'static,
     ) -> Result<T, JobDied> {
         let lane = self.lane(priority);
-        let flow = (ClientId::current(), flow_number);
+        let flow = ClientId::current().flow(flow_number);
         let permit = if let Some(permit) = lane.core_permits.try_acquire(flow, 1) {
             permit
         } else {
