@@ -39,23 +39,23 @@ const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 /// Time for a client to receive the last message of a failed handshake.
 const TLS_ALERT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves accepted connections; holds all that they share. Cheap to clone; clones share it.
+/// Serves accepted connections and holds what they share. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ConnectionServer {
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
     peers: Arc<Peers>,
-    /// Shared by the connections with output of hyper that is not flushed.
+    /// Each connection with output of hyper that is not flushed holds a clone.
     unflushed: Arc<()>,
-    /// Shared by the connections whose first request may still arrive.
+    /// Each connection whose first request may still arrive holds a clone.
     arriving: Arc<()>,
     workers: Arc<WorkerPool>,
     tls: Option<Arc<TlsTerminator>>,
     metrics: metrics::ConnectionMetrics,
-    /// For streams and long heads.
+    /// Memory for HTTP/2 streams and long heads.
     memory_pool: Arc<DynamicThresholdPool>,
-    /// For send queues.
+    /// Kernel memory for send queues.
     send_queue_pool: Arc<DynamicThresholdPool>,
 }
 
@@ -156,10 +156,10 @@ impl ConnectionServer {
         let snapshot = self.snapshots.borrow().clone();
         let config = &snapshot.config;
         if config.server.trusted_proxies.iter().any(|network| network.contains(&peer)) {
-            // Its connections belong to other clients.
+            // The connections of a trusted proxy belong to many clients.
             return self.serve_admitted(open, peer, None, slot);
         }
-        // The available permits do not include this connection's.
+        // The available permits do not include the permit of this connection.
         match self.peers.admit(peer, config.clients.connections, self.slots.available_permits()) {
             PeerAdmission::Admitted(peer_slot) => self.serve_admitted(open, peer, Some(peer_slot), slot),
             PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
@@ -171,7 +171,7 @@ impl ConnectionServer {
                 let timeout = config.server.header_timeout;
                 let mut closing = self.closing.subscribe();
                 tokio::spawn(async move {
-                    // Meanwhile the first request waits in the kernel.
+                    // Meanwhile, the first request stays in the kernel's receive buffer.
                     let waiting = QueueWaitTimer::begin(QueueLabel::Connection);
                     let peer_slot = tokio::select! {
                         peer_slot = tokio::time::timeout(timeout, waiter) => peer_slot.ok().and_then(Result::ok),
@@ -231,8 +231,8 @@ impl ConnectionServer {
     fn refuse(&self, open: impl FnOnce() -> io::Result<TcpStream>, peer: IpAddr, reason: &'static str) {
         static REFUSED: LogThrottle = LogThrottle::new();
         if let Ok(stream) = open() {
-            // After an orderly close, the kernel would keep the connection until its client acknowledges the end, or
-            // for minutes. If this fails, the connection is gone.
+            // After an orderly close, the kernel would keep the connection for minutes, or until its client acknowledges
+            // the end. If the call fails, the connection has already ended.
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
@@ -264,7 +264,8 @@ impl ConnectionServer {
     }
 }
 
-/// Returns the memory that all connections of the address have taken; `None` where the address stands for many clients.
+/// Returns the memory that all connections of the address have taken. Returns `None` if the address stands for many
+/// clients.
 fn address_memory(peer_slot: Option<&PeerSlot>) -> Option<Arc<AddressMemory>> {
     peer_slot.map(|slot| Arc::clone(&slot.memory))
 }
@@ -283,7 +284,7 @@ struct ConnectionContext {
     metrics: metrics::OpenConnectionGuard,
     arriving: Arc<()>,
     memory: Arc<ConnectionMemory>,
-    /// Released before `slot`: the next connection that gets the slot must not find this one counted.
+    /// Released before `slot`. Otherwise the next connection that gets the slot could still find this one counted.
     peer_slot: Option<PeerSlot>,
     slot: Option<OwnedSemaphorePermit>,
 }
