@@ -88,7 +88,7 @@ impl ReplyWriter {
         }
     }
 
-    /// Sends a reply with a file: first the head, then the body. The cork lets them share packets.
+    /// Sends the head, the body without its last byte, and the last byte. The cork lets the three share packets.
     fn poll_file(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let ReplyBody::File(file) = &self.reply.body else { return Poll::Ready(Ok(0)) };
         let head = self.remaining_head();

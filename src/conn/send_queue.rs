@@ -4,7 +4,7 @@
 //! Here each queue always has [`UNPOOLED_BYTES`], and the rest comes from a pool. The connections of an address hold at
 //! most as much of the pool as is still free. A client that takes nothing on many connections thus leaves some of it to
 //! other clients. A connection gets at most a quarter of what its address may take. A single connection can have an
-//! eighth of the pool, which is enough for the fastest transfer to the most distant client.
+//! eighth of the pool and is not slowed down, even if its client is distant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
