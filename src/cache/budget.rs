@@ -241,7 +241,7 @@ impl Budget {
 
     /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Permit> {
-        let (flow_id, reserve) = ((ClientId::current(), SHORT_FLOW), self.headroom_units(bytes));
+        let (flow_id, reserve) = (ClientId::current().flow(SHORT_FLOW), self.headroom_units(bytes));
         let permit = self.new_permit(self.semaphore.try_acquire_with_reserve(flow_id, units(bytes), reserve)?, None);
         self.trim_pool();
         Some(permit)
@@ -291,7 +291,7 @@ impl Budget {
         if bytes > capacity_bytes {
             return Err(BudgetError::TooLarge { budget: self.label.name(), asked_bytes: bytes, capacity_bytes });
         }
-        let (flow_id, reserve) = ((ClientId::current(), SHORT_FLOW), self.headroom_units(bytes));
+        let (flow_id, reserve) = (ClientId::current().flow(SHORT_FLOW), self.headroom_units(bytes));
         let mut acquiring = pin!(self.semaphore.acquire_with_reserve(flow_id, units(bytes), reserve));
         let acquired = if let Some(permit) = acquiring.as_mut().now_or_never() {
             Ok(permit)
@@ -349,7 +349,7 @@ impl Budget {
         stream: &Arc<()>,
         max_wait: Duration,
     ) -> Result<Permit, BudgetError> {
-        let (flow_id, reserve) = ((ClientId::current(), STREAM_FLOW), units(self.capacity_bytes()) / 4);
+        let (flow_id, reserve) = (ClientId::current().flow(STREAM_FLOW), units(self.capacity_bytes()) / 4);
         let mut acquiring = pin!(self.semaphore.acquire_for_stream(flow_id, units(bytes), reserve, stream));
         if let Some(granted) = acquiring.as_mut().now_or_never() {
             return Ok(self.new_permit(granted, Some(Arc::clone(stream))));
@@ -426,12 +426,12 @@ impl Budget {
         // Counted as waiting in the queue, but not among the requests that wait for memory.
         let _waiting = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         let started = Instant::now();
-        let mut charge = pin!(charges.charge((client, SHORT_FLOW), units(len as u64)));
+        let mut charge = pin!(charges.charge(client.flow(SHORT_FLOW), units(len as u64)));
         let charge = loop {
-            let service_before = charges.service_received((client, SHORT_FLOW));
+            let service_before = charges.service_received(client.flow(SHORT_FLOW));
             let result = tokio::time::timeout(self.max_wait, charge.as_mut()).await;
             // Earlier responses to the client were charged meanwhile: it is slow, but reads them.
-            if result.is_ok() || charges.service_received((client, SHORT_FLOW)) <= service_before {
+            if result.is_ok() || charges.service_received(client.flow(SHORT_FLOW)) <= service_before {
                 break result;
             }
         };

@@ -233,7 +233,7 @@ impl PinnedBuffers {
         if let Some(charged) = self.reuse_charge(client, bytes) {
             return Some(charged);
         }
-        let charge = self.client_charges.try_charge((client, SHORT_FLOW), units(bytes.len() as u64))?;
+        let charge = self.client_charges.try_charge(client.flow(SHORT_FLOW), units(bytes.len() as u64))?;
         Some(self.charge_with_permit(SendPermit { client, charge }, bytes.clone()))
     }
 
@@ -341,7 +341,7 @@ mod tests {
         let (pinned, bytes) = (Arc::new(PinnedBuffers::new(charges.clone())), Bytes::from(vec![3; 1000]));
         let pinned_bytes = || pinned.bytes.load(Ordering::Relaxed);
         let [client_a, client_b] = [1, 2].map(ClientId::new);
-        let charge = |client| Some(SendPermit { client, charge: charges.try_charge((client, 0), 30)? });
+        let charge = |client| Some(SendPermit { client, charge: charges.try_charge(client.flow(0), 30)? });
         assert!(pinned.reuse_charge(client_a, &bytes).is_none());
         let first = pinned.charge_with_permit(charge(client_a).unwrap(), bytes.clone());
         assert_eq!(first.as_ptr(), bytes.as_ptr());

@@ -13,13 +13,15 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
-use super::fast_connection::{FastConnection, wait_until_set};
+use super::fast_connection::{FastConnection, FastPathEnd, PeerAccount};
 use super::http2::memory::{ConnectionMemory, GUARANTEED_BYTES};
+use super::http2::watchdog::Http2Watchdog;
 use super::hyper_connection::serve_with_hyper;
 use super::metered_socket::{LingeringSocket, MeteredSocket, drain_lingering};
 use super::peers::{PeerAdmission, PeerSlot, Peers};
 use super::send_queue::{self, SendQueue};
 use super::serving_snapshot::{ServingSnapshot, SnapshotCache};
+use super::signals::wait_until_set;
 use super::socket::{Socket, TokioSocket};
 use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::tls::TlsTerminator;
@@ -28,32 +30,32 @@ use crate::config::Config;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::{self, CloseReason, ConnectionPoolLabel, QueueLabel, QueueWaitTimer};
 
-/// At shutdown, time to wait for the first request of a client that has sent none.
+/// Time to wait at shutdown for the first request of a client that has sent none.
 const FIRST_REQUEST_GRACE: Duration = Duration::from_millis(100);
 
-/// At shutdown, time to finish a handshake that has begun.
+/// Time at shutdown to finish a handshake that has begun.
 const HANDSHAKE_GRACE: Duration = Duration::from_secs(1);
 
 /// Time for a client to receive the last message of a failed handshake.
 const TLS_ALERT_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Serves accepted connections; holds all that they share. Cheap to clone; clones share it.
+/// Serves accepted connections and holds what they share. Cheap to clone.
 #[derive(Clone)]
 pub(crate) struct ConnectionServer {
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
     peers: Arc<Peers>,
-    /// Shared by the connections with output of hyper that is not flushed.
+    /// Each connection with output of hyper that is not flushed holds a clone.
     unflushed: Arc<()>,
-    /// Shared by the connections whose first request may still arrive.
+    /// Each connection whose first request may still arrive holds a clone.
     arriving: Arc<()>,
     workers: Arc<WorkerPool>,
     tls: Option<Arc<TlsTerminator>>,
     metrics: metrics::ConnectionMetrics,
-    /// For streams and long heads.
+    /// Memory for HTTP/2 streams and long heads.
     memory_pool: Arc<DynamicThresholdPool>,
-    /// For send queues.
+    /// Kernel memory for send queues.
     send_queue_pool: Arc<DynamicThresholdPool>,
 }
 
@@ -154,10 +156,10 @@ impl ConnectionServer {
         let snapshot = self.snapshots.borrow().clone();
         let config = &snapshot.config;
         if config.server.trusted_proxies.iter().any(|network| network.contains(&peer)) {
-            // Its connections belong to other clients.
+            // The connections of a trusted proxy belong to many clients.
             return self.serve_admitted(open, peer, None, slot);
         }
-        // The available permits do not include this connection's.
+        // The available permits do not include the permit of this connection.
         match self.peers.admit(peer, config.clients.connections, self.slots.available_permits()) {
             PeerAdmission::Admitted(peer_slot) => self.serve_admitted(open, peer, Some(peer_slot), slot),
             PeerAdmission::Refused => self.refuse(open, peer, "clients.connections"),
@@ -165,10 +167,11 @@ impl ConnectionServer {
                 if let Some(address) = search {
                     tokio::spawn(Arc::clone(&self.peers).evict_for_waiters(address));
                 }
-                let (this, timeout) = (self.clone(), config.server.header_timeout);
+                let this = self.clone();
+                let timeout = config.server.header_timeout;
                 let mut closing = self.closing.subscribe();
                 tokio::spawn(async move {
-                    // Meanwhile the first request waits in the kernel.
+                    // Meanwhile, the first request stays in the kernel's receive buffer.
                     let waiting = QueueWaitTimer::begin(QueueLabel::Connection);
                     let peer_slot = tokio::select! {
                         peer_slot = tokio::time::timeout(timeout, waiter) => peer_slot.ok().and_then(Result::ok),
@@ -228,8 +231,8 @@ impl ConnectionServer {
     fn refuse(&self, open: impl FnOnce() -> io::Result<TcpStream>, peer: IpAddr, reason: &'static str) {
         static REFUSED: LogThrottle = LogThrottle::new();
         if let Ok(stream) = open() {
-            // After an orderly close, the kernel would keep the connection until its client acknowledges the end, or
-            // for minutes. If this fails, the connection is gone.
+            // After an orderly close, the kernel would keep the connection for minutes, or until its client acknowledges
+            // the end. If the call fails, the connection has already ended.
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
@@ -261,7 +264,8 @@ impl ConnectionServer {
     }
 }
 
-/// Returns the memory that all connections of the address have taken; `None` where the address stands for many clients.
+/// Returns the memory that all connections of the address have taken. Returns `None` if the address stands for many
+/// clients.
 fn address_memory(peer_slot: Option<&PeerSlot>) -> Option<Arc<AddressMemory>> {
     peer_slot.map(|slot| Arc::clone(&slot.memory))
 }
@@ -280,7 +284,7 @@ struct ConnectionContext {
     metrics: metrics::OpenConnectionGuard,
     arriving: Arc<()>,
     memory: Arc<ConnectionMemory>,
-    /// Released before `slot`: the next connection that gets the slot must not find this one counted.
+    /// Released before `slot`. Otherwise the next connection that gets the slot could still find this one counted.
     peer_slot: Option<PeerSlot>,
     slot: Option<OwnedSemaphorePermit>,
 }
@@ -293,44 +297,27 @@ impl ConnectionContext {
         linger: oneshot::Receiver<LingeringSocket>,
         mut closing: watch::Receiver<bool>,
     ) {
-        let Self { snapshots, header_timeout, send_timeout, metrics: mut open_guard, .. } = self;
+        let Self { snapshots, header_timeout, send_timeout, metrics: mut open_guard, arriving, .. } = self;
         let activity = self.peer_slot.as_ref().map(|slot| Arc::clone(&slot.activity));
         // A tuple is dropped in order, even after a panic.
         let places = (self.peer_slot, self.slot);
         let mut connection = FastConnection::new(
             stream,
             SnapshotCache::new(snapshots.clone()),
-            self.peer,
+            PeerAccount { peer: self.peer, memory: self.memory, activity },
             self.unflushed_counter,
-            self.memory,
-            activity,
             header_timeout,
         );
         let signals = Arc::clone(&connection.signals);
         // hyper is used only from the first request that it has to answer. Its state is larger than the fast
         // connection's, and polling through it takes longer than the fast path needs to answer.
-        let mut arriving = Some(self.arriving);
-        let outcome = tokio::select! {
-            biased;
-            outcome = poll_fn(|context| connection.poll_fast_path(context)) => outcome,
-            () = wait_until_set(&mut closing) => {
-                // A client that was accepted just now may have sent a request that is not read yet.
-                let grace = if connection.is_new { FIRST_REQUEST_GRACE } else { Duration::ZERO };
-                match tokio::time::timeout(grace, poll_fn(|context| connection.poll_fast_path(context))).await {
-                    Ok(outcome) => outcome,
-                    Err(_elapsed) => {
-                        arriving = None;
-                        signals.request_close();
-                        poll_fn(|context| connection.poll_fast_path(context)).await
-                    }
-                }
+        let result = match run_fast_path(&mut connection, &mut closing, arriving).await {
+            Ok(FastPathEnd::HandOver) => {
+                let watchdog = Http2Watchdog::new(send_timeout, header_timeout);
+                // Boxed, because most connections never need this memory.
+                Box::pin(serve_with_hyper(connection, snapshots, closing, watchdog)).await
             }
-        };
-        drop(arriving);
-        let result = match outcome {
-            // Boxed, because most connections never need this memory.
-            Ok(true) => Box::pin(serve_with_hyper(connection, snapshots, closing, send_timeout, header_timeout)).await,
-            Ok(false) => {
+            Ok(FastPathEnd::Closed) => {
                 let result = connection.shutdown().await.map_err(Into::into);
                 drop(connection);
                 result
@@ -348,14 +335,36 @@ impl ConnectionContext {
             None if result.is_ok() => CloseReason::Ended,
             None => CloseReason::Error,
         });
-        // A connection that is closed to make room for others still sends its last response.
-        let sends_last_answer = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
-        drain_lingering(linger, result.is_err() && !sends_last_answer, send_timeout).await;
+        // A connection that is closed to make room for another one still sends its last response.
+        let sends_last_response = !has_timed_out && matches!(reason, Some(CloseReason::Evicted | CloseReason::Memory));
+        drain_lingering(linger, result.is_err() && !sends_last_response, send_timeout).await;
         drop(places);
         if let Err(error) = result {
             tracing::debug!(error, "connection ended");
         }
     }
+}
+
+/// Answers requests on the fast path until it can answer no more, or until the server shuts down. `arriving` is dropped
+/// when the first request can no longer arrive.
+async fn run_fast_path<S: Socket>(
+    connection: &mut FastConnection<S>,
+    closing: &mut watch::Receiver<bool>,
+    arriving: Arc<()>,
+) -> io::Result<FastPathEnd> {
+    tokio::select! {
+        biased;
+        end = poll_fn(|context| connection.poll_fast_path(context)) => return end,
+        () = wait_until_set(closing) => {}
+    }
+    // A client that was accepted just now may have sent a request that has not been read yet.
+    let grace = if connection.is_new { FIRST_REQUEST_GRACE } else { Duration::ZERO };
+    if let Ok(end) = tokio::time::timeout(grace, poll_fn(|context| connection.poll_fast_path(context))).await {
+        return end;
+    }
+    drop(arriving);
+    connection.signals.request_close();
+    poll_fn(|context| connection.poll_fast_path(context)).await
 }
 
 /// Returns true if the client received nothing for too long.

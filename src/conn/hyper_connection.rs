@@ -26,13 +26,14 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::fast_connection::{ConnectionSignals, FastConnection, wait_until_set};
+use super::fast_connection::FastConnection;
 use super::header_filter::strip_unread_headers;
 use super::http2::memory::{
     ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES,
 };
 use super::http2::watchdog::{Http2Watchdog, StreamTracker, TrackedBytes};
 use super::serving_snapshot::ServingSnapshot;
+use super::signals::{ConnectionSignals, wait_until_set};
 use super::socket::Socket;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::CloseReason;
@@ -40,8 +41,8 @@ use crate::telemetry::metrics::CloseReason;
 /// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
 const MAX_MALFORMED_REQUESTS: usize = 16;
 
-/// Initial flow control window of a stream: bytes of a request body that the client may send at once. Requests have no
-/// body here; received bytes are dropped.
+/// Initial flow control window of a stream: bytes of a request body that the client may send at once. The server reads no
+/// request bodies and drops these bytes.
 const STREAM_WINDOW_BYTES: u32 = 8 << 10;
 
 /// Flow control window of an HTTP/2 connection for all request bodies together.
@@ -50,23 +51,37 @@ const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 /// Time to send GOAWAY before the connection is closed.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
+/// What the parts of a connection share that serve it with hyper.
+#[derive(Clone)]
+struct HyperSession {
+    peer: Option<IpAddr>,
+    signals: Arc<ConnectionSignals>,
+    memory: Arc<ConnectionMemory>,
+    watchdog: Arc<Http2Watchdog>,
+}
+
 /// Serves the rest of a connection with hyper, from the first request that the fast path does not answer. Over HTTP/2,
-/// the connection ends if its client takes nothing for a multiple of `stall_limit` or makes no request for
-/// `idle_limit`.
+/// `watchdog` decides when the connection must end because of its client.
 pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     fast_connection: FastConnection<S>,
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     mut closing: watch::Receiver<bool>,
-    stall_limit: Duration,
-    idle_limit: Duration,
+    watchdog: Arc<Http2Watchdog>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
-    let (peer, is_http2) = (fast_connection.peer, fast_connection.is_http2());
-    let watchdog = Http2Watchdog::new(stall_limit, idle_limit);
-    let (signals, memory) = (Arc::clone(&fast_connection.signals), Arc::clone(&fast_connection.memory));
-    let service = router_service(snapshots, peer, Arc::clone(&signals), Arc::clone(&watchdog), Arc::clone(&memory));
-    let hyper_builder = hyper_builder(idle_limit);
+    let is_http2 = fast_connection.is_http2();
+    let session = HyperSession {
+        peer: fast_connection.account.peer,
+        signals: Arc::clone(&fast_connection.signals),
+        memory: Arc::clone(&fast_connection.account.memory),
+        watchdog,
+    };
+    let hyper_builder = hyper_builder(session.watchdog.idle_limit);
+    let service = router_service(snapshots, session.clone());
     let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
-    let (mut is_closing, mut is_going_away, mut goaway_deadline) = (false, false, None);
+    let HyperSession { peer, signals, memory, watchdog } = session;
+    let mut is_closing = false;
+    let mut is_going_away = false;
+    let mut goaway_deadline = None;
     let reason = loop {
         tokio::select! {
             // hyper must come first: if it is shut down before it has seen a request, it never sees it.
@@ -83,13 +98,11 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
                 is_closing = true;
                 signals.request_close();
                 watchdog.begin_shutdown();
-                connection.as_mut().graceful_shutdown();
             }
             () = memory.wait_for_reclaim(), if is_http2 && !is_going_away && !is_closing => {
                 is_going_away = true;
                 goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
                 signals.set_close_reason(CloseReason::Evicted);
-                connection.as_mut().graceful_shutdown();
             }
             // The client ignores GOAWAY. The connection ends unless a request has just arrived.
             () = tokio::time::sleep_until(goaway_deadline.unwrap_or_else(Instant::now)), if goaway_deadline.is_some() => {
@@ -97,22 +110,21 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
                     break io::Error::other("others need the memory of this idle connection");
                 }
                 goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
+                continue;
             }
             reason = watchdog.wait_for_timeout(), if is_http2 => {
-                if matches!(reason, CloseReason::SendTimeout) {
-                    let text = "the client does not read the answers it requested";
-                    break io::Error::new(io::ErrorKind::TimedOut, text);
+                if reason == CloseReason::SendTimeout {
+                    break io::Error::new(io::ErrorKind::TimedOut, "the client does not read the answers it requested");
                 }
-                // A request may have been sent just now. If the client ignores GOAWAY, the connection becomes idle
-                // again.
+                // The client may just have sent a request. If it ignores GOAWAY, the connection becomes idle again.
                 if is_going_away {
                     break io::Error::other("the client makes no requests");
                 }
                 is_going_away = true;
                 signals.set_close_reason(CloseReason::Idle);
-                connection.as_mut().graceful_shutdown();
             }
         }
+        connection.as_mut().graceful_shutdown();
     };
     if !is_closing {
         // This sends two GOAWAY frames. The second, after a PING, tells an honest client which requests it can repeat.
@@ -125,23 +137,16 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
 /// Returns the service that hyper calls for each request: the router of the current snapshot.
 fn router_service(
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
-    peer: Option<IpAddr>,
-    signals: Arc<ConnectionSignals>,
-    watchdog: Arc<Http2Watchdog>,
-    memory: Arc<ConnectionMemory>,
+    session: HyperSession,
 ) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = Infallible, Future: Send + 'static> {
     service_fn(move |request: Request<Incoming>| {
-        signals.set_busy(true);
+        session.signals.set_busy(true);
         // Tells the fast path, when dropped, that hyper has the whole response or will never have it.
-        let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&signals), |signals| signals.set_busy(false));
-        let prepared = prepare_request(request, &watchdog, &memory).map(|(mut request, stream)| {
-            request.extensions_mut().insert(ConnectInfo(peer));
+        let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&session.signals), |signals| signals.set_busy(false));
+        let prepared = session.prepare_request(request).map(|(mut request, stream)| {
+            request.extensions_mut().insert(ConnectInfo(session.peer));
             (snapshots.borrow().router.clone().oneshot(request), stream)
         });
-        if prepared.as_ref().is_err_and(|status| *status == StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE) {
-            // A field may cost the client a single byte, and many fields take as much time as many requests.
-            memory.refuse(GoawayReason::TooManyFields);
-        }
         async move {
             let (response, stream) = match prepared {
                 Ok((response_future, stream)) => (response_future.await?, stream),
@@ -152,7 +157,7 @@ fn router_service(
     })
 }
 
-/// Logs that a connection is ended because others need its memory.
+/// Logs that a connection ends because other connections need its memory.
 fn log_ended_for_memory(peer: Option<IpAddr>, reason: GoawayReason) {
     static ENDED: LogThrottle = LogThrottle::new();
     if let Some(suppressed) = ENDED.allow() {
@@ -176,37 +181,41 @@ async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, m
     .await
 }
 
-/// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too much.
-fn prepare_request(
-    request: Request<Incoming>,
-    watchdog: &Arc<Http2Watchdog>,
-    memory: &Arc<ConnectionMemory>,
-) -> Result<(Request<Body>, Option<Arc<StreamTracker>>), StatusCode> {
-    if request.version() != Version::HTTP_2 {
-        let mut request = request.map(Body::new);
-        if strip_unread_headers(request.headers_mut()) {
-            // The copy frees the buffer of the head, of which only the URI is left.
-            if let Some(uri) = copy_uri(request.uri()) {
-                *request.uri_mut() = uri;
+impl HyperSession {
+    /// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too
+    /// much.
+    fn prepare_request(
+        &self,
+        request: Request<Incoming>,
+    ) -> Result<(Request<Body>, Option<Arc<StreamTracker>>), StatusCode> {
+        if request.version() != Version::HTTP_2 {
+            let mut request = request.map(Body::new);
+            if strip_unread_headers(request.headers_mut()) {
+                // After the copy, nothing refers to the buffer of the head, and it is freed.
+                if let Some(uri) = copy_uri(request.uri()) {
+                    *request.uri_mut() = uri;
+                }
             }
+            return Ok((request, None));
         }
-        return Ok((request, None));
+        // Drop the body, if there is one. Otherwise hyper keeps what it has received of it.
+        let (mut parts, _body) = request.into_parts();
+        // hyper's URI is a slice of the receive buffer and would keep all of it.
+        if let Some(uri) = copy_uri(&parts.uri) {
+            parts.uri = uri;
+        }
+        // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
+        let cookies = parts.headers.get_all(COOKIE).iter().count();
+        if parts.headers.len() - cookies.min(MAX_UNCOUNTED_COOKIES) > MAX_FIELDS {
+            // A field may cost the client a single byte, and many fields take as much time as many requests.
+            self.memory.refuse(GoawayReason::TooManyFields);
+            return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
+        }
+        let stream_memory = self.memory.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
+        let stream = self.watchdog.track(Some(stream_memory));
+        strip_unread_headers(&mut parts.headers);
+        Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
     }
-    // Drop the body, if there is one: otherwise hyper keeps what has been received of it.
-    let (mut parts, _body) = request.into_parts();
-    // hyper's URI is a slice of the receive buffer and would keep all of it.
-    if let Some(uri) = copy_uri(&parts.uri) {
-        parts.uri = uri;
-    }
-    // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
-    let cookies = parts.headers.get_all(COOKIE).iter().count();
-    if parts.headers.len() - cookies.min(MAX_UNCOUNTED_COOKIES) > MAX_FIELDS {
-        return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
-    }
-    let stream_memory = memory.open_stream(&parts).ok_or(StatusCode::SERVICE_UNAVAILABLE)?;
-    let stream = watchdog.track(Some(stream_memory));
-    strip_unread_headers(&mut parts.headers);
-    Ok((Request::from_parts(parts, Body::empty()), Some(stream)))
 }
 
 /// Copies a URI into memory of its own.
@@ -238,10 +247,8 @@ impl http_body::Body for TrackedBody {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<TrackedBytes>, axum::Error>>> {
         let frame = ready!(Pin::new(&mut self.body).poll_frame(context));
-        Poll::Ready(
-            frame
-                .map(|frame| frame.map(|frame| frame.map_data(|bytes| TrackedBytes::new(bytes, self.stream.as_ref())))),
-        )
+        let track = |frame: Frame<Bytes>| frame.map_data(|bytes| TrackedBytes::new(bytes, self.stream.as_ref()));
+        Poll::Ready(frame.map(|result| result.map(track)))
     }
 
     fn is_end_stream(&self) -> bool {
@@ -267,8 +274,9 @@ fn hyper_builder(ping_timeout: Duration) -> Builder<TokioExecutor> {
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
         // The minimum (RFC 9113, section 6.9.2).
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        // Makes a WebSocket handshake a request that gets a response. Without it the stream is refused, and what
-        // follows on it is a connection error for all other clients of a proxy (RFC 8441, section 3).
+        // With this, a WebSocket handshake is a request that gets a response. Without it, hyper refuses the stream. Frames
+        // that follow on the stream are then a connection error, which also ends the requests of all other clients of a
+        // proxy (RFC 8441, section 3).
         .enable_connect_protocol()
         .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
         .keep_alive_interval(Some(ping_timeout))

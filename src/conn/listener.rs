@@ -19,9 +19,9 @@ use crate::runtime::off_thread::off_thread;
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics;
 
-/// Maximum number of connections that wait to be accepted; the system has a limit of its own (`net.core.somaxconn`).
-/// Beyond it clients retry after a second. The runtime's default of 128 is too low: that many arrive within a moment
-/// when a viewer's proxy restarts.
+/// Maximum number of connections that wait to be accepted. The system has a limit of its own (`net.core.somaxconn`).
+/// Clients beyond the limit retry after a second. The runtime's default of 128 is too low: more connections arrive at
+/// once when a viewer's proxy restarts.
 const ACCEPT_BACKLOG: i32 = 2048;
 
 /// Size of a receive buffer in bytes. The kernel doubles it for the overhead of its packets (socket(7), `SO_RCVBUF`).
@@ -33,6 +33,7 @@ const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
 /// Longest time at shutdown to accept the waiting connections if slots or descriptors are short.
 const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
+/// A listening socket.
 #[derive(Debug)]
 pub(crate) enum Listener {
     Tcp(TcpListener),
@@ -48,7 +49,7 @@ impl Listener {
         match listen {
             ListenAddress::Tcp(address) => {
                 let listener = TcpListener::bind(address).await.and_then(|listener| {
-                    // Accepted sockets inherit it. Requests are short, and unread data takes kernel memory.
+                    // Accepted sockets inherit this size. Requests are short, and unread data takes kernel memory.
                     sockopt::set_socket_recv_buffer_size(&listener, RECEIVE_BUFFER_BYTES)?;
                     rustix::net::listen(&listener, ACCEPT_BACKLOG)?;
                     Ok(Self::Tcp(listener))
@@ -109,7 +110,7 @@ impl Listener {
     /// Stops listening. Serves the connections that the system has accepted so far: their clients do not know of the
     /// shutdown.
     pub(crate) async fn close(self, connections: &ConnectionServer) {
-        // Asks the system itself, because the runtime knows only of the connections that it was notified of.
+        // `std` asks the system, while the runtime knows only the connections of which it was notified.
         match self {
             Self::Tcp(listener) => {
                 let Ok(listener) = listener.into_std() else { return };
@@ -160,7 +161,7 @@ fn serve_tcp(
     peer: SocketAddr,
     slot: Option<OwnedSemaphorePermit>,
 ) {
-    // Small responses must not wait for the acknowledgement of the previous one.
+    // A small response must not wait for the acknowledgement of the previous one.
     let _ = stream.set_nodelay(true);
     connections.serve_tcp(|| TcpStream::from_std(stream), peer.ip().to_canonical(), slot);
 }

@@ -1,5 +1,5 @@
-//! A socket that writes as much as its [`SendQueue`] allows, and gives back the memory of bytes that the client has
-//! taken.
+//! A socket that writes only as much as its [`SendQueue`] allows. It gives back the memory of bytes that the client has
+//! received.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -23,19 +23,19 @@ use crate::telemetry::log_throttle::LogThrottle;
 /// Shortest and longest pause before a connection with a full send queue tries again.
 const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
 
-/// Time without received bytes after which a connection checks its send queue. Each read postpones the timer, because a
-/// timer that fires wakes the thread. With timers of 50 ms that were not postponed, 80 connections that took answers of
-/// 32 KiB used 9 % more processor time for each response.
+/// Time without received bytes after which a connection checks its send queue. Each read postpones the check, because a
+/// timer that fires wakes the thread. With timers of 50 ms that were not postponed, 80 connections that received
+/// responses of 32 KiB used 9 % more processor time for each response.
 const RELEASE_DELAY: Duration = Duration::from_millis(250);
 
 /// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
 const DRAIN_BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-/// Longest wait for the acknowledgement of the end of the stream, once all bytes are acknowledged. Then the connection
-/// is discarded: the kernel would keep it for minutes, with 6 KiB that no pool counts.
+/// Longest wait for the acknowledgement of the end of the stream, once all bytes are acknowledged. Afterwards the
+/// connection is reset. The kernel would keep it for minutes, with 6 KiB of memory that no pool counts.
 const FIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A tokio socket, with what its send queue has taken from the pool.
+/// A tokio socket, and the memory that its send queue has taken from the pool.
 #[derive(Debug)]
 pub(super) struct MeteredSocket<S: TokioSocket> {
     /// `None` once dropped.
@@ -46,16 +46,17 @@ pub(super) struct MeteredSocket<S: TokioSocket> {
     release_timer: Option<Pin<Box<Sleep>>>,
     /// True if bytes were received since [`Self::release_timer`] was set.
     has_received: bool,
-    /// True if the send queue has outgrown its part of the pool. The connection fails then.
+    /// True if the send queue has outgrown its part of the pool. All further calls then fail.
     has_outgrown: bool,
-    /// Where the socket goes when this is dropped, to be [drained](drain_lingering). `None` once dropped.
+    /// Channel that receives the socket when this is dropped, so that the socket is [drained](drain_lingering). `None`
+    /// once dropped.
     linger: Option<oneshot::Sender<LingeringSocket>>,
 }
 
 /// A metered socket whose writes fail if the client takes nothing for too long.
 pub(super) type TimedSocket<S> = Pin<Box<TimeoutStream<MeteredSocket<S>>>>;
 
-/// A socket to which no more bytes are written.
+/// A socket to which no more bytes are written, but whose send queue may not be empty.
 #[derive(Debug)]
 pub(super) struct LingeringSocket {
     socket: OwnedFd,
@@ -64,18 +65,18 @@ pub(super) struct LingeringSocket {
 }
 
 impl LingeringSocket {
-    /// Gives back the memory of bytes that the client has taken in the meantime. Returns how many are left in the
-    /// queue, or `None` if it has [outgrown its grant](SendQueue::settle).
+    /// Gives back the memory of bytes that the client has received. Returns the number of bytes that are left in the
+    /// queue, or `None` if the queue has [outgrown its grant](SendQueue::settle).
     fn release_drained(&self) -> Option<usize> {
         let queued = send_queue_bytes(self.socket.as_fd(), self.is_tcp).unwrap_or(0);
         self.queue.settle(queued).then_some(queued)
     }
 }
 
-/// Takes the socket of a connection that has been dropped. Sends the end of the stream, and waits until the client has
-/// acknowledged it and the rest of a response: for at most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then
-/// discards the connection, because the kernel would keep any number of closed sockets for minutes. A connection that
-/// was `is_aborted` is discarded at once if bytes are left or the client has hung up.
+/// Ends a connection whose [`MeteredSocket`] has been dropped. Sends the end of the stream, and waits until the client
+/// has acknowledged all bytes and the end: for at most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then resets
+/// the connection, because the kernel would keep any number of closed sockets for minutes. If the connection `is_aborted`,
+/// and bytes are left or the client has hung up, resets it at once.
 pub(super) async fn drain_lingering(
     mut linger: oneshot::Receiver<LingeringSocket>,
     is_aborted: bool,
@@ -86,11 +87,12 @@ pub(super) async fn drain_lingering(
     if is_aborted && (!is_empty || has_hung_up(&lingering.socket)) {
         return set_reset_on_close(&lingering.socket);
     }
-    // The end of the stream counts in the queue until the client acknowledges it. If this fails, the connection is
-    // gone.
+    // The end of the stream counts in the queue until the client acknowledges it. If the call fails, the connection has
+    // already ended.
     let _ = shutdown(&lingering.socket, Shutdown::Write);
     let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
-    let (deadline, [mut pause, max_pause]) = (Instant::now() + timeout, DRAIN_BACKOFF);
+    let deadline = Instant::now() + timeout;
+    let [mut pause, max_pause] = DRAIN_BACKOFF;
     let max_pause = if is_empty { FIN_TIMEOUT / 4 } else { max_pause };
     loop {
         match lingering.release_drained() {
@@ -133,13 +135,14 @@ impl<S: TokioSocket> MeteredSocket<S> {
         self.socket.as_ref().filter(|_| !self.has_outgrown).ok_or_else(closed_error)
     }
 
-    /// Returns the socket for a poll, even if its queue has outgrown its part: the kernel has shut it down then.
+    /// Returns the socket for a poll, even if its queue has outgrown its part of the pool. The kernel has then shut the
+    /// socket down, and polls fail.
     fn pin_socket(&mut self) -> io::Result<Pin<&mut S>> {
         self.socket.as_mut().map(Pin::new).ok_or_else(closed_error)
     }
 
-    /// Writes some of `wanted` bytes with `write`, which gets the number of bytes that it may write and returns the
-    /// number that it wrote. Does not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] does.
+    /// Writes some of `wanted` bytes with `write`, which gets the number of bytes that it may write and returns the number
+    /// that it has written. Does not wait. After `WouldBlock`, [`AsyncWrite::poll_write`] waits.
     pub(super) fn try_to_write(
         &self,
         wanted: usize,
@@ -149,8 +152,8 @@ impl<S: TokioSocket> MeteredSocket<S> {
         let allowed = self.queue.allow(socket, wanted);
         if allowed == 0 && wanted > 0 {
             if S::IS_TCP {
-                // With the cork, the kernel would hold a partial packet for 0.2 s, and the next write would wait until
-                // it is sent.
+                // With the cork, the kernel would hold back a partial packet for 0.2 s, and the next write would wait
+                // until the packet is sent.
                 let _ = sockopt::set_tcp_cork(socket, false);
             }
             return Err(io::ErrorKind::WouldBlock.into());
@@ -160,8 +163,8 @@ impl<S: TokioSocket> MeteredSocket<S> {
         written
     }
 
-    /// Ready with how many of `wanted` bytes may be written. If `wanted` is 0, ready when [`Self::try_to_write`] would
-    /// write some of any number of bytes.
+    /// Ready with the number of bytes, of `wanted`, that may be written. If `wanted` is 0, ready when
+    /// [`Self::try_to_write`] would write some bytes.
     fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         let [min_pause, max_pause] = WRITE_BACKOFF;
         loop {
@@ -182,7 +185,8 @@ impl<S: TokioSocket> MeteredSocket<S> {
         }
     }
 
-    /// Gives back the memory of bytes that the client has taken, if the connection has received nothing for a while.
+    /// Gives back the memory of bytes that the client has received, if the connection has received nothing for
+    /// [`RELEASE_DELAY`].
     pub(super) fn poll_release(&mut self, context: &mut Context<'_>) {
         while self.queue.has_grant() {
             let sleep = self.release_timer.get_or_insert_with(|| Box::pin(tokio::time::sleep(RELEASE_DELAY)));
@@ -216,7 +220,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
         }
     }
 
-    /// Records that `write` has written some of `allowed` bytes.
+    /// Records the number of bytes, of `allowed`, that `write` has written.
     fn record_write(
         &mut self,
         context: &mut Context<'_>,
@@ -243,8 +247,7 @@ impl<S: TokioSocket> AsyncRead for MeteredSocket<S> {
         }
         self.has_received = true;
         if self.queue.has_grant() && self.queue.pool.is_under_pressure() {
-            // Most clients have taken a response before they send the next request. The next response may take some
-            // time.
+            // Most clients have received a response before they send the next request, whose response may take some time.
             self.release_drained();
         }
         read
@@ -283,12 +286,14 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.pin_socket()?.poll_flush(context))?;
-        // An HTTP/2 connection reads first and then writes, so no read follows that would check the last write.
+        // An HTTP/2 connection first reads and then writes, so no read follows that would check the queue after the last
+        // write.
         self.poll_release(context);
         Poll::Ready(Ok(()))
     }
 
-    /// Leaves the end of a TCP stream to [`drain_lingering`], which must know if other bytes are in the queue.
+    /// Only flushes a TCP socket. [`drain_lingering`] sends the end of the stream, after it has checked whether the queue
+    /// is empty.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let socket = self.pin_socket()?;
         if S::IS_TCP { socket.poll_flush(context) } else { socket.poll_shutdown(context) }
@@ -302,11 +307,11 @@ impl<S: TokioSocket> Drop for MeteredSocket<S> {
             return;
         }
         let empty = SendQueue::new(&self.queue.pool, None);
-        // If this fails, the connection is gone.
+        // If the call fails, the connection has already ended.
         let Ok(socket) = socket.into_fd() else { return };
         let queue = std::mem::replace(&mut self.queue, empty);
         if let Some(linger) = self.linger.take() {
-            // If no task waits for it, the kernel keeps the socket until the client has acknowledged all bytes.
+            // If no task receives the socket, the kernel keeps it until the client has acknowledged all bytes.
             drop(linger.send(LingeringSocket { socket, is_tcp: S::IS_TCP, queue }));
         }
     }
@@ -314,7 +319,7 @@ impl<S: TokioSocket> Drop for MeteredSocket<S> {
 
 /// Makes the kernel discard the remaining bytes when the socket is closed.
 fn set_reset_on_close(socket: &impl AsFd) {
-    // If this fails, the connection is gone and has no bytes left.
+    // If the call fails, the connection has already ended and has no bytes left.
     let _ = sockopt::set_socket_linger(socket, Some(Duration::ZERO));
 }
 
@@ -393,7 +398,6 @@ mod tests {
         send_queue_bytes(socket.socket().unwrap().as_fd(), true).unwrap()
     }
 
-    /// The queue is never drained.
     #[tokio::test]
     async fn an_empty_write_waits_as_long_as_a_large_write() {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 0, CONNECTION_DIVISOR));
@@ -521,7 +525,8 @@ mod tests {
         let pool = Arc::new(DynamicThresholdPool::new(ConnectionPoolLabel::Sockets, 1 << 22, CONNECTION_DIVISOR));
         let (linger_tx, linger) = oneshot::channel();
         let (mut socket, mut reader, address_memory) = pair_of_address(&pool, linger_tx).await;
-        let (mut sent, data) = (0, vec![0; 1 << 16]);
+        let data = vec![0; 1 << 16];
+        let mut sent = 0;
         while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
             sent += count.unwrap();
         }
@@ -544,7 +549,7 @@ mod tests {
         while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
             count.unwrap();
         }
-        // The pool is taken by others, and the queue is far larger than what the connection is granted.
+        // Other connections take the pool, and the queue is far larger than the grant of the connection.
         drop(std::mem::replace(&mut socket.queue, SendQueue::new(&pool, Some(Arc::default()))));
         let others: Vec<_> = (0..60).map(|_| SendQueue::new(&pool, Some(Arc::default()))).collect();
         for queue in &others {
@@ -579,7 +584,8 @@ mod tests {
         for (timeout, is_reset) in [(Duration::from_millis(50), true), (Duration::from_secs(30), false)] {
             let (linger_tx, linger) = oneshot::channel();
             let (mut socket, mut reader, _) = pair_of_address(&pool, linger_tx).await;
-            let (mut sent, data) = (0, vec![0; 1 << 16]);
+            let data = vec![0; 1 << 16];
+            let mut sent = 0;
             while let Ok(count) = tokio::time::timeout(Duration::from_millis(20), socket.write(&data)).await {
                 sent += count.unwrap();
             }

@@ -11,6 +11,7 @@ mod peers;
 mod reply_writer;
 mod send_queue;
 mod serving_snapshot;
+mod signals;
 mod so_meminfo;
 mod socket;
 mod threshold_pool;

@@ -1,8 +1,8 @@
-//! Limits the connections and the memory of each address, so that no address takes them all.
+//! Limits of the connections and the memory of each address, so that no address takes all of them.
 //!
-//! If an address exceeds its number of connections, its connection that has been idle longest is evicted for the new
-//! one: clients such as the JDK's forget connections and open others. If none is idle, the new one waits until one
-//! ends.
+//! If an address exceeds its number of connections, the one that has been idle longest is evicted for the new one.
+//! Clients such as the JDK's forget open connections and open new ones. If no connection is idle, the new one waits until
+//! another one ends.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -19,19 +19,20 @@ use tokio::time::Instant;
 use super::threshold_pool::AddressMemory;
 use crate::http;
 
-/// An address has at most this many times the connections that are still free. A single address gets three quarters of
-/// all. Many addresses get equal parts, with some left for the next (a dynamic threshold, as in
-/// [`super::threshold_pool`]).
+/// An address may have at most this many times as many connections as are still free: a dynamic threshold, as in
+/// [`super::threshold_pool`]. A single address gets three quarters of all connections. Many addresses get equal parts,
+/// and leave some to the next address.
 const FREE_MULTIPLE: usize = 3;
 
-/// Shortest time without a request after which a connection may be evicted for another. A client that sends one request
-/// after another sends the next one sooner.
+/// Shortest time without a request after which a connection may be evicted for another one. A client that sends requests
+/// one after the other makes shorter pauses.
 const MIN_IDLE: Duration = Duration::from_millis(100);
 
-/// The same for a connection that has had no request: a client may open hundreds before it uses the first.
+/// Shortest time after which a connection that has had no request may be evicted. A client may open hundreds of
+/// connections before it uses the first.
 const MIN_IDLE_BEFORE_FIRST_REQUEST: Duration = Duration::from_secs(5);
 
-/// Interval of searches for idle connections while others wait for a slot.
+/// Interval of the searches for idle connections while new connections wait for a slot.
 const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Addresses that have connections.
@@ -57,7 +58,8 @@ struct PeerState {
 #[derive(Debug)]
 pub(super) enum PeerAdmission {
     Admitted(PeerSlot),
-    /// It waits for a slot. If it holds an address, the caller must run [`Peers::evict_for_waiters`] for it.
+    /// The connection waits for a slot, which the receiver gets. If there is an address, the caller must run
+    /// [`Peers::evict_for_waiters`] for that address.
     Queued(oneshot::Receiver<PeerSlot>, Option<IpAddr>),
     Refused,
 }
@@ -68,9 +70,9 @@ impl Peers {
         Arc::new(Self { addresses: Mutex::default(), epoch, last_id: AtomicU64::new(0) })
     }
 
-    /// Decides about a connection from `address`, which may have `max_connections`, or any number if that is 0. An IPv6
-    /// network of 64 bits counts as one address. `free` connections of all addresses, not counting this one, are left:
-    /// however many an address may have, others get some.
+    /// Decides about a new connection from `address`. The address may have `max_connections` connections, or any number
+    /// if that is 0. An IPv6 network of 64 bits counts as one address. `free` is the number of connections that are left
+    /// to all addresses after this one, which also limits the connections of the address.
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr, max_connections: usize, free: usize) -> PeerAdmission {
         let (max_served, max_served_or_queued) = match max_connections {
             0 => (usize::MAX, usize::MAX),
@@ -104,7 +106,7 @@ impl Peers {
         PeerSlot { peers: Arc::clone(self), address, id, activity, memory: Arc::clone(&peer.memory) }
     }
 
-    /// Evicts idle connections of `address` while other connections of it wait for a slot.
+    /// Evicts idle connections of `address` while new connections of that address wait for a slot.
     pub(super) async fn evict_for_waiters(self: Arc<Self>, address: IpAddr) {
         loop {
             tokio::time::sleep(EVICTION_INTERVAL).await;
@@ -134,7 +136,8 @@ impl Peers {
             }
             next
         };
-        // A waiter may give up at this moment. Then its slot is dropped here and passed on, which takes the lock.
+        // Sent without the lock: if the waiter has just given up, the slot is dropped here and passed on to the next
+        // waiter, which takes the lock.
         if let Some((waiter, slot)) = next.take() {
             drop(waiter.send(slot));
         }
@@ -165,7 +168,7 @@ impl PeerState {
     }
 }
 
-/// Slot of one connection among those of its address, until dropped.
+/// Slot of one connection among those of its address. Dropping it frees the slot.
 #[derive(Debug)]
 pub(super) struct PeerSlot {
     peers: Arc<Peers>,
@@ -182,7 +185,7 @@ impl Drop for PeerSlot {
     }
 }
 
-/// Tracks whether a connection is idle, and whether it is evicted for another one.
+/// Tracks since when a connection has been idle, and whether it is evicted for another one.
 #[derive(Debug)]
 pub(super) struct IdleTracker {
     epoch: Instant,
@@ -198,8 +201,8 @@ impl IdleTracker {
     }
 
     /// Records that the connection has been idle since `since`. A connection that has received nothing yet (`is_new`)
-    /// counts as idle later, so that its client has time for its first request. Returns true if the connection is
-    /// evicted; otherwise the task is woken when it is.
+    /// counts as idle only later, so that its client has time for the first request. Returns true if the connection is
+    /// evicted. Otherwise, an eviction wakes the task.
     pub(super) fn poll_idle(&self, since: Instant, is_new: bool, context: &Context<'_>) -> bool {
         self.waker.register(context.waker());
         let since = if is_new { since + MIN_IDLE_BEFORE_FIRST_REQUEST.saturating_sub(MIN_IDLE) } else { since };
@@ -290,9 +293,9 @@ mod tests {
         let admit = || peers.admit(address, 2, 1);
         let mut slots: Vec<_> = (0..2).map(|_| admit_slot(&peers, "192.0.2.1", 2).unwrap()).collect();
         let mut waiting = Vec::new();
-        for n in 0..4 {
+        for number in 0..4 {
             let PeerAdmission::Queued(receiver, search) = admit() else { panic!("the connection is not queued") };
-            assert_eq!(search.is_some(), n == 0);
+            assert_eq!(search.is_some(), number == 0);
             search.map(|address| tokio::spawn(Arc::clone(&peers).evict_for_waiters(address)));
             waiting.push(receiver);
         }
@@ -316,7 +319,9 @@ mod tests {
     /// Returns how many of 100 connections each of `addresses` gets if they connect in turn and each may have
     /// `configured`.
     fn connection_counts(addresses: usize, configured: usize) -> Vec<usize> {
-        let (peers, mut free, mut slots) = (Peers::new(Instant::now()), 100, vec![Vec::new(); addresses]);
+        let peers = Peers::new(Instant::now());
+        let mut free = 100;
+        let mut slots = vec![Vec::new(); addresses];
         for _ in 0..100 {
             for (n, address_slots) in slots.iter_mut().enumerate() {
                 let address = IpAddr::from([192, 0, 2, u8::try_from(n).unwrap()]);

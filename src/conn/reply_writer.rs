@@ -1,4 +1,4 @@
-//! Sends a response of the fast path: head and body in one write, or a file's body by the kernel.
+//! Sends a reply of the fast path: head and body in one write, or the body of a file with `sendfile`.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -8,7 +8,7 @@ use std::task::{Context, Poll, ready};
 use super::socket::Socket;
 use crate::fastpath::{Reply, ReplyBody};
 
-/// A response of the fast path that is being sent.
+/// A reply that is being sent.
 pub(super) struct ReplyWriter {
     reply: Reply,
     head_sent: usize,
@@ -49,7 +49,7 @@ impl ReplyWriter {
         flushed
     }
 
-    /// Sends some of what is left and returns how many bytes. A file that cannot be sent to its end is logged and
+    /// Sends some of the remaining bytes and returns their number. A file that cannot be sent to its end is logged and
     /// counted.
     pub(super) fn poll_send(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let sent = match self.reply.body {
@@ -88,7 +88,7 @@ impl ReplyWriter {
         }
     }
 
-    /// Sends the head, the body without its last byte, and that byte. They fill packets as if they were sent at once.
+    /// Sends the head, the body without its last byte, and the last byte. The cork lets the three share packets.
     fn poll_file(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let ReplyBody::File(file) = &self.reply.body else { return Poll::Ready(Ok(0)) };
         let head = self.remaining_head();
@@ -97,7 +97,7 @@ impl ReplyWriter {
                 self.prefetch = Some(Box::pin(file.prefetch(self.body_sent)));
             }
             let prefetched =
-                self.prefetch.as_mut().map_or(Poll::Ready(Ok(())), |fetching| fetching.as_mut().poll(context));
+                self.prefetch.as_mut().map_or(Poll::Ready(Ok(())), |reading| reading.as_mut().poll(context));
             let prefetched = ready!(prefetched);
             self.prefetch = None;
             if let Err(error) = prefetched {
@@ -117,7 +117,7 @@ impl ReplyWriter {
         };
         match sent {
             Ok(0) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-            // A write of no bytes waits until the socket takes some, or its time is over.
+            // A write of no bytes waits until the socket takes some, or fails after the write timeout.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Pin::new(stream).poll_write(context, &[]).map_ok(|_| 0)
             }

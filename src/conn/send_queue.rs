@@ -1,10 +1,10 @@
-//! The kernel's send queue of one connection, charged to a pool that limits all send queues together.
+//! The kernel's send queue of one connection, whose memory is taken from a pool for all send queues.
 //!
-//! The kernel lets every connection's queue grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB, if its client reads slowly.
+//! If a client reads slowly, the kernel lets the queue of its connection grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB.
 //! Here each queue always has [`UNPOOLED_BYTES`], and the rest comes from a pool. The connections of an address hold at
-//! most as much of it as is still free, so a client that takes nothing on many connections leaves some to others. A
-//! connection gets at most a quarter of what its address may take: a single one has an eighth of the pool and is not
-//! throttled, however distant its client is.
+//! most as much of the pool as is still free. A client that takes nothing on many connections thus leaves some of it to
+//! other clients. A connection gets at most a quarter of what its address may take. A single connection can have an
+//! eighth of the pool and is not slowed down, even if its client is distant.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -13,7 +13,8 @@ use super::so_meminfo::send_queue_bytes;
 use super::socket::TokioSocket;
 use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 
-/// Kernel memory of a send queue that is not taken from the pool.
+/// Kernel memory of a send queue that is not taken from the pool. A small response fits, so most connections never use
+/// the pool.
 pub(super) const UNPOOLED_BYTES: usize = 4 << 10;
 
 /// A connection holds at most what its address may still take, divided by this.
@@ -22,30 +23,31 @@ pub(super) const CONNECTION_DIVISOR: usize = 3;
 /// Memory of a packet in addition to its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_OVERHEAD_BYTES: usize = 1280;
 
-/// Segments of fewer bytes are small. Every common link has longer ones: 1,220 bytes are the least of IPv6.
+/// Segments of fewer bytes count as small. Common links have longer segments: those of IPv6 have at least 1,220 bytes.
 const SMALL_SEGMENT_BYTES: usize = 1000;
 
-/// Kernel memory of a segment in addition to its bytes, if a client acknowledges every other segment: the kernel then
-/// splits what it has queued.
+/// Kernel memory of a segment in addition to its bytes. A client that acknowledges every other segment makes the kernel
+/// split its queue into segments.
 const SEGMENT_OVERHEAD_BYTES: usize = 1024;
 
-/// If the pool has nothing for a queue that grows, the queue may exceed its grant by this part of the grant, and by
+/// Part of its grant by which a queue may exceed the grant if the pool has nothing left (1/2), in addition to
 /// [`GROWTH_BYTES`]. The queue of an honest client grows by up to a third, because the kernel splits long packets.
 const GROWTH_DIVISOR: usize = 2;
 
-/// Growth of a queue that is always allowed.
+/// Number of bytes by which a queue may always exceed its grant.
 const GROWTH_BYTES: usize = 2 * UNPOOLED_BYTES;
 
-/// Smaller writes wait, except for the last bytes of a response. Otherwise a nearly full queue would be filled a few
+/// Minimum size of a write, except of the last bytes of a response. Otherwise a nearly full queue would be filled a few
 /// bytes at a time.
 const MIN_WRITE_BYTES: usize = 1 << 10;
 
-/// Largest queue whose size the kernel is not asked for while little of the pool is taken. Instead, all bytes written
-/// since the last measurement count as queued. Asking the kernel for each response of 2 KB took 5 % of the response's
-/// time.
+/// Largest queue that is not measured while little of the pool is taken. Instead, all bytes written since the last
+/// measurement count as queued. Asking the kernel for each response of 2 KB took 5 % of the response's time.
 const UNMEASURED_BYTES: usize = 64 << 10;
 
-/// A socket's send queue and the bytes of the pool that are granted to it. Dropping it returns them.
+/// A socket's send queue and its grant: the bytes that it has taken from the pool. Dropping this returns them.
+///
+/// Relaxed ordering is enough for the counters, because one thread at a time uses a connection.
 #[derive(Debug)]
 pub(super) struct SendQueue {
     pub(super) pool: Arc<DynamicThresholdPool>,
@@ -54,26 +56,32 @@ pub(super) struct SendQueue {
     /// Upper bound of the kernel memory that the queue takes.
     queued_bytes: AtomicUsize,
     granted_bytes: AtomicUsize,
-    /// Bytes of a segment, if these are so few that the client can multiply what the queue takes; otherwise `None`.
+    /// Length of a segment if segments are small; otherwise `None`. With small segments, a client can multiply the memory
+    /// of the queue.
     small_segment_bytes: Option<usize>,
 }
 
 impl SendQueue {
-    /// Creates the empty queue of a connection, whose grants also count in the memory of its address.
+    /// Creates the empty queue of a connection. Its grant also counts in the memory of its address.
     pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Self {
-        let (queued_bytes, granted_bytes) = (AtomicUsize::new(0), AtomicUsize::new(0));
-        Self { pool: Arc::clone(pool), address_memory, queued_bytes, granted_bytes, small_segment_bytes: None }
+        Self {
+            pool: Arc::clone(pool),
+            address_memory,
+            queued_bytes: AtomicUsize::new(0),
+            granted_bytes: AtomicUsize::new(0),
+            small_segment_bytes: None,
+        }
     }
 
-    /// Sets how long the connection's segments are. If they are small, each counts with what the kernel needs for it
-    /// alone, and counts until the queue is empty.
+    /// Sets the length of the connection's segments. If they are small, each counts with the memory that the kernel needs
+    /// for a segment alone, until the queue is empty.
     pub(super) fn with_segments(mut self, bytes: Option<usize>) -> Self {
         self.small_segment_bytes = bytes.map(|bytes| bytes.max(1)).filter(|bytes| *bytes < SMALL_SEGMENT_BYTES);
         self
     }
 
-    /// Returns how many of `wanted` bytes may be written now. 0 means that the queue is full until `socket` has sent
-    /// some of it.
+    /// Returns the number of bytes, of `wanted`, that may be written now. 0 means that the queue is full until `socket`
+    /// has sent some of it.
     pub(super) fn allow<S: TokioSocket>(&self, socket: &S, wanted: usize) -> usize {
         let cost = self.kernel_cost(wanted);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
@@ -99,8 +107,8 @@ impl SendQueue {
         if allowed < self.min_write_bytes() { 0 } else { allowed.min(wanted) }
     }
 
-    /// Takes up to `wanted` bytes more than are `granted` and returns the new grant. Threads that take memory for the
-    /// same address at the same time may exceed its share slightly.
+    /// Takes up to `wanted` bytes in addition to those `granted` and returns the new grant. Threads that take memory for
+    /// the same address at the same time may exceed its share slightly.
     pub(super) fn grant(&self, granted: usize, wanted: usize) -> usize {
         let address_bytes = self.address_memory.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
         let added_bytes = self.pool.take_up_to(address_bytes, granted, wanted);
@@ -110,12 +118,12 @@ impl SendQueue {
         self.granted_bytes.fetch_add(added_bytes, Ordering::Relaxed) + added_bytes
     }
 
-    /// Asks the kernel for the size of the queue. If the kernel does not tell, the queue counts as empty.
+    /// Asks the kernel for the size of the queue. If the kernel does not report it, the queue counts as empty.
     pub(super) fn measure<S: TokioSocket>(&self, socket: &S) -> usize {
         self.record_queued(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
     }
 
-    /// Records the size of the queue as the kernel tells it. Returns how much of it counts.
+    /// Records the size of the queue that the kernel reports. Returns the size that counts.
     fn record_queued(&self, bytes: usize) -> usize {
         let counted = match self.small_segment_bytes {
             Some(_) if bytes > 0 => bytes.max(self.queued_bytes.load(Ordering::Relaxed)),
@@ -139,11 +147,11 @@ impl SendQueue {
         granted - surplus
     }
 
-    /// Makes the grant fit the size of the queue as the kernel tells it. Gives back what the client has taken or the
-    /// kernel has not accepted, or takes what the queue has grown by.
+    /// Makes the grant fit the size of the queue that the kernel reports. Gives back the memory of bytes that the client
+    /// has received or the kernel has not accepted. If the queue has grown, takes more from the pool.
     ///
-    /// Returns false if the queue has grown far beyond what it is granted and may take: a client can make the kernel
-    /// split what it has queued, which then takes more memory.
+    /// Returns false if the queue has grown far beyond its grant and the pool has nothing left for it. A client can make
+    /// the kernel split the queue, which then takes more memory.
     #[must_use]
     pub(super) fn settle(&self, queued: usize) -> bool {
         let needed = self.record_queued(queued).saturating_sub(UNPOOLED_BYTES);
@@ -167,7 +175,7 @@ impl SendQueue {
     pub(super) fn record_write<S: TokioSocket>(&self, socket: &S, allowed: usize, written: usize) {
         self.queued_bytes.fetch_add(self.kernel_cost(written), Ordering::Relaxed);
         if written < allowed && self.has_grant() {
-            // A queue that has grown too far is noticed by the next check of the connection.
+            // The next check of the connection notices a queue that has grown too far.
             let _ = self.release(socket);
         }
     }
@@ -184,13 +192,13 @@ impl SendQueue {
         bytes.saturating_add(overhead_bytes).saturating_add(PACKET_OVERHEAD_BYTES)
     }
 
-    /// Returns the smallest number of bytes that is written if more are to follow. They fit into an empty queue that
-    /// has nothing of the pool.
+    /// Returns the smallest number of bytes that is written if more are to follow. It fits into an empty queue without a
+    /// grant.
     pub(super) fn min_write_bytes(&self) -> usize {
         MIN_WRITE_BYTES.min(self.max_payload(UNPOOLED_BYTES))
     }
 
-    /// Returns how many bytes fit into so much kernel memory.
+    /// Returns the number of bytes that fit into `memory_bytes` of kernel memory.
     fn max_payload(&self, memory_bytes: usize) -> usize {
         let memory = memory_bytes.saturating_sub(PACKET_OVERHEAD_BYTES);
         match self.small_segment_bytes {

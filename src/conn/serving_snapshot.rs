@@ -13,7 +13,7 @@ use crate::http::{self, App};
 pub(crate) struct ServingSnapshot {
     pub(crate) app: Arc<App>,
     pub(super) router: Router,
-    /// Its timeouts and limits of connections apply to connections accepted from now on.
+    /// The timeouts and limits of connections apply to connections accepted from now on.
     pub(crate) config: Config,
 }
 
@@ -23,7 +23,7 @@ impl ServingSnapshot {
     }
 }
 
-/// Cache of the snapshot in use, which costs one check of a counter for each request.
+/// Cache of the snapshot in use. A request costs only one check of a counter.
 pub(super) struct SnapshotCache {
     receiver: watch::Receiver<Arc<ServingSnapshot>>,
     cached: Option<Arc<ServingSnapshot>>,

@@ -11,7 +11,7 @@ const SK_MEMINFO_VARS: usize = 9;
 const SO_MEMINFO: libc::c_int = 55;
 
 /// Returns the bytes of kernel memory that a socket's send queue takes, including headers and fragments. Returns `None`
-/// if the kernel does not tell (before 4.12, or in a sandbox that does not know the option).
+/// if the kernel does not know the option (before 4.12, and in some sandboxes).
 pub(super) fn send_queue_bytes(socket: BorrowedFd<'_>, is_tcp: bool) -> Option<usize> {
     let mut values = [0_u32; SK_MEMINFO_VARS];
     let mut length = libc::socklen_t::try_from(size_of_val(&values)).ok()?;
@@ -20,14 +20,13 @@ pub(super) fn send_queue_bytes(socket: BorrowedFd<'_>, is_tcp: bool) -> Option<u
     let result = unsafe {
         libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, SO_MEMINFO, values.as_mut_ptr().cast(), &raw mut length)
     };
-    // A Unix socket has no send queue of its own: its bytes wait in the peer's receive queue.
+    // A Unix socket has no send queue of its own. Its bytes wait in the receive queue of the peer.
     let index = if is_tcp { libc::SK_MEMINFO_WMEM_QUEUED } else { libc::SK_MEMINFO_WMEM_ALLOC };
     let value = values.get(usize::try_from(index).ok()?).filter(|_| result == 0)?;
     usize::try_from(*value).ok()
 }
 
-/// Returns the number of bytes that a segment of the TCP connection holds at most, or `None` if the kernel does not
-/// tell.
+/// Returns the maximum number of bytes of a segment of the TCP connection, or `None` if the kernel does not report it.
 pub(super) fn segment_bytes(socket: BorrowedFd<'_>) -> Option<usize> {
     let mut bytes: libc::c_int = 0;
     let mut length = libc::socklen_t::try_from(size_of_val(&bytes)).ok()?;

@@ -12,19 +12,19 @@ use crate::store::SendfileSource;
 
 /// A connection to a client. The methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
-    /// True if written bytes may stay in a buffer until the underlying socket takes them or a flush.
+    /// True if written bytes may stay in a buffer above the underlying socket until a flush.
     const IS_BUFFERED: bool;
 
-    /// Sends bytes that are followed by others at once, so that both may share a packet. Returns how many were taken.
+    /// Sends bytes that more bytes follow at once, so that they may share a packet. Returns the number of bytes taken.
     fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sends bytes of a file, starting at offset `from`. Returns how many were taken.
+    /// Sends bytes of a file, starting at offset `from`. Returns the number of bytes taken.
     fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64>;
 
     /// Starts or stops holding back a partial packet until more bytes follow.
     fn set_cork(&self, hold: bool);
 
-    /// Gives back the send queue memory of bytes that the client has taken, on a connection that is not being read.
+    /// Gives back the send queue memory of bytes that the client has received, while the connection is not read.
     fn poll_release(&mut self, context: &mut Context<'_>);
 
     /// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
@@ -38,7 +38,7 @@ pub(super) trait TokioSocket:
     /// True if the socket sends packets.
     const IS_TCP: bool;
 
-    /// Calls `write`, unless the socket is known to take nothing, and remembers if it would block.
+    /// Calls `write` unless the socket is known to take no bytes. Records it if `write` would block.
     fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
 
     /// Takes the socket from the runtime.
@@ -72,6 +72,6 @@ impl TokioSocket for UnixStream {
 /// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
 pub(super) fn has_hung_up(socket: &impl AsFd) -> bool {
     let mut poll_fds = [PollFd::new(socket, PollFlags::RDHUP)];
-    // Errors and hang-ups are reported unasked. If the call fails, the client counts as connected.
+    // The kernel also reports errors and hang-ups. If the call fails, the client counts as connected.
     poll(&mut poll_fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
 }

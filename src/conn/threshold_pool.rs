@@ -1,11 +1,12 @@
-//! A bounded number of bytes that the connections of many addresses share, with a dynamic threshold: no address may
-//! hold more than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet
-//! Switches", 1998), and no connection more than a part of what its address may still take.
+//! A bounded number of bytes that the connections of many addresses share, with a dynamic threshold.
 //!
-//! A single address gets half of the pool, and a few greedy ones leave some bytes for the next. This needs no queue and
-//! no list of holders. Each address that gives nothing back takes half of what is left, so almost nothing is left after
-//! a dozen. Therefore a pool can reserve a third of its capacity for addresses that hold little. These may take all
-//! that is free of it.
+//! No address may hold more than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory
+//! Packet Switches", 1998). No connection may hold more than a part of what its address may still take. A single address
+//! thus gets half of the pool, and a few greedy addresses leave some bytes to the next. No queue and no list of holders
+//! is needed.
+//!
+//! Each address that gives nothing back takes half of what is left, so a dozen such addresses leave almost nothing.
+//! Therefore a pool can reserve a third of its capacity for addresses that hold little.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -13,41 +14,44 @@ use tokio::sync::Notify;
 
 use crate::telemetry::metrics::{ConnectionPoolLabel, PoolGauge};
 
-/// Divisor of the capacity: this part of it is a large share.
+/// Part of the capacity from which on a share is large (1/8).
 const LARGE_SHARE_DIVISOR: usize = 8;
 
-/// Divisor of the capacity: this part of it can be reserved for addresses that hold little.
+/// Part of the capacity that can be reserved for addresses that hold little (1/3).
 const RESERVE_DIVISOR: usize = 3;
 
 /// Bytes that all connections of one address have taken from the pools.
 #[derive(Debug, Default)]
 pub(super) struct AddressMemory {
-    /// From the pool for streams and long heads.
+    /// Taken from the pool for streams and long heads.
     pub(super) memory_bytes: AtomicUsize,
-    /// From the pool for send queues.
+    /// Taken from the pool for send queues.
     pub(super) queued_bytes: AtomicUsize,
-    /// Notified if one of the address's idle connections must give back the memory that it does not need.
+    /// Notified if an idle connection of the address must give back the memory that it does not need.
     pub(super) reclaim_requested: Notify,
 }
 
 /// Pool of bytes that the connections of many addresses share.
+///
+/// Relaxed ordering is enough for the counters: they guard no other data, and an update of one counter is atomic.
 #[derive(Debug)]
 pub(super) struct DynamicThresholdPool {
     capacity_bytes: usize,
     taken_bytes: AtomicUsize,
-    /// A connection holds at most what its address may still take, divided by this, or all of that if this is 0.
+    /// A connection holds at most what its address may still take, divided by this. If this is 0, it may hold all.
     connection_divisor: usize,
     /// An address that holds less than this may take from the reserve.
     guaranteed_bytes: usize,
     reserved_bytes: usize,
     gauge: PoolGauge,
-    /// Notified if one holder must give back what it does not need: the one that has waited longest.
+    /// Notified if one connection must give back what it does not need. The notification wakes the connection that has
+    /// waited longest for it.
     pub(super) reclaim_requested: Notify,
 }
 
 impl DynamicThresholdPool {
-    /// Creates a pool in which each address may hold as many bytes as are left free. Each of its connections may hold
-    /// what its address may still take, divided by `connection_divisor`, or all of that if `connection_divisor` is 0.
+    /// Creates a pool in which each address may hold as many bytes as stay free. A connection may hold what its address
+    /// may still take, divided by `connection_divisor`, or all of that if `connection_divisor` is 0.
     pub(super) fn new(pool: ConnectionPoolLabel, capacity_bytes: usize, connection_divisor: usize) -> Self {
         Self {
             capacity_bytes,
@@ -65,8 +69,8 @@ impl DynamicThresholdPool {
         Self { guaranteed_bytes: bytes, reserved_bytes: self.capacity_bytes / RESERVE_DIVISOR, ..self }
     }
 
-    /// Takes up to `wanted_bytes`, as many as a connection that holds `held_bytes` may still take. Its address holds
-    /// `address_bytes`; `None` if the address stands for many clients. Returns how many bytes it took.
+    /// Takes as many of `wanted_bytes` as a connection that holds `held_bytes` may take, and returns their number. The
+    /// address of the connection holds `address_bytes`; `None` if the address stands for many clients.
     pub(super) fn take_up_to(&self, address_bytes: Option<usize>, held_bytes: usize, wanted_bytes: usize) -> usize {
         let mut granted = 0;
         // The closure always returns a value, so the update cannot fail.
@@ -79,8 +83,8 @@ impl DynamicThresholdPool {
         granted
     }
 
-    /// Takes either all of `bytes` or nothing, for an address that holds `address_bytes`; `None` if the address stands
-    /// for many clients. Returns true if it took them.
+    /// Takes either all of `bytes` or nothing, and returns true if it took them. The address holds `address_bytes`; `None`
+    /// if the address stands for many clients.
     pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
         debug_assert!(
             self.connection_divisor == 0,
@@ -123,8 +127,8 @@ impl DynamicThresholdPool {
     }
 }
 
-/// Returns the maximum that may be added to `held` so that the sum is no more than what is then free, divided by
-/// `divisor`.
+/// Returns the largest number that may be taken from `free` and added to `held` so that `held` times `divisor` does not
+/// exceed `free` afterwards.
 fn headroom(free: usize, held: usize, divisor: usize) -> usize {
     free.saturating_sub(held.saturating_mul(divisor)) / (divisor + 1)
 }

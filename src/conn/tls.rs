@@ -42,10 +42,10 @@ const HANDSHAKE_RECORD: u8 = 22;
 /// Maximum number of bytes that are read from a client without TLS before the connection is closed.
 const MAX_PLAINTEXT_BYTES: u64 = 64 << 10;
 
-/// Time for such a client to take the response and close the connection.
+/// Time for a client without TLS to receive the response and close the connection.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Pause between two checks whether the client has taken the response.
+/// Pause between two checks whether the client has received the response.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Response to a request without TLS.
@@ -53,15 +53,15 @@ const PLAINTEXT_RESPONSE: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
-/// Maximum number of bytes received without one decrypted: a record of 16 KiB (RFC 8446, section 5.2), and the
+/// Maximum number of bytes received before data is decrypted. It fits a record of 16 KiB (RFC 8446, section 5.2) and the
 /// handshake messages of a client without a certificate.
 const MAX_UNDECRYPTED_BYTES: usize = 20 << 10;
 
 /// Maximum number of bytes of a response that are encrypted before the socket takes them: one record.
 const TLS_BUFFER_BYTES: usize = 16 << 10;
 
-/// One address may have half of the handshakes if it is alone; each of many addresses as many as it leaves free for the
-/// next.
+/// Maximum number of handshakes of one address. A single address may have half of all. Each of many addresses may have as
+/// many as it leaves free.
 const HANDSHAKES_PER_CLIENT: ClientQuota =
     ClientQuota { alone: config::TlsConfig::MAX_HANDSHAKES / 2, among_others: config::TlsConfig::MAX_HANDSHAKES / 2 };
 
@@ -69,10 +69,11 @@ const HANDSHAKES_PER_CLIENT: ClientQuota =
 pub(crate) struct TlsTerminator {
     server_config: WatchedFiles<ServerConfig>,
     handshake_timeout: Duration,
-    /// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`]. Clients take turns, and a client
-    /// that begins many and finishes none leaves some to others.
+    /// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`], with a quota for each address. A
+    /// client that begins many handshakes and finishes none leaves some to other clients.
     handshakes: FairSemaphore,
-    /// Randomly seeded, so that no client can choose an address that shares another's turns.
+    /// Hashes addresses to client ids. The random seed keeps an attacker from choosing an address with another client's
+    /// id.
     hasher: RandomState,
 }
 
@@ -111,7 +112,7 @@ impl TlsTerminator {
     }
 
     async fn acquire_handshake(&self, peer: IpAddr) -> FairPermit {
-        let flow = (ClientId::new(self.hasher.hash_one(http::network_of(peer))), 0);
+        let flow = ClientId::new(self.hasher.hash_one(http::network_of(peer))).flow(0);
         if let Some(permit) = self.handshakes.try_acquire(flow, 1) {
             return permit;
         }
@@ -154,8 +155,8 @@ impl TlsTerminator {
         peer: IpAddr,
     ) -> io::Result<Option<TlsSocket>> {
         let step_timeout = self.handshake_timeout;
-        // Nothing is sent yet. After an orderly close, the kernel would keep the connection of a client that
-        // acknowledges nothing for minutes.
+        // Until bytes are sent, closing resets the connection. After an orderly close, the kernel would keep the
+        // connection of a client that acknowledges nothing for minutes.
         set_socket_linger(&stream, Some(Duration::ZERO))?;
         match timeout(step_timeout, peek_first_byte(&stream)).await? {
             None => return Ok(None),
@@ -177,7 +178,8 @@ impl TlsTerminator {
     }
 }
 
-/// Returns the first byte of the connection, which stays to be read, or `None` if the connection ends before it.
+/// Returns the first byte of the connection without removing it from the stream. Returns `None` if the connection ends
+/// first.
 async fn peek_first_byte(stream: &TcpStream) -> Option<u8> {
     let mut first = [0];
     let count = stream.peek(&mut first).await.unwrap_or_default();
@@ -189,12 +191,12 @@ async fn refuse_plaintext(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     if first.is_ascii_uppercase() {
         stream.write_all(PLAINTEXT_RESPONSE).await?;
         stream.shutdown().await?;
-        // Otherwise the kernel would keep a response that is not taken for minutes.
+        // Otherwise the kernel would keep a response that the client does not receive for minutes.
         set_socket_linger(&*stream, Some(Duration::ZERO))?;
         // If a connection is closed with unread bytes, it is reset, and the response is lost.
-        let (mut unread, mut sink) = ((&mut *stream).take(MAX_PLAINTEXT_BYTES), tokio::io::sink());
+        let mut unread = (&mut *stream).take(MAX_PLAINTEXT_BYTES);
         let deadline = Instant::now() + LINGER_TIMEOUT;
-        let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut unread, &mut sink)).await;
+        let _ = timeout(LINGER_TIMEOUT, tokio::io::copy(&mut unread, &mut tokio::io::sink())).await;
         let is_drained = loop {
             match send_queue_bytes(stream.as_fd(), true) {
                 None | Some(0) => break true,
@@ -226,7 +228,7 @@ fn parse_identity(certificate: &str, key: &str) -> Result<(ServerConfig, Range<D
         .and_then(|config| config.with_single_cert(chain, key))
         .map_err(|error| format!("certificate and key cannot be used together: {error}"))?;
     config.alpn_protocols = vec![b"h2".to_vec(), b"http/1.1".to_vec()];
-    // The client keeps its session ticket, so that memory here does not grow with the number of sessions.
+    // With tickets, clients keep the sessions, and memory here does not grow with the number of sessions.
     config.ticketer =
         ring::Ticketer::new().map_err(|error| format!("cannot create the key for session tickets: {error}"))?;
     Ok((config, validity.not_before.to_unix_duration()..validity.not_after.to_unix_duration()))
@@ -250,11 +252,11 @@ fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// A TLS connection. The write timeout of the TCP socket below it applies to a client that takes nothing.
+/// A TLS connection. The write timeout of the TCP socket below ends the connection of a client that takes nothing.
 pub(super) struct TlsSocket(Box<TlsStream<CiphertextLimiter<TimedSocket<TcpStream>>>>);
 
-/// Counts the bytes read from a stream and fails after too many without decrypted data. rustls joins the parts of a
-/// handshake message, even of one that comes after the handshake, in up to 64 KiB of memory that it keeps.
+/// Counts the bytes read from a stream and fails after too many without decrypted data. rustls joins the parts of every
+/// handshake message in up to 64 KiB of memory, which it keeps. Clients may send such messages even after the handshake.
 struct CiphertextLimiter<S> {
     stream: S,
     /// Bytes read since data was last decrypted.
@@ -319,8 +321,8 @@ impl<$($bound)*> AsyncWrite for $type {
 write_through!([S: AsyncWrite + Unpin] CiphertextLimiter<S>, stream);
 write_through!([] TlsSocket, 0);
 
-/// All bytes must be encrypted, so these calls are unsupported. With
-/// [`http::HttpOptions::is_https`](crate::http::HttpOptions::is_https), the fast path answers with no file.
+/// Calls that bypass encryption are unsupported. With [`http::HttpOptions::is_https`](crate::http::HttpOptions::is_https),
+/// the fast path replies with no file and does not need them.
 impl Socket for TlsSocket {
     const IS_BUFFERED: bool = true;
 

@@ -1,9 +1,9 @@
 //! The threads that serve connections: one for each core, each with its own event queue.
 //!
-//! A connection stays on its thread. There is no work stealing, so no thread is woken to look for work: small responses
-//! gain 8 %, and the slowest of a hundred waits less (docs/PERFORMANCE.md). Slow work runs elsewhere: on the CPU pool,
-//! on threads that may block, or, for documents, on a runtime of their own. Threads cannot share the work of sending:
-//! two clients on one thread have one core between them while they receive large responses, as with nginx.
+//! A connection stays on its thread. There is no work stealing, so no thread is woken to look for work. Small responses
+//! are 8 % faster, and the slowest of a hundred waits less (docs/PERFORMANCE.md). Slow work runs elsewhere: on the CPU
+//! pool, on threads that may block, or, for documents, on a runtime of their own. Two clients on one thread share one
+//! core while they receive large responses, as with nginx.
 
 use std::future::Future;
 use std::io;
@@ -37,7 +37,7 @@ pub(crate) struct WorkerPool {
 #[derive(Debug)]
 struct Worker {
     handle: Handle,
-    /// Shared by the connections of this worker.
+    /// Each connection of this worker holds a clone, so the strong count measures the load.
     load: Arc<()>,
     /// Dropped to end the thread.
     _stop: oneshot::Sender<()>,
@@ -61,7 +61,7 @@ impl WorkerPool {
         let candidates = (0..count).filter_map(|offset| self.workers.get(start.wrapping_add(offset) % count));
         let Some(worker) = candidates.min_by_key(|worker| Arc::strong_count(&worker.load)) else { return };
         let load = Arc::clone(&worker.load);
-        // An async block would reserve space for the connection twice.
+        // An async block would store the future of the connection twice.
         worker.handle.spawn(connection.map(move |()| drop(load)));
     }
 }
@@ -72,7 +72,7 @@ impl Worker {
             // Blocking jobs do not belong on these runtimes.
             .max_blocking_threads(1)
             .event_interval(EVENT_INTERVAL)
-            // New connections and wake-ups from other threads are in the global queue.
+            // New connections and wake-ups from other threads are in the global queue, which is polled often.
             .global_queue_interval(2)
             .thread_name("n5-server")
             .on_thread_park(allocator::collect_thread_heap)
@@ -104,7 +104,7 @@ pub(crate) fn start_document_runtime(count: usize) -> io::Result<ScopeGuard<Runt
         .on_thread_park(allocator::collect_thread_heap)
         .enable_all()
         .build()?;
-    // Starts the first blocking thread, which does not end: later the system may have none left.
+    // Starts the first blocking thread, which never ends. Later, the system may be unable to start a thread.
     drop(runtime.spawn_blocking(|| ()));
     Ok(scopeguard::guard(runtime, Runtime::shutdown_background))
 }

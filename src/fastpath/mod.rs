@@ -3,9 +3,9 @@
 //!
 //! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
 //!
-//! These responses are most of what viewers request. For small responses, a general HTTP server costs more than making
-//! them. The headers are the same as those of `http::routes`, one by one; `tests/it/fast_path.rs` compares the two.
-//! Every unusual request is left to the HTTP library.
+//! Viewers request little else. For small responses, a general HTTP server takes more time than their content. The
+//! headers are the same as those of `http::routes`, which `tests/it/fast_path.rs` checks. Every unusual request is left to
+//! the HTTP library.
 
 mod reply;
 mod thread_cache;
@@ -42,11 +42,11 @@ const OCTET_STREAM: &str = "application/octet-stream";
 /// Outcome of [`try_answer`] for the bytes received so far.
 #[derive(Debug)]
 pub enum FastOutcome {
-    /// Part of a request head, or nothing.
+    /// Part of a request head, or no bytes.
     Incomplete,
-    /// A request without a body: the length of its head in bytes, and the reply if the fast path has answered it.
+    /// A request without a body: the length of its head in bytes, and the reply of the fast path if there is one.
     Request(usize, Option<Reply>),
-    /// Anything else, which the HTTP library handles.
+    /// Any other bytes, which the HTTP library handles.
     HandOver,
 }
 
@@ -60,9 +60,9 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
         Err(_) => return FastOutcome::HandOver,
     };
     match classify(&request, peer) {
-        Err(()) => FastOutcome::HandOver,
-        Ok(None) => FastOutcome::Request(length, None),
-        Ok(Some(fast_request)) => {
+        RequestClass::Unusual => FastOutcome::HandOver,
+        RequestClass::Plain => FastOutcome::Request(length, None),
+        RequestClass::Eligible(fast_request) => {
             // After a panic, the HTTP library handles the request again, and its response reports the fault.
             let reply = catch_unwind(AssertUnwindSafe(|| try_respond(app, &fast_request)));
             FastOutcome::Request(length, reply.unwrap_or_default())
@@ -70,44 +70,61 @@ pub fn try_answer(app: &Arc<App>, peer: Option<IpAddr>, received: &[u8]) -> Fast
     }
 }
 
-/// Returns the request if it is simple enough for the fast path.
-///
-/// # Errors
-/// If the request has a body or asks for another protocol, or might.
-fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Result<Option<FastRequest<'a>>, ()> {
-    let (Some(method), Some(path)) = (request.method, request.path) else { return Err(()) };
-    let (mut if_none_match, mut request_id, mut has_origin, mut traceparent) = (None, None, false, None);
+/// How a request can be answered.
+enum RequestClass<'a> {
+    /// By the fast path, if that needs no waiting.
+    Eligible(FastRequest<'a>),
+    /// By the HTTP library. The request has no body, so the next request follows its head.
+    Plain,
+    /// By the HTTP library. The request has a body or asks for another protocol, or might.
+    Unusual,
+}
+
+/// Decides how a request can be answered.
+fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> RequestClass<'a> {
+    let (Some(method), Some(path)) = (request.method, request.path) else { return RequestClass::Unusual };
+    let mut fast_request = FastRequest {
+        peer,
+        started: Instant::now(),
+        is_head: method == "HEAD",
+        path,
+        if_none_match: None,
+        request_id: None,
+        has_origin: false,
+        traceparent: None,
+    };
     let mut is_eligible =
         matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
-    let (mut has_modified_since, mut host_count) = (false, 0);
+    let mut has_modified_since = false;
+    let mut host_count = 0;
     for header in request.headers.iter() {
         let is_named = |name: &str| header.name.eq_ignore_ascii_case(name);
-        // Compares the length first, because nearly all headers are none of these.
+        // The length is compared first, because nearly all headers are none of these.
         match header.name.len() {
             4 if is_named("host") => {
                 host_count += 1;
                 is_eligible &= forwarded::is_url_safe_host(header.value);
             }
             5 if is_named("range") => is_eligible = false,
-            6 if is_named("origin") => has_origin = true,
+            6 if is_named("origin") => fast_request.has_origin = true,
             6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
-            6 if is_named("expect") => return Err(()),
-            7 if is_named("upgrade") => return Err(()),
+            6 if is_named("expect") => return RequestClass::Unusual,
+            7 if is_named("upgrade") => return RequestClass::Unusual,
             8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
             10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
-            11 if is_named("traceparent") => traceparent = std::str::from_utf8(header.value).ok(),
+            11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
             12 if is_named("x-request-id") => match std::str::from_utf8(header.value) {
-                Ok(id) if request_id.is_none() => request_id = Some(id),
+                Ok(id) if fast_request.request_id.is_none() => fast_request.request_id = Some(id),
                 _ => is_eligible = false,
             },
             13 if is_named("authorization") => is_eligible = false,
             13 if is_named("if-none-match") => {
-                is_eligible &= if_none_match.is_none() && is_strong_etag(header.value);
-                if_none_match = Some(header.value);
+                is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
+                fast_request.if_none_match = Some(header.value);
             }
-            14 if is_named("content-length") => return Err(()),
-            14 if is_named("http2-settings") => return Err(()),
-            17 if is_named("transfer-encoding") => return Err(()),
+            14 if is_named("content-length") => return RequestClass::Unusual,
+            14 if is_named("http2-settings") => return RequestClass::Unusual,
+            17 if is_named("transfer-encoding") => return RequestClass::Unusual,
             17 if is_named("if-modified-since") => has_modified_since = true,
             19 if is_named("if-unmodified-since") => is_eligible = false,
             38 if is_named("access-control-request-private-network") => is_eligible = false,
@@ -115,28 +132,18 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Re
         }
     }
     // `If-None-Match` takes precedence over `If-Modified-Since`.
-    is_eligible &= host_count == 1 && (!has_modified_since || if_none_match.is_some());
-    let is_head = method == "HEAD";
-    Ok(is_eligible.then(|| FastRequest {
-        peer,
-        started: Instant::now(),
-        is_head,
-        path,
-        if_none_match,
-        request_id,
-        has_origin,
-        traceparent,
-    }))
+    is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
+    if is_eligible { RequestClass::Eligible(fast_request) } else { RequestClass::Plain }
 }
 
-/// Replies to an eligible request if that needs no waiting: with what this thread sent for the same path, with a stored
-/// object or with a chunk of a view. Returns `None` if the HTTP library must answer.
+/// Replies to an eligible request if that needs no waiting: with an earlier reply of this thread for the same path, with
+/// a stored object or with a chunk of a view. Returns `None` if the HTTP library must answer.
 fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
     if (request.has_origin && varies_by_origin()) || app.options.client_limits.bytes_per_second > 0 {
         return None;
     }
-    // A token must not be logged, wherever it stands in the path. `http` redacts it.
+    // The HTTP library redacts tokens, which must not be logged, anywhere in the path.
     if app.options.access_control.is_some() && redact::may_contain_secret(request.path) {
         return None;
     }
@@ -158,7 +165,7 @@ fn public_mount(app: &App, index: usize) -> Option<(&Mount, &MountHeaders)> {
     Some((app.mounts.get(index)?, template))
 }
 
-/// Sends a reply of this thread again, if nothing that it depends on has changed.
+/// Returns an earlier reply of this thread again, if nothing that the reply depends on has changed.
 fn repeat_reply(
     app: &Arc<App>,
     request: &FastRequest<'_>,
@@ -220,8 +227,8 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, p
     }
 }
 
-/// Replies with a chunk of a view if resolving and reading it need no waiting. Returns `None` if the HTTP library must
-/// answer. No work has been started then that the library would repeat.
+/// Replies with a chunk of a view if resolving and reading it need no waiting. Otherwise returns `None` without having
+/// started work that the HTTP library would repeat.
 fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness) -> Option<Reply> {
     // The HTTP library handles queries, and every path that it may parse differently.
     if !request.path.bytes().all(RequestTarget::is_literal_path_byte) {
@@ -276,9 +283,9 @@ mod tests {
             let text = text.replace('\n', "\r\n");
             assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
             match classify(&request, None) {
-                Err(()) => "other",
-                Ok(None) => "plain",
-                Ok(Some(_)) => "quick",
+                RequestClass::Unusual => "other",
+                RequestClass::Plain => "plain",
+                RequestClass::Eligible(_) => "quick",
             }
         };
         assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");

@@ -35,7 +35,7 @@ impl FastRequest<'_> {
     }
 }
 
-/// A reply to be sent: the head, then the body.
+/// A reply: the head, and the body that follows it.
 pub struct Reply {
     /// Status line, headers and the empty line after them.
     pub head: Vec<u8>,
@@ -77,7 +77,8 @@ impl Reply {
     }
 }
 
-/// Smallest body whose memory is charged to the client.
+/// Smallest body whose memory is charged to the client (64 KiB). The kernel accepts a smaller body at once, so that its
+/// memory is not held for a slow client.
 const MIN_CHARGED_BYTES: usize = 64 << 10;
 
 /// Prepared headers of one object or chunk.
@@ -129,7 +130,6 @@ pub(super) fn charged_body(app: &App, request: &FastRequest<'_>, mount: &Mount, 
     if request.is_head {
         return Some(ReplyBody::Bytes(Bytes::new()));
     }
-    // The kernel accepts a smaller body at once.
     if bytes.len() < MIN_CHARGED_BYTES {
         return Some(ReplyBody::Bytes(bytes));
     }

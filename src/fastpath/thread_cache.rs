@@ -1,8 +1,9 @@
-//! Thread-local cache of recent replies: a repeated request for an object or chunk is found by the text of its path
+//! Thread-local cache of recent replies. A repeated request for an object or chunk is found by the text of its path
 //! alone.
 //!
-//! Parsing the path, looking in the cache and writing the object's headers took a quarter of the time that this process
-//! itself spends on a small response. Resolving a chunk and the HTTP library took half of it (docs/PERFORMANCE.md).
+//! Of the time that this process spent on a small response without this cache, parsing the path, looking up the object
+//! and writing its headers took a quarter. For a chunk, resolving it and the HTTP library took half
+//! (docs/PERFORMANCE.md).
 
 use std::cell::RefCell;
 
@@ -47,8 +48,8 @@ pub(super) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCa
     })
 }
 
-/// Stores a reply for a path in the path's slot. An entry for a missing key never replaces one for another path whose
-/// key exists, because clients can invent any number of names.
+/// Stores a reply in the slot of its path. An entry for a missing key never replaces the entry of another path whose key
+/// exists, because clients can invent any number of names.
 pub(super) fn insert(
     app: u64,
     path: &str,

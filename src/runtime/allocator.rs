@@ -17,10 +17,12 @@ pub use page_runs::{PAGE_BYTES, PagedBytes};
 ///
 /// Large buffers come from the C library, so that their memory is returned when they are freed. Medium buffers are too
 /// many for a mapping each and have runs of pages (`allocator/page_runs.rs`). Small blocks come from mimalloc, which
-/// has a heap for each thread. Each heap of the C library has a lock. A thread that decodes has a higher niceness than
-/// those that serve, and may lose its core while it holds such a lock. Beside eight clients with xz blocks, one
-/// response in 250 then waited for up to 5 ms. With mimalloc, serving threads do not wait for each other either: two of
-/// them answer 36,800 cached planes per second instead of 24,900, and 17,200 documents of `/info` instead of 10,300.
+/// has a heap for each thread.
+///
+/// Each heap of the C library has a lock. A thread that decodes has a higher niceness than the threads that serve, and
+/// may lose its core while it holds such a lock. Beside eight clients with xz blocks, one response in 250 then waited for
+/// up to 5 ms. With mimalloc, serving threads do not wait for each other either: two of them serve 36,800 cached planes
+/// per second instead of 24,900, and 17,200 documents of `/info` instead of 10,300.
 #[derive(Debug)]
 pub struct Allocator;
 
@@ -52,9 +54,9 @@ impl BackingAllocator {
     }
 }
 
-// SAFETY: all three are allocators. The size in its layout, which is the same from its allocation to its end,
-// determines which of them has a block. For medium blocks, so does the address. A block moves if its new size belongs
-// to another allocator.
+// SAFETY: all three are allocators. The size in the layout of a block, which is the same from its allocation to its end,
+// determines the allocator of the block. For medium blocks, the address decides between two of them. A block moves if its
+// new size belongs to another allocator.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are those that each allocator requires.
@@ -125,8 +127,8 @@ unsafe impl GlobalAlloc for Allocator {
 /// Minimum size of a large buffer in bytes. Each is mapped from the system separately and returned when freed.
 pub const LARGE_BYTES: usize = 64 << 10;
 
-/// Minimum size of a medium buffer in bytes. From here on, mimalloc would put buffers into pages of 512 KiB. Medium
-/// buffers have pages of their own.
+/// Minimum size of a medium buffer in bytes. mimalloc would put buffers of this size into pages of 512 KiB. Here they have
+/// pages of their own.
 const MEDIUM_BYTES: usize = (8 << 10) + 1;
 
 /// Number of mimalloc's option `purge_delay`, for which its bindings have no name. A test checks the number.
@@ -138,9 +140,9 @@ pub fn is_paged(bytes: usize) -> bool {
 }
 
 /// Milliseconds for which mimalloc keeps free memory. With its default of one second (version 3.3), small blocks that
-/// large ones had evicted from a cache of 512 MiB were still resident when those had arrived. The peak was 923 MiB,
-/// compared with 682 with this value, at the same number of responses per second. (With zero it was 656, but each
-/// returned page is faulted in again.)
+/// large ones had evicted from a cache of 512 MiB were still resident when the large ones had arrived. The peak was
+/// 923 MiB, and 682 MiB with this value, at the same number of responses per second. With zero the peak was 656 MiB, but
+/// every page that is returned must be faulted in again.
 const PURGE_DELAY_MILLISECONDS: std::ffi::c_long = 10;
 
 /// Configures the allocators to return the memory of blocks and slices to the system soon after they are freed.
@@ -179,6 +181,7 @@ pub fn trim() {
         use std::sync::atomic::{AtomicUsize, Ordering};
         static LAST_RESIDENT_BYTES: AtomicUsize = AtomicUsize::new(0);
         let Some(resident) = resident_bytes() else { return };
+        // Relaxed ordering is enough: the value only decides how thorough the next trim is.
         let last_resident = LAST_RESIDENT_BYTES.load(Ordering::Relaxed);
         let has_grown = resident > last_resident.saturating_add(FULL_TRIM_GROWTH_BYTES);
         // SAFETY: may be called at any time by any thread that has not created a heap of its own.
@@ -200,16 +203,15 @@ pub fn trim() {
 /// Minimum time between two collections of one thread's heap.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// A collection takes at most one in this many parts of a thread's time: a heap with gigabytes of cached blocks has
-/// many pages.
+/// Largest share of a thread's time that collections take (1/100). A heap with gigabytes of cached blocks has many pages.
 const COLLECT_TIME_DIVISOR: u32 = 100;
 
 /// Returns free memory of the calling thread's heap to the system: one page for each size class, up to 512 KiB each,
 /// and the pages whose blocks other threads have freed. mimalloc itself examines these only when the thread allocates
 /// again. Does nothing if the last collection was less than a tenth of a second ago.
 ///
-/// Threads that work on requests call this when they have finished some work. With 32 threads, 150 MiB instead of 281
-/// remained after a load, and 326 instead of 470 at its peak.
+/// Threads that work on requests call this when they have finished some work. With 32 threads, 150 MiB instead of 281 MiB
+/// stayed resident after a load test, and the peak was 326 MiB instead of 470 MiB.
 pub fn collect_thread_heap() {
     thread_local! {
         static NEXT_COLLECTION: Cell<Option<Instant>> = const { Cell::new(None) };

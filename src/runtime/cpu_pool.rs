@@ -1,11 +1,11 @@
-//! CPU pool: runs as many jobs at once as there are cores, off the threads that serve connections. High-priority jobs
-//! have a lane of their own and go before low-priority ones. Without this lane, a plane of cached blocks took 0.5 s
-//! instead of a millisecond while eight clients had xz blocks decoded.
+//! A pool of threads for CPU-bound jobs, apart from the threads that serve connections. As many jobs run at once as there
+//! are cores. High-priority jobs have a lane of their own and go before low-priority ones. Without this lane, a plane of
+//! cached blocks took 0.5 s instead of a millisecond while eight clients had xz blocks decoded.
 //!
 //! If a lane has as many threads as the process has cores, each thread is pinned to one core. A slice starts as many
-//! jobs as cores at the same moment. Without pinning, the kernel often puts two of them on one core and leaves another
-//! idle: it looks for an idle core only if not much has run lately, and does not move a thread that ran within half a
-//! millisecond. With pinning, a plane that took 2.5 ms took 2.1 ms.
+//! jobs as there are cores at the same moment. Without pinning, the kernel often puts two of these jobs on one core and
+//! leaves another core idle. It looks for an idle core only if not much has run lately, and does not move a thread that
+//! ran within half a millisecond. With pinning, a plane took 2.1 ms instead of 2.5 ms.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -20,24 +20,24 @@ use crate::runtime::allocator;
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 use crate::telemetry::{metrics, trace};
 
-/// Largest input of a high-priority job: ten milliseconds of compression.
+/// Largest input of a high-priority job. A general compressor takes ten milliseconds for it.
 const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
 
-/// Additional niceness of threads for low-priority jobs. They get a tenth of the share of other threads on a contended
-/// core, and all of an uncontended one.
+/// Additional niceness of threads for low-priority jobs. Such a thread gets a tenth of the share of another thread on a
+/// contended core, and all of an uncontended core.
 const NICENESS: i32 = 10;
 
 /// Time for which a job has its core before it yields to jobs of other clients.
 const TIME_SLICE: Duration = Duration::from_millis(10);
 
-/// Maximum number of paused jobs per core, since each keeps a thread. Above it, a job keeps its core.
+/// Maximum number of paused jobs per core, because each keeps a thread. If there are as many, further jobs do not yield.
 const MAX_PAUSED_PER_CORE: usize = 4;
 
-/// Idle threads do not end, since a new thread would not know which core is free.
+/// Time for which idle threads are kept. They never end, because a new thread would not know which core is free.
 const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
 
-/// Spare threads do not end, as the system may have none to give later. Differs from [`KEEP_ALIVE_FOREVER`], which also
-/// pins threads to cores.
+/// Time for which idle spare threads are kept: 34 years, because the system may be unable to start threads later. Differs
+/// from [`KEEP_ALIVE_FOREVER`], which also pins threads to cores.
 const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
@@ -51,9 +51,9 @@ pub struct CpuPool {
 /// Priority of a job, according to how long it may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// For a few milliseconds of work on data in memory, such as pasting cached blocks or making small documents.
+    /// Priority of a few milliseconds of work on data in memory, such as pasting cached blocks or making small documents.
     High,
-    /// For longer work, such as decoding blocks or encoding images. All other work of the process goes first.
+    /// Priority of longer work, such as decoding blocks or encoding images. All other work of the process goes first.
     Low,
 }
 
@@ -64,17 +64,19 @@ impl Priority {
     }
 }
 
-/// Threads for jobs of one priority only. If they were shared with calls that block on a disk, one disk that hangs
+/// Threads for jobs of one priority. Calls that block on a disk do not run on them. Otherwise a single disk that hangs
 /// would stop all decoding.
 #[derive(Debug)]
 struct PriorityLane {
     core_permits: FairSemaphore,
-    /// As many threads as cores. `None` if the system could not start a thread; then the caller's runtime runs the
-    /// jobs.
+    /// As many threads as cores. `None` if the system could not start a thread. The caller's runtime then runs the jobs.
     threads: Option<Runtime>,
     /// Threads for jobs that run while paused jobs keep their threads.
     spare_threads: Option<Runtime>,
-    /// Number of jobs that have yielded their core to others.
+    /// Number of jobs that have yielded their core and wait to continue.
+    ///
+    /// Relaxed ordering is enough: the mutex of `core_permits` orders an increment before the job that gets the core, and
+    /// the counter guards no other data.
     paused_jobs: Arc<AtomicUsize>,
 }
 
@@ -105,7 +107,7 @@ impl CoreLease {
         if self.running_since.get().elapsed() < TIME_SLICE || !permit.as_ref().is_some_and(FairPermit::is_contended) {
             return;
         }
-        // Counted before the core is free: the job that gets it must know that this thread is still occupied.
+        // Counted before the core is released: the job that gets the core must know that this thread is still occupied.
         if self.paused_jobs.fetch_add(1, Ordering::Relaxed) < self.max_paused {
             *permit = permit.take().map(FairPermit::blocking_yield);
         }
@@ -116,7 +118,8 @@ impl CoreLease {
 
 /// Returns the numbers of the cores that this process may use.
 fn allowed_cores() -> Vec<usize> {
-    sched_getaffinity(None).map_or_else(|_| Vec::new(), |set| (0..CpuSet::MAX_CPU).filter(|n| set.is_set(*n)).collect())
+    sched_getaffinity(None)
+        .map_or_else(|_| Vec::new(), |set| (0..CpuSet::MAX_CPU).filter(|core| set.is_set(*core)).collect())
 }
 
 /// Pins the calling thread to a core. If the system refuses, the thread stays unpinned.
@@ -140,7 +143,8 @@ fn raise_niceness() {
 /// Starts a pool of up to `count` threads. Threads that never end are each pinned to a core, if there are `count`
 /// cores.
 fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std::io::Result<Runtime> {
-    let (started, cores) = (AtomicUsize::new(0), allowed_cores());
+    let started = AtomicUsize::new(0);
+    let cores = allowed_cores();
     let name = match priority {
         Priority::High => "n5-cpu-short",
         Priority::Low => "n5-cpu",
@@ -150,6 +154,7 @@ fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std:
         .thread_name(name)
         .thread_keep_alive(keep_alive)
         .on_thread_start(move || {
+            // Only the value matters: each thread gets another number.
             let number = started.fetch_add(1, Ordering::Relaxed);
             if keep_alive == KEEP_ALIVE_FOREVER
                 && cores.len() == count
@@ -162,7 +167,7 @@ fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std:
             }
         })
         .build()?;
-    // Started now: the runtime panics if it has no thread and the system cannot start one.
+    // Starts the first thread now. The runtime panics if it has no thread and the system cannot start one.
     drop(runtime.spawn_blocking(|| ()));
     Ok(runtime)
 }
@@ -202,10 +207,10 @@ impl CpuPool {
         }
     }
 
-    /// Runs `job` when a core is free and it is the turn of its flow. The flow consists of the client for which the
-    /// calling task works and the number `flow_number`, which stands for a dataset: neither a client with many jobs nor
-    /// a slow codec keeps others waiting. Dropping the future before the job starts cancels the job. A job that has
-    /// started runs to its end and keeps its core until then.
+    /// Runs `job` when a core is free and its flow is next. The flow consists of the client for which the calling task
+    /// works and of `flow_number`, which stands for a dataset. Thus neither a client with many jobs nor a slow codec keeps
+    /// other jobs waiting. Dropping the future before the job starts cancels the job. A job that has started runs to its
+    /// end and keeps its core until then.
     ///
     /// # Errors
     /// [`JobDied`] if the job panics.
@@ -229,7 +234,7 @@ impl CpuPool {
         job: impl FnOnce(&CoreLease) -> T + Send + 'static,
     ) -> Result<T, JobDied> {
         let lane = self.lane(priority);
-        let flow = (ClientId::current(), flow_number);
+        let flow = ClientId::current().flow(flow_number);
         let permit = if let Some(permit) = lane.core_permits.try_acquire(flow, 1) {
             permit
         } else {
@@ -239,11 +244,12 @@ impl CpuPool {
             trace::record("wait", "cpu", started.elapsed());
             permit
         };
-        let (paused_jobs, max_paused) = (Arc::clone(&lane.paused_jobs), self.cores.saturating_mul(MAX_PAUSED_PER_CORE));
+        let paused_jobs = Arc::clone(&lane.paused_jobs);
+        let max_paused = self.cores.saturating_mul(MAX_PAUSED_PER_CORE);
         let job = move || {
             let lease = CoreLease::new(Some(permit), paused_jobs, max_paused);
             let output = job(&lease);
-            // Releases the core to the next job.
+            // Releases the core before the heap is collected.
             drop(lease);
             allocator::collect_thread_heap();
             output
@@ -280,7 +286,7 @@ impl PriorityLane {
 
 impl Drop for PriorityLane {
     fn drop(&mut self) {
-        // This may be dropped where blocking is not allowed.
+        // The runtimes must not wait for their threads, because this may be dropped where blocking is not allowed.
         for threads in [self.threads.take(), self.spare_threads.take()].into_iter().flatten() {
             threads.shutdown_background();
         }

@@ -16,8 +16,8 @@ const POLLS_PER_ERROR_LOG: u32 = 60;
 /// `O_NONBLOCK` in the type that `OpenOptionsExt::custom_flags` takes.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
-/// Maximum size of a file in bytes. The parsed content, and the next one while it is read, are covered by the memory
-/// that the process reserves for itself.
+/// Maximum size of a file in bytes. The memory that the process reserves for itself covers the parsed content, and the
+/// next content while it is read.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Parsed content of files. A thread keeps it up to date and ends when this value is dropped.
@@ -33,9 +33,10 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         Arc::clone(&self.current.read().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Reads the files now, and reads all of them again whenever one changes. `what` describes them in the log.
-    /// `on_failure` is called at each poll that finds them invalid, except the first of several in a row. Files that
-    /// belong together are replaced one after the other, and a poll may find one half written. Therefore, only a
+    /// Reads the files now, and reads all of them again whenever one changes. `what` describes the files in the log.
+    ///
+    /// `on_failure` is called at each poll that finds the files invalid, except the first of several in a row. Files that
+    /// belong together are replaced one after the other, and a poll may find one of them half written. Therefore, only a
     /// failure of two consecutive polls counts.
     ///
     /// # Errors
@@ -51,9 +52,11 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
         let parsed = parse(texts.each_ref().map(String::as_str)).map_err(|why| format!("{display_names}: {why}"))?;
         let current = Arc::new(RwLock::new(Arc::new(parsed)));
         let (stop_sender, stop_receiver) = channel();
-        let (shared, paths) = (Arc::clone(&current), paths.map(PathBuf::from));
+        let shared = Arc::clone(&current);
+        let paths = paths.map(PathBuf::from);
         let watch = move || {
-            let (mut known_texts, mut failures) = (texts, 0_u32);
+            let mut known_texts = texts;
+            let mut failures = 0_u32;
             while stop_receiver.recv_timeout(POLL_INTERVAL) == Err(RecvTimeoutError::Timeout) {
                 let change = match read_all(paths.each_ref().map(PathBuf::as_path)) {
                     Ok(texts) if texts == known_texts => None,

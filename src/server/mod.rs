@@ -57,7 +57,8 @@ impl Server {
         let directory = config.server.viewer.clone();
         let opened_viewer = off_thread(timeout, move || Ok(Viewer::open(&directory)?)).await;
         let viewer = opened_viewer.unwrap_or_else(|error| {
-            let (directory, why) = (config.server.viewer.display(), format!("{error:#}"));
+            let directory = config.server.viewer.display();
+            let why = format!("{error:#}");
             tracing::warn!(%directory, why, "no viewer is served: its directory cannot be read");
             None
         });
@@ -100,8 +101,10 @@ impl Server {
         });
         let containers = containers.collect::<Vec<_>>().join(", ");
         let containers = if containers.is_empty() { "the embedded demo container".to_owned() } else { containers };
-        let (connections, memory_bound_bytes) = (config.server.max_connections, config.memory_bound_bytes());
-        let (connections_bytes, sockets_bytes) = (config.max_connections_bytes(), config.sockets_bytes());
+        let connections = config.server.max_connections;
+        let memory_bound_bytes = config.memory_bound_bytes();
+        let connections_bytes = config.max_connections_bytes();
+        let sockets_bytes = config.sockets_bytes();
         let [bound_mib, connections_mib, sockets_mib] =
             [memory_bound_bytes, connections_bytes, sockets_bytes].map(|bytes| bytes.div_ceil(1 << 20));
         let viewer = snapshot.app.viewer().map(|viewer| viewer.directory().display().to_string());
@@ -125,7 +128,7 @@ impl Server {
 
     /// Serves until `stop` completes, then finishes the responses that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        // No snapshot is kept here, because a reload replaces it.
+        // This function keeps no snapshot, because a reload must be able to free the replaced one.
         let Self { listener, workers, documents: _documents, tls, reloader } = self;
         let connections = ConnectionServer::new(&reloader.snapshot().config, reloader.subscribe(), workers, tls);
         let drain_on_stop = async {
@@ -152,8 +155,9 @@ impl Server {
         let shutdown_deadline = tokio::time::Instant::now() + deadline;
         connections.begin_shutdown();
         let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
-        // `wait_drained` also waits for connections on which only part of a request has arrived. These get no response.
-        let (unflushed, awaiting_request) = (connections.unflushed_connections(), connections.awaiting_first_request());
+        // `wait_drained` also waits for connections on which only part of a request has arrived. They get no response.
+        let unflushed = connections.unflushed_connections();
+        let awaiting_request = connections.awaiting_first_request();
         let all_answered = async {
             // New requests are checked before quiescence, so that a first request that arrives during the quiet period
             // is not missed.

@@ -1,4 +1,4 @@
-//! The configured containers, and which of them are the same as those served before.
+//! The configured containers, and those of them that were already served before a reload.
 //!
 //! Their directories are opened concurrently, each within a time limit. On a reload, a container that is already served
 //! stays so if its directory cannot be opened: failing storage must not keep a new access rule from taking effect.
@@ -42,7 +42,7 @@ pub(super) struct MountedContainer {
     pub(super) mount: Mount,
     config: ContainerConfig,
     location: ContainerLocation,
-    /// Held while the directory is opened. One attempt at a time is allowed, because an attempt that hangs keeps a
+    /// Held while the directory is opened. Only one attempt at a time is allowed, because an attempt that hangs keeps its
     /// thread.
     open_lock: Arc<Mutex<()>>,
 }
@@ -118,7 +118,8 @@ pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow
         let open_lock = Arc::default();
         (open_with_timeout(container, call_timeout, &open_lock, open_timeout).await, open_lock)
     }));
-    let (mut mounts, mut errors) = (Vec::new(), Vec::new());
+    let mut mounts = Vec::new();
+    let mut errors = Vec::new();
     for (container, (result, open_lock)) in config.containers.iter().zip(attempts.await) {
         let location = result.unwrap_or_else(|why| {
             errors.push(format!("{why:#}"));
@@ -190,8 +191,8 @@ pub(super) async fn retry_unopened(
     Some(mounts.collect())
 }
 
-/// Opens `container` again, with the lock that it then has. If that fails, a container that is already among `current`
-/// keeps its store, with the new settings.
+/// Opens `container` again. Returns its location and its lock. If opening fails, a container that is already among
+/// `current` keeps its store, with the new settings.
 async fn reopen(
     current: &[MountedContainer],
     container: &ContainerConfig,
@@ -214,7 +215,7 @@ async fn reopen(
         let why = format!("{why:#}");
         tracing::warn!(why, "this container is served as before");
         match &known.location {
-            // Nothing was mounted at the directory, so it is only an empty mount point under the new `must_be_mount`.
+            // The new `must_be_mount` is set and nothing is mounted at the directory: it is only an empty mount point.
             ContainerLocation::Local { store, .. } if container.must_be_mount && !store.is_mount() => {
                 ContainerLocation::Unopened
             }
@@ -228,7 +229,8 @@ async fn reopen(
     Ok((location, open_lock))
 }
 
-/// Returns an error if something was mounted at `location` before and is not now: only the empty directory is left.
+/// Returns an error if a file system was mounted at `location` before and none is now, so that only the empty mount point
+/// is left.
 fn check_still_mounted(
     current: &[MountedContainer],
     container: &ContainerConfig,
@@ -308,7 +310,7 @@ fn describe(container: &ContainerConfig) -> String {
 pub(crate) fn mount(name: &str, container: Container, policy: CacheControl) -> Mount {
     let (found, missing) = match policy {
         CacheControl::Revalidate => ("no-cache".to_owned(), "no-cache".to_owned()),
-        // Answers about missing objects are cached for a short time, because an object may be written later.
+        // Responses for missing objects are cached for a short time, because an object may be written later.
         CacheControl::Immutable => ("public, max-age=31536000, immutable".to_owned(), "public, max-age=60".to_owned()),
         CacheControl::MaxAge(age) => {
             let text = format!("public, max-age={}", age.as_secs());

@@ -48,14 +48,15 @@ fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
     let mut limits = Vec::new();
     for line in groups.lines() {
         let mut parts = line.splitn(3, ':').skip(1);
-        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else { continue };
+        let Some(controllers) = parts.next() else { continue };
+        let Some(path) = parts.next() else { continue };
         let (root, file) = match controllers {
             "" => (root.to_owned(), "memory.max"),
             "memory" => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // The limit of a group also holds for all groups below it. Groups above a container's own root are not visible
-        // inside the container.
+        // The limit of a group also holds for all groups below it. Inside a container, the groups above the container's
+        // root are not visible.
         let group_path = Path::new(path.trim_start_matches('/'));
         let texts = group_path.ancestors().filter_map(|group| read(&root.join(group).join(file)));
         limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));

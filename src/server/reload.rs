@@ -1,5 +1,5 @@
-//! Reloads the configuration while serving. Everything that depends on it is built beside what is in use, then replaces
-//! it at once. A failure before that changes nothing.
+//! Reloads the configuration while serving. All parts that depend on it are built beside the parts in use and replace
+//! them at once. A failure before that changes nothing.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -34,7 +34,7 @@ pub struct Reloader {
     state: Mutex<ServerState>,
 }
 
-/// The state in force, of which the next configuration may keep parts.
+/// The state that is served. The next configuration may keep parts of it.
 #[derive(Clone)]
 pub(super) struct ServerState {
     pub(super) config: Config,
@@ -87,26 +87,7 @@ impl Reloader {
     async fn apply(&self, mut config: Config) -> anyhow::Result<String> {
         let mut state = self.state.lock().await;
         let changed = revert_restart_only(&mut config, &state.config)?;
-        // A configuration file that is only partly written must not make private paths public.
-        let opens_access = config.is_fully_public() && !state.config.is_fully_public();
-        if opens_access {
-            bail!(
-                "it has no rule and would make public what is closed now: is the file whole? If this is intended, set \
-                 access.rules = [\"/ = public\"]"
-            );
-        }
-        let metrics = [&state.config, &config].map(|config| config.access.metrics == "public");
-        if config.access.rules.is_empty() && metrics == [false, true] {
-            bail!(
-                "it has no rule and would make the metrics public: is the file whole? If this is intended, restart the server"
-            );
-        }
-        if config.containers.is_empty() && !state.config.containers.is_empty() {
-            bail!(
-                "it has no container, so the demo would replace the present containers: is the file whole? If this is intended, \
-                 restart the server"
-            );
-        }
+        check_complete(&config, &state.config)?;
         let control = reload_access_control(&config, &state).await?;
         let settings = container_settings(&config);
         let resources = if settings == *state.resources.settings() {
@@ -173,10 +154,35 @@ impl ServerState {
     }
 }
 
-/// Opens the access control within the time that a request may take. Waits for the first keys of a new issuer as long
-/// as a request would wait for them, so that no request is refused for lack of keys.
+/// Checks that `config` does not look like a part of a configuration file, which would make private paths public or
+/// replace the containers of `current` by the demo.
+fn check_complete(config: &Config, current: &Config) -> anyhow::Result<()> {
+    if config.is_fully_public() && !current.is_fully_public() {
+        bail!(
+            "it has no rule and would make public what is closed now: is the file whole? If this is intended, set \
+             access.rules = [\"/ = public\"]"
+        );
+    }
+    let has_public_metrics = |config: &Config| config.access.metrics == "public";
+    if config.access.rules.is_empty() && has_public_metrics(config) && !has_public_metrics(current) {
+        bail!(
+            "it has no rule and would make the metrics public: is the file whole? If this is intended, restart the server"
+        );
+    }
+    if config.containers.is_empty() && !current.containers.is_empty() {
+        bail!(
+            "it has no container, so the demo would replace the present containers: is the file whole? If this is intended, \
+             restart the server"
+        );
+    }
+    Ok(())
+}
+
+/// Opens the access control within the time that a request may take. Waits for the first keys of a new issuer for as long
+/// as a request would, so that no request is refused for lack of keys.
 async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
-    let (new_config, current_control) = (config.clone(), state.control.clone());
+    let new_config = config.clone();
+    let current_control = state.control.clone();
     let control =
         off_thread(config.server.request_timeout, move || open_access_control(&new_config, current_control.as_deref()));
     let control = control.await.context("access.tokens, jwt.keys, jwt.roots")?;
@@ -188,7 +194,8 @@ async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::
 
 /// Returns the viewer. If its directory is unchanged but cannot be read now, returns the present viewer.
 async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Option<Viewer>> {
-    let (directory, is_unchanged) = (&config.server.viewer, config.server.viewer == state.config.server.viewer);
+    let directory = &config.server.viewer;
+    let is_unchanged = *directory == state.config.server.viewer;
     let timeout = if is_unchanged { mounts::REOPEN_TIMEOUT } else { config.server.request_timeout };
     let path = directory.clone();
     match off_thread(timeout, move || Ok(Viewer::open(&path)?)).await.context("server.viewer") {
@@ -201,7 +208,8 @@ async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Opt
     }
 }
 
-/// Restores the settings that cannot change and warns of them. Returns the names of all other settings that change.
+/// Restores the settings that only a restart can change, and warns of them. Returns the names of all other settings that
+/// change.
 fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<String> {
     let requested_settings = flatten_settings(config)?;
     config.server.listen = current.server.listen.clone();

@@ -40,7 +40,7 @@ fn policy(config: &Config) -> anyhow::Result<Policy> {
     policy.map_err(anyhow::Error::msg)
 }
 
-/// Opens the access control; `None` if every client may read everything. Takes over the tokens and keys of `known`
+/// Opens the access control. Returns `None` if every client may read everything. Keeps the tokens and keys of `known`
 /// whose file or URL is unchanged.
 ///
 /// # Errors

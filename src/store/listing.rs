@@ -93,7 +93,7 @@ pub(super) async fn run_limited<T>(
     progress: &AtomicUsize,
     listing: impl Future<Output = T>,
 ) -> Option<T> {
-    let permit = tokio::time::timeout(deadline, permits.acquire((ClientId::current(), 0), 1)).await.ok()?;
+    let permit = tokio::time::timeout(deadline, permits.acquire(ClientId::current().flow(0), 1)).await.ok()?;
     let mut listing = std::pin::pin!(listing);
     while !is_stalled() {
         let count_before = progress.load(Ordering::Relaxed);
@@ -180,7 +180,7 @@ mod tests {
     #[tokio::test]
     async fn the_wait_for_a_permit_ends_at_the_deadline() {
         let permits = listing_permits(1);
-        let _held = permits.acquire((ClientId::new(1), 0), 1).await;
+        let _held = permits.acquire(ClientId::new(1).flow(0), 1).await;
         let progress = AtomicUsize::new(0);
         let listing =
             ClientId::new(2).scope(run_limited(&permits, Duration::from_millis(20), || false, &progress, async { 7 }));

@@ -32,8 +32,8 @@ use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 use crate::config::{LogConfig, LogFormat};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: the bounds of OpenTelemetry, with
-/// finer ones below them for blocks that come from memory.
+/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: the bounds of OpenTelemetry, and finer
+/// bounds below them for blocks that come from memory.
 const DURATION_BUCKETS: [f64; 19] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0,
@@ -44,8 +44,8 @@ const DURATION_BUCKETS: [f64; 19] = [
 /// interval of 5 seconds, they took 40 MiB.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Maximum number of log lines that wait to be written. While a full disk or a stalled reader accepts no lines, further
-/// lines are dropped and counted, and no request waits for them.
+/// Maximum number of log lines that wait to be written. If a full disk or a stalled reader accepts no lines, further lines
+/// are dropped and counted, so that no request waits.
 const LOG_QUEUE_LINES: usize = 8192;
 
 /// Counter of dropped lines.
@@ -190,9 +190,9 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     tracing::error!(text, place, suppressed, backtrace, "panic: this is a bug in n5-server; please report it");
 }
 
-/// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as by
-/// `Debug`. Other values are, too, if they are empty or contain a space, `=`, `"`, `\` or anything other than printable
-/// ASCII. The message is not quoted, but its invisible characters are escaped.
+/// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as by `Debug`.
+/// Other values are quoted if they are empty or contain a space, `=`, `"`, `\` or a character other than printable ASCII.
+/// The message is not quoted, but its invisible characters are escaped.
 struct QuotedFields;
 
 impl<'writer> FormatFields<'writer> for QuotedFields {
@@ -301,12 +301,10 @@ fn escape_invisible(text: &str) -> Cow<'_, str> {
     Cow::Owned(escaped)
 }
 
-/// Writes each line to `out` with one call and counts the lines that were not written completely; on a full disk, all
-/// of them.
+/// Writes each line to `out` with one call, and counts the lines that were not written completely.
 ///
-/// Invisible characters of JSON become `\u` escapes. JSON already escapes control characters below U+0020, but allows
-/// the others, such as U+2028, which many readers take for the end of a line, and U+009B, which some terminals
-/// interpret.
+/// Invisible characters of JSON become `\u` escapes. JSON itself escapes only control characters below U+0020. It allows
+/// U+2028, which many readers take for the end of a line, and U+009B, which some terminals interpret.
 struct LineWriter<W> {
     out: W,
     is_json: bool,

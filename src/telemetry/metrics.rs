@@ -57,7 +57,7 @@ pub fn describe() {
     }
 }
 
-/// Initializes the counters of these codecs to 0, like [`describe`] for labels that this module knows.
+/// Initializes the counters of these codecs to 0, because this module does not know their names.
 pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
     for name in names {
         counter!(names::BLOCKS_DECODED, "codec" => name).increment(0);
@@ -269,7 +269,7 @@ pub fn config_loaded(is_valid: bool, now: Duration) {
     }
 }
 
-/// Methods and statuses of the responses that [`RouteMetrics`] records without a search.
+/// Methods and statuses of the responses for which [`RouteMetrics`] has handles.
 const FREQUENT: [(&str, u16); 6] =
     [("GET", 200), ("GET", 304), ("GET", 404), ("HEAD", 200), ("HEAD", 304), ("HEAD", 404)];
 
@@ -284,8 +284,8 @@ fn request_duration(method: &'static str, route: &'static str, status: u16) -> H
     histogram!(names::HTTP_DURATION, "method" => method, "route" => route, "status" => status)
 }
 
-/// Handles to the metrics of the responses of one route. A search of the recorder by name and labels for each response
-/// would take as long as one of the smallest responses.
+/// Handles to the metrics of the responses of one route. Without handles, the recorder would search a metric by its name
+/// and labels for each response, which takes as long as making one of the smallest responses.
 pub struct RouteMetrics {
     route: &'static str,
     durations: [Histogram; FREQUENT.len()],
@@ -305,7 +305,7 @@ impl RouteMetrics {
     /// Records a completed request with a response body of `bytes`, like [`http_request`] and
     /// [`http_response_bytes`].
     pub fn record(&self, method: &'static str, status: u16, elapsed: Duration, bytes: u64) {
-        match FREQUENT.iter().position(|known| *known == (method, status)).and_then(|n| self.durations.get(n)) {
+        match FREQUENT.iter().position(|known| *known == (method, status)).and_then(|index| self.durations.get(index)) {
             Some(histogram) => histogram.record(elapsed),
             None => http_request(method, self.route, status, elapsed),
         }

@@ -19,11 +19,11 @@ use export::{ChildSpan, Exporter, FinishedTrace, MAX_CHILD_SPANS};
 pub use export::{Trace, TracedResponse};
 pub use settings::TraceSettings;
 
-/// Maximum number of traces per second that are sampled because a trusted caller sampled them, in addition to one
-/// request in [`TraceSettings::one_in`].
+/// Maximum number of traces per second that are sampled because a trusted caller sampled them. One request in
+/// [`TraceSettings::one_in`] is sampled in any case.
 const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
-/// Maximum number of characters of a path.
+/// Maximum number of characters of a path in a trace.
 const MAX_PATH_CHARS: usize = 200;
 
 struct Tracer {
@@ -36,7 +36,7 @@ struct Tracer {
     caller_sampled: Mutex<(u64, u32)>,
 }
 
-/// Returns an id that differs from all others of this process and, most likely, of other processes.
+/// Returns a new id. It is unique in this process and, most likely, among all processes.
 fn new_id() -> u64 {
     static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -65,9 +65,11 @@ pub fn flush(timeout: Duration) {
     }
 }
 
-/// Begins the trace of a request if the request is sampled. `parent` is its `traceparent` header. The sampled flag of
-/// that header counts only if the caller `is_trusted`; otherwise any client could have all its requests traced. It
-/// counts for at most `MAX_CALLER_SAMPLED_PER_SECOND` requests per second, because proxies pass on the flags of others.
+/// Begins the trace of a request if the request is sampled. `parent` is its `traceparent` header.
+///
+/// The sampled flag of that header counts only if the caller `is_trusted`. Otherwise any client could have all its
+/// requests traced. The flag counts for at most `MAX_CALLER_SAMPLED_PER_SECOND` requests per second, because proxies pass
+/// on the flags of their clients.
 pub fn begin(
     parent: Option<&str>,
     is_trusted: impl FnOnce() -> bool,
@@ -78,9 +80,13 @@ pub fn begin(
 
 impl Tracer {
     fn new(settings: &TraceSettings) -> std::io::Result<Self> {
-        let (exporter, requests) = (Exporter::start(settings, new_id())?, AtomicU64::new(0));
-        let TraceSettings { one_in, follows_caller, .. } = *settings;
-        Ok(Self { exporter, one_in, follows_caller, requests, caller_sampled: Mutex::default() })
+        Ok(Self {
+            exporter: Exporter::start(settings, new_id())?,
+            one_in: settings.one_in,
+            follows_caller: settings.follows_caller,
+            requests: AtomicU64::new(0),
+            caller_sampled: Mutex::default(),
+        })
     }
 
     /// Returns true if another trace may be sampled in this second because a caller sampled it.
@@ -140,15 +146,17 @@ impl TraceParent {
     fn parse(text: &str) -> Option<Self> {
         let mut parts = text.trim().split('-');
         let mut next_field = |digits| parse_hex(parts.next()?, digits);
-        let (version, trace_id) = (next_field(2)?, next_field(32)?);
-        let (span_id, flags) = (u64::try_from(next_field(16)?).ok()?, next_field(2)?);
+        let version = next_field(2)?;
+        let trace_id = next_field(32)?;
+        let span_id = u64::try_from(next_field(16)?).ok()?;
+        let flags = next_field(2)?;
         // Later versions of the header may have further fields; version ff is invalid.
         let is_valid = version != 0xff && (version > 0 || parts.next().is_none()) && trace_id != 0 && span_id != 0;
         is_valid.then_some(Self { trace_id, span_id, is_sampled: flags & 1 == 1 })
     }
 }
 
-/// Parses a number of exactly so many lower-case hexadecimal digits.
+/// Parses a number of exactly `digits` lower-case hexadecimal digits.
 fn parse_hex(text: &str, digits: usize) -> Option<u128> {
     let is_lower = |c: u8| c.is_ascii_digit() || (b'a'..=b'f').contains(&c);
     (text.len() == digits && text.bytes().all(is_lower)).then(|| u128::from_str_radix(text, 16).ok())?
@@ -195,7 +203,7 @@ pub fn in_scope<T, F: Future<Output = T>>(trace: Option<Arc<Trace>>, work: F) ->
     }
 }
 
-/// Runs `work` in the scope of the current trace, on whatever task or thread it is polled.
+/// Runs `work` in the scope of the current trace, on any task or thread.
 pub fn in_current_scope<T, F: Future<Output = T>>(work: F) -> impl Future<Output = T> + use<T, F> {
     in_scope(current(), work)
 }

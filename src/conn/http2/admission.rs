@@ -1,4 +1,4 @@
-//! Admission of the frames of an HTTP/2 client: hyper is given those for which there is memory.
+//! Admission of the frames of an HTTP/2 client: hyper is given only frames for which there is memory.
 
 use std::future::Future;
 use std::io;
@@ -20,14 +20,14 @@ use super::memory::{ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_UNCOUNTED_CO
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 
-/// Shortest and longest pause before a connection that is not read for lack of memory tries again.
+/// Shortest and longest pause between attempts of a connection to take memory that it lacks.
 const MEMORY_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
-/// Longest wait for memory of a connection that holds memory and has no stream. Its client can repeat the request on
-/// another connection, which holds none.
+/// Longest wait for memory of a connection that holds memory and has no stream. Afterwards the connection ends, and its
+/// client can repeat the request on a new connection, which holds no memory.
 const MAX_BLOCKED: Duration = Duration::from_secs(3);
 
-/// Decides how many of the received bytes of an HTTP/2 connection hyper is given.
+/// Decides how many of the bytes that an HTTP/2 connection has received hyper is given.
 pub(crate) struct FrameAdmission {
     scanner: FrameScanner,
     peer: Option<IpAddr>,
@@ -42,9 +42,10 @@ impl FrameAdmission {
         Self { scanner: FrameScanner::default(), peer, memory, memory_wait: None }
     }
 
-    /// Returns how many bytes at the beginning of `received` hyper is given now; with 0, more must be received. Pending
-    /// while the connection must not be read: for lack of memory, until other tasks have had their turn, or because it
-    /// ends. `received` follows the bytes that hyper was given before; bytes that it need not see are removed.
+    /// Returns how many bytes at the beginning of `received` hyper is given now. If it returns 0, more bytes must be
+    /// received. Pending while the connection must not be read, because it lacks memory, yields to other tasks, or ends.
+    ///
+    /// `received` continues the bytes that hyper was given before. Bytes that hyper need not see are removed from it.
     ///
     /// # Errors
     /// If the client has hung up while the connection waited for memory.
@@ -65,7 +66,7 @@ impl FrameAdmission {
                 return Poll::Pending;
             }
             if self.memory.is_poll_budget_spent() {
-                // hyper's responses and other connections come first.
+                // hyper's responses and other connections go first.
                 schedule_yield(context);
                 return Poll::Pending;
             }
@@ -78,8 +79,8 @@ impl FrameAdmission {
         }
     }
 
-    /// Takes memory for the received frames. Returns the number of bytes before the first frame for which there is
-    /// none.
+    /// Takes memory for the received frames. Returns the number of bytes before the first frame for which there is no
+    /// memory.
     fn admit(&mut self, received: &mut BytesMut) -> usize {
         let Self { scanner, peer, memory, memory_wait } = self;
         if memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
@@ -100,7 +101,7 @@ impl FrameAdmission {
         memory.set_in_header_list(scanner.in_header_list);
         memory.set_table_bytes(scanner.table_bytes());
         if scanner.max_list_fields > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
-            // hyper would take a thousand times as long to count them.
+            // hyper would take a thousand times as long as the scanner to count the fields.
             memory.refuse(GoawayReason::TooManyFields);
             admitted_bytes = 0;
         }
@@ -115,7 +116,7 @@ impl FrameAdmission {
     }
 }
 
-/// A connection that is not read until there is memory for its next frames.
+/// The wait of a connection for memory. The connection is not read meanwhile.
 struct MemoryWait {
     started: Instant,
     pause: Duration,
@@ -150,13 +151,12 @@ impl MemoryWait {
     /// failed attempt to get memory.
     fn refuse_if_blocked_too_long(&self) {
         if self.memory.blocked_since().is_some_and(|since| since.max(self.started).elapsed() >= MAX_BLOCKED) {
-            // The client may be gone: its end of stream is not seen behind more bytes than the kernel's receive buffer
-            // holds.
+            // The client may be gone. The end of its stream is not noticed while the kernel's receive buffer is full.
             self.memory.refuse(GoawayReason::BlockedTooLong);
         }
     }
 
-    /// Ready when it is time to try again; each pause is twice as long as the one before, up to the longest.
+    /// Ready when it is time to try again. Each pause is twice as long as the one before, up to the longest.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         ready!(self.sleep.as_mut().poll(context));
         let [_, max_pause] = MEMORY_BACKOFF;

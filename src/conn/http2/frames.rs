@@ -7,12 +7,13 @@ use std::ops::ControlFlow;
 
 use super::hpack::HpackTableScanner;
 
-/// Length of a frame header (RFC 9113, section 4.1).
+/// Length of a frame's header (RFC 9113, section 4.1).
 const FRAME_HEADER_BYTES: usize = 9;
 
 /// Maximum payload of a frame, unless the server allows more (section 4.2).
 const MAX_FRAME_BYTES: usize = 16_384;
 
+// Types of frames (section 6).
 const DATA: u8 = 0;
 const HEADERS: u8 = 1;
 const PRIORITY: u8 = 2;
@@ -20,12 +21,37 @@ const RST_STREAM: u8 = 3;
 const PUSH_PROMISE: u8 = 5;
 const WINDOW_UPDATE: u8 = 8;
 const CONTINUATION: u8 = 9;
+
+// Flags of frames (sections 6.2 and 6.10).
 const END_HEADERS: u8 = 4;
 const PADDED: u8 = 8;
 const PRIORITY_FLAG: u8 = 32;
 
 /// Length of the priority fields at the beginning of `HEADERS` (RFC 9113, section 6.2).
 const PRIORITY_BYTES: usize = 5;
+
+/// The header of a frame.
+#[derive(Debug, Clone, Copy)]
+struct FrameHeader {
+    payload_bytes: usize,
+    kind: u8,
+    flags: u8,
+    /// Identifier of the stream, without the highest bit, which is reserved.
+    stream: u32,
+}
+
+impl FrameHeader {
+    /// Parses the header at the beginning of `bytes`. Returns `None` if it is incomplete.
+    fn parse(bytes: &[u8]) -> Option<Self> {
+        let [a, b, c, kind, flags, stream @ ..] = *bytes.first_chunk::<FRAME_HEADER_BYTES>()?;
+        Some(Self {
+            payload_bytes: usize::try_from(u32::from_be_bytes([0, a, b, c])).unwrap_or(usize::MAX),
+            kind,
+            flags,
+            stream: u32::from_be_bytes(stream) & (u32::MAX >> 1),
+        })
+    }
+}
 
 /// A frame that carries a part of a request's header list.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -47,18 +73,18 @@ pub(crate) struct FrameScanner {
     remaining_payload_bytes: usize,
     /// Bytes of the current frame that are still to be discarded.
     remaining_discard_bytes: usize,
-    /// Highest stream identifier so far; those of clients only increase.
+    /// Highest stream identifier so far. The identifiers of a client's streams only increase.
     last_stream_id: u32,
     /// True if a header list has begun and not ended.
     pub(crate) in_header_list: bool,
-    /// True if requests are left out.
+    /// True if new requests are left out.
     pub(crate) ignores_requests: bool,
     /// True if the next payload byte is the length of the padding at the end of the current frame.
     is_padded: bool,
-    /// Bytes before the current frame's part of a header list that are still to come.
+    /// Number of bytes that still precede the current frame's part of a header list.
     remaining_skip_bytes: usize,
-    /// Bytes still to come of the current frame's part of a header list; includes the padding until its length has been
-    /// read.
+    /// Number of bytes of the current frame's part of a header list that are still to come. Includes the padding until
+    /// the length of the padding has been read.
     remaining_list_bytes: usize,
     hpack_table: HpackTableScanner,
     /// Number of fields of the longest header list so far.
@@ -71,77 +97,83 @@ impl FrameScanner {
         self.hpack_table.retained_bytes
     }
 
-    /// Leaves out requests from now on, unless a header list has begun. The last GOAWAY tells the client to repeat them
-    /// (RFC 9113, section 6.8). hyper still gets the other frames: it sends that GOAWAY after the response to its PING.
+    /// Leaves out requests from now on, unless a header list has begun. The last GOAWAY tells the client to repeat these
+    /// requests (RFC 9113, section 6.8). hyper still gets the other frames, because it sends the last GOAWAY after the
+    /// client has answered a PING.
     pub(crate) fn ignore_requests(&mut self) {
         self.ignores_requests |= !self.in_header_list;
     }
 
-    /// Returns how many of `bytes` hyper need not see: parts of bodies, because no request has one here; requests,
-    /// while they are left out; and frames that it would ignore. `bytes` follow those passed on or discarded before.
+    /// Returns how many of `bytes` hyper need not see: parts of bodies, because the server reads no body; requests, while
+    /// they are left out; and frames that hyper would ignore. `bytes` follow those passed on or discarded before.
     pub(crate) fn discard(&mut self, bytes: &[u8]) -> usize {
         if self.remaining_payload_bytes == 0
             && self.remaining_discard_bytes == 0
             && !self.in_header_list
-            && let Some([a, b, c, kind, _, stream @ ..]) = bytes.first_chunk::<FRAME_HEADER_BYTES>()
+            && let Some(header) = FrameHeader::parse(bytes)
+            && self.is_ignored(header)
         {
-            let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-            if self.is_ignored(*kind, payload_bytes, stream_id(*stream)) {
-                self.remaining_discard_bytes = payload_bytes.saturating_add(FRAME_HEADER_BYTES);
-            }
+            self.remaining_discard_bytes = header.payload_bytes.saturating_add(FRAME_HEADER_BYTES);
         }
         let discarded = self.remaining_discard_bytes.min(bytes.len());
         self.remaining_discard_bytes -= discarded;
         discarded
     }
 
-    /// Returns how many of `bytes` may be passed on. `bytes` follow those passed on or discarded before. `admit`
-    /// decides about every frame of a header list. The scan stops before the first one that `admit` refuses, before a
-    /// frame to [`discard`](Self::discard), and before a frame whose header is incomplete. These bytes must be scanned
-    /// again.
+    /// Returns how many of `bytes` may be passed on. `bytes` follow those passed on or discarded before. `admit` decides
+    /// about every frame of a header list. The scan stops before the first frame that `admit` refuses, before a frame to
+    /// [`discard`](Self::discard), and before a frame whose header is incomplete. The bytes from there on must be
+    /// scanned again.
     pub(crate) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
         let mut passed = 0;
         loop {
             let rest = bytes.get(passed..).unwrap_or_default();
-            let payload = self.remaining_payload_bytes.min(rest.len());
-            passed += payload;
-            self.remaining_payload_bytes -= payload;
-            self.forward_payload(rest.get(..payload).unwrap_or_default());
-            let Some([a, b, c, kind, flags, stream @ ..]) =
-                rest.get(payload..).and_then(<[u8]>::first_chunk::<FRAME_HEADER_BYTES>)
-            else {
-                return passed;
-            };
-            let payload_bytes = usize::try_from(u32::from_be_bytes([0, *a, *b, *c])).unwrap_or(usize::MAX);
-            let stream = stream_id(*stream);
-            if !self.in_header_list && self.is_ignored(*kind, payload_bytes, stream) {
+            let (payload, rest) = rest.split_at(self.remaining_payload_bytes.min(rest.len()));
+            passed += payload.len();
+            self.remaining_payload_bytes -= payload.len();
+            self.forward_payload(payload);
+            let Some(header) = FrameHeader::parse(rest) else { return passed };
+            if !self.in_header_list && self.is_ignored(header) {
                 return passed;
             }
-            if matches!(*kind, HEADERS | PUSH_PROMISE | CONTINUATION) {
-                let opens_stream = *kind == HEADERS && stream > self.last_stream_id;
-                let is_forbidden = *kind == PUSH_PROMISE;
-                if admit(HeaderFrame { payload_bytes, begins_list: *kind != CONTINUATION, opens_stream, is_forbidden })
-                    .is_break()
-                {
-                    return passed;
-                }
-                self.last_stream_id = self.last_stream_id.max(stream);
-                self.in_header_list = flags & END_HEADERS == 0;
-                let flags = if *kind == CONTINUATION { 0 } else { *flags };
-                self.is_padded = flags & PADDED != 0;
-                self.remaining_skip_bytes = if flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
-                self.remaining_list_bytes =
-                    payload_bytes.saturating_sub(self.remaining_skip_bytes + usize::from(self.is_padded));
-                if *kind != CONTINUATION {
-                    self.hpack_table.begin_list();
-                }
-            } else {
-                (self.is_padded, self.remaining_skip_bytes, self.remaining_list_bytes) = (false, 0, 0);
+            if let Some(frame) = self.header_frame(header)
+                && admit(frame).is_break()
+            {
+                return passed;
             }
+            self.begin_frame(header);
             passed += FRAME_HEADER_BYTES;
-            self.hpack_table.count_forwarded(FRAME_HEADER_BYTES);
-            self.remaining_payload_bytes = payload_bytes;
         }
+    }
+
+    /// Returns the frame if it carries a part of a header list.
+    fn header_frame(&self, header: FrameHeader) -> Option<HeaderFrame> {
+        matches!(header.kind, HEADERS | PUSH_PROMISE | CONTINUATION).then(|| HeaderFrame {
+            payload_bytes: header.payload_bytes,
+            begins_list: header.kind != CONTINUATION,
+            opens_stream: header.kind == HEADERS && header.stream > self.last_stream_id,
+            is_forbidden: header.kind == PUSH_PROMISE,
+        })
+    }
+
+    /// Records that hyper is given the header of a frame.
+    fn begin_frame(&mut self, header: FrameHeader) {
+        self.is_padded = false;
+        self.remaining_skip_bytes = 0;
+        self.remaining_list_bytes = 0;
+        if let Some(frame) = self.header_frame(header) {
+            self.last_stream_id = self.last_stream_id.max(header.stream);
+            self.in_header_list = header.flags & END_HEADERS == 0;
+            if frame.begins_list {
+                self.is_padded = header.flags & PADDED != 0;
+                self.remaining_skip_bytes = if header.flags & PRIORITY_FLAG == 0 { 0 } else { PRIORITY_BYTES };
+                self.hpack_table.begin_list();
+            }
+            let prefix_bytes = self.remaining_skip_bytes + usize::from(self.is_padded);
+            self.remaining_list_bytes = header.payload_bytes.saturating_sub(prefix_bytes);
+        }
+        self.hpack_table.count_forwarded(FRAME_HEADER_BYTES);
+        self.remaining_payload_bytes = header.payload_bytes;
     }
 
     /// Records that hyper is given `piece` of a frame's payload.
@@ -163,24 +195,19 @@ impl FrameScanner {
         self.max_list_fields = self.max_list_fields.max(self.hpack_table.list_fields);
     }
 
-    /// Returns true if a frame of this kind may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The flow control
-    /// windows that DATA uses are never replenished, so a client sends at most the initial window. Frames that are too
-    /// long are left to hyper, which refuses them.
-    fn is_ignored(&self, kind: u8, payload_bytes: usize, stream: u32) -> bool {
+    /// Returns true if a frame may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The flow control windows that DATA
+    /// uses are never replenished, so a client sends at most the initial window. Frames that are too long are left to
+    /// hyper, which refuses them.
+    fn is_ignored(&self, FrameHeader { payload_bytes, kind, stream, .. }: FrameHeader) -> bool {
         payload_bytes <= MAX_FRAME_BYTES
             && match kind {
                 DATA | PRIORITY => true,
                 HEADERS | PUSH_PROMISE | CONTINUATION => self.ignores_requests,
-                // For a request that was left out: hyper does not know its stream and would end the connection.
+                // hyper does not know the stream of a request that was left out, and would end the connection.
                 RST_STREAM | WINDOW_UPDATE => self.ignores_requests && stream > self.last_stream_id,
                 kind => kind > CONTINUATION,
             }
     }
-}
-
-/// Parses a stream identifier. The highest bit is reserved.
-fn stream_id(bytes: [u8; 4]) -> u32 {
-    u32::from_be_bytes(bytes) & (u32::MAX >> 1)
 }
 
 #[cfg(test)]
@@ -305,7 +332,9 @@ mod tests {
             cuts in prop::collection::vec(1_usize..30, 1..50),
         ) {
             let sent: Vec<u8> = frames.iter().flat_map(|(kind, flags, stream, len)| frame(*kind, *flags, *stream, *len)).collect();
-            let (mut whole, mut whole_passed, mut rest) = (Vec::new(), Vec::new(), sent.clone());
+            let mut whole = Vec::new();
+            let mut whole_passed = Vec::new();
+            let mut rest = sent.clone();
             let mut scanner = FrameScanner::default();
             while !rest.is_empty() {
                 let gone = scanner.discard(&rest);
@@ -314,7 +343,10 @@ mod tests {
                 whole_passed.extend(rest.drain(..passed));
                 prop_assert!(gone + passed > 0);
             }
-            let (mut pieces, mut pieces_passed, mut kept, mut at) = (Vec::new(), Vec::new(), Vec::new(), 0);
+            let mut pieces = Vec::new();
+            let mut pieces_passed = Vec::new();
+            let mut kept = Vec::new();
+            let mut at = 0;
             let mut scanner = FrameScanner::default();
             for cut in cuts.iter().cycle() {
                 let end = (at + cut).min(sent.len());

@@ -1,29 +1,32 @@
 //! Scans the fields that a client adds to the HPACK dynamic table (RFC 7541), to find out how much memory the table
 //! retains.
 //!
-//! hyper keeps the value of a pseudo-header as a slice of the buffer in which it was received or decoded, and so keeps
-//! the whole buffer. A client that sends 8 KiB between two such fields makes a table of 4 KiB retain 800 KiB.
+//! hyper keeps the value of a pseudo-header as a slice of the buffer in which the value was received or decoded. The
+//! table thus retains the whole buffer. If a client sends 8 KiB between two pseudo-headers, a table of 4 KiB retains
+//! 800 KiB.
 
 use std::collections::VecDeque;
 
-/// Maximum number of entries in the dynamic table. It has 4,096 bytes (RFC 9113, section 6.5.2), of which each entry
-/// takes 32 and the lengths of its name and value (RFC 7541, section 4.1).
+/// Maximum number of entries in the dynamic table. The table has 4,096 bytes (RFC 9113, section 6.5.2). An entry takes
+/// 32 bytes and the lengths of its name and value (RFC 7541, section 4.1).
 const MAX_ENTRIES: usize = 4096 / (32 + 1);
 
-/// Buffer memory for each byte received between two entries, the sum of two factors. A receive buffer is released when
-/// the next frame does not fit, so at most half of it is unused: 2. A decoding buffer has room for twice the encoded
-/// string, from each byte of which the Huffman code yields at most 1.6, and is released in the same way: 3.6.
+/// Bytes of buffers for each byte received between two entries: 2 for receive buffers and 3.6 for decoding buffers,
+/// rounded up.
+///
+/// A receive buffer is released when the next frame does not fit, so at most half of it is unused. A decoding buffer has
+/// room for twice the encoded string, and a byte of Huffman code yields at most 1.6 bytes.
 const RETAINED_PER_BYTE: usize = 6;
 
-/// Minimum length with which a header list is counted. An entry retains at most the buffers of its own header list, and
-/// those of a shorter list are no larger than for this length.
+/// Minimum length that a header list counts as. An entry retains at most the buffers of its own header list. The buffers
+/// of a shorter list may be as large as those of a list of this length.
 const MIN_LIST_BUFFER_BYTES: usize = 16 << 10;
 
 /// Scans the header lists of a connection.
 #[derive(Debug, Default)]
 pub(super) struct HpackTableScanner {
     state: HpackState,
-    /// True if the current field is added to the table when its value ends. Means nothing for a field without strings.
+    /// True if the current field is added to the table when its value ends. Meaningless for a field without strings.
     is_added: bool,
     /// True if the current string is the name of the field, false if it is the value.
     is_name: bool,
@@ -31,10 +34,11 @@ pub(super) struct HpackTableScanner {
     retains_buffer: bool,
     /// Bytes that hyper was given since the last entry was added.
     bytes_since_entry: usize,
+    /// Number of bytes of the current header list so far.
     list_bytes: usize,
     /// Number of fields of the current header list so far.
     pub(super) list_fields: usize,
-    /// Maximum memory that each entry retains, the oldest first.
+    /// Maximum memory that each entry retains, the oldest entry first.
     entry_retained_bytes: VecDeque<u32>,
     /// Maximum memory that all entries retain.
     pub(super) retained_bytes: usize,
@@ -67,14 +71,16 @@ enum IntegerRole {
 }
 
 impl HpackTableScanner {
-    /// Counts bytes of any frames that hyper is given.
+    /// Counts bytes that hyper is given, of any frame.
     pub(super) fn count_forwarded(&mut self, bytes: usize) {
         self.bytes_since_entry = self.bytes_since_entry.saturating_add(bytes);
     }
 
     /// Begins a header list.
     pub(super) fn begin_list(&mut self) {
-        (self.state, self.list_bytes, self.list_fields) = (HpackState::FieldStart, 0, 0);
+        self.state = HpackState::FieldStart;
+        self.list_bytes = 0;
+        self.list_fields = 0;
     }
 
     /// Scans the next `bytes` of the header list.
@@ -123,7 +129,7 @@ impl HpackTableScanner {
                 }
                 self.after_string_bytes(remaining_bytes - 1)
             }
-            // `scan` consumes these bytes without a call.
+            // Not reached: `scan` consumes these bytes itself.
             HpackState::StringRest { remaining_bytes } => self.after_string_bytes(remaining_bytes - 1),
         }
     }
@@ -144,9 +150,9 @@ impl HpackTableScanner {
             IntegerRole::NoString => HpackState::FieldStart,
             IntegerRole::NameIndex => {
                 self.is_name = value == 0;
-                // Of the static table (appendix A), hyper keeps the values of `:authority`, `:path` and `:scheme` as
-                // slices of the buffer. The scanner does not know the names in the dynamic table and assumes the same
-                // of them.
+                // Of the names in the static table (appendix A), hyper keeps the values of `:authority`, `:path` and
+                // `:scheme` as slices of the buffer. The scanner does not know the names in the dynamic table and
+                // assumes the worst.
                 self.retains_buffer = matches!(value, 1 | 4..=7 | 62..);
                 HpackState::StringLength
             }
@@ -155,7 +161,7 @@ impl HpackTableScanner {
         }
     }
 
-    /// Returns what follows some bytes of a string, of which `remaining_bytes` more are to come.
+    /// Returns the state after some bytes of a string that has `remaining_bytes` more.
     fn after_string_bytes(&mut self, remaining_bytes: usize) -> HpackState {
         if remaining_bytes > 0 {
             return HpackState::StringRest { remaining_bytes };
@@ -170,7 +176,7 @@ impl HpackTableScanner {
         HpackState::FieldStart
     }
 
-    /// Adds an entry, which may retain buffers.
+    /// Adds an entry to the table and removes the oldest one from a full table.
     fn add_entry(&mut self, retains_buffer: bool) {
         if self.entry_retained_bytes.len() == MAX_ENTRIES
             && let Some(oldest) = self.entry_retained_bytes.pop_front()
@@ -181,9 +187,8 @@ impl HpackTableScanner {
             self.entry_retained_bytes.push_back(0);
             return;
         }
-        let bytes =
-            self.bytes_since_entry.min(self.list_bytes.max(MIN_LIST_BUFFER_BYTES)).saturating_mul(RETAINED_PER_BYTE);
-        let bytes = u32::try_from(bytes).unwrap_or(u32::MAX);
+        let buffered_bytes = self.bytes_since_entry.min(self.list_bytes.max(MIN_LIST_BUFFER_BYTES));
+        let bytes = u32::try_from(buffered_bytes.saturating_mul(RETAINED_PER_BYTE)).unwrap_or(u32::MAX);
         self.entry_retained_bytes.push_back(bytes);
         self.retained_bytes += bytes as usize;
         self.bytes_since_entry = 0;

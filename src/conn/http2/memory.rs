@@ -1,9 +1,9 @@
-//! Limits of requests, and the memory of connections: beyond its fixed share, each takes memory from a pool shared by
-//! all.
+//! Limits of requests, and the memory of connections.
 //!
-//! The fixed share ([`crate::config::Config::max_connections_bytes`]) covers a connection with hyper, without streams
-//! and with a head of ordinary length. HTTP/2 streams and long heads are charged to the pool before hyper sees them. A
-//! connection for which no memory is left is not read further.
+//! Each connection has a fixed share of memory ([`crate::config::Config::max_connections_bytes`]). It covers a
+//! connection with hyper, without streams and with a head of ordinary length. Memory for HTTP/2 streams and long heads
+//! is taken from a pool that all connections share, before hyper sees them. A connection for which no memory is left is
+//! not read further.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,70 +17,72 @@ use tokio::time::Instant;
 use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::frames::HeaderFrame;
 
-/// Maximum length of a request head, in bytes. The longest possible path (64 KiB) fits together with its headers, and
-/// connections that send no more than a head stay cheap.
+/// Maximum length of a request head, in bytes. The longest possible path (64 KiB) and the headers of its request fit.
+/// Connections that send only a head cost no more than that.
 pub(crate) const MAX_HEAD_BYTES: usize = 96 << 10;
 
-/// Number of times that a head is held: as received, as parsed, and as repeated by a problem response.
+/// Number of copies of a head in memory: as received, as parsed, and in the text of a problem response.
 pub(crate) const HEAD_COPIES: usize = 3;
 
-/// Maximum number of fields of a request, the same as hyper's for HTTP/1.
+/// Maximum number of fields of a request. hyper has the same limit for HTTP/1.
 pub(crate) const MAX_FIELDS: usize = 100;
 
 /// Maximum number of cookie fields that do not count towards [`MAX_FIELDS`].
 pub(crate) const MAX_UNCOUNTED_COOKIES: usize = 200;
 
-/// Maximum number of concurrent HTTP/2 streams of one connection; viewers request 100 blocks at once.
+/// Maximum number of concurrent HTTP/2 streams of one connection. Viewers request 100 blocks at once.
 pub(crate) const MAX_STREAMS: u32 = 128;
 
-/// Memory of an open stream: its state in hyper, the task that answers it and a short response. Measured for an
-/// answered 404 that the client does not take: 2.9 KiB, and 5.3 KiB at the peak.
+/// Memory of an open stream (6.5 KiB): its state in hyper, the task that answers its request, and a short response. A
+/// 404 that the client did not take was measured with 2.9 KiB, and 5.3 KiB at the peak.
 const STREAM_BYTES: usize = 13 << 9;
 
-/// Memory that hyper keeps for each stream of the largest number that a connection had open at once (1.45 KiB
-/// measured).
+/// Memory that hyper keeps, until the connection ends, for each of as many streams as were open at once (1.5 KiB;
+/// measured: 1.45 KiB).
 const RETAINED_BYTES: usize = 3 << 9;
 
-/// Maximum number of streams of one connection that hyper keeps although they became no request: malformed ones, too
-/// long ones, and those that were reset immediately. hyper allows no more than this at a time.
+/// Maximum number of streams of one connection that hyper keeps although they became no request, because their header
+/// lists were malformed or too long or the client reset them at once. hyper itself keeps no more than this.
 const MAX_REFUSED_STREAMS: usize = MAX_STREAMS as usize;
 
-/// Memory of one field of a header list. On the wire a field may be one byte, an HPACK index (RFC 7541, section 6.1).
+/// Memory of one field of a header list. On the wire, a field may be a single byte: an HPACK index (RFC 7541, section
+/// 6.1).
 const FIELD_BYTES: usize = 96;
 
-/// Maximum memory of the fields of one header list. hyper drops fields beyond `MAX_HEAD_BYTES`, of which each counts
-/// for at least 33 bytes (RFC 9113, section 6.5.2).
+/// Maximum memory of the fields of one header list. hyper drops fields beyond `MAX_HEAD_BYTES`. Each field counts for at
+/// least 33 bytes (RFC 9113, section 6.5.2).
 const MAX_HEADER_LIST_BYTES: usize = MAX_HEAD_BYTES / 33 * FIELD_BYTES;
 
 /// Length of a request head that is part of [`STREAM_BYTES`].
 const STREAM_HEAD_BYTES: usize = 2 << 10;
 
-/// Maximum number of header list frames on one connection before others get their turn. It is more than the 20 requests
-/// that a client may reset before they are accepted, beyond which hyper closes the connection (CVE-2023-44487).
+/// Maximum number of header list frames on one connection before it yields to other tasks. A client that resets its
+/// requests at once must be able to reach hyper's limit of 20, at which hyper closes the connection (CVE-2023-44487).
 const MAX_FRAMES_PER_POLL: usize = 64;
-/// Payload bytes that count as another frame, because each of them may be a field.
+
+/// Number of payload bytes that count as another frame, because each byte may be a field.
 const FRAME_UNIT_BYTES: usize = 128;
 
-/// Number of frames that one read from the socket counts as. With it, thousands of connections that send all they can
-/// take turns after about ten microseconds each.
+/// Number of frames that one read from the socket counts as. Thousands of connections that send all they can then take
+/// turns after about ten microseconds each.
 const FRAMES_PER_READ: usize = 16;
 
-/// Number of idle connections that are asked for memory at once.
+/// Number of idle connections that are asked to give back memory at once.
 const RECLAIM_BATCH: usize = 4;
 
-/// Time without a stream after which a connection counts as idle. A client that sends requests one after the other
-/// pauses for less.
+/// Time without a stream after which a connection counts as idle. A client that sends one request after the other makes
+/// shorter pauses.
 const MIN_STREAMLESS_IDLE: Duration = Duration::from_millis(500);
 
-/// Memory for streams below which an address can use the reserve of the pool. It is enough for a head of up to 597
-/// bytes on the wire, each of which may be a field: a browser's first head, unless it has long cookies.
+/// Memory below which an address can use the reserve of the pool. It is enough for a head of 597 bytes on the wire,
+/// each of which may be a field. The first head of a browser is shorter, unless it has long cookies.
 pub(crate) const GUARANTEED_BYTES: usize = 64 << 10;
 const _: () = assert!(597 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= GUARANTEED_BYTES);
 
 /// Reason to end an HTTP/2 connection that its client keeps open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum GoawayReason {
-    /// A header list has more fields than hyper can count in reasonable time.
+    /// A header list has more fields than hyper could count in reasonable time.
     TooManyFields,
     /// The client sent a frame that only servers may send.
     ForbiddenFrame,
@@ -91,7 +93,7 @@ pub(crate) enum GoawayReason {
 }
 
 impl GoawayReason {
-    /// Returns true if memory is short and the client may have done nothing wrong. Such a client is told which requests
+    /// Returns true if memory is short, which need not be the fault of the client. Such a client is told which requests
     /// it can repeat, and its last response is still sent.
     pub(crate) const fn is_memory_shortage(self) -> bool {
         matches!(self, Self::NoTableMemory | Self::BlockedTooLong)
@@ -110,32 +112,36 @@ impl GoawayReason {
     }
 }
 
-/// Memory that one connection has taken from the pool; given back when dropped.
+/// Memory that one connection has taken from the pool. Dropping this gives it back.
+///
+/// Relaxed ordering is enough for all counters and flags here, because they guard no other data.
 #[derive(Debug)]
 pub(crate) struct ConnectionMemory {
     pool: Arc<DynamicThresholdPool>,
     /// Memory of all connections of the client's address; `None` if the address stands for many clients.
     address_memory: Option<Arc<AddressMemory>>,
     taken_bytes: AtomicUsize,
-    /// Taken for header lists that hyper has been given but has not made into requests yet.
+    /// Taken for header lists that hyper was given and has not turned into requests yet.
     pending_request_bytes: AtomicUsize,
+    /// True if hyper was given an incomplete header list.
     in_header_list: AtomicBool,
     /// Taken for the fields of the header list that began last.
     header_list_bytes: AtomicUsize,
+    /// True if hyper has read all bytes that it was given.
     is_input_drained: AtomicBool,
-    /// Taken for streams that have ended here but whose last frames hyper may still hold.
+    /// Taken for streams that have ended here. hyper may still hold their last frames.
     unflushed_bytes: AtomicUsize,
     /// Taken for what hyper's HPACK table retains.
     table_bytes: AtomicUsize,
-    /// Streams that hyper has been given but has not made into requests yet.
+    /// Streams that hyper was given and has not turned into requests yet.
     pending_request_streams: AtomicUsize,
     /// Streams that hyper keeps although they never became a request.
     refused_streams: AtomicUsize,
     open_streams: AtomicUsize,
     peak_streams: AtomicUsize,
-    /// True if a frame was received for which there is no memory.
+    /// True while there is no memory for a frame that was received.
     pub(super) is_waiting: AtomicBool,
-    /// When the last stream ended.
+    /// Time at which the last stream ended.
     idle_since: Mutex<Instant>,
     refusal_notify: Notify,
     /// Why the connection must end.
@@ -168,8 +174,8 @@ impl ConnectionMemory {
         })
     }
 
-    /// Takes `bytes` if the pool and the address's share of it allow that. Returns true if it took them. Threads that
-    /// take memory for the same address at the same time may exceed its share slightly.
+    /// Takes `bytes` if the pool and the share of the address allow it. Returns true if it took them. Threads that take
+    /// memory for the same address at the same time may exceed its share slightly.
     pub(crate) fn try_take(&self, bytes: usize) -> bool {
         let Self { pool, address_memory, taken_bytes, .. } = self;
         let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
@@ -192,12 +198,12 @@ impl ConnectionMemory {
         }
     }
 
-    /// Begins a poll of the connection by its thread, which resets the number of frames.
+    /// Begins a poll of the connection: no frame counts towards it yet.
     pub(crate) fn begin_poll(&self) {
         self.frames_this_poll.store(0, Ordering::Relaxed);
     }
 
-    /// Counts a read from the socket in this poll.
+    /// Counts a read from the socket towards this poll.
     pub(crate) fn count_read(&self) {
         self.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
     }
@@ -242,8 +248,8 @@ impl ConnectionMemory {
         is_blocked.then(|| *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks idle connections to give back the memory that hyper keeps for their past streams. Asks those of the same
-    /// address if that holds a large share of the pool, else any.
+    /// Asks idle connections to give back the memory that hyper keeps for their past streams. If the address of this
+    /// connection holds a large share of the pool, only its connections are asked.
     pub(crate) fn request_reclaim(&self) {
         let address_memory = self.address_memory.as_ref();
         let address = address_memory.filter(|held| self.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
@@ -253,8 +259,8 @@ impl ConnectionMemory {
         }
     }
 
-    /// Waits until others need the memory that hyper keeps for this connection, and the connection has been idle for a
-    /// while.
+    /// Waits until other connections need the memory that hyper keeps for this one, and this one has been idle for
+    /// [`MIN_STREAMLESS_IDLE`].
     pub(crate) async fn wait_for_reclaim(&self) {
         loop {
             let by_address = async {
@@ -275,15 +281,15 @@ impl ConnectionMemory {
         }
     }
 
-    /// Returns true if no stream is open or about to be opened, and none waits for memory.
+    /// Returns true if no stream is open, about to be opened, or waiting for memory.
     pub(crate) fn is_idle(&self) -> bool {
         self.open_streams.load(Ordering::Relaxed) == 0
             && self.pending_request_streams.load(Ordering::Relaxed) == 0
             && !self.is_waiting.load(Ordering::Relaxed)
     }
 
-    /// Takes memory for a frame of a header list before hyper sees it. Breaks if there is none, or if no further frame
-    /// is admitted.
+    /// Takes memory for a frame of a header list before hyper sees the frame. Breaks if there is no memory, or if no
+    /// further frame is admitted.
     pub(crate) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
         if frame.is_forbidden {
             self.refuse(GoawayReason::ForbiddenFrame);
@@ -305,8 +311,9 @@ impl ConnectionMemory {
         ControlFlow::Continue(())
     }
 
-    /// Takes memory for what hyper's HPACK table retains: from what was taken for the header list that added to it, and
-    /// beyond that from the pool. The connection ends if there is none. Gives memory back if the table has shrunk.
+    /// Takes memory for the buffers that hyper's HPACK table retains. The memory of the header list that has added to the
+    /// table is used first, then that of the pool. If there is none, the connection ends. Gives memory back if the table
+    /// retains less than before.
     pub(crate) fn set_table_bytes(&self, bytes: usize) {
         let current_bytes = self.table_bytes.load(Ordering::Relaxed);
         if bytes <= current_bytes {
@@ -335,14 +342,13 @@ impl ConnectionMemory {
         self.is_input_drained.store(is_drained, Ordering::Relaxed);
     }
 
-    /// Gives back the memory of header lists from which no requests came. Must be called after a poll of hyper. If
-    /// hyper has read all bytes that it was given, it has made requests of all complete header lists or refused them.
-    /// Refused streams stay charged, because hyper keeps them for a while.
+    /// Gives back the memory of header lists that did not become requests. Must be called after a poll of hyper. Once
+    /// hyper has read all bytes that it was given, it has turned all complete header lists into requests or refused
+    /// them. The memory of refused streams is not given back, because hyper keeps them for a while.
     pub(crate) fn release_pending(&self) {
-        let (is_drained, in_list) = (&self.is_input_drained, &self.in_header_list);
         if self.pending_request_bytes.load(Ordering::Relaxed) > 0
-            && is_drained.load(Ordering::Relaxed)
-            && !in_list.load(Ordering::Relaxed)
+            && self.is_input_drained.load(Ordering::Relaxed)
+            && !self.in_header_list.load(Ordering::Relaxed)
         {
             let refused_streams = self.pending_request_streams.swap(0, Ordering::Relaxed);
             let already_refused = self.refused_streams.load(Ordering::Relaxed);
@@ -380,7 +386,7 @@ impl ConnectionMemory {
         Some(StreamMemory { connection: Arc::clone(self), bytes: stream_bytes })
     }
 
-    /// Gives back the memory of streams that have ended. Must be called when hyper holds no frame that could be sent.
+    /// Gives back the memory of streams that have ended. Must be called only when hyper has sent all its frames.
     pub(crate) fn release_flushed(&self) {
         if self.unflushed_bytes.load(Ordering::Relaxed) > 0 {
             self.give_back(self.unflushed_bytes.swap(0, Ordering::Relaxed));
@@ -394,7 +400,7 @@ impl Drop for ConnectionMemory {
     }
 }
 
-/// Memory of an open stream, until it is dropped and its last frame is sent.
+/// Memory of an open stream. When this is dropped, the memory is kept until the last frame of the stream is sent.
 #[derive(Debug)]
 pub(crate) struct StreamMemory {
     connection: Arc<ConnectionMemory>,

@@ -15,16 +15,18 @@ use tokio::time::Instant;
 use super::memory::StreamMemory;
 use crate::telemetry::metrics::CloseReason;
 
-/// Bytes that a stream must send to count as advanced; fewer if fewer are pending.
+/// Number of bytes that a stream must send to count as advanced. If fewer are pending, these are enough.
 const MIN_PROGRESS_BYTES: u64 = 16 << 10;
 
-/// Bytes taken between two checks that show that a client opens its windows in large steps, which may come late.
+/// Number of bytes sent between two checks from which on a client counts as one that opens its flow control windows in
+/// large steps. Such a client may wait longer before the next step.
 const LARGE_STEP_BYTES: u64 = 64 << 10;
 
 /// Multiple of [`Http2Watchdog::stall_limit`] after which a connection ends if none of its streams advances.
 const STALL_FACTOR: u32 = 2;
 
-/// As [`STALL_FACTOR`], for one stream while others advance, and for a client that takes large steps.
+/// Multiple of [`Http2Watchdog::stall_limit`] after which a connection ends if one stream does not advance while others
+/// do. Replaces [`STALL_FACTOR`] for a client that takes large steps.
 const LONG_STALL_FACTOR: u32 = 4;
 
 /// Number of checks during [`Http2Watchdog::stall_limit`].
@@ -36,19 +38,24 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Watchdog of an HTTP/2 connection and its streams.
 #[derive(Debug, Default)]
 pub(crate) struct Http2Watchdog {
-    /// Unit of the time limit for a client that takes nothing.
+    /// Time limit for a client that takes nothing, before it is multiplied by [`STALL_FACTOR`] or
+    /// [`LONG_STALL_FACTOR`].
     stall_limit: Duration,
-    /// Longest time without any stream.
-    idle_limit: Duration,
+    /// Longest time that a connection may have no stream.
+    pub(crate) idle_limit: Duration,
     state: Mutex<WatchdogState>,
     /// Number of streams opened so far.
     opened_streams: AtomicU64,
     /// Number of body pieces that were sent whole.
     finished_pieces: AtomicU64,
-    /// True if no bytes were pending at the last check: the next pending bytes wake the watchdog.
+    /// True if no bytes were pending at the last check. The next piece then wakes the watchdog.
+    ///
+    /// Sequentially consistent, as are the pending bytes: the watchdog sets the flag and then reads the bytes, while a
+    /// piece adds its bytes and then reads the flag. At least one of them sees what the other has written.
     is_parked: AtomicBool,
+    /// Notified when a piece finds the watchdog parked.
     sending_started: Notify,
-    /// True if the server shuts down: the limit is then [`Http2Watchdog::stall_limit`] itself, not a multiple of it.
+    /// True if the server shuts down. The limit is then [`Http2Watchdog::stall_limit`], not a multiple of it.
     is_shutting_down: AtomicBool,
 }
 
@@ -58,9 +65,9 @@ struct WatchdogState {
     streams: Vec<WatchedStream>,
     last_opened: u64,
     last_finished: u64,
-    /// When a stream was last seen.
+    /// Time of the last check that found a stream.
     last_busy_at: Option<Instant>,
-    /// Since when no stream has advanced although bytes are pending.
+    /// Time since which no stream has advanced although bytes are pending.
     stalled_since: Option<Instant>,
 }
 
@@ -70,13 +77,13 @@ struct WatchedStream {
     tracker: Weak<StreamTracker>,
     /// Bytes sent when the stream last advanced.
     last_sent_bytes: u64,
-    /// Further bytes that it must send to count as advanced.
+    /// Number of further bytes that the stream must send to count as advanced.
     needed_bytes: u64,
     last_advanced_at: Option<Instant>,
     takes_large_steps: bool,
 }
 
-/// Body bytes of one stream, which its pieces count and the watchdog reads.
+/// Counters of the body bytes of one stream. The pieces of the body update them, and the watchdog reads them.
 #[derive(Debug)]
 pub(crate) struct StreamTracker {
     pending_bytes: AtomicU64,
@@ -92,12 +99,15 @@ impl Http2Watchdog {
         Arc::new(Self { stall_limit, idle_limit, ..Self::default() })
     }
 
-    /// Tracks a stream, from its request until it and its pieces are dropped. `memory` is held as long; tests have
-    /// none.
+    /// Tracks a stream, from its request until the tracker and all pieces of the body are dropped. `memory` is held until
+    /// then; it is `None` in tests.
     pub(crate) fn track(self: &Arc<Self>, memory: Option<StreamMemory>) -> Arc<StreamTracker> {
-        let (pending_bytes, sent_bytes) = (AtomicU64::new(0), AtomicU64::new(0));
-        let tracker =
-            Arc::new(StreamTracker { pending_bytes, sent_bytes, _memory: memory, watchdog: Arc::clone(self) });
+        let tracker = Arc::new(StreamTracker {
+            pending_bytes: AtomicU64::new(0),
+            sent_bytes: AtomicU64::new(0),
+            _memory: memory,
+            watchdog: Arc::clone(self),
+        });
         let stream = WatchedStream {
             tracker: Arc::downgrade(&tracker),
             last_sent_bytes: 0,
@@ -107,7 +117,7 @@ impl Http2Watchdog {
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.streams.len() == state.streams.capacity() {
-            // Checks may be rare, and streams that have ended since must not pile up.
+            // Checks may be rare. Streams that have ended since the last one must not accumulate.
             state.streams.retain(|stream| stream.tracker.strong_count() > 0);
         }
         state.streams.push(stream);
@@ -123,13 +133,13 @@ impl Http2Watchdog {
     /// Waits until the connection must end, and returns why. May be dropped and called again.
     ///
     /// - `SendTimeout`: for twice [`Http2Watchdog::stall_limit`] no stream advanced, although bytes were pending and no
-    ///   answer was being prepared, or one stream did not advance for four times that limit. A stream advances when
+    ///   response was being prepared. Or one stream did not advance for four times that limit. A stream advances when
     ///   16 KiB are sent, or all pending bytes if these are fewer.
     /// - `Idle`: there was no stream during [`Http2Watchdog::idle_limit`].
     pub(crate) async fn wait_for_timeout(&self) -> CloseReason {
         loop {
             let pause = self.next_check_in(Instant::now());
-            // It does not matter whether this wakes early or late: the check uses its own time.
+            // The check measures the time itself, so waking early or late does no harm.
             let _ = tokio::time::timeout(pause, self.sending_started.notified()).await;
             if let Some(reason) = self.check(Instant::now()) {
                 return reason;
@@ -139,7 +149,7 @@ impl Http2Watchdog {
 
     /// Returns how long to wait until the next check.
     fn next_check_in(&self, now: Instant) -> Duration {
-        // Set before the streams are checked, so that bytes that become pending afterwards wake the watchdog.
+        // Set before the streams are read, so that bytes that become pending afterwards wake the watchdog.
         self.is_parked.store(true, Ordering::SeqCst);
         let state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let is_pending = |stream: &WatchedStream| {
@@ -156,65 +166,80 @@ impl Http2Watchdog {
     /// Compares all streams with the last check. Returns why the connection must end, if it must.
     fn check(&self, now: Instant) -> Option<CloseReason> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        let state = &mut *state;
         let opened = self.opened_streams.load(Ordering::Relaxed);
         let finished = self.finished_pieces.load(Ordering::Relaxed);
-        // Includes a request that began and ended between two checks, and a short response that was taken.
+        // Notices a request that began and ended between two checks.
         let was_busy = std::mem::replace(&mut state.last_opened, opened) != opened;
-        let mut has_progress = std::mem::replace(&mut state.last_finished, finished) != finished;
-        let (mut has_pending, mut has_large_steps, mut longest_stall) = (false, false, Duration::ZERO);
-        state.streams.retain_mut(|stream| {
-            let Some(tracker) = stream.tracker.upgrade() else { return false };
-            let pending_bytes = tracker.pending_bytes.load(Ordering::SeqCst);
-            let sent_bytes = tracker.sent_bytes.load(Ordering::Relaxed);
-            let advanced_bytes = sent_bytes - stream.last_sent_bytes;
-            match stream.last_advanced_at {
-                _ if pending_bytes == 0 => {
-                    // The response is still being prepared.
-                    has_progress = true;
-                    stream.last_advanced_at = None;
-                }
-                Some(since) if advanced_bytes < stream.needed_bytes => {
-                    has_pending = true;
-                    longest_stall = longest_stall.max(now.duration_since(since));
-                }
-                since => {
-                    has_pending = true;
-                    // A new request is no progress.
-                    has_progress |= since.is_some() || advanced_bytes >= MIN_PROGRESS_BYTES;
-                    stream.takes_large_steps |= advanced_bytes >= LARGE_STEP_BYTES;
-                    stream.last_sent_bytes = sent_bytes;
-                    stream.needed_bytes = pending_bytes.min(MIN_PROGRESS_BYTES);
-                    stream.last_advanced_at = Some(now);
-                }
-            }
-            has_large_steps |= stream.takes_large_steps;
-            true
-        });
-        let busy_at = state.last_busy_at.get_or_insert(now);
+        // Notices a short response that was sent between two checks.
+        let has_finished = std::mem::replace(&mut state.last_finished, finished) != finished;
+        let mut summary = StreamSummary { has_progress: has_finished, ..StreamSummary::default() };
+        state.streams.retain_mut(|stream| stream.check(now, &mut summary));
         if was_busy || !state.streams.is_empty() {
-            *busy_at = now;
-        } else if now.duration_since(*busy_at) >= self.idle_limit {
-            *busy_at = now;
+            state.last_busy_at = Some(now);
+        } else if now.duration_since(*state.last_busy_at.get_or_insert(now)) >= self.idle_limit {
+            state.last_busy_at = Some(now);
             return Some(CloseReason::Idle);
         }
         state.stalled_since = match state.stalled_since {
-            _ if !has_pending => None,
-            Some(since) if !has_progress => Some(since),
+            _ if !summary.has_pending => None,
+            Some(since) if !summary.has_progress => Some(since),
             _ => Some(now),
         };
-        let stall_factor = match (self.is_shutting_down.load(Ordering::Relaxed), has_large_steps) {
+        let stall_factor = match (self.is_shutting_down.load(Ordering::Relaxed), summary.has_large_steps) {
             (true, _) => 1,
             (false, true) => LONG_STALL_FACTOR,
             (false, false) => STALL_FACTOR,
         };
         let is_stalled =
             state.stalled_since.is_some_and(|since| now.duration_since(since) >= self.stall_limit * stall_factor);
-        (is_stalled || longest_stall >= self.stall_limit * LONG_STALL_FACTOR).then_some(CloseReason::SendTimeout)
+        (is_stalled || summary.longest_stall >= self.stall_limit * LONG_STALL_FACTOR)
+            .then_some(CloseReason::SendTimeout)
     }
 }
 
-/// Body bytes that report to the tracker of their stream, if there is one, when they are sent or dropped.
+/// What one check finds out about all streams of a connection.
+#[derive(Debug, Default)]
+struct StreamSummary {
+    /// True if a stream has advanced, or its response is still being prepared.
+    has_progress: bool,
+    has_pending: bool,
+    has_large_steps: bool,
+    longest_stall: Duration,
+}
+
+impl WatchedStream {
+    /// Compares the stream with the last check and adds the result to `summary`. Returns false if the stream has ended.
+    fn check(&mut self, now: Instant, summary: &mut StreamSummary) -> bool {
+        let Some(tracker) = self.tracker.upgrade() else { return false };
+        let pending_bytes = tracker.pending_bytes.load(Ordering::SeqCst);
+        let sent_bytes = tracker.sent_bytes.load(Ordering::Relaxed);
+        let advanced_bytes = sent_bytes - self.last_sent_bytes;
+        match self.last_advanced_at {
+            _ if pending_bytes == 0 => {
+                // The response is still being prepared.
+                summary.has_progress = true;
+                self.last_advanced_at = None;
+            }
+            Some(since) if advanced_bytes < self.needed_bytes => {
+                summary.has_pending = true;
+                summary.longest_stall = summary.longest_stall.max(now.duration_since(since));
+            }
+            since => {
+                summary.has_pending = true;
+                // A new request is no progress.
+                summary.has_progress |= since.is_some() || advanced_bytes >= MIN_PROGRESS_BYTES;
+                self.takes_large_steps |= advanced_bytes >= LARGE_STEP_BYTES;
+                self.last_sent_bytes = sent_bytes;
+                self.needed_bytes = pending_bytes.min(MIN_PROGRESS_BYTES);
+                self.last_advanced_at = Some(now);
+            }
+        }
+        summary.has_large_steps |= self.takes_large_steps;
+        true
+    }
+}
+
+/// A piece of a body that reports to the tracker of its stream, if there is one, when its bytes are sent or dropped.
 #[derive(Debug)]
 pub(crate) struct TrackedBytes {
     bytes: Bytes,
@@ -222,7 +247,7 @@ pub(crate) struct TrackedBytes {
 }
 
 impl TrackedBytes {
-    /// A piece of the body of `stream`, for hyper to send. Without a stream its bytes are not counted.
+    /// Creates a piece of the body of `stream`, for hyper to send. Without a stream, its bytes are not counted.
     pub(crate) fn new(bytes: Bytes, stream: Option<&Arc<StreamTracker>>) -> Self {
         // Empty bytes are never pending.
         let tracker = stream.filter(|_| !bytes.is_empty()).cloned();

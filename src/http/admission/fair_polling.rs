@@ -53,7 +53,7 @@ pub(crate) async fn poll_fairly<T>(client: ClientId, work: impl Future<Output = 
     let round = ROUND.with(Arc::clone);
     let mut work = pin!(work);
     loop {
-        let time_slice = time_slices.acquire((client, 0), 1).await;
+        let time_slice = time_slices.acquire(client.flow(0), 1).await;
         let started = Instant::now();
         let polled = poll!(work.as_mut());
         charge_slice(&round, time_slice, started.elapsed());

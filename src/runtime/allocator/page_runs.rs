@@ -17,21 +17,24 @@ pub const PAGE_BYTES: usize = 4 << 10;
 /// Maximum number of pages of a run.
 const MAX_RUN_PAGES: usize = 16;
 
-/// Size of the reserved address range in bytes. Addresses are never unmapped: each length of runs keeps as many as it
+/// Size of the reserved address range in bytes. Addresses are never unmapped. Each length of runs keeps as many as it
 /// needed at its peak.
 const ARENA_BYTES: usize = 1 << 40;
 
-/// Maximum number of free bytes that stay resident: in each shard, and in the central lists.
+/// Maximum number of free bytes that stay resident in each shard.
 const SHARD_RESIDENT_BYTES: usize = 128 << 10;
+
+/// Number of free bytes in the central lists above which further runs do not stay resident.
 const CENTRAL_RESIDENT_BYTES: usize = 8 << 20;
 
 /// Number of shards. Threads use different ones, so they seldom wait for each other.
 const SHARDS: usize = 16;
 
-/// Free runs: for each length in pages, the page number of the first run. The following ones are in
-/// [`RunArena::links`].
+/// Lists of free runs, one for each length in pages.
 struct FreeLists {
+    /// First page of the first run of each list. [`RunArena::links`] has the following runs.
     heads: [u32; MAX_RUN_PAGES + 1],
+    /// Number of bytes of all runs.
     bytes: usize,
 }
 
@@ -171,6 +174,7 @@ fn shard() -> MutexGuard<'static, FreeLists> {
     }
     static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
     if SHARD_INDEX.get() == usize::MAX {
+        // Only the value matters: threads get different shards in turn.
         SHARD_INDEX.set(NEXT_INDEX.fetch_add(1, Ordering::Relaxed) % SHARDS);
     }
     SHARD_LISTS[SHARD_INDEX.get()].lock().unwrap_or_else(PoisonError::into_inner)
@@ -179,7 +183,8 @@ fn shard() -> MutexGuard<'static, FreeLists> {
 /// Allocates a run for `bytes` bytes with arbitrary content. Returns `None` if no run can have that many, or if no
 /// addresses are left.
 pub(super) fn allocate(bytes: usize) -> Option<*mut u8> {
-    let (pages, arena) = (page_count(bytes)?, RunArena::get()?);
+    let pages = page_count(bytes)?;
+    let arena = RunArena::get()?;
     if let Some(page) = shard().pop(arena, pages) {
         return Some(arena.address(page));
     }
@@ -221,7 +226,7 @@ pub(super) unsafe fn deallocate(run: *mut u8, bytes: usize) {
         return;
     }
     drop(lists);
-    // No more than one shard holds, so that no thread is delayed for long.
+    // At most the runs of one shard are returned, so that no thread is delayed for long.
     let mut purged = FreeLists::new();
     surplus.drain(arena, |page, pages| {
         arena.purge(page, pages);
@@ -231,8 +236,8 @@ pub(super) unsafe fn deallocate(run: *mut u8, bytes: usize) {
     purged.drain(arena, |page, pages| lists.empty.push(arena, page, pages));
 }
 
-/// Bytes in pages of their own, even if they are few. Otherwise small entries of a cache would keep each other's pages
-/// resident.
+/// Bytes in pages that they share with no other buffer, even if they are few. Otherwise small entries of a cache would
+/// keep each other's pages resident.
 #[derive(Debug)]
 pub struct PagedBytes {
     run: NonNull<u8>,

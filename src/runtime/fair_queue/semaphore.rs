@@ -1,4 +1,4 @@
-//! The semaphore and its permits.
+//! The semaphore and its permits: acquiring, waiting, cancelling, releasing.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,13 +16,13 @@ use super::state::{CostBasis, FairSemaphoreState};
 pub struct FairSemaphore(Arc<Mutex<FairSemaphoreState>>);
 
 impl FairSemaphore {
-    /// Creates a semaphore with this many units. One client gets at most `client_quota` of them, or a single permit
-    /// that is larger.
+    /// Creates a semaphore with this many units. A client holds at most `client_quota` of them, or a single permit for
+    /// more.
     pub fn new(units: usize, client_quota: ClientQuota, cost: CostBasis) -> Self {
         Self::with_cache(0, units, client_quota, cost)
     }
 
-    /// Like [`Self::new`], with `in_flight` units and the units that a cache may fill.
+    /// Like [`Self::new`], with `cached` units that a cache may fill and `in_flight` units that no cache fills.
     pub fn with_cache(cached: usize, in_flight: usize, client_quota: ClientQuota, cost: CostBasis) -> Self {
         let units = cached.saturating_add(in_flight);
         Self(Arc::new(Mutex::new(FairSemaphoreState {
@@ -58,7 +58,8 @@ impl FairSemaphore {
     /// is released.
     pub fn resize(&self, cached: usize, in_flight: usize, client_quota: ClientQuota) {
         let mut state = self.state();
-        let (units, taken) = (cached.saturating_add(in_flight), state.taken());
+        let units = cached.saturating_add(in_flight);
+        let taken = state.taken();
         *state = FairSemaphoreState {
             total: units,
             free: units.saturating_sub(taken),
@@ -72,48 +73,23 @@ impl FairSemaphore {
         self.grant_waiters();
     }
 
-    /// Returns a permit for `flow` if there are enough units and no other flow waits for them.
+    /// Returns a permit for `flow` if there are enough units and no earlier request waits for them.
     pub fn try_acquire(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         self.try_acquire_with_reserve(flow, units, 0)
     }
 
-    /// Like [`Self::try_acquire`], but leaves `reserve` units free for others.
+    /// Like [`Self::try_acquire`], but leaves `reserve` units free.
     pub fn try_acquire_with_reserve(&self, flow: FlowId, units: usize, reserve: usize) -> Option<FairPermit> {
         let mut state = self.state();
-        // Flows that wait for units of their own clients block no one else.
-        let mut starved_kind = None;
-        let is_first = state.flows.iter().all(|waiting_flow| {
-            // There may be thousands of requests and flows. All streams are of one kind, whose units are counted once.
-            let mut is_starved = || match starved_kind {
-                Some((kind, is_starved)) if kind == waiting_flow.id.1 => is_starved,
-                _ => starved_kind.insert((waiting_flow.id.1, state.are_streams_starved(waiting_flow.id.1))).1,
-            };
-            let first_eligible = waiting_flow
-                .queue
-                .iter()
-                .find(|request| request.stream.is_none() || request.is_first_of_stream() && is_starved());
-            first_eligible.is_none_or(|request| {
-                waiting_flow.id != flow
-                    && state.exceeds_client_quota(
-                        waiting_flow.id,
-                        request.units,
-                        request.reserve,
-                        request.stream.is_some(),
-                    )
-            })
-        });
-        if !is_first
-            || units.saturating_add(reserve) > state.free
-            || state.exceeds_client_quota(flow, units, reserve, false)
-        {
+        if !state.can_grant_now(flow, units, reserve) {
             return None;
         }
         state.grant(flow, units, units);
         Some(self.new_permit(flow, units, GrantKind::InTurn, Instant::now()))
     }
 
-    /// Marks units as in use until [`vacate`](Self::vacate). Clients may then hold less if their quota is a part of the
-    /// free units. The units can still be granted.
+    /// Marks units as in use until [`vacate`](Self::vacate), although they are not granted and still can be. They reduce
+    /// what clients may hold among others, which depends on the number of free units.
     pub fn occupy(&self, units: usize) {
         let mut state = self.state();
         state.occupied = state.occupied.saturating_add(units);
@@ -129,15 +105,15 @@ impl FairSemaphore {
         }
     }
 
-    /// Returns the number of units that `flow` has received, while it holds units or waits. The number grows with each
-    /// permit.
+    /// Returns the service that `flow` has received, which grows with each permit. Returns 0 if the flow neither holds
+    /// units nor waits.
     pub fn service_received(&self, flow: FlowId) -> u64 {
-        self.state().flows.iter().find(|candidate| candidate.id == flow).map_or(0, |line| line.start_tag)
+        self.state().flows.iter().find(|candidate| candidate.id == flow).map_or(0, |flow| flow.start_tag)
     }
 
-    /// Charges units to the client that are already granted, to the server or to any client. Returns `None` if the
-    /// client holds too much. Also returns `None` if a request of the flow waits, since a large charge would otherwise
-    /// never succeed while small ones do.
+    /// Counts units towards the quota of the client that are already granted, to the server or to any client. Returns
+    /// `None` if the client holds too much, and if a request of the flow waits. Otherwise a large charge would never
+    /// succeed while small ones do.
     pub fn try_charge(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         let mut state = self.state();
         let waits = state.flows.iter().any(|candidate| candidate.id == flow && !candidate.queue.is_empty());
@@ -156,28 +132,28 @@ impl FairSemaphore {
         self.wait(flow, &AtomicBool::new(false), |sender| PendingAcquire::new(units, GrantKind::Charged, sender)).await
     }
 
-    /// Waits until it is the turn of `flow` and returns a permit. Dropping the future cancels the request.
+    /// Waits until the request of `flow` is granted and returns the permit. Dropping the future cancels the request.
     pub async fn acquire(&self, flow: FlowId, units: usize) -> FairPermit {
         self.acquire_with_reserve(flow, units, 0).await
     }
 
-    /// Like [`Self::acquire`], but leaves `reserve` units free for others.
+    /// Like [`Self::acquire`], but leaves `reserve` units free. A task of a flight waits in the flows of all clients of
+    /// the flight, and gets the permit of the flow that is served first.
     pub async fn acquire_with_reserve(&self, flow: FlowId, units: usize, reserve: usize) -> FairPermit {
         if let Some(permit) = self.try_acquire_with_reserve(flow, units, reserve) {
             return permit;
         }
         let make_request = |sender| PendingAcquire { reserve, ..PendingAcquire::new(units, GrantKind::InTurn, sender) };
         let is_served = AtomicBool::new(false);
-        let Some(mut clients) = single_flight::watch_flight_clients() else {
-            return self.wait(flow, &is_served, make_request).await;
-        };
         let first_wait = self.wait(flow, &is_served, make_request);
-        let (mut waits, mut known_clients) = (FuturesUnordered::from_iter([first_wait]), vec![flow.0]);
+        let Some(mut clients) = single_flight::watch_flight_clients() else { return first_wait.await };
+        let mut waits = FuturesUnordered::from_iter([first_wait]);
+        let mut known_clients = vec![flow.client];
         loop {
             for client in &*clients.borrow_and_update() {
                 if !known_clients.contains(client) {
                     known_clients.push(*client);
-                    waits.push(self.wait((*client, flow.1), &is_served, make_request));
+                    waits.push(self.wait(client.flow(flow.kind), &is_served, make_request));
                 }
             }
             tokio::select! {
@@ -192,9 +168,9 @@ impl FairSemaphore {
         }
     }
 
-    /// Like [`Self::acquire`], for a part of a stream. Leaves `reserve` units free. Requests that are not streams go
-    /// first. A stream whose earlier parts are still being sent, and hold `stream`, also lets other streams go first,
-    /// since it waits for its own client.
+    /// Like [`Self::acquire`], for a part of a stream, which leaves `reserve` units free for requests that are not
+    /// streams. Earlier parts hold a clone of `stream` until they are sent. Meanwhile the stream waits for its own client
+    /// and lets other streams go first.
     pub async fn acquire_for_stream(&self, flow: FlowId, units: usize, reserve: usize, stream: &Arc<()>) -> FairPermit {
         let stream = Some(Arc::downgrade(stream));
         let make_request =
@@ -202,7 +178,8 @@ impl FairSemaphore {
         self.wait(flow, &AtomicBool::new(false), make_request).await
     }
 
-    /// Waits in the flow `flow`. Nothing is charged if the future is dropped after `is_served` has become true.
+    /// Waits in `flow`. If the future is dropped after `is_served` has become true, the flow is not charged for the
+    /// cancelled request.
     async fn wait(
         &self,
         flow: FlowId,
@@ -216,15 +193,15 @@ impl FairSemaphore {
         let cancel = |receiver| self.cancel(flow, units, is_served.load(Ordering::Relaxed), receiver);
         let mut receiver = scopeguard::guard(receiver, cancel);
         self.grant_waiters();
-        // The sender is dropped only with a sent grant, or when the request was cancelled.
+        // The sender is dropped without a grant only if the request was cancelled.
         (&mut *receiver).await.map_or_else(
             |_| self.new_permit(flow, 0, GrantKind::Charged, Instant::now()),
             |(kind, granted_at)| self.new_permit(flow, units, kind, granted_at),
         )
     }
 
-    /// Removes a request of `flow`, unless it has got its permit. The future that waited for it is dropped. `is_served`
-    /// is true if the work has got its permit through another request.
+    /// Removes a request of `flow` whose future is dropped, unless the future has got its permit. `is_served` is true if
+    /// the work has got its permit through another request.
     fn cancel(
         &self,
         flow: FlowId,
@@ -235,16 +212,17 @@ impl FairSemaphore {
         if receiver.is_terminated() {
             return;
         }
-        // Under the lock. Otherwise another request of the flow that is dropped now would remove this one.
+        // The receiver is closed under the lock. Otherwise the cancellation of another request of the flow might remove
+        // this request, too.
         let mut state = self.state();
         receiver.close();
         state.remove_cancelled(flow, is_served);
         if let Ok((kind, granted_at)) = receiver.try_recv() {
-            // The units were granted at this moment. If the work is served, they were granted twice.
+            // The units were granted just before. If the work is served, it does not need them and does not pay for them.
             state.release(flow, units, kind, (!is_served).then(|| granted_at.elapsed()));
         }
         drop(state);
-        // Others may have waited behind the request.
+        // Requests may have waited behind the cancelled one.
         self.grant_waiters();
     }
 
@@ -256,11 +234,11 @@ impl FairSemaphore {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Grants free units to the requests whose turn it is.
+    /// Grants free units to the requests that are next.
     fn grant_waiters(&self) {
         loop {
             let Some((flow, request)) = self.state().grant_next() else { return };
-            // Sent outside the lock, because it wakes the receiver.
+            // The grant is sent outside the lock, because sending wakes the receiver.
             if request.sender.send((request.kind, Instant::now())).is_err() {
                 self.state().release(flow, request.units, request.kind, None);
             }
@@ -268,7 +246,8 @@ impl FairSemaphore {
     }
 }
 
-/// A permit for a number of units, which are released when it is dropped. It can be split and merged.
+/// A permit for a number of units, which are released when the permit is dropped. A permit can be split, and merged with
+/// others.
 #[derive(Debug)]
 pub struct FairPermit {
     semaphore: FairSemaphore,
@@ -286,18 +265,18 @@ impl FairPermit {
 
     /// Returns true if a request of another client waits.
     pub fn is_contended(&self) -> bool {
-        self.semaphore.state().flows.iter().any(|flow| flow.id.0 != self.flow.0 && !flow.queue.is_empty())
+        self.semaphore.state().flows.iter().any(|flow| flow.id.client != self.flow.client && !flow.queue.is_empty())
     }
 
-    /// Releases the units and blocks the thread until the flow is served again. The request goes to the front of its
-    /// flow.
+    /// Releases the units, requests them again at the front of the flow, and blocks the thread until they are granted.
     #[must_use]
     pub fn blocking_yield(self) -> Self {
-        let (semaphore, flow, units) = (self.semaphore.clone(), self.flow, self.units);
+        let semaphore = self.semaphore.clone();
+        let Self { flow, units, .. } = self;
         let (sender, receiver) = oneshot::channel();
         semaphore.state().flow_mut(flow).queue.push_front(PendingAcquire::new(units, GrantKind::InTurn, sender));
-        // Dropped only now: the service that a flow has received is forgotten when it holds nothing and nothing waits
-        // in it.
+        // Dropped after the request: when a flow holds nothing and no request waits in it, the service that it has
+        // received is forgotten.
         drop(self);
         // The sender is never dropped without sending a grant.
         receiver.blocking_recv().map_or_else(
@@ -311,14 +290,13 @@ impl FairPermit {
     pub fn split(&mut self, units: usize) -> Self {
         let units = units.min(self.units);
         self.units -= units;
-        let (flow, kind) = (self.flow, self.kind);
-        Self { semaphore: self.semaphore.clone(), flow, units, kind, granted_at: self.granted_at }
+        Self { semaphore: self.semaphore.clone(), units, ..*self }
     }
 
-    /// Transfers the units to the server, which releases them when they are needed. They no longer keep any client from
-    /// getting more.
+    /// Transfers the units to the server. They then count towards the quota of no client. The owner of the permit drops
+    /// it when clients need the units.
     pub fn transfer_to_server(&mut self) {
-        let server_flow = (ClientId::default(), self.flow.1);
+        let server_flow = ClientId::SERVER.flow(self.flow.kind);
         let mut state = self.semaphore.state();
         if self.kind == GrantKind::Overtaking {
             state.uncount_overtaking(self.flow, self.units);
@@ -340,7 +318,7 @@ impl FairPermit {
         );
         if self.kind != other.kind || self.flow != other.flow {
             let mut state = self.semaphore.state();
-            // If kinds or clients differ, neither permit counts as overtaking any longer.
+            // If kinds or flows differ, neither permit counts as overtaking any longer.
             for (permit, units) in [(&*self, self.units), (&other, units)] {
                 if permit.kind == GrantKind::Overtaking {
                     state.uncount_overtaking(permit.flow, units);
@@ -351,7 +329,7 @@ impl FairPermit {
             }
             state.move_held_units(other.flow, self.flow, units);
             drop(state);
-            // Others may have waited to overtake, or for their client to hold less.
+            // Requests may have waited because of the limit of overtaking units or the quota of their client.
             self.semaphore.grant_waiters();
         }
         self.units += units;
@@ -384,7 +362,7 @@ mod tests {
     }
 
     fn flow_of(client: u64) -> FlowId {
-        (ClientId::new(client), 0)
+        ClientId::new(client).flow(0)
     }
 
     /// Returns a request that already waits.
@@ -716,7 +694,7 @@ mod tests {
     #[test]
     fn units_of_a_cache_are_no_reserve_for_overtaking_requests() {
         let semaphore = FairSemaphore::with_cache(560, 80, quota(639), CostBasis::Units);
-        let cached = semaphore.acquire((ClientId::default(), 0), 560).now_or_never().unwrap();
+        let cached = semaphore.acquire(ClientId::SERVER.flow(0), 560).now_or_never().unwrap();
         let permit = semaphore.acquire(flow_of(1), 30).now_or_never().unwrap();
         let mut large = wait(&semaphore, 2, 70);
         assert_eq!(acquire_until_refused(&semaphore, 1).len(), 9);
@@ -729,7 +707,7 @@ mod tests {
     fn a_new_stream_overtakes_a_stream_that_waits_for_its_own_client() {
         let semaphore = FairSemaphore::new(8, quota(8), CostBasis::Units);
         let [first, second, third] = [(); 3].map(|()| Arc::new(()));
-        let stream = |units, pieces| semaphore.acquire_for_stream((ClientId::new(1), 1), units, 2, pieces).boxed();
+        let stream = |units, pieces| semaphore.acquire_for_stream(ClientId::new(1).flow(1), units, 2, pieces).boxed();
         let permit = stream(5, &first).now_or_never().unwrap();
         let sending = Arc::clone(&first);
         let mut next_part = stream(5, &first);
@@ -750,7 +728,7 @@ mod tests {
         let mut permits: Vec<FairPermit> =
             (100..115).map(|client| semaphore.acquire(flow_of(client), 40).now_or_never().unwrap()).collect();
         let pieces = Arc::new(());
-        let stream = |client| semaphore.acquire_for_stream((ClientId::new(client), 1), 40, 160, &pieces).boxed();
+        let stream = |client| semaphore.acquire_for_stream(ClientId::new(client).flow(1), 40, 160, &pieces).boxed();
         let mut first = stream(1);
         assert!((&mut first).now_or_never().is_none());
         // A small request overtakes. A large one does not, although there are enough units for it.
@@ -777,8 +755,9 @@ mod tests {
     fn streams_take_turns_leave_a_reserve_and_yield_while_their_parts_are_sent() {
         let semaphore = FairSemaphore::new(8, quota(8), CostBasis::Units);
         let [first, second, third, fourth] = [(); 4].map(|()| Arc::new(()));
-        let stream =
-            |client, units, pieces| semaphore.acquire_for_stream((ClientId::new(client), 1), units, 2, pieces).boxed();
+        let stream = |client, units, pieces| {
+            semaphore.acquire_for_stream(ClientId::new(client).flow(1), units, 2, pieces).boxed()
+        };
         let mut permit = stream(1, 6, &first).now_or_never().unwrap();
         let sending = Arc::clone(&first);
         let mut next_part = stream(1, 6, &first);

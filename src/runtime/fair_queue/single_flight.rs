@@ -322,13 +322,13 @@ mod tests {
     #[tokio::test]
     async fn work_gets_its_permit_in_the_turn_of_the_first_client_and_others_lose_none() {
         let (semaphore, flights) = (semaphore(1), Flights::<Arc<FairPermit>>::default());
-        let acquire = |client: u64| semaphore.acquire((ClientId::new(client), 0), 1).boxed();
+        let acquire = |client: u64| semaphore.acquire(ClientId::new(client).flow(0), 1).boxed();
         let permit = acquire(9).await;
         // One client has much to do, and lastly something that another client wants as well.
         let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
         assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
         let task_semaphore = semaphore.clone();
-        let work = async move { Arc::new(task_semaphore.acquire((ClientId::new(1), 0), 1).await) };
+        let work = async move { Arc::new(task_semaphore.acquire(ClientId::new(1).flow(0), 1).await) };
         let first_waiter = ClientId::new(1).scope(async { start(&flights, work) }).await;
         tokio::task::yield_now().await;
         let second_waiter = ClientId::new(2).scope(async { follow(&flights) }).await;
@@ -349,10 +349,10 @@ mod tests {
         // With this many units in use, there are enough for one of the client's requests, or for both.
         for in_use in [100, 0] {
             let (semaphore, flights) = (semaphore(640), Flights::<Arc<FairPermit>>::default());
-            let acquire = |client: u64, units| semaphore.acquire((ClientId::new(client), 0), units).boxed();
+            let acquire = |client: u64, units| semaphore.acquire(ClientId::new(client).flow(0), units).boxed();
             let (held_permit, _in_use) = (acquire(9, 400).await, acquire(8, in_use).await);
             let task_semaphore = semaphore.clone();
-            let work = async move { Arc::new(task_semaphore.acquire((ClientId::new(1), 0), 300).await) };
+            let work = async move { Arc::new(task_semaphore.acquire(ClientId::new(1).flow(0), 300).await) };
             let first_waiter = ClientId::new(1).scope(async { start(&flights, work) }).await;
             tokio::task::yield_now().await;
             // The client has more to do, and stops another client.
@@ -361,11 +361,11 @@ mod tests {
             let second_waiter = ClientId::new(2).scope(async { follow(&flights) }).await;
             tokio::task::yield_now().await;
             // It is the second client's turn.
-            semaphore.state().flow_mut((ClientId::new(1), 0)).start_tag = 100;
+            semaphore.state().flow_mut(ClientId::new(1).flow(0)).start_tag = 100;
             drop((other, held_permit));
             let permit = first_waiter.wait().await.unwrap().unwrap();
-            assert_eq!(permit.flow.0, ClientId::new(2));
-            assert_eq!(semaphore.state().flow_mut((ClientId::new(1), 0)).start_tag, 100, "{in_use}");
+            assert_eq!(permit.flow.client, ClientId::new(2));
+            assert_eq!(semaphore.state().flow_mut(ClientId::new(1).flow(0)).start_tag, 100, "{in_use}");
             assert_eq!(semaphore.free(), 340 - in_use);
             drop((permit, next_request, second_waiter));
         }
@@ -374,14 +374,14 @@ mod tests {
     #[tokio::test]
     async fn a_later_client_also_joins_work_that_was_started_for_the_flight() {
         let (semaphore, chunks, blocks) = (semaphore(1), Flights::default(), Flights::<Arc<FairPermit>>::default());
-        let acquire = |client: u64| semaphore.acquire((ClientId::new(client), 0), 1).boxed();
+        let acquire = |client: u64| semaphore.acquire(ClientId::new(client).flow(0), 1).boxed();
         let permit = acquire(9).await;
         let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
         assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
         // A chunk in another codec, which needs a block.
         let (task_semaphore, task_blocks) = (semaphore.clone(), blocks.clone());
         let chunk = async move {
-            let work = async move { Arc::new(task_semaphore.acquire((ClientId::new(1), 0), 1).await) };
+            let work = async move { Arc::new(task_semaphore.acquire(ClientId::new(1).flow(0), 1).await) };
             start(&task_blocks, work).wait().await
         };
         let first_waiter = ClientId::new(1).scope(async { start(&chunks, chunk) }).await;

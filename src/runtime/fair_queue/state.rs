@@ -1,28 +1,29 @@
-//! The granted units, and the order in which waiting requests get theirs.
+//! The units of a semaphore, and the choice of the request that is granted next.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::flow::{ClientId, ClientQuota, Flow, FlowId, GrantKind, PendingAcquire};
 
-/// A permit of at most one in this many of all units may overtake a larger request, which waits until others release
-/// enough.
+/// Largest share of all units that a permit may have to overtake a larger request (1/64).
 const OVERTAKING_PERMIT_DIVISOR: usize = 64;
 
-/// Limit of all permits that overtake others: one in this many of the units that no cache fills.
+/// Largest share of the units that no cache fills which all overtaking permits may have together (1/8).
 const OVERTAKING_DIVISOR: usize = 8;
 
-/// If a larger request leaves less than that limit, permits may still overtake it with one in this many of the limit.
+/// Share of the limit for all overtaking permits that they may have in any case (1/4), even if a larger request leaves
+/// less.
 const MIN_OVERTAKING_DIVISOR: usize = 4;
 
-/// While streams hold less than one in `STARVED_STREAMS_DIVISOR` of all units, they take turns with other requests and
-/// leave only one in `STARVED_STREAMS_RESERVE_DIVISOR` free. Otherwise answers that are not streamed would take all
-/// released units while there are such answers.
+/// Share of all units below which streams together count as starved (1/2). Starved streams take turns with other
+/// requests. Otherwise requests that are not streams would take all released units for as long as there are any.
 const STARVED_STREAMS_DIVISOR: usize = 2;
+
+/// Share of all units that a starved stream leaves free (1/16), instead of its reserve.
 const STARVED_STREAMS_RESERVE_DIVISOR: usize = 16;
 
-/// Returns the maximum number of units of a permit that may overtake larger requests, if no cache fills `in_flight` of
-/// `total` units. The first client that overtakes gets at most half of the limit.
+/// Returns the maximum number of units of a permit that may overtake larger requests. No cache fills `in_flight` of the
+/// `total` units. The first client that overtakes gets at most half of the limit for all.
 pub fn max_overtaking_units(total: usize, in_flight: usize) -> usize {
     (total / OVERTAKING_PERMIT_DIVISOR).min(in_flight / OVERTAKING_DIVISOR / 2)
 }
@@ -36,27 +37,63 @@ pub enum CostBasis {
     Time,
 }
 
-/// Units of a [`FairSemaphore`](super::FairSemaphore), and the flows that wait for them.
+/// Units of a [`FairSemaphore`](super::FairSemaphore), and the flows that hold or request them.
 #[derive(Debug)]
 pub(super) struct FairSemaphoreState {
     pub(super) total: usize,
     pub(super) free: usize,
-    /// Units that are granted beyond `total`.
+    /// Number of units that are granted beyond `total`.
     pub(super) overcommitted: usize,
-    /// Of `total`, units that are in use although they are granted to no client.
+    /// Number of units that are in use although no client holds them.
     pub(super) occupied: usize,
-    /// Units that no cache fills.
+    /// Number of units that no cache fills.
     pub(super) in_flight_capacity: usize,
-    /// Units of permits that overtook others.
+    /// Units of all permits that overtook a larger request.
     pub(super) overtaking_units: usize,
     pub(super) cost: CostBasis,
-    /// Maximum number of units of one client, unless it gets them in one permit. The server's own are not limited.
+    /// Quota of each client except the server. A client that holds nothing may exceed it with one permit.
     pub(super) client_quota: ClientQuota,
-    /// The `start_tag` that the last served flow had before it was served. New flows begin with it.
+    /// Highest start tag that a served flow had before it was served. New flows begin with it.
     pub(super) virtual_time: u64,
-    /// Flows in which a request waits; flows that hold units, if held units are tracked; and, while others wait, flows
-    /// whose `start_tag` is above `virtual_time`.
+    /// Flows in which a request waits, and flows that hold units if held units are tracked. While any request waits,
+    /// also idle flows whose start tag is above `virtual_time`.
     pub(super) flows: Vec<Flow>,
+}
+
+/// What the requests that were passed over in a search leave to the requests behind them.
+#[derive(Debug)]
+struct SearchLimits {
+    /// False if a stream waits for units. Other streams then wait behind it.
+    may_grant_streams: bool,
+    /// `Some` if a request waits for units. Requests behind it may then only overtake it.
+    overtaking: Option<OvertakingLimits>,
+}
+
+/// Limits of the requests that may overtake a larger one.
+#[derive(Debug, Clone, Copy)]
+struct OvertakingLimits {
+    max_units: usize,
+    /// Maximum for the units that the client already overtakes with and those of its next request together.
+    max_client_units: usize,
+}
+
+impl SearchLimits {
+    /// Returns true if `request` of `flow` may be granted before the requests that were passed over. A client overtakes
+    /// with few small requests, and not with streams.
+    fn allow(&self, flow: &Flow, request: &PendingAcquire) -> bool {
+        let is_stream = request.stream.is_some();
+        (self.may_grant_streams || !is_stream)
+            && self.overtaking.is_none_or(|limits| {
+                !is_stream
+                    && request.units <= limits.max_units
+                    && flow.effective_overtaking_units().saturating_add(request.units) <= limits.max_client_units
+            })
+    }
+
+    /// Returns true if no further request may be granted.
+    fn is_exhausted(&self) -> bool {
+        self.overtaking.is_some_and(|limits| limits.max_units == 0)
+    }
 }
 
 impl FairSemaphoreState {
@@ -66,7 +103,7 @@ impl FairSemaphoreState {
     }
 
     /// Returns true if there are enough free units for `request`. After [`resize`](super::FairSemaphore::resize), a
-    /// request may need more units than there are. It gets them when nothing else is granted.
+    /// request may need more units than exist. It is granted when no other unit is.
     fn has_units_for(&self, request: &PendingAcquire) -> bool {
         let needed = request.needed_free_units();
         needed <= self.free || needed > self.total && self.taken() == 0
@@ -77,6 +114,7 @@ impl FairSemaphoreState {
         self.cost == CostBasis::Time || self.client_quota.among_others < self.total
     }
 
+    /// Returns the flow with this id, and creates it if necessary.
     pub(super) fn flow_mut(&mut self, flow: FlowId) -> &mut Flow {
         let index = self.flows.iter().position(|candidate| candidate.id == flow).unwrap_or_else(|| {
             self.flows.push(Flow {
@@ -91,114 +129,141 @@ impl FairSemaphoreState {
         &mut self.flows[index]
     }
 
-    /// Returns true if the client of `flow` holds too many units to get this many more.
+    /// Returns true if the client of `flow` holds too many units to get `units` more while `reserve` units stay free.
     ///
-    /// If `reserve` units must stay free, clients share the others: a client that is alone with its streams leaves some
-    /// of the units that streams may have. For a stream, only the client's streams count. For other requests,
-    /// everything counts that the client holds.
+    /// Clients share only the units that are not reserved. For a stream, only the client's streams count. For other
+    /// requests, all units count that the client holds.
     pub(super) fn exceeds_client_quota(&self, flow: FlowId, units: usize, reserve: usize, is_stream: bool) -> bool {
-        let client = flow.0;
-        if self.client_quota.among_others >= self.total || client == ClientId::default() {
+        let client = flow.client;
+        if self.client_quota.among_others >= self.total || client == ClientId::SERVER {
             return false;
         }
-        let (mut held_units, mut has_others) = (0usize, false);
+        let mut held_units = 0usize;
+        let mut has_others = false;
         for other in &self.flows {
-            if other.id == flow || other.id.0 == client && !is_stream {
+            if other.id == flow || other.id.client == client && !is_stream {
                 held_units = held_units.saturating_add(other.held_units);
-            } else if ![client, ClientId::default()].contains(&other.id.0) {
+            } else if ![client, ClientId::SERVER].contains(&other.id.client) {
                 has_others |= other.held_units > 0 || !other.queue.is_empty();
             }
         }
-        let free = self.free.saturating_sub(self.occupied);
-        let (shared_units, free) =
-            (self.total.saturating_sub(reserve), free.saturating_sub(units.saturating_add(reserve)));
+        let shared_units = self.total.saturating_sub(reserve);
+        let free = self.free.saturating_sub(self.occupied).saturating_sub(units.saturating_add(reserve));
         let quota = self.client_quota.scaled_to(shared_units, self.total);
         let max_units = if has_others { quota.dynamic_threshold(shared_units, free) } else { quota.alone };
         held_units > 0 && held_units.saturating_add(units) > max_units
     }
 
-    /// Removes and returns the request whose turn it is, if there are enough units for it. The units are granted to it.
+    /// Returns true if a new request of `flow` can be granted at once: there are enough units, and no earlier request is
+    /// next.
+    pub(super) fn can_grant_now(&self, flow: FlowId, units: usize, reserve: usize) -> bool {
+        units.saturating_add(reserve) <= self.free
+            && !self.exceeds_client_quota(flow, units, reserve, false)
+            && !self.has_request_before(flow)
+    }
+
+    /// Returns true if a request waits that goes before a new request of `flow`. Requests that exceed the quota of their
+    /// client delay only their own flow.
+    fn has_request_before(&self, flow: FlowId) -> bool {
+        // Computed once for all streams, which are of one kind: there may be thousands of requests.
+        let mut starved_kind = None;
+        self.flows.iter().any(|waiting_flow| {
+            let kind = waiting_flow.id.kind;
+            let mut is_starved = || match starved_kind {
+                Some((known_kind, is_starved)) if known_kind == kind => is_starved,
+                _ => starved_kind.insert((kind, self.are_streams_starved(kind))).1,
+            };
+            let mut requests = waiting_flow.queue.iter();
+            let first =
+                requests.find(|request| request.stream.is_none() || request.is_first_of_stream() && is_starved());
+            first.is_some_and(|request| {
+                let is_stream = request.stream.is_some();
+                waiting_flow.id == flow
+                    || !self.exceeds_client_quota(waiting_flow.id, request.units, request.reserve, is_stream)
+            })
+        })
+    }
+
+    /// Removes and returns the request that is next, if there are enough units for it, and grants it the units.
     pub(super) fn grant_next(&mut self) -> Option<(FlowId, PendingAcquire)> {
         self.remove_idle_flows();
         let first = self.waiting_flows().min()?;
-        // Sorted only if the turn of the first flow yields no grant.
-        let (mut turn, mut later) = (first, None);
-        let (mut may_grant_streams, mut max_units, mut max_client_units) = (true, usize::MAX, usize::MAX);
-        // Computed for the first flow only.
-        let mut are_streams_starved = None;
-        loop {
-            let current = self.flows.get(turn.1)?;
-            let flow = current.id;
-            for (index, request) in current.queue.iter().enumerate() {
-                if request.stream.is_some() && !may_grant_streams {
-                    break;
-                }
-                let units = request.units;
-                // A client overtakes with few small requests, and not with streams.
-                if max_units < usize::MAX
-                    && (request.stream.is_some()
-                        || units > max_units
-                        || current.effective_overtaking_units().saturating_add(units) > max_client_units)
-                {
-                    break;
-                }
-                let exceeds_quota = self.exceeds_client_quota(flow, units, request.reserve, request.stream.is_some());
-                let is_starved_stream = turn == first
-                    && request.is_first_of_stream()
-                    && *are_streams_starved.get_or_insert_with(|| self.are_streams_starved(flow.1));
-                if !exceeds_quota
-                    && (self.has_units_for(request) || is_starved_stream && self.has_units_for_starved_stream(units))
-                {
-                    let mut request = self.flow_mut(flow).queue.remove(index)?;
-                    if max_units < usize::MAX && request.kind == GrantKind::InTurn {
-                        request.kind = GrantKind::Overtaking;
-                        self.overtaking_units += units;
-                        self.flow_mut(flow).overtaking_units += units;
-                    }
-                    self.grant(flow, units, if request.kind == GrantKind::Charged { 0 } else { units });
-                    return Some((flow, request));
-                }
-                match &request.stream {
-                    // The stream waits for its own client; requests behind it may go first.
-                    Some(stream) if stream.strong_count() > 1 => {}
-                    _ if exceeds_quota => break,
-                    // Others wait for this request. Otherwise it would never get enough units.
-                    Some(_) if !is_starved_stream => {
-                        self.note_blocking(flow, request);
-                        may_grant_streams = false;
-                    }
-                    // Small requests need not wait for units that others may hold for long.
-                    _ => {
-                        self.note_blocking(flow, request);
-                        let remaining_units =
-                            self.overtaking_limit(request.needed_free_units()).saturating_sub(self.overtaking_units);
-                        max_units = max_units
-                            .min(max_overtaking_units(self.total, self.in_flight_capacity))
-                            .min(remaining_units)
-                            .min(self.free);
-                        // One client overtakes with at most half of the rest, so that some is left for the next.
-                        max_client_units = max_client_units.min(remaining_units / 2);
-                        if max_units == 0 {
-                            return None;
-                        }
-                        break;
-                    }
-                }
+        let mut limits = SearchLimits { may_grant_streams: true, overtaking: None };
+        // Sorted only if no request of the first flow is granted.
+        let later = std::iter::once_with(|| {
+            let mut later: Vec<_> = self.waiting_flows().filter(|waiting| *waiting > first).collect();
+            later.sort_unstable();
+            later
+        });
+        for (start_tag, flow_index) in std::iter::once(first).chain(later.flatten()) {
+            let flow = self.flows.get(flow_index)?;
+            let is_first_flow = (start_tag, flow_index) == first;
+            if let Some(request_index) = self.find_grantable(flow, is_first_flow, &mut limits) {
+                return self.take_request(flow.id, request_index, limits.overtaking.is_some());
             }
-            let later = later.get_or_insert_with(|| {
-                let mut later: Vec<_> = self.waiting_flows().filter(|turn| *turn > first).collect();
-                later.sort_unstable();
-                later.into_iter()
-            });
-            turn = later.next()?;
+            if limits.is_exhausted() {
+                return None;
+            }
         }
+        None
     }
 
-    /// Returns true if all streams together, which are the flows of this kind, hold few units.
-    pub(super) fn are_streams_starved(&self, kind: u64) -> bool {
-        let held_units =
-            || self.flows.iter().filter(|flow| flow.id.1 == kind).map(|flow| flow.held_units).sum::<usize>();
-        self.tracks_held_units() && held_units() < self.total / STARVED_STREAMS_DIVISOR
+    /// Returns the index of the first request of `flow` that can be granted now. Requests that are passed over reduce
+    /// `limits`.
+    fn find_grantable(&self, flow: &Flow, is_first_flow: bool, limits: &mut SearchLimits) -> Option<usize> {
+        let mut are_streams_starved = None;
+        for (index, request) in flow.queue.iter().enumerate() {
+            if !limits.allow(flow, request) {
+                return None;
+            }
+            let PendingAcquire { units, reserve, stream, .. } = request;
+            let exceeds_quota = self.exceeds_client_quota(flow.id, *units, *reserve, stream.is_some());
+            let is_starved_stream = is_first_flow
+                && request.is_first_of_stream()
+                && *are_streams_starved.get_or_insert_with(|| self.are_streams_starved(flow.id.kind));
+            let has_units =
+                self.has_units_for(request) || is_starved_stream && self.has_units_for_starved_stream(*units);
+            if has_units && !exceeds_quota {
+                return Some(index);
+            }
+            match stream {
+                // The stream waits until its client has received earlier parts. Requests behind it may go first.
+                Some(stream) if stream.strong_count() > 1 => {}
+                _ if exceeds_quota => return None,
+                // Other streams wait behind this one, which would otherwise never find enough units.
+                Some(_) if !is_starved_stream => {
+                    self.note_blocking(flow.id, request);
+                    limits.may_grant_streams = false;
+                }
+                _ => {
+                    self.note_blocking(flow.id, request);
+                    limits.overtaking = Some(self.overtaking_limits(request, limits.overtaking));
+                    return None;
+                }
+            }
+        }
+        None
+    }
+
+    /// Removes the request at `index` of the queue of `flow` and grants it its units.
+    fn take_request(&mut self, flow: FlowId, index: usize, overtakes: bool) -> Option<(FlowId, PendingAcquire)> {
+        let entry = self.flow_mut(flow);
+        let mut request = entry.queue.remove(index)?;
+        if overtakes && request.kind == GrantKind::InTurn {
+            request.kind = GrantKind::Overtaking;
+            entry.overtaking_units += request.units;
+            self.overtaking_units += request.units;
+        }
+        let taken = if request.kind == GrantKind::Charged { 0 } else { request.units };
+        self.grant(flow, request.units, taken);
+        Some((flow, request))
+    }
+
+    /// Returns true if all streams together hold few units. Streams are the requests of this kind.
+    fn are_streams_starved(&self, kind: u64) -> bool {
+        let stream_flows = self.flows.iter().filter(|flow| flow.id.kind == kind);
+        self.tracks_held_units()
+            && stream_flows.map(|flow| flow.held_units).sum::<usize>() < self.total / STARVED_STREAMS_DIVISOR
     }
 
     /// Returns true if there are enough free units for a starved stream that requests `units`.
@@ -206,22 +271,35 @@ impl FairSemaphoreState {
         units.saturating_add(self.total / STARVED_STREAMS_RESERVE_DIVISOR) <= self.free
     }
 
-    /// Remembers that other clients wait behind a request of `flow`, if any do.
+    /// Records in a request of `flow` that other clients wait behind it, if any do.
     fn note_blocking(&self, flow: FlowId, request: &PendingAcquire) {
-        if self.flows.iter().any(|other| other.id.0 != flow.0 && !other.queue.is_empty()) {
+        if self.flows.iter().any(|other| other.id.client != flow.client && !other.queue.is_empty()) {
             request.blocked_others.set(true);
         }
     }
 
-    /// Returns the maximum number of units in permits that may overtake a waiting request for `needed` units: the units
-    /// that remain free once that request is granted. A small fixed share may always overtake, because a request for
-    /// nearly all units would otherwise stop all other clients.
+    /// Returns the limits of requests that may overtake `request`, and all requests that set the limits `so_far`.
+    fn overtaking_limits(&self, request: &PendingAcquire, so_far: Option<OvertakingLimits>) -> OvertakingLimits {
+        let limit = self.overtaking_limit(request.needed_free_units());
+        let remaining_units = limit.saturating_sub(self.overtaking_units);
+        let max_units = max_overtaking_units(self.total, self.in_flight_capacity).min(remaining_units).min(self.free);
+        // One client overtakes with at most half of the rest, so that some units are left for the next client.
+        let max_client_units = remaining_units / 2;
+        so_far.map_or(OvertakingLimits { max_units, max_client_units }, |so_far| OvertakingLimits {
+            max_units: so_far.max_units.min(max_units),
+            max_client_units: so_far.max_client_units.min(max_client_units),
+        })
+    }
+
+    /// Returns the maximum number of units of all permits that may overtake a waiting request for `needed` units: those
+    /// that are free when the request has been granted. A small fixed share may always overtake. Otherwise a request
+    /// for nearly all units would stop all other clients.
     fn overtaking_limit(&self, needed: usize) -> usize {
         let limit = self.in_flight_capacity / OVERTAKING_DIVISOR;
         limit.min(self.in_flight_capacity.saturating_sub(needed)).max(limit / MIN_OVERTAKING_DIVISOR)
     }
 
-    /// Returns the `start_tag` and the index of each flow in which requests wait.
+    /// Returns the start tag and the index of each flow in which requests wait.
     fn waiting_flows(&self) -> impl Iterator<Item = (u64, usize)> {
         let waiting = self.flows.iter().enumerate().filter(|(_, flow)| !flow.queue.is_empty());
         waiting.map(|(index, flow)| (flow.start_tag, index))
@@ -231,7 +309,7 @@ impl FairSemaphoreState {
         self.flows.iter_mut().find(|candidate| candidate.id == flow)
     }
 
-    /// Counts `units` that the flow `from` holds for `to`, if held units are tracked.
+    /// Moves `units` from those that `from` holds to those that `to` holds, if held units are tracked.
     pub(super) fn move_held_units(&mut self, from: FlowId, to: FlowId, units: usize) {
         if from != to && self.tracks_held_units() {
             let flow = self.flow_mut(from);
@@ -240,7 +318,7 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Records that `units` with which `flow` overtook others are released, or no longer count as overtaking.
+    /// Records that `units` with which `flow` overtook a larger request no longer count as overtaking.
     pub(super) fn uncount_overtaking(&mut self, flow: FlowId, units: usize) {
         debug_assert!(units <= self.overtaking_units, "more units than overtook");
         self.overtaking_units = self.overtaking_units.saturating_sub(units);
@@ -249,13 +327,13 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Removes the cancelled requests of `flow`. If others had to wait for such a request, its flow is charged as if
-    /// the request had been granted. Otherwise a client that repeatedly requests large permits and cancels would always
-    /// be first, and stop others at no cost. Nothing is charged if `is_served`: the work has got a permit through
-    /// another request.
+    /// Removes the cancelled requests of `flow`. If other clients have waited behind such a request, its flow is charged
+    /// as if the request had been granted. Otherwise a client that repeatedly requests large permits and cancels would
+    /// always be first, and stop other clients at no cost. Nothing is charged if `is_served`, because the work has got a
+    /// permit through another request.
     pub(super) fn remove_cancelled(&mut self, flow: FlowId, is_served: bool) {
         let is_charged = self.cost == CostBasis::Units && !is_served;
-        // However many requests are cancelled together, others go first only until all units have been granted once.
+        // The debt of any number of cancelled requests is at most that of all units.
         let max_start_tag = self.virtual_time.saturating_add(self.total as u64);
         let Some(entry) = self.find_flow(flow) else { return };
         entry.queue.retain(|request| {
@@ -272,21 +350,23 @@ impl FairSemaphoreState {
     pub(super) fn grant(&mut self, flow: FlowId, units: usize, taken: usize) {
         self.overcommitted += taken.saturating_sub(self.free);
         self.free = self.free.saturating_sub(taken);
-        let (is_counted, cost) = (self.tracks_held_units(), self.cost);
-        if is_counted || self.find_flow(flow).is_some() {
+        let is_tracked = self.tracks_held_units();
+        let is_charged = self.cost == CostBasis::Units;
+        if is_tracked || self.find_flow(flow).is_some() {
             let entry = self.flow_mut(flow);
             let start_tag = entry.start_tag;
-            if cost == CostBasis::Units {
+            if is_charged {
                 entry.start_tag = start_tag.saturating_add(units as u64);
             }
-            if is_counted {
+            if is_tracked {
                 entry.held_units += units;
             }
             self.virtual_time = self.virtual_time.max(start_tag);
         }
     }
 
-    /// Releases `units`, which were held for `time`. The time is `None` if they never reached their receiver.
+    /// Releases `units`, which were held for `time`. The time is `None` if the units never reached their receiver, whose
+    /// flow then gets their cost back.
     pub(super) fn release(&mut self, flow: FlowId, units: usize, kind: GrantKind, time: Option<Duration>) {
         let returned = if kind == GrantKind::Charged { 0 } else { units };
         let repaid = returned.min(self.overcommitted);
@@ -295,9 +375,10 @@ impl FairSemaphoreState {
         if kind == GrantKind::Overtaking {
             self.uncount_overtaking(flow, units);
         }
-        let (is_counted, cost) = (self.tracks_held_units(), self.cost);
+        let is_tracked = self.tracks_held_units();
+        let cost = self.cost;
         let Some(entry) = self.find_flow(flow) else { return };
-        if is_counted {
+        if is_tracked {
             entry.held_units = entry.held_units.saturating_sub(units);
         }
         entry.start_tag = match (cost, time) {
@@ -310,9 +391,9 @@ impl FairSemaphoreState {
         };
     }
 
-    /// Removes idle flows. While any request waits, a flow is kept if its `start_tag` is above that of a new flow.
-    /// Otherwise a client that repeatedly requests one permit would always begin anew, and go before a client that
-    /// requests many at once.
+    /// Removes idle flows. While any request waits, a flow is kept if its start tag is above that of a new flow.
+    /// Otherwise a client that makes one request after another would always begin as a new flow, and go before a client
+    /// that makes many at once.
     fn remove_idle_flows(&mut self) {
         let has_waiters = self.flows.iter().any(|flow| !flow.queue.is_empty());
         let virtual_time = self.virtual_time;

@@ -128,7 +128,7 @@ impl DiskQueue {
     /// Adds a job to the end of its client's line.
     pub(super) fn push(&mut self, client: ClientId, job: DiskJob) {
         let client_queue = self.clients.entry(client).or_default();
-        if client_queue.is_idle() && client != ClientId::default() {
+        if client_queue.is_idle() && client != ClientId::SERVER {
             self.active_clients += 1;
         }
         if client_queue.waiting.is_empty() {
@@ -185,7 +185,7 @@ impl DiskQueue {
     /// Returns true if another call of `client` may use one of `threads`. Clients have equal parts of three quarters of
     /// the threads. The rest stays free for clients without running calls.
     pub(super) fn may_run(&self, client: ClientId, threads: usize) -> bool {
-        if client == ClientId::default() {
+        if client == ClientId::SERVER {
             return true;
         }
         let client_queue = self.clients.get(&client);
@@ -224,7 +224,7 @@ impl DiskQueue {
         if !self.clients.get(&client).is_some_and(ClientDiskQueue::is_idle) {
             return;
         }
-        if client != ClientId::default() {
+        if client != ClientId::SERVER {
             self.active_clients = self.active_clients.saturating_sub(1);
         }
         self.clients.remove(&client);

@@ -20,11 +20,13 @@ pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;
 /// Number of bytes of text at which a batch is sent.
 const BATCH_BYTES: usize = 1 << 20;
 
-/// Maximum time that a trace waits for others in its batch.
+/// Maximum time for which a trace waits for further traces in its batch.
 const BATCH_INTERVAL: Duration = Duration::from_secs(1);
 
-/// OTLP's values of `SpanKind`.
+/// OTLP's `SpanKind` of a step within a request.
 const SPAN_KIND_INTERNAL: u8 = 1;
+
+/// OTLP's `SpanKind` of a request.
 const SPAN_KIND_SERVER: u8 = 2;
 
 /// OTLP's `StatusCode` of a failed request.
@@ -110,7 +112,7 @@ struct ExportWorker {
 }
 
 impl Exporter {
-    /// Starts the export thread. `instance` distinguishes this process from others of the same program.
+    /// Starts the export thread. `instance` identifies this process among those of the same program.
     ///
     /// # Errors
     /// If no thread can be started.
@@ -158,11 +160,13 @@ impl Exporter {
 
 impl ExportWorker {
     fn run(mut self, messages: &Receiver<ExportCommand>) {
-        // The current batch: its spans as text, and the number of their traces.
-        let (mut spans, mut count) = (String::new(), 0);
+        // Spans of the current batch as text, and the number of their traces.
+        let mut spans = String::new();
+        let mut count = 0;
         let mut next_send = Instant::now() + BATCH_INTERVAL;
         loop {
-            let (mut flush_sender, mut is_disconnected) = (None, false);
+            let mut flush_sender = None;
+            let mut is_disconnected = false;
             match messages.recv_timeout(next_send.saturating_duration_since(Instant::now())) {
                 Ok(ExportCommand::Trace(finished)) => {
                     write_spans(&finished, &mut spans);
@@ -213,14 +217,13 @@ impl ExportWorker {
     }
 
     fn message(&self, spans: &str) -> String {
-        let (name, version) = (env!("CARGO_PKG_NAME"), env!("CARGO_PKG_VERSION"));
-        let scope = json!({ "name": name, "version": version });
+        let scope = json!({ "name": env!("CARGO_PKG_NAME"), "version": env!("CARGO_PKG_VERSION") });
         let resource = format!(r#"{{"resource":{{"attributes":{}}}"#, self.resource_attributes);
         format!(r#"{{"resourceSpans":[{resource},"scopeSpans":[{{"scope":{scope},"spans":[{spans}]}}]}}]}}"#)
     }
 }
 
-/// Returns the attributes of this process. Those that are `configured` replace others of the same key.
+/// Returns the attributes of this process. Those that are `configured` replace the defaults with the same key.
 fn resource_attributes(configured: &[(String, String)], instance: &str) -> Value {
     let own = [
         ("service.name", env!("CARGO_PKG_NAME")),

@@ -9,7 +9,7 @@ use ureq::http::{HeaderName, HeaderValue};
 /// Time limit for sending a batch, unless `OTEL_EXPORTER_OTLP_TIMEOUT` sets it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`. The queue of traces is full long before.
+/// Maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`. The queue of traces would be full long before a longer time ends.
 const MAX_SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Settings of tracing: where traces are sent, how they are described, and which requests are traced.
@@ -50,8 +50,8 @@ impl TraceSettings {
         if one_in == 0 && !follows_caller {
             return None;
         }
-        // Header fields may hold the secret of the collector that the variables name, so they are not sent to another
-        // collector.
+        // The header fields may contain a secret of the collector that the variables name. Another collector must not
+        // get it.
         let names_another = !endpoint.is_empty() && collector_url(&variable).is_some_and(|other| other != url);
         let headers = if names_another { Vec::new() } else { header_fields(&variable) };
         if names_another && of_exporter(&variable, "HEADERS").is_some() {
@@ -89,7 +89,8 @@ fn collector_url(variable: &dyn Fn(&str) -> Option<String>) -> Option<String> {
 fn header_fields(variable: &dyn Fn(&str) -> Option<String>) -> Vec<(HeaderName, HeaderValue)> {
     let Some((name, text)) = of_exporter(variable, "HEADERS") else { return Vec::new() };
     let to_header = |(key, value): (String, String)| {
-        let (name, mut value): (HeaderName, HeaderValue) = (key.parse().ok()?, value.parse().ok()?);
+        let name: HeaderName = key.parse().ok()?;
+        let mut value: HeaderValue = value.parse().ok()?;
         value.set_sensitive(true);
         // The exporter sets these two header fields itself.
         (name != CONTENT_TYPE && name != CONTENT_LENGTH).then_some((name, value))
@@ -145,7 +146,7 @@ fn sampler(variable: &dyn Fn(&str) -> Option<String>) -> Option<(u64, bool)> {
     Some((one_in, follows_caller))
 }
 
-/// Converts the share of requests that is traced, from 0 to 1, to one request in so many. The default is 1.
+/// Converts the share of requests that is traced, from 0 to 1, to [`TraceSettings::one_in`]. The default is 1.
 fn one_in_of_ratio(ratio: Option<&str>) -> u64 {
     let ratio = ratio.map_or(Some(1.0), |text| text.parse().ok().filter(|ratio| (0.0..=1.0).contains(ratio)));
     let ratio: f64 = ratio.unwrap_or_else(|| {
