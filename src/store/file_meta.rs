@@ -1,4 +1,4 @@
-//! Metadata of a file, and the facts that tell its versions apart.
+//! Metadata of files, and the hashes that serve as their versions.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::object::{ObjectMeta, RawObjectMeta};
 pub use crate::config::EntityTagSource;
 
-/// Age up to which a file may be written again within the same tick of the file system's clock. Until then, its time
-/// and length do not tell its versions apart.
+/// Age up to which a file may be written again within the same tick of the file system's clock. The times and lengths
+/// of two versions of a younger file may be equal.
 pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// Returns the system's metadata of an open file.

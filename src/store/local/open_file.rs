@@ -1,4 +1,4 @@
-//! Reads open files in steps, while the caller waits and has memory for the bytes.
+//! Reads of open files. They stop early when their caller has gone, since its memory for the bytes is gone, too.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -18,7 +18,7 @@ use crate::store::object::{RawObjectMeta, ReadAt};
 /// Number of bytes that are read between two checks that the caller still wants them.
 const STEP_BYTES: usize = 128 << 10;
 
-/// An open file. It stays the same file if its name is given to another one.
+/// An open file. It stays the same file even if another file takes its name.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) disk_pool: Arc<DiskPool>,
