@@ -7,9 +7,9 @@ use moka::future::Cache;
 use moka::policy::EvictionPolicy;
 use xxhash_rust::xxh3::xxh3_64;
 
+use super::ATTRIBUTES;
 use super::budget::Budget;
 use super::error::ReadError;
-use super::freshness::ATTRIBUTES;
 use super::validated::{max_weight_bytes, weighted_cache};
 use crate::store::Key;
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
@@ -145,8 +145,8 @@ pub enum GroupState {
 
 /// Cache of parsed attributes by container, key and version of the file.
 ///
-/// A permit of the budget is held from before attributes are parsed until they are in the cache. Attributes that were
-/// evicted while a waiting request still uses them are covered by a permit of the slice budget.
+/// A request takes a permit of the parsing budget before it parses attributes, and holds it until they are in the cache.
+/// Attributes that are evicted while a waiting request still uses them are covered by a permit of the slice budget.
 #[derive(Debug, Clone)]
 pub(crate) struct AttributesCache {
     pub(crate) cache: Cache<(u32, Key, u64), Arc<Group>>,

@@ -17,5 +17,8 @@ pub use budget::MemoryPermit;
 pub use buffers::SendPermit;
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
-pub use freshness::{ATTRIBUTES, Freshness, RevalidationPolicy};
+pub use freshness::{Freshness, RevalidationPolicy};
 pub use objects::{LargeObject, StoredObject};
+
+/// Name of the file that holds a group's attributes.
+pub const ATTRIBUTES: &str = "attributes.json";

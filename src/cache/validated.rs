@@ -1,5 +1,5 @@
-//! A cache whose entries are compared with their source before they are used, and loaded in single flights. It fills
-//! most of a memory budget: a request that finds the budget short evicts entries.
+//! A cache whose entries are compared with their source before they are used, and loaded in single flights. The cache
+//! fills most of a memory budget. A request that finds the budget short evicts entries.
 
 use std::fmt;
 use std::future::Future;
@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 3;
 /// Maximum number of rounds in which a drained cache frees its entries.
 const MAX_DRAIN_ROUNDS: usize = 100;
 
-/// Delay before the cache's pending evictions are run again while a request waits for memory. It doubles each time.
+/// Delay before pending evictions are run again while a request waits for memory. The delay doubles each time.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// Number of retries before the cache is forced to evict entries: 75 ms after the first.
@@ -64,8 +64,8 @@ pub(crate) trait EntrySource<V> {
     ) -> impl Future<Output = Result<Arc<V>, ReadError>> + Send + 'static;
 }
 
-/// Returns the maximum weight of a cache of `capacity_bytes`: 1/64 more for the bookkeeping that weighers count, so
-/// that data of exactly the configured size fits.
+/// Returns the maximum weight of a cache of `capacity_bytes`. It is larger by 1/64, because weighers also count
+/// bookkeeping, and data of exactly the configured size should fit.
 pub(crate) fn max_weight_bytes(capacity_bytes: u64) -> u64 {
     capacity_bytes.saturating_add(capacity_bytes / 64)
 }
@@ -209,9 +209,11 @@ where
         entry.ok_or_else(|| ReadError::Internal("a load ended without a result".to_owned()))
     }
 
-    /// Waits for a flight, and does its work first if this request leads it. The task of the flight gets its resources
-    /// as soon as it is the turn of any of the clients. It goes on when one of the requests is cancelled, and is
-    /// aborted with the last one. Returns `None` if another request led the flight and gave up.
+    /// Waits for a flight, which this request starts if it is the leader. Returns `None` if another request led the
+    /// flight and gave up.
+    ///
+    /// The load runs in a task of its own. It continues when one of the waiting requests is cancelled, and is aborted
+    /// when the last one is. The task gets memory and cores as soon as it is the turn of any of its clients.
     async fn fly(
         &self,
         key: &K,
@@ -262,7 +264,7 @@ where
             Some(replaced) => self.remove(key, &replaced).await,
             None => {}
         }
-        // Evicts now, not only when the map's own queue is full.
+        // The map itself evicts only when its own queue is full.
         self.evict_surplus().await;
         Ok(entry)
     }
@@ -285,10 +287,10 @@ where
         removal.await;
     }
 
-    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used, and a load
-    /// that has begun before serves only the requests that wait for it already.
+    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used. The result of
+    /// an earlier load goes only to the requests that already wait for it.
     ///
-    /// A seam of the design: writes will call it. Until then, entries become stale only by comparison.
+    /// Writes will call this function. Until there are writes, entries become stale only by comparison.
     #[cfg_attr(not(test), expect(dead_code, reason = "for writes, which come next"))]
     pub(crate) async fn invalidate(&self, key: &K) {
         self.flights.supersede(key);
@@ -318,10 +320,10 @@ where
         self.map.get(key).now_or_never().flatten()
     }
 
-    /// Loads the entry of `key` on the calling thread, which must not block. Returns `None` if another request loads it
-    /// already, or if `load` returns `None`; a request that has begun to wait meanwhile then loads the entry. If the
-    /// entry is cached by now, returns the cached one.
-    pub(crate) fn try_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
+    /// Returns the cached entry of `key`, or loads the entry on the calling thread, which must not block. Returns `None`
+    /// if another request is loading the entry, or if `load` returns `None`. In the second case, a request that has
+    /// begun to wait meanwhile loads the entry.
+    pub(crate) fn try_get_or_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
         let leader = self.flights.try_lead(key.clone())?;
         if let Some(entry) = self.try_cached(&key) {
             leader.finish(Ok(Arc::clone(&entry)));
@@ -388,7 +390,7 @@ where
         self.evict_while(bytes, self.budget.take(bytes)).await
     }
 
-    /// As [`Self::take`], for a response that has started.
+    /// Takes a permit as [`Self::take`] does, but waits longer, for a response that has started.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -490,8 +492,8 @@ mod tests {
     impl Remote {
         fn new(is_cacheable: bool) -> Self {
             let gate = Semaphore::new(Semaphore::MAX_PERMITS / 2);
-            let counts = (AtomicU64::new(1), AtomicUsize::new(0), AtomicUsize::new(0));
-            let (version, loads, revalidations) = counts;
+            let (loads, revalidations) = Default::default();
+            let version = AtomicU64::new(1);
             Self(Arc::new(RemoteState { version, is_cacheable, loads, revalidations, gate }))
         }
 
@@ -661,14 +663,14 @@ mod tests {
     async fn a_request_that_waits_for_a_leader_that_gives_up_loads_the_entry_itself() {
         let (cache, remote) = (cache(), Remote::new(true));
         let mut waiting = cache.load(&1, 0, &remote).boxed();
-        let loaded = cache.try_load(1, |flight| {
+        let loaded = cache.try_get_or_load(1, |flight| {
             assert!((&mut waiting).now_or_never().is_none() && flight.has_waiters());
-            assert!(cache.try_load(1, |_| None).is_none());
+            assert!(cache.try_get_or_load(1, |_| None).is_none());
             None
         });
         assert!(loaded.is_none());
         assert_eq!(waiting.await.unwrap().version, 1);
-        assert_eq!(cache.try_load(1, |_| None).unwrap().version, 1);
+        assert_eq!(cache.try_get_or_load(1, |_| None).unwrap().version, 1);
         assert_eq!(remote.requests(), (1, 0));
     }
 

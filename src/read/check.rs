@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::cache::block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY};
-use crate::cache::blocks::{BlockCache, BlockLocation, SourceBlock};
+use crate::cache::blocks::{BlockCache, BlockLocation, SourceBlock, StoredBlock};
 use crate::cache::datasets::Dataset;
 use crate::cache::error::ReadError;
 use crate::cache::freshness::{self, Freshness};
@@ -53,12 +53,12 @@ async fn check_once(
     location: &BlockLocation,
     fresh_since: u64,
 ) -> Result<Option<ValidBlock>, ReadError> {
-    let (stored, permit) = match location.source.load(&location.position, None, fresh_since).await?.0 {
+    let StoredBlock { bytes, permit, .. } = match location.source.load(&location.position, None, fresh_since).await?.0 {
         SourceBlock::Unchanged | SourceBlock::Missing => return Ok(None),
         SourceBlock::Decoded(block, meta) => return Ok(Some(ValidBlock::new(block, meta.len, None))),
-        SourceBlock::Stored(stored, permit) => (stored, permit),
+        SourceBlock::Stored(stored) => stored,
+        SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
     };
-    let (_, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
     let (header, stored_bytes) = (BlockHeader::parse(&bytes).ok(), bytes.len() as u64);
     // Held while the request waits; dropping it cancels the decoding.
     let requester = Arc::new(());

@@ -67,7 +67,7 @@ pub async fn read_derived(
     let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
     Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
         bytes: bytes.clone(),
-        etags_hash: u128::from_str_radix(&meta.etag, 16).unwrap_or(0),
+        etags_hash: entry.etags_hash,
         versions_hash: meta.version,
         dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, freshness.request_start)),
     }))
@@ -118,15 +118,16 @@ async fn derive(
     };
     let (bytes, memory, is_new_buffer) = result?;
     let (Fingerprint { etags_hash, versions_hash, .. }, len) = (stats.fingerprint, bytes.len() as u64);
-    let meta = ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
+    let meta = ObjectMeta { len, modified: None, etag: Arc::default(), version: versions_hash };
     // Unchanged elements belong to another budget, whose permit must not live on in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
-        return Ok(ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at));
+        let uncached = ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at);
+        return Ok(ObjectEntry { etags_hash, ..uncached });
     }
     // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
     // waits for the slice budget.
     let permit = container.resources.objects.entries.take(len).await?;
-    Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
+    Ok(ObjectEntry { etags_hash, ..ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at) })
 }
 
 /// The blocks of a slice as the source of a derived result.

@@ -25,7 +25,7 @@ use crate::cache::error::ReadError;
 use crate::cache::freshness;
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
-use crate::store::{NonblockingReader, ObjectMeta};
+use crate::store::{CachedGet, NonblockingReader, ObjectMeta};
 use crate::telemetry::metrics::{self, StoreOperation};
 use crate::telemetry::trace;
 use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
@@ -209,7 +209,7 @@ impl GatherContext {
     fn try_load(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
         let (location, times) = (self.block_location(position), LoadTimes::default());
         let load = |flight: &FlightHandle| self.try_decode(&location, lease, scratch, &times, flight);
-        let entry = self.blocks.entries.try_load((self.dataset.id, position.clone()), load)?;
+        let entry = self.blocks.entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
         if entry.validated_at.nanoseconds() < self.fresh_since || entry.fault.is_some() {
             return None;
         }
@@ -297,7 +297,11 @@ impl GatherContext {
         if scratch.reader.is_none() {
             scratch.reader = Some(store.page_cache()?.reader()?);
         }
-        let meta = scratch.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut scratch.file)?;
+        let meta = match scratch.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut scratch.file) {
+            CachedGet::Unknown => return None,
+            CachedGet::Missing => None,
+            CachedGet::Object(meta) => Some(meta),
+        };
         times.add_store(started.elapsed());
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());
