@@ -16,7 +16,7 @@ use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 use n5_format::{AttributesDocument, BlockError, Codecs, DatasetAttributes, DocumentError, GridPosition};
 
 /// Memory for cached attributes, in bytes. Together with [`PARSING_BYTES`] it is `ATTRIBUTES_CACHE_BYTES` of `config`.
-pub(crate) const CACHE_BYTES: u64 = 6 << 20;
+pub(crate) const CACHED_ATTRIBUTES_BYTES: u64 = 6 << 20;
 
 /// Memory for attributes that are being parsed and not cached yet, in bytes.
 const PARSING_BYTES: u64 = 2 << 20;
@@ -162,7 +162,7 @@ impl AttributesCache {
             let bytes = GROUP_BYTES + 2 * key.as_str().len() as u64 + tree_bytes + tree_bytes.min(AXES_BYTES as u64);
             u32::try_from(bytes).unwrap_or(u32::MAX)
         };
-        let max_weight_bytes = max_weight_bytes(CACHE_BYTES);
+        let max_weight_bytes = max_weight_bytes(CACHED_ATTRIBUTES_BYTES);
         let cache = weighted_cache(CacheLabel::Attributes, max_weight_bytes, EvictionPolicy::tiny_lfu(), weigher);
         let parsing_budget = Budget::new(BudgetLabel::Attributes, PARSING_BYTES, max_wait);
         Self { cache, parsing_budget, codecs }

@@ -22,7 +22,7 @@ const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 /// - *nonblocking*, after [`Self::nonblocking`]: the read never waits. Its caller polls the future once
 ///   (`now_or_never`). If the future is not ready, the caller drops it and repeats the read in blocking mode.
 ///
-/// Every function that takes a `Freshness` must therefore await `pend_if_nonblocking` before it waits for anything. In
+/// Every function that a nonblocking read calls must await `pend_if_nonblocking` before it waits for anything. In
 /// nonblocking mode that future never completes. An error would not do: code in between could take an error for a
 /// missing dataset and send a wrong response.
 #[derive(Debug, Clone, Copy)]

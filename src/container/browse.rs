@@ -3,10 +3,7 @@
 use std::sync::Arc;
 
 use super::handle::Container;
-use crate::cache::ATTRIBUTES;
-use crate::cache::datasets::{Dataset, GroupState};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
+use crate::cache::{ATTRIBUTES, Dataset, Freshness, GroupState, ReadError};
 use crate::store::{DirEntry, FilterDecision, Key};
 use n5_format::{Coords, GridPosition, MAX_RANK};
 

@@ -5,11 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::ATTRIBUTES;
-use crate::cache::datasets::{AXES_BYTES, Dataset, GROUP_BYTES, Group, GroupState, dataset_id};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
-use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, StoredObject};
+use crate::cache::{
+    ATTRIBUTES, AXES_BYTES, Dataset, Freshness, GROUP_BYTES, Group, GroupState, MAX_WHOLE_OBJECT_BYTES, ReadError,
+    StoredObject, dataset_id,
+};
 use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{Key, ObjectMeta};

@@ -9,11 +9,9 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::resources::Resources;
-use crate::cache::budget::{MemoryPermit, Permit};
-use crate::cache::buffers::SendPermit;
-use crate::cache::error::{BudgetError, ReadError};
-use crate::cache::freshness::Freshness;
-use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
+use crate::cache::{
+    BudgetError, Freshness, MemoryPermit, ObjectCacheKey, ObjectSource, Permit, ReadError, SendPermit, StoredObject,
+};
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, ShedReason};

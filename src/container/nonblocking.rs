@@ -8,9 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::buffers::needs_copy;
-use crate::cache::freshness::Freshness;
-use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry};
+use crate::cache::{Freshness, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, needs_copy};
 use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, PageCache, RawObjectMeta, SendfileSource};
 use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 

@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use moka::policy::EvictionPolicy;
 
-use crate::cache::blocks::BlockCache;
-use crate::cache::budget::{Budget, MemoryPermit};
-use crate::cache::datasets::{self, AttributesCache};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{Freshness, RevalidationPolicy};
-use crate::cache::objects::ObjectCache;
+use crate::cache::{
+    AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, Freshness, MemoryPermit, ObjectCache, ReadError,
+    RevalidationPolicy,
+};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
@@ -233,14 +231,14 @@ impl Resources {
         metrics::cpu_jobs(self.cpu.running());
         metrics::cache_bytes(CacheLabel::Decoded, self.blocks.entries.weight_bytes(), self.settings.decoded_cache);
         metrics::cache_bytes(CacheLabel::Stored, self.objects.entries.weight_bytes(), self.settings.stored_cache);
-        metrics::cache_bytes(CacheLabel::Attributes, self.datasets.cache.weighted_size(), datasets::CACHE_BYTES);
+        metrics::cache_bytes(CacheLabel::Attributes, self.datasets.cache.weighted_size(), CACHED_ATTRIBUTES_BYTES);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::objects::{ObjectCacheKey, ObjectEntry};
+    use crate::cache::{ObjectCacheKey, ObjectEntry};
     use crate::runtime::fair_queue::FlightHandle;
 
     fn settings() -> Settings {

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::handle::Container;
-use crate::cache::blocks::{BlockLocation, BlockSource, BlockVersion, SourceBlock, StoredBlock};
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{self, Freshness, ValidatedAt};
-use crate::cache::objects::{BudgetedObject, ObjectEntry};
+use crate::cache::{
+    self, BlockLocation, BlockSource, BlockVersion, BudgetedObject, Dataset, Freshness, ObjectEntry, ReadError,
+    SourceBlock, StoredBlock, ValidatedAt,
+};
 use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
 use n5_format::GridPosition;
@@ -69,7 +68,7 @@ impl BlockSource for StoredBlocks {
         {
             return Ok((block, entry.validated_at.nanoseconds()));
         }
-        let checked_at = freshness::now();
+        let checked_at = cache::now();
         let revalidation = match known {
             Some(known) => store.revalidate(&key, known.etag_and_version()).await?,
             None => Revalidation::Changed,
@@ -199,7 +198,7 @@ mod tests {
             known: Option<&BlockVersion>,
             _fresh_since: u64,
         ) -> Result<(SourceBlock, u64), ReadError> {
-            let checked_at = freshness::now();
+            let checked_at = cache::now();
             if known.and_then(BlockVersion::etag_and_version) == Some(("\"computed\"", 1)) {
                 self.comparisons.fetch_add(1, Ordering::Relaxed);
                 return Ok((SourceBlock::Unchanged, checked_at));
@@ -231,7 +230,7 @@ mod tests {
         let cached = blocks.cached(&*computed, &location.dataset, positions, 0).await.unwrap();
         assert!(cached[0].is_some());
         assert_eq!(counts(), (1, 0));
-        let now = freshness::now();
+        let now = cache::now();
         let stale = blocks.cached(&*computed, &location.dataset, positions, now).await.unwrap();
         assert!(stale[0].is_none(), "it must be compared by a load");
         let (entry, _) = blocks.load(location.clone(), now).await.unwrap();

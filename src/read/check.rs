@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::cache::block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY};
-use crate::cache::blocks::{BlockCache, BlockLocation, SourceBlock, StoredBlock};
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{self, Freshness};
+use crate::cache::{
+    self, BlockCache, BlockLocation, BlockWaiters, Dataset, Freshness, LoadTimes, ReadError, SourceBlock, StoredBlock,
+    TORN_READ_RETRY_DELAY,
+};
 use crate::container::Container;
 use n5_format::{Block, BlockHeader, BlockMode, Coords, GridPosition};
 
@@ -42,7 +41,7 @@ pub async fn check_block(
         // Read again, as for a slice.
         Err(error) if error.may_be_torn() => {
             tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
-            check_once(blocks, &location, freshness::now()).await
+            check_once(blocks, &location, cache::now()).await
         }
         result => result,
     }

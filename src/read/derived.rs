@@ -10,10 +10,9 @@ use futures_util::FutureExt;
 use super::gather::read_slice_for;
 use super::plan::PlannedSlice;
 use super::read_stats::{Fingerprint, fingerprint};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{self, Freshness};
-use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
-use crate::cache::validated::EntrySource;
+use crate::cache::{
+    self, EntrySource, Freshness, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadError, StoredObject,
+};
 use crate::container::{Container, Dependency};
 use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::FlightHandle;
@@ -80,7 +79,7 @@ async fn is_unchanged(
     entry: &ObjectEntry,
     slice: &PlannedSlice,
 ) -> Result<bool, ReadError> {
-    let checked_at = freshness::now();
+    let checked_at = cache::now();
     let current = fingerprint(container, freshness, slice).await?;
     let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
     if is_unchanged {

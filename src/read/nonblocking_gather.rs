@@ -17,12 +17,10 @@ use futures_util::future::try_join_all;
 
 use super::canvas::{Canvas, ElementByteOrder};
 use super::read_stats::ReadStats;
-use crate::cache::block_load::{BlockWaiters, LoadTimes, record_decode};
-use crate::cache::blocks::{BlockCache, BlockEntry, BlockLocation, BlockSource};
-use crate::cache::budget::Permit;
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness;
+use crate::cache::{
+    self, BlockCache, BlockEntry, BlockLocation, BlockSource, BlockWaiters, Dataset, LoadTimes, Permit, ReadError,
+    record_decode,
+};
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{CachedGet, NonblockingReader, ObjectMeta};
@@ -227,7 +225,7 @@ impl GatherContext {
         times: &LoadTimes,
         flight: &FlightHandle,
     ) -> Option<BlockEntry> {
-        let checked_at = freshness::now();
+        let checked_at = cache::now();
         let Some(meta) = self.try_read(&location.position, scratch, times)? else {
             return Some(BlockEntry::missing(checked_at));
         };
@@ -258,7 +256,7 @@ impl GatherContext {
 
     /// Decodes a block and pastes it without caching it.
     fn paste_uncached(&self, position: &GridPosition, lease: &CoreLease, scratch: &mut JobScratch) -> Option<()> {
-        let (checked_at, times) = (freshness::now(), LoadTimes::default());
+        let (checked_at, times) = (cache::now(), LoadTimes::default());
         scratch.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
         let meta = self.try_read(position, scratch, &times)?;
         if meta.is_some() {

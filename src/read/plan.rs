@@ -8,10 +8,7 @@ use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::bands::{Bands, ElementWidths};
-use crate::cache::budget::Budget;
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
+use crate::cache::{Budget, Dataset, Freshness, ReadError};
 use crate::container::{Container, grid_component};
 use crate::store::{DirEntry, EntryFilter, FilterDecision};
 use n5_format::{BlockGrid, Codec, ConvertError, Coords, CoveringBlocks, DataType, RangeReads, Region, convert};
