@@ -7,9 +7,9 @@ use moka::future::Cache;
 use moka::policy::EvictionPolicy;
 use xxhash_rust::xxh3::xxh3_64;
 
-use super::ATTRIBUTES;
 use super::budget::Budget;
 use super::error::ReadError;
+use super::freshness::ATTRIBUTES;
 use super::validated::{max_weight_bytes, weighted_cache};
 use crate::store::Key;
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn an_id_depends_on_container_key_and_version_alone() {
-        let (a, b) = (Key::root(), Key::root().join_numbers(&[1]));
+        let a = Key::root();
+        let b = Key::root().join_numbers(&[1]);
         assert_eq!(dataset_id(1, &a, 7), dataset_id(1, &a, 7));
         let ids = [dataset_id(1, &a, 7), dataset_id(2, &a, 7), dataset_id(1, &b, 7), dataset_id(1, &a, 8)];
         assert!((0..ids.len()).all(|n| !ids[..n].contains(&ids[n])), "{ids:?}");

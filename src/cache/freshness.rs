@@ -4,9 +4,11 @@ use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use super::ATTRIBUTES;
 pub use crate::config::RevalidationPolicy;
 use crate::store::{CachedStat, Key, Store};
+
+/// Name of the file that holds a group's attributes.
+pub const ATTRIBUTES: &str = "attributes.json";
 
 /// Time for which a check of an object's whole path is valid. During this time, checks of the file alone suffice.
 const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;

@@ -28,13 +28,10 @@ pub(crate) use buffers::{needs_copy, release_with};
 pub(crate) use datasets::{AXES_BYTES, AttributesCache, CACHED_ATTRIBUTES_BYTES, GROUP_BYTES, dataset_id};
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
-pub use freshness::{Freshness, RevalidationPolicy};
+pub use freshness::{ATTRIBUTES, Freshness, RevalidationPolicy};
 pub(crate) use freshness::{ValidatedAt, now};
 pub(crate) use objects::{
     BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,
 };
 pub use objects::{LargeObject, StoredObject};
 pub(crate) use validated::EntrySource;
-
-/// Name of the file that holds a group's attributes.
-pub const ATTRIBUTES: &str = "attributes.json";
