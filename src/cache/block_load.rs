@@ -306,15 +306,18 @@ impl BlockCache {
         let started = Instant::now();
         // The job owns what it uses, because it continues for a while after its clients have disconnected. A client that
         // retries faster than a slow codec decodes would otherwise never get the block.
-        let (blocks, location) = (self.clone(), location.clone());
-        let (codec, flow) = (dataset.attributes.compression().label(), dataset.id);
+        let blocks = self.clone();
+        let location = location.clone();
+        let codec = dataset.attributes.compression().label();
+        let flow = dataset.id;
         let job = move |lease: &CoreLease| {
             // The job cannot be interrupted from now on, even without waiters.
             if let Some(flight) = &waiters.flight {
                 flight.detach();
             }
             let decode_started = Instant::now();
-            let (is_shared, should_continue) = (permit.is_none(), waiters.should_continue(lease));
+            let is_shared = permit.is_none();
+            let should_continue = waiters.should_continue(lease);
             let cancel_check = CancelCheck::new(&should_continue);
             let mut scratch = Scratch::default();
             let block = blocks.decode_owned(&location, stored, is_shared, decode_permit, &mut scratch, cancel_check);
@@ -412,7 +415,8 @@ mod tests {
         let unshared = BlockWaiters::new(Arc::downgrade(&requester), None);
         let shared = BlockWaiters::new(Arc::downgrade(&requester), Some(leader.handle()));
         assert!(unshared.has_waiters() && shared.has_waiters());
-        let (unshared_continues, shared_continues) = (unshared.should_continue(&lease), shared.should_continue(&lease));
+        let unshared_continues = unshared.should_continue(&lease);
+        let shared_continues = shared.should_continue(&lease);
         drop(requester);
         assert!(!unshared.has_waiters() && !shared.has_waiters());
         assert!(!unshared_continues() && shared_continues());

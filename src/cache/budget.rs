@@ -180,7 +180,8 @@ impl Budget {
 
     /// Applies this size to the shared units, which also affects budgets with the old size.
     pub(crate) fn apply_size(&self) {
-        let (total, in_flight) = (units(self.capacity_bytes()), units(self.in_flight_bytes));
+        let total = units(self.capacity_bytes());
+        let in_flight = units(self.in_flight_bytes);
         // A slow client may hold its responses for long, so it never gets all units.
         let eighths = |n: usize| total - total / 8 * (8 - n);
         let client_limit = if self.label == BudgetLabel::Slice {
@@ -230,7 +231,8 @@ impl Budget {
 
     /// Returns the size of the largest permit that may overtake a larger one of another client that waits, in bytes.
     pub(crate) fn max_overtaking_bytes(&self) -> u64 {
-        let (total, in_flight) = (units(self.capacity_bytes()), units(self.in_flight_bytes));
+        let total = units(self.capacity_bytes());
+        let in_flight = units(self.in_flight_bytes);
         max_overtaking_units(total, in_flight) as u64 * UNIT_BYTES
     }
 
@@ -389,7 +391,8 @@ impl Budget {
         if let Some(output) = (&mut future).now_or_never() {
             return Ok(output);
         }
-        let (started, mut contended_polls) = (Instant::now(), 0);
+        let started = Instant::now();
+        let mut contended_polls = 0;
         loop {
             if let Ok(output) = tokio::time::timeout(CONTENTION_POLL_INTERVAL, &mut future).await {
                 return Ok(output);
@@ -429,7 +432,8 @@ impl Budget {
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.
     pub(crate) async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
-        let (client, charges) = (ClientId::current(), &self.pinned.client_charges);
+        let client = ClientId::current();
+        let charges = &self.pinned.client_charges;
         // Counted as waiting in the queue, but not among the requests that wait for memory.
         let _waiting = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         let started = Instant::now();
@@ -547,7 +551,8 @@ impl MemoryPermit {
     /// Attaches the permit to one of several parts of the data, as [`Self::own`] does. The last part gives the permit
     /// back. The buffer of a part returns to the pool unless it is shared.
     pub fn own_part(this: &Arc<Self>, bytes: Bytes) -> Bytes {
-        let (budget, memory) = (this.budget.clone(), Arc::clone(this));
+        let budget = this.budget.clone();
+        let memory = Arc::clone(this);
         release_with(bytes, move |bytes| {
             // The permit is dropped first, because pooled buffers must fit into the free memory.
             drop(memory);
@@ -578,7 +583,8 @@ mod tests {
         assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
         assert!(budget.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
         // Bytes that are sent to several clients count once.
-        let (shared, before) = (Bytes::from(vec![0; 8 << 10]), budget.pinned.bytes.load(Ordering::Relaxed));
+        let shared = Bytes::from(vec![0; 8 << 10]);
+        let before = budget.pinned.bytes.load(Ordering::Relaxed);
         let sent: Vec<_> =
             (5..105).map(|client| budget.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
         assert_eq!(budget.pinned.bytes.load(Ordering::Relaxed) - before, 8 << 10);

@@ -158,7 +158,8 @@ impl BufferPool {
             return;
         }
         let mut buffers = self.lock();
-        let (mut bytes, mut count) = (self.bytes.load(Ordering::Relaxed), 0);
+        let mut bytes = self.bytes.load(Ordering::Relaxed);
+        let mut count = 0;
         for buffer in &*buffers {
             if bytes as u64 <= max_bytes {
                 break;
@@ -340,7 +341,8 @@ mod tests {
     #[test]
     fn a_buffer_counts_once_per_client_while_it_is_sent() {
         let charges = FairSemaphore::new(100, ClientQuota { alone: 50, among_others: 50 }, CostBasis::Units);
-        let (pinned, bytes) = (Arc::new(PinnedBuffers::new(charges.clone())), Bytes::from(vec![3; 1000]));
+        let pinned = Arc::new(PinnedBuffers::new(charges.clone()));
+        let bytes = Bytes::from(vec![3; 1000]);
         let pinned_bytes = || pinned.bytes.load(Ordering::Relaxed);
         let [client_a, client_b] = [1, 2].map(ClientId::new);
         let charge = |client| Some(SendPermit { client, charge: charges.try_charge((client, 0), 30)? });

@@ -355,7 +355,9 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         stale: Option<Arc<ObjectEntry>>,
         _flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
-        let (objects, store, key) = (self.objects.clone(), Arc::clone(self.store), self.key.clone());
+        let objects = self.objects.clone();
+        let store = Arc::clone(self.store);
+        let key = self.key.clone();
         // The stale object is not held while the new one waits for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {

@@ -172,7 +172,8 @@ where
             self.lookups.count(LookupResult::Miss, 1);
             return self.load(key, fresh_since, source).await;
         };
-        let (stale_entry, is_missing) = (Arc::downgrade(&stale), stale.is_missing());
+        let stale_entry = Arc::downgrade(&stale);
+        let is_missing = stale.is_missing();
         // The stale entry is not held while its successor waits for memory.
         drop(stale);
         let loaded = self.load(key, fresh_since, source).await?;
@@ -235,7 +236,8 @@ where
                 // The removed entry holds no memory while its successor waits for some.
                 self.remove(key.clone(), &Arc::downgrade(&changed)).await;
             }
-            let (flight, replaced) = (leader.handle().clone(), cached.as_ref().map(Arc::downgrade));
+            let flight = leader.handle().clone();
+            let replaced = cached.as_ref().map(Arc::downgrade);
             let load = source.load(cached, flight.clone());
             let work = self.clone().load_into_map(key.clone(), replaced, flight, load);
             // Boxed, because the surrounding futures would reserve space for the unboxed future twice.
@@ -534,7 +536,8 @@ mod tests {
             let this = self.clone();
             let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.version));
             async move {
-                let (version, checked_at) = (this.0.version.load(Ordering::Relaxed), freshness::now());
+                let version = this.0.version.load(Ordering::Relaxed);
+                let checked_at = freshness::now();
                 let counter = if stale.is_some() { &this.0.revalidations } else { &this.0.loads };
                 counter.fetch_add(1, Ordering::Relaxed);
                 drop(this.0.gate.acquire().await);
@@ -559,7 +562,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_stale_entry_costs_one_conditional_request_however_many_want_it() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let first = cache.load(&1, 0, &remote).await.unwrap();
         for (version, requests) in [(1, (1, 1)), (2, (1, 2))] {
             remote.set_version(version);
@@ -576,7 +580,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_load_begun_before_an_invalidation_never_enters_the_cache() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         remote.close();
         let mut early = cache.load(&1, 0, &remote).boxed();
         assert!((&mut early).now_or_never().is_none());
@@ -606,7 +611,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_invalidated_entry_is_not_used_by_those_that_still_hold_it() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let held = cache.load(&1, 0, &remote).await.unwrap();
         assert!(held.validated_at.is_fresh(0));
         cache.invalidate(&1).await;
@@ -615,7 +621,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_entry_that_is_not_cached_is_shared_by_its_waiters_and_no_longer() {
-        let (cache, remote) = (cache(), Remote::new(false));
+        let cache = cache();
+        let remote = Remote::new(false);
         remote.close();
         let loads: Vec<_> = (0..9).map(|_| cache.load(&1, 0, &remote)).collect();
         let mut loads = futures_util::future::join_all(loads);
@@ -631,7 +638,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_is_not_cached_and_leaves_a_stale_entry_to_be_compared_again() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let first = cache.load(&1, 0, &remote).await.unwrap();
         remote.set_version(0);
         assert!(cache.load(&1, freshness::now(), &remote).await.is_err());
@@ -645,7 +653,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_stale_entry_is_not_held_while_its_successor_is_loaded() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let stale = Arc::downgrade(&cache.load(&1, 0, &remote).await.unwrap());
         remote.set_version(2);
         remote.close();
@@ -661,7 +670,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_waits_for_a_leader_that_gives_up_loads_the_entry_itself() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let mut waiting = cache.load(&1, 0, &remote).boxed();
         let loaded = cache.try_get_or_load(1, |flight| {
             assert!((&mut waiting).now_or_never().is_none() && flight.has_waiters());
@@ -683,7 +693,8 @@ mod tests {
             let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
             assert!(text.lines().any(|actual| actual == line) || count == 0 && !text.contains("load"), "{text}");
         };
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         remote.close();
         let start = |key: &'static u8| {
             let mut load = cache.load(key, 0, &remote).boxed();
@@ -692,7 +703,8 @@ mod tests {
         };
         let first = start(&1);
         assert_waiting(0);
-        let (second, _unrelated) = (start(&1), start(&2));
+        let second = start(&1);
+        let _unrelated = start(&2);
         assert_waiting(1);
         drop(second);
         assert_waiting(0);

@@ -232,7 +232,8 @@ impl Container {
     fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
         // Records that the response depends on the caller, even if the entries that an access rule hides do not exist.
         self.is_subtree_visible(key);
-        let (visibility, parent) = (self.visibility.clone(), key.clone());
+        let visibility = self.visibility.clone();
+        let parent = key.clone();
         move |name| {
             visibility.as_ref().is_none_or(|visibility| parent.child(name).is_ok_and(|key| visibility.is_visible(&key)))
         }

@@ -219,7 +219,8 @@ mod tests {
         let container = Container::new(Arc::new(MemoryStore::new([object], 0)), resources);
         let freshness = container.resources().request_freshness();
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let (blocks, computed) = (&container.resources().blocks, Arc::new(Computed::default()));
+        let blocks = &container.resources().blocks;
+        let computed = Arc::new(Computed::default());
         let location = BlockLocation { source: Arc::<Computed>::clone(&computed), dataset, position: smallvec![3, 4] };
         let positions = std::slice::from_ref(&location.position);
         let counts = || (computed.loads.load(Ordering::Relaxed), computed.comparisons.load(Ordering::Relaxed));

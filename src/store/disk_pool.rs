@@ -341,7 +341,8 @@ impl DiskPoolShared {
         }
         state.started_calls += 1;
         let id = state.started_calls;
-        let (operation, waiter) = (job.operation.clone(), Weak::clone(&job.waiter));
+        let operation = job.operation.clone();
+        let waiter = Weak::clone(&job.waiter);
         state.running.push(RunningCall { id, operation, started: now, waiter, client });
         // The end of one job may allow several others to start.
         self.wake_or_spawn_thread(state);
@@ -421,7 +422,8 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..count {
-            let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
+            let pool = Arc::clone(&pool);
+            let released = Arc::clone(&released);
             calls.spawn(async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
         }
         (pool, release, calls)
@@ -457,7 +459,8 @@ mod tests {
     #[tokio::test]
     async fn hanging_calls_are_limited_and_queued_calls_fail_early() {
         let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER + 8);
-        let (mut stalled, mut timed_out) = (0, 0);
+        let mut stalled = 0;
+        let mut timed_out = 0;
         while let Some(call) = calls.join_next().await {
             match call.unwrap() {
                 Err(LocalError::Stalled) => stalled += 1,
@@ -477,7 +480,8 @@ mod tests {
         let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER);
         wait_until(&pool, |pressure| pressure.running == MAX_DISK_THREADS_PER_CONTAINER).await;
         // This call is queued and abandoned.
-        let (last, shared) = (Arc::clone(&pool), Arc::downgrade(&pool.0));
+        let last = Arc::clone(&pool);
+        let shared = Arc::downgrade(&pool.0);
         let abandoned = tokio::time::timeout(Duration::from_millis(5), pool.run(None, move || drop(last)));
         assert!(abandoned.await.is_err());
         calls.abort_all();
@@ -495,7 +499,8 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 4 {
-            let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
+            let pool = Arc::clone(&pool);
+            let released = Arc::clone(&released);
             let call = Arc::clone(&pool);
             calls.spawn(async move { call.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
             wait_until(&pool, |pressure| {
@@ -511,7 +516,8 @@ mod tests {
         calls.abort_all();
         while calls.join_next().await.is_some() {}
         pool.0.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let (queued, last) = (Arc::clone(&pool), Arc::clone(&pool));
+        let queued = Arc::clone(&pool);
+        let last = Arc::clone(&pool);
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
         wait_until(&pool, |pressure| pressure.queued == 1).await;
         drop(release);
@@ -536,7 +542,8 @@ mod tests {
         }
 
         fn start_call(&mut self, pool: &Arc<DiskPool>) {
-            let (pool, released) = (Arc::clone(pool), Arc::clone(&self.released));
+            let pool = Arc::clone(pool);
+            let released = Arc::clone(&self.released);
             let call = async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
             self.calls.spawn(self.client.scope(call));
         }
@@ -553,7 +560,8 @@ mod tests {
         let mut hanging = HangingCalls::new(1);
         (0..MAX_DISK_THREADS_PER_CONTAINER + 8).for_each(|_| hanging.start_call(&pool));
         wait_until(&pool, |pressure| pressure.queued == MAX_DISK_THREADS_PER_CONTAINER / 4 + 8).await;
-        let (mut stalled, mut timed_out) = (0, 0);
+        let mut stalled = 0;
+        let mut timed_out = 0;
         while !hanging.calls.is_empty() {
             // Other clients are answered all the time: the disk does not stall.
             assert_eq!(ClientId::new(2).scope(pool.run(None, || 7)).await.unwrap(), 7);
@@ -575,7 +583,8 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_refuses_the_client_that_fills_it() {
         let pool = pool_with_queue(Duration::from_secs(60), 8);
-        let (mut server_calls, mut greedy_calls) = (HangingCalls::new(0), HangingCalls::new(1));
+        let mut server_calls = HangingCalls::new(0);
+        let mut greedy_calls = HangingCalls::new(1);
         for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 8 {
             if n <= MAX_DISK_THREADS_PER_CONTAINER / 4 {
                 server_calls.start_call(&pool);
@@ -712,7 +721,8 @@ mod tests {
         let gate = Arc::new(std::sync::Barrier::new(9));
         let tasks: Vec<_> = (0..8)
             .map(|_| {
-                let (pool, gate) = (Arc::clone(&pool), Arc::clone(&gate));
+                let pool = Arc::clone(&pool);
+                let gate = Arc::clone(&gate);
                 tokio::spawn(async move { pool.run(None, move || gate.wait()).await.is_ok() })
             })
             .collect();
@@ -755,7 +765,8 @@ mod tests {
         let mut calls = tokio::task::JoinSet::new();
         for store in &stores {
             for client in 0..20 {
-                let (store, released) = (Arc::clone(store), Arc::clone(&released));
+                let store = Arc::clone(store);
+                let released = Arc::clone(&released);
                 let call = async move { store.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
                 calls.spawn(ClientId::new(1 + client).scope(call));
             }

@@ -125,7 +125,8 @@ impl LocalStore {
         key: &Key,
         call: impl FnOnce(&LocalTree, &Key) -> Result<T, LocalError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (tree, owned_key) = (self.tree.clone(), key.clone());
+        let tree = self.tree.clone();
+        let owned_key = key.clone();
         self.disk_pool.run_action(action, key, move || call(&tree, &owned_key)).await
     }
 }
@@ -154,7 +155,8 @@ impl Store for LocalStore {
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        let (inline, wait_token) = (inline.clone(), Arc::new(()));
+        let inline = inline.clone();
+        let wait_token = Arc::new(());
         let is_wanted = Arc::downgrade(&wait_token);
         let get = move |tree: &LocalTree, key: &Key| tree.get(key, &inline, || is_wanted.strong_count() > 0);
         let found = self.run("read", key, get).await;

@@ -103,7 +103,8 @@ impl SendfileSource {
         if !(0..last).step_by(stride).all(is_cached) || !is_cached(last) {
             return None;
         }
-        let (disk_pool, client) = (Arc::clone(disk_pool), ClientId::current());
+        let disk_pool = Arc::clone(disk_pool);
+        let client = ClientId::current();
         Some(Self { file, at_open, meta: at_open.into(), disk_pool, client })
     }
 
@@ -127,7 +128,8 @@ impl SendfileSource {
         let this = Arc::clone(self);
         let read_chunk = move || {
             let mut scratch = vec![0; 64 << 10];
-            let (mut at, end) = (from, this.next_chunk(from).end);
+            let mut at = from;
+            let end = this.next_chunk(from).end;
             while at < end {
                 match this.file.read_at(&mut scratch, at)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -136,7 +138,8 @@ impl SendfileSource {
             }
             Ok(())
         };
-        let (disk_pool, client) = (Arc::clone(&self.disk_pool), self.client);
+        let disk_pool = Arc::clone(&self.disk_pool);
+        let client = self.client;
         async move { client.scope(disk_pool.run(None, read_chunk)).await.map_err(io::Error::from)? }
     }
 

@@ -136,7 +136,8 @@ mod tests {
             assert_eq!(read(&content[..len / 2]).len(), len / 2);
         }
         assert_eq!(read_whole(&mut &[0; 10][..], 1 << 50, || false).unwrap(), None);
-        let (checks, mut remaining) = (AtomicUsize::new(0), &vec![7; 4 * STEP_BYTES][..]);
+        let checks = AtomicUsize::new(0);
+        let mut remaining = &vec![7; 4 * STEP_BYTES][..];
         let is_wanted_twice = || checks.fetch_add(1, Ordering::Relaxed) < 2;
         assert_eq!(read_whole(&mut remaining, 4 << 20, is_wanted_twice).unwrap(), None);
         assert_eq!(remaining.len(), 2 * STEP_BYTES);

@@ -199,7 +199,8 @@ impl PathResolver<'_> {
 
     /// Continues in the given directory, inside the root if it is the root.
     fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), LocalError> {
-        let (stat, root_stat) = (fstat(&outside.directory)?, fstat(self.root)?);
+        let stat = fstat(&outside.directory)?;
+        let root_stat = fstat(self.root)?;
         let is_root = (stat.st_dev, stat.st_ino) == (root_stat.st_dev, root_stat.st_ino);
         // Links in procfs would reveal which processes exist.
         if !is_root && is_procfs(&outside.directory) {
