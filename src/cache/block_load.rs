@@ -1,8 +1,8 @@
 //! Loads of blocks into the cache of decoded blocks: a stored block is read and decoded within the decode budget.
 //!
-//! This is the one file that turns stored bytes into blocks, for slices, derived results, statistics and `verify`:
-//! determine the size, take the memory, decode, own the elements. Its callers differ in what they may wait for and in
-//! the use of the block:
+//! All stored bytes become blocks here, for slices, derived results, statistics and `verify`. The steps are: determine
+//! the size, take the memory, decode, own the elements. The callers differ in what they may wait for and in the use of
+//! the block:
 //!
 //! | caller | waits | block |
 //! |---|---|---|
@@ -11,8 +11,8 @@
 //! | `GatherContext::try_load` | never; gives up | is cached and pasted |
 //! | `GatherContext::paste_uncached` | never; gives up | is pasted from a buffer that the job reuses |
 //!
-//! A caller that waits takes memory for the stored bytes first and for decoding second; if both come from the decode
-//! budget, as one permit. One that does not wait may take them in any order.
+//! A caller that waits takes memory for the stored bytes first and for decoding second. If both come from the decode
+//! budget, it takes one permit for both. A caller that does not wait may take memory in any order.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -22,17 +22,16 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock};
+use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock, StoredBlock};
 use super::budget::Permit;
 use super::buffers::needs_copy;
 use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness;
-use super::objects::StoredObject;
+use super::objects::LargeObject;
 use super::validated::EntrySource;
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
-use crate::store::ObjectMeta;
 use crate::telemetry::metrics::{self, BudgetLabel};
 use crate::telemetry::trace;
 use n5_format::{Block, BlockError, CancelCheck, Coords, DecodeBuffers, GridPosition, Scratch};
@@ -45,6 +44,8 @@ pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Time spent on a load, and whether it found the cached block unchanged.
+///
+/// The atomics are relaxed: the values are read after the load has ended, which orders memory itself.
 #[derive(Debug, Default)]
 pub(crate) struct LoadTimes {
     store_nanos: AtomicU64,
@@ -118,8 +119,8 @@ impl BlockWaiters {
 }
 
 impl BlockCache {
-    /// Loads the block at `location`, which a lookup has just missed. The result is no staler than `fresh_since`. The
-    /// times are zero if another request loaded it.
+    /// Loads the block at `location`, which a lookup has just missed, no staler than `fresh_since`. The returned times
+    /// are zero if another request loaded the block.
     pub(crate) async fn load(
         &self,
         location: BlockLocation,
@@ -159,8 +160,8 @@ impl EntrySource<BlockEntry> for BlockLoad {
         async move {
             loop {
                 match this.decode_with_retry(stale.as_ref(), &flight).await {
-                    // Other requests may have joined just after the load was cancelled. If none has, the last one left
-                    // before it could abort the load.
+                    // Requests that joined just after the load was cancelled still want the block. They may have left
+                    // before they could abort the load.
                     Err(error) if error.is_cancelled() && flight.has_waiters() => {
                         flight.attach();
                         if !flight.has_waiters() {
@@ -182,7 +183,6 @@ impl BlockLoad {
         stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
         flight: &FlightHandle,
     ) -> Result<Arc<BlockEntry>, ReadError> {
-        let BlockLocation { dataset, position, .. } = &self.location;
         let first = self.decode_once(stale, self.fresh_since, flight).await;
         if let Some((stale_entry, version)) = stale {
             let is_unchanged = first.as_ref().is_ok_and(|entry| Arc::as_ptr(entry) == stale_entry.as_ptr());
@@ -192,21 +192,17 @@ impl BlockLoad {
                 return first;
             }
         }
-        let first_version =
-            match first.as_ref().map(|entry| (entry.check_decodable(dataset, position), entry.version())) {
-                Ok((Err(error), version)) if error.may_be_torn() => version,
-                Ok((Err(error), _)) => return Err(error),
-                Err(error) if error.may_be_torn() => None,
-                Ok((Ok(()), _)) | Err(_) => return first,
-            };
+        let Some(error) = self.failure(&first) else { return first };
+        if !error.may_be_torn() {
+            return Err(error);
+        }
+        let first_version = first.ok().and_then(|entry| entry.version());
         tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
         // The second attempt accepts nothing that was read before now.
         let second = self.decode_once(None, freshness::now(), flight).await;
-        let verdict =
-            second.as_ref().map_or_else(|error| Err(error.clone()), |entry| entry.check_decodable(dataset, position));
-        let Err(error) = verdict else { return second };
+        let Some(error) = self.failure(&second) else { return second };
         if !error.is_cancelled() {
-            metrics::decode_error(dataset.attributes.compression().label());
+            metrics::decode_error(self.location.dataset.attributes.compression().label());
         }
         match second {
             Ok(entry) if error.may_be_torn() && entry.version() == first_version => Ok(entry),
@@ -214,6 +210,16 @@ impl BlockLoad {
         }
     }
 
+    /// Returns the error of a load that failed, or whose block does not decode.
+    fn failure(&self, loaded: &Result<Arc<BlockEntry>, ReadError>) -> Option<ReadError> {
+        let BlockLocation { dataset, position, .. } = &self.location;
+        match loaded {
+            Ok(entry) => entry.check_decodable(dataset, position).err(),
+            Err(error) => Some(error.clone()),
+        }
+    }
+
+    /// Loads and decodes the block, unless it is unchanged.
     async fn decode_once(
         &self,
         stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
@@ -233,12 +239,12 @@ impl BlockLoad {
             // The cached block has been evicted meanwhile.
             (block, checked_at) = source.load(position, None, fresh_since).await?;
         }
-        let (stored, permit) = match block {
+        let StoredBlock { meta, bytes, permit } = match block {
             SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
             SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(Ok(block), meta, checked_at))),
-            SourceBlock::Stored(stored, permit) => (stored, permit),
+            SourceBlock::Stored(stored) => stored,
+            SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
         };
-        let (meta, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
         times.add_store(started.elapsed());
         let waiters = BlockWaiters::of_flight(flight);
         let decoded = match blocks.decode(location, bytes, permit, waiters, times).await {
@@ -251,23 +257,17 @@ impl BlockLoad {
 }
 
 impl BlockCache {
-    /// Returns the metadata, the bytes and the permit of a stored block. Reads a block that is too large for the
-    /// transfer budget: one permit of the decode budget then covers both reading and decoding, so that no two loads
-    /// wait for each other's second permit.
-    pub(crate) async fn read_whole(
+    /// Reads a stored block that is too large for the transfer budget. One permit of the decode budget covers both
+    /// reading and decoding, so that no two loads wait for each other's second permit.
+    pub(crate) async fn read_large(
         &self,
         location: &BlockLocation,
-        stored: StoredObject,
-        permit: Option<Permit>,
-    ) -> Result<(ObjectMeta, Bytes, Option<Permit>), ReadError> {
+        large: &LargeObject,
+    ) -> Result<StoredBlock, ReadError> {
         let BlockLocation { source, dataset, position } = location;
-        let large = match stored {
-            StoredObject::Whole(meta, bytes) => return Ok((meta, bytes, permit)),
-            StoredObject::Large(large) => large,
-        };
-        // A large object has no permit.
-        drop(permit);
-        let (key, bytes, limit_bytes) = (dataset.block_key(position), large.meta().len, self.block_bytes);
+        let key = dataset.block_key(position);
+        let bytes = large.meta().len;
+        let limit_bytes = self.block_bytes;
         let needed_bytes = Block::max_decode_memory_bytes(&dataset.attributes, bytes).saturating_add(bytes);
         if bytes > limit_bytes {
             return Err(ReadError::StoredTooLarge { key, bytes, limit_bytes });
@@ -275,10 +275,10 @@ impl BlockCache {
         let permit = self.entries.take(needed_bytes.min(limit_bytes)).await?;
         let reading = Box::pin(large.read_all());
         let bytes = self.budget().abort_if_contended(|| source.pressure(), &key, reading).await??;
-        Ok((large.meta().clone(), bytes, Some(permit)))
+        Ok(StoredBlock { meta: large.meta().clone(), bytes, permit: Some(permit) })
     }
 
-    /// Decodes a stored block on the CPU pool. The memory for it is taken first; `permit` is that of `stored`.
+    /// Decodes a stored block on the CPU pool, after taking memory for decoding. `permit` covers the bytes in `stored`.
     ///
     /// # Errors
     /// [`ReadError::Block`] if the block does not decode or exceeds the limit for one block; [`ReadError::Budget`] when
@@ -304,17 +304,20 @@ impl BlockCache {
             None => self.entries.take(needed_bytes).await?,
         };
         let started = Instant::now();
-        // The job holds what it uses, continues for a while after its clients have disconnected, and caches its result.
-        // A client that retries faster than a slow codec decodes would otherwise never get the block.
-        let (blocks, location) = (self.clone(), location.clone());
-        let (codec, flow) = (dataset.attributes.compression().label(), dataset.id);
+        // The job owns what it uses, because it continues for a while after its clients have disconnected. A client that
+        // retries faster than a slow codec decodes would otherwise never get the block.
+        let blocks = self.clone();
+        let location = location.clone();
+        let codec = dataset.attributes.compression().label();
+        let flow = dataset.id;
         let job = move |lease: &CoreLease| {
             // The job cannot be interrupted from now on, even without waiters.
             if let Some(flight) = &waiters.flight {
                 flight.detach();
             }
             let decode_started = Instant::now();
-            let (is_shared, should_continue) = (permit.is_none(), waiters.should_continue(lease));
+            let is_shared = permit.is_none();
+            let should_continue = waiters.should_continue(lease);
             let cancel_check = CancelCheck::new(&should_continue);
             let mut scratch = Scratch::default();
             let block = blocks.decode_owned(&location, stored, is_shared, decode_permit, &mut scratch, cancel_check);
@@ -342,10 +345,12 @@ impl BlockCache {
         scratch: &mut Scratch,
         cancel_check: CancelCheck<'_>,
     ) -> Result<Block, BlockError> {
-        let (range, BlockLocation { dataset, position, .. }) = (stored.as_ptr_range(), location);
-        let (attributes, budget) = (&dataset.attributes, &self.budget());
+        let range = stored.as_ptr_range();
+        let BlockLocation { dataset, position, .. } = location;
+        let attributes = &dataset.attributes;
+        let budget = self.budget();
         let mut buffers = DecodeBuffers { scratch: std::mem::take(scratch), ..DecodeBuffers::default() };
-        // If the codec needs a buffer, it is that of an evicted block of the same size, if there is one.
+        // A codec that needs a buffer gets that of an evicted block of the same size, if there is one.
         if attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed())
             && let Ok(bytes) = Block::decoded_bytes(&stored, attributes, position)
         {
@@ -355,8 +360,8 @@ impl BlockCache {
         *scratch = buffers.scratch;
         let Block { size, data } = block?;
         permit.shrink(data.len() as u64);
-        // This cache must not keep memory alive that the cache of stored objects counts. The bytes of a file's buffer
-        // beside the block would not go back to the pool.
+        // The cache of decoded blocks must not keep memory alive that the cache of stored objects counts. A block that
+        // lies within the buffer of a file is copied, because the rest of that buffer would not go back to the pool.
         let is_stored = range.contains(&data.as_ptr());
         let data = if !is_shared && is_stored || needs_copy(&data) {
             permit.own_for_cache(data, !is_stored)
@@ -410,7 +415,8 @@ mod tests {
         let unshared = BlockWaiters::new(Arc::downgrade(&requester), None);
         let shared = BlockWaiters::new(Arc::downgrade(&requester), Some(leader.handle()));
         assert!(unshared.has_waiters() && shared.has_waiters());
-        let (unshared_continues, shared_continues) = (unshared.should_continue(&lease), shared.should_continue(&lease));
+        let unshared_continues = unshared.should_continue(&lease);
+        let shared_continues = shared.should_continue(&lease);
         drop(requester);
         assert!(!unshared.has_waiters() && !shared.has_waiters());
         assert!(!unshared_continues() && shared_continues());

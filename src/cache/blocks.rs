@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use bytes::Bytes;
 use moka::policy::EvictionPolicy;
 
 use super::budget::{Budget, Permit};
@@ -13,7 +14,7 @@ use super::buffers::footprint_bytes;
 use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness::{self, ValidatedAt};
-use super::objects::StoredObject;
+use super::objects::LargeObject;
 use super::validated::{CacheEntry, Validated, max_weight_bytes};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::store::{ObjectMeta, Store, StorePressure};
@@ -23,13 +24,12 @@ use n5_format::{Block, BlockError, Coords, GridPosition};
 /// Bookkeeping of one entry in bytes, estimated generously.
 const ENTRY_BYTES: usize = 768;
 
-/// Maximum number of blocks that are revalidated without blocking. They take about 50 us, the time of handing the work
-/// to a thread that may block.
+/// Maximum number of blocks that are revalidated without blocking. Their revalidation takes about 50 us, which is also
+/// the cost of handing it to a thread that may block.
 pub(crate) const MAX_NONBLOCKING_CHECKS: usize = 64;
 
-/// Source of the blocks of one dataset: stored blocks, or others such as computed ones.
-///
-/// A seam of the design: the cache does not depend on where blocks come from, so that computed blocks can be added.
+/// Source of the blocks of one dataset. The cache does not depend on where blocks come from, so that a source of
+/// computed blocks can be added.
 #[async_trait]
 pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// Compares a cached block of this version, or a hole, with the source at the moment `checked_at`, without
@@ -42,18 +42,21 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         checked_at: u64,
     ) -> Option<bool>;
 
-    /// Returns the store that has the blocks as objects by their keys, if there is one. Blocks that it can read without
-    /// waiting are not requested from the source.
+    /// Returns the store that has the blocks as objects by their keys, if there is one. Blocks that can be read from its
+    /// page cache without waiting are not requested from the source.
     fn store(&self) -> Option<&dyn Store> {
         None
     }
 
-    /// Returns the versions of the blocks at `positions` in their order, `None` for holes. Returns `None` if the source
-    /// compares blocks only when it loads them.
+    /// Returns true if only [`Self::load`] compares a cached block with the source, as in one conditional request.
+    fn compares_on_load(&self) -> bool;
+
+    /// Returns the versions of the blocks at `positions` in their order, `None` for holes. Not called if
+    /// [`Self::compares_on_load`] is true.
     ///
     /// # Errors
     /// [`ReadError`] when the source fails.
-    async fn versions(&self, positions: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError>;
+    async fn versions(&self, positions: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError>;
 
     /// Returns the pressure on the store behind the source.
     fn pressure(&self) -> StorePressure {
@@ -61,7 +64,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     }
 
     /// Loads the block at `position`, no staler than `fresh_since`, and returns the moment at which it was current.
-    /// The result is [`SourceBlock::Unchanged`] if that is still `known`.
+    /// Returns [`SourceBlock::Unchanged`] if the block still has the version `known` of a cached block.
     ///
     /// # Errors
     /// [`ReadError`] when the source fails or memory is short.
@@ -79,23 +82,40 @@ pub(crate) enum SourceBlock {
     Unchanged,
     /// There is no block.
     Missing,
-    /// A block as stored. The caller must read a large one, for which its source has no memory.
-    ///
-    /// The permit for the bytes is dropped separately, since a decoded block may share their buffer and outlive them by
-    /// far. There is none for a large block, nor if a cache shares the bytes and accounts for them.
-    Stored(StoredObject, Option<Permit>),
+    /// A block as stored.
+    Stored(StoredBlock),
+    /// A stored block that the source has only opened, since it takes more memory than a source may use.
+    Large(Arc<LargeObject>),
     /// A decoded block, and metadata that stand for a stored one.
     #[cfg_attr(not(test), expect(dead_code, reason = "for computed blocks, which come later"))]
     Decoded(Block, ObjectMeta),
 }
 
-/// Entity tag and version of a cached block; `None` for a hole.
+/// The bytes of a stored block in memory.
+pub(crate) struct StoredBlock {
+    pub(crate) meta: ObjectMeta,
+    pub(crate) bytes: Bytes,
+    /// Permit for the bytes; `None` if they belong to the cache of stored objects. It is not attached to the bytes,
+    /// since a decoded block may share their buffer and outlive them by far.
+    pub(crate) permit: Option<Permit>,
+}
+
+/// Version of a cached block.
 #[derive(Debug, Clone)]
-pub(crate) struct BlockVersion(Option<(Arc<str>, u64)>);
+pub(crate) enum BlockVersion {
+    /// There was no block.
+    Hole,
+    /// Entity tag and version of the stored block.
+    Stored(Arc<str>, u64),
+}
 
 impl BlockVersion {
+    /// Returns the entity tag and the version of a stored block, `None` for a hole.
     pub(crate) fn etag_and_version(&self) -> Option<(&str, u64)> {
-        self.0.as_ref().map(|(etag, version)| (&**etag, *version))
+        match self {
+            Self::Hole => None,
+            Self::Stored(etag, version) => Some((etag, *version)),
+        }
     }
 }
 
@@ -118,14 +138,14 @@ impl BlockEntry {
             Ok(block) => (Some(block), None),
             Err(fault) => (None, Some(Box::new(fault))),
         };
-        let stored_version = BlockVersion(Some((meta.etag, meta.version)));
+        let stored_version = BlockVersion::Stored(meta.etag, meta.version);
         Self { block, fault, stored_version, validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Creates an entry for a hole that was seen at the moment `checked_at`.
     pub(crate) fn missing(checked_at: u64) -> Self {
         let validated_at = ValidatedAt::at(checked_at);
-        Self { block: None, fault: None, stored_version: BlockVersion(None), validated_at }
+        Self { block: None, fault: None, stored_version: BlockVersion::Hole, validated_at }
     }
 
     /// Returns an error if the stored block cannot be decoded. A hole is not an error.
@@ -154,7 +174,7 @@ impl CacheEntry for BlockEntry {
     }
 }
 
-/// Location of a block, and where it comes from.
+/// A block of a dataset, and the source that it comes from.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockLocation {
     pub(crate) source: Arc<dyn BlockSource>,
@@ -214,57 +234,36 @@ impl BlockCache {
         fresh_since: u64,
     ) -> Result<Vec<Option<Arc<BlockEntry>>>, ReadError> {
         let mut entries = Vec::with_capacity(positions.len());
-        let mut stale_indices: Vec<usize> = Vec::new();
-        for (n, position) in positions.iter().enumerate() {
+        let mut stale_indices = Vec::new();
+        for (index, position) in positions.iter().enumerate() {
             let entry = self.entries.cached(&(dataset.id, position.clone())).await;
             if entry.as_ref().is_some_and(|entry| !entry.validated_at.is_fresh(fresh_since)) {
-                stale_indices.push(n);
+                stale_indices.push(index);
             }
             entries.push(entry);
         }
-        let now = freshness::now();
-        let (mut changed, mut deferred) = (Vec::new(), 0);
-        if stale_indices.len() <= MAX_NONBLOCKING_CHECKS {
-            stale_indices.retain(|n| {
-                let Some(entry) = &entries[*n] else { return false };
-                let is_unchanged = source.try_is_unchanged(&positions[*n], entry.version(), &entry.validated_at, now);
-                changed.extend((is_unchanged == Some(false)).then_some(*n));
-                is_unchanged.is_none()
-            });
+        let mut changed = compare_nonblocking(source, positions, &entries, &mut stale_indices);
+        if !stale_indices.is_empty() && !source.compares_on_load() {
+            let stale_indices = std::mem::take(&mut stale_indices);
+            changed.extend(compare_in_bulk(source, positions, &entries, stale_indices).await?);
         }
-        if !stale_indices.is_empty() {
-            let stale: Vec<GridPosition> = stale_indices.iter().map(|n| positions[*n].clone()).collect();
-            if let Some(versions) = source.versions(&stale).await? {
-                for (n, version) in stale_indices.iter().zip(versions) {
-                    let Some(entry) = &entries[*n] else { continue };
-                    if entry.version() == version {
-                        entry.validated_at.touch(now);
-                    } else {
-                        changed.push(*n);
-                    }
-                }
-            } else {
-                // Stale entries stay in the cache: a load compares and counts them.
-                deferred = stale_indices.len() as u64;
-                for n in stale_indices {
-                    entries[n] = None;
-                }
-            }
+        // The remaining stale entries stay in the cache: a load compares and counts them.
+        let deferred = stale_indices.len() as u64;
+        for index in stale_indices {
+            entries[index] = None;
         }
-        for n in changed {
-            let Some(entry) = entries[n].take() else { continue };
+        for index in changed {
+            let Some(entry) = entries[index].take() else { continue };
             self.entries.count(LookupResult::Stale, 1);
             let stale = Arc::downgrade(&entry);
             drop(entry);
-            self.entries.remove((dataset.id, positions[n].clone()), &stale).await;
+            self.entries.remove((dataset.id, positions[index].clone()), &stale).await;
         }
-        let (mut hits, mut missing) = (0, 0);
-        for entry in entries.iter().flatten() {
-            *if entry.is_missing() { &mut missing } else { &mut hits } += 1;
-        }
-        self.entries.count(LookupResult::Hit, hits);
+        let found = entries.iter().flatten().count() as u64;
+        let missing = entries.iter().flatten().filter(|entry| entry.is_missing()).count() as u64;
+        self.entries.count(LookupResult::Hit, found - missing);
         self.entries.count(LookupResult::Absent, missing);
-        self.entries.count(LookupResult::Miss, positions.len() as u64 - hits - missing - deferred);
+        self.entries.count(LookupResult::Miss, positions.len() as u64 - found - deferred);
         for (position, entry) in positions.iter().zip(&entries) {
             if let Some(entry) = entry {
                 entry.check_decodable(dataset, position)?;
@@ -272,4 +271,48 @@ impl BlockCache {
         }
         Ok(entries)
     }
+}
+
+/// Compares the entries at `stale_indices` with their source without blocking, unless they are too many. Returns the
+/// indices of those that have changed. The indices of those that were not compared remain in `stale_indices`.
+fn compare_nonblocking(
+    source: &dyn BlockSource,
+    positions: &[GridPosition],
+    entries: &[Option<Arc<BlockEntry>>],
+    stale_indices: &mut Vec<usize>,
+) -> Vec<usize> {
+    let checked_at = freshness::now();
+    let mut changed = Vec::new();
+    if stale_indices.len() <= MAX_NONBLOCKING_CHECKS {
+        stale_indices.retain(|index| {
+            let Some(entry) = &entries[*index] else { return false };
+            let validated_at = &entry.validated_at;
+            let is_unchanged = source.try_is_unchanged(&positions[*index], entry.version(), validated_at, checked_at);
+            changed.extend((is_unchanged == Some(false)).then_some(*index));
+            is_unchanged.is_none()
+        });
+    }
+    changed
+}
+
+/// Compares the entries at `stale_indices` with their source in one call. Returns the indices of those that have
+/// changed.
+async fn compare_in_bulk(
+    source: &dyn BlockSource,
+    positions: &[GridPosition],
+    entries: &[Option<Arc<BlockEntry>>],
+    mut stale_indices: Vec<usize>,
+) -> Result<Vec<usize>, ReadError> {
+    let checked_at = freshness::now();
+    let stale: Vec<GridPosition> = stale_indices.iter().map(|index| positions[*index].clone()).collect();
+    let mut versions = source.versions(&stale).await?.into_iter();
+    stale_indices.retain(|index| {
+        let (Some(entry), Some(version)) = (&entries[*index], versions.next()) else { return false };
+        let is_changed = entry.version() != version;
+        if !is_changed {
+            entry.validated_at.touch(checked_at);
+        }
+        is_changed
+    });
+    Ok(stale_indices)
 }

@@ -1,5 +1,8 @@
-//! Memory budgets: bounded amounts of memory that are lent out as permits, by fair queueing. The owner of bytes also
+//! Memory budgets: bounded amounts of memory, of which requests take permits by fair queueing. The owner of bytes also
 //! owns their permit.
+//!
+//! Memory is *taken* as a [`Permit`] before it is allocated. Cached bytes are in addition *charged* to the client that
+//! they are sent to, for as long as they are being sent.
 //!
 //! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers
 //! need the memory. A container with stalled storage therefore does not slow down the others.
@@ -22,21 +25,21 @@ use crate::store::{Key, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, BudgetLabel, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
-/// Flow number of a client's requests for permits of its streams. They wait in a queue of their own, so that they do
-/// not delay its short responses.
+/// Flow number of a client's requests for permits of its streams. These requests wait in a queue of their own, so that
+/// they do not delay the client's short responses.
 const STREAM_FLOW: u64 = 1;
 
 /// Headroom of a permit in the slice budget: this many times its size stays free for smaller permits. However many
-/// responses of one size clients leave unread, smaller ones find some memory.
+/// responses of one size are left unread by their clients, smaller responses find some memory.
 const HEADROOM_FACTOR: u64 = 4;
 
-/// Divisor of the budget that bounds the headroom.
+/// Largest headroom, as a divisor of the budget (1/16).
 const MAX_HEADROOM_DIVISOR: u64 = 16;
 
 /// Factor by which a response that has started waits longer for memory than one that can still be refused.
 const STARTED_WAIT_FACTOR: u32 = 6;
 
-/// Minimum of that wait.
+/// Minimum of the longest wait of a response that has started.
 const MIN_STARTED_WAIT: Duration = Duration::from_secs(60);
 
 /// Interval at which a waiting stream checks whether earlier parts of it are still being sent.
@@ -52,8 +55,8 @@ pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 /// A permit for part of a [`Budget`], given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    /// Shared by all permits of one stream. Dropped first: the budget checks the token when it grants the returned
-    /// units.
+    /// Token that all permits of one stream share. Dropped before `granted`, because the semaphore checks the token when
+    /// it grants the returned units.
     stream_token: Option<Arc<()>>,
     /// The units that the semaphore granted.
     granted: FairPermit,
@@ -66,8 +69,8 @@ impl Permit {
         self.granted.units() as u64 * UNIT_BYTES
     }
 
-    /// Turns this into a permit of a cache. The cache evicts entries on demand, so the permit is not charged to a
-    /// client.
+    /// Turns this into a permit of a cache. It no longer counts against the quota of a client, since the cache evicts
+    /// entries on demand.
     pub(crate) fn into_cache_owned(mut self) -> Self {
         self.granted.transfer_to_server();
         self
@@ -125,13 +128,13 @@ impl Drop for Permit {
 pub(crate) struct Budget {
     label: BudgetLabel,
     semaphore: FairSemaphore,
-    /// Number of requests that wait for a permit.
+    /// Number of requests that wait for a permit. It is only a hint, so relaxed atomics suffice.
     waiters: Arc<AtomicUsize>,
     /// Number of the waiting requests that read the container of this handle.
     container_waiters: Arc<AtomicUsize>,
     /// Bytes that a cache may fill.
     pub(crate) cached_bytes: u64,
-    /// Bytes for values that are in flight without being cached.
+    /// Bytes for values that are being loaded or sent without being cached.
     in_flight_bytes: u64,
     /// Longest wait for a permit.
     pub(crate) max_wait: Duration,
@@ -148,7 +151,7 @@ impl Budget {
         Self::with_cache(label, 0, capacity_bytes, max_wait)
     }
 
-    /// As [`Self::new`], for `in_flight_bytes` and the `cached_bytes` that a cache may fill.
+    /// Creates a budget of `in_flight_bytes`, and of the `cached_bytes` that a cache may fill.
     pub(crate) fn with_cache(label: BudgetLabel, cached_bytes: u64, in_flight_bytes: u64, max_wait: Duration) -> Self {
         let new_semaphore = || FairSemaphore::new(0, ClientQuota::UNLIMITED, CostBasis::Units);
         let budget = Self {
@@ -160,8 +163,8 @@ impl Budget {
             in_flight_bytes,
             max_wait,
             pool: Arc::default(),
-            // Charges have a semaphore of their own: a request whose turn it is to send a block may first need a permit
-            // to load the block.
+            // Charges have a semaphore of their own. A request that has its charge for a block may first have to load the
+            // block, which takes a permit.
             pinned: Arc::new(PinnedBuffers::new(new_semaphore())),
         };
         budget.apply_size();
@@ -169,7 +172,7 @@ impl Budget {
     }
 
     /// Returns this budget with the size and the longest wait of `other`. [`apply_size`](Self::apply_size) puts the
-    /// size into effect. Lent memory stays lent.
+    /// size into effect. Permits that have been taken stay valid.
     pub(crate) fn with_size_of(&self, other: &Self) -> Self {
         let Self { cached_bytes, in_flight_bytes, max_wait, .. } = *other;
         Self { cached_bytes, in_flight_bytes, max_wait, ..self.clone() }
@@ -177,7 +180,8 @@ impl Budget {
 
     /// Applies this size to the shared units, which also affects budgets with the old size.
     pub(crate) fn apply_size(&self) {
-        let (total, in_flight) = (units(self.capacity_bytes()), units(self.in_flight_bytes));
+        let total = units(self.capacity_bytes());
+        let in_flight = units(self.in_flight_bytes);
         // A slow client may hold its responses for long, so it never gets all units.
         let eighths = |n: usize| total - total / 8 * (8 - n);
         let client_limit = if self.label == BudgetLabel::Slice {
@@ -227,7 +231,8 @@ impl Budget {
 
     /// Returns the size of the largest permit that may overtake a larger one of another client that waits, in bytes.
     pub(crate) fn max_overtaking_bytes(&self) -> u64 {
-        let (total, in_flight) = (units(self.capacity_bytes()), units(self.in_flight_bytes));
+        let total = units(self.capacity_bytes());
+        let in_flight = units(self.in_flight_bytes);
         max_overtaking_units(total, in_flight) as u64 * UNIT_BYTES
     }
 
@@ -241,21 +246,22 @@ impl Budget {
 
     /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Permit> {
-        let (flow_id, reserve) = (ClientId::current().flow(SHORT_FLOW), self.headroom_units(bytes));
+        let flow_id = ClientId::current().flow(SHORT_FLOW);
+        let reserve = self.headroom_units(bytes);
         let permit = self.new_permit(self.semaphore.try_acquire_with_reserve(flow_id, units(bytes), reserve)?, None);
         self.trim_pool();
         Some(permit)
     }
 
-    /// [`Self::take`] with another maximum wait.
+    /// Takes a permit as [`Self::take`] does, but waits at most `max_wait`.
     pub(crate) async fn take_within(&self, bytes: u64, max_wait: Duration) -> Result<Permit, BudgetError> {
         let permit = self.acquire(bytes, max_wait).await?;
         self.trim_pool();
         Ok(permit)
     }
 
-    /// [`Self::take`] for memory that comes only from [`Self::dirty_or_zeroed`], which reuses the unused buffers. They
-    /// are therefore not trimmed.
+    /// Takes a permit as [`Self::take`] does, for memory that comes only from [`Self::dirty_or_zeroed`]. Unused buffers
+    /// are not trimmed, since that function reuses them.
     pub(crate) async fn take_for_pooled_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.max_wait).await
     }
@@ -266,8 +272,8 @@ impl Budget {
         self.pool.trim(self.free_bytes());
     }
 
-    /// Returns the bytes that a permit leaves free for smaller ones, because slow clients keep permits for long. It is
-    /// 0 for budgets that caches fill, because small permits find something to evict.
+    /// Returns the bytes that a permit for `bytes` leaves free for smaller permits, because slow clients keep permits
+    /// for long. The result is 0 for budgets that caches fill, because a cache evicts entries for small permits.
     fn headroom_bytes(&self, bytes: u64) -> u64 {
         if self.label != BudgetLabel::Slice {
             return 0;
@@ -291,7 +297,8 @@ impl Budget {
         if bytes > capacity_bytes {
             return Err(BudgetError::TooLarge { budget: self.label.name(), asked_bytes: bytes, capacity_bytes });
         }
-        let (flow_id, reserve) = (ClientId::current().flow(SHORT_FLOW), self.headroom_units(bytes));
+        let flow_id = ClientId::current().flow(SHORT_FLOW);
+        let reserve = self.headroom_units(bytes);
         let mut acquiring = pin!(self.semaphore.acquire_with_reserve(flow_id, units(bytes), reserve));
         let acquired = if let Some(permit) = acquiring.as_mut().now_or_never() {
             Ok(permit)
@@ -332,14 +339,15 @@ impl Budget {
         self.max_wait.saturating_mul(STARTED_WAIT_FACTOR).max(MIN_STARTED_WAIT)
     }
 
-    /// Returns the maximum that [`Self::take_for_stream`] gives, in bytes. A quarter is left for short responses.
+    /// Returns the size of the largest permit of [`Self::take_for_stream`], in bytes. A quarter of the budget is left
+    /// for short responses.
     pub(crate) fn max_stream_bytes(&self) -> u64 {
         (self.capacity_bytes() - self.capacity_bytes() / 4).max(1)
     }
 
     /// Takes a permit for a part of a stream at low priority: short responses go first, and a quarter of the budget
-    /// stays free. Waits while earlier parts of the stream are being sent, because it waits for their memory; after
-    /// that at most `max_wait`. The permit is for memory as in [`Self::take_for_pooled_buffers`].
+    /// stays free. Waits while earlier parts of the stream are being sent, because their memory will be free. After that
+    /// waits at most `max_wait`. The memory must come from [`Self::dirty_or_zeroed`].
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -349,7 +357,8 @@ impl Budget {
         stream: &Arc<()>,
         max_wait: Duration,
     ) -> Result<Permit, BudgetError> {
-        let (flow_id, reserve) = (ClientId::current().flow(STREAM_FLOW), units(self.capacity_bytes()) / 4);
+        let flow_id = ClientId::current().flow(STREAM_FLOW);
+        let reserve = units(self.capacity_bytes()) / 4;
         let mut acquiring = pin!(self.semaphore.acquire_for_stream(flow_id, units(bytes), reserve, stream));
         if let Some(granted) = acquiring.as_mut().now_or_never() {
             return Ok(self.new_permit(granted, Some(Arc::clone(stream))));
@@ -360,7 +369,7 @@ impl Budget {
             if let Ok(granted) = tokio::time::timeout(STREAM_POLL_INTERVAL, acquiring.as_mut()).await {
                 return Ok(self.new_permit(granted, Some(Arc::clone(stream))));
             }
-            // One of the references is the caller's.
+            // The caller holds one reference, and every part of the stream that is being sent holds another.
             idle = if Arc::strong_count(stream) > 1 { Duration::ZERO } else { idle + STREAM_POLL_INTERVAL };
         }
         Err(self.timed_out(max_wait))
@@ -382,7 +391,8 @@ impl Budget {
         if let Some(output) = (&mut future).now_or_never() {
             return Ok(output);
         }
-        let (started, mut contended_polls) = (Instant::now(), 0);
+        let started = Instant::now();
+        let mut contended_polls = 0;
         loop {
             if let Ok(output) = tokio::time::timeout(CONTENTION_POLL_INTERVAL, &mut future).await {
                 return Ok(output);
@@ -401,12 +411,12 @@ impl Budget {
         }
     }
 
-    /// As [`PinnedBuffers::charge_to_client`].
+    /// Charges `bytes` to `client`, as [`PinnedBuffers::charge_to_client`] does.
     pub(crate) fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
         self.pinned.charge_to_client(client, bytes)
     }
 
-    /// As [`PinnedBuffers::charge_with_permit`].
+    /// Charges `bytes` with a permit, as [`PinnedBuffers::charge_with_permit`] does.
     pub(crate) fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
         self.pinned.charge_with_permit(permit, bytes)
     }
@@ -422,7 +432,8 @@ impl Budget {
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.
     pub(crate) async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
-        let (client, charges) = (ClientId::current(), &self.pinned.client_charges);
+        let client = ClientId::current();
+        let charges = &self.pinned.client_charges;
         // Counted as waiting in the queue, but not among the requests that wait for memory.
         let _waiting = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         let started = Instant::now();
@@ -450,8 +461,8 @@ impl Budget {
         })
     }
 
-    /// Returns `len` bytes for which the caller holds a permit: the contents of a used buffer and `false`, or zeros and
-    /// `true`.
+    /// Returns a buffer of `len` bytes, for which the caller holds a permit, and true if the bytes are zeros. Otherwise
+    /// the buffer has been used before and has its old content.
     pub(crate) fn dirty_or_zeroed(&self, len: usize) -> (Vec<u8>, bool) {
         self.pool.take_dirty(len).map_or_else(
             || {
@@ -537,12 +548,13 @@ impl MemoryPermit {
         if self.permit.is_some() { Self::own_part(&Arc::new(self), bytes) } else { bytes }
     }
 
-    /// As [`Self::own`], for one of several parts. The last part gives the permit back. The buffer of a part returns to
-    /// the pool unless it is shared.
+    /// Attaches the permit to one of several parts of the data, as [`Self::own`] does. The last part gives the permit
+    /// back. The buffer of a part returns to the pool unless it is shared.
     pub fn own_part(this: &Arc<Self>, bytes: Bytes) -> Bytes {
-        let (budget, memory) = (this.budget.clone(), Arc::clone(this));
+        let budget = this.budget.clone();
+        let memory = Arc::clone(this);
         release_with(bytes, move |bytes| {
-            // The permit first: pooled buffers must fit into the free memory.
+            // The permit is dropped first, because pooled buffers must fit into the free memory.
             drop(memory);
             if bytes.is_unique() {
                 budget.pool.put(bytes.into(), budget.free_bytes());
@@ -571,7 +583,8 @@ mod tests {
         assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
         assert!(budget.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
         // Bytes that are sent to several clients count once.
-        let (shared, before) = (Bytes::from(vec![0; 8 << 10]), budget.pinned.bytes.load(Ordering::Relaxed));
+        let shared = Bytes::from(vec![0; 8 << 10]);
+        let before = budget.pinned.bytes.load(Ordering::Relaxed);
         let sent: Vec<_> =
             (5..105).map(|client| budget.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
         assert_eq!(budget.pinned.bytes.load(Ordering::Relaxed) - before, 8 << 10);

@@ -1,4 +1,4 @@
-//! Memory of bytes: how much of a budget they take, buffers that are reused, and cached buffers that are being sent.
+//! Buffers: the memory that they take of a budget, their reuse, and the cached buffers that are being sent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -19,7 +19,8 @@ pub(crate) const UNIT_BYTES: u64 = 1024;
 /// In a cache, buffers smaller than this and larger than a unit have pages of their own.
 const PAGED_LIMIT_BYTES: u64 = allocator::LARGE_BYTES as u64;
 
-/// Size of the C library's header of a large buffer and of a stored block's header, rounded up to a page.
+/// Memory that a large buffer takes in addition to its bytes: the headers of the C library and of a stored block,
+/// rounded up to a page.
 const LARGE_BUFFER_OVERHEAD_BYTES: u64 = 4 << 10;
 
 /// Returns the units of a permit for `bytes`. Buffers that have pages of their own count as whole pages.
@@ -92,7 +93,7 @@ const MAX_IDLE_TICKS: u32 = 4;
 pub(crate) struct BufferPool {
     /// The most recently used buffers are at the end.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Number of pooled bytes, which changes under the lock and is readable without it.
+    /// Number of pooled bytes, which changes under the lock and is read without it as a hint.
     bytes: AtomicUsize,
     /// Number of calls of [`Self::release_unused`] since the last use. Changes under the lock.
     idle_ticks: AtomicU32,
@@ -157,7 +158,8 @@ impl BufferPool {
             return;
         }
         let mut buffers = self.lock();
-        let (mut bytes, mut count) = (self.bytes.load(Ordering::Relaxed), 0);
+        let mut bytes = self.bytes.load(Ordering::Relaxed);
+        let mut count = 0;
         for buffer in &*buffers {
             if bytes as u64 <= max_bytes {
                 break;
@@ -203,7 +205,8 @@ pub struct SendPermit {
 pub(crate) struct PinnedBuffers {
     /// Buffers by the address of their first byte.
     buffers: Mutex<HashMap<usize, PinnedBuffer>>,
-    /// Total length of the buffers, each counted once, and of the pieces of large objects.
+    /// Total length of the buffers, each counted once, and of the pieces of large objects. It is read as a hint, so
+    /// relaxed atomics suffice.
     pub(crate) bytes: AtomicU64,
     /// The units charged to each client.
     pub(crate) client_charges: FairSemaphore,
@@ -247,7 +250,7 @@ impl PinnedBuffers {
         Some(self.charged_bytes(bytes.clone(), charge))
     }
 
-    /// As [`Self::charge_to_client`], with a permit that was acquired before.
+    /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
     pub(crate) fn charge_with_permit(self: &Arc<Self>, permit: SendPermit, bytes: Bytes) -> Bytes {
         let charge = Arc::new(permit.charge);
         let mut buffers = self.lock();
@@ -284,7 +287,7 @@ impl PinnedBuffers {
             }
         }
         drop(buffers);
-        // Both wake waiters.
+        // Outside the lock, since both calls wake waiters.
         self.client_charges.vacate(units(unpinned_bytes));
         drop(last);
     }
@@ -338,7 +341,8 @@ mod tests {
     #[test]
     fn a_buffer_counts_once_per_client_while_it_is_sent() {
         let charges = FairSemaphore::new(100, ClientQuota { alone: 50, among_others: 50 }, CostBasis::Units);
-        let (pinned, bytes) = (Arc::new(PinnedBuffers::new(charges.clone())), Bytes::from(vec![3; 1000]));
+        let pinned = Arc::new(PinnedBuffers::new(charges.clone()));
+        let bytes = Bytes::from(vec![3; 1000]);
         let pinned_bytes = || pinned.bytes.load(Ordering::Relaxed);
         let [client_a, client_b] = [1, 2].map(ClientId::new);
         let charge = |client| Some(SendPermit { client, charge: charges.try_charge(client.flow(0), 30)? });

@@ -16,7 +16,7 @@ use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 use n5_format::{AttributesDocument, BlockError, Codecs, DatasetAttributes, DocumentError, GridPosition};
 
 /// Memory for cached attributes, in bytes. Together with [`PARSING_BYTES`] it is `ATTRIBUTES_CACHE_BYTES` of `config`.
-pub(crate) const CACHE_BYTES: u64 = 6 << 20;
+pub(crate) const CACHED_ATTRIBUTES_BYTES: u64 = 6 << 20;
 
 /// Memory for attributes that are being parsed and not cached yet, in bytes.
 const PARSING_BYTES: u64 = 2 << 20;
@@ -145,8 +145,8 @@ pub enum GroupState {
 
 /// Cache of parsed attributes by container, key and version of the file.
 ///
-/// A permit of the budget is held from before attributes are parsed until they are in the cache. Attributes that were
-/// evicted while a waiting request still uses them are covered by a permit of the slice budget.
+/// A request takes a permit of the parsing budget before it parses attributes, and holds it until they are in the cache.
+/// Attributes that are evicted while a waiting request still uses them are covered by a permit of the slice budget.
 #[derive(Debug, Clone)]
 pub(crate) struct AttributesCache {
     pub(crate) cache: Cache<(u32, Key, u64), Arc<Group>>,
@@ -162,7 +162,7 @@ impl AttributesCache {
             let bytes = GROUP_BYTES + 2 * key.as_str().len() as u64 + tree_bytes + tree_bytes.min(AXES_BYTES as u64);
             u32::try_from(bytes).unwrap_or(u32::MAX)
         };
-        let max_weight_bytes = max_weight_bytes(CACHE_BYTES);
+        let max_weight_bytes = max_weight_bytes(CACHED_ATTRIBUTES_BYTES);
         let cache = weighted_cache(CacheLabel::Attributes, max_weight_bytes, EvictionPolicy::tiny_lfu(), weigher);
         let parsing_budget = Budget::new(BudgetLabel::Attributes, PARSING_BYTES, max_wait);
         Self { cache, parsing_budget, codecs }
@@ -181,7 +181,8 @@ mod tests {
 
     #[test]
     fn an_id_depends_on_container_key_and_version_alone() {
-        let (a, b) = (Key::root(), Key::root().join_numbers(&[1]));
+        let a = Key::root();
+        let b = Key::root().join_numbers(&[1]);
         assert_eq!(dataset_id(1, &a, 7), dataset_id(1, &a, 7));
         let ids = [dataset_id(1, &a, 7), dataset_id(2, &a, 7), dataset_id(1, &b, 7), dataset_id(1, &a, 8)];
         assert!((0..ids.len()).all(|n| !ids[..n].contains(&ids[n])), "{ids:?}");

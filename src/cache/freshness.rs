@@ -1,4 +1,4 @@
-//! Freshness: when a cached entry must be compared with the store.
+//! Freshness: the rules by which a cached entry must be compared with the store before it is used.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,22 +10,26 @@ use crate::store::{CachedStat, Key, Store};
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
 
-/// Time after a check of an entry's whole path during which checks of the file alone suffice.
+/// Time for which a check of an object's whole path is valid. During this time, checks of the file alone suffice.
 const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 
-/// Freshness that one request requires of cached entries. An entry last compared with the store before these moments is
-/// stale.
+/// Freshness that one request requires of cached entries, and the mode of its reads.
 ///
-/// Created once at the start of a request, so that all of its reads agree and none compares an entry twice.
+/// An entry that was last compared with the store before `metadata_since` (attributes) or `data_since` (blocks) is
+/// stale. The moments are fixed when the request starts, so that its reads agree and none compares an entry twice.
 ///
-/// It also carries the mode of the reads. Normally a read waits for the store, for memory or for another request where
-/// it has to. After [`Self::nonblocking`], it calls `pend_if_nonblocking` before each such wait, and stays
-/// pending there forever. The caller polls the future once (`now_or_never`): it is ready with the result, or the caller
-/// drops it and leaves the request to the blocking path. This is not an error that the read returns, since code in
-/// between could take an error for a missing dataset and give a wrong answer.
+/// A read has one of two modes:
+///
+/// - *blocking*, unless stated otherwise: the read waits for the store, for memory and for other requests.
+/// - *nonblocking*, after [`Self::nonblocking`]: the read never waits. Its caller polls the future once
+///   (`now_or_never`). If the future is not ready, the caller drops it and repeats the read in blocking mode.
+///
+/// Every function that a nonblocking read calls must await `pend_if_nonblocking` before it waits for anything. In
+/// nonblocking mode that future never completes. An error would not do: code in between could take an error for a
+/// missing dataset and send a wrong response.
 #[derive(Debug, Clone, Copy)]
 pub struct Freshness {
-    /// Start of the request.
+    /// Start of the request, as all moments in nanoseconds of [`now`].
     pub(crate) request_start: u64,
     pub(crate) metadata_since: u64,
     pub(crate) data_since: u64,
@@ -38,22 +42,22 @@ impl Freshness {
         Self { request_start: now, metadata_since: since(metadata, now), data_since: since(data, now), may_block: true }
     }
 
-    /// Returns the freshness for a caller that polls a read once and drops it if it is not ready. The read starts no
-    /// work that outlasts that poll, and counts nothing.
+    /// Returns the same freshness in nonblocking mode. A read in this mode starts no work that outlasts the poll, and a
+    /// read that is not ready counts nothing in the metrics.
     #[must_use]
     pub fn nonblocking(self) -> Self {
         Self { may_block: false, ..self }
     }
 
-    /// Stays pending forever if the caller must not block. Called before everything that may wait.
+    /// Completes at once in blocking mode and never in nonblocking mode. Must be awaited before anything that may wait.
     pub(crate) async fn pend_if_nonblocking(self) {
         if !self.may_block {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns the weight of a lookup in the metrics. A lookup that is dropped counts 0, because a request that may
-    /// block repeats it and counts it.
+    /// Returns the number by which the metrics count a lookup: 1 in blocking mode, and 0 in nonblocking mode, because a
+    /// lookup that is not ready is repeated in blocking mode.
     pub(crate) fn lookup_weight(self) -> u64 {
         u64::from(self.may_block)
     }
@@ -73,6 +77,8 @@ fn since(policy: RevalidationPolicy, now: u64) -> u64 {
 }
 
 /// Time at which an entry was last known to equal the stored object.
+///
+/// The atomics are relaxed: each value stands alone, and the entry that they describe never changes.
 #[derive(Debug)]
 pub(crate) struct ValidatedAt {
     nanoseconds: AtomicU64,
@@ -95,7 +101,7 @@ impl ValidatedAt {
         self.nanoseconds() >= fresh_since && !self.is_invalid.load(Ordering::Relaxed)
     }
 
-    /// Marks the entry as changed, for answers that still refer to it.
+    /// Marks the entry as changed, so that cached responses that still refer to it are not used again.
     pub(crate) fn invalidate(&self) {
         self.is_invalid.store(true, Ordering::Relaxed);
     }
@@ -103,8 +109,9 @@ impl ValidatedAt {
     /// Compares an object of this version with the store's, without blocking. Returns `None` if the comparison would
     /// block.
     ///
-    /// Soon after a check of the whole path, a check of the file alone suffices; it costs half as much. It cannot
-    /// detect that a directory was replaced by a symbolic link to the very same file, which is detected a second later.
+    /// Within a second after a check of the whole path, a check of the file alone suffices, which costs half as much.
+    /// The replacement of a directory by a symbolic link that leads to the same file is therefore detected a second
+    /// late.
     pub(crate) fn try_is_unchanged(
         &self,
         store: &dyn Store,

@@ -1,21 +1,37 @@
 //! Caches of stored objects, decoded blocks and parsed attributes, and the memory budgets that bound them.
 //!
-//! `validated::Validated` compares entries with their source before they are used, and loads each in a single flight.
-//! Memory is taken from a `budget::Budget` before it is allocated, and the permit travels with the bytes.
+//! `Validated` compares entries with their source before they are used, and loads each in a single flight. Memory is
+//! taken from a `Budget` before it is allocated, and the permit travels with the bytes.
+//!
+//! The rest of the server uses what this file exports, and none of the modules below it.
 
-pub(crate) mod block_load;
-pub(crate) mod blocks;
-pub(crate) mod budget;
-pub(crate) mod buffers;
-pub(crate) mod datasets;
-pub(crate) mod error;
-pub(crate) mod freshness;
-pub(crate) mod objects;
-pub(crate) mod validated;
+mod block_load;
+mod blocks;
+mod budget;
+mod buffers;
+mod datasets;
+mod error;
+mod freshness;
+mod objects;
+mod validated;
 
+pub(crate) use block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY, record_decode};
+pub(crate) use blocks::{
+    BlockCache, BlockEntry, BlockLocation, BlockSource, BlockVersion, MAX_NONBLOCKING_CHECKS, SourceBlock, StoredBlock,
+};
 pub use budget::MemoryPermit;
+pub(crate) use budget::{Budget, Permit};
+#[cfg(test)]
+pub(crate) use buffers::POISON_BYTE;
 pub use buffers::SendPermit;
+pub(crate) use buffers::{needs_copy, release_with};
+pub(crate) use datasets::{AXES_BYTES, AttributesCache, CACHED_ATTRIBUTES_BYTES, GROUP_BYTES, dataset_id};
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
 pub use freshness::{ATTRIBUTES, Freshness, RevalidationPolicy};
+pub(crate) use freshness::{ValidatedAt, now};
+pub(crate) use objects::{
+    BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,
+};
 pub use objects::{LargeObject, StoredObject};
+pub(crate) use validated::EntrySource;

@@ -24,7 +24,7 @@ pub(crate) const MAX_WHOLE_OBJECT_BYTES: u64 = 16 << 20;
 /// Largest object that is read by the same call that opens it, in bytes.
 const INLINE_BYTES: u64 = 1 << 20;
 
-/// Minimum of this limit for a small budget.
+/// Minimum of [`INLINE_BYTES`] for a small budget.
 const MIN_INLINE_BYTES: u64 = 64 << 10;
 
 /// Generous estimate of the bookkeeping of one entry, in bytes.
@@ -92,6 +92,22 @@ impl LargeObject {
     }
 }
 
+/// An object from the store, before the cache owns it.
+pub(crate) enum BudgetedObject {
+    /// Metadata and bytes, and the permit for the bytes.
+    Whole(ObjectMeta, Bytes, Permit),
+    /// An object that is only open, since it is larger than the store reads inline.
+    Large(Arc<LargeObject>),
+}
+
+impl BudgetedObject {
+    /// Creates an object that was read under a permit for at least as many bytes.
+    fn whole(meta: ObjectMeta, bytes: Bytes, mut permit: Permit) -> Self {
+        permit.shrink(bytes.len() as u64);
+        Self::Whole(meta, bytes, permit)
+    }
+}
+
 /// Key of the object cache.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
 pub(crate) enum ObjectCacheKey {
@@ -107,6 +123,8 @@ pub(crate) struct ObjectEntry {
     pub(crate) object: Option<StoredObject>,
     /// True if there is neither an object nor a directory of that name.
     pub(crate) is_name_absent: bool,
+    /// Hash of the entity tags of the blocks that a derived result comes from; 0 for a stored object.
+    pub(crate) etags_hash: u128,
     /// True if the cache accounts for the memory of the object.
     pub(crate) is_cacheable: bool,
     pub(crate) validated_at: ValidatedAt,
@@ -114,17 +132,18 @@ pub(crate) struct ObjectEntry {
 
 impl ObjectEntry {
     pub(crate) fn missing(is_name_absent: bool, checked_at: u64) -> Self {
-        Self { object: None, is_name_absent, is_cacheable: true, validated_at: ValidatedAt::at(checked_at) }
+        let validated_at = ValidatedAt::at(checked_at);
+        Self { object: None, is_name_absent, etags_hash: 0, is_cacheable: true, validated_at }
     }
 
     pub(crate) fn whole(meta: ObjectMeta, bytes: Bytes, checked_at: u64) -> Self {
         Self { is_cacheable: true, ..Self::uncached(StoredObject::Whole(meta, bytes), checked_at) }
     }
 
-    /// Creates an entry that only the requests that wait for it get.
+    /// Creates an entry that is not cached, but shared by the requests that wait for it.
     pub(crate) fn uncached(object: StoredObject, checked_at: u64) -> Self {
         let validated_at = ValidatedAt::at(checked_at);
-        Self { object: Some(object), is_name_absent: false, is_cacheable: false, validated_at }
+        Self { object: Some(object), is_name_absent: false, etags_hash: 0, is_cacheable: false, validated_at }
     }
 
     /// Returns the object's metadata, if there is one.
@@ -195,63 +214,67 @@ impl ObjectCache {
         self.entries.set_budget(budget);
     }
 
-    /// Reads an object, or opens it if it is too large to hold. An object that becomes shorter meanwhile is read again.
-    /// `first` is what a revalidation found; [`Revalidation::Changed`] if there was none.
-    async fn fetch(
+    /// Gets an object whose entry was revalidated with this result, and reads it unless it is too large to hold. An
+    /// object that becomes shorter meanwhile is got again.
+    async fn get_for_cache(
         &self,
         store: &dyn Store,
         key: &Key,
-        mut first: Revalidation,
+        revalidation: Revalidation,
     ) -> Result<Option<StoredObject>, ReadError> {
-        let mut is_retry = false;
-        loop {
-            let fetched = match std::mem::replace(&mut first, Revalidation::Changed) {
-                Revalidation::Unchanged | Revalidation::Changed => self.fetch_once(store, key).await?,
-                Revalidation::Current(None) => None,
-                Revalidation::Current(Some(object)) => Some(self.account_for(object).await?),
-            };
-            let Some(fetched) = fetched else { return Ok(None) };
-            let large = match fetched {
-                (StoredObject::Large(large), _) => large,
-                (StoredObject::Whole(meta, bytes), Some(permit)) => {
-                    return Ok(Some(StoredObject::Whole(meta, permit.own_for_cache(bytes, false))));
-                }
-                (StoredObject::Whole(..), None) => {
-                    return Err(ReadError::Internal(format!("the bytes of {key:?} were read without a permit")));
-                }
-            };
-            if large.meta.len > MAX_WHOLE_OBJECT_BYTES {
-                return Ok(Some(StoredObject::Large(large)));
+        let Some(object) = self.get_revalidated(store, key, revalidation).await? else { return Ok(None) };
+        match self.read_for_cache(store, key, object).await {
+            Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) => {}
+            result => return result.map(Some),
+        }
+        let Some(object) = self.get(store, key).await? else { return Ok(None) };
+        self.read_for_cache(store, key, object).await.map(Some)
+    }
+
+    /// Returns an object that the cache may own. Reads it if it is open and not too large to hold.
+    async fn read_for_cache(
+        &self,
+        store: &dyn Store,
+        key: &Key,
+        object: BudgetedObject,
+    ) -> Result<StoredObject, ReadError> {
+        let (meta, bytes, permit) = match object {
+            BudgetedObject::Whole(meta, bytes, permit) => (meta, bytes, permit),
+            BudgetedObject::Large(large) if large.meta.len > MAX_WHOLE_OBJECT_BYTES => {
+                return Ok(StoredObject::Large(large));
             }
-            let permit = self.entries.take(large.meta.len).await?;
-            let reading = Box::pin(large.read_all());
-            match self.budget().abort_if_contended(|| store.pressure(), key, reading).await? {
-                Ok(bytes) => {
-                    let bytes = permit.own_for_cache(bytes, false);
-                    return Ok(Some(StoredObject::Whole(large.meta.clone(), bytes)));
-                }
-                Err(ReadError::Store(StoreError::Truncated(_) | StoreError::Torn(_))) if !is_retry => {
-                    is_retry = true;
-                }
-                Err(error) => return Err(error),
+            BudgetedObject::Large(large) => {
+                let permit = self.entries.take(large.meta.len).await?;
+                let reading = Box::pin(large.read_all());
+                let bytes = self.budget().abort_if_contended(|| store.pressure(), key, reading).await??;
+                (large.meta.clone(), bytes, permit)
+            }
+        };
+        Ok(StoredObject::Whole(meta, permit.own_for_cache(bytes, false)))
+    }
+
+    /// Returns the object at `key` as it is now: the one that a revalidation has found, or else from the store.
+    pub(crate) async fn get_revalidated(
+        &self,
+        store: &dyn Store,
+        key: &Key,
+        revalidation: Revalidation,
+    ) -> Result<Option<BudgetedObject>, ReadError> {
+        match revalidation {
+            Revalidation::Unchanged | Revalidation::Changed => self.get(store, key).await,
+            Revalidation::Current(None) => Ok(None),
+            Revalidation::Current(Some(Object { meta, data: ObjectData::InMemory(bytes) })) => {
+                let permit = self.entries.take(bytes.len() as u64).await?;
+                Ok(Some(BudgetedObject::Whole(meta, bytes, permit)))
+            }
+            Revalidation::Current(Some(Object { meta, data: ObjectData::Open(reader) })) => {
+                Ok(Some(self.large(meta, reader)))
             }
         }
     }
 
-    /// Takes memory for an object that a revalidation found.
-    pub(crate) async fn account_for(&self, object: Object) -> Result<(StoredObject, Option<Permit>), ReadError> {
-        let Object { meta, data } = object;
-        Ok(match data {
-            ObjectData::InMemory(bytes) => {
-                let permit = self.entries.take(bytes.len() as u64).await?;
-                (StoredObject::Whole(meta, bytes), Some(permit))
-            }
-            ObjectData::Open(reader) => (self.large(meta, reader), None),
-        })
-    }
-
-    fn large(&self, meta: ObjectMeta, reader: Arc<dyn ReadAt>) -> StoredObject {
-        StoredObject::Large(Arc::new(LargeObject { meta, reader, entries: self.entries.clone() }))
+    fn large(&self, meta: ObjectMeta, reader: Arc<dyn ReadAt>) -> BudgetedObject {
+        BudgetedObject::Large(Arc::new(LargeObject { meta, reader, entries: self.entries.clone() }))
     }
 
     /// Returns the size up to which objects are read inline now. It is smaller while requests wait for memory, so that
@@ -264,58 +287,51 @@ impl ObjectCache {
         }
     }
 
-    /// Reads a small object, or opens a larger one, with one request to the store. Takes memory for the object, but
-    /// does not hold it while the store is slow. The permit is that of bytes in memory.
-    pub(crate) async fn fetch_once(
-        &self,
-        store: &dyn Store,
-        key: &Key,
-    ) -> Result<Option<(StoredObject, Option<Permit>)>, ReadError> {
-        // A store that does not respond must hold no memory that others wait for. The size of the object is known when
-        // it responds.
-        let has_memory = !store.pressure().is_unresponsive();
-        let inline = InlineLimit::new(if has_memory { self.current_inline_bytes() } else { 0 });
-        let mut permit = if has_memory { Some(self.entries.take(inline.bytes()).await?) } else { None };
-        let mut reading = store.get(key, &inline);
-        let mut timeout = MAX_WAIT_HOLDING_MEMORY;
-        let object = loop {
-            if permit.is_none() {
-                break reading.await?;
-            }
-            if let Ok(object) = tokio::time::timeout(timeout, &mut reading).await {
-                break object?;
-            }
-            if self.budget().has_waiters() {
-                inline.revoke();
-                permit = None;
-            }
-            timeout = CONTENTION_POLL_INTERVAL;
-        };
+    /// Gets an object from the store: reads a small one, or opens a larger one.
+    async fn get(&self, store: &dyn Store, key: &Key) -> Result<Option<BudgetedObject>, ReadError> {
+        let (object, permit) = self.get_inline(store, key).await?;
         let Some(Object { meta, data }) = object else { return Ok(None) };
         let len = meta.len;
         match (data, permit) {
-            (ObjectData::InMemory(bytes), Some(permit)) => return Ok(Some(whole(meta, bytes, permit))),
-            (ObjectData::Open(reader), _) if len > self.inline_bytes => {
-                return Ok(Some((self.large(meta, reader), None)));
-            }
+            (ObjectData::InMemory(bytes), Some(permit)) => return Ok(Some(BudgetedObject::whole(meta, bytes, permit))),
+            (ObjectData::Open(reader), _) if len > self.inline_bytes => return Ok(Some(self.large(meta, reader))),
             // Neither bytes nor open files are held while the request waits for memory.
             (data, permit) => drop((data, permit)),
         }
-        let (inline, permit) = (InlineLimit::new(len), self.entries.take(len).await?);
-        let reading = store.get(key, &inline);
-        let object = self.budget().abort_if_contended(|| store.pressure(), key, reading).await??;
-        let Some(Object { meta, data }) = object else { return Ok(None) };
-        Ok(Some(match data {
-            ObjectData::InMemory(bytes) => whole(meta, bytes, permit),
-            ObjectData::Open(reader) => (self.large(meta, reader), None),
+        let inline = InlineLimit::new(len);
+        let permit = self.entries.take(len).await?;
+        let getting = store.get(key, &inline);
+        let object = self.budget().abort_if_contended(|| store.pressure(), key, getting).await??;
+        Ok(object.map(|Object { meta, data }| match data {
+            ObjectData::InMemory(bytes) => BudgetedObject::whole(meta, bytes, permit),
+            ObjectData::Open(reader) => self.large(meta, reader),
         }))
     }
-}
 
-/// Returns an object that was read under a permit for at least as many bytes.
-fn whole(meta: ObjectMeta, bytes: Bytes, mut permit: Permit) -> (StoredObject, Option<Permit>) {
-    permit.shrink(bytes.len() as u64);
-    (StoredObject::Whole(meta, bytes), Some(permit))
+    /// Gets an object, and its bytes if they are few, under a permit for the most bytes that are read inline. Holds no
+    /// permit for a store that is slow while other requests wait for memory. The object is then only opened, and its
+    /// size is known.
+    async fn get_inline(&self, store: &dyn Store, key: &Key) -> Result<(Option<Object>, Option<Permit>), ReadError> {
+        if store.pressure().is_unresponsive() {
+            return Ok((store.get(key, &InlineLimit::new(0)).await?, None));
+        }
+        let inline = InlineLimit::new(self.current_inline_bytes());
+        let permit = self.entries.take(inline.bytes()).await?;
+        let mut getting = store.get(key, &inline);
+        let mut timeout = MAX_WAIT_HOLDING_MEMORY;
+        loop {
+            if let Ok(object) = tokio::time::timeout(timeout, &mut getting).await {
+                return Ok((object?, Some(permit)));
+            }
+            if self.budget().has_waiters() {
+                break;
+            }
+            timeout = CONTENTION_POLL_INTERVAL;
+        }
+        inline.revoke();
+        drop(permit);
+        Ok((getting.await?, None))
+    }
 }
 
 /// A stored object as the source of its entry.
@@ -339,21 +355,23 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         stale: Option<Arc<ObjectEntry>>,
         _flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
-        let (objects, store, key) = (self.objects.clone(), Arc::clone(self.store), self.key.clone());
+        let objects = self.objects.clone();
+        let store = Arc::clone(self.store);
+        let key = self.key.clone();
         // The stale object is not held while the new one waits for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {
             let checked_at = freshness::now();
-            let mut first = Revalidation::Changed;
+            let mut revalidation = Revalidation::Changed;
             if let Some((stale, meta)) = stale {
                 let known = meta.as_ref().map(|meta| (&*meta.etag, meta.version));
-                first = store.revalidate(&key, known).await?;
-                if let (Revalidation::Unchanged, Some(stale)) = (&first, stale.upgrade()) {
+                revalidation = store.revalidate(&key, known).await?;
+                if let (Revalidation::Unchanged, Some(stale)) = (&revalidation, stale.upgrade()) {
                     stale.validated_at.touch(checked_at);
                     return Ok(stale);
                 }
             }
-            Ok(Arc::new(match objects.fetch(&*store, &key, first).await? {
+            Ok(Arc::new(match objects.get_for_cache(&*store, &key, revalidation).await? {
                 None => ObjectEntry::missing(false, checked_at),
                 Some(StoredObject::Whole(meta, bytes)) => ObjectEntry::whole(meta, bytes, checked_at),
                 Some(large @ StoredObject::Large(_)) => ObjectEntry::uncached(large, checked_at),
@@ -362,15 +380,15 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
     }
 }
 
-/// Number of slots of the admission filter. A version is remembered until another one takes its slot.
+/// Number of slots of the admission filter. A version is remembered until another version takes its slot.
 const SLOTS: usize = 4096;
 
-/// Number of repeated requests per admission. A client that repeatedly reads more data than the cache holds does not
-/// flush the cache.
+/// Number of repeated requests per admission. It is so large that a client which repeatedly reads more data than the
+/// cache holds does not flush the cache.
 const ADMIT_EVERY: usize = 32;
 
-/// Admission filter of the cache: admits only objects that are requested repeatedly. A direct-mapped table of the
-/// versions of recently requested objects.
+/// Admission filter of the cache, which admits only objects that are requested repeatedly. It is a direct-mapped table
+/// of the versions of recently requested objects. Its atomics are relaxed: a lost update only delays an admission.
 #[derive(Debug)]
 pub(crate) struct AdmissionFilter {
     slots: Box<[AtomicU64]>,
@@ -384,9 +402,9 @@ impl Default for AdmissionFilter {
 }
 
 impl AdmissionFilter {
-    /// Records a request for an object of this version, a hash. Returns true if the object should be read into the
-    /// cache: never at the first request, soon if it is requested often.
-    pub(crate) fn admit(&self, version: u64) -> bool {
+    /// Records a request for an object of this version. Returns true if the object is admitted to the cache: never at
+    /// the first request, and soon if it is requested often.
+    pub(crate) fn record_and_admit(&self, version: u64) -> bool {
         let slot_index = usize::try_from(version % SLOTS as u64).unwrap_or_default();
         let is_known = self.slots.get(slot_index).is_some_and(|slot| slot.swap(version, Ordering::Relaxed) == version);
         is_known && self.repeat_count.fetch_add(1, Ordering::Relaxed) % ADMIT_EVERY == ADMIT_EVERY - 1
@@ -415,7 +433,7 @@ mod tests {
     async fn a_piece_of_a_started_answer_waits_longer_for_memory() {
         let objects = ObjectCache::new(0, EvictionPolicy::lru(), 1 << 20, Duration::from_millis(20));
         let meta = ObjectMeta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
-        let StoredObject::Large(large) = objects.large(meta, Arc::new(Zeros)) else { panic!("it is large") };
+        let BudgetedObject::Large(large) = objects.large(meta, Arc::new(Zeros)) else { panic!("it is large") };
         let held_permit = objects.entries.take(1 << 20).await.unwrap();
         assert!(objects.entries.take(1 << 10).await.is_err());
         let release = async {
@@ -429,13 +447,13 @@ mod tests {
     #[test]
     fn a_version_requested_once_is_not_admitted() {
         let filter = AdmissionFilter::default();
-        assert!((1..10_000).all(|version| !filter.admit(version)));
+        assert!((1..10_000).all(|version| !filter.record_and_admit(version)));
     }
 
     #[test]
     fn every_32nd_repeated_request_is_admitted() {
         let filter = AdmissionFilter::default();
-        let admitted_count = (0..=320).filter(|request| filter.admit(1 + request % 2)).count();
+        let admitted_count = (0..=320).filter(|request| filter.record_and_admit(1 + request % 2)).count();
         assert_eq!(admitted_count, 9);
     }
 }

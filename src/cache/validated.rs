@@ -1,5 +1,5 @@
-//! A cache whose entries are compared with their source before they are used, and loaded in single flights. It fills
-//! most of a memory budget: a request that finds the budget short evicts entries.
+//! A cache whose entries are compared with their source before they are used, and loaded in single flights. The cache
+//! fills most of a memory budget. A request that finds the budget short evicts entries.
 
 use std::fmt;
 use std::future::Future;
@@ -26,7 +26,7 @@ const ATTEMPTS: usize = 3;
 /// Maximum number of rounds in which a drained cache frees its entries.
 const MAX_DRAIN_ROUNDS: usize = 100;
 
-/// Delay before the cache's pending evictions are run again while a request waits for memory. It doubles each time.
+/// Delay before pending evictions are run again while a request waits for memory. The delay doubles each time.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// Number of retries before the cache is forced to evict entries: 75 ms after the first.
@@ -64,8 +64,8 @@ pub(crate) trait EntrySource<V> {
     ) -> impl Future<Output = Result<Arc<V>, ReadError>> + Send + 'static;
 }
 
-/// Returns the maximum weight of a cache of `capacity_bytes`: 1/64 more for the bookkeeping that weighers count, so
-/// that data of exactly the configured size fits.
+/// Returns the maximum weight of a cache of `capacity_bytes`. It is larger by 1/64, because weighers also count
+/// bookkeeping, and data of exactly the configured size should fit.
 pub(crate) fn max_weight_bytes(capacity_bytes: u64) -> u64 {
     capacity_bytes.saturating_add(capacity_bytes / 64)
 }
@@ -172,7 +172,8 @@ where
             self.lookups.count(LookupResult::Miss, 1);
             return self.load(key, fresh_since, source).await;
         };
-        let (stale_entry, is_missing) = (Arc::downgrade(&stale), stale.is_missing());
+        let stale_entry = Arc::downgrade(&stale);
+        let is_missing = stale.is_missing();
         // The stale entry is not held while its successor waits for memory.
         drop(stale);
         let loaded = self.load(key, fresh_since, source).await?;
@@ -209,9 +210,11 @@ where
         entry.ok_or_else(|| ReadError::Internal("a load ended without a result".to_owned()))
     }
 
-    /// Waits for a flight, and does its work first if this request leads it. The task of the flight gets its resources
-    /// as soon as it is the turn of any of the clients. It goes on when one of the requests is cancelled, and is
-    /// aborted with the last one. Returns `None` if another request led the flight and gave up.
+    /// Waits for a flight, which this request starts if it is the leader. Returns `None` if another request led the
+    /// flight and gave up.
+    ///
+    /// The load runs in a task of its own. It continues when one of the waiting requests is cancelled, and is aborted
+    /// when the last one is. The task gets memory and cores as soon as it is the turn of any of its clients.
     async fn fly(
         &self,
         key: &K,
@@ -233,7 +236,8 @@ where
                 // The removed entry holds no memory while its successor waits for some.
                 self.remove(key.clone(), &Arc::downgrade(&changed)).await;
             }
-            let (flight, replaced) = (leader.handle().clone(), cached.as_ref().map(Arc::downgrade));
+            let flight = leader.handle().clone();
+            let replaced = cached.as_ref().map(Arc::downgrade);
             let load = source.load(cached, flight.clone());
             let work = self.clone().load_into_map(key.clone(), replaced, flight, load);
             // Boxed, because the surrounding futures would reserve space for the unboxed future twice.
@@ -262,7 +266,7 @@ where
             Some(replaced) => self.remove(key, &replaced).await,
             None => {}
         }
-        // Evicts now, not only when the map's own queue is full.
+        // The map itself evicts only when its own queue is full.
         self.evict_surplus().await;
         Ok(entry)
     }
@@ -285,10 +289,10 @@ where
         removal.await;
     }
 
-    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used, and a load
-    /// that has begun before serves only the requests that wait for it already.
+    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used. The result of
+    /// an earlier load goes only to the requests that already wait for it.
     ///
-    /// A seam of the design: writes will call it. Until then, entries become stale only by comparison.
+    /// Writes will call this function. Until there are writes, entries become stale only by comparison.
     #[cfg_attr(not(test), expect(dead_code, reason = "for writes, which come next"))]
     pub(crate) async fn invalidate(&self, key: &K) {
         self.flights.supersede(key);
@@ -318,10 +322,10 @@ where
         self.map.get(key).now_or_never().flatten()
     }
 
-    /// Loads the entry of `key` on the calling thread, which must not block. Returns `None` if another request loads it
-    /// already, or if `load` returns `None`; a request that has begun to wait meanwhile then loads the entry. If the
-    /// entry is cached by now, returns the cached one.
-    pub(crate) fn try_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
+    /// Returns the cached entry of `key`, or loads the entry on the calling thread, which must not block. Returns `None`
+    /// if another request is loading the entry, or if `load` returns `None`. In the second case, a request that has
+    /// begun to wait meanwhile loads the entry.
+    pub(crate) fn try_get_or_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
         let leader = self.flights.try_lead(key.clone())?;
         if let Some(entry) = self.try_cached(&key) {
             leader.finish(Ok(Arc::clone(&entry)));
@@ -388,7 +392,7 @@ where
         self.evict_while(bytes, self.budget.take(bytes)).await
     }
 
-    /// As [`Self::take`], for a response that has started.
+    /// Takes a permit as [`Self::take`] does, but waits longer, for a response that has started.
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -490,8 +494,8 @@ mod tests {
     impl Remote {
         fn new(is_cacheable: bool) -> Self {
             let gate = Semaphore::new(Semaphore::MAX_PERMITS / 2);
-            let counts = (AtomicU64::new(1), AtomicUsize::new(0), AtomicUsize::new(0));
-            let (version, loads, revalidations) = counts;
+            let (loads, revalidations) = Default::default();
+            let version = AtomicU64::new(1);
             Self(Arc::new(RemoteState { version, is_cacheable, loads, revalidations, gate }))
         }
 
@@ -532,7 +536,8 @@ mod tests {
             let this = self.clone();
             let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.version));
             async move {
-                let (version, checked_at) = (this.0.version.load(Ordering::Relaxed), freshness::now());
+                let version = this.0.version.load(Ordering::Relaxed);
+                let checked_at = freshness::now();
                 let counter = if stale.is_some() { &this.0.revalidations } else { &this.0.loads };
                 counter.fetch_add(1, Ordering::Relaxed);
                 drop(this.0.gate.acquire().await);
@@ -557,7 +562,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_stale_entry_costs_one_conditional_request_however_many_want_it() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let first = cache.load(&1, 0, &remote).await.unwrap();
         for (version, requests) in [(1, (1, 1)), (2, (1, 2))] {
             remote.set_version(version);
@@ -574,7 +580,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_load_begun_before_an_invalidation_never_enters_the_cache() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         remote.close();
         let mut early = cache.load(&1, 0, &remote).boxed();
         assert!((&mut early).now_or_never().is_none());
@@ -604,7 +611,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_invalidated_entry_is_not_used_by_those_that_still_hold_it() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let held = cache.load(&1, 0, &remote).await.unwrap();
         assert!(held.validated_at.is_fresh(0));
         cache.invalidate(&1).await;
@@ -613,7 +621,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_entry_that_is_not_cached_is_shared_by_its_waiters_and_no_longer() {
-        let (cache, remote) = (cache(), Remote::new(false));
+        let cache = cache();
+        let remote = Remote::new(false);
         remote.close();
         let loads: Vec<_> = (0..9).map(|_| cache.load(&1, 0, &remote)).collect();
         let mut loads = futures_util::future::join_all(loads);
@@ -629,7 +638,8 @@ mod tests {
 
     #[tokio::test]
     async fn an_error_is_not_cached_and_leaves_a_stale_entry_to_be_compared_again() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let first = cache.load(&1, 0, &remote).await.unwrap();
         remote.set_version(0);
         assert!(cache.load(&1, freshness::now(), &remote).await.is_err());
@@ -643,7 +653,8 @@ mod tests {
 
     #[tokio::test]
     async fn a_stale_entry_is_not_held_while_its_successor_is_loaded() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let stale = Arc::downgrade(&cache.load(&1, 0, &remote).await.unwrap());
         remote.set_version(2);
         remote.close();
@@ -659,16 +670,17 @@ mod tests {
 
     #[tokio::test]
     async fn a_request_that_waits_for_a_leader_that_gives_up_loads_the_entry_itself() {
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         let mut waiting = cache.load(&1, 0, &remote).boxed();
-        let loaded = cache.try_load(1, |flight| {
+        let loaded = cache.try_get_or_load(1, |flight| {
             assert!((&mut waiting).now_or_never().is_none() && flight.has_waiters());
-            assert!(cache.try_load(1, |_| None).is_none());
+            assert!(cache.try_get_or_load(1, |_| None).is_none());
             None
         });
         assert!(loaded.is_none());
         assert_eq!(waiting.await.unwrap().version, 1);
-        assert_eq!(cache.try_load(1, |_| None).unwrap().version, 1);
+        assert_eq!(cache.try_get_or_load(1, |_| None).unwrap().version, 1);
         assert_eq!(remote.requests(), (1, 0));
     }
 
@@ -681,7 +693,8 @@ mod tests {
             let line = format!("n5_queue_waiting{{queue=\"load\"}} {count}");
             assert!(text.lines().any(|actual| actual == line) || count == 0 && !text.contains("load"), "{text}");
         };
-        let (cache, remote) = (cache(), Remote::new(true));
+        let cache = cache();
+        let remote = Remote::new(true);
         remote.close();
         let start = |key: &'static u8| {
             let mut load = cache.load(key, 0, &remote).boxed();
@@ -690,7 +703,8 @@ mod tests {
         };
         let first = start(&1);
         assert_waiting(0);
-        let (second, _unrelated) = (start(&1), start(&2));
+        let second = start(&1);
+        let _unrelated = start(&2);
         assert_waiting(1);
         drop(second);
         assert_waiting(0);

@@ -3,16 +3,14 @@
 use std::sync::Arc;
 
 use super::handle::Container;
-use crate::cache::datasets::{Dataset, GroupState};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{ATTRIBUTES, Freshness};
+use crate::cache::{ATTRIBUTES, Dataset, Freshness, GroupState, ReadError};
 use crate::store::{DirEntry, FilterDecision, Key};
 use n5_format::{Coords, GridPosition, MAX_RANK};
 
 /// Maximum total size of the names on one page, in bytes. The name that exceeds it begins the next page.
 const MAX_PAGE_NAMES_BYTES: usize = 512 << 10;
 
-/// The same limit per entry of a page, for pages of few entries.
+/// Maximum total size of the names on a page of few entries, in bytes per entry.
 const NAME_BYTES_PER_ENTRY: usize = 53;
 
 /// Kind of an entry of a listing.
@@ -164,7 +162,8 @@ impl Container {
             let Ok(ancestor) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
             let group = match self.group(freshness, &ancestor).await {
                 Ok(group) => group,
-                // `ancestor` may be the dataset, or only a group above it. Keeps the first error and tries the others.
+                // `ancestor` may be the dataset, or only a group above it. The other ancestors are tried before the first
+                // error is returned.
                 Err(error) if error.hides_attributes() => {
                     first_error.get_or_insert(error);
                     continue;
@@ -233,7 +232,8 @@ impl Container {
     fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
         // Records that the response depends on the caller, even if the entries that an access rule hides do not exist.
         self.is_subtree_visible(key);
-        let (visibility, parent) = (self.visibility.clone(), key.clone());
+        let visibility = self.visibility.clone();
+        let parent = key.clone();
         move |name| {
             visibility.as_ref().is_none_or(|visibility| parent.child(name).is_ok_and(|key| visibility.is_visible(&key)))
         }

@@ -5,10 +5,10 @@ use std::sync::Arc;
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::datasets::{AXES_BYTES, Dataset, GROUP_BYTES, Group, GroupState, dataset_id};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{ATTRIBUTES, Freshness};
-use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, StoredObject};
+use crate::cache::{
+    ATTRIBUTES, AXES_BYTES, Dataset, Freshness, GROUP_BYTES, Group, GroupState, MAX_WHOLE_OBJECT_BYTES, ReadError,
+    StoredObject, dataset_id,
+};
 use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{Key, ObjectMeta};
@@ -35,7 +35,9 @@ impl Container {
     /// [`ReadError`] when they cannot be read or are too large.
     pub async fn group(&self, freshness: Freshness, key: &Key) -> Result<Arc<Group>, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
-        let (datasets, limit_bytes, mut send_permit) = (&self.resources.datasets, self.max_attributes_bytes(), None);
+        let datasets = &self.resources.datasets;
+        let limit_bytes = self.max_attributes_bytes();
+        let mut send_permit = None;
         loop {
             let (meta, bytes) = match self.object(freshness, &file).await? {
                 None => return Ok(Group::without_attributes()),
@@ -77,7 +79,9 @@ impl Container {
 
     /// Parses `bytes`, the attributes of the group at `key`.
     async fn parse_group(&self, key: &Key, meta: ObjectMeta, bytes: Bytes) -> Result<Arc<Group>, ReadError> {
-        let (len, id, owned_key) = (bytes.len(), dataset_id(self.id, key, meta.version), key.clone());
+        let len = bytes.len();
+        let id = dataset_id(self.id, key, meta.version);
+        let owned_key = key.clone();
         let max_bytes = (len as u64).saturating_mul(MAX_PARSED_FACTOR).min(MAX_INTERPRETED_BYTES);
         // Holders of this permit wait only for a core, so waiting for it while holding the bytes cannot deadlock.
         let permit = self.resources.datasets.parsing_budget.take(max_bytes + GROUP_BYTES).await?;
@@ -123,9 +127,9 @@ impl Container {
         Ok(self.resources.cpu.run(priority, u64::from(self.id), work).await?)
     }
 
-    /// As [`Self::group`], for callers that inspect surrounding groups. Returns `None` if the attributes are hidden
-    /// ([`StoreError::hides_object`](crate::store::StoreError::hides_object)) or too large: a dataset then looks like a
-    /// plain group, but its blocks are not read as zeros.
+    /// Returns the group at `key` as [`Self::group`] does, for callers that inspect surrounding groups. Returns `None` if
+    /// the attributes are too large or hidden ([`StoreError::hides_object`](crate::store::StoreError::hides_object)). A
+    /// dataset then looks like a plain group, but its blocks are not read as zeros.
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read.
@@ -136,7 +140,7 @@ impl Container {
         }
     }
 
-    /// Hides a dataset of which a part is not visible to the caller: the result is a group without attributes.
+    /// Returns the group, or a group without attributes in place of a dataset that the caller may not see as a whole.
     fn apply_visibility(&self, group: Arc<Group>) -> Arc<Group> {
         match &group.state {
             GroupState::Dataset(dataset) if !self.is_subtree_visible(&dataset.key) => Group::without_attributes(),
@@ -157,9 +161,9 @@ impl Container {
         Ok(dataset)
     }
 
-    /// As [`Self::dataset`], with the names of the axes, which `parse_axes` finds in the dataset's document. The names
-    /// are cached with the group, because parsing a long document takes time. If they take more than 4 KiB, the result
-    /// has no names.
+    /// Returns the dataset at `key` and the names of its axes, which `parse_axes` finds in the dataset's document. The
+    /// names are cached with the group, because parsing a long document takes time. The result has no names if they take
+    /// more than 4 KiB.
     ///
     /// # Errors
     /// As [`Self::dataset`].

@@ -9,11 +9,9 @@ use std::sync::atomic::Ordering;
 use bytes::Bytes;
 
 use super::resources::Resources;
-use crate::cache::budget::{MemoryPermit, Permit};
-use crate::cache::buffers::SendPermit;
-use crate::cache::error::{BudgetError, ReadError};
-use crate::cache::freshness::Freshness;
-use crate::cache::objects::{ObjectCacheKey, ObjectSource, StoredObject};
+use crate::cache::{
+    BudgetError, Freshness, MemoryPermit, ObjectCacheKey, ObjectSource, Permit, ReadError, SendPermit, StoredObject,
+};
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, ShedReason};
@@ -57,8 +55,8 @@ impl Container {
         Self { resources: resources.for_container(), ..self.clone() }
     }
 
-    /// Returns the same container with restricted visibility. The caches are shared, but are asked for visible objects
-    /// only.
+    /// Returns the same container with restricted visibility. The caches are shared; hidden objects are not looked up in
+    /// them.
     #[must_use]
     pub fn with_visibility(&self, visibility: Arc<dyn Visibility>) -> Self {
         Self { visibility: Some(visibility), ..self.clone() }
@@ -70,6 +68,11 @@ impl Container {
 
     pub(crate) fn is_subtree_visible(&self, key: &Key) -> bool {
         self.visibility.as_ref().is_none_or(|visibility| visibility.is_subtree_visible(key))
+    }
+
+    /// Returns the key of the stored object at `key` in the object cache.
+    pub(crate) fn object_cache_key(&self, key: &Key) -> ObjectCacheKey {
+        ObjectCacheKey::Stored(self.id, key.clone())
     }
 
     /// Returns the resources that all containers share.
@@ -86,9 +89,9 @@ impl Container {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        let (objects, entry_key) = (&self.resources.objects, ObjectCacheKey::Stored(self.id, key.clone()));
+        let objects = &self.resources.objects;
         let source = ObjectSource { objects, store: &self.store, key };
-        let entry = objects.entries.get(&entry_key, freshness, freshness.since(key), &source).await?;
+        let entry = objects.entries.get(&self.object_cache_key(key), freshness, freshness.since(key), &source).await?;
         Ok(entry.object.clone())
     }
 
@@ -100,7 +103,7 @@ impl Container {
         if !self.is_visible(key) {
             return Ok(None);
         }
-        let cached = self.resources.objects.entries.cached(&ObjectCacheKey::Stored(self.id, key.clone())).await;
+        let cached = self.resources.objects.entries.cached(&self.object_cache_key(key)).await;
         if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(freshness.since(key))) {
             return Ok(entry.meta().cloned());
         }
@@ -193,7 +196,7 @@ impl Container {
         Ok(self.resources.objects.budget().acquire_send_permit(len).await?)
     }
 
-    /// As [`Self::charge_to_client`], with a permit that was acquired before.
+    /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
     pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
         self.resources.objects.budget().charge_with_permit(permit, bytes)
     }

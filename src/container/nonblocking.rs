@@ -1,5 +1,5 @@
-//! Answers without waiting for a disk, for memory or for another request: lookups of stored objects, and cached
-//! responses that are reused while what they depend on is unchanged.
+//! Lookups that never wait for a disk, for memory or for another request: of stored objects, and of cached responses,
+//! which are reused while their dependencies are unchanged.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -8,14 +8,12 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::buffers::needs_copy;
-use crate::cache::freshness::Freshness;
-use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry};
-use crate::store::{CachedStat, Key, ObjectMeta, PageCache, RawObjectMeta, SendfileSource};
+use crate::cache::{Freshness, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, needs_copy};
+use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, PageCache, RawObjectMeta, SendfileSource};
 use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 
-/// Maximum size of an object that is read into the cache whenever the page cache holds it. Opening such an object costs
-/// more than reading it.
+/// Maximum size of an object that is read into the cache at its first request, if the page cache holds it. Opening such
+/// an object costs more than reading it.
 const MAX_ALWAYS_CACHED_BYTES: u64 = 64 << 10;
 
 /// Maximum size of an object that is read on the calling thread, which takes up to 0.1 ms. Sending from the page cache
@@ -23,8 +21,8 @@ const MAX_ALWAYS_CACHED_BYTES: u64 = 64 << 10;
 /// that are requested often.
 const MAX_NONBLOCKING_READ_BYTES: u64 = 512 << 10;
 
-/// Longest time for which an entry is reused without a lookup in the cache. It is short because the cache evicts by
-/// last use.
+/// Longest time for which an entry is reused without a lookup in the cache. The time is short because the cache evicts
+/// the least recently used entries, and only a lookup counts as use.
 const CACHE_TOUCH_NANOSECONDS: u64 = 100_000_000;
 
 /// Result of a nonblocking lookup.
@@ -77,8 +75,7 @@ impl Dependency {
 /// A cached response, which [`Container::reuse_answer`] returns again.
 #[derive(Debug)]
 pub struct CachedAnswer {
-    /// Dependencies that must be unchanged. The last one holds the response's bytes; the response depends on the
-    /// others.
+    /// Dependencies that must be unchanged. The last one holds the response's bytes.
     pub dependencies: Vec<Dependency>,
     /// Range of the response within these bytes.
     pub range: Range<usize>,
@@ -91,69 +88,56 @@ impl Container {
         if !self.is_visible(key) {
             return NonblockingLookup::WouldBlock;
         }
-        let (store, objects) = (&*self.store, &self.resources.objects);
-        let (fresh_since, request_start) = (freshness.since(key), freshness.request_start);
-        let entry_key = ObjectCacheKey::Stored(self.id, key.clone());
-        let cached = objects.entries.try_cached(&entry_key);
-        if let Some(missing) = cached.as_ref().filter(|entry| entry.object.is_none()) {
-            // It is not an object, but may be a directory.
-            if missing.is_name_absent && missing.validated_at.is_fresh(fresh_since) {
-                return self.known_missing(key, missing.validated_at.nanoseconds());
+        let entries = &self.resources.objects.entries;
+        let cached = entries.try_cached(&self.object_cache_key(key));
+        if let Some(entry) = &cached {
+            if entry.object.is_none() {
+                return self.try_missing(freshness, key, entry);
             }
-            if store.cached_stat(key) == CachedStat::Missing {
-                missing.validated_at.touch(request_start);
-                return self.known_missing(key, request_start);
+            if self.is_entry_valid(freshness, key, entry)
+                && let Some((meta, bytes)) = entry.whole_object()
+            {
+                entries.count(LookupResult::Hit, 1);
+                let dependency = Dependency::entry(key, entry, freshness.request_start);
+                return NonblockingLookup::Object(meta.clone(), bytes.clone(), Some(dependency));
             }
-            if missing.is_name_absent {
-                objects.entries.try_remove(&entry_key);
-            }
-            return NonblockingLookup::WouldBlock;
-        }
-        if let Some(entry) = &cached
-            && (entry.validated_at.is_fresh(fresh_since)
-                || entry.validated_at.try_is_unchanged(store, key, entry.version(), request_start) == Some(true))
-            && let Some((meta, bytes)) = entry.whole_object()
-        {
-            objects.entries.count(LookupResult::Hit, 1);
-            let dependency = Dependency::entry(key, entry, request_start);
-            return NonblockingLookup::Object(meta.clone(), bytes.clone(), Some(dependency));
         }
         let is_cached = cached.is_some();
-        let raw_meta = match store.cached_stat(key) {
-            CachedStat::Object(raw_meta) => raw_meta,
-            CachedStat::NotAnObject | CachedStat::Unknown => return NonblockingLookup::WouldBlock,
+        match self.store.cached_stat(key) {
+            CachedStat::Object(raw_meta) if with_bytes && !is_cached => self.try_read(freshness, key, raw_meta),
+            CachedStat::Object(raw_meta) if !with_bytes => self.try_meta(freshness, key, raw_meta, is_cached),
+            CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => NonblockingLookup::WouldBlock,
             CachedStat::Missing => {
-                // Cached only if a later request can use it.
-                if !is_cached && fresh_since < request_start {
-                    // Looked at again within the load, which an invalidation supersedes.
-                    objects.entries.try_load(entry_key, |_| {
-                        let is_missing = store.cached_stat(key) == CachedStat::Missing;
-                        is_missing.then(|| ObjectEntry::missing(true, request_start))
-                    });
-                    objects.entries.try_evict();
+                // Cached only if a later request can use the entry.
+                if !is_cached && freshness.since(key) < freshness.request_start {
+                    self.try_cache_missing(key, freshness.request_start);
                 }
-                return self.known_missing(key, request_start);
+                self.known_missing(key, freshness.request_start)
             }
-        };
-        let is_small = raw_meta.len <= MAX_ALWAYS_CACHED_BYTES;
-        if !with_bytes && (is_cached || !is_small) {
-            let dependency = Dependency::stored_version(key, raw_meta, request_start);
-            return NonblockingLookup::Object(raw_meta.into(), Bytes::new(), Some(dependency));
         }
-        if is_cached || raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
-            return NonblockingLookup::WouldBlock;
+    }
+
+    /// Returns true if a cached object is fresh, or equals the stored one and this is known without blocking.
+    fn is_entry_valid(&self, freshness: Freshness, key: &Key, entry: &ObjectEntry) -> bool {
+        let validated_at = &entry.validated_at;
+        validated_at.is_fresh(freshness.since(key))
+            || validated_at.try_is_unchanged(&*self.store, key, entry.version(), freshness.request_start) == Some(true)
+    }
+
+    /// Looks up an object that is missing according to the cache. There may be a directory of that name, for which the
+    /// result is not [`NonblockingLookup::Missing`].
+    fn try_missing(&self, freshness: Freshness, key: &Key, entry: &ObjectEntry) -> NonblockingLookup {
+        if entry.is_name_absent && entry.validated_at.is_fresh(freshness.since(key)) {
+            return self.known_missing(key, entry.validated_at.nanoseconds());
         }
-        if is_small || raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.admit(raw_meta.version) {
-            return match self.try_load(entry_key, key, raw_meta.len, request_start) {
-                Some((meta, bytes)) => NonblockingLookup::Object(meta, bytes, None),
-                None if !with_bytes => NonblockingLookup::Object(raw_meta.into(), Bytes::new(), None),
-                None => NonblockingLookup::WouldBlock,
-            };
+        if self.store.cached_stat(key) == CachedStat::Missing {
+            entry.validated_at.touch(freshness.request_start);
+            return self.known_missing(key, freshness.request_start);
         }
-        let open = |cache: &dyn PageCache| cache.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES);
-        let Some(file) = store.page_cache().and_then(open) else { return NonblockingLookup::WouldBlock };
-        objects.entries.count(LookupResult::Miss, 1);
-        NonblockingLookup::Sendfile(file)
+        if entry.is_name_absent {
+            self.resources.objects.entries.try_remove(&self.object_cache_key(key));
+        }
+        NonblockingLookup::WouldBlock
     }
 
     fn known_missing(&self, key: &Key, last_lookup: u64) -> NonblockingLookup {
@@ -161,17 +145,55 @@ impl Container {
         NonblockingLookup::Missing(Dependency { kind: DependencyKind::Missing(key.clone()), last_lookup })
     }
 
-    /// Reads an object of `len` bytes into the cache if this does not block.
-    fn try_load(
-        &self,
-        entry_key: ObjectCacheKey,
-        key: &Key,
-        len: u64,
-        request_start: u64,
-    ) -> Option<(ObjectMeta, Bytes)> {
+    /// Adds the fact that nothing has this name to the cache.
+    fn try_cache_missing(&self, key: &Key, request_start: u64) {
         let entries = &self.resources.objects.entries;
-        let entry = entries.try_load(entry_key, |_| {
-            let (meta, bytes) = self.try_read(key, len)?;
+        // Looked up again within the load, which an invalidation supersedes.
+        entries.try_get_or_load(self.object_cache_key(key), |_| {
+            let is_missing = self.store.cached_stat(key) == CachedStat::Missing;
+            is_missing.then(|| ObjectEntry::missing(true, request_start))
+        });
+        entries.try_evict();
+    }
+
+    /// Returns the metadata of an object, and also reads a small one into the cache, unless it `is_cached` in another
+    /// version.
+    fn try_meta(&self, freshness: Freshness, key: &Key, raw_meta: RawObjectMeta, is_cached: bool) -> NonblockingLookup {
+        if is_cached || raw_meta.len > MAX_ALWAYS_CACHED_BYTES {
+            let dependency = Dependency::stored_version(key, raw_meta, freshness.request_start);
+            return NonblockingLookup::Object(raw_meta.into(), Bytes::new(), Some(dependency));
+        }
+        let read = self.try_read_into_cache(key, raw_meta.len, freshness.request_start);
+        let (meta, bytes) = read.unwrap_or_else(|| (raw_meta.into(), Bytes::new()));
+        NonblockingLookup::Object(meta, bytes, None)
+    }
+
+    /// Reads an object that is not cached into the cache, if it is small or requested often. Otherwise opens it for
+    /// `sendfile`.
+    fn try_read(&self, freshness: Freshness, key: &Key, raw_meta: RawObjectMeta) -> NonblockingLookup {
+        let objects = &self.resources.objects;
+        if raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
+            return NonblockingLookup::WouldBlock;
+        }
+        let should_cache = raw_meta.len <= MAX_ALWAYS_CACHED_BYTES
+            || raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.record_and_admit(raw_meta.version);
+        if should_cache {
+            return match self.try_read_into_cache(key, raw_meta.len, freshness.request_start) {
+                Some((meta, bytes)) => NonblockingLookup::Object(meta, bytes, None),
+                None => NonblockingLookup::WouldBlock,
+            };
+        }
+        let open = |cache: &dyn PageCache| cache.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES);
+        let Some(file) = self.store.page_cache().and_then(open) else { return NonblockingLookup::WouldBlock };
+        objects.entries.count(LookupResult::Miss, 1);
+        NonblockingLookup::Sendfile(file)
+    }
+
+    /// Reads an object of `len` bytes into the cache if this does not block.
+    fn try_read_into_cache(&self, key: &Key, len: u64, request_start: u64) -> Option<(ObjectMeta, Bytes)> {
+        let entries = &self.resources.objects.entries;
+        let entry = entries.try_get_or_load(self.object_cache_key(key), |_| {
+            let (meta, bytes) = self.try_get(key, len)?;
             Some(ObjectEntry::whole(meta, bytes, request_start))
         })?;
         entries.try_evict();
@@ -182,16 +204,18 @@ impl Container {
         Some((meta.clone(), bytes.clone()))
     }
 
-    /// Reads an object of `len` bytes if this does not block. A job on the disk pool and new pages from the system
-    /// would take several times as long as the copy.
-    fn try_read(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
-        let (store, budget) = (&self.store, &self.resources.objects.budget());
+    /// Gets an object of `len` bytes from the store if this does not block. A job on the disk pool and new pages from
+    /// the system would take several times as long as the copy.
+    fn try_get(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
+        let store = &self.store;
+        let budget = self.resources.objects.budget();
         let permit = budget.try_take(len)?;
         // Has exactly this capacity, since the cache does not account for more. Large pages come zeroed from the system
         // and stay untouched until they are read into.
         let mut buffer = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
-        let meta = store.page_cache().and_then(PageCache::reader)?.get(key, len, &mut buffer)??;
+        let mut reader = store.page_cache()?.reader()?;
+        let CachedGet::Object(meta) = reader.get(key, len, &mut buffer) else { return None };
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), buffer.len() as u64);
         let bytes = if needs_copy(&buffer) {
@@ -228,8 +252,9 @@ impl Container {
     /// Returns the bytes of a dependency if it is unchanged and no staler than `freshness` accepts. A stored version
     /// has no bytes: the result is empty, or `None` with `with_bytes`.
     fn reuse_dependency(&self, freshness: Freshness, dependency: &mut Dependency, with_bytes: bool) -> Option<Bytes> {
-        let (store, request_start) = (&*self.store, freshness.request_start);
-        // From time to time the cache must register the use of the entry, and the whole path must be checked.
+        let store = &*self.store;
+        let request_start = freshness.request_start;
+        // From time to time, a lookup tells the cache that the entry is in use, and checks the whole path.
         if dependency.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < request_start {
             if !self.finds_same(&dependency.kind) {
                 return None;
@@ -239,8 +264,7 @@ impl Container {
         match &dependency.kind {
             DependencyKind::CachedObject(key, entry) => {
                 let entry = entry.upgrade()?;
-                let is_valid = entry.validated_at.is_fresh(freshness.since(key))
-                    || entry.validated_at.try_is_unchanged(store, key, entry.version(), request_start) == Some(true);
+                let is_valid = self.is_entry_valid(freshness, key, &entry);
                 entry.whole_object().filter(|_| is_valid).map(|(_, bytes)| bytes.clone())
             }
             DependencyKind::StoredVersion(key, version) => {
@@ -269,7 +293,7 @@ impl Container {
             cached.is_some_and(|cached| std::ptr::eq(entry.as_ptr(), Arc::as_ptr(&cached)))
         };
         match kind {
-            DependencyKind::CachedObject(key, entry) => is_cached(ObjectCacheKey::Stored(self.id, key.clone()), entry),
+            DependencyKind::CachedObject(key, entry) => is_cached(self.object_cache_key(key), entry),
             DependencyKind::Derived(id, entry) => is_cached(ObjectCacheKey::Derived(*id), entry),
             DependencyKind::StoredVersion(key, version) => match self.store.cached_stat(key) {
                 CachedStat::Object(raw_meta) => raw_meta.version == *version,
@@ -286,7 +310,7 @@ impl Container {
 
     /// Returns the dependency on the object at `key` if the cache holds this version of it.
     pub fn cached_dependency(&self, freshness: Freshness, key: &Key, version: u64) -> Option<Dependency> {
-        let entry = self.resources.objects.entries.try_cached(&ObjectCacheKey::Stored(self.id, key.clone()))?;
+        let entry = self.resources.objects.entries.try_cached(&self.object_cache_key(key))?;
         (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, freshness.request_start))
     }
 

@@ -6,12 +6,10 @@ use std::time::Duration;
 
 use moka::policy::EvictionPolicy;
 
-use crate::cache::blocks::BlockCache;
-use crate::cache::budget::{Budget, MemoryPermit};
-use crate::cache::datasets::{self, AttributesCache};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{Freshness, RevalidationPolicy};
-use crate::cache::objects::ObjectCache;
+use crate::cache::{
+    AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, Freshness, MemoryPermit, ObjectCache, ReadError,
+    RevalidationPolicy,
+};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
@@ -48,6 +46,26 @@ pub struct Settings {
 }
 
 impl Settings {
+    /// Small caches and budgets for tests. Nothing is revalidated.
+    #[cfg(test)]
+    pub(crate) fn small() -> Self {
+        Self {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            use_tiny_lfu: false,
+            recheck_metadata: RevalidationPolicy::Never,
+            recheck_data: RevalidationPolicy::Never,
+            max_slice_bytes: 1 << 20,
+            slice_budget: 1 << 20,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            decode_factor: 16,
+            max_attributes_bytes: 1 << 16,
+            budget_wait: Duration::from_millis(20),
+            cores: 1,
+        }
+    }
+
     /// Returns true if resources for `new` take over the CPU pool.
     fn keeps_cpu(&self, new: &Self) -> bool {
         self.cores == new.cores
@@ -116,7 +134,7 @@ impl Resources {
         Arc::new(resources)
     }
 
-    /// The budgets whose sizes are settings.
+    /// Returns the budgets whose sizes are settings.
     fn budgets(&self) -> [&Budget; 3] {
         [&self.slice_budget, self.objects.budget(), self.blocks.budget()]
     }
@@ -187,8 +205,8 @@ impl Resources {
         Freshness::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 
-    /// Maximum size of a slice budget permit that may overtake larger ones that wait for slow clients. It may do so if
-    /// four times its size stays free.
+    /// Returns the maximum size of a permit of the slice budget that may overtake larger permits, which wait for slow
+    /// clients. A permit may overtake others if four times its size stays free.
     pub fn max_overtaking_bytes(&self) -> u64 {
         self.slice_budget.max_overtaking_bytes()
     }
@@ -213,32 +231,18 @@ impl Resources {
         metrics::cpu_jobs(self.cpu.running());
         metrics::cache_bytes(CacheLabel::Decoded, self.blocks.entries.weight_bytes(), self.settings.decoded_cache);
         metrics::cache_bytes(CacheLabel::Stored, self.objects.entries.weight_bytes(), self.settings.stored_cache);
-        metrics::cache_bytes(CacheLabel::Attributes, self.datasets.cache.weighted_size(), datasets::CACHE_BYTES);
+        metrics::cache_bytes(CacheLabel::Attributes, self.datasets.cache.weighted_size(), CACHED_ATTRIBUTES_BYTES);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::cache::objects::{ObjectCacheKey, ObjectEntry};
+    use crate::cache::{ObjectCacheKey, ObjectEntry};
     use crate::runtime::fair_queue::FlightHandle;
 
     fn settings() -> Settings {
-        Settings {
-            decoded_cache: 1 << 20,
-            stored_cache: 1 << 20,
-            use_tiny_lfu: false,
-            recheck_metadata: RevalidationPolicy::Always,
-            recheck_data: RevalidationPolicy::Always,
-            max_slice_bytes: 1 << 30,
-            slice_budget: 1 << 20,
-            decode_budget: 1 << 20,
-            transfer_budget: 1 << 20,
-            decode_factor: 16,
-            max_attributes_bytes: 1 << 20,
-            budget_wait: Duration::from_secs(1),
-            cores: 1,
-        }
+        Settings { budget_wait: Duration::from_secs(1), ..Settings::small() }
     }
 
     #[test]
@@ -284,7 +288,7 @@ mod tests {
         let key = ObjectCacheKey::Derived(1);
         let load = |_: &FlightHandle| Some(ObjectEntry::missing(false, 1));
         for objects in [&old.objects, &new.objects] {
-            assert!(objects.entries.try_load(key.clone(), load).is_some());
+            assert!(objects.entries.try_get_or_load(key.clone(), load).is_some());
         }
         new.objects.entries.evict_part(1).await;
         assert!(new.objects.entries.try_cached(&key).is_none() && old.objects.entries.try_cached(&key).is_some());

@@ -6,11 +6,10 @@ use std::sync::Arc;
 use async_trait::async_trait;
 
 use super::handle::Container;
-use crate::cache::blocks::{BlockLocation, BlockSource, BlockVersion, SourceBlock};
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{self, Freshness, ValidatedAt};
-use crate::cache::objects::{ObjectCacheKey, StoredObject};
+use crate::cache::{
+    self, BlockLocation, BlockSource, BlockVersion, BudgetedObject, Dataset, Freshness, ObjectEntry, ReadError,
+    SourceBlock, StoredBlock, ValidatedAt,
+};
 use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
 use n5_format::GridPosition;
@@ -38,14 +37,14 @@ impl BlockSource for StoredBlocks {
         Some(&*self.container.store)
     }
 
-    async fn versions(&self, positions: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError> {
-        let store = &self.container.store;
-        if store.sends_conditional_requests() {
-            return Ok(None);
-        }
+    fn compares_on_load(&self) -> bool {
+        self.container.store.sends_conditional_requests()
+    }
+
+    async fn versions(&self, positions: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError> {
         let keys = positions.iter().map(|position| self.dataset.block_key(position)).collect();
-        let metas = store.head_many(keys).await?;
-        Ok(Some(metas.into_iter().map(|meta| meta.map(|meta| meta.version)).collect()))
+        let metas = self.container.store.head_many(keys).await?;
+        Ok(metas.into_iter().map(|meta| meta.map(|meta| meta.version)).collect())
     }
 
     fn pressure(&self) -> StorePressure {
@@ -60,40 +59,49 @@ impl BlockSource for StoredBlocks {
         known: Option<&BlockVersion>,
         fresh_since: u64,
     ) -> Result<(SourceBlock, u64), ReadError> {
-        let (store, objects) = (&*self.container.store, &self.container.resources.objects);
+        let store = &*self.container.store;
+        let objects = &self.container.resources.objects;
         let key = self.dataset.block_key(position);
-        let known = known.map(BlockVersion::etag_and_version);
-        let cached = objects.entries.cached(&ObjectCacheKey::Stored(self.container.id, key.clone())).await;
-        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since)) {
-            let checked_at = entry.validated_at.nanoseconds();
-            if let Some((meta, bytes)) = entry.whole_object() {
-                let is_unchanged = known == Some(Some((&*meta.etag, meta.version)));
-                let block = if is_unchanged {
-                    SourceBlock::Unchanged
-                } else {
-                    SourceBlock::Stored(StoredObject::Whole(meta.clone(), bytes.clone()), None)
-                };
-                return Ok((block, checked_at));
-            }
-            // Without such a store, a cached hole is not trusted: the request that cached it did not check that the
-            // dataset exists.
-            if entry.object.is_none() && store.reports_missing_root() {
-                return Ok((SourceBlock::Missing, checked_at));
-            }
+        let cached = objects.entries.cached(&self.container.object_cache_key(&key)).await;
+        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since))
+            && let Some(block) = self.block_of_entry(&entry, known)
+        {
+            return Ok((block, entry.validated_at.nanoseconds()));
         }
-        let checked_at = freshness::now();
+        let checked_at = cache::now();
         let revalidation = match known {
-            Some(known) => store.revalidate(&key, known).await?,
+            Some(known) => store.revalidate(&key, known.etag_and_version()).await?,
             None => Revalidation::Changed,
         };
-        let fetched = match revalidation {
-            Revalidation::Unchanged => return Ok((SourceBlock::Unchanged, checked_at)),
-            Revalidation::Changed => objects.fetch_once(store, &key).await?,
-            Revalidation::Current(None) => None,
-            Revalidation::Current(Some(object)) => Some(objects.account_for(object).await?),
+        if matches!(revalidation, Revalidation::Unchanged) {
+            return Ok((SourceBlock::Unchanged, checked_at));
+        }
+        let block = match objects.get_revalidated(store, &key, revalidation).await? {
+            None => SourceBlock::Missing,
+            Some(BudgetedObject::Large(large)) => SourceBlock::Large(large),
+            Some(BudgetedObject::Whole(meta, bytes, permit)) => {
+                SourceBlock::Stored(StoredBlock { meta, bytes, permit: Some(permit) })
+            }
         };
-        let block = fetched.map_or(SourceBlock::Missing, |(stored, permit)| SourceBlock::Stored(stored, permit));
         Ok((block, checked_at))
+    }
+}
+
+impl StoredBlocks {
+    /// Returns the block that a fresh entry of the cache of stored objects describes, or `None` if the block must be
+    /// requested from the store.
+    fn block_of_entry(&self, entry: &ObjectEntry, known: Option<&BlockVersion>) -> Option<SourceBlock> {
+        if let Some((meta, bytes)) = entry.whole_object() {
+            if known.and_then(BlockVersion::etag_and_version) == Some((&*meta.etag, meta.version)) {
+                return Some(SourceBlock::Unchanged);
+            }
+            let stored = StoredBlock { meta: meta.clone(), bytes: bytes.clone(), permit: None };
+            return Some(SourceBlock::Stored(stored));
+        }
+        // A cached hole is trusted only if the store reports a missing root: the request that cached the hole did not
+        // check that the dataset exists.
+        let is_hole = entry.object.is_none() && self.container.store.reports_missing_root();
+        is_hole.then_some(SourceBlock::Missing)
     }
 }
 
@@ -127,7 +135,7 @@ impl Container {
         if existence.is_err() {
             for position in positions {
                 self.resources.blocks.entries.forget_missing(&(dataset.id, position.clone())).await;
-                let entry_key = ObjectCacheKey::Stored(self.id, dataset.block_key(position));
+                let entry_key = self.object_cache_key(&dataset.block_key(position));
                 self.resources.objects.entries.forget_missing(&entry_key).await;
             }
         }
@@ -154,14 +162,12 @@ impl Container {
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicUsize, Ordering};
-    use std::time::Duration;
 
     use bytes::Bytes;
     use smallvec::smallvec;
 
     use super::super::resources::{Resources, Settings};
     use super::*;
-    use crate::cache::freshness::RevalidationPolicy;
     use crate::store::{MemoryStore, ObjectMeta};
     use n5_format::Block;
 
@@ -178,8 +184,12 @@ mod tests {
             None
         }
 
-        async fn versions(&self, _: &[GridPosition]) -> Result<Option<Vec<Option<u64>>>, ReadError> {
-            Ok(None)
+        fn compares_on_load(&self) -> bool {
+            true
+        }
+
+        async fn versions(&self, _: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError> {
+            unreachable!("the blocks are compared by loads")
         }
 
         async fn load(
@@ -188,7 +198,7 @@ mod tests {
             known: Option<&BlockVersion>,
             _fresh_since: u64,
         ) -> Result<(SourceBlock, u64), ReadError> {
-            let checked_at = freshness::now();
+            let checked_at = cache::now();
             if known.and_then(BlockVersion::etag_and_version) == Some(("\"computed\"", 1)) {
                 self.comparisons.fetch_add(1, Ordering::Relaxed);
                 return Ok((SourceBlock::Unchanged, checked_at));
@@ -205,25 +215,12 @@ mod tests {
     async fn computed_blocks_are_cached_shared_and_compared_like_stored_ones() {
         let attributes = r#"{"dimensions":[8,8],"blockSize":[2,1],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
-        let settings = Settings {
-            decoded_cache: 1 << 20,
-            stored_cache: 1 << 20,
-            use_tiny_lfu: false,
-            recheck_metadata: RevalidationPolicy::Never,
-            recheck_data: RevalidationPolicy::Never,
-            max_slice_bytes: 1 << 20,
-            slice_budget: 1 << 20,
-            decode_budget: 1 << 20,
-            transfer_budget: 1 << 20,
-            decode_factor: 16,
-            max_attributes_bytes: 1 << 16,
-            budget_wait: Duration::from_millis(20),
-            cores: 1,
-        };
-        let container = Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings));
+        let resources = Resources::new(Settings::small());
+        let container = Container::new(Arc::new(MemoryStore::new([object], 0)), resources);
         let freshness = container.resources().request_freshness();
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let (blocks, computed) = (&container.resources().blocks, Arc::new(Computed::default()));
+        let blocks = &container.resources().blocks;
+        let computed = Arc::new(Computed::default());
         let location = BlockLocation { source: Arc::<Computed>::clone(&computed), dataset, position: smallvec![3, 4] };
         let positions = std::slice::from_ref(&location.position);
         let counts = || (computed.loads.load(Ordering::Relaxed), computed.comparisons.load(Ordering::Relaxed));
@@ -234,7 +231,7 @@ mod tests {
         let cached = blocks.cached(&*computed, &location.dataset, positions, 0).await.unwrap();
         assert!(cached[0].is_some());
         assert_eq!(counts(), (1, 0));
-        let now = freshness::now();
+        let now = cache::now();
         let stale = blocks.cached(&*computed, &location.dataset, positions, now).await.unwrap();
         assert!(stale[0].is_none(), "it must be compared by a load");
         let (entry, _) = blocks.load(location.clone(), now).await.unwrap();

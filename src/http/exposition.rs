@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use crate::cache::buffers::release_with;
+use crate::cache::release_with;
 
 /// Number of live texts above which the last text is reused. A text has about 100 kB on a typical server.
 const REUSE_THRESHOLD: usize = 16;

@@ -7,8 +7,7 @@
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use crate::cache::budget::{Budget, Permit};
-use crate::cache::error::ReadError;
+use crate::cache::{Budget, Permit, ReadError};
 use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
 
 /// Minimum average size of a block's part of a slab for which unwritten blocks are tracked, in bytes. If the parts are
@@ -249,7 +248,7 @@ mod tests {
     use proptest::prelude::*;
 
     use super::*;
-    use crate::cache::buffers::POISON_BYTE;
+    use crate::cache::POISON_BYTE;
     use crate::telemetry::metrics;
 
     /// Dimension and block size of the grid; start, samples and step of the region.

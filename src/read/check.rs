@@ -2,11 +2,10 @@
 
 use std::sync::Arc;
 
-use crate::cache::block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY};
-use crate::cache::blocks::{BlockCache, BlockLocation, SourceBlock};
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{self, Freshness};
+use crate::cache::{
+    self, BlockCache, BlockLocation, BlockWaiters, Dataset, Freshness, LoadTimes, ReadError, SourceBlock, StoredBlock,
+    TORN_READ_RETRY_DELAY,
+};
 use crate::container::Container;
 use n5_format::{Block, BlockHeader, BlockMode, Coords, GridPosition};
 
@@ -43,7 +42,7 @@ pub async fn check_block(
         // The block may have been written while it was read. A slice loads such a block again, too.
         Err(error) if error.may_be_torn() => {
             tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
-            check_once(blocks, &location, freshness::now()).await
+            check_once(blocks, &location, cache::now()).await
         }
         result => result,
     }
@@ -54,12 +53,12 @@ async fn check_once(
     location: &BlockLocation,
     fresh_since: u64,
 ) -> Result<Option<ValidBlock>, ReadError> {
-    let (stored, permit) = match location.source.load(&location.position, None, fresh_since).await?.0 {
+    let StoredBlock { bytes, permit, .. } = match location.source.load(&location.position, None, fresh_since).await?.0 {
         SourceBlock::Unchanged | SourceBlock::Missing => return Ok(None),
         SourceBlock::Decoded(block, meta) => return Ok(Some(ValidBlock::new(block, meta.len, None))),
-        SourceBlock::Stored(stored, permit) => (stored, permit),
+        SourceBlock::Stored(stored) => stored,
+        SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
     };
-    let (_, bytes, permit) = blocks.read_whole(location, stored, permit).await?;
     let header = BlockHeader::parse(&bytes).ok();
     let stored_bytes = bytes.len() as u64;
     // Held while the request waits; dropping it cancels the decoding.

@@ -11,10 +11,9 @@ use futures_util::FutureExt;
 use super::plan::PlannedSlice;
 use super::read_stats::{Fingerprint, fingerprint};
 use super::slice_reader::{ReadPurpose, SliceRead, SliceReader};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::{self, Freshness};
-use crate::cache::objects::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, StoredObject};
-use crate::cache::validated::EntrySource;
+use crate::cache::{
+    self, EntrySource, Freshness, MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadError, StoredObject,
+};
 use crate::container::{Container, Dependency};
 use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::FlightHandle;
@@ -68,7 +67,7 @@ pub async fn read_derived(
     let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
     Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
         bytes: bytes.clone(),
-        etags_hash: u128::from_str_radix(&meta.etag, 16).unwrap_or(0),
+        etags_hash: entry.etags_hash,
         versions_hash: meta.version,
         dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, freshness.request_start)),
     }))
@@ -76,7 +75,7 @@ pub async fn read_derived(
 
 /// Returns true if the blocks that `entry` was derived from are still those in the store.
 async fn is_unchanged(reader: SliceReader<'_>, entry: &ObjectEntry) -> Result<bool, ReadError> {
-    let checked_at = freshness::now();
+    let checked_at = cache::now();
     let current = fingerprint(reader.container, reader.freshness, reader.slice).await?;
     let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
     if is_unchanged {
@@ -118,15 +117,16 @@ async fn derive(
     let (bytes, memory, is_new_buffer) = result?;
     let len = bytes.len() as u64;
     let Fingerprint { etags_hash, versions_hash, .. } = stats.fingerprint;
-    let meta = ObjectMeta { len, modified: None, etag: format!("{etags_hash:032x}").into(), version: versions_hash };
+    let meta = ObjectMeta { len, modified: None, etag: Arc::default(), version: versions_hash };
     // Unchanged elements hold a permit of another budget, which must not stay in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
-        return Ok(ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at));
+        let uncached = ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at);
+        return Ok(ObjectEntry { etags_hash, ..uncached });
     }
     // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
     // waits for the slice budget.
     let permit = resources.objects.entries.take(len).await?;
-    Ok(ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at))
+    Ok(ObjectEntry { etags_hash, ..ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at) })
 }
 
 /// The blocks of a slice as the source of a derived result.

@@ -4,8 +4,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
+use crate::cache::{Dataset, ReadError};
 use crate::container::{Container, grid_component};
 use crate::store::{DirEntry, EntryFilter, FilterDecision, Key};
 use n5_format::{Coords, CoveringBlocks, Region};

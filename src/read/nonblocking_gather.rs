@@ -20,15 +20,13 @@ use futures_util::future::try_join_all;
 
 use super::canvas::{Canvas, ElementByteOrder};
 use super::read_stats::ReadStats;
-use crate::cache::block_load::{BlockWaiters, LoadTimes, record_decode};
-use crate::cache::blocks::{BlockCache, BlockEntry, BlockLocation, BlockSource};
-use crate::cache::budget::Permit;
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness;
+use crate::cache::{
+    self, BlockCache, BlockEntry, BlockLocation, BlockSource, BlockWaiters, Dataset, LoadTimes, Permit, ReadError,
+    record_decode,
+};
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
-use crate::store::{NonblockingReader, ObjectMeta};
+use crate::store::{CachedGet, NonblockingReader, ObjectMeta};
 use crate::telemetry::metrics::{self, StoreOperation};
 use crate::telemetry::trace;
 use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
@@ -220,7 +218,7 @@ impl GatherContext {
     fn try_load(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
         let location = self.block_location(position);
         let load = |flight: &FlightHandle| self.try_decode(&location, job, lease, flight);
-        let entry = self.blocks.entries.try_load((self.dataset.id, position.clone()), load)?;
+        let entry = self.blocks.entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
         if entry.validated_at.nanoseconds() < self.fresh_since || entry.fault.is_some() {
             return None;
         }
@@ -238,7 +236,7 @@ impl GatherContext {
         lease: &CoreLease,
         flight: &FlightHandle,
     ) -> Option<BlockEntry> {
-        let checked_at = freshness::now();
+        let checked_at = cache::now();
         self.try_read(&location.position, job)?;
         let Some(meta) = job.file_meta.take() else { return Some(BlockEntry::missing(checked_at)) };
         let needed_bytes = self.blocks.decode_bytes(&self.dataset, &location.position, &job.file)?;
@@ -269,7 +267,7 @@ impl GatherContext {
 
     /// Decodes a block and pastes it without caching it. Returns `None` if that would block or fails.
     fn paste_uncached(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
-        let checked_at = freshness::now();
+        let checked_at = cache::now();
         job.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
         self.try_read(position, job)?;
         if job.file_meta.is_some() {
@@ -305,7 +303,12 @@ impl GatherContext {
         if job.reader.is_none() {
             job.reader = Some(store.page_cache()?.reader()?);
         }
-        job.file_meta = job.reader.as_mut()?.get(&self.dataset.block_key(position), max_bytes, &mut job.file)?;
+        let key = self.dataset.block_key(position);
+        job.file_meta = match job.reader.as_mut()?.get(&key, max_bytes, &mut job.file) {
+            CachedGet::Unknown => return None,
+            CachedGet::Missing => None,
+            CachedGet::Object(meta) => Some(meta),
+        };
         job.times.add_store(started.elapsed());
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());

@@ -13,10 +13,7 @@ use futures_util::stream::{self, StreamExt, TryStreamExt};
 use super::nonblocking_gather::GatherContext;
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::block_load::{LoadTimes, TORN_READ_RETRY_DELAY};
-use crate::cache::budget::Permit;
-use crate::cache::error::ReadError;
-use crate::cache::freshness;
+use crate::cache::{self, LoadTimes, Permit, ReadError, TORN_READ_RETRY_DELAY};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, StoreError};
@@ -87,7 +84,7 @@ async fn paste_block_parts(
     let times = LoadTimes::default();
     let mut is_retry = false;
     loop {
-        let checked_at = freshness::now();
+        let checked_at = cache::now();
         match paste_parts_once(container, context, &position, &times).await {
             Ok(meta) => {
                 let mut stats = ReadStats::default();

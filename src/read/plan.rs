@@ -9,10 +9,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::bands::{Bands, ElementWidths, SliceGeometry};
 use super::existing_blocks::count_existing_blocks;
-use crate::cache::budget::Budget;
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
+use crate::cache::{Budget, Dataset, Freshness, ReadError};
 use crate::container::Container;
 use n5_format::{BlockGrid, Codec, ConvertError, Coords, DataType, RangeReads, Region, convert};
 

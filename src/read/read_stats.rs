@@ -6,11 +6,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::plan::PlannedSlice;
-use crate::cache::block_load::LoadTimes;
-use crate::cache::blocks::{BlockEntry, MAX_NONBLOCKING_CHECKS};
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
+use crate::cache::{BlockEntry, Dataset, Freshness, LoadTimes, MAX_NONBLOCKING_CHECKS, ReadError};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::{CachedStat, Key, ObjectMeta, Store};

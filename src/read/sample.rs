@@ -7,11 +7,7 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 
 use super::gather::{MAX_CONCURRENT_LOADS, load_overhead_bytes};
 use super::read_stats::Fingerprint;
-use crate::cache::blocks::BlockEntry;
-use crate::cache::budget::MemoryPermit;
-use crate::cache::datasets::Dataset;
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
+use crate::cache::{BlockEntry, Dataset, Freshness, MemoryPermit, ReadError};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::Key;

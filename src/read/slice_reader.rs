@@ -22,10 +22,7 @@ use super::nonblocking_gather::GatherContext;
 use super::partial_reads::is_read_in_parts;
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::blocks::BlockEntry;
-use crate::cache::budget::{MemoryPermit, Permit};
-use crate::cache::error::ReadError;
-use crate::cache::freshness::Freshness;
+use crate::cache::{BlockEntry, Freshness, MemoryPermit, Permit, ReadError};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::ClientId;
@@ -367,7 +364,7 @@ fn slowest_cut_axis(region: &Region) -> usize {
 mod tests {
     use super::super::plan::{SliceDelivery, SlicePlanner};
     use super::*;
-    use crate::cache::freshness::RevalidationPolicy;
+    use crate::cache::RevalidationPolicy;
     use crate::container::{Resources, Settings};
     use crate::store::{Key, MemoryStore};
 

@@ -7,6 +7,7 @@
 mod state;
 
 use std::io;
+use std::pin::pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::{Arc, Condvar, LazyLock, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -38,18 +39,20 @@ impl StorePressure {
     /// Time without a response after which the store counts as unresponsive.
     const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
-    /// Returns true if the store has answered no request for so long that nothing should be held for it.
+    /// Returns true if the store has answered no request for so long that requests should hold no memory while they
+    /// wait for it.
     pub fn is_unresponsive(&self) -> bool {
         self.no_progress_for >= Self::UNRESPONSIVE_AFTER
     }
 }
 
-/// Number of [`SHARED_DISK_THREADS`] that are free.
+/// Number of [`SHARED_DISK_THREADS`] that are free. The counter guards no other memory, so its changes need no ordering.
 static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> =
     LazyLock::new(|| Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)));
 
-/// Maximum number of queued calls. Memory and a waiting caller are kept for each. It is twice the calls of 1,024 slices
-/// that load 8 blocks each. With a disk that takes a millisecond, the last call waits for a quarter of a second.
+/// Maximum number of queued calls, each of which costs memory and keeps a caller waiting. The number is twice the calls
+/// of 1,024 slices that load 8 blocks each. With a disk that takes a millisecond per call, the last call waits for a
+/// quarter of a second.
 const MAX_QUEUED: usize = 16 << 10;
 
 /// A store is stalled if calls run and none has ended for the deadline divided by this number.
@@ -58,7 +61,7 @@ const STALL_DIVISOR: u32 = 6;
 /// Minimum stall time: the time after which a store is stalled.
 const MIN_STALL: Duration = Duration::from_secs(1);
 
-/// How long other calls wait for the result of a probe.
+/// Longest time for which other calls wait for the result of a probe.
 const STALL_PROBE_WAIT: Duration = Duration::from_millis(500);
 
 /// Runs jobs that may block on the disk. The threads end when the pool is dropped.
@@ -81,7 +84,7 @@ struct DiskPoolShared {
     abandoned_call_ended: Notify,
     stall_after: Duration,
     deadline: Duration,
-    /// [`MAX_QUEUED`], except in tests.
+    /// Maximum number of queued calls: [`MAX_QUEUED`], except in tests.
     max_queued: usize,
 }
 
@@ -140,13 +143,13 @@ impl DiskPool {
         result.flatten().map_err(|error| error.of_call(action, key))
     }
 
-    /// Runs a job that may block on the disk, and waits for it up to the deadline. An abandoned job, whose caller gave
-    /// up or whose deadline passed, never starts. If it already runs, it ends by itself later and keeps its thread
-    /// until then.
+    /// Runs a job that may block on the disk, and waits for it up to the deadline. A job is abandoned when its caller
+    /// gives up or its deadline passes. An abandoned job does not start. If it already runs, it keeps its thread until
+    /// it ends.
     ///
     /// # Errors
-    /// [`LocalError`]. The error comes within half a second if the store is stalled. It comes at once if other calls
-    /// for the same operation wait in vain, or if too many calls wait.
+    /// [`LocalError`]: within half a second if the store is stalled, and at once if earlier calls for the same operation
+    /// hang or too many calls wait.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: Option<DiskOperation>,
@@ -154,19 +157,21 @@ impl DiskPool {
     ) -> Result<T, LocalError> {
         let shared = &self.0;
         let client = ClientId::current();
-        shared.admit(client, operation.as_ref()).await?;
+        shared.wait_while_stalled(client, operation.as_ref()).await?;
         let (reply, mut result) = oneshot::channel();
         let has_started = Arc::new(AtomicBool::new(false));
         shared.enqueue(client, DiskJob::new(operation, job, &has_started, reply))?;
         let job_lost = |_: oneshot::error::RecvError| LocalError::Io(io::Error::other("a disk job did not complete"));
-        let (started, mut timeout) = (Instant::now(), shared.stall_after / 4);
+        let started = Instant::now();
+        let mut timeout = shared.stall_after / 4;
         loop {
             if let Ok(result) = tokio::time::timeout(timeout, &mut result).await {
                 return result.map_err(job_lost)?;
             }
-            let (remaining, is_queued) =
-                (shared.deadline.saturating_sub(started.elapsed()), !has_started.load(Ordering::Relaxed));
-            // If all threads that this call may use hang, it has waited long enough.
+            let remaining = shared.deadline.saturating_sub(started.elapsed());
+            // The flag only decides how to wait on. The result comes through the channel, which orders memory itself.
+            let is_queued = !has_started.load(Ordering::Relaxed);
+            // A queued call gives up early if all threads that it may use hang.
             if is_queued {
                 let state = shared.lock();
                 if state.all_threads_stalled_for(client, shared.stall_after) {
@@ -209,44 +214,50 @@ impl DiskPoolShared {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Admits a call unless the store is stalled. A stalled store admits one call per second as a probe, and the other
-    /// calls wait briefly for its result. A call for an operation that was abandoned often waits until one of the
-    /// abandoned calls ends, for at most the stall time.
-    async fn admit(&self, client: ClientId, operation: Option<&DiskOperation>) -> Result<(), LocalError> {
+    /// Waits until a call may be queued: until neither the store nor the operation is stalled, or the call is the one
+    /// per second that probes a stalled store.
+    async fn wait_while_stalled(&self, client: ClientId, operation: Option<&DiskOperation>) -> Result<(), LocalError> {
         let started = Instant::now();
         loop {
-            let (mut call_ended, mut abandoned_call_ended) =
-                (std::pin::pin!(self.call_ended.notified()), std::pin::pin!(self.abandoned_call_ended.notified()));
+            let mut call_ended = pin!(self.call_ended.notified());
+            let mut abandoned_call_ended = pin!(self.abandoned_call_ended.notified());
             // From here on, no notification is missed.
             call_ended.as_mut().enable();
             abandoned_call_ended.as_mut().enable();
-            let (timeout, error, notified) = {
-                let mut state = self.lock();
-                if operation.is_some_and(|what| state.is_operation_stalled(what, self.stall_after, self.deadline)) {
-                    return Err(LocalError::OperationStalled);
-                }
-                let has_many_abandoned = operation.is_some_and(|what| state.has_many_abandoned(what, self.deadline));
-                let is_stalled = state.is_stalled(self.stall_after);
-                if !has_many_abandoned && (!is_stalled || state.claim_stall_probe(client)) {
-                    return Ok(());
-                }
-                if is_stalled {
-                    let probe_elapsed =
-                        state.last_stall_probe.map_or(STALL_PROBE_WAIT, |probed_at| probed_at.elapsed());
-                    let elapsed = if has_many_abandoned { started.elapsed() } else { probe_elapsed };
-                    (STALL_PROBE_WAIT.saturating_sub(elapsed), LocalError::Stalled, call_ended)
-                } else {
-                    (
-                        self.stall_after.saturating_sub(started.elapsed()),
-                        LocalError::OperationStalled,
-                        abandoned_call_ended,
-                    )
-                }
-            };
+            let Some((error, timeout)) = self.check_stall(client, operation, started.elapsed()) else { return Ok(()) };
+            let notified = if matches!(error, LocalError::Stalled) { call_ended } else { abandoned_call_ended };
             if timeout.is_zero() || tokio::time::timeout(timeout, notified).await.is_err() {
                 return Err(error);
             }
         }
+    }
+
+    /// Returns `None` if a call that has waited for `waited` may be queued. Otherwise returns the error with which the
+    /// call fails, unless another call ends within the returned time.
+    ///
+    /// A call waits briefly for the probe of a stalled store. If many calls for the same operation were abandoned, the
+    /// call waits for at most the stall time until one of the abandoned calls ends.
+    fn check_stall(
+        &self,
+        client: ClientId,
+        operation: Option<&DiskOperation>,
+        waited: Duration,
+    ) -> Option<(LocalError, Duration)> {
+        let mut state = self.lock();
+        if operation.is_some_and(|operation| state.is_operation_stalled(operation, self.stall_after, self.deadline)) {
+            return Some((LocalError::OperationStalled, Duration::ZERO));
+        }
+        let has_many_abandoned = operation.is_some_and(|operation| state.has_many_abandoned(operation, self.deadline));
+        if !state.is_stalled(self.stall_after) {
+            let remaining = self.stall_after.saturating_sub(waited);
+            return has_many_abandoned.then_some((LocalError::OperationStalled, remaining));
+        }
+        if !has_many_abandoned && state.claim_stall_probe(client) {
+            return None;
+        }
+        let since_probe = state.last_stall_probe.map_or(STALL_PROBE_WAIT, |probed_at| probed_at.elapsed());
+        let waited_for_probe = if has_many_abandoned { waited } else { since_probe };
+        Some((LocalError::Stalled, STALL_PROBE_WAIT.saturating_sub(waited_for_probe)))
     }
 
     /// Queues a job and makes sure that a thread runs it. If the queue is full, the client with the most queued jobs
@@ -259,7 +270,7 @@ impl DiskPoolShared {
             let is_full = state.queue.len() >= self.max_queued;
             let evicted = if is_full { state.queue.evict_from_longest(client) } else { None };
             drop(state);
-            // Dropped outside the lock, as in `run_worker`.
+            // Dropped outside the lock, as in `run_job`.
             drop(abandoned);
             if is_full {
                 let Some(evicted) = evicted else {
@@ -314,6 +325,31 @@ impl DiskPoolShared {
         Some(error)
     }
 
+    /// Runs a job that was taken from the queue, unless it is abandoned. Releases the lock on `state` meanwhile.
+    fn run_job(self: &Arc<Self>, mut state: MutexGuard<'_, DiskPoolState>, client: ClientId, job: DiskJob) {
+        // An abandoned job says nothing about the disk.
+        if !job.has_waiter() {
+            state.queue.finish(client);
+            // Dropped outside the lock: the job may hold the last reference to the pool, whose drop takes the lock.
+            drop(state);
+            drop(job);
+            return;
+        }
+        let now = Instant::now();
+        if state.running.is_empty() {
+            state.last_progress = now;
+        }
+        state.started_calls += 1;
+        let id = state.started_calls;
+        let operation = job.operation.clone();
+        let waiter = Weak::clone(&job.waiter);
+        state.running.push(RunningCall { id, operation, started: now, waiter, client });
+        // The end of one job may allow several others to start.
+        self.wake_or_spawn_thread(state);
+        job.run(&|| self.finish_call(id));
+    }
+
+    /// Records that a call has ended, and notifies the calls that wait for that.
     fn finish_call(&self, id: u64) {
         let mut state = self.lock();
         let index = state.running.iter().position(|call| call.id == id);
@@ -329,34 +365,14 @@ impl DiskPoolShared {
         }
     }
 
-    /// Main loop of each thread.
+    /// Runs jobs until the pool is closed or has too many idle threads. Each thread of the pool runs this function.
     fn run_worker(self: &Arc<Self>) {
         let mut state = self.lock();
         state.starting -= 1;
         loop {
             let threads = state.max_threads();
             if let Some((client, job)) = state.queue.pop(threads) {
-                // An abandoned job says nothing about the disk.
-                if !job.has_waiter() {
-                    state.queue.finish(client);
-                    // Dropped outside the lock: the job may hold the last reference to the pool, whose
-                    // drop takes the lock.
-                    drop(state);
-                    drop(job);
-                    state = self.lock();
-                    continue;
-                }
-                let now = Instant::now();
-                if state.running.is_empty() {
-                    state.last_progress = now;
-                }
-                state.started_calls += 1;
-                let id = state.started_calls;
-                let (operation, waiter) = (job.operation.clone(), Weak::clone(&job.waiter));
-                state.running.push(RunningCall { id, operation, started: now, waiter, client });
-                // One ended job may allow several others to start.
-                self.wake_or_spawn_thread(state);
-                job.run(&|| self.finish_call(id));
+                self.run_job(state, client, job);
                 state = self.lock();
             } else if state.is_closed || state.has_surplus_thread() {
                 break;
@@ -406,7 +422,8 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for _ in 0..count {
-            let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
+            let pool = Arc::clone(&pool);
+            let released = Arc::clone(&released);
             calls.spawn(async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
         }
         (pool, release, calls)
@@ -442,7 +459,8 @@ mod tests {
     #[tokio::test]
     async fn hanging_calls_are_limited_and_queued_calls_fail_early() {
         let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER + 8);
-        let (mut stalled, mut timed_out) = (0, 0);
+        let mut stalled = 0;
+        let mut timed_out = 0;
         while let Some(call) = calls.join_next().await {
             match call.unwrap() {
                 Err(LocalError::Stalled) => stalled += 1,
@@ -462,7 +480,8 @@ mod tests {
         let (pool, release, mut calls) = pool_with_hanging_calls(MAX_DISK_THREADS_PER_CONTAINER);
         wait_until(&pool, |pressure| pressure.running == MAX_DISK_THREADS_PER_CONTAINER).await;
         // This call is queued and abandoned.
-        let (last, shared) = (Arc::clone(&pool), Arc::downgrade(&pool.0));
+        let last = Arc::clone(&pool);
+        let shared = Arc::downgrade(&pool.0);
         let abandoned = tokio::time::timeout(Duration::from_millis(5), pool.run(None, move || drop(last)));
         assert!(abandoned.await.is_err());
         calls.abort_all();
@@ -480,7 +499,8 @@ mod tests {
         let released = Arc::new(Mutex::new(released));
         let mut calls = tokio::task::JoinSet::new();
         for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 4 {
-            let (pool, released) = (Arc::clone(&pool), Arc::clone(&released));
+            let pool = Arc::clone(&pool);
+            let released = Arc::clone(&released);
             let call = Arc::clone(&pool);
             calls.spawn(async move { call.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await });
             wait_until(&pool, |pressure| {
@@ -496,7 +516,8 @@ mod tests {
         calls.abort_all();
         while calls.join_next().await.is_some() {}
         pool.0.lock().last_purge = Instant::now().checked_sub(Duration::from_secs(1)).unwrap();
-        let (queued, last) = (Arc::clone(&pool), Arc::clone(&pool));
+        let queued = Arc::clone(&pool);
+        let last = Arc::clone(&pool);
         let queued = tokio::spawn(async move { queued.run(None, || 7).await.unwrap() });
         wait_until(&pool, |pressure| pressure.queued == 1).await;
         drop(release);
@@ -521,7 +542,8 @@ mod tests {
         }
 
         fn start_call(&mut self, pool: &Arc<DiskPool>) {
-            let (pool, released) = (Arc::clone(pool), Arc::clone(&self.released));
+            let pool = Arc::clone(pool);
+            let released = Arc::clone(&self.released);
             let call = async move { pool.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
             self.calls.spawn(self.client.scope(call));
         }
@@ -538,7 +560,8 @@ mod tests {
         let mut hanging = HangingCalls::new(1);
         (0..MAX_DISK_THREADS_PER_CONTAINER + 8).for_each(|_| hanging.start_call(&pool));
         wait_until(&pool, |pressure| pressure.queued == MAX_DISK_THREADS_PER_CONTAINER / 4 + 8).await;
-        let (mut stalled, mut timed_out) = (0, 0);
+        let mut stalled = 0;
+        let mut timed_out = 0;
         while !hanging.calls.is_empty() {
             // Other clients are answered all the time: the disk does not stall.
             assert_eq!(ClientId::new(2).scope(pool.run(None, || 7)).await.unwrap(), 7);
@@ -560,7 +583,8 @@ mod tests {
     #[tokio::test]
     async fn a_full_queue_refuses_the_client_that_fills_it() {
         let pool = pool_with_queue(Duration::from_secs(60), 8);
-        let (mut server_calls, mut greedy_calls) = (HangingCalls::new(0), HangingCalls::new(1));
+        let mut server_calls = HangingCalls::new(0);
+        let mut greedy_calls = HangingCalls::new(1);
         for n in 1..=MAX_DISK_THREADS_PER_CONTAINER + 8 {
             if n <= MAX_DISK_THREADS_PER_CONTAINER / 4 {
                 server_calls.start_call(&pool);
@@ -697,7 +721,8 @@ mod tests {
         let gate = Arc::new(std::sync::Barrier::new(9));
         let tasks: Vec<_> = (0..8)
             .map(|_| {
-                let (pool, gate) = (Arc::clone(&pool), Arc::clone(&gate));
+                let pool = Arc::clone(&pool);
+                let gate = Arc::clone(&gate);
                 tokio::spawn(async move { pool.run(None, move || gate.wait()).await.is_ok() })
             })
             .collect();
@@ -740,7 +765,8 @@ mod tests {
         let mut calls = tokio::task::JoinSet::new();
         for store in &stores {
             for client in 0..20 {
-                let (store, released) = (Arc::clone(store), Arc::clone(&released));
+                let store = Arc::clone(store);
+                let released = Arc::clone(&released);
                 let call = async move { store.run(None, move || released.lock().unwrap().recv().unwrap_or(())).await };
                 calls.spawn(ClientId::new(1 + client).scope(call));
             }

@@ -1,4 +1,4 @@
-//! Why a store did not answer.
+//! Errors of stores.
 
 use std::io;
 use std::sync::Arc;
@@ -7,7 +7,7 @@ use rustix::io::Errno;
 
 use super::key::Key;
 
-/// Why a store did not answer. Errors are transient unless [`Self::hides_object`] returns true.
+/// Reason why a call of a store failed. Errors are transient unless [`Self::hides_object`] returns true.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum StoreError {
     /// The operating system or a server returned an error.
@@ -74,8 +74,8 @@ impl StoreError {
         }
     }
 
-    /// Returns true if the object is hidden from this process until someone changes that. Retrying is useless. The
-    /// object may exist.
+    /// Returns true if a symbolic link or a missing permission hides the object, which may exist. Retries fail until
+    /// someone changes the link or the permission.
     pub fn hides_object(&self) -> bool {
         matches!(self, Self::LinkNotFollowed(_) | Self::DanglingLink(_)) || self.kind() == "permission"
     }
@@ -85,8 +85,8 @@ impl StoreError {
         &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
 }
 
-/// Why a call that may block on a disk failed. [`Self::of_call`] adds the action and the key; the texts of `Timeout`
-/// and the variants after it are then replaced.
+/// Reason why a call that may block on a disk failed. [`Self::of_call`] turns it into a [`StoreError`] with the action
+/// and the key.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LocalError {
     /// The system returned an error.
@@ -134,7 +134,7 @@ impl LocalError {
         matches!(self, Self::Io(cause) if cause.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// Returns the store's error for this failure of `action` on the object or directory at `key`.
+    /// Returns the [`StoreError`] for this failure of `action` on the object or directory at `key`.
     pub(super) fn of_call(self, action: &'static str, key: &Key) -> StoreError {
         let key = key.clone();
         match self {

@@ -1,4 +1,4 @@
-//! Metadata of a file, and the facts that tell its versions apart.
+//! Metadata of files, and the hashes that serve as their versions.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, SystemTime};
@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::object::{ObjectMeta, RawObjectMeta};
 pub use crate::config::EntityTagSource;
 
-/// Age up to which a file may be written again within the same tick of the file system's clock. Until then, its time
-/// and length do not tell its versions apart.
+/// Age up to which a file may be written again within the same tick of the file system's clock. The times and lengths
+/// of two versions of a younger file may be equal.
 pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// Returns the system's metadata of an open file.
@@ -49,7 +49,8 @@ pub(super) fn has_version(stat: &Statx, version: u64) -> bool {
 
 /// Returns a hash of the facts that tell versions of a file apart.
 fn version_hash(stat: &Statx) -> u64 {
-    let (modified, changed) = (nanoseconds(stat.stx_mtime), nanoseconds(stat.stx_ctime));
+    let modified = nanoseconds(stat.stx_mtime);
+    let changed = nanoseconds(stat.stx_ctime);
     let device = makedev(stat.stx_dev_major, stat.stx_dev_minor);
     let values = [stat.stx_size.into(), modified, stat.stx_ino.into(), device.into(), changed];
     let mut bytes = [0u8; 80];
@@ -76,7 +77,8 @@ fn nanoseconds(time: StatxTimestamp) -> i128 {
 }
 
 fn system_time(nanoseconds: i128) -> Option<SystemTime> {
-    let (seconds, nanos) = (nanoseconds.div_euclid(1_000_000_000), nanoseconds.rem_euclid(1_000_000_000));
+    let seconds = nanoseconds.div_euclid(1_000_000_000);
+    let nanos = nanoseconds.rem_euclid(1_000_000_000);
     let subsecond = Duration::from_nanos(u64::try_from(nanos).ok()?);
     let whole_seconds = Duration::from_secs(u64::try_from(seconds.unsigned_abs()).ok()?);
     let epoch = SystemTime::UNIX_EPOCH;

@@ -26,7 +26,7 @@ impl fmt::Debug for Key {
     }
 }
 
-/// Why a text is not a valid [`Key`].
+/// Reason why a text is not a valid [`Key`].
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum KeyError {
     /// A segment is not allowed.

@@ -1,5 +1,5 @@
-//! Listings of a store's directories, and the limit of concurrent ones. The listing of a large directory takes much of
-//! a core. Many of them at once, of any number of stores, would keep all other threads waiting for a core.
+//! Listings of a store's directories, and the limit of concurrent listings. The listing of a large directory keeps a
+//! core busy. Without a limit for all stores together, many listings would keep all other threads waiting for a core.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -58,10 +58,10 @@ impl FilterDecision {
     }
 }
 
-/// Concurrent listings per core. More than one, because some wait for the disk at the same time.
+/// Number of concurrent listings per core. It is more than one because some listings wait for the disk.
 const LISTINGS_PER_CORE: usize = 2;
 
-/// A listing that reports no progress for this long waits for the disk or for a thread. It releases its permit.
+/// Time without progress after which a listing releases its permit: it waits for the disk or for a thread.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Permits for the listings of all stores of the process.
@@ -70,22 +70,22 @@ pub(super) static LISTING_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
     listing_permits(LISTINGS_PER_CORE * cores)
 });
 
-/// Returns a semaphore for this many listings. One client leaves a quarter free while it is alone, and half while
-/// others are active.
+/// Returns a semaphore for this many listings. One client gets at most three quarters of the permits while it is alone,
+/// and at most half of them while other clients are active.
 fn listing_permits(listings: usize) -> FairSemaphore {
     let quota = ClientQuota { alone: (listings / 4 * 3).max(1), among_others: (listings / 2).max(1) };
     FairSemaphore::new(listings, quota, CostBasis::Time)
 }
 
-/// Returns a function by which a listing reports that some more entries have been examined. It returns true while the
+/// Returns a function by which a listing reports that it has examined more entries. The function returns true while the
 /// caller holds `progress`.
 pub(super) fn progress_reporter(progress: &Arc<AtomicUsize>) -> impl Fn() -> bool + Send + use<> {
     let progress = Arc::downgrade(progress);
     move || progress.upgrade().map(|count| count.fetch_add(1, Ordering::Relaxed)).is_some()
 }
 
-/// Runs `listing` once its client gets one of `permits`, and returns its result. Returns `None` if it gets none within
-/// `deadline`. If the storage `is_stalled`, the listing uses no core and releases its permit.
+/// Runs `listing` under one of `permits`. Returns `None` if the client gets no permit within `deadline`. A listing that
+/// waits for stalled storage (`is_stalled`) uses no core and releases its permit.
 pub(super) async fn run_limited<T>(
     permits: &FairSemaphore,
     deadline: Duration,

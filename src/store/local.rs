@@ -125,7 +125,8 @@ impl LocalStore {
         key: &Key,
         call: impl FnOnce(&LocalTree, &Key) -> Result<T, LocalError> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (tree, owned_key) = (self.tree.clone(), key.clone());
+        let tree = self.tree.clone();
+        let owned_key = key.clone();
         self.disk_pool.run_action(action, key, move || call(&tree, &owned_key)).await
     }
 }
@@ -154,7 +155,8 @@ impl Store for LocalStore {
     }
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
-        let (inline, wait_token) = (inline.clone(), Arc::new(()));
+        let inline = inline.clone();
+        let wait_token = Arc::new(());
         let is_wanted = Arc::downgrade(&wait_token);
         let get = move |tree: &LocalTree, key: &Key| tree.get(key, &inline, || is_wanted.strong_count() > 0);
         let found = self.run("read", key, get).await;
@@ -213,13 +215,12 @@ impl Store for LocalStore {
     }
 }
 
-/// Callers get it from [`Store::page_cache`], which is `None` unless `cached_device` is known.
+/// Used only if `cached_device` is known: otherwise [`Store::page_cache`] returns `None`.
 impl PageCache for LocalStore {
     /// A key that leads through a symbolic link is unknown, unless all links are followed.
     ///
-    /// Costs one path lookup in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`: 0.8 us,
-    /// compared with 10 to 90 us for a switch to a thread that may block. A missing file costs another `statx`, of the
-    /// root.
+    /// Costs one path lookup in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`: 0.8 us. A switch to a
+    /// thread that may block takes 10 to 90 us. A missing file costs another `statx`, of the root.
     fn stat(&self, key: &Key) -> CachedStat {
         let path = path_below(&self.tree.root, key);
         let follows_links = self.tree.symlinks == SymlinkPolicy::Follow;
@@ -243,9 +244,9 @@ impl PageCache for LocalStore {
         }
     }
 
-    /// A bare `statx` takes 0.35 us, less than half the time of [`Self::stat`]. It follows links and could block. But
-    /// the kernel still has in memory what it looked up a moment ago. A version includes device and inode, so no other
-    /// file can pass for the one that was allowed then.
+    /// A bare `statx` takes 0.35 us, less than half the time of [`Self::stat`]. It could block, but the kernel still has
+    /// in memory what it looked up a moment ago. It follows links, but a version includes device and inode, so that
+    /// another file has another version.
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
         let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
         statx(CWD, path_below(&self.tree.root, key).as_slice(), flags, StatxFlags::BASIC_STATS)

@@ -42,7 +42,8 @@ impl MemoryStore {
     }
 
     fn add_to_parents(&mut self, key: &Key) {
-        let (mut child, mut is_directory) = (key.clone(), false);
+        let mut child = key.clone();
+        let mut is_directory = false;
         while let (Some(parent), Some(name)) = (child.parent(), child.name()) {
             let entry = DirEntry { name: name.to_owned(), is_directory };
             if !self.directories.entry(parent.clone()).or_default().insert(entry) {

@@ -24,7 +24,7 @@ pub use listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NA
 pub use local::{LocalStore, SymlinkPolicy, UnavailableStore};
 pub use memory::MemoryStore;
 pub use object::{InlineLimit, Object, ObjectData, ObjectMeta, RawObjectMeta, ReadAt, Revalidation};
-pub use page_cache::{CachedStat, NonblockingReader, PageCache, SendfileSource};
+pub use page_cache::{CachedGet, CachedStat, NonblockingReader, PageCache, SendfileSource};
 
 /// Read access to a tree of objects.
 ///

@@ -24,7 +24,7 @@ pub struct ObjectMeta {
     pub version: u64,
 }
 
-/// Facts from which an [`ObjectMeta`] is built.
+/// Metadata of a file, from which an [`ObjectMeta`] is made without another system call.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct RawObjectMeta {
     /// Length in bytes.
@@ -37,8 +37,9 @@ pub struct RawObjectMeta {
     pub version: u64,
 }
 
-/// Maximum number of bytes of an object that [`Store::get`](super::Store::get) returns inline. The caller may revoke it
-/// while the call waits, if the memory for the bytes is no longer available. Clones share the limit.
+/// Maximum number of bytes of an object that [`Store::get`](super::Store::get) returns inline. The caller may revoke
+/// the limit while the call waits, when the memory for the bytes is no longer available. Clones share the limit. The
+/// number guards no other memory, so relaxed atomics suffice.
 #[derive(Debug, Clone)]
 pub struct InlineLimit(Arc<AtomicU64>);
 

@@ -1,5 +1,5 @@
-//! Access to objects without waiting: local files that the kernel holds in memory, and those that it sends from there
-//! without a copy into the process.
+//! Access to objects without waiting: local files that the kernel holds in memory. The process reads them, or the kernel
+//! sends them without a copy into the process.
 
 use std::fmt;
 use std::fs::File;
@@ -29,8 +29,8 @@ pub trait PageCache: fmt::Debug + Send + Sync {
     /// returns false if that is not known.
     fn is_unchanged(&self, key: &Key, version: u64) -> bool;
 
-    /// Returns a reader for use within the next few milliseconds. It does the work that all objects have in common only
-    /// once. Returns `None` if reading might block; use [`Store::get`](super::Store::get) then.
+    /// Returns a reader for use within the next few milliseconds. The reader looks up the root of the store once for all
+    /// objects. Returns `None` if reading might block; use [`Store::get`](super::Store::get) then.
     fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
         None
     }
@@ -57,9 +57,19 @@ pub enum CachedStat {
 
 /// A reader of objects that never blocks.
 pub trait NonblockingReader: fmt::Debug + Send {
-    /// Reads an object of at most `max_bytes` into `buffer`, replacing its content. Returns `Some(None)` if there is no
-    /// object, and `None` if reading would or might block, or fails.
-    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> Option<Option<ObjectMeta>>;
+    /// Reads an object of at most `max_bytes` into `buffer`, replacing its content.
+    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> CachedGet;
+}
+
+/// Result of [`NonblockingReader::get`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum CachedGet {
+    /// Reading might block, or it failed; call [`Store::get`](super::Store::get).
+    Unknown,
+    /// There is no object.
+    Missing,
+    /// Metadata of the object, whose bytes are in the buffer.
+    Object(ObjectMeta),
 }
 
 /// Minimum distance between the bytes that are sampled to see if a file is in the page cache. The kernel mostly evicts
@@ -69,7 +79,7 @@ const MIN_SAMPLE_STRIDE: u64 = 64 << 10;
 /// Maximum number of sampled bytes, not counting the last byte.
 const MAX_SAMPLES: u64 = 16;
 
-/// Maximum number of bytes sent by one call, which limits how long others wait.
+/// Maximum number of bytes sent by one call. It limits the time for which other connections wait.
 const CHUNK_BYTES: u64 = 512 << 10;
 
 /// An open file of a [`super::Store`], with its metadata at the time of opening.
@@ -93,7 +103,8 @@ impl SendfileSource {
         if !(0..last).step_by(stride).all(is_cached) || !is_cached(last) {
             return None;
         }
-        let (disk_pool, client) = (Arc::clone(disk_pool), ClientId::current());
+        let disk_pool = Arc::clone(disk_pool);
+        let client = ClientId::current();
         Some(Self { file, at_open, meta: at_open.into(), disk_pool, client })
     }
 
@@ -117,7 +128,8 @@ impl SendfileSource {
         let this = Arc::clone(self);
         let read_chunk = move || {
             let mut scratch = vec![0; 64 << 10];
-            let (mut at, end) = (from, this.next_chunk(from).end);
+            let mut at = from;
+            let end = this.next_chunk(from).end;
             while at < end {
                 match this.file.read_at(&mut scratch, at)? {
                     0 => return Err(io::ErrorKind::UnexpectedEof.into()),
@@ -126,7 +138,8 @@ impl SendfileSource {
             }
             Ok(())
         };
-        let (disk_pool, client) = (Arc::clone(&self.disk_pool), self.client);
+        let disk_pool = Arc::clone(&self.disk_pool);
+        let client = self.client;
         async move { client.scope(disk_pool.run(None, read_chunk)).await.map_err(io::Error::from)? }
     }
 

@@ -7,8 +7,8 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use n5_server::store::{
-    CachedStat, DirEntry, EntryFilter, FilterDecision, InlineLimit, Key, LocalStore, MemoryStore, ObjectData,
-    ObjectMeta, Store, StoreError, SymlinkPolicy,
+    CachedGet, CachedStat, DirEntry, EntryFilter, FilterDecision, InlineLimit, Key, LocalStore, MemoryStore,
+    ObjectData, ObjectMeta, PageCache, Store, StoreError, SymlinkPolicy,
 };
 use tempfile::TempDir;
 
@@ -301,7 +301,7 @@ async fn objects_behind_unfollowed_links_are_errors_not_missing() {
                 }
             }
             assert_eq!(store.cached_stat(&path), CachedStat::Unknown, "{policy:?} {path:?}");
-            assert_eq!(read_nonblocking(&store, &path), None, "{policy:?} {path:?}");
+            assert_eq!(read_nonblocking(&store, &path), CachedGet::Unknown, "{policy:?} {path:?}");
         }
         // Below a link that resolves, objects may be missing.
         for path in ["sound/9", "sound/9/9", "sound/0/0/below"] {
@@ -313,7 +313,7 @@ async fn objects_behind_unfollowed_links_are_errors_not_missing() {
             assert_eq!(store.cached_stat(&key(path)), if by_steps { CachedStat::Unknown } else { CachedStat::Missing });
             assert_eq!(
                 read_nonblocking(&store, &key(path)),
-                (!by_steps).then_some(None),
+                if by_steps { CachedGet::Unknown } else { CachedGet::Missing },
                 "a missing object below a directory without links is known without blocking"
             );
         }
@@ -417,9 +417,9 @@ async fn a_file_larger_than_memory_can_be_opened() {
 }
 
 /// Reads an object from the page cache, without blocking.
-#[expect(clippy::option_option, reason = "stands for a blocking call of a store")]
-fn read_nonblocking(store: &LocalStore, key: &Key) -> Option<Option<ObjectMeta>> {
-    store.page_cache()?.reader()?.get(key, 99, &mut Vec::new())
+fn read_nonblocking(store: &LocalStore, key: &Key) -> CachedGet {
+    let reader = store.page_cache().and_then(PageCache::reader);
+    reader.map_or(CachedGet::Unknown, |mut reader| reader.get(key, 99, &mut Vec::new()))
 }
 
 #[tokio::test]
@@ -432,7 +432,7 @@ async fn a_missing_root_is_an_error_for_every_key() {
     assert!(store.head_many(vec![existing.clone(), missing.clone()]).await.unwrap()[1].is_none());
     assert!(matches!(store.cached_stat(&existing), CachedStat::Object(_)));
     assert_eq!(store.cached_stat(&missing), CachedStat::Missing);
-    assert_eq!(read_nonblocking(&store, &missing), Some(None));
+    assert_eq!(read_nonblocking(&store, &missing), CachedGet::Missing);
     for is_file in [false, true] {
         fs::rename(&root, &away).unwrap();
         if is_file {
@@ -440,7 +440,7 @@ async fn a_missing_root_is_an_error_for_every_key() {
         }
         for key in [&existing, &missing] {
             assert_eq!(store.cached_stat(key), CachedStat::Unknown);
-            assert_eq!(read_nonblocking(&store, key), None);
+            assert_eq!(read_nonblocking(&store, key), CachedGet::Unknown);
             assert!(matches!(store.get(key, &InlineLimit::new(99)).await, Err(StoreError::RootMissing(_))));
             assert!(matches!(store.head(key).await, Err(StoreError::RootMissing(_))));
             assert!(matches!(store.is_directory(key).await, Err(StoreError::RootMissing(_))));

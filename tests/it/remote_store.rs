@@ -3,10 +3,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use futures_util::FutureExt;
 use n5_server::cache::RevalidationPolicy;
-use n5_server::container::Settings;
+use n5_server::container::{Container, Resources, Settings};
 use n5_server::fastpath::{FastOutcome, try_answer};
-use n5_server::store::Store;
+use n5_server::store::{Key, Store};
 
 use crate::support::remote::Remote;
 use crate::support::{Client, options, settings};
@@ -137,4 +138,54 @@ async fn without_conditional_requests_only_changed_blocks_are_read_again() {
     let changed = client.get(path).await;
     assert_eq!(changed.body[..], [[0; 8], [9; 8]].concat()[..]);
     assert_eq!(remote.take_requests(), ["HEAD v/0/0", "HEAD v/0/1", "GET v/0/1"]);
+}
+
+#[tokio::test]
+async fn a_read_that_must_not_block_never_calls_the_store() {
+    for policy in [FOREVER, RevalidationPolicy::Always] {
+        let remote = remote();
+        let client = client(&remote, policy, policy);
+        for is_warm in [false, true] {
+            for path in [
+                "/v/attributes.json",
+                "/v/0/0",
+                "/v/0/2",
+                "/missing",
+                "/slice/v",
+                "/zarr2/v/.zarray",
+                "/zarr2/v/0/0",
+                "/zarr3/v/zarr.json",
+                "/zarr3/v/c/0/0",
+                "/zarr3/v/c/2/0",
+                "/precomputed/v/info",
+            ] {
+                if is_warm {
+                    client.get(path).await;
+                    remote.take_requests();
+                }
+                fast_path_status(&client, path);
+                assert!(remote.take_requests().is_empty(), "{path}, {policy:?}, warm: {is_warm}");
+            }
+        }
+        let resources = Resources::new(Settings { recheck_metadata: policy, recheck_data: policy, ..settings() });
+        let container = Container::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, resources);
+        let (dataset, block) = (Key::parse("v").unwrap(), Key::parse("v/0/0").unwrap());
+        for is_warm in [false, true] {
+            let freshness = container.resources().request_freshness();
+            if is_warm {
+                container.object(freshness, &block).await.unwrap();
+                container.dataset(freshness, &dataset).await.unwrap();
+                remote.take_requests();
+            }
+            let freshness = container.resources().request_freshness().nonblocking();
+            drop(container.object(freshness, &block).now_or_never());
+            drop(container.meta(freshness, &block).now_or_never());
+            drop(container.group(freshness, &dataset).now_or_never());
+            drop(container.attributes_bytes(freshness, &dataset, 1 << 10).now_or_never());
+            drop(container.is_directory(freshness, &dataset).now_or_never());
+            drop(container.block_at(freshness, &block).now_or_never());
+            drop(container.is_block_position(freshness, &block).now_or_never());
+            assert!(remote.take_requests().is_empty(), "{policy:?}, warm: {is_warm}");
+        }
+    }
 }

@@ -1,8 +1,8 @@
-//! The calls of one store: queued ones, with a line for each client; running ones, with the threads that they occupy;
-//! and what they tell about the disk.
+//! State of a disk pool: the queued calls of each client, the running calls, and the threads. The age of the running
+//! calls tells whether the disk is stalled.
 //!
-//! Clients are served round-robin. The queued calls of a client, and their duration, delay other clients by one turn at
-//! most.
+//! Clients are served round-robin: however many calls a client queues and however long they take, they delay another
+//! client by at most one turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -25,8 +25,8 @@ pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 /// forever on one bad file.
 pub(super) const STALL_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum number of calls for the same operation that have run for the stall time. At this number, only that operation
-/// hangs, and further calls for it would take the threads of all others.
+/// Number of calls for the same operation that have run for the stall time at which the operation counts as stalled.
+/// Further calls for the operation would take the threads of all other operations.
 pub(super) const MAX_STALLED_PER_OPERATION: usize = 4;
 
 /// Length below which the queue is not searched for abandoned calls.
@@ -43,8 +43,8 @@ pub(super) struct DiskJob {
     pub(super) operation: Option<DiskOperation>,
     /// Held by the caller while it waits.
     pub(super) waiter: Weak<AtomicBool>,
-    /// With a function, runs the job, and calls the function before the caller gets the result. With an error, tells
-    /// the caller that the job is not run.
+    /// Runs the job if its argument is a function, which it calls before the caller gets the result. If its argument is
+    /// an error, does not run the job and returns the error to the caller.
     #[expect(clippy::type_complexity, reason = "named by the two methods that call it")]
     run_or_reject: Box<dyn FnOnce(Result<&dyn Fn(), LocalError>) + Send>,
 }
@@ -64,6 +64,7 @@ impl DiskJob {
                 Ok(on_end) => on_end,
                 Err(error) => return drop(reply.send(Err(error))),
             };
+            // Relaxed: the caller only uses the flag to decide how to wait on.
             if let Some(has_started) = has_started.upgrade() {
                 has_started.store(true, Ordering::Relaxed);
             }
@@ -88,7 +89,7 @@ impl DiskJob {
         allocator::collect_thread_heap();
     }
 
-    /// Tells the caller that the job is not run.
+    /// Fails the call with `error` instead of running the job.
     pub(super) fn reject(self, error: LocalError) {
         (self.run_or_reject)(Err(error));
     }
@@ -125,7 +126,7 @@ impl DiskQueue {
         self.len
     }
 
-    /// Adds a job to the end of its client's line.
+    /// Adds a job to the end of its client's queue.
     pub(super) fn push(&mut self, client: ClientId, job: DiskJob) {
         let client_queue = self.clients.entry(client).or_default();
         if client_queue.is_idle() && client != ClientId::SERVER {
@@ -182,8 +183,8 @@ impl DiskQueue {
         self.round_robin.iter().any(|client| self.may_run(*client, threads))
     }
 
-    /// Returns true if another call of `client` may use one of `threads`. Clients have equal parts of three quarters of
-    /// the threads. The rest stays free for clients without running calls.
+    /// Returns true if another call of `client` may use one of `threads`. Three quarters of the threads are divided
+    /// equally among the clients. The last quarter stays free for clients without running calls.
     pub(super) fn may_run(&self, client: ClientId, threads: usize) -> bool {
         if client == ClientId::SERVER {
             return true;
@@ -233,17 +234,18 @@ impl DiskQueue {
 
 pub(super) struct DiskPoolState {
     pub(super) queue: DiskQueue,
-    /// Threads beyond [`RESERVED_DISK_THREADS_PER_CONTAINER`] that this store and the others may still start.
+    /// Number of threads beyond [`RESERVED_DISK_THREADS_PER_CONTAINER`] that all stores together may still start.
     pub(super) free_shared_threads: Arc<AtomicUsize>,
+    /// Number of threads of this store.
     pub(super) threads: usize,
-    /// Threads that wait for work and have not been woken.
+    /// Number of threads that wait for work and have not been woken.
     pub(super) idle: usize,
-    /// Threads that have been woken but do not run yet.
+    /// Number of threads that have been woken but do not run yet.
     pub(super) woken: usize,
-    /// Threads that have been started but do not run yet.
+    /// Number of threads that have been started but do not run yet.
     pub(super) starting: usize,
-    /// Minimum number of idle threads since the given time. Threads are woken in turn, so no single thread is ever idle
-    /// for [`IDLE_TIMEOUT`].
+    /// Minimum number of idle threads since the given time. It shows surplus threads, which the idle time of a single
+    /// thread does not: threads are woken in turn, so none is idle for [`IDLE_TIMEOUT`] while there is work.
     pub(super) min_idle: (usize, Instant),
     /// Running calls, at most one per thread.
     pub(super) running: Vec<RunningCall>,
@@ -253,9 +255,11 @@ pub(super) struct DiskPoolState {
     pub(super) last_progress: Instant,
     /// Time of the last probe of a stalled store.
     pub(super) last_stall_probe: Option<Instant>,
-    /// Time of the last search of the queue for abandoned calls, and the queue length at which the next search is due.
+    /// Time of the last search of the queue for abandoned calls.
     pub(super) last_purge: Instant,
+    /// Length of the queue at which it is searched again.
     pub(super) purge_at_len: usize,
+    /// True once the pool has been dropped.
     pub(super) is_closed: bool,
 }
 
@@ -297,10 +301,13 @@ impl DiskPoolState {
         self.threads -= 1;
     }
 
+    /// Returns true if calls are running and none has ended for `stall_after`.
     pub(super) fn is_stalled(&self, stall_after: Duration) -> bool {
         !self.running.is_empty() && self.last_progress.elapsed() > stall_after
     }
 
+    /// Returns true if the calling thread should end, because some threads were idle all the time for
+    /// [`IDLE_TIMEOUT`].
     pub(super) fn has_surplus_thread(&mut self) -> bool {
         let (min_idle, period_start) = self.min_idle;
         let is_period_over = period_start.elapsed() >= IDLE_TIMEOUT;
@@ -315,8 +322,8 @@ impl DiskPoolState {
         is_full || (self.queue.is_stalled(client, stall_after) && !self.queue.may_run(client, self.max_threads()))
     }
 
-    /// Removes abandoned calls from the queue, whenever it has doubled in length or is full. Abandoned calls therefore
-    /// never greatly outnumber the others, and each call is examined only a few times.
+    /// Removes and returns the abandoned calls of the queue if the queue has doubled in length or is full. Abandoned
+    /// calls therefore never greatly outnumber the others, and each call is examined only a few times.
     pub(super) fn purge_abandoned(&mut self, is_full: bool) -> Vec<DiskJob> {
         // The queue has become shorter since the last search.
         self.purge_at_len = self.purge_at_len.min(self.queue.len().saturating_mul(4).max(MIN_PURGE_LEN));
@@ -340,19 +347,20 @@ impl DiskPoolState {
         may_probe
     }
 
+    /// Returns the running calls for `operation`.
     pub(super) fn calls_for(&self, operation: &DiskOperation) -> impl Iterator<Item = &RunningCall> {
         self.running.iter().filter(move |call| call.operation.as_ref() == Some(operation))
     }
 
-    /// Returns true if enough threads run abandoned calls for the same operation. A caller that repeatedly gives up and
-    /// retries would otherwise take one thread after another. For calls older than the deadline,
-    /// [`Self::is_operation_stalled`] decides when to retry.
+    /// Returns true if so many abandoned calls for `operation` run that another one must wait for their end. A caller
+    /// that repeatedly gives up and retries would otherwise take one thread after another. Calls older than the
+    /// deadline do not count, since [`Self::is_operation_stalled`] decides when they are retried.
     pub(super) fn has_many_abandoned(&self, operation: &DiskOperation, deadline: Duration) -> bool {
         let is_abandoned = |call: &&RunningCall| call.waiter.strong_count() == 0 && call.started.elapsed() <= deadline;
         self.calls_for(operation).filter(is_abandoned).count() >= MAX_STALLED_PER_OPERATION
     }
 
-    /// Returns true if calls for the same operation have waited in vain.
+    /// Returns true if running calls for `operation` hang, so that another one would hang as well.
     pub(super) fn is_operation_stalled(
         &self,
         operation: &DiskOperation,

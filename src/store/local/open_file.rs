@@ -1,4 +1,4 @@
-//! Reads open files in steps, while the caller waits and has memory for the bytes.
+//! Reads of open files. They stop early when their caller has gone, since its memory for the bytes is gone, too.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -18,7 +18,7 @@ use crate::store::object::{RawObjectMeta, ReadAt};
 /// Number of bytes that are read between two checks that the caller still wants them.
 const STEP_BYTES: usize = 128 << 10;
 
-/// An open file. It stays the same file if its name is given to another one.
+/// An open file. It stays the same file even if another file takes its name.
 #[derive(Debug)]
 pub(super) struct OpenFile {
     pub(super) disk_pool: Arc<DiskPool>,
@@ -136,7 +136,8 @@ mod tests {
             assert_eq!(read(&content[..len / 2]).len(), len / 2);
         }
         assert_eq!(read_whole(&mut &[0; 10][..], 1 << 50, || false).unwrap(), None);
-        let (checks, mut remaining) = (AtomicUsize::new(0), &vec![7; 4 * STEP_BYTES][..]);
+        let checks = AtomicUsize::new(0);
+        let mut remaining = &vec![7; 4 * STEP_BYTES][..];
         let is_wanted_twice = || checks.fetch_add(1, Ordering::Relaxed) < 2;
         assert_eq!(read_whole(&mut remaining, 4 << 20, is_wanted_twice).unwrap(), None);
         assert_eq!(remaining.len(), 2 * STEP_BYTES);

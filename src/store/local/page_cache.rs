@@ -1,7 +1,7 @@
-//! Reads local files without blocking: only what the kernel already holds in memory.
+//! Reads of local files that do not block, because the kernel already holds the files in memory.
 //!
-//! CPU jobs may use this. It saves two thread switches and a buffer for each block: the bytes go into memory that the
-//! caller reuses from block to block.
+//! CPU jobs read blocks this way. Compared with the disk pool, that saves two thread switches for each block, and a
+//! buffer: the bytes go into memory that the caller reuses from block to block.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -17,11 +17,11 @@ use super::tree::LocalTree;
 use crate::config::SymlinkPolicy;
 use crate::store::file_meta::{file_type, raw_meta_of, stat_file};
 use crate::store::key::Key;
-use crate::store::object::{ObjectMeta, RawObjectMeta};
-use crate::store::page_cache::NonblockingReader;
+use crate::store::object::RawObjectMeta;
+use crate::store::page_cache::{CachedGet, NonblockingReader};
 
-/// Reads files below a root that is opened once, for the time that a job keeps its core. A missing file is missing in
-/// that directory, even if the root's name leads elsewhere by then.
+/// A reader of files below a root directory, which is opened once for the time that a job keeps its core. The reader
+/// keeps this directory even if another one takes its name.
 #[derive(Debug)]
 pub(super) struct PageCacheReader {
     tree: LocalTree,
@@ -29,27 +29,14 @@ pub(super) struct PageCacheReader {
 }
 
 impl NonblockingReader for PageCacheReader {
-    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> Option<Option<ObjectMeta>> {
-        let (file, meta) = match self.open(key) {
-            Ok(opened) => opened,
-            Err(Errno::NOENT | Errno::NOTDIR) => return Some(None),
-            Err(_) => return None,
-        };
-        if meta.len > max_bytes {
-            return None;
-        }
-        let len = usize::try_from(meta.len).ok()?;
-        // The bytes of the previous block are overwritten. Only additional bytes must be filled first.
-        buffer.resize(len, 0);
-        let mut read_bytes = 0;
-        while read_bytes < len {
-            let rest = buffer.get_mut(read_bytes..)?;
-            match preadv2(&file, &mut [IoSliceMut::new(rest)], read_bytes as u64, ReadWriteFlags::NOWAIT) {
-                Ok(read) if read > 0 => read_bytes += read,
-                _ => return None,
+    fn get(&mut self, key: &Key, max_bytes: u64, buffer: &mut Vec<u8>) -> CachedGet {
+        match self.open(key) {
+            Ok((file, meta)) if meta.len <= max_bytes && self.read_whole(&file, &meta, buffer).is_some() => {
+                CachedGet::Object(meta.into())
             }
+            Err(Errno::NOENT | Errno::NOTDIR) => CachedGet::Missing,
+            Ok(_) | Err(_) => CachedGet::Unknown,
         }
-        (raw_meta_of(&stat_file(&file).ok()?, self.tree.tag) == meta).then(|| Some(meta.into()))
     }
 }
 
@@ -57,6 +44,23 @@ impl PageCacheReader {
     /// Creates a reader. Returns `None` if the root is missing or the kernel does not have it in memory.
     pub(super) fn new(tree: &LocalTree) -> Option<Self> {
         Some(Self { root_fd: tree.open_root_nonblocking().ok()?, tree: tree.clone() })
+    }
+
+    /// Reads a whole file, whose metadata was `meta` when it was opened, into `buffer`. Returns `None` if that would
+    /// block or the file has changed.
+    fn read_whole(&self, file: &File, meta: &RawObjectMeta, buffer: &mut Vec<u8>) -> Option<()> {
+        let len = usize::try_from(meta.len).ok()?;
+        // The bytes of the previous block are overwritten. Only additional bytes must be filled first.
+        buffer.resize(len, 0);
+        let mut read_bytes = 0;
+        while read_bytes < len {
+            let rest = buffer.get_mut(read_bytes..)?;
+            match preadv2(file, &mut [IoSliceMut::new(rest)], read_bytes as u64, ReadWriteFlags::NOWAIT) {
+                Ok(read) if read > 0 => read_bytes += read,
+                _ => return None,
+            }
+        }
+        (raw_meta_of(&stat_file(file).ok()?, self.tree.tag) == *meta).then_some(())
     }
 
     /// Opens the file at `key`. Returns [`Errno::ISDIR`] if it is not a regular file, which is then not opened. Does

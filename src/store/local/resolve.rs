@@ -1,4 +1,4 @@
-//! Opens what a key or a descriptor names, where the kernel does not do it in one call.
+//! Resolution of keys and descriptors to open files, where the kernel does not do that in one call.
 //!
 //! [`resolve_path`] resolves a key component by component, for systems that refuse `openat2` and for links that it does
 //! not resolve.
@@ -22,13 +22,13 @@ use crate::store::key::Key;
 /// Maximum number of links that one key may lead through, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Maximum number of components that are opened for one key. The path in a link may have two thousand.
+/// Maximum number of components that are opened for one key. A single link may have a path of two thousand.
 const MAX_STEPS: usize = 4096;
 
 /// Maximum number of components that are held at once.
 const MAX_COMPONENTS: usize = 1024;
 
-/// Flags of every descriptor here. It names a file without opening it.
+/// Flags of every descriptor in this file: it names a file or directory without opening it for reading.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
 /// Opens what `key` names below `root` as a path. A file is opened for reading if `flags` lack `O_PATH`. With
@@ -69,7 +69,7 @@ struct PathComponent {
 /// A directory outside the root.
 struct OutsideDirectory {
     directory: OwnedFd,
-    /// True if a name led there, not only `..` from the root or the start at `/`.
+    /// True if the path entered the directory by its name; false if it came there by `..` or is at `/`.
     was_entered: bool,
 }
 
@@ -157,8 +157,8 @@ impl PathResolver<'_> {
             self.reopen_from_root();
             return Ok(());
         }
-        let (parent, must_be_directory) =
-            (self.current.as_ref().unwrap_or(self.root), self.must_be_directory || !self.remaining.is_empty());
+        let parent = self.current.as_ref().unwrap_or(self.root);
+        let must_be_directory = self.must_be_directory || !self.remaining.is_empty();
         let (mut entered, link) = open_component(parent, &component.name, must_be_directory)?;
         if let Some(text) = link {
             return self.follow_link(&text, false);
@@ -199,7 +199,8 @@ impl PathResolver<'_> {
 
     /// Continues in the given directory, inside the root if it is the root.
     fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), LocalError> {
-        let (stat, root_stat) = (fstat(&outside.directory)?, fstat(self.root)?);
+        let stat = fstat(&outside.directory)?;
+        let root_stat = fstat(self.root)?;
         let is_root = (stat.st_dev, stat.st_ino) == (root_stat.st_dev, root_stat.st_ino);
         // Links in procfs would reveal which processes exist.
         if !is_root && is_procfs(&outside.directory) {

@@ -129,7 +129,8 @@ fn scan<T>(
 ) -> Result<(BTreeMap<String, T>, bool), LocalError> {
     let readable = openat(directory, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
     // Only the smallest `limit + 1` names are kept, so memory stays bounded for any directory.
-    let (mut smallest, mut has_more) = (BTreeMap::new(), false);
+    let mut smallest = BTreeMap::new();
+    let mut has_more = false;
     for (n, entry) in Dir::new(readable)?.enumerate() {
         check_cancelled(page, n)?;
         let entry = entry?;
