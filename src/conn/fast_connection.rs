@@ -292,6 +292,11 @@ impl<S: Socket> FastConnection<S> {
         }
     }
 
+    /// Returns the time limit for each request head.
+    pub(super) fn header_timeout(&self) -> Duration {
+        self.header_timer.timeout
+    }
+
     /// Returns true if hyper is given an HTTP/2 connection.
     pub(super) fn is_http2(&self) -> bool {
         matches!(self.state, ReadState::Http2(_))
@@ -300,20 +305,20 @@ impl<S: Socket> FastConnection<S> {
 
 /// What hyper reads from the connection and writes to it, as if it were the socket.
 impl<S: Socket> FastConnection<S> {
+    /// Reads the bytes that hyper is given. Reads nothing at the end of the stream, as `AsyncRead` requires.
     fn poll_read_for_hyper(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        loop {
-            if self.received.handoff_bytes > 0 {
-                self.received.read_handoff(out);
-                return Poll::Ready(Ok(()));
-            }
-            match &self.state {
-                ReadState::BetweenRequests => match ready!(self.poll_fast_path(context))? {
-                    FastPathEnd::HandOver => {}
-                    FastPathEnd::Closed => return Poll::Ready(Ok(())),
-                },
+        while self.received.handoff_bytes == 0 {
+            match &mut self.state {
+                ReadState::BetweenRequests => {
+                    if ready!(self.poll_fast_path(context))? == FastPathEnd::Closed {
+                        return Poll::Ready(Ok(()));
+                    }
+                }
                 ReadState::HyperAnswering => return self.poll_end_while_answering(context),
-                ReadState::Http2(_) => {
-                    if !ready!(self.poll_receive_http2(context))? {
+                ReadState::Http2(admission) => {
+                    let admitted = admission.poll_admit(&mut self.received.bytes, &mut self.stream, context);
+                    self.received.handoff_bytes = ready!(admitted)?;
+                    if self.received.handoff_bytes == 0 && ready!(self.poll_receive_http2(context))? == 0 {
                         return Poll::Ready(Ok(()));
                     }
                 }
@@ -327,6 +332,8 @@ impl<S: Socket> FastConnection<S> {
                 ReadState::Ended => return Poll::Ready(Ok(())),
             }
         }
+        self.received.read_handoff(out);
+        Poll::Ready(Ok(()))
     }
 
     /// Ready at the end of the stream, while hyper answers an HTTP/1 request. Received requests stay in the buffer until
@@ -342,25 +349,17 @@ impl<S: Socket> FastConnection<S> {
         Poll::Pending
     }
 
-    /// Receives frames of an HTTP/2 connection until hyper may read some of them. Returns false at the end of the stream.
-    fn poll_receive_http2(&mut self, context: &mut Context<'_>) -> Poll<io::Result<bool>> {
-        loop {
-            let ReadState::Http2(admission) = &mut self.state else { return Poll::Ready(Ok(false)) };
-            let admitted = admission.poll_admit(&mut self.received.bytes, &mut self.stream, context);
-            self.received.handoff_bytes = ready!(admitted)?;
-            if self.received.handoff_bytes > 0 {
-                return Poll::Ready(Ok(true));
-            }
-            let received = self.poll_receive(context);
-            if received.is_pending() && self.received.bytes.is_empty() {
-                // An idle connection keeps no receive buffer.
-                self.received.bytes = BytesMut::new();
-            }
-            if ready!(received)? == 0 {
-                return Poll::Ready(Ok(false));
-            }
+    /// Receives frames of an HTTP/2 connection. Returns 0 at the end of the stream.
+    fn poll_receive_http2(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
+        let received = self.poll_receive(context);
+        if received.is_pending() && self.received.bytes.is_empty() {
+            // An idle connection keeps no receive buffer.
+            self.received.bytes = BytesMut::new();
+        }
+        if matches!(received, Poll::Ready(Ok(1..))) {
             self.account.memory.count_read();
         }
+        received
     }
 
     /// Prepares to write what hyper has: marks the connection as unflushed. Pending if it must yield to other tasks.

@@ -51,7 +51,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 /// Time to send GOAWAY before the connection is closed.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the parts of a connection share that serve it with hyper.
+/// What the service that hyper calls shares with the loop that drives hyper.
 #[derive(Clone)]
 struct HyperSession {
     peer: Option<IpAddr>,
@@ -69,50 +69,45 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     watchdog: Arc<Http2Watchdog>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let is_http2 = fast_connection.is_http2();
+    // Declared before `connection`, so that it is dropped after it: memory is given back once hyper has freed it.
     let session = HyperSession {
         peer: fast_connection.account.peer,
         signals: Arc::clone(&fast_connection.signals),
         memory: Arc::clone(&fast_connection.account.memory),
         watchdog,
     };
-    let hyper_builder = hyper_builder(session.watchdog.idle_limit);
+    let hyper_builder = hyper_builder(fast_connection.header_timeout());
     let service = router_service(snapshots, session.clone());
     let mut connection = pin!(hyper_builder.serve_connection(TokioIo::new(fast_connection), service));
-    let HyperSession { peer, signals, memory, watchdog } = session;
     let mut is_closing = false;
     let mut is_going_away = false;
     let mut goaway_deadline = None;
-    let reason = loop {
+    let error = loop {
         tokio::select! {
             // hyper must come first: if it is shut down before it has seen a request, it never sees it.
             biased;
-            result = with_accounting(connection.as_mut(), &memory) => return result,
-            reason = memory.wait_for_refusal(), if is_http2 => {
-                if reason.is_memory_shortage() {
-                    log_ended_for_memory(peer, reason);
-                    signals.set_close_reason(CloseReason::Memory);
-                }
-                break io::Error::other(reason.text());
-            }
+            result = with_accounting(connection.as_mut(), &session.memory) => return result,
+            reason = session.memory.wait_for_refusal(), if is_http2 => break session.end_for_refusal(reason),
             () = wait_until_set(&mut closing), if !is_closing => {
                 is_closing = true;
-                signals.request_close();
-                watchdog.begin_shutdown();
+                session.signals.request_close();
+                session.watchdog.begin_shutdown();
+                connection.as_mut().graceful_shutdown();
             }
-            () = memory.wait_for_reclaim(), if is_http2 && !is_going_away && !is_closing => {
+            () = session.memory.wait_for_reclaim(), if is_http2 && !is_going_away && !is_closing => {
                 is_going_away = true;
                 goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
-                signals.set_close_reason(CloseReason::Evicted);
+                session.signals.set_close_reason(CloseReason::Evicted);
+                connection.as_mut().graceful_shutdown();
             }
             // The client ignores GOAWAY. The connection ends unless a request has just arrived.
             () = tokio::time::sleep_until(goaway_deadline.unwrap_or_else(Instant::now)), if goaway_deadline.is_some() => {
-                if memory.is_idle() {
+                if session.memory.is_idle() {
                     break io::Error::other("others need the memory of this idle connection");
                 }
                 goaway_deadline = Some(Instant::now() + GOAWAY_TIMEOUT);
-                continue;
             }
-            reason = watchdog.wait_for_timeout(), if is_http2 => {
+            reason = session.watchdog.wait_for_timeout(), if is_http2 => {
                 if reason == CloseReason::SendTimeout {
                     break io::Error::new(io::ErrorKind::TimedOut, "the client does not read the answers it requested");
                 }
@@ -121,17 +116,17 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
                     break io::Error::other("the client makes no requests");
                 }
                 is_going_away = true;
-                signals.set_close_reason(CloseReason::Idle);
+                session.signals.set_close_reason(CloseReason::Idle);
+                connection.as_mut().graceful_shutdown();
             }
         }
-        connection.as_mut().graceful_shutdown();
     };
     if !is_closing {
         // This sends two GOAWAY frames. The second, after a PING, tells an honest client which requests it can repeat.
         connection.as_mut().graceful_shutdown();
-        let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &memory)).await;
+        let _ = tokio::time::timeout(GOAWAY_TIMEOUT, with_accounting(connection, &session.memory)).await;
     }
-    Err(reason.into())
+    Err(error.into())
 }
 
 /// Returns the service that hyper calls for each request: the router of the current snapshot.
@@ -157,19 +152,6 @@ fn router_service(
     })
 }
 
-/// Logs that a connection ends because other connections need its memory.
-fn log_ended_for_memory(peer: Option<IpAddr>, reason: GoawayReason) {
-    static ENDED: LogThrottle = LogThrottle::new();
-    if let Some(suppressed) = ENDED.allow() {
-        tracing::warn!(
-            ?peer,
-            reason = reason.text(),
-            suppressed,
-            "connection ended: the memory for streams is used up"
-        );
-    }
-}
-
 /// Drives hyper's connection and does the memory accounting of each poll.
 async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, memory: &ConnectionMemory) -> T {
     poll_fn(|context| {
@@ -182,6 +164,21 @@ async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, m
 }
 
 impl HyperSession {
+    /// Returns the error that ends the connection because its memory account refuses more frames. A shortage of memory
+    /// is logged.
+    fn end_for_refusal(&self, reason: GoawayReason) -> io::Error {
+        static ENDED: LogThrottle = LogThrottle::new();
+        let text = reason.text();
+        if reason.is_memory_shortage() {
+            self.signals.set_close_reason(CloseReason::Memory);
+            if let Some(suppressed) = ENDED.allow() {
+                let peer = self.peer;
+                tracing::warn!(?peer, reason = text, suppressed, "connection ended: the memory for streams is used up");
+            }
+        }
+        io::Error::other(text)
+    }
+
     /// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too
     /// much.
     fn prepare_request(

@@ -9,7 +9,8 @@ use tokio::time::{Instant, Sleep};
 
 /// Timer of a request head. It starts at the end of the previous response.
 pub(super) struct HeaderTimer {
-    timeout: Duration,
+    /// Time limit for a request head.
+    pub(super) timeout: Duration,
     deadline: Instant,
     sleep: Option<Pin<Box<Sleep>>>,
 }

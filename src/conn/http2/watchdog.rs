@@ -42,7 +42,7 @@ pub(crate) struct Http2Watchdog {
     /// [`LONG_STALL_FACTOR`].
     stall_limit: Duration,
     /// Longest time that a connection may have no stream.
-    pub(crate) idle_limit: Duration,
+    idle_limit: Duration,
     state: Mutex<WatchdogState>,
     /// Number of streams opened so far.
     opened_streams: AtomicU64,
