@@ -136,12 +136,11 @@ impl FrameScanner {
             if !self.in_header_list && self.is_ignored(header) {
                 return passed;
             }
-            if let Some(frame) = self.header_frame(header)
-                && admit(frame).is_break()
-            {
+            let header_frame = self.header_frame(header);
+            if header_frame.is_some_and(|frame| admit(frame).is_break()) {
                 return passed;
             }
-            self.begin_frame(header);
+            self.begin_frame(header, header_frame);
             passed += FRAME_HEADER_BYTES;
         }
     }
@@ -156,12 +155,12 @@ impl FrameScanner {
         })
     }
 
-    /// Records that hyper is given the header of a frame.
-    fn begin_frame(&mut self, header: FrameHeader) {
+    /// Records that hyper is given the header of a frame. `header_frame` is the result of [`Self::header_frame`] for it.
+    fn begin_frame(&mut self, header: FrameHeader, header_frame: Option<HeaderFrame>) {
         self.is_padded = false;
         self.remaining_skip_bytes = 0;
         self.remaining_list_bytes = 0;
-        if let Some(frame) = self.header_frame(header) {
+        if let Some(frame) = header_frame {
             self.last_stream_id = self.last_stream_id.max(header.stream);
             self.in_header_list = header.flags & END_HEADERS == 0;
             if frame.begins_list {
