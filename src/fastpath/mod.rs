@@ -83,16 +83,10 @@ enum RequestClass<'a> {
 /// Decides how a request can be answered.
 fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> RequestClass<'a> {
     let (Some(method), Some(path)) = (request.method, request.path) else { return RequestClass::Unusual };
-    let mut fast_request = FastRequest {
-        peer,
-        started: Instant::now(),
-        is_head: method == "HEAD",
-        path,
-        if_none_match: None,
-        request_id: None,
-        has_origin: false,
-        traceparent: None,
-    };
+    let mut if_none_match = None;
+    let mut request_id = None;
+    let mut has_origin = false;
+    let mut traceparent = None;
     let mut is_eligible =
         matches!(method, "GET" | "HEAD") && request.version == Some(1) && path.len() <= MAX_PATH_BYTES;
     let mut has_modified_since = false;
@@ -106,21 +100,21 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Re
                 is_eligible &= forwarded::is_url_safe_host(header.value);
             }
             5 if is_named("range") => is_eligible = false,
-            6 if is_named("origin") => fast_request.has_origin = true,
+            6 if is_named("origin") => has_origin = true,
             6 if is_named("accept") => is_eligible &= !Problem::is_named_in_accept(header.value),
             6 if is_named("expect") => return RequestClass::Unusual,
             7 if is_named("upgrade") => return RequestClass::Unusual,
             8 if is_named("if-range") || is_named("if-match") => is_eligible = false,
             10 if is_named("connection") => is_eligible &= header.value.eq_ignore_ascii_case(b"keep-alive"),
-            11 if is_named("traceparent") => fast_request.traceparent = std::str::from_utf8(header.value).ok(),
+            11 if is_named("traceparent") => traceparent = std::str::from_utf8(header.value).ok(),
             12 if is_named("x-request-id") => match std::str::from_utf8(header.value) {
-                Ok(id) if fast_request.request_id.is_none() => fast_request.request_id = Some(id),
+                Ok(id) if request_id.is_none() => request_id = Some(id),
                 _ => is_eligible = false,
             },
             13 if is_named("authorization") => is_eligible = false,
             13 if is_named("if-none-match") => {
-                is_eligible &= fast_request.if_none_match.is_none() && is_strong_etag(header.value);
-                fast_request.if_none_match = Some(header.value);
+                is_eligible &= if_none_match.is_none() && is_strong_etag(header.value);
+                if_none_match = Some(header.value);
             }
             14 if is_named("content-length") => return RequestClass::Unusual,
             14 if is_named("http2-settings") => return RequestClass::Unusual,
@@ -132,8 +126,20 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Re
         }
     }
     // `If-None-Match` takes precedence over `If-Modified-Since`.
-    is_eligible &= host_count == 1 && (!has_modified_since || fast_request.if_none_match.is_some());
-    if is_eligible { RequestClass::Eligible(fast_request) } else { RequestClass::Plain }
+    is_eligible &= host_count == 1 && (!has_modified_since || if_none_match.is_some());
+    if !is_eligible {
+        return RequestClass::Plain;
+    }
+    RequestClass::Eligible(FastRequest {
+        peer,
+        started: Instant::now(),
+        is_head: method == "HEAD",
+        path,
+        if_none_match,
+        request_id,
+        has_origin,
+        traceparent,
+    })
 }
 
 /// Replies to an eligible request if that needs no waiting: with an earlier reply of this thread for the same path, with
@@ -283,15 +289,15 @@ mod tests {
             let text = text.replace('\n', "\r\n");
             assert!(request.parse(text.as_bytes()).unwrap().is_complete(), "{text}");
             match classify(&request, None) {
-                RequestClass::Unusual => "other",
+                RequestClass::Unusual => "unusual",
                 RequestClass::Plain => "plain",
-                RequestClass::Eligible(_) => "quick",
+                RequestClass::Eligible(_) => "eligible",
             }
         };
-        assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "quick");
+        assert_eq!(classify_text("GET /a/0 HTTP/1.1\nHost: x\nConnection: Keep-Alive\nAccept: */*\n\n"), "eligible");
         assert_eq!(
             classify_text("HEAD /a/0 HTTP/1.1\nHost: x\nIf-None-Match: \"x\"\nIf-Modified-Since: x\n\n"),
-            "quick"
+            "eligible"
         );
         for line in [
             "Range: bytes=0-1",
@@ -318,7 +324,7 @@ mod tests {
             "Upgrade: h2c",
             "HTTP2-Settings: AAMAAABkAAQAAP__",
         ] {
-            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\n{line}\n\n")), "other", "{line}");
+            assert_eq!(classify_text(&format!("GET /a/0 HTTP/1.1\n{line}\n\n")), "unusual", "{line}");
         }
     }
 }
