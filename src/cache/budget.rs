@@ -303,10 +303,9 @@ impl Budget {
         let acquired = if let Some(permit) = acquiring.as_mut().now_or_never() {
             Ok(permit)
         } else {
-            let _waiting = self.begin_wait();
-            let started = Instant::now();
+            let (wait_timer, _waiting) = self.begin_wait();
             let acquired = tokio::time::timeout(max_wait, acquiring).await;
-            trace::record("wait", self.label.name(), started.elapsed());
+            trace::finish_wait(wait_timer);
             acquired
         };
         let granted = acquired.map_err(|_elapsed| self.timed_out(max_wait))?;
@@ -435,8 +434,7 @@ impl Budget {
         let client = ClientId::current();
         let charges = &self.pinned.client_charges;
         // Counted as waiting in the queue, but not among the requests that wait for memory.
-        let _waiting = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
-        let started = Instant::now();
+        let wait_timer = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         let mut charge = pin!(charges.charge(client.flow(SHORT_FLOW), units(len as u64)));
         let charge = loop {
             let service_before = charges.service_received(client.flow(SHORT_FLOW));
@@ -446,7 +444,7 @@ impl Budget {
                 break result;
             }
         };
-        trace::record("wait", self.label.name(), started.elapsed());
+        trace::finish_wait(wait_timer);
         Ok(SendPermit { client, charge: charge.map_err(|_elapsed| self.timed_out(self.max_wait))? })
     }
 

@@ -5,7 +5,7 @@ use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use futures_util::FutureExt;
 use moka::future::Cache;
@@ -224,7 +224,6 @@ where
         leader: Option<Leader<K, Result<Arc<V>, ReadError>>>,
     ) -> Result<Option<Arc<V>>, ReadError> {
         let wait_timer = leader.is_none().then(|| QueueWaitTimer::begin(QueueLabel::Load));
-        let started = Instant::now();
         if let Some(leader) = leader {
             // An earlier flight may have ended since the lookup.
             let mut cached = self.map.get(key).await;
@@ -244,8 +243,8 @@ where
             leader.spawn(ClientId::current().scope(trace::in_current_scope(Box::pin(work))));
         }
         let result = waiter.wait().await.map_err(ReadError::Internal)?;
-        if wait_timer.is_some() {
-            trace::record("wait", QueueLabel::Load.name(), started.elapsed());
+        if let Some(timer) = wait_timer {
+            trace::finish_wait(timer);
         }
         result.transpose()
     }

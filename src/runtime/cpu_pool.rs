@@ -18,7 +18,8 @@ use tokio::runtime::{Builder, Runtime};
 
 use crate::runtime::allocator;
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
-use crate::telemetry::{metrics, trace};
+use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
+use crate::telemetry::trace;
 
 /// Largest input of a high-priority job. A general compressor takes ten milliseconds for it.
 const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
@@ -238,10 +239,9 @@ impl CpuPool {
         let permit = if let Some(permit) = lane.core_permits.try_acquire(flow, 1) {
             permit
         } else {
-            let _measured = metrics::QueueWaitTimer::begin(metrics::QueueLabel::Cpu);
-            let started = Instant::now();
+            let wait_timer = QueueWaitTimer::begin(QueueLabel::Cpu);
             let permit = lane.core_permits.acquire(flow, 1).await;
-            trace::record("wait", "cpu", started.elapsed());
+            trace::finish_wait(wait_timer);
             permit
         };
         let paused_jobs = Arc::clone(&lane.paused_jobs);

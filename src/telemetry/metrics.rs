@@ -201,8 +201,8 @@ pub fn slice_encoded(format: &'static str, elapsed: Duration) {
 /// Timer of a wait in a queue, from [`Self::begin`] until it is dropped.
 #[derive(Debug)]
 pub struct QueueWaitTimer {
-    queue: QueueLabel,
-    started: Instant,
+    pub(super) queue: QueueLabel,
+    pub(super) started: Instant,
 }
 
 impl QueueWaitTimer {

@@ -15,6 +15,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use futures_util::FutureExt as _;
 
+use crate::telemetry::metrics::QueueWaitTimer;
 use export::{ChildSpan, Exporter, FinishedTrace, MAX_CHILD_SPANS};
 pub use export::{Trace, TracedResponse};
 pub use settings::TraceSettings;
@@ -187,6 +188,13 @@ pub fn record(name: &'static str, detail: &'static str, elapsed: Duration) {
             child_spans.push(ChildSpan { span_id: 0, name, detail, started, elapsed });
         }
     });
+}
+
+/// Ends a wait in a queue and records it as a step of the current request. If a wait is cancelled, `timer` is dropped
+/// instead, and only the metrics count the wait.
+pub fn finish_wait(timer: QueueWaitTimer) {
+    record("wait", timer.queue.name(), timer.started.elapsed());
+    drop(timer);
 }
 
 /// Returns the trace of the request that the calling code works for.

@@ -277,10 +277,9 @@ impl ClientRegistry {
         if *waiting_before >= max_waiting || *of_client_before >= (max_waiting / MAX_WAITING_DIVISOR).max(1) {
             return None;
         }
-        let _timer = QueueWaitTimer::begin(QueueLabel::Client);
-        let started = Instant::now();
+        let wait_timer = QueueWaitTimer::begin(QueueLabel::Client);
         let permit = tokio::time::timeout(options.budget_wait, acquiring).await.ok().flatten();
-        trace::record("wait", QueueLabel::Client.name(), started.elapsed());
+        trace::finish_wait(wait_timer);
         permit
     }
 }

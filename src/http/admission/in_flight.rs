@@ -112,10 +112,9 @@ impl AdmissionController {
         self.limit.store(limit, Ordering::SeqCst);
         let _waiting = self.enqueue(client, client_in_flight, sender);
         self.admit_waiters();
-        let _timer = QueueWaitTimer::begin(QueueLabel::Request);
-        let started = Instant::now();
+        let wait_timer = QueueWaitTimer::begin(QueueLabel::Request);
         let admitted = tokio::time::timeout(timeout, receiver).await.ok().and_then(Result::ok);
-        trace::record("wait", QueueLabel::Request.name(), started.elapsed());
+        trace::finish_wait(wait_timer);
         admitted
     }
 
@@ -203,10 +202,9 @@ impl Drop for InFlightGuard {
 /// [`BATCH_INTERVAL`]s after `epoch`.
 pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
     let pending_before = count_until_dropped(pending);
-    let _timer = QueueWaitTimer::begin(QueueLabel::Refused);
-    let now = Instant::now();
-    tokio::time::sleep_until(release_time(epoch, now, delay_for(*pending_before))).await;
-    trace::record("wait", QueueLabel::Refused.name(), now.elapsed());
+    let wait_timer = QueueWaitTimer::begin(QueueLabel::Refused);
+    tokio::time::sleep_until(release_time(epoch, Instant::now(), delay_for(*pending_before))).await;
+    trace::finish_wait(wait_timer);
 }
 
 /// Returns the time at which to send a rejection of `now` that is delayed by at least `min_delay`: a whole number of
