@@ -1,4 +1,4 @@
-//! Serves one connection, HTTP/1.1 or HTTP/2, with limits on its cost.
+//! Serves each connection, HTTP/1.1 or HTTP/2, and limits what it may cost.
 
 use std::error::Error;
 use std::future::poll_fn;
@@ -46,9 +46,11 @@ pub(crate) struct ConnectionServer {
     closing: watch::Sender<bool>,
     slots: Arc<Semaphore>,
     peers: Arc<Peers>,
-    /// Each connection with output of hyper that is not flushed holds a clone.
+    /// Each connection on which output of hyper is not flushed holds a clone, so the strong count counts these
+    /// connections.
     unflushed: Arc<()>,
-    /// Each connection whose first request may still arrive holds a clone.
+    /// Each connection whose first request may still arrive holds a clone, so the strong count counts these
+    /// connections.
     arriving: Arc<()>,
     workers: Arc<WorkerPool>,
     tls: Option<Arc<TlsTerminator>>,
@@ -60,8 +62,8 @@ pub(crate) struct ConnectionServer {
 }
 
 impl ConnectionServer {
-    /// Serves with the latest snapshot, on `workers`. The maximum number of connections is that of `config`; TCP
-    /// connections use `tls` if it is given.
+    /// Creates a server that runs connections on `workers` and always uses the latest snapshot. `config` limits the
+    /// number of connections. TCP connections use TLS if `tls` is `Some`.
     pub(crate) fn new(
         config: &Config,
         snapshots: watch::Receiver<Arc<ServingSnapshot>>,
@@ -89,24 +91,24 @@ impl ConnectionServer {
         }
     }
 
-    /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections with
-    /// a response of hyper that has not been sent completely.
+    /// Returns a handle that counts the connections on which a response of hyper has not been sent completely. Their
+    /// number is the strong count, less one for each clone of this server.
     pub(crate) fn unflushed_connections(&self) -> Weak<()> {
         Arc::downgrade(&self.unflushed)
     }
 
-    /// Returns a handle whose strong count, less one for each clone of this server, is the number of connections whose
-    /// first request may still arrive.
+    /// Returns a handle that counts the connections whose first request may still arrive. Their number is the strong
+    /// count, less one for each clone of this server.
     pub(crate) fn awaiting_first_request(&self) -> Weak<()> {
         Arc::downgrade(&self.arriving)
     }
 
-    /// Begins no further request, except the first request of a connection that has sent none.
+    /// Stops answering new requests. A connection that has sent no request yet may still send its first one.
     pub(crate) fn begin_shutdown(&self) {
         self.closing.send_replace(true);
     }
 
-    /// Waits until all connections have ended. Call it after [`Self::begin_shutdown`].
+    /// Waits until all connections have ended. Must be called after [`Self::begin_shutdown`].
     pub(crate) async fn wait_drained(self) {
         self.closing.closed().await;
     }
@@ -145,8 +147,8 @@ impl ConnectionServer {
         });
     }
 
-    /// Serves a TCP connection like [`Self::serve_unix`], with TLS if it is configured. If `peer` has too many
-    /// connections, the connection waits for a slot; if too many wait already, it is closed at once.
+    /// Serves a TCP connection like [`Self::serve_unix`], with TLS if TLS is configured. If `peer` has too many
+    /// connections, the new one waits for a slot. If too many of them wait already, it is closed at once.
     pub(super) fn serve_tcp(
         &self,
         open: impl FnOnce() -> io::Result<TcpStream> + Send + 'static,
@@ -231,8 +233,8 @@ impl ConnectionServer {
     fn refuse(&self, open: impl FnOnce() -> io::Result<TcpStream>, peer: IpAddr, reason: &'static str) {
         static REFUSED: LogThrottle = LogThrottle::new();
         if let Ok(stream) = open() {
-            // After an orderly close, the kernel would keep the connection for minutes, or until its client acknowledges
-            // the end. If the call fails, the connection has already ended.
+            // After an orderly close, the kernel would keep the connection for minutes, or until its client
+            // acknowledges the end. If the call fails, the connection has already ended.
             let _ = sockopt::set_socket_linger(&stream, Some(Duration::ZERO));
         }
         self.metrics.record_accepted().set_close_reason(CloseReason::Refused);
@@ -264,8 +266,8 @@ impl ConnectionServer {
     }
 }
 
-/// Returns the memory that all connections of the address have taken. Returns `None` if the address stands for many
-/// clients.
+/// Returns the counters of the memory that all connections from the same address have taken together. Returns `None` if
+/// many clients share the address.
 fn address_memory(peer_slot: Option<&PeerSlot>) -> Option<Arc<AddressMemory>> {
     peer_slot.map(|slot| Arc::clone(&slot.memory))
 }
@@ -274,7 +276,7 @@ fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
     stream.inspect_err(|error| tracing::warn!(%error, "connection not served")).ok()
 }
 
-/// Everything that one connection is served with, until it ends.
+/// What a connection needs from the server while it is served.
 struct ConnectionContext {
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     unflushed_counter: Weak<()>,
@@ -299,7 +301,8 @@ impl ConnectionContext {
     ) {
         let Self { snapshots, header_timeout, send_timeout, metrics: mut open_guard, arriving, .. } = self;
         let activity = self.peer_slot.as_ref().map(|slot| Arc::clone(&slot.activity));
-        // A tuple is dropped in order, even after a panic.
+        // A tuple drops its fields in order, even during a panic: first the slot of the address, then the slot of the
+        // server.
         let places = (self.peer_slot, self.slot);
         let mut connection = FastConnection::new(
             stream,
@@ -345,8 +348,8 @@ impl ConnectionContext {
     }
 }
 
-/// Answers requests on the fast path until it can answer no more, or until the server shuts down. `arriving` is dropped
-/// when the first request can no longer arrive.
+/// Answers requests on the fast path until it can answer no more, or until the server shuts down. Drops `arriving` when
+/// the first request can no longer arrive, so that shutdown does not wait for it.
 async fn run_fast_path<S: Socket>(
     connection: &mut FastConnection<S>,
     closing: &mut watch::Receiver<bool>,
@@ -367,7 +370,7 @@ async fn run_fast_path<S: Socket>(
     poll_fn(|context| connection.poll_fast_path(context)).await
 }
 
-/// Returns true if the client received nothing for too long.
+/// Returns true if `error` means that the client accepted no bytes for too long.
 fn is_timeout(error: &(dyn Error + 'static)) -> bool {
     std::iter::successors(Some(error), |&error| error.source())
         .filter_map(|error| error.downcast_ref::<io::Error>())

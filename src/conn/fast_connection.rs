@@ -1,11 +1,11 @@
-//! A client's connection with the fast path in front of hyper: requests that need no waiting are answered here.
+//! A client's connection, in which the fast path comes before hyper and answers the requests that need no waiting.
 //!
-//! The fast path buffers received bytes until a request head is complete and passes it to [`fastpath::try_answer`]. If
-//! that does not answer, hyper gets exactly this head. The bytes that follow are held back until hyper's response has
-//! been sent. Anything but a plain HTTP/1 request (one with a body, HTTP/2, invalid bytes) goes to hyper, with the rest
-//! of the connection. hyper is created at the first request that it gets.
+//! The fast path buffers received bytes until a request head is complete, and passes the head to
+//! [`fastpath::try_answer`]. If that function has no reply, hyper gets exactly this head. The bytes that follow are
+//! held back until hyper's response has been sent. If the client sends a request body, HTTP/2 or invalid bytes, hyper
+//! gets the rest of the connection. hyper is created when it gets its first bytes.
 //!
-//! For small stored blocks, this serves 2 to 5 times the requests per second of hyper and the router alone
+//! The fast path serves small stored blocks at 2 to 5 times the rate of hyper and the router alone
 //! (docs/PERFORMANCE.md).
 
 mod header_timer;
@@ -38,7 +38,7 @@ use crate::telemetry::metrics::CloseReason;
 use header_timer::HeaderTimer;
 use receive_buffer::{READ_BYTES, ReceiveBuffer};
 
-/// Response if there is no memory for a long request head.
+/// Response to a long request head for which there is no memory.
 const NO_MEMORY_RESPONSE: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\ncontent-length: 0\r\nconnection: close\r\n\r\n";
 
@@ -54,19 +54,19 @@ const HANG_UP_INTERVAL: Duration = Duration::from_secs(1);
 /// Connection preface of HTTP/2 (RFC 9113, section 3.4).
 const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Recipient of the next received byte.
+/// Says which part of the server gets the next received byte.
 #[expect(clippy::large_enum_variant, reason = "a connection has one state; a box would cost another allocation")]
 enum ReadState {
-    /// The fast path: a request begins with this byte.
+    /// The fast path. The byte begins a request.
     BetweenRequests,
-    /// The buffer of the fast path, while hyper answers the previous request.
+    /// The buffer of the fast path, because hyper still answers the previous request.
     HyperAnswering,
     /// hyper, for the rest of an HTTP/1 connection.
     HandedOver,
-    /// hyper, for the rest of an HTTP/2 connection, once admitted. `Http2Watchdog` ends idle HTTP/2 connections, not the
-    /// fast path.
+    /// hyper, for the rest of an HTTP/2 connection, when [`FrameAdmission`] admits the byte. `Http2Watchdog`, not the
+    /// fast path, ends idle HTTP/2 connections.
     Http2(FrameAdmission),
-    /// No recipient: the last bytes were invalid, or there was no memory for a long head.
+    /// No part: the last bytes were invalid, or there was no memory for a long head.
     Ended,
 }
 
@@ -79,7 +79,7 @@ pub(super) enum FastPathEnd {
     Closed,
 }
 
-/// The peer of a connection, and what the connection counts towards.
+/// The peer of a connection, and the limits towards which the connection counts.
 pub(super) struct PeerAccount {
     pub(super) peer: Option<IpAddr>,
     /// Memory that the connection has taken from the pool that all connections share.
@@ -88,20 +88,21 @@ pub(super) struct PeerAccount {
     pub(super) activity: Option<Arc<IdleTracker>>,
 }
 
-/// A client's connection: answers requests on the fast path and hands the others to hyper.
+/// A client's connection, which answers requests on the fast path and hands the other requests to hyper.
 pub(super) struct FastConnection<S> {
     stream: S,
     snapshot_cache: SnapshotCache,
     state: ReadState,
     /// True if no request has been received yet.
     pub(super) is_new: bool,
-    /// Flags that hyper's side shares.
+    /// Flags that the fast path shares with hyper's service.
     pub(super) signals: Arc<ConnectionSignals>,
     received: ReceiveBuffer,
-    /// Response of the fast path that is being sent.
+    /// The fast path's reply that is being sent.
     sending: Option<ReplyWriter>,
-    /// Its strong count is the number of connections with output of hyper that is not flushed. hyper drops a response
-    /// when it has buffered all of it, long before a slow client has received it.
+    /// Counts, by its strong count, the connections on which output of hyper is not flushed. hyper's own responses
+    /// cannot be counted instead: hyper drops a response when it has buffered all of it, long before a slow client has
+    /// received it.
     unflushed_counter: Weak<()>,
     /// `Some` while this connection counts in `unflushed_counter`.
     unflushed: Option<Arc<()>>,
@@ -157,7 +158,7 @@ impl<S: Socket> FastConnection<S> {
         Poll::Pending
     }
 
-    /// Ready when no bytes of a response of the fast path are left to be sent.
+    /// Sends the current reply of the fast path, if there is one. Ready when nothing is left to send.
     fn poll_send(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while let Some(sending) = &mut self.sending {
             if sending.is_done() {
@@ -203,7 +204,7 @@ impl<S: Socket> FastConnection<S> {
                 self.received.mark_incomplete();
                 return false;
             }
-            // hyper would take these bytes for the start of HTTP/2, on a connection that speaks HTTP/1.
+            // hyper would switch to HTTP/2 at these bytes, although the connection has used HTTP/1 so far.
             FastOutcome::Incomplete | FastOutcome::HandOver if matches_so_far(HTTP2_PREFACE, &self.received.bytes) => {
                 self.state = ReadState::Ended;
             }
@@ -243,7 +244,8 @@ impl<S: Socket> FastConnection<S> {
         received
     }
 
-    /// Receives into the buffer. Returns 0 at the end of the stream, and if there is no memory for a long head.
+    /// Receives bytes into the buffer and returns their number. Returns 0 at the end of the stream, or if there is no
+    /// memory for a long head.
     fn poll_receive(&mut self, context: &mut Context<'_>) -> Poll<io::Result<usize>> {
         static REFUSED: LogThrottle = LogThrottle::new();
         if self.received.try_reserve(&self.account.memory) {
@@ -256,7 +258,7 @@ impl<S: Socket> FastConnection<S> {
         }
         self.signals.set_close_reason(CloseReason::Memory);
         self.state = ReadState::Ended;
-        // The response is small. What a full send queue does not take is lost.
+        // The response is small. If the send queue is full, the client does not receive it.
         let _ = Pin::new(&mut self.stream).poll_write(context, NO_MEMORY_RESPONSE)?;
         Poll::Ready(Ok(0))
     }
@@ -297,15 +299,15 @@ impl<S: Socket> FastConnection<S> {
         self.header_timer.timeout
     }
 
-    /// Returns true if hyper is given an HTTP/2 connection.
+    /// Returns true if hyper serves the rest of the connection as HTTP/2.
     pub(super) fn is_http2(&self) -> bool {
         matches!(self.state, ReadState::Http2(_))
     }
 }
 
-/// What hyper reads from the connection and writes to it, as if it were the socket.
+/// The side of the connection that hyper uses as if it were the socket.
 impl<S: Socket> FastConnection<S> {
-    /// Reads the bytes that hyper is given. Reads nothing at the end of the stream, as `AsyncRead` requires.
+    /// Reads bytes for hyper. Ready without any bytes at the end of the stream, as `AsyncRead` requires.
     fn poll_read_for_hyper(&mut self, context: &mut Context<'_>, out: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         while self.received.handoff_bytes == 0 {
             match &mut self.state {
@@ -336,8 +338,8 @@ impl<S: Socket> FastConnection<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Ready at the end of the stream, while hyper answers an HTTP/1 request. Received requests stay in the buffer until
-    /// hyper's response is flushed, which wakes this task.
+    /// Buffers received bytes while hyper answers an HTTP/1 request. Ready at the end of the stream. Received requests
+    /// stay in the buffer until hyper's response is flushed, which wakes this task.
     fn poll_end_while_answering(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.received.bytes.len() < READ_BYTES && ready!(self.poll_receive(context))? > 0 {}
         self.stream.poll_release(context);
@@ -362,7 +364,8 @@ impl<S: Socket> FastConnection<S> {
         received
     }
 
-    /// Prepares to write what hyper has: marks the connection as unflushed. Pending if it must yield to other tasks.
+    /// Prepares a write by hyper: marks the connection as unflushed. Pending if the connection must yield to other
+    /// tasks.
     fn poll_begin_write(&mut self, context: &mut Context<'_>) -> Poll<()> {
         if self.unflushed.is_none() {
             self.unflushed = self.unflushed_counter.upgrade();
@@ -370,16 +373,16 @@ impl<S: Socket> FastConnection<S> {
         self.poll_yield(0, context)
     }
 
-    /// Counts the bytes that a write of hyper has written.
+    /// Counts the bytes that hyper has written with `write`.
     fn count_written(&mut self, write: Poll<io::Result<usize>>) -> Poll<io::Result<usize>> {
         let written = ready!(write)?;
         self.bytes_since_yield += written as u64;
         Poll::Ready(Ok(written))
     }
 
-    /// Fails if the client has hung up while hyper answers and hyper cannot see that, because the end of the stream
-    /// lies behind further requests or behind the body of the request. hyper flushes at each of its polls, and thereby
-    /// calls this method.
+    /// Returns an error if the client has hung up while hyper answers a request. hyper itself cannot see this if
+    /// further requests or a request body precede the end of the stream. This method runs at each poll of hyper,
+    /// because hyper flushes at each poll.
     fn check_hang_up(&mut self, context: &mut Context<'_>) -> io::Result<()> {
         let may_be_hidden = match self.state {
             ReadState::HyperAnswering => !self.received.bytes.is_empty(),
@@ -430,11 +433,10 @@ impl<S: Socket> AsyncWrite for FastConnection<S> {
         self.stream.is_write_vectored()
     }
 
-    /// Flushes the stream. After the last byte of a response, the fast path continues: hyper flushes when it has written
-    /// everything.
+    /// Flushes the stream. If hyper has written a whole response, the fast path continues after this flush.
     ///
-    /// hyper also flushes when it has written nothing. While the fast path sends, such a flush must not reach the
-    /// stream, whose write timeout would start again although the client takes nothing.
+    /// hyper also flushes when it has written nothing. Such a flush must not reach the stream while the fast path
+    /// sends. It would restart the stream's write timeout, although the client accepts no bytes.
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.sending.is_some() {
             return Poll::Ready(Ok(()));

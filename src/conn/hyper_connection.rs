@@ -1,4 +1,5 @@
-//! Runs hyper behind the fast path: its settings, what each request costs, and when the connection ends.
+//! Runs hyper behind the fast path: hyper's settings, the memory account of each request, and the end of the
+//! connection.
 
 use std::convert::Infallible;
 use std::error::Error;
@@ -41,8 +42,8 @@ use crate::telemetry::metrics::CloseReason;
 /// Maximum number of malformed requests on an HTTP/2 connection before it is closed.
 const MAX_MALFORMED_REQUESTS: usize = 16;
 
-/// Initial flow control window of a stream: bytes of a request body that the client may send at once. The server reads no
-/// request bodies and drops these bytes.
+/// Initial flow control window of a stream: the number of bytes of a request body that the client may send. The server
+/// reads no request bodies and discards these bytes.
 const STREAM_WINDOW_BYTES: u32 = 8 << 10;
 
 /// Flow control window of an HTTP/2 connection for all request bodies together.
@@ -69,7 +70,8 @@ pub(super) async fn serve_with_hyper<S: Socket + 'static>(
     watchdog: Arc<Http2Watchdog>,
 ) -> Result<(), Box<dyn Error + Send + Sync>> {
     let is_http2 = fast_connection.is_http2();
-    // Declared before `connection`, so that it is dropped after it: memory is given back once hyper has freed it.
+    // Declared before `connection`, and therefore dropped after it. The account of the memory must outlive hyper's
+    // buffers.
     let session = HyperSession {
         peer: fast_connection.account.peer,
         signals: Arc::clone(&fast_connection.signals),
@@ -136,7 +138,7 @@ fn router_service(
 ) -> impl Service<Request<Incoming>, Response = Response<TrackedBody>, Error = Infallible, Future: Send + 'static> {
     service_fn(move |request: Request<Incoming>| {
         session.signals.set_busy(true);
-        // Tells the fast path, when dropped, that hyper has the whole response or will never have it.
+        // When dropped, tells the fast path that hyper has taken the whole response or that there will be no response.
         let busy_guard = scopeguard::guard::<_, fn(_)>(Arc::clone(&session.signals), |signals| signals.set_busy(false));
         let prepared = session.prepare_request(request).map(|(mut request, stream)| {
             request.extensions_mut().insert(ConnectInfo(session.peer));
@@ -152,7 +154,7 @@ fn router_service(
     })
 }
 
-/// Drives hyper's connection and does the memory accounting of each poll.
+/// Drives hyper's connection and updates the memory account at each poll.
 async fn with_accounting<T>(mut connection: Pin<&mut impl Future<Output = T>>, memory: &ConnectionMemory) -> T {
     poll_fn(|context| {
         memory.begin_poll();
@@ -179,8 +181,8 @@ impl HyperSession {
         io::Error::other(text)
     }
 
-    /// Prepares a request for the router and, for HTTP/2, opens its stream. Returns a status if the request costs too
-    /// much.
+    /// Prepares a request for the router and, for HTTP/2, opens its stream. Returns an error status if the request has
+    /// too many fields or there is no memory for its stream.
     fn prepare_request(
         &self,
         request: Request<Incoming>,
@@ -195,16 +197,18 @@ impl HyperSession {
             }
             return Ok((request, None));
         }
-        // Drop the body, if there is one. Otherwise hyper keeps what it has received of it.
+        // Without its receiver, hyper discards the body. Otherwise it would keep the received part of the body in
+        // memory.
         let (mut parts, _body) = request.into_parts();
-        // hyper's URI is a slice of the receive buffer and would keep all of it.
+        // hyper's URI is a slice of the receive buffer and would keep the whole buffer in memory.
         if let Some(uri) = copy_uri(&parts.uri) {
             parts.uri = uri;
         }
         // Browsers send each cookie in a field of its own (RFC 9113, section 8.2.3).
         let cookies = parts.headers.get_all(COOKIE).iter().count();
         if parts.headers.len() - cookies.min(MAX_UNCOUNTED_COOKIES) > MAX_FIELDS {
-            // A field may cost the client a single byte, and many fields take as much time as many requests.
+            // The client may send a field with a single byte, and a request with many fields takes as much time as many
+            // requests.
             self.memory.refuse(GoawayReason::TooManyFields);
             return Err(StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE);
         }
@@ -215,7 +219,7 @@ impl HyperSession {
     }
 }
 
-/// Copies a URI into memory of its own.
+/// Returns a copy of a URI that does not refer to the receive buffer.
 fn copy_uri(uri: &Uri) -> Option<Uri> {
     let mut parts = uri::Parts::default();
     let bytes = |text: &str| Bytes::copy_from_slice(text.as_bytes());
@@ -227,10 +231,10 @@ fn copy_uri(uri: &Uri) -> Option<Uri> {
     Uri::from_parts(parts).ok()
 }
 
-/// A response body that lives until hyper has taken all of it.
+/// A response body that hyper drops when it has taken all of it.
 struct TrackedBody {
     body: Body,
-    /// `Some` for HTTP/2; over HTTP/1 the socket has a time limit of its own.
+    /// `Some` for HTTP/2. HTTP/1 needs no tracker, because the write timeout of the socket is enough.
     stream: Option<Arc<StreamTracker>>,
     _busy: ScopeGuard<Arc<ConnectionSignals>, fn(Arc<ConnectionSignals>)>,
 }
@@ -257,7 +261,8 @@ impl http_body::Body for TrackedBody {
     }
 }
 
-/// Returns the builder that sets how hyper serves a connection. A client answers pings within `ping_timeout`.
+/// Returns a builder with hyper's settings. hyper sends an HTTP/2 ping after each `ping_timeout`, and ends the
+/// connection if the client does not answer it within the same time.
 fn hyper_builder(ping_timeout: Duration) -> Builder<TokioExecutor> {
     let mut builder = Builder::new(TokioExecutor::new());
     // The fast path enforces the time limit of request heads.
@@ -269,11 +274,11 @@ fn hyper_builder(ping_timeout: Duration) -> Builder<TokioExecutor> {
         // hyper keeps a stream in memory for each malformed request.
         .max_local_error_reset_streams(Some(MAX_MALFORMED_REQUESTS))
         .initial_stream_window_size(STREAM_WINDOW_BYTES)
-        // The minimum (RFC 9113, section 6.9.2).
+        // The smallest initial window that HTTP/2 permits for a connection (RFC 9113, section 6.9.2).
         .initial_connection_window_size(CONNECTION_WINDOW_BYTES)
-        // With this, a WebSocket handshake is a request that gets a response. Without it, hyper refuses the stream. Frames
-        // that follow on the stream are then a connection error, which also ends the requests of all other clients of a
-        // proxy (RFC 8441, section 3).
+        // With this, a WebSocket handshake is a request that gets a response. Without it, hyper refuses the stream.
+        // Frames that follow on the stream are then a connection error, which also ends the requests of all other
+        // clients of a proxy (RFC 8441, section 3).
         .enable_connect_protocol()
         .max_header_list_size(u32::try_from(MAX_HEAD_BYTES).unwrap_or(u32::MAX))
         .keep_alive_interval(Some(ping_timeout))

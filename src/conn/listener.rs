@@ -1,4 +1,4 @@
-//! The listening socket, from which connections are accepted.
+//! The listening socket, and the accepting of connections.
 
 use std::convert::Infallible;
 use std::io;
@@ -27,10 +27,10 @@ const ACCEPT_BACKLOG: i32 = 2048;
 /// Size of a receive buffer in bytes. The kernel doubles it for the overhead of its packets (socket(7), `SO_RCVBUF`).
 const RECEIVE_BUFFER_BYTES: usize = 4 << 10;
 
-/// Longest time to check or remove the socket's file.
+/// Time limit for checking or removing the file of a Unix socket.
 const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest time at shutdown to accept the waiting connections if slots or descriptors are short.
+/// Time limit at shutdown for accepting the connections that wait, in case slots or descriptors are short.
 const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A listening socket.
@@ -88,7 +88,7 @@ impl Listener {
         }
     }
 
-    /// Accepts connections and has `connections` serve them. Never returns.
+    /// Accepts connections and passes them to `connections`, which serves them. Never returns.
     pub(crate) async fn serve(&self, connections: &ConnectionServer) -> Infallible {
         loop {
             let slot = connections.acquire_slot().await;
@@ -107,10 +107,11 @@ impl Listener {
         }
     }
 
-    /// Stops listening. Serves the connections that the system has accepted so far: their clients do not know of the
-    /// shutdown.
+    /// Stops listening. Still serves the connections that the system has accepted so far, because their clients do not
+    /// know that the server shuts down.
     pub(crate) async fn close(self, connections: &ConnectionServer) {
-        // `std` asks the system, while the runtime knows only the connections of which it was notified.
+        // The runtime accepts only connections that the system has reported to it. A `std` socket asks the system
+        // directly.
         match self {
             Self::Tcp(listener) => {
                 let Ok(listener) = listener.into_std() else { return };
@@ -136,7 +137,7 @@ impl Listener {
     }
 }
 
-/// Serves all connections that `accept` returns before it would block, for [`BACKLOG_DRAIN_TIMEOUT`] at most.
+/// Serves all connections that `accept` returns before it would block. Stops after [`BACKLOG_DRAIN_TIMEOUT`].
 async fn drain_backlog<S>(
     connections: &ConnectionServer,
     accept: impl Fn() -> io::Result<S>,
@@ -166,8 +167,8 @@ fn serve_tcp(
     connections.serve_tcp(|| TcpStream::from_std(stream), peer.ip().to_canonical(), slot);
 }
 
-/// Counts and logs a connection that could not be accepted: descriptors are short, or the client is gone. Accepting
-/// continues after a pause.
+/// Counts and logs a connection that could not be accepted, because descriptors are short or the client has gone. Then
+/// pauses before the next connection is accepted.
 async fn accept_failed(error: &io::Error) {
     static REFUSED: LogThrottle = LogThrottle::new();
     metrics::accept_error();
@@ -177,7 +178,7 @@ async fn accept_failed(error: &io::Error) {
     tokio::time::sleep(Duration::from_millis(50)).await;
 }
 
-/// Removes a socket on which no process listens, such as that of a killed server.
+/// Removes the file of a Unix socket if no process listens on it, for example because the server was killed.
 fn remove_stale(path: &Path) {
     #[expect(clippy::disallowed_methods, reason = "not a file of a container")]
     let is_socket = std::fs::symlink_metadata(path).is_ok_and(|meta| meta.file_type().is_socket());

@@ -1,5 +1,5 @@
-//! A socket that writes only as much as its [`SendQueue`] allows. It gives back the memory of bytes that the client has
-//! received.
+//! A socket that writes only as many bytes as its [`SendQueue`] allows, and gives memory back for the bytes that the
+//! client has received.
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -24,14 +24,14 @@ use crate::telemetry::log_throttle::LogThrottle;
 const WRITE_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(160)];
 
 /// Time without received bytes after which a connection checks its send queue. Each read postpones the check, because a
-/// timer that fires wakes the thread. With timers of 50 ms that were not postponed, 80 connections that received
-/// responses of 32 KiB used 9 % more processor time for each response.
+/// timer that fires wakes the thread. With timers of 50 ms that were not postponed, each response of 32 KiB took 9 %
+/// more processor time (80 connections).
 const RELEASE_DELAY: Duration = Duration::from_millis(250);
 
 /// Shortest and longest pause between two checks of a closed connection whose last bytes are still in the send queue.
 const DRAIN_BACKOFF: [Duration; 2] = [Duration::from_millis(1), Duration::from_millis(100)];
 
-/// Longest wait for the acknowledgement of the end of the stream, once all bytes are acknowledged. Afterwards the
+/// Longest wait until the client acknowledges the end of the stream, once it has acknowledged all bytes. Then the
 /// connection is reset. The kernel would keep it for minutes, with 6 KiB of memory that no pool counts.
 const FIN_TIMEOUT: Duration = Duration::from_secs(3);
 
@@ -46,17 +46,18 @@ pub(super) struct MeteredSocket<S: TokioSocket> {
     release_timer: Option<Pin<Box<Sleep>>>,
     /// True if bytes were received since [`Self::release_timer`] was set.
     has_received: bool,
-    /// True if the send queue has outgrown its part of the pool. All further calls then fail.
+    /// True if the send queue has outgrown its part of the pool. Writes and [`Self::socket`] then fail. Reads return
+    /// the end of the stream, because the socket is shut down.
     has_outgrown: bool,
     /// Channel that receives the socket when this is dropped, so that the socket is [drained](drain_lingering). `None`
     /// once dropped.
     linger: Option<oneshot::Sender<LingeringSocket>>,
 }
 
-/// A metered socket whose writes fail if the client takes nothing for too long.
+/// A metered socket whose writes fail if the client accepts no bytes for too long.
 pub(super) type TimedSocket<S> = Pin<Box<TimeoutStream<MeteredSocket<S>>>>;
 
-/// A socket to which no more bytes are written, but whose send queue may not be empty.
+/// A socket to which the server writes no more bytes, but whose send queue may still hold some.
 #[derive(Debug)]
 pub(super) struct LingeringSocket {
     socket: OwnedFd,
@@ -65,7 +66,7 @@ pub(super) struct LingeringSocket {
 }
 
 impl LingeringSocket {
-    /// Gives back the memory of bytes that the client has received. Returns the number of bytes that are left in the
+    /// Gives back memory for the bytes that the client has received. Returns the number of bytes that are left in the
     /// queue, or `None` if the queue has [outgrown its grant](SendQueue::settle).
     fn release_drained(&self) -> Option<usize> {
         let queued = send_queue_bytes(self.socket.as_fd(), self.is_tcp).unwrap_or(0);
@@ -74,9 +75,10 @@ impl LingeringSocket {
 }
 
 /// Ends a connection whose [`MeteredSocket`] has been dropped. Sends the end of the stream, and waits until the client
-/// has acknowledged all bytes and the end: for at most `timeout`, or [`FIN_TIMEOUT`] if only the end is left. Then resets
-/// the connection, because the kernel would keep any number of closed sockets for minutes. If the connection `is_aborted`,
-/// and bytes are left or the client has hung up, resets it at once.
+/// has acknowledged all bytes and the end. The wait lasts at most `timeout`, or [`FIN_TIMEOUT`] if only the end is
+/// left. Then resets the connection, because the kernel would keep any number of closed sockets for minutes.
+///
+/// If the connection `is_aborted` and either bytes are left or the client has hung up, resets it at once.
 pub(super) async fn drain_lingering(
     mut linger: oneshot::Receiver<LingeringSocket>,
     is_aborted: bool,
@@ -87,7 +89,7 @@ pub(super) async fn drain_lingering(
     if is_aborted && (!is_empty || has_hung_up(&lingering.socket)) {
         return set_reset_on_close(&lingering.socket);
     }
-    // The end of the stream counts in the queue until the client acknowledges it. If the call fails, the connection has
+    // The end of the stream stays in the queue until the client acknowledges it. If the call fails, the connection has
     // already ended.
     let _ = shutdown(&lingering.socket, Shutdown::Write);
     let timeout = if is_empty { timeout.min(FIN_TIMEOUT) } else { timeout };
@@ -120,7 +122,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
         }
     }
 
-    /// Fails writes from now on if the client takes nothing for `timeout`.
+    /// Makes writes fail if the client accepts no bytes for `timeout`.
     pub(super) fn with_timeout(self, timeout: Duration) -> TimedSocket<S> {
         let mut stream = TimeoutStream::new(self);
         stream.set_write_timeout(Some(timeout));
@@ -135,14 +137,14 @@ impl<S: TokioSocket> MeteredSocket<S> {
         self.socket.as_ref().filter(|_| !self.has_outgrown).ok_or_else(closed_error)
     }
 
-    /// Returns the socket for a poll, even if its queue has outgrown its part of the pool. The kernel has then shut the
-    /// socket down, and polls fail.
+    /// Returns the socket for a poll, even if its queue has outgrown its part of the pool. The socket is then shut
+    /// down: reads return the end of the stream, and writes fail.
     fn pin_socket(&mut self) -> io::Result<Pin<&mut S>> {
         self.socket.as_mut().map(Pin::new).ok_or_else(closed_error)
     }
 
-    /// Writes some of `wanted` bytes with `write`, which gets the number of bytes that it may write and returns the number
-    /// that it has written. Does not wait. After `WouldBlock`, [`AsyncWrite::poll_write`] waits.
+    /// Writes up to `wanted` bytes by calling `write` with the number of bytes that it may write. `write` returns the
+    /// number of bytes that it has written. Does not wait. After `WouldBlock`, [`AsyncWrite::poll_write`] waits.
     pub(super) fn try_to_write(
         &self,
         wanted: usize,
@@ -152,8 +154,8 @@ impl<S: TokioSocket> MeteredSocket<S> {
         let allowed = self.queue.allow(socket, wanted);
         if allowed == 0 && wanted > 0 {
             if S::IS_TCP {
-                // With the cork, the kernel would hold back a partial packet for 0.2 s, and the next write would wait
-                // until the packet is sent.
+                // While the socket is corked, the kernel holds back a partial packet for 0.2 s, and the next write
+                // would wait for that packet.
                 let _ = sockopt::set_tcp_cork(socket, false);
             }
             return Err(io::ErrorKind::WouldBlock.into());
@@ -163,7 +165,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
         written
     }
 
-    /// Ready with the number of bytes, of `wanted`, that may be written. If `wanted` is 0, ready when
+    /// Ready when some of `wanted` bytes may be written; returns their number. If `wanted` is 0, ready when
     /// [`Self::try_to_write`] would write some bytes.
     fn poll_allowed(&mut self, context: &mut Context<'_>, wanted: usize) -> Poll<io::Result<usize>> {
         let [min_pause, max_pause] = WRITE_BACKOFF;
@@ -185,7 +187,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
         }
     }
 
-    /// Gives back the memory of bytes that the client has received, if the connection has received nothing for
+    /// Gives back memory for the bytes that the client has received, if the connection has received nothing for
     /// [`RELEASE_DELAY`].
     pub(super) fn poll_release(&mut self, context: &mut Context<'_>) {
         while self.queue.has_grant() {
@@ -220,7 +222,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
         }
     }
 
-    /// Records the number of bytes, of `allowed`, that `write` has written.
+    /// Records how many of the `allowed` bytes `write` has written.
     fn record_write(
         &mut self,
         context: &mut Context<'_>,
@@ -247,7 +249,8 @@ impl<S: TokioSocket> AsyncRead for MeteredSocket<S> {
         }
         self.has_received = true;
         if self.queue.has_grant() && self.queue.pool.is_under_pressure() {
-            // Most clients have received a response before they send the next request, whose response may take some time.
+            // Most clients have received the previous response when they send a request, and the next response may take
+            // some time.
             self.release_drained();
         }
         read
@@ -286,14 +289,14 @@ impl<S: TokioSocket> AsyncWrite for MeteredSocket<S> {
 
     fn poll_flush(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.pin_socket()?.poll_flush(context))?;
-        // An HTTP/2 connection first reads and then writes, so no read follows that would check the queue after the last
-        // write.
+        // An HTTP/2 connection first reads and then writes, so no read follows that would check the queue after the
+        // last write.
         self.poll_release(context);
         Poll::Ready(Ok(()))
     }
 
-    /// Only flushes a TCP socket. [`drain_lingering`] sends the end of the stream, after it has checked whether the queue
-    /// is empty.
+    /// Only flushes a TCP socket. [`drain_lingering`] sends the end of the stream, after it has checked whether the
+    /// queue is empty.
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let socket = self.pin_socket()?;
         if S::IS_TCP { socket.poll_flush(context) } else { socket.poll_shutdown(context) }
@@ -387,7 +390,7 @@ mod tests {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let address = listener.local_addr().unwrap();
         let socket = TcpSocket::new_v4().unwrap();
-        // Keeps the receive buffer of a client that reads nothing small.
+        // The receive buffer of a client that does not read must be small.
         socket.set_recv_buffer_size(4096).unwrap();
         let (reader, accepted) = tokio::join!(socket.connect(address), listener.accept());
         let queue = SendQueue::new(pool, Some(Arc::clone(&address_memory)));

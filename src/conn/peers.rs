@@ -1,8 +1,8 @@
 //! Limits of the connections and the memory of each address, so that no address takes all of them.
 //!
-//! If an address exceeds its number of connections, the one that has been idle longest is evicted for the new one.
-//! Clients such as the JDK's forget open connections and open new ones. If no connection is idle, the new one waits until
-//! another one ends.
+//! If an address has its maximum number of connections and opens another one, the server closes (evicts) the connection
+//! of that address that has been idle longest. Some clients, such as the JDK's, forget open connections and open new
+//! ones. If no connection is idle, the new one waits until another connection of the address ends.
 
 use std::collections::hash_map::Entry;
 use std::collections::{HashMap, VecDeque};
@@ -19,27 +19,27 @@ use tokio::time::Instant;
 use super::threshold_pool::AddressMemory;
 use crate::http;
 
-/// An address may have at most this many times as many connections as are still free: a dynamic threshold, as in
-/// [`super::threshold_pool`]. A single address gets three quarters of all connections. Many addresses get equal parts,
-/// and leave some to the next address.
+/// Factor of the dynamic threshold: an address may have at most this many times the number of free connections (see
+/// [`super::threshold_pool`]). With a factor of 3, a single address gets three quarters of all connections. Many
+/// addresses get equal parts, and leave some connections to the next address.
 const FREE_MULTIPLE: usize = 3;
 
-/// Shortest time without a request after which a connection may be evicted for another one. A client that sends requests
-/// one after the other makes shorter pauses.
+/// Minimum time without a request before a connection may be evicted. A client that sends requests one after the other
+/// makes shorter pauses.
 const MIN_IDLE: Duration = Duration::from_millis(100);
 
-/// Shortest time after which a connection that has had no request may be evicted. A client may open hundreds of
-/// connections before it uses the first.
+/// Minimum age of a connection without any request before it may be evicted. A client may open hundreds of connections
+/// before it uses the first one.
 const MIN_IDLE_BEFORE_FIRST_REQUEST: Duration = Duration::from_secs(5);
 
-/// Interval of the searches for idle connections while new connections wait for a slot.
+/// Interval at which idle connections are searched for while new connections wait for a slot.
 const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Addresses that have connections.
 #[derive(Debug)]
 pub(super) struct Peers {
     addresses: Mutex<HashMap<IpAddr, PeerState>>,
-    /// Zero point of the times in [`IdleTracker::idle_since`].
+    /// Time from which [`IdleTracker::idle_since`] counts.
     epoch: Instant,
     last_id: AtomicU64,
 }
@@ -49,7 +49,7 @@ pub(super) struct Peers {
 struct PeerState {
     connections: HashMap<u64, Arc<IdleTracker>>,
     waiters: VecDeque<oneshot::Sender<PeerSlot>>,
-    /// True while a task evicts idle connections for the waiters.
+    /// True while a task evicts idle connections to make room for the connections that wait.
     is_evicting: bool,
     memory: Arc<AddressMemory>,
 }
@@ -58,21 +58,22 @@ struct PeerState {
 #[derive(Debug)]
 pub(super) enum PeerAdmission {
     Admitted(PeerSlot),
-    /// The connection waits for a slot, which the receiver gets. If there is an address, the caller must run
+    /// The connection waits until the receiver gets a slot. If there is an address, the caller must run
     /// [`Peers::evict_for_waiters`] for that address.
     Queued(oneshot::Receiver<PeerSlot>, Option<IpAddr>),
     Refused,
 }
 
 impl Peers {
-    /// Creates the record of a server that starts at `epoch`.
+    /// Creates the list of addresses, with no connections. Times are counted from `epoch`.
     pub(super) fn new(epoch: Instant) -> Arc<Self> {
         Arc::new(Self { addresses: Mutex::default(), epoch, last_id: AtomicU64::new(0) })
     }
 
-    /// Decides about a new connection from `address`. The address may have `max_connections` connections, or any number
-    /// if that is 0. An IPv6 network of 64 bits counts as one address. `free` is the number of connections that are left
-    /// to all addresses after this one, which also limits the connections of the address.
+    /// Decides whether a new connection from `address` begins, waits or is refused. The address may have
+    /// `max_connections` connections; 0 means no limit. A /64 network of IPv6 counts as one address. `free` is the
+    /// number of connections that all addresses may still open after this one. It limits the connections of the address
+    /// as well (dynamic threshold).
     pub(super) fn admit(self: &Arc<Self>, address: IpAddr, max_connections: usize, free: usize) -> PeerAdmission {
         let (max_served, max_served_or_queued) = match max_connections {
             0 => (usize::MAX, usize::MAX),
@@ -86,7 +87,8 @@ impl Peers {
             peer.waiters.retain(|waiter| !waiter.is_closed());
         }
         let is_within = open + peer.waiters.len() < max_served_or_queued;
-        // An address without connections is always admitted, so that no entry without connections is left behind.
+        // An address without connections is always admitted. Otherwise its entry would remain without a connection that
+        // removes it.
         if open == 0 || is_within && open < max_served || peer.evict_idle(self.epoch, 1) == 1 {
             return PeerAdmission::Admitted(self.new_slot(address, peer));
         }
@@ -136,8 +138,8 @@ impl Peers {
             }
             next
         };
-        // Sent without the lock: if the waiter has just given up, the slot is dropped here and passed on to the next
-        // waiter, which takes the lock.
+        // Sent without holding the lock. If the waiter has just given up, the slot is dropped here. The drop passes it
+        // to the next waiter and takes the lock for that.
         if let Some((waiter, slot)) = next.take() {
             drop(waiter.send(slot));
         }
@@ -168,7 +170,7 @@ impl PeerState {
     }
 }
 
-/// Slot of one connection among those of its address. Dropping it frees the slot.
+/// A slot for one of the connections that an address may have. Dropping it frees the slot for another connection.
 #[derive(Debug)]
 pub(super) struct PeerSlot {
     peers: Arc<Peers>,
@@ -185,7 +187,7 @@ impl Drop for PeerSlot {
     }
 }
 
-/// Tracks since when a connection has been idle, and whether it is evicted for another one.
+/// Tracks how long a connection has been idle, and whether it has been evicted.
 #[derive(Debug)]
 pub(super) struct IdleTracker {
     epoch: Instant,
@@ -303,7 +305,7 @@ mod tests {
         drop(slots.pop());
         let second = waiting.remove(0).await.unwrap();
         assert!(waiting[0].try_recv().is_err());
-        // The next one and the last one give up.
+        // The next waiter and the last waiter give up.
         drop((waiting.remove(0), waiting.pop()));
         assert!(!mark_idle(&slots[0], Duration::ZERO));
         tokio::time::sleep(MIN_IDLE + 2 * EVICTION_INTERVAL).await;

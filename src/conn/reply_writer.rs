@@ -39,7 +39,7 @@ impl ReplyWriter {
         self.remaining_head().is_empty() && self.body_sent >= length
     }
 
-    /// Ready when no sent bytes are left in a buffer above the socket.
+    /// Ready when the stream has passed all bytes on to the socket.
     pub(super) fn poll_flush<S: Socket>(&mut self, stream: &mut S, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         if !S::IS_BUFFERED {
             return Poll::Ready(Ok(()));
@@ -49,8 +49,8 @@ impl ReplyWriter {
         flushed
     }
 
-    /// Sends some of the remaining bytes and returns their number. A file that cannot be sent to its end is logged and
-    /// counted.
+    /// Sends some of the remaining bytes and returns their number. If the rest of a file cannot be sent, this is logged
+    /// and counted.
     pub(super) fn poll_send(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let sent = match self.reply.body {
             ReplyBody::Bytes(_) => self.poll_bytes(stream, context),
@@ -60,8 +60,8 @@ impl ReplyWriter {
         self.has_blocked |= sent.is_pending();
         let sent = ready!(sent)?;
         if had_waited {
-            // `sendfile` bypasses the stream. The flush resets the stream's timer, which would otherwise run on from
-            // the first wait.
+            // `sendfile` bypasses the stream. This flush resets the stream's write timer, which would otherwise still
+            // count from the first wait.
             let _ = Pin::new(stream).poll_flush(context)?;
         }
         let head_bytes = sent.min(self.remaining_head().len() as u64);
@@ -88,7 +88,8 @@ impl ReplyWriter {
         }
     }
 
-    /// Sends the head, the body without its last byte, and the last byte. The cork lets the three share packets.
+    /// Sends the head, the body without its last byte, and then the last byte. The socket is corked during these
+    /// writes, so that they share packets.
     fn poll_file(&mut self, stream: &mut impl Socket, context: &mut Context<'_>) -> Poll<io::Result<u64>> {
         let ReplyBody::File(file) = &self.reply.body else { return Poll::Ready(Ok(0)) };
         let head = self.remaining_head();
@@ -117,7 +118,7 @@ impl ReplyWriter {
         };
         match sent {
             Ok(0) => Poll::Ready(Err(io::ErrorKind::WriteZero.into())),
-            // A write of no bytes waits until the socket takes some, or fails after the write timeout.
+            // A write of zero bytes waits until the socket accepts bytes, or fails after the write timeout.
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 Pin::new(stream).poll_write(context, &[]).map_ok(|_| 0)
             }
@@ -132,7 +133,7 @@ impl ReplyWriter {
     }
 }
 
-/// Returns true if the client, or the network to it, ended the connection.
+/// Returns true if `error` means that the client or the network ended the connection.
 fn is_client_disconnect(error: &io::Error) -> bool {
     matches!(
         error.kind(),

@@ -1,10 +1,11 @@
-//! The kernel's send queue of one connection, whose memory is taken from a pool for all send queues.
+//! Limits the kernel's send queue of a connection. The memory of all send queues comes from one pool.
 //!
 //! If a client reads slowly, the kernel lets the queue of its connection grow to `net.ipv4.tcp_wmem[2]`, usually 4 MiB.
-//! Here each queue always has [`UNPOOLED_BYTES`], and the rest comes from a pool. The connections of an address hold at
-//! most as much of the pool as is still free. A client that takes nothing on many connections thus leaves some of it to
-//! other clients. A connection gets at most a quarter of what its address may take. A single connection can have an
-//! eighth of the pool and is not slowed down, even if its client is distant.
+//! Here each queue may always take [`UNPOOLED_BYTES`], and takes the rest from a pool. The connections of an address
+//! together hold at most as much of the pool as is still free. A client that opens many connections and does not read
+//! thus leaves some of the pool to other clients. A connection gets at most a quarter of what its address may take,
+//! which is an eighth of the pool if no other connection holds any. This is enough to send to a distant client at full
+//! speed.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -17,32 +18,35 @@ use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 /// the pool.
 pub(super) const UNPOOLED_BYTES: usize = 4 << 10;
 
-/// A connection holds at most what its address may still take, divided by this.
+/// Divisor of the limit of a connection: it holds at most the bytes that its address may still take, divided by this
+/// number.
 pub(super) const CONNECTION_DIVISOR: usize = 3;
 
 /// Memory of a packet in addition to its bytes: `sk_buff`, `skb_shared_info` and room for headers.
 const PACKET_OVERHEAD_BYTES: usize = 1280;
 
-/// Segments of fewer bytes count as small. Common links have longer segments: those of IPv6 have at least 1,220 bytes.
+/// Segments with fewer bytes than this count as small. Segments on common links are longer: with IPv6, they have at
+/// least 1,220 bytes.
 const SMALL_SEGMENT_BYTES: usize = 1000;
 
 /// Kernel memory of a segment in addition to its bytes. A client that acknowledges every other segment makes the kernel
 /// split its queue into segments.
 const SEGMENT_OVERHEAD_BYTES: usize = 1024;
 
-/// Part of its grant by which a queue may exceed the grant if the pool has nothing left (1/2), in addition to
+/// Divisor of the tolerated growth: if the pool is empty, a queue may exceed its grant by half of the grant, plus
 /// [`GROWTH_BYTES`]. The queue of an honest client grows by up to a third, because the kernel splits long packets.
 const GROWTH_DIVISOR: usize = 2;
 
-/// Number of bytes by which a queue may always exceed its grant.
+/// Excess in bytes that a queue may always have over its grant.
 const GROWTH_BYTES: usize = 2 * UNPOOLED_BYTES;
 
-/// Minimum size of a write, except of the last bytes of a response. Otherwise a nearly full queue would be filled a few
-/// bytes at a time.
+/// Minimum size of a write in bytes, except at the end of a response. Without a minimum, a nearly full queue would be
+/// filled a few bytes at a time.
 const MIN_WRITE_BYTES: usize = 1 << 10;
 
-/// Largest queue that is not measured while little of the pool is taken. Instead, all bytes written since the last
-/// measurement count as queued. Asking the kernel for each response of 2 KB took 5 % of the response's time.
+/// Maximum size in bytes of a queue that is not measured while little of the pool is taken. Instead, all bytes written
+/// since the last measurement count as queued. Measuring the queue for each response of 2 KB took 5 % of the time of
+/// the response.
 const UNMEASURED_BYTES: usize = 64 << 10;
 
 /// A socket's send queue and its grant: the bytes that it has taken from the pool. Dropping this returns them.
@@ -51,18 +55,18 @@ const UNMEASURED_BYTES: usize = 64 << 10;
 #[derive(Debug)]
 pub(super) struct SendQueue {
     pub(super) pool: Arc<DynamicThresholdPool>,
-    /// Bytes that all connections of the client's address have taken; `None` if the address stands for many clients.
+    /// Bytes that all connections from the client's address have taken; `None` if many clients share the address.
     address_memory: Option<Arc<AddressMemory>>,
     /// Upper bound of the kernel memory that the queue takes.
     queued_bytes: AtomicUsize,
     granted_bytes: AtomicUsize,
-    /// Length of a segment if segments are small; otherwise `None`. With small segments, a client can multiply the memory
-    /// of the queue.
+    /// Length of a segment if segments are small; otherwise `None`. With small segments, the queue takes many times the
+    /// memory of its bytes.
     small_segment_bytes: Option<usize>,
 }
 
 impl SendQueue {
-    /// Creates the empty queue of a connection. Its grant also counts in the memory of its address.
+    /// Creates the empty queue of a connection. Its grant is added to the memory that its address holds.
     pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Self {
         Self {
             pool: Arc::clone(pool),
@@ -73,15 +77,15 @@ impl SendQueue {
         }
     }
 
-    /// Sets the length of the connection's segments. If they are small, each counts with the memory that the kernel needs
-    /// for a segment alone, until the queue is empty.
+    /// Sets the length of the connection's segments. If they are small, each segment counts as if the kernel stored it
+    /// separately, until the queue is empty.
     pub(super) fn with_segments(mut self, bytes: Option<usize>) -> Self {
         self.small_segment_bytes = bytes.map(|bytes| bytes.max(1)).filter(|bytes| *bytes < SMALL_SEGMENT_BYTES);
         self
     }
 
-    /// Returns the number of bytes, of `wanted`, that may be written now. 0 means that the queue is full until `socket`
-    /// has sent some of it.
+    /// Returns the number of bytes, of `wanted`, that may be written now. 0 means that the queue is full until the
+    /// client receives some bytes.
     pub(super) fn allow<S: TokioSocket>(&self, socket: &S, wanted: usize) -> usize {
         let cost = self.kernel_cost(wanted);
         let granted = self.granted_bytes.load(Ordering::Relaxed);
@@ -107,8 +111,8 @@ impl SendQueue {
         if allowed < self.min_write_bytes() { 0 } else { allowed.min(wanted) }
     }
 
-    /// Takes up to `wanted` bytes in addition to those `granted` and returns the new grant. Threads that take memory for
-    /// the same address at the same time may exceed its share slightly.
+    /// Takes up to `wanted` bytes in addition to those `granted` and returns the new grant. Threads that take memory
+    /// for the same address at the same time may exceed its share slightly.
     pub(super) fn grant(&self, granted: usize, wanted: usize) -> usize {
         let address_bytes = self.address_memory.as_ref().map(|memory| memory.queued_bytes.load(Ordering::Relaxed));
         let added_bytes = self.pool.take_up_to(address_bytes, granted, wanted);
@@ -147,11 +151,11 @@ impl SendQueue {
         granted - surplus
     }
 
-    /// Makes the grant fit the size of the queue that the kernel reports. Gives back the memory of bytes that the client
-    /// has received or the kernel has not accepted. If the queue has grown, takes more from the pool.
+    /// Adjusts the grant to the size of the queue that the kernel reports. Gives back memory for bytes that the client
+    /// has received or that the kernel did not accept. If the queue has grown, takes more from the pool.
     ///
-    /// Returns false if the queue has grown far beyond its grant and the pool has nothing left for it. A client can make
-    /// the kernel split the queue, which then takes more memory.
+    /// Returns false if the queue has grown far beyond its grant and the pool has no memory for it. A client causes
+    /// such growth if it makes the kernel split the queue into small segments.
     #[must_use]
     pub(super) fn settle(&self, queued: usize) -> bool {
         let needed = self.record_queued(queued).saturating_sub(UNPOOLED_BYTES);
@@ -171,7 +175,8 @@ impl SendQueue {
         self.settle(send_queue_bytes(socket.as_fd(), S::IS_TCP).unwrap_or(0))
     }
 
-    /// Records that `written` of `allowed` bytes were written. The kernel accepts fewer if its own limit is lower.
+    /// Records that `written` of the `allowed` bytes were written. The kernel accepts fewer bytes if its own limit is
+    /// lower.
     pub(super) fn record_write<S: TokioSocket>(&self, socket: &S, allowed: usize, written: usize) {
         self.queued_bytes.fetch_add(self.kernel_cost(written), Ordering::Relaxed);
         if written < allowed && self.has_grant() {
@@ -192,8 +197,8 @@ impl SendQueue {
         bytes.saturating_add(overhead_bytes).saturating_add(PACKET_OVERHEAD_BYTES)
     }
 
-    /// Returns the smallest number of bytes that is written if more are to follow. It fits into an empty queue without a
-    /// grant.
+    /// Returns the minimum size of a write that is not the last one of a response. A write of this size fits into an
+    /// empty queue that has no grant.
     pub(super) fn min_write_bytes(&self) -> usize {
         MIN_WRITE_BYTES.min(self.max_payload(UNPOOLED_BYTES))
     }

@@ -1,5 +1,5 @@
-//! Snapshot of everything that requests are served with. A reload of the configuration replaces it as a whole: each
-//! request sees one configuration from its head to its end, and connections stay open.
+//! Snapshot of the application and the configuration that serve requests. A reload replaces the snapshot as a whole.
+//! Each request thus sees one configuration from beginning to end, and connections stay open.
 
 use std::sync::Arc;
 
@@ -13,7 +13,8 @@ use crate::http::{self, App};
 pub(crate) struct ServingSnapshot {
     pub(crate) app: Arc<App>,
     pub(super) router: Router,
-    /// The timeouts and limits of connections apply to connections accepted from now on.
+    /// The timeouts and limits of connections in this configuration apply only to connections that are accepted from
+    /// now on.
     pub(crate) config: Config,
 }
 
@@ -23,7 +24,8 @@ impl ServingSnapshot {
     }
 }
 
-/// Cache of the snapshot in use. A request costs only one check of a counter.
+/// A connection's copy of the current snapshot. Each request then only compares a counter to find out whether the
+/// snapshot has been replaced.
 pub(super) struct SnapshotCache {
     receiver: watch::Receiver<Arc<ServingSnapshot>>,
     cached: Option<Arc<ServingSnapshot>>,

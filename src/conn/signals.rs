@@ -1,4 +1,4 @@
-//! Flags that the parts of one connection share, and waiting for a flag of the whole server.
+//! Flags that the parts of a connection share, and a function that waits for a flag of the server.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -12,7 +12,7 @@ use crate::telemetry::metrics::CloseReason;
 pub(super) struct ConnectionSignals {
     /// True while hyper has a request that it has not answered completely.
     is_busy: AtomicBool,
-    /// True if no further request is answered.
+    /// True if the connection must end after the current response.
     is_closing: AtomicBool,
     /// Why the server closes the connection, if it does so before its client.
     pub(super) close_reason: OnceLock<CloseReason>,

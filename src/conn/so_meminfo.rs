@@ -1,4 +1,5 @@
-//! Kernel memory of a socket's send queue, and the length of its segments. `rustix` has no calls for them.
+//! Asks the kernel for the memory of a socket's send queue and for the length of its segments. `rustix` has no
+//! functions for this.
 
 #![expect(unsafe_code, reason = "no safe crate exposes SO_MEMINFO and TCP_MAXSEG")]
 
@@ -7,7 +8,8 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 /// Number of values of `SO_MEMINFO` (`linux/sock_diag.h`).
 const SK_MEMINFO_VARS: usize = 9;
 
-/// Number of the option, the same on all architectures except PA-RISC and SPARC (`asm-generic/socket.h`).
+/// Number of the socket option `SO_MEMINFO`. It is the same on all architectures except PA-RISC and SPARC
+/// (`asm-generic/socket.h`).
 const SO_MEMINFO: libc::c_int = 55;
 
 /// Returns the bytes of kernel memory that a socket's send queue takes, including headers and fragments. Returns `None`

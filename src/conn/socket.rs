@@ -10,21 +10,24 @@ use tokio::net::{TcpStream, UnixStream};
 
 use crate::store::SendfileSource;
 
-/// A connection to a client. The methods do not wait; after `WouldBlock`, [`AsyncWrite::poll_write`] of no bytes does.
+/// A connection to a client. The methods do not wait. After `WouldBlock`, [`AsyncWrite::poll_write`] with zero bytes
+/// waits until the socket accepts bytes.
 pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
     /// True if written bytes may stay in a buffer above the underlying socket until a flush.
     const IS_BUFFERED: bool;
 
-    /// Sends bytes that more bytes follow at once, so that they may share a packet. Returns the number of bytes taken.
+    /// Sends bytes and tells the kernel that more follow at once, so that both may share a packet. Returns the number
+    /// of bytes that were accepted.
     fn send_with_more(&self, bytes: &[u8]) -> io::Result<usize>;
 
-    /// Sends bytes of a file, starting at offset `from`. Returns the number of bytes taken.
+    /// Sends bytes of a file, starting at offset `from`. Returns the number of bytes that were accepted.
     fn send_file(&self, file: &SendfileSource, from: u64) -> io::Result<u64>;
 
     /// Starts or stops holding back a partial packet until more bytes follow.
     fn set_cork(&self, hold: bool);
 
-    /// Gives back the send queue memory of bytes that the client has received, while the connection is not read.
+    /// Gives back the memory for sent bytes that the client has received. Must be called while the connection is not
+    /// read, because reads do the same.
     fn poll_release(&mut self, context: &mut Context<'_>);
 
     /// Returns true if the client has closed the connection, or its half of it, even if unread bytes are left.
@@ -35,13 +38,14 @@ pub(super) trait Socket: AsyncRead + AsyncWrite + Unpin {
 pub(super) trait TokioSocket:
     AsFd + AsyncRead + AsyncWrite + std::fmt::Debug + Unpin + Send + Sync + 'static
 {
-    /// True if the socket sends packets.
+    /// True for a TCP socket.
     const IS_TCP: bool;
 
-    /// Calls `write` unless the socket is known to take no bytes. Records it if `write` would block.
+    /// Calls `write` unless the socket is known to accept no bytes. If `write` returns `WouldBlock`, the runtime
+    /// records that.
     fn try_write_io<T>(&self, write: impl FnOnce() -> io::Result<T>) -> io::Result<T>;
 
-    /// Takes the socket from the runtime.
+    /// Removes the socket from the runtime and returns its descriptor.
     fn into_fd(self) -> io::Result<OwnedFd>;
 }
 

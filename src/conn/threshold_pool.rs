@@ -1,12 +1,12 @@
 //! A bounded number of bytes that the connections of many addresses share, with a dynamic threshold.
 //!
 //! No address may hold more than is still free (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory
-//! Packet Switches", 1998). No connection may hold more than a part of what its address may still take. A single address
-//! thus gets half of the pool, and a few greedy addresses leave some bytes to the next. No queue and no list of holders
-//! is needed.
+//! Packet Switches", 1998). For example, a single address may hold half of a pool of 12 MiB: 6 MiB, while 6 MiB are
+//! free. Two addresses may hold 4 MiB each, and 4 MiB stay free for the next address. A connection may hold a part of
+//! what its address may still take. The pool needs neither a queue nor a list of holders.
 //!
-//! Each address that gives nothing back takes half of what is left, so a dozen such addresses leave almost nothing.
-//! Therefore a pool can reserve a third of its capacity for addresses that hold little.
+//! If addresses give nothing back, each new one can take half of the free bytes, so a dozen such addresses leave almost
+//! nothing. Therefore a pool can reserve a third of its capacity for addresses that hold little.
 
 use std::sync::atomic::{AtomicUsize, Ordering};
 
@@ -14,20 +14,20 @@ use tokio::sync::Notify;
 
 use crate::telemetry::metrics::{ConnectionPoolLabel, PoolGauge};
 
-/// Part of the capacity from which on a share is large (1/8).
+/// Divisor of the capacity: a share of at least 1/8 counts as large.
 const LARGE_SHARE_DIVISOR: usize = 8;
 
-/// Part of the capacity that can be reserved for addresses that hold little (1/3).
+/// Divisor of the capacity: 1/3 can be reserved for addresses that hold little.
 const RESERVE_DIVISOR: usize = 3;
 
 /// Bytes that all connections of one address have taken from the pools.
 #[derive(Debug, Default)]
 pub(super) struct AddressMemory {
-    /// Taken from the pool for streams and long heads.
+    /// Bytes taken from the pool for HTTP/2 streams and long heads.
     pub(super) memory_bytes: AtomicUsize,
-    /// Taken from the pool for send queues.
+    /// Bytes taken from the pool for send queues.
     pub(super) queued_bytes: AtomicUsize,
-    /// Notified if an idle connection of the address must give back the memory that it does not need.
+    /// Notified when an idle connection of the address must give back memory that it does not need.
     pub(super) reclaim_requested: Notify,
 }
 
@@ -38,20 +38,22 @@ pub(super) struct AddressMemory {
 pub(super) struct DynamicThresholdPool {
     capacity_bytes: usize,
     taken_bytes: AtomicUsize,
-    /// A connection holds at most what its address may still take, divided by this. If this is 0, it may hold all.
+    /// A connection holds at most the bytes that its address may still take, divided by this number. 0 means that a
+    /// connection may hold all of them.
     connection_divisor: usize,
     /// An address that holds less than this may take from the reserve.
     guaranteed_bytes: usize,
     reserved_bytes: usize,
     gauge: PoolGauge,
-    /// Notified if one connection must give back what it does not need. The notification wakes the connection that has
-    /// waited longest for it.
+    /// Notified when an idle connection must give back memory that it does not need. Wakes the connection that has
+    /// waited longest.
     pub(super) reclaim_requested: Notify,
 }
 
 impl DynamicThresholdPool {
-    /// Creates a pool in which each address may hold as many bytes as stay free. A connection may hold what its address
-    /// may still take, divided by `connection_divisor`, or all of that if `connection_divisor` is 0.
+    /// Creates a pool. An address may hold at most the number of bytes that stay free. A connection may hold the bytes
+    /// that its address may still take, divided by `connection_divisor`. If `connection_divisor` is 0, it may hold all
+    /// of them.
     pub(super) fn new(pool: ConnectionPoolLabel, capacity_bytes: usize, connection_divisor: usize) -> Self {
         Self {
             capacity_bytes,
@@ -69,8 +71,8 @@ impl DynamicThresholdPool {
         Self { guaranteed_bytes: bytes, reserved_bytes: self.capacity_bytes / RESERVE_DIVISOR, ..self }
     }
 
-    /// Takes as many of `wanted_bytes` as a connection that holds `held_bytes` may take, and returns their number. The
-    /// address of the connection holds `address_bytes`; `None` if the address stands for many clients.
+    /// Takes up to `wanted_bytes` for a connection that holds `held_bytes`, and returns the number of bytes taken.
+    /// `address_bytes` is the number of bytes that its address holds; `None` if many clients share the address.
     pub(super) fn take_up_to(&self, address_bytes: Option<usize>, held_bytes: usize, wanted_bytes: usize) -> usize {
         let mut granted = 0;
         // The closure always returns a value, so the update cannot fail.
@@ -83,8 +85,8 @@ impl DynamicThresholdPool {
         granted
     }
 
-    /// Takes either all of `bytes` or nothing, and returns true if it took them. The address holds `address_bytes`; `None`
-    /// if the address stands for many clients.
+    /// Takes either all of `bytes` or nothing, and returns true if it took them. `address_bytes` is the number of bytes
+    /// that the address holds; `None` if many clients share the address.
     pub(super) fn try_take(&self, address_bytes: Option<usize>, bytes: usize) -> bool {
         debug_assert!(
             self.connection_divisor == 0,
@@ -127,8 +129,8 @@ impl DynamicThresholdPool {
     }
 }
 
-/// Returns the largest number that may be taken from `free` and added to `held` so that `held` times `divisor` does not
-/// exceed `free` afterwards.
+/// Returns the largest number of bytes that can move from `free` to `held` so that `held * divisor` does not exceed
+/// `free` afterwards.
 fn headroom(free: usize, held: usize, divisor: usize) -> usize {
     free.saturating_sub(held.saturating_mul(divisor)) / (divisor + 1)
 }

@@ -1,6 +1,8 @@
-//! TLS termination: the certificate in use, the handshake, clients that do not speak TLS, and the encrypted connection.
+//! TLS termination: the certificate, the handshake, responses to clients that do not speak TLS, and encrypted
+//! connections.
 //!
-//! A handshake in progress takes 71 KiB, so their number is limited. A client that has sent nothing yet does not count.
+//! A handshake in progress takes 71 KiB, so the number of concurrent handshakes is limited. A client that has sent
+//! nothing yet does not count towards the limit.
 
 use std::cell::Cell;
 use std::hash::{BuildHasher, RandomState};
@@ -45,7 +47,7 @@ const MAX_PLAINTEXT_BYTES: u64 = 64 << 10;
 /// Time for a client without TLS to receive the response and close the connection.
 const LINGER_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// Pause between two checks whether the client has received the response.
+/// Interval at which the server checks whether the client has received the response.
 const DRAIN_POLL_INTERVAL: Duration = Duration::from_millis(10);
 
 /// Response to a request without TLS.
@@ -53,15 +55,15 @@ const PLAINTEXT_RESPONSE: &[u8] =
     b"HTTP/1.1 400 Bad Request\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: 46\r\n\
     connection: close\r\n\r\nThis port speaks TLS: use https, not http://.\n";
 
-/// Maximum number of bytes received before data is decrypted. It fits a record of 16 KiB (RFC 8446, section 5.2) and the
-/// handshake messages of a client without a certificate.
+/// Maximum number of bytes that the server receives without decrypting any data. It fits a record of 16 KiB (RFC 8446,
+/// section 5.2) and the handshake messages of a client without a certificate.
 const MAX_UNDECRYPTED_BYTES: usize = 20 << 10;
 
-/// Maximum number of bytes of a response that are encrypted before the socket takes them: one record.
+/// Maximum number of encrypted bytes that wait for the socket to accept them: one record.
 const TLS_BUFFER_BYTES: usize = 16 << 10;
 
-/// Maximum number of handshakes of one address. A single address may have half of all. Each of many addresses may have as
-/// many as it leaves free.
+/// Maximum number of concurrent handshakes for one address: half of all handshakes. If many addresses begin handshakes,
+/// each may have at most the number that is still free.
 const HANDSHAKES_PER_CLIENT: ClientQuota =
     ClientQuota { alone: config::TlsConfig::MAX_HANDSHAKES / 2, among_others: config::TlsConfig::MAX_HANDSHAKES / 2 };
 
@@ -70,7 +72,7 @@ pub(crate) struct TlsTerminator {
     server_config: WatchedFiles<ServerConfig>,
     handshake_timeout: Duration,
     /// Limits the handshakes in progress to [`config::TlsConfig::MAX_HANDSHAKES`], with a quota for each address. A
-    /// client that begins many handshakes and finishes none leaves some to other clients.
+    /// client that begins many handshakes and finishes none thus leaves some to other clients.
     handshakes: FairSemaphore,
     /// Hashes addresses to client ids. The random seed keeps an attacker from choosing an address with another client's
     /// id.
@@ -120,8 +122,8 @@ impl TlsTerminator {
         self.handshakes.acquire(flow, 1).await
     }
 
-    /// Performs the handshake on a connection; `meter` limits its send queue. Returns `None` if no TLS connection
-    /// results; a failure is then logged and counted.
+    /// Performs the handshake on a connection, whose send queue `meter` limits. Returns `None` if the handshake fails
+    /// or the client ends the connection. A failure is logged and counted.
     pub(super) async fn accept(
         &self,
         stream: TcpStream,
@@ -145,8 +147,8 @@ impl TlsTerminator {
         accepted.ok().flatten()
     }
 
-    /// Like [`Self::accept`], but returns failures of the handshake and of the socket. Returns `None` if the client
-    /// closed the connection before its first byte, as probes do that only connect, or does not speak TLS.
+    /// Like [`Self::accept`], but returns an error if the handshake or the socket fails. Returns `None` if the client
+    /// does not speak TLS, or closed the connection without sending a byte, as some health checks do.
     async fn try_accept(
         &self,
         mut stream: TcpStream,
@@ -168,7 +170,7 @@ impl TlsTerminator {
                 return Ok(None);
             }
         }
-        // The wait for other clients' handshakes has a time limit of its own.
+        // The wait for a free handshake slot has its own time limit.
         let _permit = timeout(step_timeout, self.acquire_handshake(peer)).await?;
         let acceptor = TlsAcceptor::from(self.server_config.current());
         set_socket_linger(&stream, None)?;
@@ -191,7 +193,7 @@ async fn refuse_plaintext(stream: &mut TcpStream, first: u8) -> io::Result<()> {
     if first.is_ascii_uppercase() {
         stream.write_all(PLAINTEXT_RESPONSE).await?;
         stream.shutdown().await?;
-        // Otherwise the kernel would keep a response that the client does not receive for minutes.
+        // If the client does not receive the response, the kernel must not keep it for minutes.
         set_socket_linger(&*stream, Some(Duration::ZERO))?;
         // If a connection is closed with unread bytes, it is reset, and the response is lost.
         let mut unread = (&mut *stream).take(MAX_PLAINTEXT_BYTES);
@@ -234,7 +236,8 @@ fn parse_identity(certificate: &str, key: &str) -> Result<(ServerConfig, Range<D
     Ok((config, validity.not_before.to_unix_duration()..validity.not_after.to_unix_duration()))
 }
 
-/// Returns why clients would not trust a certificate with this `validity` at `now`, the time since the Unix epoch.
+/// Returns the reason why clients would not trust a certificate with this `validity`, if they would not. `now` is the
+/// time since the Unix epoch.
 fn validity_error(validity: &Range<Duration>, now: Duration) -> Option<String> {
     let time_until_valid = validity.start.saturating_sub(now);
     if validity.end <= now {
@@ -255,11 +258,12 @@ fn unix_time() -> Duration {
 /// A TLS connection. The write timeout of the TCP socket below ends the connection of a client that takes nothing.
 pub(super) struct TlsSocket(Box<TlsStream<CiphertextLimiter<TimedSocket<TcpStream>>>>);
 
-/// Counts the bytes read from a stream and fails after too many without decrypted data. rustls joins the parts of every
-/// handshake message in up to 64 KiB of memory, which it keeps. Clients may send such messages even after the handshake.
+/// Counts the bytes read from a stream, and fails if too many arrive without any decrypted data. rustls joins the parts
+/// of a handshake message in a buffer of up to 64 KiB, which it keeps. Clients may send such messages even after the
+/// handshake.
 struct CiphertextLimiter<S> {
     stream: S,
-    /// Bytes read since data was last decrypted.
+    /// Number of bytes read since data was last decrypted.
     undecrypted_bytes: usize,
 }
 
@@ -287,7 +291,7 @@ impl AsyncRead for TlsSocket {
     }
 }
 
-/// Implements [`AsyncWrite`] by a field.
+/// Implements [`AsyncWrite`] by forwarding to a field.
 macro_rules! write_through {
     ([$($bound:tt)*] $type:ty, $field:tt) => {
 impl<$($bound)*> AsyncWrite for $type {
@@ -321,8 +325,8 @@ impl<$($bound)*> AsyncWrite for $type {
 write_through!([S: AsyncWrite + Unpin] CiphertextLimiter<S>, stream);
 write_through!([] TlsSocket, 0);
 
-/// Calls that bypass encryption are unsupported. With [`http::HttpOptions::is_https`](crate::http::HttpOptions::is_https),
-/// the fast path replies with no file and does not need them.
+/// Calls that bypass encryption are unsupported. The fast path does not make them: if
+/// [`http::HttpOptions::is_https`](crate::http::HttpOptions::is_https) is set, it never replies with a file.
 impl Socket for TlsSocket {
     const IS_BUFFERED: bool = true;
 

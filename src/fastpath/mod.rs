@@ -1,11 +1,11 @@
-//! Fast path: responses that need no waiting. These are cached stored objects, keys that are known to be missing, and
-//! chunks of views that are available without waiting.
+//! The fast path answers requests that need no waiting. These request cached objects, keys that are known to be
+//! missing, or chunks of views that are available at once.
 //!
-//! [`try_answer`] is the only entry. The module depends on `http`, and nothing in `http` depends on it.
+//! [`try_answer`] is the only entry point. This module depends on `http`, and nothing in `http` depends on it.
 //!
-//! Viewers request little else. For small responses, a general HTTP server takes more time than their content. The
-//! headers are the same as those of `http::routes`, which `tests/it/fast_path.rs` checks. Every unusual request is left to
-//! the HTTP library.
+//! Most requests of viewers are of this kind. For a small response, a general HTTP server takes more time than the
+//! response itself. The headers are the same as those from `http::routes`, which `tests/it/fast_path.rs` checks. The
+//! HTTP library answers every unusual request.
 
 mod reply;
 mod thread_cache;
@@ -33,7 +33,7 @@ use thread_cache::ThreadCacheEntry;
 /// Maximum number of headers of a request on the fast path.
 const MAX_HEADERS: usize = 48;
 
-/// Longest path on the fast path, in bytes. The HTTP library refuses paths that are a few bytes longer.
+/// Maximum length of a path on the fast path, in bytes. The HTTP library refuses paths that are slightly longer.
 const MAX_PATH_BYTES: usize = 60_000;
 
 /// Media type of most chunks.
@@ -44,7 +44,7 @@ const OCTET_STREAM: &str = "application/octet-stream";
 pub enum FastOutcome {
     /// Part of a request head, or no bytes.
     Incomplete,
-    /// A request without a body: the length of its head in bytes, and the reply of the fast path if there is one.
+    /// A request without a body: the length of its head in bytes, and the fast path's reply, if there is one.
     Request(usize, Option<Reply>),
     /// Any other bytes, which the HTTP library handles.
     HandOver,
@@ -76,7 +76,7 @@ enum RequestClass<'a> {
     Eligible(FastRequest<'a>),
     /// By the HTTP library. The request has no body, so the next request follows its head.
     Plain,
-    /// By the HTTP library. The request has a body or asks for another protocol, or might.
+    /// By the HTTP library. The request has a body or asks for another protocol, or possibly does.
     Unusual,
 }
 
@@ -142,8 +142,8 @@ fn classify<'a>(request: &httparse::Request<'_, 'a>, peer: Option<IpAddr>) -> Re
     })
 }
 
-/// Replies to an eligible request if that needs no waiting: with an earlier reply of this thread for the same path, with
-/// a stored object or with a chunk of a view. Returns `None` if the HTTP library must answer.
+/// Replies to an eligible request if the reply needs no waiting. Repeats an earlier reply of this thread for the same
+/// path, or replies with a stored object or a chunk of a view. Returns `None` if the HTTP library must answer.
 fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     let varies_by_origin = || !app.options.cors_origins.iter().any(|origin| origin == "*");
     if (request.has_origin && varies_by_origin()) || app.options.client_limits.bytes_per_second > 0 {
@@ -171,7 +171,7 @@ fn public_mount(app: &App, index: usize) -> Option<(&Mount, &MountHeaders)> {
     Some((app.mounts.get(index)?, template))
 }
 
-/// Returns an earlier reply of this thread again, if nothing that the reply depends on has changed.
+/// Repeats an earlier reply of this thread if nothing that the reply depends on has changed.
 fn repeat_reply(
     app: &Arc<App>,
     request: &FastRequest<'_>,
@@ -198,7 +198,7 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, p
     let (mount, template) = public_mount(app, mount_index)?;
     let key = Key::parse(path).ok().filter(route::is_n5_key)?;
     let is_attributes = key.name() == Some(ATTRIBUTES);
-    // A client that has a copy may not need the bytes.
+    // A client that already has the object may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
     let mut lookup = mount.container.try_object(freshness, &key, with_bytes);
     if let NonblockingLookup::Object(meta, bytes, _) = &lookup

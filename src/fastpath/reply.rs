@@ -15,7 +15,7 @@ use crate::http::{App, Mount, forwarded, redact, respond};
 use crate::store::{ObjectMeta, SendfileSource};
 use crate::telemetry::trace;
 
-/// The parts of a request that the fast path depends on.
+/// The parts of a request on which its reply depends.
 #[derive(Debug)]
 pub(super) struct FastRequest<'a> {
     pub(super) peer: Option<IpAddr>,
@@ -70,15 +70,16 @@ impl Reply {
         observe::report_body_failure(self.record.id(), error);
     }
 
-    /// Records that `bytes` of the body have been sent; `is_complete` if that is the whole body.
+    /// Records that `bytes` of the body have been sent. `is_complete` is true if this is the whole body.
     pub fn record_sent(&mut self, bytes: u64, is_complete: bool) {
         self.record.sent_bytes = bytes;
         self.record.stage = if is_complete { SendStage::Done } else { SendStage::Sending(None) };
     }
 }
 
-/// Smallest body whose memory is charged to the client (64 KiB). The kernel accepts a smaller body at once, so that its
-/// memory is not held for a slow client.
+/// Minimum size of a body whose memory is charged to the client (64 KiB). A smaller body can stay in memory without a
+/// charge until a slow client has received it. Each connection holds at most one such body, because it sends one reply
+/// at a time.
 const MIN_CHARGED_BYTES: usize = 64 << 10;
 
 /// Prepared headers of one object or chunk.
@@ -104,7 +105,7 @@ impl EntityHeaders {
     }
 }
 
-/// Returns the reply with an object or chunk: 304 if the client has it, otherwise 200.
+/// Returns the reply for an object or chunk: 304 if the client already has it, otherwise 200.
 pub(super) fn entity_reply(
     app: &Arc<App>,
     request: &FastRequest<'_>,
@@ -124,8 +125,8 @@ pub(super) fn entity_reply(
     finish_reply(app, request, headers.route, StatusCode::OK, head, Some(body))
 }
 
-/// Returns the body `bytes`, which are charged to the client while they are sent. Returns `None` if that would have to
-/// wait, or if the peer's address does not identify the client; the HTTP library then answers.
+/// Returns a body of `bytes`, which are charged to the client while they are sent. Returns `None` if the charge would
+/// have to wait, or if the peer's address does not identify the client. The HTTP library then answers.
 pub(super) fn charged_body(app: &App, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<ReplyBody> {
     if request.is_head {
         return Some(ReplyBody::Bytes(Bytes::new()));

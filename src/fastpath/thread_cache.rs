@@ -1,8 +1,8 @@
 //! Thread-local cache of recent replies. A repeated request for an object or chunk is found by the text of its path
 //! alone.
 //!
-//! Of the time that this process spent on a small response without this cache, parsing the path, looking up the object
-//! and writing its headers took a quarter. For a chunk, resolving it and the HTTP library took half
+//! Without this cache, a quarter of the process's time for a small response went into parsing the path, looking up the
+//! object and writing the headers. For a chunk, the HTTP library and resolving the chunk took half of the time
 //! (docs/PERFORMANCE.md).
 
 use std::cell::RefCell;
@@ -12,10 +12,10 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::reply::EntityHeaders;
 use crate::container::CachedAnswer;
 
-/// Number of replies that a thread remembers, at about 400 to 700 bytes each.
+/// Maximum number of replies that a thread caches. Each takes about 400 to 700 bytes.
 const SLOT_COUNT: usize = 1024;
 
-/// Longest path that is remembered, in bytes.
+/// Maximum length of the path of a cached reply, in bytes.
 const MAX_PATH_BYTES: usize = 256;
 
 /// A reply that can be sent again.
@@ -23,7 +23,7 @@ pub(super) struct ThreadCacheEntry {
     /// Id of the app that replied.
     app: u64,
     path: Box<str>,
-    /// Index of the app's mount that the path leads into.
+    /// Index of the mount of the app that contains the path.
     pub(super) mount_index: usize,
     /// Headers of the object or chunk; `None` for the 404 of a missing key.
     pub(super) headers: Option<EntityHeaders>,
@@ -34,22 +34,22 @@ thread_local! {
     static THREAD_SLOTS: RefCell<Vec<Option<ThreadCacheEntry>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Returns the result of `job` on the entry of a path; `None` if there is no entry.
+/// Runs `job` on the entry of a path and returns its result. Returns `None` if there is no entry.
 pub(super) fn with_entry<T>(app: u64, path: &str, job: impl FnOnce(&mut ThreadCacheEntry) -> Option<T>) -> Option<T> {
     THREAD_SLOTS.with_borrow_mut(|slots| {
         let slot = slots.get_mut(slot_index(path))?;
         let entry = slot.as_mut().filter(|entry| entry.app == app && *entry.path == *path)?;
         let result = job(entry);
         if result.is_none() && entry.headers.is_none() {
-            // The entry says that the key is missing, which may no longer be true.
+            // The key of the entry was missing, which may no longer be true.
             *slot = None;
         }
         result
     })
 }
 
-/// Stores a reply in the slot of its path. An entry for a missing key never replaces the entry of another path whose key
-/// exists, because clients can invent any number of names.
+/// Stores a reply in the slot of its path. An entry for a missing key never replaces another path's entry whose key
+/// exists. Otherwise clients could fill the cache with invented names.
 pub(super) fn insert(
     app: u64,
     path: &str,

@@ -15,21 +15,22 @@ pub use page_runs::{PAGE_BYTES, PagedBytes};
 
 /// The program's allocator.
 ///
-/// Large buffers come from the C library, so that their memory is returned when they are freed. Medium buffers are too
-/// many for a mapping each and have runs of pages (`allocator/page_runs.rs`). Small blocks come from mimalloc, which
-/// has a heap for each thread.
+/// Large buffers come from the C library, which returns their memory to the system when they are freed. There are too
+/// many medium buffers for a separate mapping each, so they are runs of pages in one mapping
+/// (`allocator/page_runs.rs`). Small blocks come from mimalloc, which has a heap for each thread.
 ///
-/// Each heap of the C library has a lock. A thread that decodes has a higher niceness than the threads that serve, and
-/// may lose its core while it holds such a lock. Beside eight clients with xz blocks, one response in 250 then waited for
-/// up to 5 ms. With mimalloc, serving threads do not wait for each other either: two of them serve 36,800 cached planes
-/// per second instead of 24,900, and 17,200 documents of `/info` instead of 10,300.
+/// mimalloc is used because each heap of the C library has a lock. A decoding thread has a higher niceness than the
+/// threads that serve connections, and may lose its core while it holds such a lock. While eight clients requested xz
+/// blocks, one response in 250 waited up to 5 ms for the lock. With mimalloc, serving threads do not wait for each
+/// other either: two of them serve 36,800 cached planes per second instead of 24,900, and 17,200 documents of `/info`
+/// instead of 10,300.
 #[derive(Debug)]
 pub struct Allocator;
 
 /// The allocator that a block of memory comes from.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum BackingAllocator {
-    /// mimalloc. Also serves medium blocks if no runs are available.
+    /// mimalloc. Medium blocks also come from it if no runs are available.
     Mimalloc,
     /// [`page_runs`].
     PageRuns,
@@ -54,9 +55,9 @@ impl BackingAllocator {
     }
 }
 
-// SAFETY: all three are allocators. The size in the layout of a block, which is the same from its allocation to its end,
-// determines the allocator of the block. For medium blocks, the address decides between two of them. A block moves if its
-// new size belongs to another allocator.
+// SAFETY: all three are allocators. The size in the layout of a block, which is the same from its allocation to its
+// end, determines the allocator of the block. For medium blocks, the address decides between two of them. A block moves
+// if its new size belongs to another allocator.
 unsafe impl GlobalAlloc for Allocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller's promises are those that each allocator requires.
@@ -127,8 +128,8 @@ unsafe impl GlobalAlloc for Allocator {
 /// Minimum size of a large buffer in bytes. Each is mapped from the system separately and returned when freed.
 pub const LARGE_BYTES: usize = 64 << 10;
 
-/// Minimum size of a medium buffer in bytes. mimalloc would put buffers of this size into pages of 512 KiB. Here they have
-/// pages of their own.
+/// Minimum size of a medium buffer in bytes. mimalloc would put several buffers of this size into one page of 512 KiB.
+/// Here each buffer has its own pages.
 const MEDIUM_BYTES: usize = (8 << 10) + 1;
 
 /// Number of mimalloc's option `purge_delay`, for which its bindings have no name. A test checks the number.
@@ -139,18 +140,18 @@ pub fn is_paged(bytes: usize) -> bool {
     (MEDIUM_BYTES..LARGE_BYTES).contains(&bytes)
 }
 
-/// Milliseconds for which mimalloc keeps free memory. With its default of one second (version 3.3), small blocks that
-/// large ones had evicted from a cache of 512 MiB were still resident when the large ones had arrived. The peak was
-/// 923 MiB, and 682 MiB with this value, at the same number of responses per second. With zero the peak was 656 MiB, but
-/// every page that is returned must be faulted in again.
+/// Milliseconds for which mimalloc keeps free memory. The default is one second (version 3.3). When large blocks
+/// replaced small ones in a cache of 512 MiB, the freed small blocks were then still resident: the peak was 923 MiB.
+/// With this value, the peak was 682 MiB, at the same number of responses per second. With zero, the peak was 656 MiB,
+/// but every returned page must be faulted in again.
 const PURGE_DELAY_MILLISECONDS: std::ffi::c_long = 10;
 
 /// Configures the allocators to return the memory of blocks and slices to the system soon after they are freed.
 ///
-/// By default, glibc raises its threshold for mappings to 32 MiB once such buffers have been freed, and keeps them in
-/// its heaps. The process then exceeds its budgets. Streaming a dense gzip volume of 2 GiB peaked at 850 MB resident by
-/// default, 417 MB with the threshold fixed, 523 MB under jemalloc and 589 MB under mimalloc, in the same time (each
-/// with one allocator for everything). Another C library keeps its own defaults.
+/// By default, glibc raises its mapping threshold up to 32 MiB when it frees mapped buffers, and then keeps buffers
+/// below the threshold in its heaps. The process then exceeds its budgets. Streaming a dense gzip volume of 2 GiB
+/// peaked at 850 MB resident by default, 417 MB with the threshold fixed, 523 MB under jemalloc and 589 MB under
+/// mimalloc, in the same time (each with one allocator for everything). Another C library keeps its own defaults.
 pub fn configure_purging() {
     // SAFETY: only sets a number, which other threads may read at the same time.
     unsafe {
@@ -158,7 +159,7 @@ pub fn configure_purging() {
     }
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     {
-        // One heap per core. By default glibc has eight per core, each of which would keep what is freed into it.
+        // One heap per core. By default, glibc has eight heaps per core, and each would keep freed memory.
         let cores = std::thread::available_parallelism().map_or(1, usize::from);
         // SAFETY: mallopt only sets parameters of the allocator, and no other thread runs yet.
         unsafe {
@@ -168,13 +169,13 @@ pub fn configure_purging() {
     }
 }
 
-/// Number of bytes by which resident memory must have grown since the last trim for a full trim to be worth its cost.
+/// Growth of the resident memory since the last trim, in bytes, that makes a full trim worth its cost.
 #[cfg(target_os = "linux")]
 const FULL_TRIM_GROWTH_BYTES: usize = 16 << 20;
 
-/// Returns freed memory to the system. This includes memory that mimalloc has kept for a while, which mimalloc itself
-/// returns only when a thread needs a new page. If the process has grown since the last time, it also includes all
-/// memory that no thread's heap keeps, and free memory of the C library.
+/// Returns freed memory to the system: memory that mimalloc has kept longer than its delay, which mimalloc itself
+/// returns only when a thread needs a new page. If the process has grown since the last trim, also returns all memory
+/// that belongs to no thread's heap, and free memory of the C library.
 pub fn trim() {
     #[cfg(target_os = "linux")]
     {
@@ -203,15 +204,16 @@ pub fn trim() {
 /// Minimum time between two collections of one thread's heap.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Largest share of a thread's time that collections take (1/100). A heap with gigabytes of cached blocks has many pages.
+/// Divisor of a thread's time: collections take at most 1/100 of it. A heap with gigabytes of cached blocks has many
+/// pages to examine.
 const COLLECT_TIME_DIVISOR: u32 = 100;
 
 /// Returns free memory of the calling thread's heap to the system: one page for each size class, up to 512 KiB each,
 /// and the pages whose blocks other threads have freed. mimalloc itself examines these only when the thread allocates
 /// again. Does nothing if the last collection was less than a tenth of a second ago.
 ///
-/// Threads that work on requests call this when they have finished some work. With 32 threads, 150 MiB instead of 281 MiB
-/// stayed resident after a load test, and the peak was 326 MiB instead of 470 MiB.
+/// Threads that work on requests call this when they have finished some work. With 32 threads, 150 MiB instead of 281
+/// MiB stayed resident after a load test, and the peak was 326 MiB instead of 470 MiB.
 pub fn collect_thread_heap() {
     thread_local! {
         static NEXT_COLLECTION: Cell<Option<Instant>> = const { Cell::new(None) };

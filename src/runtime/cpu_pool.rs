@@ -1,11 +1,11 @@
-//! A pool of threads for CPU-bound jobs, apart from the threads that serve connections. As many jobs run at once as there
-//! are cores. High-priority jobs have a lane of their own and go before low-priority ones. Without this lane, a plane of
-//! cached blocks took 0.5 s instead of a millisecond while eight clients had xz blocks decoded.
+//! A pool of threads for CPU-bound jobs, apart from the threads that serve connections. At most one job per core runs
+//! at once. High-priority jobs have their own lane and take precedence over low-priority jobs. Without this lane, a
+//! plane of cached blocks took 0.5 s instead of 1 ms while eight clients requested blocks with xz compression.
 //!
-//! If a lane has as many threads as the process has cores, each thread is pinned to one core. A slice starts as many
-//! jobs as there are cores at the same moment. Without pinning, the kernel often puts two of these jobs on one core and
-//! leaves another core idle. It looks for an idle core only if not much has run lately, and does not move a thread that
-//! ran within half a millisecond. With pinning, a plane took 2.1 ms instead of 2.5 ms.
+//! If the number of threads of a lane is equal to the number of cores, each thread is pinned to one core. The reason is
+//! that a slice starts one job for each core at the same moment. Without pinning, the kernel often puts two of these
+//! jobs on one core and leaves another core idle. The kernel looks for an idle core only under low load, and does not
+//! move a thread that ran within the last half millisecond. With pinning, a plane took 2.1 ms instead of 2.5 ms.
 
 use std::cell::{Cell, RefCell};
 use std::sync::Arc;
@@ -21,24 +21,25 @@ use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, F
 use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 use crate::telemetry::trace;
 
-/// Largest input of a high-priority job. A general compressor takes ten milliseconds for it.
+/// Maximum input of a high-priority job in bytes. A general-purpose compressor takes ten milliseconds for this input.
 const HIGH_PRIORITY_MAX_BYTES: usize = 256 << 10;
 
-/// Additional niceness of threads for low-priority jobs. Such a thread gets a tenth of the share of another thread on a
-/// contended core, and all of an uncontended core.
+/// Additional niceness of the threads for low-priority jobs. On a contended core, such a thread gets a tenth of the
+/// time of another thread. On an idle core, it gets all of the time.
 const NICENESS: i32 = 10;
 
 /// Time for which a job has its core before it yields to jobs of other clients.
 const TIME_SLICE: Duration = Duration::from_millis(10);
 
-/// Maximum number of paused jobs per core, because each keeps a thread. If there are as many, further jobs do not yield.
+/// Maximum number of paused jobs for each core. Each paused job keeps a thread, so further jobs do not yield their
+/// cores.
 const MAX_PAUSED_PER_CORE: usize = 4;
 
 /// Time for which idle threads are kept. They never end, because a new thread would not know which core is free.
 const KEEP_ALIVE_FOREVER: Duration = Duration::MAX;
 
-/// Time for which idle spare threads are kept: 34 years, because the system may be unable to start threads later. Differs
-/// from [`KEEP_ALIVE_FOREVER`], which also pins threads to cores.
+/// Time for which idle spare threads are kept: 34 years, because the system may be unable to start threads later. Not
+/// [`KEEP_ALIVE_FOREVER`], because threads with that value are pinned to cores.
 const SPARE_KEEP_ALIVE: Duration = Duration::from_secs(1 << 30);
 
 /// Runs CPU-bound jobs. Cheap to clone; clones share the lanes.
@@ -52,14 +53,14 @@ pub struct CpuPool {
 /// Priority of a job, according to how long it may take.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Priority {
-    /// Priority of a few milliseconds of work on data in memory, such as pasting cached blocks or making small documents.
+    /// For a few milliseconds of work on data in memory, such as pasting cached blocks or making small documents.
     High,
-    /// Priority of longer work, such as decoding blocks or encoding images. All other work of the process goes first.
+    /// For longer work, such as decoding blocks or encoding images. All other work of the process takes precedence.
     Low,
 }
 
 impl Priority {
-    /// Returns the priority of a job that processes this many bytes at the speed of a general compressor.
+    /// Returns the priority of a job that processes this many bytes at the speed of a general-purpose compressor.
     pub fn for_input_bytes(bytes: usize) -> Self {
         if bytes <= HIGH_PRIORITY_MAX_BYTES { Self::High } else { Self::Low }
     }
@@ -70,14 +71,15 @@ impl Priority {
 #[derive(Debug)]
 struct PriorityLane {
     core_permits: FairSemaphore,
-    /// As many threads as cores. `None` if the system could not start a thread. The caller's runtime then runs the jobs.
+    /// One thread for each core. `None` if the system could not start a thread; the caller's runtime then runs the
+    /// jobs.
     threads: Option<Runtime>,
     /// Threads for jobs that run while paused jobs keep their threads.
     spare_threads: Option<Runtime>,
     /// Number of jobs that have yielded their core and wait to continue.
     ///
-    /// Relaxed ordering is enough: the mutex of `core_permits` orders an increment before the job that gets the core, and
-    /// the counter guards no other data.
+    /// Relaxed ordering is enough, because the counter guards no other data. A job increments it before it releases its
+    /// core. The mutex of `core_permits` makes the increment visible to the job that gets the core.
     paused_jobs: Arc<AtomicUsize>,
 }
 
@@ -101,8 +103,8 @@ impl CoreLease {
         Self { permit: RefCell::new(permit), running_since: Cell::new(Instant::now()), paused_jobs, max_paused }
     }
 
-    /// Yields the core to waiting jobs of other clients if this job has had it for some time. Returns when it is this
-    /// job's turn again. Jobs that may take long should call this regularly.
+    /// Yields the core to waiting jobs of other clients if this job has had the core for some time. Returns when it is
+    /// this job's turn again. Jobs that may take long should call this regularly.
     pub fn yield_if_contended(&self) {
         let mut permit = self.permit.borrow_mut();
         if self.running_since.get().elapsed() < TIME_SLICE || !permit.as_ref().is_some_and(FairPermit::is_contended) {
@@ -132,7 +134,7 @@ fn pin_to_core(core: usize) {
     }
 }
 
-/// Raises the niceness of the calling thread, so that other threads go first.
+/// Raises the niceness of the calling thread, so that other threads take precedence.
 fn raise_niceness() {
     // On Linux, every thread has its own niceness.
     let result = getpriority_process(None).and_then(|now| setpriority_process(None, now.saturating_add(NICENESS)));
@@ -155,7 +157,7 @@ fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std:
         .thread_name(name)
         .thread_keep_alive(keep_alive)
         .on_thread_start(move || {
-            // Only the value matters: each thread gets another number.
+            // Relaxed ordering is enough, because each thread only needs a different number.
             let number = started.fetch_add(1, Ordering::Relaxed);
             if keep_alive == KEEP_ALIVE_FOREVER
                 && cores.len() == count
@@ -179,7 +181,7 @@ fn start_threads(count: usize, priority: Priority, keep_alive: Duration) -> std:
 pub struct JobDied(String);
 
 impl CpuPool {
-    /// Creates lanes for `cores` concurrent jobs of each priority, at least one.
+    /// Creates a pool that runs up to `cores` jobs of each priority at once, and at least one.
     pub fn new(cores: usize) -> Self {
         let cores = cores.max(1);
         let lane = |priority| Arc::new(PriorityLane::new(cores, priority));
@@ -208,10 +210,10 @@ impl CpuPool {
         }
     }
 
-    /// Runs `job` when a core is free and its flow is next. The flow consists of the client for which the calling task
-    /// works and of `flow_number`, which stands for a dataset. Thus neither a client with many jobs nor a slow codec keeps
-    /// other jobs waiting. Dropping the future before the job starts cancels the job. A job that has started runs to its
-    /// end and keeps its core until then.
+    /// Runs `job` when a core is free and its flow is next. A flow is identified by the client for which the calling
+    /// task works and by `flow_number`, which stands for a dataset. Thus neither a client with many jobs nor a dataset
+    /// with a slow codec delays the jobs of other flows for long. Dropping the future before the job starts cancels the
+    /// job. A job that has started runs to its end and keeps its core until then.
     ///
     /// # Errors
     /// [`JobDied`] if the job panics.
@@ -224,7 +226,7 @@ impl CpuPool {
         self.run_cooperative(priority, flow_number, move |_| job()).await
     }
 
-    /// Like [`Self::run`], for a job that may take long and yields its core to other jobs while it runs.
+    /// Like [`Self::run`], but for a job that may take long and yields its core to other jobs while it runs.
     ///
     /// # Errors
     /// [`JobDied`] if the job panics.
@@ -249,7 +251,7 @@ impl CpuPool {
         let job = move || {
             let lease = CoreLease::new(Some(permit), paused_jobs, max_paused);
             let output = job(&lease);
-            // Releases the core before the heap is collected.
+            // Another job may use the core while this thread's heap is collected.
             drop(lease);
             allocator::collect_thread_heap();
             output
@@ -277,7 +279,7 @@ impl PriorityLane {
         }
     }
 
-    /// Returns the threads for a job that has got a core.
+    /// Returns the threads that run a job with a permit for a core.
     fn threads(&self) -> Option<&Runtime> {
         let is_short_of_threads = self.paused_jobs.load(Ordering::Relaxed) > 0;
         if is_short_of_threads { self.spare_threads.as_ref() } else { self.threads.as_ref() }
@@ -286,7 +288,7 @@ impl PriorityLane {
 
 impl Drop for PriorityLane {
     fn drop(&mut self) {
-        // The runtimes must not wait for their threads, because this may be dropped where blocking is not allowed.
+        // The drop must not wait for the threads, because it may happen where blocking is not allowed.
         for threads in [self.threads.take(), self.spare_threads.take()].into_iter().flatten() {
             threads.shutdown_background();
         }

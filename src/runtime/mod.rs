@@ -1,4 +1,4 @@
-//! Cores, threads and memory pages of the process, and the order in which clients get them.
+//! Resources of the process: cores, threads, memory, watched files, and the order in which clients get them.
 
 pub mod allocator;
 pub mod cpu_pool;

@@ -10,14 +10,14 @@ use std::time::Duration;
 /// Interval at which the files are polled.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Number of polls after which a lasting failure is logged again.
+/// Number of failed polls after which a lasting failure is logged again.
 const POLLS_PER_ERROR_LOG: u32 = 60;
 
 /// `O_NONBLOCK` in the type that `OpenOptionsExt::custom_flags` takes.
 const NONBLOCK: i32 = rustix::fs::OFlags::NONBLOCK.bits().cast_signed();
 
-/// Maximum size of a file in bytes. The memory that the process reserves for itself covers the parsed content, and the
-/// next content while it is read.
+/// Maximum size of a file in bytes. The fixed memory of the process covers the parsed content and, while a changed file
+/// is read, its new content.
 const MAX_FILE_BYTES: u64 = 4 << 20;
 
 /// Parsed content of files. A thread keeps it up to date and ends when this value is dropped.
@@ -35,9 +35,9 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
 
     /// Reads the files now, and reads all of them again whenever one changes. `what` describes the files in the log.
     ///
-    /// `on_failure` is called at each poll that finds the files invalid, except the first of several in a row. Files that
-    /// belong together are replaced one after the other, and a poll may find one of them half written. Therefore, only a
-    /// failure of two consecutive polls counts.
+    /// `on_failure` is called at each poll that finds the files invalid, except the first of several in a row. A poll
+    /// may find a file half written, or only some of several files replaced. Therefore a failure counts only if two
+    /// consecutive polls find it.
     ///
     /// # Errors
     /// A message if a file cannot be read or parsed now. After later failures, the last valid content stays in force.
@@ -151,7 +151,7 @@ mod tests {
         std::fs::write(&path, "1").unwrap();
         let watched = WatchedFiles::open([&path], "tokens", || (), parse_number).unwrap();
         assert_eq!(*watched.current(), 1);
-        // As long and as old as the previous text: only the text itself tells them apart.
+        // The new text has the same length and time as the previous one, so only the text itself differs.
         std::fs::write(&path, "2").unwrap();
         assert!(becomes_true(|| *watched.current() == 2));
         std::fs::write(&path, "x").unwrap();

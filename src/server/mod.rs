@@ -1,4 +1,5 @@
-//! The server: opens what the configuration names, binds the address, serves, reloads, and shuts down.
+//! The server: opens the configured containers, binds the address, serves requests, reloads the configuration, and
+//! shuts down.
 
 mod mounts;
 mod process_memory;
@@ -31,7 +32,7 @@ use reload::ServerState;
 pub use settings::{check_rules, open_access_control};
 pub(crate) use settings::{container_settings, http_options};
 
-/// A server that is bound to its address and serves when it is run.
+/// A server that is bound to its address, and that serves requests when it is run.
 pub struct Server {
     listener: Listener,
     workers: WorkerPool,
@@ -75,7 +76,7 @@ impl Server {
         Ok(Self { listener, workers, documents, tls, reloader })
     }
 
-    /// Returns a handle that applies other configurations to this server.
+    /// Returns a handle that applies new configurations to this server.
     pub fn reloader(&self) -> Arc<Reloader> {
         Arc::clone(&self.reloader)
     }
@@ -85,7 +86,7 @@ impl Server {
         self.listener.address()
     }
 
-    /// Logs and prints the server's address, what it serves and how much memory it may take.
+    /// Logs and prints the server's address, its containers, and the maximum memory of the process.
     pub fn announce(&self) {
         let snapshot = self.reloader.snapshot();
         let config = &snapshot.config;
@@ -128,7 +129,7 @@ impl Server {
 
     /// Serves until `stop` completes, then finishes the responses that have begun.
     pub async fn run(self, stop: impl Future<Output = ()>) {
-        // This function keeps no snapshot, because a reload must be able to free the replaced one.
+        // This function keeps no snapshot, so that a reload can free the snapshot that it replaces.
         let Self { listener, workers, documents: _documents, tls, reloader } = self;
         let connections = ConnectionServer::new(&reloader.snapshot().config, reloader.subscribe(), workers, tls);
         let drain_on_stop = async {
@@ -155,7 +156,8 @@ impl Server {
         let shutdown_deadline = tokio::time::Instant::now() + deadline;
         connections.begin_shutdown();
         let _closed = tokio::time::timeout_at(shutdown_deadline, listener.close(&connections)).await;
-        // `wait_drained` also waits for connections on which only part of a request has arrived. They get no response.
+        // `wait_drained` also waits for connections on which only a part of a request has arrived. Such a request gets
+        // no response.
         let unflushed = connections.unflushed_connections();
         let awaiting_request = connections.awaiting_first_request();
         let all_answered = async {
@@ -173,7 +175,7 @@ impl Server {
     }
 }
 
-/// Returns true if no response runs and none is being sent for 250 ms.
+/// Returns true if no response is being prepared or sent during 250 ms.
 async fn is_quiescent(reloader: &Reloader, unflushed: &Weak<()>) -> bool {
     for _ in 0..5 {
         tokio::time::sleep(Duration::from_millis(50)).await;

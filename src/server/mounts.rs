@@ -1,7 +1,8 @@
-//! The configured containers, and those of them that were already served before a reload.
+//! Mounts the configured containers. A reload keeps the containers that are already served.
 //!
-//! Their directories are opened concurrently, each within a time limit. On a reload, a container that is already served
-//! stays so if its directory cannot be opened: failing storage must not keep a new access rule from taking effect.
+//! The directories of the containers are opened concurrently, each within a time limit. On a reload, a container that
+//! is already served remains so even if its directory cannot be opened. Failing storage must not keep a new access rule
+//! from taking effect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -18,10 +19,11 @@ use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
 use crate::store::{LocalStore, Store, UnavailableStore};
 
-/// Longest time to open a directory while the server runs. Serving continues whatever the result is.
+/// Time limit for opening a directory while the server runs. If it fails, the server continues with the present
+/// containers.
 pub(super) const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Longest time that the startup of all containers waits for one of them.
+/// Time limit at startup for opening one container. All containers are opened at the same time.
 const STARTUP_OPEN_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Location of a container.
@@ -42,8 +44,8 @@ pub(super) struct MountedContainer {
     pub(super) mount: Mount,
     config: ContainerConfig,
     location: ContainerLocation,
-    /// Held while the directory is opened. Only one attempt at a time is allowed, because an attempt that hangs keeps its
-    /// thread.
+    /// Held while the directory is opened. Only one attempt at a time is allowed, because an attempt that hangs keeps
+    /// its thread.
     open_lock: Arc<Mutex<()>>,
 }
 
@@ -70,15 +72,15 @@ impl MountedContainer {
         if let ContainerLocation::Local { store, .. } = &mut location
             && let Some(ContainerLocation::Local { store: mounted, .. }) = existing.map(|known| &known.location)
         {
-            // A container that stays keeps its store, because the store tracks the state of the storage.
+            // A container that remains keeps its store, because the store tracks the state of the storage.
             *store = mounted.clone();
         }
         let mount = mount(&config.name, container, config.cache_control);
         Self { mount, config: config.clone(), location, open_lock }
     }
 
-    /// Returns true if the container of `config` at `location` is this one: the same directory after symbolic links are
-    /// resolved, with the same settings. A link that now leads elsewhere makes another container.
+    /// Returns true if the container of `config` at `location` is this container: it has the same settings and the same
+    /// directory after symbolic links are resolved. If a link now leads elsewhere, it is a different container.
     fn is_same(&self, config: &ContainerConfig, location: &ContainerLocation) -> bool {
         match (&self.location, location) {
             (ContainerLocation::Demo, ContainerLocation::Demo) => true,
@@ -107,7 +109,8 @@ impl MountedContainer {
 }
 
 /// Opens the containers of `config` at startup. A container that cannot be opened, for example because its storage
-/// hangs, does not keep the others from being served. It is not ready until [`retry_unopened`] has opened it.
+/// hangs, does not prevent the other containers from being served. It is not ready until [`retry_unopened`] has opened
+/// it.
 ///
 /// # Errors
 /// If none of the containers can be opened. The error gives the reason for each.
@@ -138,11 +141,11 @@ pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow
     Ok(mounts)
 }
 
-/// Returns the containers of `config`, in place of `current`. A container that is already among these keeps its cached
-/// data, and stays as it is if its directory cannot be opened now.
+/// Returns the containers of `config`, which replace `current`. A container of `config` that is also in `current` keeps
+/// its cached data, and stays as it is if its directory cannot be opened now.
 ///
 /// # Errors
-/// If a container that is not among these cannot be opened.
+/// If a container that is not in `current` cannot be opened.
 pub(super) async fn reconfigured(
     current: &[MountedContainer],
     config: &Config,
@@ -160,8 +163,8 @@ pub(super) async fn reconfigured(
     mounts.collect()
 }
 
-/// Retries the containers that could not be opened. Returns all containers, or `None` if no further one can be opened
-/// now.
+/// Tries again to open the containers that could not be opened. Returns all containers, or `None` if no further
+/// container could be opened.
 pub(super) async fn retry_unopened(
     current: &[MountedContainer],
     config: &Config,
@@ -191,8 +194,8 @@ pub(super) async fn retry_unopened(
     Some(mounts.collect())
 }
 
-/// Opens `container` again. Returns its location and its lock. If opening fails, a container that is already among
-/// `current` keeps its store, with the new settings.
+/// Opens `container` again. Returns its location and its lock. If this fails and the container is in `current`, it
+/// keeps its store with the new settings.
 async fn reopen(
     current: &[MountedContainer],
     container: &ContainerConfig,
@@ -215,7 +218,8 @@ async fn reopen(
         let why = format!("{why:#}");
         tracing::warn!(why, "this container is served as before");
         match &known.location {
-            // The new `must_be_mount` is set and nothing is mounted at the directory: it is only an empty mount point.
+            // The new configuration sets `must_be_mount`, but nothing is mounted at the directory, which is only an
+            // empty mount point.
             ContainerLocation::Local { store, .. } if container.must_be_mount && !store.is_mount() => {
                 ContainerLocation::Unopened
             }
@@ -229,8 +233,8 @@ async fn reopen(
     Ok((location, open_lock))
 }
 
-/// Returns an error if a file system was mounted at `location` before and none is now, so that only the empty mount point
-/// is left.
+/// Returns an error if a file system was mounted at `location` before and is not mounted now, so that only the empty
+/// mount point is left.
 fn check_still_mounted(
     current: &[MountedContainer],
     container: &ContainerConfig,
@@ -285,8 +289,8 @@ pub(crate) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow
     Ok(Arc::new(store.with_context(|| format!("cannot serve {}", describe(container)))?))
 }
 
-/// Returns the longest wait for a storage call. It ends before the request that needs the call, so that the slow call
-/// is known and counted as the cause.
+/// Returns the time limit for a storage call. It is shorter than the time limit of the request that needs the call, so
+/// that the slow call is reported as the cause.
 fn storage_call_timeout(config: &Config) -> Duration {
     config.server.request_timeout.mul_f64(0.95)
 }

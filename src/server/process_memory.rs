@@ -15,7 +15,7 @@ const BASELINE_BYTES: u64 = 64 << 20;
 /// Interval at which memory that the allocator retains is returned to the system.
 const TRIM_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Returns the most memory that the process may take, in bytes.
+/// Returns the maximum memory that the process may take, in bytes.
 pub(super) fn max_process_bytes(config: &Config) -> u64 {
     let bound = config.memory_bound_bytes();
     [config.max_connections_bytes(), config.sockets_bytes(), BASELINE_BYTES]
@@ -23,7 +23,7 @@ pub(super) fn max_process_bytes(config: &Config) -> u64 {
         .fold(bound, u64::saturating_add)
 }
 
-/// Logs a warning if the system allows this process less memory than it may take.
+/// Logs a warning if the system's limit is lower than the maximum memory of this process.
 pub(super) fn warn_if_below_need(config: &Config) {
     let needed = max_process_bytes(config);
     if let Some(limit) = cgroup_memory_limit().filter(|limit| *limit < needed) {
@@ -55,8 +55,8 @@ fn lowest_cgroup_limit(root: &Path, groups: &str) -> Option<u64> {
             "memory" => (root.join("memory"), "memory.limit_in_bytes"),
             _ => continue,
         };
-        // The limit of a group also holds for all groups below it. Inside a container, the groups above the container's
-        // root are not visible.
+        // The limit of a group also applies to all groups below it. Inside a container, the groups above the
+        // container's root are not visible.
         let group_path = Path::new(path.trim_start_matches('/'));
         let texts = group_path.ancestors().filter_map(|group| read(&root.join(group).join(file)));
         limits.extend(texts.filter_map(|text| text.trim().parse::<u64>().ok()));

@@ -1,5 +1,5 @@
-//! Reloads the configuration while serving. All parts that depend on it are built beside the parts in use and replace
-//! them at once. A failure before that changes nothing.
+//! Reloads the configuration while serving. All parts that depend on the configuration are built while the current
+//! parts stay in use, and then replace these at once. If building one of them fails, nothing changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -24,10 +24,10 @@ use crate::telemetry::{logs, metrics};
 /// Interval between attempts to open containers that could not be opened.
 const RETRY_UNOPENED_INTERVAL: Duration = Duration::from_secs(5);
 
-/// Interval at which the caches of replaced resources are drained.
+/// Interval at which the caches of replaced resources are emptied.
 const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Applies other configurations to a running server.
+/// Applies new configurations to a running server.
 pub struct Reloader {
     snapshot_tx: watch::Sender<Arc<ServingSnapshot>>,
     /// Locked while a configuration is applied, so that only one is applied at a time.
@@ -40,7 +40,7 @@ pub(super) struct ServerState {
     pub(super) config: Config,
     pub(super) mounts: Vec<MountedContainer>,
     pub(super) resources: Arc<Resources>,
-    /// Pool on which freed memory is returned to the system, for any resources.
+    /// CPU pool on which freed memory is returned to the system. It outlives the resources, which a reload may replace.
     pub(super) trim_cpu: CpuPool,
     pub(super) control: Option<Arc<AccessControl>>,
     pub(super) viewer: Option<Viewer>,
@@ -154,8 +154,8 @@ impl ServerState {
     }
 }
 
-/// Checks that `config` does not look like a part of a configuration file, which would make private paths public or
-/// replace the containers of `current` by the demo.
+/// Refuses a `config` that looks like an incomplete file: one that would make private paths or the metrics public, or
+/// would replace the containers of `current` by the demo.
 fn check_complete(config: &Config, current: &Config) -> anyhow::Result<()> {
     if config.is_fully_public() && !current.is_fully_public() {
         bail!(
@@ -178,8 +178,8 @@ fn check_complete(config: &Config, current: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Opens the access control within the time that a request may take. Waits for the first keys of a new issuer for as long
-/// as a request would, so that no request is refused for lack of keys.
+/// Opens the access control, within the time limit of a request. Waits for the first keys of a new issuer as long as a
+/// request would wait, so that no request is refused because keys are missing.
 async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::Result<Option<Arc<AccessControl>>> {
     let new_config = config.clone();
     let current_control = state.control.clone();
@@ -192,7 +192,8 @@ async fn reload_access_control(config: &Config, state: &ServerState) -> anyhow::
     Ok(control)
 }
 
-/// Returns the viewer. If its directory is unchanged but cannot be read now, returns the present viewer.
+/// Returns the viewer of `config`. If its directory is the same as before but cannot be read now, returns the present
+/// viewer.
 async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Option<Viewer>> {
     let directory = &config.server.viewer;
     let is_unchanged = *directory == state.config.server.viewer;
@@ -208,8 +209,8 @@ async fn find_viewer(config: &Config, state: &ServerState) -> anyhow::Result<Opt
     }
 }
 
-/// Restores the settings that only a restart can change, and warns of them. Returns the names of all other settings that
-/// change.
+/// Restores in the new configuration the settings that only a restart can change, and logs a warning that names them.
+/// Returns the names of all other settings that change.
 fn revert_restart_only(config: &mut Config, current: &Config) -> anyhow::Result<String> {
     let requested_settings = flatten_settings(config)?;
     config.server.listen = current.server.listen.clone();
@@ -248,7 +249,7 @@ fn flatten_settings(config: &Config) -> anyhow::Result<BTreeMap<String, String>>
     Ok(flat)
 }
 
-/// Drains the caches of replaced resources while earlier requests hold them.
+/// Empties the caches of replaced resources while earlier requests still hold these resources.
 async fn drain_replaced(resources: Weak<Resources>, settings: Settings) {
     while let Some(resources) = resources.upgrade() {
         resources.drain_caches(&settings).await;

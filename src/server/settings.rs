@@ -1,4 +1,4 @@
-//! Converts the configuration to the settings of each part.
+//! Converts the configuration to the settings of each part of the server.
 
 use std::sync::Arc;
 
@@ -26,7 +26,7 @@ pub(crate) fn container_settings(config: &Config) -> Settings {
     }
 }
 
-/// Checks the rules of `[access]`. They are part of the configuration, unlike the files that the section names.
+/// Checks the rules of `[access]`, but not the files that the section names.
 ///
 /// # Errors
 /// If a rule cannot be used.
@@ -40,8 +40,8 @@ fn policy(config: &Config) -> anyhow::Result<Policy> {
     policy.map_err(anyhow::Error::msg)
 }
 
-/// Opens the access control. Returns `None` if every client may read everything. Keeps the tokens and keys of `known`
-/// whose file or URL is unchanged.
+/// Opens the access control. Returns `None` if every client may read everything. Reuses the tokens and keys of `known`
+/// if their file or URL is unchanged.
 ///
 /// # Errors
 /// If a rule, or a file of tokens or keys, cannot be used.

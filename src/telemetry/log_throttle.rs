@@ -1,5 +1,5 @@
-//! Limits log lines that a fault would repeat by the thousand: one line per second of each kind, with the number of
-//! suppressed lines.
+//! Limits repeated log lines: at most one line per second of each kind, with the number of suppressed lines. A fault
+//! could otherwise log thousands of lines.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,7 +22,7 @@ impl LogThrottle {
         Self { next_millis: AtomicU64::new(0), suppressed: AtomicU64::new(0) }
     }
 
-    /// Returns `Some` if a line may be written now, with the number of lines suppressed since the last one.
+    /// Returns the number of lines suppressed since the last line if a line may be written now, and `None` otherwise.
     pub fn allow(&self) -> Option<u64> {
         static START: LazyLock<Instant> = LazyLock::new(Instant::now);
         self.allow_at(u64::try_from(START.elapsed().as_millis()).unwrap_or(u64::MAX))

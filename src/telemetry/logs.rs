@@ -1,10 +1,10 @@
-//! Installs the log subscriber and the metrics recorder. Only `cli` and `server` call this module; all others use the
-//! facades of `tracing` and `metrics`.
+//! Installs the log subscriber and the metrics recorder. Only `cli` and `server` call this module. Other modules use
+//! the facades of `tracing` and `metrics`.
 //!
 //! No logged value can add a field or a line. Values come from clients (paths, hosts, subjects of tokens), from files
-//! (names, keys, paths) and from errors that repeat either. The formatters of `tracing-subscriber` quote a `str` but
-//! write `%value` and errors unchanged. A JWT with the subject `alice status=200` would add a field to the audit line.
-//! Here the formatter decides about quotes, not the call site.
+//! (names, keys, paths) and from errors that contain such values. The formatters of `tracing-subscriber` quote a `str`
+//! but write `%value` and errors unchanged. With them, a JWT with the subject `alice status=200` would add a field to
+//! the audit line. The formatter here quotes values itself, whatever the call site.
 
 use std::any::Any;
 use std::backtrace::{Backtrace, BacktraceStatus};
@@ -32,20 +32,20 @@ use tracing_subscriber::util::{SubscriberInitExt as _, TryInitError};
 use crate::config::{LogConfig, LogFormat};
 use crate::telemetry::log_throttle::LogThrottle;
 
-/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds: the bounds of OpenTelemetry, and finer
-/// bounds below them for blocks that come from memory.
+/// Upper bounds of the buckets of every `_duration_seconds` histogram, in seconds. These are OpenTelemetry's bounds,
+/// and lower ones for blocks that are read from memory.
 const DURATION_BUCKETS: [f64; 19] = [
     0.0001, 0.000_25, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0,
     300.0,
 ];
 
-/// Interval at which observations are folded into their buckets, even if no client requests `/metrics`. Until then,
-/// each observation takes 8 bytes. Loads of tiny blocks make a million observations per second on two cores: with an
-/// interval of 5 seconds, they took 40 MiB.
+/// Interval at which observations are added to their buckets, even if no client requests `/metrics`. Until then, each
+/// observation takes 8 bytes. Loading tiny blocks makes a million observations per second on two cores. With an
+/// interval of 5 seconds, these observations took 40 MiB.
 const UPKEEP_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Maximum number of log lines that wait to be written. If a full disk or a stalled reader accepts no lines, further lines
-/// are dropped and counted, so that no request waits.
+/// Maximum number of log lines that wait to be written. If a full disk or a stalled reader accepts no lines, further
+/// lines are dropped and counted, so that no request waits.
 const LOG_QUEUE_LINES: usize = 8192;
 
 /// Counter of dropped lines.
@@ -126,7 +126,7 @@ fn parse_level(level: &str) -> Result<Targets, ParseError> {
     Ok(if includes_h2 { targets } else { targets.with_target("h2", max_level.min(LevelFilter::ERROR)) })
 }
 
-/// Handle to the Prometheus recorder, from which `/metrics` is rendered. Cheap to clone.
+/// Handle to the Prometheus recorder, which renders `/metrics`. Cheap to clone.
 #[derive(Debug, Clone)]
 pub struct MetricsHandle(PrometheusHandle);
 
@@ -161,8 +161,8 @@ impl MetricsHandle {
         self.0.render()
     }
 
-    /// Folds observations into their buckets at regular intervals, so they do not accumulate in memory. Never returns;
-    /// spawn it as a task.
+    /// Adds observations to their buckets at regular intervals, so that they do not accumulate in memory. Never
+    /// returns, and must be spawned as a task.
     pub async fn upkeep(self) {
         let mut ticks = tokio::time::interval(UPKEEP_INTERVAL);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -190,9 +190,9 @@ fn log_panic(panic: &PanicHookInfo<'_>) {
     tracing::error!(text, place, suppressed, backtrace, "panic: this is a bug in n5-server; please report it");
 }
 
-/// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as by `Debug`.
-/// Other values are quoted if they are empty or contain a space, `=`, `"`, `\` or a character other than printable ASCII.
-/// The message is not quoted, but its invisible characters are escaped.
+/// Formats the fields of a text line as `name=value`, separated by spaces. Strings are quoted and escaped as `Debug`
+/// does. Other values are quoted if they are empty or contain a space, `=`, `"`, `\` or a character other than
+/// printable ASCII. The message is not quoted, but its invisible characters are escaped.
 struct QuotedFields;
 
 impl<'writer> FormatFields<'writer> for QuotedFields {
@@ -303,8 +303,8 @@ fn escape_invisible(text: &str) -> Cow<'_, str> {
 
 /// Writes each line to `out` with one call, and counts the lines that were not written completely.
 ///
-/// Invisible characters of JSON become `\u` escapes. JSON itself escapes only control characters below U+0020. It allows
-/// U+2028, which many readers take for the end of a line, and U+009B, which some terminals interpret.
+/// Invisible characters of JSON become `\u` escapes. JSON itself escapes only control characters below U+0020. It
+/// allows U+2028, which many readers take for the end of a line, and U+009B, which some terminals interpret.
 struct LineWriter<W> {
     out: W,
     is_json: bool,

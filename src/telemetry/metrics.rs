@@ -1,4 +1,4 @@
-//! All metrics: names, units, labels, and a small function for each metric.
+//! Defines all metrics: names, units, labels, and a small function for each metric.
 //!
 //! The functions use only the facade `metrics` and do nothing without a recorder. Units are base units (bytes,
 //! seconds). Names of counters end in `_total`. No label contains the name of a dataset.
@@ -57,7 +57,8 @@ pub fn describe() {
     }
 }
 
-/// Initializes the counters of these codecs to 0, because this module does not know their names.
+/// Initializes the counters of these codecs to 0. This module does not know the codecs' names, so the caller passes
+/// them.
 pub fn describe_codecs(names: impl IntoIterator<Item = &'static str>) {
     for name in names {
         counter!(names::BLOCKS_DECODED, "codec" => name).increment(0);
@@ -198,7 +199,7 @@ pub fn slice_encoded(format: &'static str, elapsed: Duration) {
     histogram!(names::ENCODE_DURATION, "format" => format).record(elapsed);
 }
 
-/// Timer of a wait in a queue, from [`Self::begin`] until it is dropped.
+/// Measures a wait in a queue, from [`Self::begin`] until the timer is dropped.
 #[derive(Debug)]
 pub struct QueueWaitTimer {
     pub(super) queue: QueueLabel,
@@ -284,8 +285,8 @@ fn request_duration(method: &'static str, route: &'static str, status: u16) -> H
     histogram!(names::HTTP_DURATION, "method" => method, "route" => route, "status" => status)
 }
 
-/// Handles to the metrics of the responses of one route. Without handles, the recorder would search a metric by its name
-/// and labels for each response, which takes as long as making one of the smallest responses.
+/// Handles to the metrics of one route's responses. Without handles, the recorder would look up each metric by its name
+/// and labels. For the smallest responses, this takes as long as making the response.
 pub struct RouteMetrics {
     route: &'static str,
     durations: [Histogram; FREQUENT.len()],
@@ -345,7 +346,7 @@ pub struct ConnectionMetrics {
     accepted: Counter,
 }
 
-/// Guard of an open connection, which is counted until this is dropped.
+/// Guard that counts a connection as open until it is dropped.
 pub struct OpenConnectionGuard {
     open: Gauge,
     close_reason: CloseReason,
@@ -367,7 +368,7 @@ impl ConnectionMetrics {
 }
 
 impl OpenConnectionGuard {
-    /// Sets the reason for closing the connection; without a call, the reason is an error.
+    /// Sets the reason for closing the connection. Without a call, the reason is an error.
     pub fn set_close_reason(&mut self, reason: CloseReason) {
         self.close_reason = reason;
     }
@@ -385,7 +386,7 @@ impl Drop for OpenConnectionGuard {
 pub struct PoolGauge(Gauge);
 
 impl PoolGauge {
-    /// Creates the gauge of a pool of `capacity_bytes`, of which none are taken.
+    /// Creates the gauge of a pool of `capacity_bytes` whose bytes are all free.
     pub fn new(pool: ConnectionPoolLabel, capacity_bytes: usize) -> Self {
         gauge!(names::CONNECTION_POOL_CAPACITY, "pool" => pool.name()).set(as_f64(capacity_bytes as u64));
         let taken = gauge!(names::CONNECTION_POOL_BYTES, "pool" => pool.name());

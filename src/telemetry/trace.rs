@@ -1,8 +1,8 @@
 //! Traces of requests for an OpenTelemetry collector: the times that a request waited, read, decoded and encoded.
 //!
-//! Tracing is off unless [`start`] was called, and costs only that check while it is off. A sampled request carries its
-//! trace through tasks and threads as a task-local value. Code that works for the request records child spans, and no
-//! function needs a parameter for the trace. Traces contain neither tokens nor queries.
+//! Tracing is off unless [`start`] was called. While it is off, it costs only the check for that. A sampled request
+//! carries its trace through tasks and threads as a task-local value. Code that works for the request records child
+//! spans, and no function needs a parameter for the trace. Traces contain neither tokens nor queries.
 
 mod export;
 mod settings;
@@ -20,8 +20,8 @@ use export::{ChildSpan, Exporter, FinishedTrace, MAX_CHILD_SPANS};
 pub use export::{Trace, TracedResponse};
 pub use settings::TraceSettings;
 
-/// Maximum number of traces per second that are sampled because a trusted caller sampled them. One request in
-/// [`TraceSettings::one_in`] is sampled in any case.
+/// Maximum number of requests per second that are sampled because a trusted caller samples them. In addition, one
+/// request in [`TraceSettings::one_in`] is sampled.
 const MAX_CALLER_SAMPLED_PER_SECOND: u32 = 100;
 
 /// Maximum number of characters of a path in a trace.
@@ -31,13 +31,13 @@ struct Tracer {
     exporter: Exporter,
     one_in: u64,
     follows_caller: bool,
-    /// Number of requests so far, of which one in `one_in` is traced.
+    /// Number of requests so far. One in `one_in` of them is traced.
     requests: AtomicU64,
-    /// The current second, and the number of its traces that callers sampled.
+    /// The current second, and the number of requests in it that were sampled because of their callers.
     caller_sampled: Mutex<(u64, u32)>,
 }
 
-/// Returns a new id. It is unique in this process and, most likely, among all processes.
+/// Returns a new id, which is unique in this process and very probably among all processes.
 fn new_id() -> u64 {
     static SECRET: LazyLock<RandomState> = LazyLock::new(RandomState::new);
     static COUNT: AtomicU64 = AtomicU64::new(0);
@@ -59,7 +59,7 @@ pub fn start(settings: &TraceSettings) -> std::io::Result<()> {
     Ok(())
 }
 
-/// Sends the traces that have not been sent, within `timeout`.
+/// Sends the traces that have not been sent yet. Gives up after `timeout`.
 pub fn flush(timeout: Duration) {
     if let Some(tracer) = TRACER.get() {
         tracer.exporter.flush(timeout);
@@ -68,9 +68,9 @@ pub fn flush(timeout: Duration) {
 
 /// Begins the trace of a request if the request is sampled. `parent` is its `traceparent` header.
 ///
-/// The sampled flag of that header counts only if the caller `is_trusted`. Otherwise any client could have all its
-/// requests traced. The flag counts for at most `MAX_CALLER_SAMPLED_PER_SECOND` requests per second, because proxies pass
-/// on the flags of their clients.
+/// The sampled flag of the header is respected only if the caller `is_trusted`. Otherwise any client could have all of
+/// its requests traced. The flag is respected for at most `MAX_CALLER_SAMPLED_PER_SECOND` requests per second, because
+/// proxies pass on the flags of their clients.
 pub fn begin(
     parent: Option<&str>,
     is_trusted: impl FnOnce() -> bool,
@@ -90,7 +90,7 @@ impl Tracer {
         })
     }
 
-    /// Returns true if another trace may be sampled in this second because a caller sampled it.
+    /// Returns true if one more request may be sampled in this second because its caller samples it.
     fn allow_caller_sampled(&self, second: u64) -> bool {
         let mut caller_sampled = self.caller_sampled.lock().unwrap_or_else(PoisonError::into_inner);
         if caller_sampled.0 != second {
@@ -177,7 +177,7 @@ impl Trace {
     }
 }
 
-/// Records a step of the current request that ends now and took `elapsed`. `name` comes from a fixed set; `detail` is
+/// Records a step of the current request that took `elapsed` and ends now. `name` comes from a fixed set. `detail` is
 /// the queue, storage operation, codec or format.
 pub fn record(name: &'static str, detail: &'static str, elapsed: Duration) {
     let _ = CURRENT.try_with(|trace| {

@@ -31,8 +31,8 @@ impl HeaderTimer {
         self.deadline.checked_sub(self.timeout).unwrap_or(self.deadline)
     }
 
-    /// Ready when the time is over. The runtime's timer is moved only when it fires, which is far cheaper than moving
-    /// it for every request.
+    /// Ready when the time is over. The runtime's timer is reset only when it fires, which is far cheaper than a reset
+    /// for every request.
     pub(super) fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         let deadline = self.deadline;
         let sleep = self.sleep.get_or_insert_with(|| Box::pin(tokio::time::sleep_until(deadline)));

@@ -5,15 +5,14 @@ use tokio::io::ReadBuf;
 
 use super::super::http2::memory::{ConnectionMemory, HEAD_COPIES, MAX_HEAD_BYTES};
 
-/// Minimum capacity of the receive buffer, which a connection keeps. It fits a browser's request head, or dozens of
-/// curl's.
+/// Minimum capacity of the receive buffer in bytes. A browser's request head fits, or dozens of request heads of curl.
 pub(super) const READ_BYTES: usize = 2 << 10;
 
 /// Largest capacity of the receive buffer that a connection's fixed share of memory covers.
 const UNCHARGED_HEAD_BYTES: usize = 8 << 10;
 
-/// Receive buffer of a connection. Methods take the memory of the connection as an argument where a long head is charged
-/// to it.
+/// Receive buffer of a connection. The memory of a long head is charged to the `ConnectionMemory` that is passed to the
+/// methods.
 pub(super) struct ReceiveBuffer {
     pub(super) bytes: BytesMut,
     /// Number of bytes at the front that are known not to contain a complete head.
@@ -22,7 +21,7 @@ pub(super) struct ReceiveBuffer {
     pub(super) handoff_bytes: usize,
     /// Memory taken for the long head that is being received.
     head_memory_bytes: usize,
-    /// Memory taken for the longest head that hyper was given. hyper keeps a buffer of that length.
+    /// Memory taken for the longest head that hyper has read. hyper keeps a buffer of that length.
     hyper_memory_bytes: usize,
 }
 
@@ -57,8 +56,8 @@ impl ReceiveBuffer {
         true
     }
 
-    /// Returns true if the received bytes must be parsed: they may contain a complete head, or are too long for one.
-    /// Thus a head that arrives in small pieces is not parsed again for each of them.
+    /// Returns true if the received bytes must be parsed: they may contain a complete head, or are too long for one. A
+    /// head that arrives in small pieces is thus not parsed again for each piece.
     pub(super) fn needs_parsing(&mut self) -> bool {
         let unscanned = self.bytes.get(self.scanned_bytes.saturating_sub(2)..).unwrap_or_default();
         let may_end =
@@ -88,7 +87,8 @@ impl ReceiveBuffer {
         }
     }
 
-    /// Gives hyper a head of `length` bytes. The memory of the head replaces that of a shorter head before it.
+    /// Hands a head of `length` bytes to hyper. hyper keeps one buffer, for its longest head, so only that head stays
+    /// charged.
     pub(super) fn hand_over_head(&mut self, length: usize, memory: &ConnectionMemory) {
         self.handoff_bytes = length;
         let head_memory_bytes = std::mem::take(&mut self.head_memory_bytes);
@@ -96,7 +96,7 @@ impl ReceiveBuffer {
         self.hyper_memory_bytes = self.hyper_memory_bytes.max(head_memory_bytes);
     }
 
-    /// Moves bytes that belong to hyper to `out`. Frees the buffer when it is empty, because a head may have been long.
+    /// Moves bytes for hyper to `out`. Frees an empty buffer, which may be large after a long head.
     pub(super) fn read_handoff(&mut self, out: &mut ReadBuf<'_>) {
         let length = self.handoff_bytes.min(out.remaining());
         out.put_slice(&self.bytes.split_to(length));

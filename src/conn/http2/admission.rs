@@ -1,4 +1,4 @@
-//! Admission of the frames of an HTTP/2 client: hyper is given only frames for which there is memory.
+//! Admission of HTTP/2 frames: hyper gets a frame only if there is memory for it.
 
 use std::future::Future;
 use std::io;
@@ -20,14 +20,14 @@ use super::memory::{ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_UNCOUNTED_CO
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 
-/// Shortest and longest pause between attempts of a connection to take memory that it lacks.
+/// Shortest and longest pause between two attempts of a connection to take memory.
 const MEMORY_BACKOFF: [Duration; 2] = [Duration::from_millis(5), Duration::from_millis(500)];
 
-/// Longest wait for memory of a connection that holds memory and has no stream. Afterwards the connection ends, and its
-/// client can repeat the request on a new connection, which holds no memory.
+/// Longest time that a connection without a stream waits for memory while it holds some. Then the connection ends, and
+/// its client can repeat the request on a new connection, which holds no memory.
 const MAX_BLOCKED: Duration = Duration::from_secs(3);
 
-/// Decides how many of the bytes that an HTTP/2 connection has received hyper is given.
+/// Decides how many of the received bytes of an HTTP/2 connection hyper gets.
 pub(crate) struct FrameAdmission {
     scanner: FrameScanner,
     peer: Option<IpAddr>,
@@ -37,15 +37,17 @@ pub(crate) struct FrameAdmission {
 }
 
 impl FrameAdmission {
-    /// Creates the admission of a connection whose client has sent the connection preface.
+    /// Creates the admission for a connection whose client has sent the HTTP/2 preface.
     pub(crate) fn new(peer: Option<IpAddr>, memory: Arc<ConnectionMemory>) -> Self {
         Self { scanner: FrameScanner::default(), peer, memory, memory_wait: None }
     }
 
-    /// Returns how many bytes at the beginning of `received` hyper is given now. If it returns 0, more bytes must be
-    /// received. Pending while the connection must not be read, because it lacks memory, yields to other tasks, or ends.
+    /// Returns how many bytes at the beginning of `received` hyper gets now. If the number is 0, more bytes must be
+    /// received. Pending while the connection must not be read, because it lacks memory, yields to other tasks, or
+    /// ends.
     ///
-    /// `received` continues the bytes that hyper was given before. Bytes that hyper need not see are removed from it.
+    /// `received` holds the bytes that follow those that hyper has got. Bytes that hyper need not see are removed from
+    /// it.
     ///
     /// # Errors
     /// If the client has hung up while the connection waited for memory.
@@ -66,7 +68,7 @@ impl FrameAdmission {
                 return Poll::Pending;
             }
             if self.memory.is_poll_budget_spent() {
-                // hyper's responses and other connections go first.
+                // hyper's responses and other connections take precedence.
                 schedule_yield(context);
                 return Poll::Pending;
             }
@@ -79,8 +81,8 @@ impl FrameAdmission {
         }
     }
 
-    /// Takes memory for the received frames. Returns the number of bytes before the first frame for which there is no
-    /// memory.
+    /// Takes memory for the received frames. Returns the number of bytes that precede the first frame for which there
+    /// is no memory.
     fn admit(&mut self, received: &mut BytesMut) -> usize {
         let Self { scanner, peer, memory, memory_wait } = self;
         if memory.refusal().is_some_and(GoawayReason::is_memory_shortage) {
@@ -101,7 +103,7 @@ impl FrameAdmission {
         memory.set_in_header_list(scanner.in_header_list);
         memory.set_table_bytes(scanner.table_bytes());
         if scanner.max_list_fields > MAX_FIELDS + MAX_UNCOUNTED_COOKIES {
-            // hyper would take a thousand times as long as the scanner to count the fields.
+            // hyper would take a thousand times as long as this scanner to count the fields.
             memory.refuse(GoawayReason::TooManyFields);
             admitted_bytes = 0;
         }
@@ -116,7 +118,7 @@ impl FrameAdmission {
     }
 }
 
-/// The wait of a connection for memory. The connection is not read meanwhile.
+/// A wait for memory, during which the connection is not read.
 struct MemoryWait {
     started: Instant,
     pause: Duration,
@@ -147,16 +149,17 @@ impl MemoryWait {
         }
     }
 
-    /// Ends the connection if it has waited too long while it holds memory that others need. Called after another
-    /// failed attempt to get memory.
+    /// Ends the connection if it has waited too long while it holds memory that other connections need. Must be called
+    /// after each failed attempt to take memory.
     fn refuse_if_blocked_too_long(&self) {
         if self.memory.blocked_since().is_some_and(|since| since.max(self.started).elapsed() >= MAX_BLOCKED) {
-            // The client may be gone. The end of its stream is not noticed while the kernel's receive buffer is full.
+            // The client may have hung up. The connection is not read, so it does not see the end of the client's
+            // stream.
             self.memory.refuse(GoawayReason::BlockedTooLong);
         }
     }
 
-    /// Ready when it is time to try again. Each pause is twice as long as the one before, up to the longest.
+    /// Ready when it is time to try again. Each pause is twice as long as the one before, up to a maximum.
     fn poll(&mut self, context: &mut Context<'_>) -> Poll<()> {
         ready!(self.sleep.as_mut().poll(context));
         let [_, max_pause] = MEMORY_BACKOFF;

@@ -1,7 +1,7 @@
-//! Scans the HTTP/2 frames that a client sends, to find out how much memory hyper will take for them.
+//! Scans the HTTP/2 frames that a client sends, to determine how much memory hyper will take for them.
 //!
-//! hyper turns every `HEADERS` frame into a stream, however little memory is left. Therefore frames are counted before
-//! hyper sees them.
+//! hyper creates a stream for every `HEADERS` frame, even if there is little memory left. Therefore memory is taken for
+//! each frame before hyper sees it.
 
 use std::ops::ControlFlow;
 
@@ -62,29 +62,29 @@ pub(crate) struct HeaderFrame {
     pub(crate) begins_list: bool,
     /// True if the frame opens a stream.
     pub(crate) opens_stream: bool,
-    /// True if clients must not send this frame. hyper reads its header list before it reports the error.
+    /// True if clients must not send this frame. hyper would store its header list before it reports the error.
     pub(crate) is_forbidden: bool,
 }
 
 /// Scans the frames in the bytes that a client sends.
 #[derive(Debug, Default)]
 pub(crate) struct FrameScanner {
-    /// Payload bytes of the current frame that are still to be passed on.
+    /// Number of payload bytes of the current frame that hyper has not got yet.
     remaining_payload_bytes: usize,
-    /// Bytes of the current frame that are still to be discarded.
+    /// Number of bytes of the current frame that have not been discarded yet.
     remaining_discard_bytes: usize,
     /// Highest stream identifier so far. The identifiers of a client's streams only increase.
     last_stream_id: u32,
     /// True if a header list has begun and not ended.
     pub(crate) in_header_list: bool,
-    /// True if new requests are left out.
+    /// True if hyper gets no more requests.
     pub(crate) ignores_requests: bool,
     /// True if the next payload byte is the length of the padding at the end of the current frame.
     is_padded: bool,
-    /// Number of bytes that still precede the current frame's part of a header list.
+    /// Number of bytes before the current frame's part of a header list that have not been scanned yet.
     remaining_skip_bytes: usize,
-    /// Number of bytes of the current frame's part of a header list that are still to come. Includes the padding until
-    /// the length of the padding has been read.
+    /// Number of bytes of the current frame's part of a header list that have not been scanned yet. Includes the
+    /// padding until the length of the padding is known.
     remaining_list_bytes: usize,
     hpack_table: HpackTableScanner,
     /// Number of fields of the longest header list so far.
@@ -97,15 +97,16 @@ impl FrameScanner {
         self.hpack_table.retained_bytes
     }
 
-    /// Leaves out requests from now on, unless a header list has begun. The last GOAWAY tells the client to repeat these
-    /// requests (RFC 9113, section 6.8). hyper still gets the other frames, because it sends the last GOAWAY after the
-    /// client has answered a PING.
+    /// Discards new requests from now on, unless a header list has begun. The last GOAWAY frame tells the client to
+    /// repeat these requests (RFC 9113, section 6.8). hyper still needs the other frames: it sends the last GOAWAY when
+    /// the client has answered a PING.
     pub(crate) fn ignore_requests(&mut self) {
         self.ignores_requests |= !self.in_header_list;
     }
 
-    /// Returns how many of `bytes` hyper need not see: parts of bodies, because the server reads no body; requests, while
-    /// they are left out; and frames that hyper would ignore. `bytes` follow those passed on or discarded before.
+    /// Returns how many bytes at the beginning of `bytes` must be discarded instead of passed to hyper. These are parts
+    /// of request bodies, which the server does not read; requests after [`Self::ignore_requests`]; and frames that
+    /// hyper would ignore. `bytes` are the bytes that follow those passed on or discarded before.
     pub(crate) fn discard(&mut self, bytes: &[u8]) -> usize {
         if self.remaining_payload_bytes == 0
             && self.remaining_discard_bytes == 0
@@ -120,10 +121,11 @@ impl FrameScanner {
         discarded
     }
 
-    /// Returns how many of `bytes` may be passed on. `bytes` follow those passed on or discarded before. `admit` decides
-    /// about every frame of a header list. The scan stops before the first frame that `admit` refuses, before a frame to
-    /// [`discard`](Self::discard), and before a frame whose header is incomplete. The bytes from there on must be
-    /// scanned again.
+    /// Returns how many bytes at the beginning of `bytes` may be passed to hyper. `bytes` are the bytes that follow
+    /// those passed on or discarded before. `admit` decides whether a frame of a header list may be passed on.
+    ///
+    /// The scan stops before the first frame that `admit` refuses, before a frame to [`discard`](Self::discard), and
+    /// before a frame whose header is incomplete. The remaining bytes must be scanned again later.
     pub(crate) fn scan(&mut self, bytes: &[u8], mut admit: impl FnMut(HeaderFrame) -> ControlFlow<()>) -> usize {
         let mut passed = 0;
         loop {
@@ -145,7 +147,7 @@ impl FrameScanner {
         }
     }
 
-    /// Returns the frame if it carries a part of a header list.
+    /// Returns the header frame that begins with `header`, if the frame carries a part of a header list.
     fn header_frame(&self, header: FrameHeader) -> Option<HeaderFrame> {
         matches!(header.kind, HEADERS | PUSH_PROMISE | CONTINUATION).then(|| HeaderFrame {
             payload_bytes: header.payload_bytes,
@@ -155,7 +157,8 @@ impl FrameScanner {
         })
     }
 
-    /// Records that hyper is given the header of a frame. `header_frame` is the result of [`Self::header_frame`] for it.
+    /// Records that `header`, the header of a frame, is passed to hyper. `header_frame` is the result of
+    /// [`Self::header_frame`] for the same header.
     fn begin_frame(&mut self, header: FrameHeader, header_frame: Option<HeaderFrame>) {
         self.is_padded = false;
         self.remaining_skip_bytes = 0;
@@ -175,7 +178,7 @@ impl FrameScanner {
         self.remaining_payload_bytes = header.payload_bytes;
     }
 
-    /// Records that hyper is given `piece` of a frame's payload.
+    /// Records that `piece` of a frame's payload is passed to hyper.
     fn forward_payload(&mut self, mut piece: &[u8]) {
         self.hpack_table.count_forwarded(piece.len());
         if self.is_padded
@@ -194,15 +197,15 @@ impl FrameScanner {
         self.max_list_fields = self.max_list_fields.max(self.hpack_table.list_fields);
     }
 
-    /// Returns true if a frame may be left out (RFC 9113, sections 4.1, 5.3 and 6.1). The flow control windows that DATA
-    /// uses are never replenished, so a client sends at most the initial window. Frames that are too long are left to
-    /// hyper, which refuses them.
+    /// Returns true if a frame may be discarded (RFC 9113, sections 4.1, 5.3 and 6.1). Discarded DATA frames do not
+    /// reopen the client's flow control window, so a client sends at most one window of them. hyper gets the frames
+    /// that are too long, and refuses them.
     fn is_ignored(&self, FrameHeader { payload_bytes, kind, stream, .. }: FrameHeader) -> bool {
         payload_bytes <= MAX_FRAME_BYTES
             && match kind {
                 DATA | PRIORITY => true,
                 HEADERS | PUSH_PROMISE | CONTINUATION => self.ignores_requests,
-                // hyper does not know the stream of a request that was left out, and would end the connection.
+                // hyper does not know the stream of a discarded request, and would end the connection.
                 RST_STREAM | WINDOW_UPDATE => self.ignores_requests && stream > self.last_stream_id,
                 kind => kind > CONTINUATION,
             }

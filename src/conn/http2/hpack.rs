@@ -1,4 +1,4 @@
-//! Scans the fields that a client adds to the HPACK dynamic table (RFC 7541), to find out how much memory the table
+//! Scans the fields that a client adds to the HPACK dynamic table (RFC 7541), to determine how much memory the table
 //! retains.
 //!
 //! hyper keeps the value of a pseudo-header as a slice of the buffer in which the value was received or decoded. The
@@ -8,18 +8,18 @@
 use std::collections::VecDeque;
 
 /// Maximum number of entries in the dynamic table. The table has 4,096 bytes (RFC 9113, section 6.5.2). An entry takes
-/// 32 bytes and the lengths of its name and value (RFC 7541, section 4.1).
+/// 32 bytes in addition to its name and value (RFC 7541, section 4.1).
 const MAX_ENTRIES: usize = 4096 / (32 + 1);
 
-/// Bytes of buffers for each byte received between two entries: 2 for receive buffers and 3.6 for decoding buffers,
-/// rounded up.
+/// Number of buffer bytes that hyper allocates for each byte it receives between two entries: 2 in receive buffers and
+/// 3.6 in decoding buffers, rounded up.
 ///
-/// A receive buffer is released when the next frame does not fit, so at most half of it is unused. A decoding buffer has
-/// room for twice the encoded string, and a byte of Huffman code yields at most 1.6 bytes.
+/// A receive buffer is released when the next frame does not fit, so at most half of it is unused. A decoding buffer
+/// has room for twice the encoded string, and a byte of Huffman code yields at most 1.6 bytes.
 const RETAINED_PER_BYTE: usize = 6;
 
-/// Minimum length that a header list counts as. An entry retains at most the buffers of its own header list. The buffers
-/// of a shorter list may be as large as those of a list of this length.
+/// Minimum length of a header list for the estimate of its buffers. An entry retains at most the buffers of its own
+/// header list. The buffers of a shorter list may be as large as those of a list of this length.
 const MIN_LIST_BUFFER_BYTES: usize = 16 << 10;
 
 /// Scans the header lists of a connection.
@@ -32,19 +32,19 @@ pub(super) struct HpackTableScanner {
     is_name: bool,
     /// True if the table would retain a buffer for the current field.
     retains_buffer: bool,
-    /// Bytes that hyper was given since the last entry was added.
+    /// Number of bytes passed to hyper since the last entry was added.
     bytes_since_entry: usize,
-    /// Number of bytes of the current header list so far.
+    /// Number of bytes of the current header list that have been scanned.
     list_bytes: usize,
-    /// Number of fields of the current header list so far.
+    /// Number of fields of the current header list that have been scanned.
     pub(super) list_fields: usize,
-    /// Maximum memory that each entry retains, the oldest entry first.
+    /// Upper bounds of the memory that the entries retain, starting with the oldest entry.
     entry_retained_bytes: VecDeque<u32>,
-    /// Maximum memory that all entries retain.
+    /// Upper bound of the memory that all entries retain.
     pub(super) retained_bytes: usize,
 }
 
-/// State of the parser: what the next byte of a header list belongs to.
+/// State of the parser: the element to which the next byte of a header list belongs.
 #[derive(Debug, Default, Clone, Copy)]
 enum HpackState {
     #[default]
@@ -71,7 +71,7 @@ enum IntegerRole {
 }
 
 impl HpackTableScanner {
-    /// Counts bytes that hyper is given, of any frame.
+    /// Counts bytes of any frame that are passed to hyper.
     pub(super) fn count_forwarded(&mut self, bytes: usize) {
         self.bytes_since_entry = self.bytes_since_entry.saturating_add(bytes);
     }

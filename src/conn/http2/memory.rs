@@ -1,9 +1,9 @@
-//! Limits of requests, and the memory of connections.
+//! Limits of request heads, and the memory account of each connection.
 //!
-//! Each connection has a fixed share of memory ([`crate::config::Config::max_connections_bytes`]). It covers a
-//! connection with hyper, without streams and with a head of ordinary length. Memory for HTTP/2 streams and long heads
-//! is taken from a pool that all connections share, before hyper sees them. A connection for which no memory is left is
-//! not read further.
+//! Each connection has a fixed share of memory ([`crate::config::Config::max_connections_bytes`]). It covers the state
+//! of hyper and a head of ordinary length, but no HTTP/2 streams. The memory for streams and long heads comes from a
+//! pool that all connections share, and is taken before hyper sees their bytes. If the pool has no memory for a
+//! connection, the connection is not read until there is some.
 
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -17,8 +17,8 @@ use tokio::time::Instant;
 use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::frames::HeaderFrame;
 
-/// Maximum length of a request head, in bytes. The longest possible path (64 KiB) and the headers of its request fit.
-/// Connections that send only a head cost no more than that.
+/// Maximum length of a request head, in bytes. A head with the longest possible path (64 KiB) fits. A connection that
+/// sends only a head costs no more than this.
 pub(crate) const MAX_HEAD_BYTES: usize = 96 << 10;
 
 /// Number of copies of a head in memory: as received, as parsed, and in the text of a problem response.
@@ -34,48 +34,49 @@ pub(crate) const MAX_UNCOUNTED_COOKIES: usize = 200;
 pub(crate) const MAX_STREAMS: u32 = 128;
 
 /// Memory of an open stream (6.5 KiB): its state in hyper, the task that answers its request, and a short response. A
-/// 404 that the client did not take was measured with 2.9 KiB, and 5.3 KiB at the peak.
+/// 404 that the client did not read was measured to take 2.9 KiB, with a peak of 5.3 KiB.
 const STREAM_BYTES: usize = 13 << 9;
 
-/// Memory that hyper keeps, until the connection ends, for each of as many streams as were open at once (1.5 KiB;
-/// measured: 1.45 KiB).
+/// Memory that hyper keeps for a stream after its end, until the connection ends (1.5 KiB; measured: 1.45 KiB). Later
+/// streams reuse it, so it is charged for the largest number of streams that were open at once.
 const RETAINED_BYTES: usize = 3 << 9;
 
-/// Maximum number of streams of one connection that hyper keeps although they became no request, because their header
-/// lists were malformed or too long or the client reset them at once. hyper itself keeps no more than this.
+/// Maximum number of refused streams that hyper keeps for one connection. A stream is refused if its header list is
+/// malformed or too long, or if the client resets it at once. hyper itself keeps no more refused streams than this.
 const MAX_REFUSED_STREAMS: usize = MAX_STREAMS as usize;
 
 /// Memory of one field of a header list. On the wire, a field may be a single byte: an HPACK index (RFC 7541, section
 /// 6.1).
 const FIELD_BYTES: usize = 96;
 
-/// Maximum memory of the fields of one header list. hyper drops fields beyond `MAX_HEAD_BYTES`. Each field counts for at
-/// least 33 bytes (RFC 9113, section 6.5.2).
+/// Maximum memory of the fields of one header list. hyper drops the fields beyond `MAX_HEAD_BYTES`, and counts at least
+/// 33 bytes for each field (RFC 9113, section 6.5.2).
 const MAX_HEADER_LIST_BYTES: usize = MAX_HEAD_BYTES / 33 * FIELD_BYTES;
 
-/// Length of a request head that is part of [`STREAM_BYTES`].
+/// Length of a request head that [`STREAM_BYTES`] covers.
 const STREAM_HEAD_BYTES: usize = 2 << 10;
 
-/// Maximum number of header list frames on one connection before it yields to other tasks. A client that resets its
-/// requests at once must be able to reach hyper's limit of 20, at which hyper closes the connection (CVE-2023-44487).
+/// Maximum number of header list frames on one connection before it yields to other tasks. The number is above hyper's
+/// limit of 20 requests that a client resets at once, so that hyper still closes the connection of such a client
+/// (CVE-2023-44487).
 const MAX_FRAMES_PER_POLL: usize = 64;
 
-/// Number of payload bytes that count as another frame, because each byte may be a field.
+/// Number of payload bytes that count as one more frame, because each byte may be a field.
 const FRAME_UNIT_BYTES: usize = 128;
 
-/// Number of frames that one read from the socket counts as. Thousands of connections that send all they can then take
-/// turns after about ten microseconds each.
+/// Number of frames that a read from the socket counts as. With this number, each of thousands of connections that send
+/// at full speed yields after about ten microseconds.
 const FRAMES_PER_READ: usize = 16;
 
-/// Number of idle connections that are asked to give back memory at once.
+/// Number of idle connections that are asked at the same time to give back memory.
 const RECLAIM_BATCH: usize = 4;
 
-/// Time without a stream after which a connection counts as idle. A client that sends one request after the other makes
-/// shorter pauses.
+/// Time without a stream after which a connection counts as idle. A client that sends requests one after the other
+/// makes shorter pauses.
 const MIN_STREAMLESS_IDLE: Duration = Duration::from_millis(500);
 
-/// Memory below which an address can use the reserve of the pool. It is enough for a head of 597 bytes on the wire,
-/// each of which may be a field. The first head of a browser is shorter, unless it has long cookies.
+/// An address that holds less memory than this may use the pool's reserve. The memory is enough for a head of 597 bytes
+/// on the wire, where each byte may be a field. A browser's first head is shorter, unless it has long cookies.
 pub(crate) const GUARANTEED_BYTES: usize = 64 << 10;
 const _: () = assert!(597 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= GUARANTEED_BYTES);
 
@@ -93,8 +94,8 @@ pub(crate) enum GoawayReason {
 }
 
 impl GoawayReason {
-    /// Returns true if memory is short, which need not be the fault of the client. Such a client is told which requests
-    /// it can repeat, and its last response is still sent.
+    /// Returns true if the reason is a shortage of memory, for which the client may not be responsible. The client is
+    /// then told which requests it can repeat, and still receives its last response.
     pub(crate) const fn is_memory_shortage(self) -> bool {
         matches!(self, Self::NoTableMemory | Self::BlockedTooLong)
     }
@@ -112,30 +113,31 @@ impl GoawayReason {
     }
 }
 
-/// Memory that one connection has taken from the pool. Dropping this gives it back.
+/// Account of the memory that a connection has taken from the pool. Dropping the account gives the memory back.
 ///
-/// Relaxed ordering is enough for all counters and flags here, because they guard no other data.
+/// Relaxed ordering is enough for all counters and flags here. They guard no other data, and only one thread at a time
+/// uses a connection. A load and a store that follows are therefore not interrupted by another store.
 #[derive(Debug)]
 pub(crate) struct ConnectionMemory {
     pool: Arc<DynamicThresholdPool>,
-    /// Memory of all connections of the client's address; `None` if the address stands for many clients.
+    /// Memory of all connections from the client's address; `None` if many clients share the address.
     address_memory: Option<Arc<AddressMemory>>,
     taken_bytes: AtomicUsize,
-    /// Taken for header lists that hyper was given and has not turned into requests yet.
+    /// Bytes taken for header lists that were passed to hyper and have not become requests yet.
     pending_request_bytes: AtomicUsize,
-    /// True if hyper was given an incomplete header list.
+    /// True if the last header list passed to hyper is incomplete.
     in_header_list: AtomicBool,
-    /// Taken for the fields of the header list that began last.
+    /// Bytes taken for the fields of the latest header list.
     header_list_bytes: AtomicUsize,
-    /// True if hyper has read all bytes that it was given.
+    /// True if hyper has read all bytes passed to it.
     is_input_drained: AtomicBool,
-    /// Taken for streams that have ended here. hyper may still hold their last frames.
+    /// Bytes taken for streams whose responses are complete, while hyper may still hold their last frames.
     unflushed_bytes: AtomicUsize,
-    /// Taken for what hyper's HPACK table retains.
+    /// Bytes taken for the buffers that hyper's HPACK table retains.
     table_bytes: AtomicUsize,
-    /// Streams that hyper was given and has not turned into requests yet.
+    /// Number of streams that were passed to hyper and have not become requests yet.
     pending_request_streams: AtomicUsize,
-    /// Streams that hyper keeps although they never became a request.
+    /// Number of refused streams that hyper keeps.
     refused_streams: AtomicUsize,
     open_streams: AtomicUsize,
     peak_streams: AtomicUsize,
@@ -150,7 +152,7 @@ pub(crate) struct ConnectionMemory {
 }
 
 impl ConnectionMemory {
-    /// Creates the account of a connection, which also counts in the memory of its address.
+    /// Creates the account of a connection. The memory that the connection takes also counts for the client's address.
     pub(crate) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
         Arc::new(Self {
             pool: Arc::clone(pool),
@@ -174,8 +176,8 @@ impl ConnectionMemory {
         })
     }
 
-    /// Takes `bytes` if the pool and the share of the address allow it. Returns true if it took them. Threads that take
-    /// memory for the same address at the same time may exceed its share slightly.
+    /// Takes `bytes` if the limits of the pool and the address allow it. Returns true if it took them. Threads that
+    /// take memory for the same address at the same time may exceed its limit slightly.
     pub(crate) fn try_take(&self, bytes: usize) -> bool {
         let Self { pool, address_memory, taken_bytes, .. } = self;
         let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
@@ -198,7 +200,7 @@ impl ConnectionMemory {
         }
     }
 
-    /// Begins a poll of the connection: no frame counts towards it yet.
+    /// Begins a poll of the connection: resets the number of frames that count towards it.
     pub(crate) fn begin_poll(&self) {
         self.frames_this_poll.store(0, Ordering::Relaxed);
     }
@@ -208,12 +210,12 @@ impl ConnectionMemory {
         self.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
     }
 
-    /// Returns true if this poll has admitted as many frames as it may.
+    /// Returns true if this poll has admitted the maximum number of frames.
     pub(crate) fn is_poll_budget_spent(&self) -> bool {
         self.frames_this_poll.load(Ordering::Relaxed) >= MAX_FRAMES_PER_POLL
     }
 
-    /// Admits no further frame, so that the connection ends. The first reason counts.
+    /// Stops admitting frames, and ends the connection for this reason. Only the first reason counts.
     pub(crate) fn refuse(&self, reason: GoawayReason) {
         self.refusal.get_or_init(|| reason);
         self.refusal_notify.notify_one();
@@ -239,8 +241,8 @@ impl ConnectionMemory {
         }
     }
 
-    /// Returns the time since which the connection has had no stream that could end and give back memory. Returns
-    /// `None` if it has a stream, holds no memory, or is still sending its last response.
+    /// Returns the time at which the last stream of the connection ended, if the connection holds memory that no stream
+    /// can give back. Returns `None` if it has a stream, holds no memory, or is still sending its last response.
     pub(crate) fn blocked_since(&self) -> Option<Instant> {
         let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
         let is_blocked =
@@ -248,8 +250,8 @@ impl ConnectionMemory {
         is_blocked.then(|| *self.idle_since.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    /// Asks idle connections to give back the memory that hyper keeps for their past streams. If the address of this
-    /// connection holds a large share of the pool, only its connections are asked.
+    /// Asks idle connections to give back the memory that hyper keeps for their past streams. If the client's address
+    /// holds a large share of the pool, only connections from that address are asked.
     pub(crate) fn request_reclaim(&self) {
         let address_memory = self.address_memory.as_ref();
         let address = address_memory.filter(|held| self.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
@@ -259,8 +261,8 @@ impl ConnectionMemory {
         }
     }
 
-    /// Waits until other connections need the memory that hyper keeps for this one, and this one has been idle for
-    /// [`MIN_STREAMLESS_IDLE`].
+    /// Waits until other connections need the memory that hyper keeps for this connection. Ready only if this
+    /// connection has been idle for [`MIN_STREAMLESS_IDLE`].
     pub(crate) async fn wait_for_reclaim(&self) {
         loop {
             let by_address = async {
@@ -288,8 +290,8 @@ impl ConnectionMemory {
             && !self.is_waiting.load(Ordering::Relaxed)
     }
 
-    /// Takes memory for a frame of a header list before hyper sees the frame. Breaks if there is no memory, or if no
-    /// further frame is admitted.
+    /// Takes memory for a frame of a header list before hyper sees the frame. Returns `Break` if there is no memory, or
+    /// after [`Self::refuse`].
     pub(crate) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
         if frame.is_forbidden {
             self.refuse(GoawayReason::ForbiddenFrame);
@@ -311,9 +313,9 @@ impl ConnectionMemory {
         ControlFlow::Continue(())
     }
 
-    /// Takes memory for the buffers that hyper's HPACK table retains. The memory of the header list that has added to the
-    /// table is used first, then that of the pool. If there is none, the connection ends. Gives memory back if the table
-    /// retains less than before.
+    /// Sets the number of bytes that hyper's HPACK table retains, and takes or gives back memory accordingly.
+    /// Additional bytes come from the memory that was taken for the current header list, and then from the pool. If the
+    /// pool has none, the connection ends.
     pub(crate) fn set_table_bytes(&self, bytes: usize) {
         let current_bytes = self.table_bytes.load(Ordering::Relaxed);
         if bytes <= current_bytes {
@@ -332,19 +334,21 @@ impl ConnectionMemory {
         }
     }
 
-    /// Records whether hyper has been given an incomplete header list.
+    /// Records whether the last header list passed to hyper is incomplete.
     pub(crate) fn set_in_header_list(&self, in_header_list: bool) {
         self.in_header_list.store(in_header_list, Ordering::Relaxed);
     }
 
-    /// Records whether hyper has read all bytes that it was given, and wants more.
+    /// Records whether hyper has read all bytes passed to it and wants more.
     pub(crate) fn set_input_drained(&self, is_drained: bool) {
         self.is_input_drained.store(is_drained, Ordering::Relaxed);
     }
 
-    /// Gives back the memory of header lists that did not become requests. Must be called after a poll of hyper. Once
-    /// hyper has read all bytes that it was given, it has turned all complete header lists into requests or refused
-    /// them. The memory of refused streams is not given back, because hyper keeps them for a while.
+    /// Gives back the memory of header lists that did not become requests. [`RETAINED_BYTES`] stay taken for each
+    /// refused stream, because hyper keeps the stream until the connection ends.
+    ///
+    /// Must be called after a poll of hyper. Once hyper has read all bytes passed to it, each complete header list has
+    /// become a request or was refused.
     pub(crate) fn release_pending(&self) {
         if self.pending_request_bytes.load(Ordering::Relaxed) > 0
             && self.is_input_drained.load(Ordering::Relaxed)
@@ -359,7 +363,7 @@ impl ConnectionMemory {
         }
     }
 
-    /// Opens a stream for a request. Returns `None` if there is no memory for a head of its length.
+    /// Takes the memory of the stream of a request. Returns `None` if there is no memory for a head of this length.
     pub(crate) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
         let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
         let head_bytes: usize = request
@@ -386,7 +390,7 @@ impl ConnectionMemory {
         Some(StreamMemory { connection: Arc::clone(self), bytes: stream_bytes })
     }
 
-    /// Gives back the memory of streams that have ended. Must be called only when hyper has sent all its frames.
+    /// Gives back the memory of streams that have ended. Must be called only when hyper has flushed all its frames.
     pub(crate) fn release_flushed(&self) {
         if self.unflushed_bytes.load(Ordering::Relaxed) > 0 {
             self.give_back(self.unflushed_bytes.swap(0, Ordering::Relaxed));
@@ -400,7 +404,7 @@ impl Drop for ConnectionMemory {
     }
 }
 
-/// Memory of an open stream. When this is dropped, the memory is kept until the last frame of the stream is sent.
+/// Memory of an open stream. Dropping it ends the stream; the memory stays taken until the last frame is sent.
 #[derive(Debug)]
 pub(crate) struct StreamMemory {
     connection: Arc<ConnectionMemory>,

@@ -1,5 +1,5 @@
-//! Limits of HTTP/2 connections: the frames that hyper is given, the memory that they cost, and clients that do not read
-//! their responses. `memory` also counts long HTTP/1 heads, for which hyper takes memory in the same way.
+//! Limits of HTTP/2 connections: the frames that hyper gets, the memory that these frames cost, and the time for which
+//! a client may not read its responses. `memory` also accounts for long HTTP/1 heads.
 
 pub(super) mod admission;
 mod frames;

@@ -1,8 +1,8 @@
-//! Watchdog of HTTP/2 connections. It ends a connection whose client does not read its responses, and one that has
-//! been idle for too long.
+//! Watchdog of HTTP/2 connections. It ends a connection whose client does not read its responses, and a connection that
+//! has been idle for too long.
 //!
-//! The socket's time limit does not detect such a client: it can keep the flow control windows of its streams closed,
-//! or open them by a byte now and then, and answer pings for ever.
+//! The socket's write timeout does not detect such a client. It can keep the flow control windows of its streams
+//! closed, or open them by one byte from time to time, and still answer pings.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -15,18 +15,21 @@ use tokio::time::Instant;
 use super::memory::StreamMemory;
 use crate::telemetry::metrics::CloseReason;
 
-/// Number of bytes that a stream must send to count as advanced. If fewer are pending, these are enough.
+/// Number of bytes that a stream must send to count as advanced. If fewer bytes are pending, the stream must send
+/// those.
 const MIN_PROGRESS_BYTES: u64 = 16 << 10;
 
-/// Number of bytes sent between two checks from which on a client counts as one that opens its flow control windows in
-/// large steps. Such a client may wait longer before the next step.
+/// Minimum size of a large step: a client that receives this many bytes between two checks opens its flow control
+/// windows in large steps. It may take more time before the next step.
 const LARGE_STEP_BYTES: u64 = 64 << 10;
 
-/// Multiple of [`Http2Watchdog::stall_limit`] after which a connection ends if none of its streams advances.
+/// Factor of the time limit: a connection ends if none of its streams advances for this many times
+/// [`Http2Watchdog::stall_limit`].
 const STALL_FACTOR: u32 = 2;
 
-/// Multiple of [`Http2Watchdog::stall_limit`] after which a connection ends if one stream does not advance while others
-/// do. Replaces [`STALL_FACTOR`] for a client that takes large steps.
+/// Factor of the longer time limit: a connection ends if one stream does not advance for this many times
+/// [`Http2Watchdog::stall_limit`], even if other streams do. Replaces [`STALL_FACTOR`] for a client that opens its
+/// windows in large steps.
 const LONG_STALL_FACTOR: u32 = 4;
 
 /// Number of checks during [`Http2Watchdog::stall_limit`].
@@ -38,7 +41,7 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Watchdog of an HTTP/2 connection and its streams.
 #[derive(Debug, Default)]
 pub(crate) struct Http2Watchdog {
-    /// Time limit for a client that takes nothing, before it is multiplied by [`STALL_FACTOR`] or
+    /// Time for which a client may accept no bytes, before it is multiplied by [`STALL_FACTOR`] or
     /// [`LONG_STALL_FACTOR`].
     stall_limit: Duration,
     /// Longest time that a connection may have no stream.
@@ -46,16 +49,18 @@ pub(crate) struct Http2Watchdog {
     state: Mutex<WatchdogState>,
     /// Number of streams opened so far.
     opened_streams: AtomicU64,
-    /// Number of body pieces that were sent whole.
+    /// Number of body pieces that were sent completely.
     finished_pieces: AtomicU64,
-    /// True if no bytes were pending at the last check. The next piece then wakes the watchdog.
+    /// True if no bytes were pending at the last check. The next body piece then wakes the watchdog.
     ///
-    /// Sequentially consistent, as are the pending bytes: the watchdog sets the flag and then reads the bytes, while a
-    /// piece adds its bytes and then reads the flag. At least one of them sees what the other has written.
+    /// The flag and the counters of pending bytes are sequentially consistent. The watchdog sets the flag and then
+    /// reads the counters. A body piece adds to its counter and then reads the flag. At least one of the two thus sees
+    /// the other's write.
     is_parked: AtomicBool,
-    /// Notified when a piece finds the watchdog parked.
+    /// Notified when a body piece finds that the watchdog is parked.
     sending_started: Notify,
-    /// True if the server shuts down. The limit is then [`Http2Watchdog::stall_limit`], not a multiple of it.
+    /// True if the server is shutting down. A connection then ends when no stream has advanced for
+    /// [`Http2Watchdog::stall_limit`] alone.
     is_shutting_down: AtomicBool,
 }
 
@@ -67,7 +72,7 @@ struct WatchdogState {
     last_finished: u64,
     /// Time of the last check that found a stream.
     last_busy_at: Option<Instant>,
-    /// Time since which no stream has advanced although bytes are pending.
+    /// Time since which bytes have been pending and no stream has advanced. `None` if no bytes are pending.
     stalled_since: Option<Instant>,
 }
 
@@ -77,13 +82,13 @@ struct WatchedStream {
     tracker: Weak<StreamTracker>,
     /// Bytes sent when the stream last advanced.
     last_sent_bytes: u64,
-    /// Number of further bytes that the stream must send to count as advanced.
+    /// Number of bytes that the stream must send to count as advanced.
     needed_bytes: u64,
     last_advanced_at: Option<Instant>,
     takes_large_steps: bool,
 }
 
-/// Counters of the body bytes of one stream. The pieces of the body update them, and the watchdog reads them.
+/// Counts the body bytes of a stream. The pieces of the body update the counters, and the watchdog reads them.
 #[derive(Debug)]
 pub(crate) struct StreamTracker {
     pending_bytes: AtomicU64,
@@ -99,8 +104,8 @@ impl Http2Watchdog {
         Arc::new(Self { stall_limit, idle_limit, ..Self::default() })
     }
 
-    /// Tracks a stream, from its request until the tracker and all pieces of the body are dropped. `memory` is held until
-    /// then; it is `None` in tests.
+    /// Tracks a stream until the tracker and all pieces of the body are dropped. Holds `memory` until then. `memory` is
+    /// `None` in tests.
     pub(crate) fn track(self: &Arc<Self>, memory: Option<StreamMemory>) -> Arc<StreamTracker> {
         let tracker = Arc::new(StreamTracker {
             pending_bytes: AtomicU64::new(0),
@@ -117,7 +122,7 @@ impl Http2Watchdog {
         };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         if state.streams.len() == state.streams.capacity() {
-            // Checks may be rare. Streams that have ended since the last one must not accumulate.
+            // Checks may be rare. Streams that have ended since the last check must not accumulate.
             state.streams.retain(|stream| stream.tracker.strong_count() > 0);
         }
         state.streams.push(stream);
@@ -125,16 +130,16 @@ impl Http2Watchdog {
         tracker
     }
 
-    /// Reduces the limit to [`Http2Watchdog::stall_limit`] from now on, because the server shuts down.
+    /// Reduces the limit for stalled streams to [`Http2Watchdog::stall_limit`], because the server is shutting down.
     pub(crate) fn begin_shutdown(&self) {
         self.is_shutting_down.store(true, Ordering::Relaxed);
     }
 
-    /// Waits until the connection must end, and returns why. May be dropped and called again.
+    /// Waits until the connection must end, and returns the reason. May be dropped and called again.
     ///
-    /// - `SendTimeout`: for twice [`Http2Watchdog::stall_limit`] no stream advanced, although bytes were pending and no
+    /// - `SendTimeout`: no stream advanced for twice [`Http2Watchdog::stall_limit`], although bytes were pending and no
     ///   response was being prepared. Or one stream did not advance for four times that limit. A stream advances when
-    ///   16 KiB are sent, or all pending bytes if these are fewer.
+    ///   it sends 16 KiB, or all of its pending bytes if it has fewer.
     /// - `Idle`: there was no stream during [`Http2Watchdog::idle_limit`].
     pub(crate) async fn wait_for_timeout(&self) -> CloseReason {
         loop {
@@ -163,7 +168,7 @@ impl Http2Watchdog {
         idle_deadline.saturating_duration_since(now).max(MIN_CHECK_INTERVAL)
     }
 
-    /// Compares all streams with the last check. Returns why the connection must end, if it must.
+    /// Compares all streams with their state at the last check. Returns the reason if the connection must end.
     fn check(&self, now: Instant) -> Option<CloseReason> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         let opened = self.opened_streams.load(Ordering::Relaxed);
@@ -197,7 +202,7 @@ impl Http2Watchdog {
     }
 }
 
-/// What one check finds out about all streams of a connection.
+/// Summary of all streams of a connection at one check.
 #[derive(Debug, Default)]
 struct StreamSummary {
     /// True if a stream has advanced, or its response is still being prepared.
@@ -208,7 +213,8 @@ struct StreamSummary {
 }
 
 impl WatchedStream {
-    /// Compares the stream with the last check and adds the result to `summary`. Returns false if the stream has ended.
+    /// Compares the stream with its state at the last check and adds the result to `summary`. Returns false if the
+    /// stream has ended.
     fn check(&mut self, now: Instant, summary: &mut StreamSummary) -> bool {
         let Some(tracker) = self.tracker.upgrade() else { return false };
         let pending_bytes = tracker.pending_bytes.load(Ordering::SeqCst);
@@ -226,7 +232,7 @@ impl WatchedStream {
             }
             since => {
                 summary.has_pending = true;
-                // A new request is no progress.
+                // A new request does not count as progress.
                 summary.has_progress |= since.is_some() || advanced_bytes >= MIN_PROGRESS_BYTES;
                 self.takes_large_steps |= advanced_bytes >= LARGE_STEP_BYTES;
                 self.last_sent_bytes = sent_bytes;
@@ -247,7 +253,7 @@ pub(crate) struct TrackedBytes {
 }
 
 impl TrackedBytes {
-    /// Creates a piece of the body of `stream`, for hyper to send. Without a stream, its bytes are not counted.
+    /// Creates a piece of the body of `stream`, for hyper to send. If `stream` is `None`, its bytes are not counted.
     pub(crate) fn new(bytes: Bytes, stream: Option<&Arc<StreamTracker>>) -> Self {
         // Empty bytes are never pending.
         let tracker = stream.filter(|_| !bytes.is_empty()).cloned();
@@ -290,7 +296,7 @@ impl Buf for TrackedBytes {
 }
 
 impl Drop for TrackedBytes {
-    /// Records that the piece was sent whole, or is dropped with some bytes unsent.
+    /// Subtracts the unsent bytes, if there are any. Otherwise counts the piece as sent completely.
     fn drop(&mut self) {
         if let Some(stream) = &self.tracker {
             stream.pending_bytes.fetch_sub(self.bytes.len() as u64, Ordering::SeqCst);
@@ -411,7 +417,7 @@ mod tests {
             piece.advance(100);
             drop(piece);
         }
-        // Copying no bytes is no progress, and dropped bytes were not taken.
+        // Copying zero bytes is not progress, and dropped bytes were not sent.
         let mut piece = clock.piece(&stream, 100);
         assert_eq!(clock.pass(60, |_| drop(piece.copy_to_bytes(0))), Some((21, CloseReason::SendTimeout)));
         drop(piece);

@@ -1,9 +1,9 @@
-//! Buffers of medium size, each in whole pages of its own.
+//! Allocates buffers of medium size. Each consists of whole pages that it shares with no other buffer.
 //!
 //! mimalloc puts blocks of one size class together into pages of 512 KiB, which stay resident while any of their blocks
-//! is in use. A cache that evicts blocks of one size for those of another then holds both: a cache of 512 MiB had 1,033
-//! MiB resident. Here, a freed buffer leaves nothing resident. Its addresses are kept for buffers of the same number of
-//! pages. Its memory returns to the system, except for a few MiB that are reused first.
+//! is in use. If a cache evicts blocks of one size to make room for blocks of another size, both stay resident: a cache
+//! of 512 MiB had 1,033 MiB resident. Here, the memory of a freed buffer returns to the system, except for a few MiB
+//! that are reused first. Its addresses are kept for later buffers with the same number of pages.
 
 use std::cell::Cell;
 use std::ptr::{self, NonNull};
@@ -11,20 +11,21 @@ use std::slice;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, MutexGuard, OnceLock, PoisonError};
 
-/// Size of a page in bytes. If the system's pages have another size, there are no runs.
+/// Size of a page in bytes. If the system's pages have another size, this allocator is not used.
 pub const PAGE_BYTES: usize = 4 << 10;
 
 /// Maximum number of pages of a run.
 const MAX_RUN_PAGES: usize = 16;
 
-/// Size of the reserved address range in bytes. Addresses are never unmapped. Each length of runs keeps as many as it
-/// needed at its peak.
+/// Size of the reserved address range in bytes. Addresses are never unmapped. The runs of each length keep the
+/// addresses that they needed at their peak.
 const ARENA_BYTES: usize = 1 << 40;
 
 /// Maximum number of free bytes that stay resident in each shard.
 const SHARD_RESIDENT_BYTES: usize = 128 << 10;
 
-/// Number of free bytes in the central lists above which further runs do not stay resident.
+/// Maximum number of resident free bytes in the central lists. Beyond it, the memory of freed runs returns to the
+/// system.
 const CENTRAL_RESIDENT_BYTES: usize = 8 << 20;
 
 /// Number of shards. Threads use different ones, so they seldom wait for each other.
@@ -56,7 +57,7 @@ struct CentralFreeLists {
     resident: FreeLists,
     /// Free runs that are not resident.
     empty: FreeLists,
-    /// First page that no run has used yet.
+    /// Number of the first page that no run has used yet.
     next_unused_page: usize,
 }
 
@@ -103,7 +104,7 @@ impl RunArena {
         *ARENA.get_or_init(Self::reserve)
     }
 
-    /// Reserves the addresses. Returns `None` if the system refuses so many, or if its pages have another size.
+    /// Reserves the addresses. Returns `None` if the system refuses the reservation, or if its pages have another size.
     fn reserve() -> Option<Self> {
         // SAFETY: only queries a number. It allocates nothing, so it does not call this allocator again.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };
@@ -139,7 +140,7 @@ impl RunArena {
         u32::try_from(offset / PAGE_BYTES).ok()
     }
 
-    /// Returns the memory of a run to the system. Its bytes are zero when they are read again.
+    /// Returns the memory of a run to the system. The bytes of the run are 0 when they are read again.
     fn purge(self, page: u32, pages: usize) {
         // SAFETY: the run is free, and nothing refers to it.
         unsafe {
@@ -148,7 +149,7 @@ impl RunArena {
     }
 }
 
-/// Reserves addresses whose memory is allocated on first use.
+/// Reserves addresses. Their memory is allocated on first use.
 fn reserve_addresses(bytes: usize) -> Option<*mut u8> {
     let (protection, flags) =
         (libc::PROT_READ | libc::PROT_WRITE, libc::MAP_PRIVATE | libc::MAP_ANONYMOUS | libc::MAP_NORESERVE);
@@ -174,7 +175,7 @@ fn shard() -> MutexGuard<'static, FreeLists> {
     }
     static NEXT_INDEX: AtomicUsize = AtomicUsize::new(0);
     if SHARD_INDEX.get() == usize::MAX {
-        // Only the value matters: threads get different shards in turn.
+        // Relaxed ordering is enough, because threads only need different shards.
         SHARD_INDEX.set(NEXT_INDEX.fetch_add(1, Ordering::Relaxed) % SHARDS);
     }
     SHARD_LISTS[SHARD_INDEX.get()].lock().unwrap_or_else(PoisonError::into_inner)
@@ -236,8 +237,8 @@ pub(super) unsafe fn deallocate(run: *mut u8, bytes: usize) {
     purged.drain(arena, |page, pages| lists.empty.push(arena, page, pages));
 }
 
-/// Bytes in pages that they share with no other buffer, even if they are few. Otherwise small entries of a cache would
-/// keep each other's pages resident.
+/// A small or large number of bytes in whole pages of their own. Otherwise small entries of a cache would keep each
+/// other's pages resident.
 #[derive(Debug)]
 pub struct PagedBytes {
     run: NonNull<u8>,
@@ -321,10 +322,10 @@ mod tests {
         let bytes = vec![7; 5 * PAGE_BYTES];
         let runs: Vec<PagedBytes> = (0..COUNT).map(|_| PagedBytes::copy_of(&bytes).unwrap()).collect();
         let addresses: Vec<*mut u8> = runs.iter().map(|paged| paged.run.as_ptr()).collect();
-        // One run in a hundred is left, and keeps no other resident.
+        // One run in a hundred is still allocated, and keeps no other run resident.
         let remaining: Vec<PagedBytes> = runs.into_iter().step_by(100).collect();
         let resident_bytes: usize = addresses.iter().map(|run| resident_pages(*run, 5) * PAGE_BYTES).sum();
-        // Other tests take and free runs meanwhile.
+        // Other tests allocate and free runs at the same time.
         let max_bytes = CENTRAL_RESIDENT_BYTES + (SHARDS + 2) * SHARD_RESIDENT_BYTES + remaining.len() * 5 * PAGE_BYTES;
         assert!(resident_bytes <= max_bytes + COUNT * PAGE_BYTES / 4, "{resident_bytes} of {max_bytes}");
     }

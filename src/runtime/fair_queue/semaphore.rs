@@ -1,4 +1,4 @@
-//! The semaphore and its permits: acquiring, waiting, cancelling, releasing.
+//! The semaphore and its permits: how they are acquired, waited for, cancelled and released.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -16,13 +16,14 @@ use super::state::{CostBasis, FairSemaphoreState};
 pub struct FairSemaphore(Arc<Mutex<FairSemaphoreState>>);
 
 impl FairSemaphore {
-    /// Creates a semaphore with this many units. A client holds at most `client_quota` of them, or a single permit for
-    /// more.
+    /// Creates a semaphore with this many units. A client holds at most `client_quota` of them, unless it holds only a
+    /// single permit.
     pub fn new(units: usize, client_quota: ClientQuota, cost: CostBasis) -> Self {
         Self::with_cache(0, units, client_quota, cost)
     }
 
-    /// Like [`Self::new`], with `cached` units that a cache may fill and `in_flight` units that no cache fills.
+    /// Like [`Self::new`], with two sorts of units: `cached` units, which a cache may fill, and `in_flight` units,
+    /// which no cache fills.
     pub fn with_cache(cached: usize, in_flight: usize, client_quota: ClientQuota, cost: CostBasis) -> Self {
         let units = cached.saturating_add(in_flight);
         Self(Arc::new(Mutex::new(FairSemaphoreState {
@@ -54,8 +55,8 @@ impl FairSemaphore {
         self.state().taken()
     }
 
-    /// Changes the number of units. If more units are granted than exist now, the surplus is not granted again when it
-    /// is released.
+    /// Changes the number of units. If more units are granted than the new number, those in excess are not granted
+    /// again after their release.
     pub fn resize(&self, cached: usize, in_flight: usize, client_quota: ClientQuota) {
         let mut state = self.state();
         let units = cached.saturating_add(in_flight);
@@ -88,8 +89,8 @@ impl FairSemaphore {
         Some(self.new_permit(flow, units, GrantKind::InTurn, Instant::now()))
     }
 
-    /// Marks units as in use until [`vacate`](Self::vacate), although they are not granted and still can be. They reduce
-    /// what clients may hold among others, which depends on the number of free units.
+    /// Marks units as in use until [`vacate`](Self::vacate). They can still be granted, but no longer count as free for
+    /// the quota of a client among other clients.
     pub fn occupy(&self, units: usize) {
         let mut state = self.state();
         state.occupied = state.occupied.saturating_add(units);
@@ -111,9 +112,9 @@ impl FairSemaphore {
         self.state().flows.iter().find(|candidate| candidate.id == flow).map_or(0, |flow| flow.start_tag)
     }
 
-    /// Counts units towards the quota of the client that are already granted, to the server or to any client. Returns
-    /// `None` if the client holds too much, and if a request of the flow waits. Otherwise a large charge would never
-    /// succeed while small ones do.
+    /// Counts units towards the quota of a client that are already granted, to the server or to any client. Returns
+    /// `None` if the client holds too many units, or if a request of the flow waits. Without the second condition,
+    /// small charges could keep a large one waiting for ever.
     pub fn try_charge(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         let mut state = self.state();
         let waits = state.flows.iter().any(|candidate| candidate.id == flow && !candidate.queue.is_empty());
@@ -124,7 +125,7 @@ impl FairSemaphore {
         Some(self.new_permit(flow, units, GrantKind::Charged, Instant::now()))
     }
 
-    /// Like [`Self::try_charge`], but waits until the client has released enough.
+    /// Like [`Self::try_charge`], but waits until the client has released enough units.
     pub async fn charge(&self, flow: FlowId, units: usize) -> FairPermit {
         if let Some(permit) = self.try_charge(flow, units) {
             return permit;
@@ -137,8 +138,8 @@ impl FairSemaphore {
         self.acquire_with_reserve(flow, units, 0).await
     }
 
-    /// Like [`Self::acquire`], but leaves `reserve` units free. A task of a flight waits in the flows of all clients of
-    /// the flight, and gets the permit of the flow that is served first.
+    /// Like [`Self::acquire`], but leaves `reserve` units free. In a task of a flight, the request waits in the flows
+    /// of all clients of the flight. It gets the permit of the flow that is served first.
     pub async fn acquire_with_reserve(&self, flow: FlowId, units: usize, reserve: usize) -> FairPermit {
         if let Some(permit) = self.try_acquire_with_reserve(flow, units, reserve) {
             return permit;
@@ -159,7 +160,7 @@ impl FairSemaphore {
             tokio::select! {
                 biased;
                 Some(permit) = waits.next() => {
-                    // The requests of the other clients are not charged as cancelled.
+                    // The requests in the flows of the other clients are cancelled without a charge.
                     is_served.store(true, Ordering::Relaxed);
                     return permit;
                 }
@@ -168,9 +169,9 @@ impl FairSemaphore {
         }
     }
 
-    /// Like [`Self::acquire`], for a part of a stream, which leaves `reserve` units free for requests that are not
-    /// streams. Earlier parts hold a clone of `stream` until they are sent. Meanwhile the stream waits for its own client
-    /// and lets other streams go first.
+    /// Like [`Self::acquire`], for a part of a stream. Leaves `reserve` units free for requests that are not streams.
+    /// Earlier parts of the stream hold a clone of `stream` until they are sent. Until then, the stream waits for its
+    /// own client, and other streams take precedence.
     pub async fn acquire_for_stream(&self, flow: FlowId, units: usize, reserve: usize, stream: &Arc<()>) -> FairPermit {
         let stream = Some(Arc::downgrade(stream));
         let make_request =
@@ -200,8 +201,8 @@ impl FairSemaphore {
         )
     }
 
-    /// Removes a request of `flow` whose future is dropped, unless the future has got its permit. `is_served` is true if
-    /// the work has got its permit through another request.
+    /// Removes a request of `flow` whose future is dropped, unless the future has got its permit. `is_served` is true
+    /// if the task has got a permit through a request in another flow.
     fn cancel(
         &self,
         flow: FlowId,
@@ -218,7 +219,8 @@ impl FairSemaphore {
         receiver.close();
         state.remove_cancelled(flow, is_served);
         if let Ok((kind, granted_at)) = receiver.try_recv() {
-            // The units were granted just before. If the work is served, it does not need them and does not pay for them.
+            // The units were granted just before. They are not needed, and if the task has got a permit in another
+            // flow, they are not charged.
             state.release(flow, units, kind, (!is_served).then(|| granted_at.elapsed()));
         }
         drop(state);
@@ -238,7 +240,7 @@ impl FairSemaphore {
     fn grant_waiters(&self) {
         loop {
             let Some((flow, request)) = self.state().grant_next() else { return };
-            // The grant is sent outside the lock, because sending wakes the receiver.
+            // The grant is sent without holding the lock, because sending wakes the receiver.
             if request.sender.send((request.kind, Instant::now())).is_err() {
                 self.state().release(flow, request.units, request.kind, None);
             }
@@ -246,8 +248,7 @@ impl FairSemaphore {
     }
 }
 
-/// A permit for a number of units, which are released when the permit is dropped. A permit can be split, and merged with
-/// others.
+/// A permit for a number of units, which are released when the permit is dropped. Permits can be split and merged.
 #[derive(Debug)]
 pub struct FairPermit {
     semaphore: FairSemaphore,
@@ -275,8 +276,8 @@ impl FairPermit {
         let Self { flow, units, .. } = self;
         let (sender, receiver) = oneshot::channel();
         semaphore.state().flow_mut(flow).queue.push_front(PendingAcquire::new(units, GrantKind::InTurn, sender));
-        // Dropped after the request: when a flow holds nothing and no request waits in it, the service that it has
-        // received is forgotten.
+        // Dropped only after the new request is queued: a flow that holds no units and has no request may be removed,
+        // and its start tag with it.
         drop(self);
         // The sender is never dropped without sending a grant.
         receiver.blocking_recv().map_or_else(
@@ -293,8 +294,8 @@ impl FairPermit {
         Self { semaphore: self.semaphore.clone(), units, ..*self }
     }
 
-    /// Transfers the units to the server. They then count towards the quota of no client. The owner of the permit drops
-    /// it when clients need the units.
+    /// Transfers the units to the server, so that they count towards the quota of no client. The owner must drop the
+    /// permit when clients need the units.
     pub fn transfer_to_server(&mut self) {
         let server_flow = ClientId::SERVER.flow(self.flow.kind);
         let mut state = self.semaphore.state();
@@ -318,7 +319,7 @@ impl FairPermit {
         );
         if self.kind != other.kind || self.flow != other.flow {
             let mut state = self.semaphore.state();
-            // If kinds or flows differ, neither permit counts as overtaking any longer.
+            // If the kinds or flows differ, neither permit counts as overtaking any longer.
             for (permit, units) in [(&*self, self.units), (&other, units)] {
                 if permit.kind == GrantKind::Overtaking {
                     state.uncount_overtaking(permit.flow, units);
@@ -329,7 +330,7 @@ impl FairPermit {
             }
             state.move_held_units(other.flow, self.flow, units);
             drop(state);
-            // Requests may have waited because of the limit of overtaking units or the quota of their client.
+            // Requests may have waited because of the limit for overtaking or the quota of their client.
             self.semaphore.grant_waiters();
         }
         self.units += units;
@@ -402,8 +403,8 @@ mod tests {
         let mut waiting: Vec<_> = (0..10).map(|_| wait(&semaphore, 2, 32)).collect();
         waiting.truncate(1);
         assert_eq!(semaphore.service_received(flow_of(2)), 0);
-        // The remaining request is behind nothing but the first client's permit. Another client comes and waits behind
-        // it.
+        // Only the first client's permit delays the remaining request. Another client comes and waits behind this
+        // request.
         let other = wait(&semaphore, 3, 32);
         drop(waiting);
         assert!(semaphore.service_received(flow_of(2)) <= 32);
@@ -481,7 +482,7 @@ mod tests {
         assert!(semaphore.try_acquire(flow_of(4), 1).is_none(), "others wait");
         assert_eq!(semaphore.taken(), 2);
         drop(running);
-        // The request has its permit, and is dropped before it sees it.
+        // The request gets its permit, and is dropped before it is polled again.
         drop(after);
         assert!(!semaphore.has_waiters() && is_unused(&semaphore));
     }
@@ -532,7 +533,7 @@ mod tests {
         permits.truncate(7);
         drop((&mut next_request).now_or_never().unwrap());
         permits.clear();
-        // Cached units are charged to a client while they are sent, but are memory of no client.
+        // Cached units are charged to a client while they are sent, but no client holds them.
         let mut cached = semaphore.try_acquire(flow_of(1), 8).unwrap();
         assert!(semaphore.try_acquire(flow_of(1), 1).is_none());
         cached.transfer_to_server();
@@ -567,7 +568,7 @@ mod tests {
         let permit = semaphore.acquire_with_reserve(flow_of(1), 768, 64).now_or_never().unwrap();
         let mut large = semaphore.acquire_with_reserve(flow_of(2), 200, 64).boxed();
         assert!((&mut large).now_or_never().is_none());
-        // Small requests overtake it, others do not.
+        // Small requests overtake it. Larger ones do not.
         let mut other = wait(&semaphore, 3, 200);
         let small = semaphore.acquire(flow_of(4), 16).now_or_never();
         assert!(small.is_some() && (&mut other).now_or_never().is_none());
@@ -577,7 +578,8 @@ mod tests {
         assert!(is_unused(&semaphore));
     }
 
-    /// Returns as many permits of this many units as one client after another can acquire at once.
+    /// Lets one client after another acquire a permit for the same number of units without waiting, and returns all
+    /// permits.
     fn acquire_until_refused(semaphore: &FairSemaphore, units: usize) -> Vec<FairPermit> {
         (100..).map_while(|client| semaphore.acquire(flow_of(client), units).now_or_never()).collect()
     }
@@ -587,7 +589,7 @@ mod tests {
         let semaphore = FairSemaphore::new(640, quota(639), CostBasis::Units);
         let mut permit = semaphore.acquire(flow_of(1), 300).now_or_never().unwrap();
         let (mut large, mut other) = (wait(&semaphore, 2, 350), wait(&semaphore, 3, 11));
-        // One eighth may overtake, but not all of it from one client, nor the last of it.
+        // One eighth of the units may overtake, but neither all of it for one client, nor the last of it.
         let mut passed: Vec<FairPermit> =
             (0..3).map(|_| semaphore.acquire(flow_of(4), 10).now_or_never().unwrap()).collect();
         let mut fourth = wait(&semaphore, 4, 10);
@@ -763,7 +765,7 @@ mod tests {
         let mut next_part = stream(1, 6, &first);
         let mut small = stream(2, 1, &second);
         assert!((&mut next_part).now_or_never().is_none() && (&mut small).now_or_never().is_none());
-        // The remaining units are available to others at once.
+        // The remaining units are available to other clients at once.
         drop(semaphore.acquire(flow_of(3), 2).now_or_never().unwrap());
         drop(permit.split(1));
         drop((&mut small).now_or_never().expect("the first one waits for its own client"));

@@ -1,5 +1,5 @@
-//! Single flight: one run of work serves all clients that want the same key at the same time. It gets its permits in
-//! the turn of whichever of these clients is first.
+//! Single flight: one task does the work for all clients that want the same key at the same time. It gets a permit as
+//! soon as it is the turn of any of these clients.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -19,7 +19,7 @@ tokio::task_local! {
     static CURRENT_FLIGHT: FlightHandle;
 }
 
-/// Returns the clients for which the running task works, if more may join.
+/// Returns the clients for which the running task works, if it is the task of a flight, which more clients may join.
 pub(super) fn watch_flight_clients() -> Option<watch::Receiver<Vec<ClientId>>> {
     CURRENT_FLIGHT.try_with(|flight| flight.0.clients.subscribe()).ok()
 }
@@ -33,11 +33,11 @@ fn current_clients() -> (Vec<ClientId>, Option<watch::Receiver<Vec<ClientId>>>) 
     (clients, parent_clients)
 }
 
-/// The flights of work whose result has type `T`, by key. Cheap to clone; clones share the flights.
+/// The flights in progress, by key. `T` is the type of their results. Cheap to clone; clones share the flights.
 #[derive(Debug)]
 pub struct SingleFlight<K, T>(Arc<Mutex<HashMap<K, Arc<Flight<T>>>>>);
 
-/// One run of work and its result, which is kept until the last waiter is dropped.
+/// A flight: work in progress, and its result, which is kept until the last waiter is dropped.
 #[derive(Debug)]
 struct Flight<T> {
     handle: FlightHandle,
@@ -47,14 +47,15 @@ struct Flight<T> {
     result: watch::Sender<Option<Result<Option<T>, String>>>,
 }
 
-/// Handle by which the work of a flight sees its waiters. Cheap to clone. The default handle belongs to no flight.
+/// Handle with which the work of a flight observes its waiters. Cheap to clone. The default handle belongs to no
+/// flight.
 #[derive(Debug, Clone, Default)]
 pub struct FlightHandle(Arc<FlightState>);
 
 #[derive(Debug, Default)]
 struct FlightState {
-    /// Clients for which the work is done. More may join until it is done, so that a later client does not wait for the
-    /// turn of an earlier one.
+    /// Clients for which the work is done. Clients may join until the work is complete. The work then also gets permits
+    /// in the turn of the clients that joined late.
     clients: watch::Sender<Vec<ClientId>>,
     waiters: AtomicUsize,
     is_detached: AtomicBool,
@@ -67,7 +68,7 @@ impl FlightHandle {
         self.0.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets the work run to its end from now on, even without waiters. For work that cannot be interrupted.
+    /// Lets the work run to its end from now on, even without waiters, because it cannot be interrupted.
     pub fn detach(&self) {
         self.0.is_detached.store(true, Ordering::Relaxed);
     }
@@ -77,7 +78,7 @@ impl FlightHandle {
         self.0.is_detached.store(false, Ordering::Relaxed);
     }
 
-    /// Returns true if the result is out of date already: see [`SingleFlight::supersede`].
+    /// Returns true if the result is already out of date (see [`SingleFlight::supersede`]).
     pub fn is_superseded(&self) -> bool {
         self.0.is_superseded.load(Ordering::Acquire)
     }
@@ -118,8 +119,8 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
         }
     }
 
-    /// Keeps later requests from joining the flight of `key`, because its result will be out of date. Its waiters
-    /// still get the result.
+    /// Keeps later requests from joining the flight of `key`, because its result will be out of date. The present
+    /// waiters still get the result.
     pub fn supersede(&self, key: &K) {
         if let Some(flight) = self.lock().remove(key) {
             flight.handle.0.is_superseded.store(true, Ordering::Release);
@@ -128,8 +129,8 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
 }
 
 impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
-    /// Joins the flight of `key` for the current client. If the calling task works for a flight itself, all clients of
-    /// that flight join. If there was no flight, the second value leads the new one.
+    /// Joins the flight of `key` for the current client. If the calling task belongs to another flight, all clients of
+    /// that flight join. If there was no flight of `key`, starts one and also returns its leader.
     pub fn join(&self, key: K) -> (Waiter<K, T>, Option<Leader<K, T>>) {
         let (clients, parent_clients) = current_clients();
         let mut flights = self.lock();
@@ -142,8 +143,8 @@ impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
         (Waiter { flights: self.clone(), key, flight, parent_clients }, leader)
     }
 
-    /// Starts a flight that no other request joins. It counts as superseded from the start, so that its result does not
-    /// enter a cache.
+    /// Starts a flight that no other request can join. The flight counts as superseded from the start, so that its
+    /// result does not enter a cache.
     pub fn unshared(&self, key: K) -> (Waiter<K, T>, Leader<K, T>) {
         let flight = Arc::<Flight<T>>::default();
         flight.handle.0.waiters.store(1, Ordering::Relaxed);
@@ -172,7 +173,8 @@ impl<T> Default for Flight<T> {
     }
 }
 
-/// The right to do the work of a flight. Dropping it abandons the flight, and a waiter may lead the next one.
+/// The right to do the work of a flight. Dropping it abandons the flight, and one of the waiters may lead the next
+/// flight.
 #[derive(Debug)]
 pub struct Leader<K: Eq + Hash, T> {
     flights: SingleFlight<K, T>,
@@ -197,8 +199,8 @@ where
     K: Eq + Hash + Send + 'static,
     T: Send + Sync + 'static,
 {
-    /// Runs `work` in a task of its own, which gets permits in the turn of whichever client of the flight is first. The
-    /// task is aborted when the last waiter is dropped, unless it is [detached](FlightHandle::detach).
+    /// Runs `work` in a new task, which gets a permit as soon as it is the turn of any client of the flight. The task
+    /// is aborted when the last waiter is dropped, unless it is [detached](FlightHandle::detach).
     pub fn spawn(self, work: impl Future<Output = T> + Send + 'static) {
         let flight = Arc::clone(&self.flight);
         let task = tokio::spawn(CURRENT_FLIGHT.scope(self.flight.handle.clone(), async move {
@@ -230,13 +232,13 @@ pub struct Waiter<K: Eq + Hash, T> {
     flights: SingleFlight<K, T>,
     key: K,
     flight: Arc<Flight<T>>,
-    /// Clients of the flight for which the calling task works, if more may join.
+    /// Clients of the flight to which the calling task belongs, if there is one.
     parent_clients: Option<watch::Receiver<Vec<ClientId>>>,
 }
 
 impl<K: Eq + Hash, T: Clone> Waiter<K, T> {
-    /// Waits for the result. Returns `None` if the leader gave up: the caller then joins again, and may lead. Clients
-    /// that join the flight for which the calling task works join this flight, too.
+    /// Waits for the result. Returns `None` if the leader gave up; the caller then joins again, and may become the
+    /// leader. If the calling task belongs to another flight, clients that join that flight also join this one.
     ///
     /// # Errors
     /// The message if the work panicked.
@@ -253,7 +255,7 @@ impl<K: Eq + Hash, T: Clone> Waiter<K, T> {
             };
             tokio::select! {
                 _ = results.changed() => {}
-                // The other flight does not end before this wait does.
+                // The calling task's flight does not end before this wait ends.
                 Ok(()) = parent_clients.changed() => {
                     let clients = parent_clients.borrow_and_update().clone();
                     self.flight.handle.add_clients(clients);
@@ -274,7 +276,7 @@ impl<K: Eq + Hash, T> Drop for Waiter<K, T> {
             flights.remove(&self.key);
         }
         drop(flights);
-        // Outside the lock: the task may hold waiters of other flights.
+        // Aborted without holding the lock, because the task may hold waiters of other flights.
         if let Some(task) = task {
             task.abort();
         }
@@ -324,7 +326,7 @@ mod tests {
         let (semaphore, flights) = (semaphore(1), Flights::<Arc<FairPermit>>::default());
         let acquire = |client: u64| semaphore.acquire(ClientId::new(client).flow(0), 1).boxed();
         let permit = acquire(9).await;
-        // One client has much to do, and lastly something that another client wants as well.
+        // One client has many requests, and another client also wants the last of them.
         let mut first: Vec<_> = (0..5).map(|_| acquire(1)).collect();
         assert!(first.iter_mut().all(|acquire| acquire.now_or_never().is_none()));
         let task_semaphore = semaphore.clone();
@@ -346,7 +348,7 @@ mod tests {
 
     #[tokio::test]
     async fn a_client_is_not_charged_for_work_that_is_done_in_the_turn_of_another() {
-        // With this many units in use, there are enough for one of the client's requests, or for both.
+        // Depending on the units in use, there are enough for one of the client's requests or for both.
         for in_use in [100, 0] {
             let (semaphore, flights) = (semaphore(640), Flights::<Arc<FairPermit>>::default());
             let acquire = |client: u64, units| semaphore.acquire(ClientId::new(client).flow(0), units).boxed();
@@ -355,7 +357,7 @@ mod tests {
             let work = async move { Arc::new(task_semaphore.acquire(ClientId::new(1).flow(0), 300).await) };
             let first_waiter = ClientId::new(1).scope(async { start(&flights, work) }).await;
             tokio::task::yield_now().await;
-            // The client has more to do, and stops another client.
+            // The client has further requests, which delay another client.
             let (mut next_request, mut other) = (acquire(1, 600), acquire(3, 300));
             assert!((&mut next_request).now_or_never().is_none() && (&mut other).now_or_never().is_none());
             let second_waiter = ClientId::new(2).scope(async { follow(&flights) }).await;
@@ -456,7 +458,7 @@ mod tests {
         yield_several_times().await;
         assert!(flights.lock().is_empty());
         assert_eq!(weak.upgrade().as_deref(), Some(&1));
-        // A new run does not take over the earlier result.
+        // A new flight does not take over the earlier result.
         let third = start(&flights, async { Arc::new(2) });
         assert_eq!(second.wait().await, Ok(Some(Arc::new(1))));
         assert!(weak.upgrade().is_none());
@@ -469,7 +471,7 @@ mod tests {
         let leader = flights.try_lead("block").unwrap();
         assert!(flights.try_lead("block").is_none());
         let (first, second) = (follow(&flights), follow(&flights));
-        // Its waiters go away and come back.
+        // Its waiters are dropped, and new ones join.
         drop(first);
         assert!(leader.handle().has_waiters());
         drop(leader);

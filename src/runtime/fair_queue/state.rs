@@ -1,39 +1,60 @@
 //! The units of a semaphore, and the choice of the request that is granted next.
+//!
+//! The order of the flows is start-time fair queueing, and the limit of a client is a dynamic threshold
+//! ([`ClientQuota`]). The search for the next request visits the flows in the order of their start tags. It grants the
+//! first request that can be granted now. The requests that it passes over may restrict which requests behind them can
+//! be granted.
+//!
+//! An example with [`CostBasis::Units`]: all units are in use. Client A queues three requests for 2 units each, and
+//! then client B two requests for 4 units each. Both flows begin with the virtual time 0 as their start tag. When
+//! enough units become free, the flow with the lowest start tag gets them, and its start tag grows by their number:
+//!
+//! | grant | start tag of A | start tag of B | virtual time |
+//! |---|---|---|---|
+//! | none yet | 0 | 0 | 0 |
+//! | 2 units to A | 2 | 0 | 0 |
+//! | 4 units to B | 2 | 4 | 0 |
+//! | 2 units to A | 4 | 4 | 2 |
+//!
+//! If client C now requests units for the first time, its flow begins with the virtual time 2 as its start tag. It is
+//! served next, although A and B have waited longer.
 
 use std::collections::VecDeque;
 use std::time::Duration;
 
 use super::flow::{ClientId, ClientQuota, Flow, FlowId, GrantKind, PendingAcquire};
 
-/// Largest share of all units that a permit may have to overtake a larger request (1/64).
+/// Divisor of all units: a permit that overtakes a larger request may have at most 1/64 of them.
 const OVERTAKING_PERMIT_DIVISOR: usize = 64;
 
-/// Largest share of the units that no cache fills which all overtaking permits may have together (1/8).
+/// Divisor of the units that no cache fills: all overtaking permits together may have at most 1/8 of them.
 const OVERTAKING_DIVISOR: usize = 8;
 
-/// Share of the limit for all overtaking permits that they may have in any case (1/4), even if a larger request leaves
-/// less.
+/// Divisor of the limit for all overtaking permits together: they may always have 1/4 of it, even if the request that
+/// they overtake leaves fewer units.
 const MIN_OVERTAKING_DIVISOR: usize = 4;
 
-/// Share of all units below which streams together count as starved (1/2). Starved streams take turns with other
-/// requests. Otherwise requests that are not streams would take all released units for as long as there are any.
+/// Divisor of all units: streams count as starved while they together hold less than 1/2 of them. Starved streams take
+/// turns with other requests. Otherwise the other requests would take all released units for as long as any of them
+/// wait.
 const STARVED_STREAMS_DIVISOR: usize = 2;
 
-/// Share of all units that a starved stream leaves free (1/16), instead of its reserve.
+/// Divisor of all units: a starved stream leaves 1/16 of them free, instead of its reserve.
 const STARVED_STREAMS_RESERVE_DIVISOR: usize = 16;
 
-/// Returns the maximum number of units of a permit that may overtake larger requests. No cache fills `in_flight` of the
-/// `total` units. The first client that overtakes gets at most half of the limit for all.
+/// Returns the maximum number of units that a permit may have to overtake a larger request. `in_flight` is the number
+/// of units, of `total`, that no cache fills. The first client that overtakes gets at most half of the limit for all
+/// clients.
 pub fn max_overtaking_units(total: usize, in_flight: usize) -> usize {
     (total / OVERTAKING_PERMIT_DIVISOR).min(in_flight / OVERTAKING_DIVISOR / 2)
 }
 
-/// Measure of the service that a flow has received.
+/// The measure of the service that a flow receives.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum CostBasis {
-    /// Number of units granted.
+    /// The number of granted units.
     Units,
-    /// Time for which units are held.
+    /// The time for which units are held, times the number of units.
     Time,
 }
 
@@ -42,25 +63,25 @@ pub enum CostBasis {
 pub(super) struct FairSemaphoreState {
     pub(super) total: usize,
     pub(super) free: usize,
-    /// Number of units that are granted beyond `total`.
+    /// Number of granted units in excess of `total`, after the semaphore became smaller.
     pub(super) overcommitted: usize,
-    /// Number of units that are in use although no client holds them.
+    /// Number of units that are in use but still free to be granted, such as those of evictable cache entries.
     pub(super) occupied: usize,
-    /// Number of units that no cache fills.
+    /// Number of units, of `total`, that no cache fills.
     pub(super) in_flight_capacity: usize,
-    /// Units of all permits that overtook a larger request.
+    /// Number of units of all permits that overtook a larger request.
     pub(super) overtaking_units: usize,
     pub(super) cost: CostBasis,
     /// Quota of each client except the server. A client that holds nothing may exceed it with one permit.
     pub(super) client_quota: ClientQuota,
-    /// Highest start tag that a served flow had before it was served. New flows begin with it.
+    /// Highest start tag of any served flow, before the tag grew by the grant. New flows begin with this start tag.
     pub(super) virtual_time: u64,
-    /// Flows in which a request waits, and flows that hold units if held units are tracked. While any request waits,
-    /// also idle flows whose start tag is above `virtual_time`.
+    /// Flows in which a request waits and, if held units are tracked, flows that hold units. While any request waits,
+    /// this includes idle flows whose start tag is above `virtual_time`.
     pub(super) flows: Vec<Flow>,
 }
 
-/// What the requests that were passed over in a search leave to the requests behind them.
+/// Restrictions that the requests passed over in a search impose on the requests behind them.
 #[derive(Debug)]
 struct SearchLimits {
     /// False if a stream waits for units. Other streams then wait behind it.
@@ -73,13 +94,13 @@ struct SearchLimits {
 #[derive(Debug, Clone, Copy)]
 struct OvertakingLimits {
     max_units: usize,
-    /// Maximum for the units that the client already overtakes with and those of its next request together.
+    /// Maximum number of overtaking units of a client, including those of the request to be granted.
     max_client_units: usize,
 }
 
 impl SearchLimits {
-    /// Returns true if `request` of `flow` may be granted before the requests that were passed over. A client overtakes
-    /// with few small requests, and not with streams.
+    /// Returns true if `request` of `flow` may be granted before the requests that were passed over. Streams must not
+    /// overtake other requests.
     fn allow(&self, flow: &Flow, request: &PendingAcquire) -> bool {
         let is_stream = request.stream.is_some();
         (self.may_grant_streams || !is_stream)
@@ -103,13 +124,13 @@ impl FairSemaphoreState {
     }
 
     /// Returns true if there are enough free units for `request`. After [`resize`](super::FairSemaphore::resize), a
-    /// request may need more units than exist. It is granted when no other unit is.
+    /// request may need more units than exist. It is granted when no units are granted to other requests.
     fn has_units_for(&self, request: &PendingAcquire) -> bool {
         let needed = request.needed_free_units();
         needed <= self.free || needed > self.total && self.taken() == 0
     }
 
-    /// Returns true if flows are kept while they hold units.
+    /// Returns true if [`Flow::held_units`] is kept up to date, which makes flows exist while they hold units.
     pub(super) fn tracks_held_units(&self) -> bool {
         self.cost == CostBasis::Time || self.client_quota.among_others < self.total
     }
@@ -129,10 +150,11 @@ impl FairSemaphoreState {
         &mut self.flows[index]
     }
 
-    /// Returns true if the client of `flow` holds too many units to get `units` more while `reserve` units stay free.
+    /// Returns true if the client of `flow` would exceed its quota with `units` more units while `reserve` units stay
+    /// free.
     ///
-    /// Clients share only the units that are not reserved. For a stream, only the client's streams count. For other
-    /// requests, all units count that the client holds.
+    /// The quota applies to the units that are not reserved. For a stream, only the units of the client's streams
+    /// count. For other requests, all units that the client holds count.
     pub(super) fn exceeds_client_quota(&self, flow: FlowId, units: usize, reserve: usize, is_stream: bool) -> bool {
         let client = flow.client;
         if self.client_quota.among_others >= self.total || client == ClientId::SERVER {
@@ -154,18 +176,18 @@ impl FairSemaphoreState {
         held_units > 0 && held_units.saturating_add(units) > max_units
     }
 
-    /// Returns true if a new request of `flow` can be granted at once: there are enough units, and no earlier request is
-    /// next.
+    /// Returns true if a new request of `flow` can be granted at once: there are enough units, and no waiting request
+    /// comes first.
     pub(super) fn can_grant_now(&self, flow: FlowId, units: usize, reserve: usize) -> bool {
         units.saturating_add(reserve) <= self.free
             && !self.exceeds_client_quota(flow, units, reserve, false)
             && !self.has_request_before(flow)
     }
 
-    /// Returns true if a request waits that goes before a new request of `flow`. Requests that exceed the quota of their
+    /// Returns true if a waiting request comes before a new request of `flow`. Requests that exceed the quota of their
     /// client delay only their own flow.
     fn has_request_before(&self, flow: FlowId) -> bool {
-        // Computed once for all streams, which are of one kind: there may be thousands of requests.
+        // Computed only once for all streams, which have the same kind, because there may be thousands of requests.
         let mut starved_kind = None;
         self.flows.iter().any(|waiting_flow| {
             let kind = waiting_flow.id.kind;
@@ -208,8 +230,8 @@ impl FairSemaphoreState {
         None
     }
 
-    /// Returns the index of the first request of `flow` that can be granted now. Requests that are passed over reduce
-    /// `limits`.
+    /// Returns the index of the first request of `flow` that can be granted now. Tightens `limits` for each request
+    /// that is passed over.
     fn find_grantable(&self, flow: &Flow, is_first_flow: bool, limits: &mut SearchLimits) -> Option<usize> {
         let mut are_streams_starved = None;
         for (index, request) in flow.queue.iter().enumerate() {
@@ -227,10 +249,11 @@ impl FairSemaphoreState {
                 return Some(index);
             }
             match stream {
-                // The stream waits until its client has received earlier parts. Requests behind it may go first.
+                // The stream waits until its client has received earlier parts. Requests behind this one may be granted
+                // before it.
                 Some(stream) if stream.strong_count() > 1 => {}
                 _ if exceeds_quota => return None,
-                // Other streams wait behind this one, which would otherwise never find enough units.
+                // Other streams wait behind this one. Otherwise this stream might never find enough units.
                 Some(_) if !is_starved_stream => {
                     self.note_blocking(flow.id, request);
                     limits.may_grant_streams = false;
@@ -259,7 +282,7 @@ impl FairSemaphoreState {
         Some((flow, request))
     }
 
-    /// Returns true if all streams together hold few units. Streams are the requests of this kind.
+    /// Returns true if all streams together hold few units. `kind` is the kind of the streams' flows.
     fn are_streams_starved(&self, kind: u64) -> bool {
         let stream_flows = self.flows.iter().filter(|flow| flow.id.kind == kind);
         self.tracks_held_units()
@@ -278,12 +301,13 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Returns the limits of requests that may overtake `request`, and all requests that set the limits `so_far`.
+    /// Returns the limits for overtaking `request`, combined with the limits `so_far` of the requests passed over
+    /// before.
     fn overtaking_limits(&self, request: &PendingAcquire, so_far: Option<OvertakingLimits>) -> OvertakingLimits {
         let limit = self.overtaking_limit(request.needed_free_units());
         let remaining_units = limit.saturating_sub(self.overtaking_units);
         let max_units = max_overtaking_units(self.total, self.in_flight_capacity).min(remaining_units).min(self.free);
-        // One client overtakes with at most half of the rest, so that some units are left for the next client.
+        // One client may take at most half of the remaining units, so that some are left for the next client.
         let max_client_units = remaining_units / 2;
         so_far.map_or(OvertakingLimits { max_units, max_client_units }, |so_far| OvertakingLimits {
             max_units: so_far.max_units.min(max_units),
@@ -291,9 +315,9 @@ impl FairSemaphoreState {
         })
     }
 
-    /// Returns the maximum number of units of all permits that may overtake a waiting request for `needed` units: those
-    /// that are free when the request has been granted. A small fixed share may always overtake. Otherwise a request
-    /// for nearly all units would stop all other clients.
+    /// Returns the maximum number of units that all permits together may have to overtake a waiting request for
+    /// `needed` units. This is the number of units that stay free when the waiting request is granted, but at least a
+    /// small fixed share. Otherwise a request for nearly all units would stop all other clients.
     fn overtaking_limit(&self, needed: usize) -> usize {
         let limit = self.in_flight_capacity / OVERTAKING_DIVISOR;
         limit.min(self.in_flight_capacity.saturating_sub(needed)).max(limit / MIN_OVERTAKING_DIVISOR)
@@ -309,7 +333,7 @@ impl FairSemaphoreState {
         self.flows.iter_mut().find(|candidate| candidate.id == flow)
     }
 
-    /// Moves `units` from those that `from` holds to those that `to` holds, if held units are tracked.
+    /// Counts `units` as held by `to` instead of `from`, if held units are tracked.
     pub(super) fn move_held_units(&mut self, from: FlowId, to: FlowId, units: usize) {
         if from != to && self.tracks_held_units() {
             let flow = self.flow_mut(from);
@@ -318,7 +342,7 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Records that `units` with which `flow` overtook a larger request no longer count as overtaking.
+    /// Subtracts `units` from the overtaking units of `flow` and of all flows together.
     pub(super) fn uncount_overtaking(&mut self, flow: FlowId, units: usize) {
         debug_assert!(units <= self.overtaking_units, "more units than overtook");
         self.overtaking_units = self.overtaking_units.saturating_sub(units);
@@ -327,13 +351,13 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Removes the cancelled requests of `flow`. If other clients have waited behind such a request, its flow is charged
-    /// as if the request had been granted. Otherwise a client that repeatedly requests large permits and cancels would
-    /// always be first, and stop other clients at no cost. Nothing is charged if `is_served`, because the work has got a
-    /// permit through another request.
+    /// Removes the cancelled requests of `flow`. If other clients have waited behind such a request, its flow is
+    /// charged as if the request had been granted. Otherwise a client that repeatedly requests and cancels large
+    /// permits would always be first, and would stop other clients at no cost. Nothing is charged if `is_served`,
+    /// because the work has got a permit through another request.
     pub(super) fn remove_cancelled(&mut self, flow: FlowId, is_served: bool) {
         let is_charged = self.cost == CostBasis::Units && !is_served;
-        // The debt of any number of cancelled requests is at most that of all units.
+        // All cancelled requests together cost at most as much as a request for all units.
         let max_start_tag = self.virtual_time.saturating_add(self.total as u64);
         let Some(entry) = self.find_flow(flow) else { return };
         entry.queue.retain(|request| {
@@ -346,7 +370,7 @@ impl FairSemaphoreState {
         });
     }
 
-    /// Grants `units` to `flow`, of which `taken` come from the free units.
+    /// Grants `units` to `flow`. `taken` of them come from the free units.
     pub(super) fn grant(&mut self, flow: FlowId, units: usize, taken: usize) {
         self.overcommitted += taken.saturating_sub(self.free);
         self.free = self.free.saturating_sub(taken);
@@ -365,8 +389,8 @@ impl FairSemaphoreState {
         }
     }
 
-    /// Releases `units`, which were held for `time`. The time is `None` if the units never reached their receiver, whose
-    /// flow then gets their cost back.
+    /// Releases `units`, which were held for `time`. The time is `None` if the permit never reached the waiting future.
+    /// The flow then gets the cost of the units back.
     pub(super) fn release(&mut self, flow: FlowId, units: usize, kind: GrantKind, time: Option<Duration>) {
         let returned = if kind == GrantKind::Charged { 0 } else { units };
         let repaid = returned.min(self.overcommitted);
@@ -392,8 +416,8 @@ impl FairSemaphoreState {
     }
 
     /// Removes idle flows. While any request waits, a flow is kept if its start tag is above that of a new flow.
-    /// Otherwise a client that makes one request after another would always begin as a new flow, and go before a client
-    /// that makes many at once.
+    /// Otherwise a client that makes one request after another would always begin with a new flow, and would be served
+    /// before a client that makes many requests at once.
     fn remove_idle_flows(&mut self) {
         let has_waiters = self.flows.iter().any(|flow| !flow.queue.is_empty());
         let virtual_time = self.virtual_time;

@@ -1,4 +1,4 @@
-//! Values of the labels that have a fixed set of values.
+//! Values of labels that have a fixed set of values.
 
 /// Declares an enum whose variants are the values of a label.
 macro_rules! label {

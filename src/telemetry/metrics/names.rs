@@ -24,11 +24,11 @@ pub struct MetricDescription {
     pub unit: Option<Unit>,
     /// Names of its labels.
     pub labels: &'static [&'static str],
-    /// Help text, one sentence.
+    /// Help text, which is one sentence.
     pub help: &'static str,
 }
 
-/// Declares a constant for the name of each metric, and the table of all.
+/// Declares a constant for the name of each metric, and the table of all metrics.
 macro_rules! metrics {
     ($($constant:ident = $name:literal $kind:ident, $unit:expr, $labels:expr, $help:literal;)*) => {
         $(pub(super) const $constant: &str = $name;)*

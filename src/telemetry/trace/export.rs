@@ -1,5 +1,5 @@
-//! Traces with their spans, and their export to a collector: OTLP 1.x over HTTP, as JSON. A dedicated thread sends
-//! them. Traces are dropped and counted if the thread cannot keep up or the collector is unreachable.
+//! Traces with their spans, and their export to a collector by OTLP 1.x over HTTP, as JSON. A dedicated thread sends
+//! the traces. If the thread cannot keep up or the collector is unreachable, traces are dropped and counted.
 
 use std::fmt::Write as _;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -14,10 +14,10 @@ use ureq::http::{HeaderName, HeaderValue};
 use super::settings::TraceSettings;
 use crate::telemetry::metrics;
 
-/// Maximum memory of traces that wait to be sent; further traces are dropped.
+/// Maximum memory of the traces that wait to be sent. Further traces are dropped.
 pub(super) const MAX_QUEUED_BYTES: usize = 4 << 20;
 
-/// Number of bytes of text at which a batch is sent.
+/// Size in bytes at which a batch of traces is sent.
 const BATCH_BYTES: usize = 1 << 20;
 
 /// Maximum time for which a trace waits for further traces in its batch.
@@ -32,7 +32,7 @@ const SPAN_KIND_SERVER: u8 = 2;
 /// OTLP's `StatusCode` of a failed request.
 const STATUS_CODE_ERROR: u8 = 2;
 
-/// Maximum number of child spans of a trace. For a request with thousands of blocks, the first ones are enough.
+/// Maximum number of child spans of a trace. For a request with thousands of blocks, the first child spans are enough.
 pub(super) const MAX_CHILD_SPANS: usize = 256;
 
 /// Properties of a response that its trace reports.
@@ -95,7 +95,7 @@ enum ExportCommand {
 
 /// Handle to the export thread.
 pub(super) struct Exporter {
-    // The channel is unbounded; `queued_bytes` limits the traces in it.
+    // The channel is unbounded, but `queued_bytes` limits the traces in it.
     sender: Sender<ExportCommand>,
     queued_bytes: Arc<AtomicUsize>,
 }
@@ -190,8 +190,8 @@ impl ExportWorker {
         }
     }
 
-    /// Sends a batch, and drops it if that fails. A late trace is worth little, and keeping traces for an unreachable
-    /// collector would take memory that requests need.
+    /// Sends a batch, and drops it if sending fails. A late trace is of little use, and requests need the memory in
+    /// which traces for an unreachable collector would be kept.
     fn send(&mut self, spans: &str, count: u64) {
         if count == 0 {
             return;

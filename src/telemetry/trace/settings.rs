@@ -1,4 +1,4 @@
-//! Settings of traces: those of `[tracing]`, and the environment variables of the OpenTelemetry specification.
+//! Settings of tracing, from `[tracing]` and from the environment variables of the OpenTelemetry specification.
 
 use std::time::Duration;
 
@@ -9,7 +9,8 @@ use ureq::http::{HeaderName, HeaderValue};
 /// Time limit for sending a batch, unless `OTEL_EXPORTER_OTLP_TIMEOUT` sets it.
 const SEND_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`. The queue of traces would be full long before a longer time ends.
+/// Maximum of `OTEL_EXPORTER_OTLP_TIMEOUT`. A longer time limit would not help, because the queue of traces would be
+/// full long before.
 const MAX_SEND_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Settings of tracing: where traces are sent, how they are described, and which requests are traced.
@@ -23,16 +24,16 @@ pub struct TraceSettings {
     pub(super) resource_attributes: Vec<(String, String)>,
     /// Time limit for sending a batch.
     pub(super) timeout: Duration,
-    /// Sampling interval: one request in this many is traced; 0 for none.
+    /// Sampling interval: of this many requests, one is traced. 0 means that none is.
     pub(super) one_in: u64,
     /// True if the `traceparent` of a trusted caller decides whether its request is traced.
     pub(super) follows_caller: bool,
 }
 
 impl TraceSettings {
-    /// Combines `[tracing]` with the variables that `variable` returns. A nonempty `endpoint` wins over the variables,
-    /// and `OTEL_TRACES_SAMPLER` wins over `one_in`. Returns `None` if no traces are sent. A variable that cannot be
-    /// used is logged and ignored, as the specification demands.
+    /// Combines `[tracing]` with the variables that `variable` returns. A nonempty `endpoint` takes precedence over the
+    /// variables, and `OTEL_TRACES_SAMPLER` takes precedence over `one_in`. Returns `None` if no traces are to be sent.
+    /// An invalid variable is logged and ignored, as the specification demands.
     pub fn new(endpoint: &str, one_in: u64, variable: impl Fn(&str) -> Option<String>) -> Option<Self> {
         let variable = |name: &str| variable(name).map(|text| text.trim().to_owned()).filter(|text| !text.is_empty());
         let exporter = variable("OTEL_TRACES_EXPORTER").unwrap_or_else(|| "otlp".to_owned());
@@ -50,8 +51,8 @@ impl TraceSettings {
         if one_in == 0 && !follows_caller {
             return None;
         }
-        // The header fields may contain a secret of the collector that the variables name. Another collector must not
-        // get it.
+        // The header fields may contain a secret for the collector in the variables. Another collector must not get
+        // this secret.
         let names_another = !endpoint.is_empty() && collector_url(&variable).is_some_and(|other| other != url);
         let headers = if names_another { Vec::new() } else { header_fields(&variable) };
         if names_another && of_exporter(&variable, "HEADERS").is_some() {
@@ -71,7 +72,8 @@ fn ignored(variable: &str, why: &str) {
     tracing::warn!(variable, why, "environment variable ignored");
 }
 
-/// Returns name and value of the exporter's variable for traces or, if it is not set, of the variable for all signals.
+/// Returns the name and value of the exporter's variable for traces or, if that is not set, of its variable for all
+/// signals.
 fn of_exporter(variable: &dyn Fn(&str) -> Option<String>, name: &str) -> Option<(String, String)> {
     let names = [format!("OTEL_EXPORTER_OTLP_TRACES_{name}"), format!("OTEL_EXPORTER_OTLP_{name}")];
     names.into_iter().find_map(|name| variable(&name).map(|text| (name, text)))
@@ -124,7 +126,7 @@ fn send_timeout(variable: &dyn Fn(&str) -> Option<String>) -> Duration {
     }
 }
 
-/// Returns [`TraceSettings::one_in`] and [`TraceSettings::follows_caller`] if a sampler is set.
+/// Returns the values for [`TraceSettings::one_in`] and [`TraceSettings::follows_caller`] if a sampler is set.
 fn sampler(variable: &dyn Fn(&str) -> Option<String>) -> Option<(u64, bool)> {
     let sampler = variable("OTEL_TRACES_SAMPLER")?;
     let (kind, follows_caller) = match sampler.strip_prefix("parentbased_") {
