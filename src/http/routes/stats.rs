@@ -26,7 +26,7 @@ const MAX_BINS: usize = 4096;
 const DEFAULT_PERCENTILES: &str = "0.1,1,5,25,50,75,95,99,99.9";
 const MAX_PERCENTILES: usize = 100;
 
-/// Minimum number of elements of the pyramid level that is sampled, if a level has so many.
+/// Minimum number of elements in the sampled pyramid level, if any level has that many.
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
 
 /// Upper bound of the memory of the response without its bins, in bytes.
