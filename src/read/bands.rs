@@ -11,12 +11,12 @@ const MERGED_LAYERS_BYTES: u64 = 16 << 20;
 /// not hold much memory.
 const INITIAL_BAND_BYTES: u64 = 1 << 20;
 
-/// Divisor of the free memory that limits the growth of bands. Three bands at once for each of 16 slow clients take
-/// less than all of it.
+/// Divisor of the free memory: bands grow at most to the quotient, so that 16 slow clients with three bands each leave
+/// memory free.
 const FREE_MEMORY_DIVISOR: u64 = 32;
 
-/// Size of the bands so far after which the free memory no longer limits the growth of bands, in bytes. Before that,
-/// the bytes may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
+/// Total size of the first bands, whose growth the free memory limits, in bytes. While no more has been read, all bytes
+/// may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
 const PROVEN_FAST_BYTES: u64 = 24 << 20;
 
 /// Bytes per element at the stages of a response.
@@ -56,26 +56,26 @@ impl SliceGeometry<'_> {
 
 /// Iterator over the bands of a region, in the order of its elements. Each band is assembled and sent as a whole.
 ///
-/// A band is one whole layer of blocks, or several thin layers. If a layer is larger than a band may be, each band is as
-/// many planes of the layer as fit.
+/// A band is one whole layer of blocks, or several thin layers. A layer that is larger than the maximum size of a band
+/// is cut into bands of whole planes.
 #[derive(Debug, Clone)]
 pub struct Bands {
     region: Region,
     block_depth: u64,
     /// Axis that is cut. Slower axes advance by one sample per band.
     cut_axis: usize,
-    /// Bytes of one plane: one sample of the cut axis, all samples of the faster axes.
+    /// Size in bytes of one plane: one sample of the cut axis, all samples of the faster axes.
     plane_bytes: u64,
     budget_bytes: u64,
     /// Size that the next band should not exceed, in bytes. A band has at least one plane and `min_depth` planes.
     next_bytes: u64,
-    /// Bytes of all bands so far.
+    /// Size in bytes of all bands that have been taken, without the parts of the first plane.
     done_bytes: u64,
     /// Minimum number of planes per band. With fewer planes, blocks would be decoded too often.
     min_depth: u64,
     /// Parts of the first plane, which come before the bands, in reverse order.
     first_plane_parts: Vec<Region>,
-    /// Number of finished samples along the cut axis and each slower axis.
+    /// Number of samples that have been taken along the cut axis and along each slower axis.
     cursor: Coords,
     is_done: bool,
 }
@@ -121,7 +121,7 @@ impl Bands {
         self.decodes_by_slower_axes(grid).saturating_mul(self.samples_per_block(self.cut_axis, grid).div_ceil(planes))
     }
 
-    /// Returns the maximum number of samples along `axis` that one band takes of the `samples` samples in a block.
+    /// Returns the maximum number of samples along `axis` that one band takes from a block with `samples` samples.
     pub(crate) fn samples_per_band(&self, axis: usize, samples: u64) -> u64 {
         match axis.cmp(&self.cut_axis) {
             Ordering::Less => samples,
@@ -136,7 +136,7 @@ impl Bands {
             .fold(1, u64::saturating_mul)
     }
 
-    /// Returns the maximum number of samples along `axis` that are taken of a block.
+    /// Returns the maximum number of samples along `axis` that the region has in one block.
     fn samples_per_block(&self, axis: usize, grid: &BlockGrid) -> u64 {
         let in_block = grid.block_size()[axis].div_ceil(self.region.step()[axis]);
         in_block.min(self.region.shape()[axis]).max(1)
@@ -175,7 +175,7 @@ impl Bands {
         self.next_bytes = (self.next_bytes / 2).max(INITIAL_BAND_BYTES).min(self.budget_bytes);
     }
 
-    /// Marks `depth` further samples of the cut axis as finished.
+    /// Moves the cursor `depth` samples along the cut axis.
     fn advance(&mut self, depth: u64) {
         self.cursor[0] = self.cursor[0].saturating_add(depth);
         let mut axis = 0;
@@ -325,7 +325,7 @@ mod tests {
         widths: ElementWidths,
         limits: SliceLimits,
     ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-        plan::plan(SliceGeometry { region, grid, widths }, limits, CostAssumptions::default())
+        plan::size_and_bands(SliceGeometry { region, grid, widths }, limits, CostAssumptions::default())
     }
 
     /// Returns the shape of a part that is accepted wherever it lies.
@@ -333,7 +333,7 @@ mod tests {
         let accepts = |part: &Region| {
             let assumptions =
                 CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
-            plan::plan(SliceGeometry { region: part, grid, widths }, limits, assumptions).is_ok()
+            plan::size_and_bands(SliceGeometry { region: part, grid, widths }, limits, assumptions).is_ok()
         };
         shrink_until_accepted(region, grid, accepts).unwrap()
     }
@@ -498,7 +498,7 @@ mod tests {
             let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
             let geometry = SliceGeometry { region: &region, grid: &grid, widths: ElementWidths::new(1, None) };
             let limits = SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) };
-            plan::plan(geometry, limits, assumptions)
+            plan::size_and_bands(geometry, limits, assumptions)
         };
         let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
         assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");
@@ -515,7 +515,7 @@ mod tests {
         let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
             let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
             let geometry = SliceGeometry { region, grid, widths: ElementWidths::new(1, None) };
-            plan::plan(geometry, limits_for_budget(16 << 20), assumptions)
+            plan::size_and_bands(geometry, limits_for_budget(16 << 20), assumptions)
         };
         let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
         assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());
