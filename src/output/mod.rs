@@ -263,7 +263,8 @@ pub enum NegotiationError {
     },
 }
 
-/// Selects the format by name if the client gives one, else by the media type that `Accept` weighs highest.
+/// Selects the format named `format`, if the client gives a name. Otherwise selects the format whose media type has the
+/// highest weight in `accept`.
 ///
 /// [`best_media_type`] has the rules for `accept`, the header's value. A lossy format is selected only if no other is
 /// acceptable, because Java names image/jpeg in every request by default.

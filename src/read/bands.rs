@@ -4,7 +4,7 @@ use std::cmp::Ordering;
 
 use n5_format::{BlockGrid, Coords, Region};
 
-/// Largest band that is merged from thin layers, in bytes.
+/// Maximum size in bytes of a band that consists of several layers.
 const MERGED_LAYERS_BYTES: u64 = 16 << 20;
 
 /// Size of the first bands in bytes. The size doubles while the client takes bands quickly, so that a slow client does
@@ -31,7 +31,8 @@ pub(crate) struct ElementWidths {
 }
 
 impl ElementWidths {
-    /// Creates the widths of elements of `stored` bytes. They are sent unchanged, or converted to `converted` bytes.
+    /// Creates the widths of elements that are stored in `stored` bytes and, if they are converted, sent in `converted`
+    /// bytes.
     pub(crate) fn new(stored: usize, converted: Option<usize>) -> Self {
         let stored = stored as u64;
         let converted = converted.map(|width| width as u64);
@@ -81,8 +82,8 @@ pub struct Bands {
 }
 
 impl Bands {
-    /// Creates the bands of a slice. Each takes at most `budget_bytes` of memory, and the first one touches about
-    /// `first_part_bytes` of blocks. Returns `None` if not even one element fits.
+    /// Creates the bands of a slice. Each band takes at most `budget_bytes` of memory. The blocks that the first band
+    /// touches take about `first_part_bytes`. Returns `None` if not even one element fits.
     pub(crate) fn new(geometry: SliceGeometry<'_>, budget_bytes: u64, first_part_bytes: u64) -> Option<Self> {
         let SliceGeometry { region, grid, widths } = geometry;
         let mut plane_bytes = widths.in_memory;
@@ -198,7 +199,7 @@ impl Bands {
         let merged_planes = planes(self.next_bytes.min(MERGED_LAYERS_BYTES));
         let mut depth = self.remaining_in_layer(from).min(remaining);
         if depth > fitting_planes {
-            // With bands of equal depth, the last band of a layer is not much smaller than the others.
+            // Bands of equal depth avoid a small band at the end of a layer.
             return depth.div_ceil(depth.div_ceil(fitting_planes)).min(remaining);
         }
         // Adds as many further whole layers as fit.
@@ -240,19 +241,19 @@ impl Iterator for Bands {
     }
 }
 
-/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts, in reverse order. The first
-/// part touches few blocks; each further part extends the parts before it along one more axis. Returns no parts if the
-/// whole plane touches few blocks.
+/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts. Returns them in reverse order.
+/// The first part touches few blocks. Each further part extends the parts before it along one more axis. Returns no
+/// parts if the whole plane touches few blocks.
 ///
-/// The blocks of the first layer are touched by several parts, at most one more than there are axes.
+/// Several parts may touch the same block of the first layer. Their number is at most the number of axes plus one.
 fn first_plane_parts(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_bytes: u64) -> Vec<Region> {
     let SliceGeometry { region, grid, widths } = geometry;
     let size = |axis: usize| grid.block_size()[axis].min(grid.dimensions()[axis]).max(1);
     let block_bytes = (0..region.rank()).map(size).fold(widths.stored, u64::saturating_mul).max(1);
     let samples_per_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
     let layers = |axis: usize| region.shape()[axis].div_ceil(samples_per_block(axis));
-    // Axes below `split_axis` are taken whole by the first part. `touched_bytes` is the size of its blocks with one
-    // layer along all further axes.
+    // The first part takes the axes below `split_axis` whole. `touched_bytes` is the size of the blocks that it touches
+    // if there is one layer of blocks along all further axes.
     let mut split_axis = 0;
     let mut touched_bytes = block_bytes;
     // With one layer of blocks along an axis, further samples touch no further blocks.

@@ -1,8 +1,8 @@
 //! A result under construction: slabs that several jobs fill concurrently.
 //!
 //! A slab's buffer may hold the contents of an older response. The buffer is not zeroed first, because that takes up to
-//! an eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet. Before the slab gives
-//! its bytes away, zeros are written in the place of these blocks.
+//! an eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet. When the slab is
+//! finished, zeros are written in the places of these blocks.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -62,8 +62,8 @@ pub(crate) struct Canvas {
     budget: Budget,
 }
 
-/// Returns the samples of `region` in the block of `size` at `origin`, and the index of the first one along each axis of
-/// `region`.
+/// Returns the part of `region` in the block of `size` at `origin`, and the index of its first sample along each axis
+/// of `region`.
 fn samples_in_block(region: &Region, grid: &BlockGrid, origin: &Coords, size: &Coords) -> (Region, Coords) {
     let mut part = region.clone();
     let mut offset = Coords::new();

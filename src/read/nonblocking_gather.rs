@@ -4,8 +4,9 @@
 //! do so without blocking, decoded into a buffer that serves all blocks of the job, and pasted while it is in the
 //! core's cache.
 //!
-//! A block is deferred if its file is not in the page cache, if it is damaged, if another request is loading it, or if
-//! memory is short. The caller loads deferred blocks afterwards, and alone handles errors, retries and waits.
+//! A block is deferred if its file is not in the page cache, if the block is damaged, if another request is loading it,
+//! or if memory is short. The caller loads deferred blocks afterwards. Only the caller handles errors, retries and
+//! waits.
 //!
 //! One pass is faster than handing each block from thread to thread for reading, decoding and pasting. Times of a slice
 //! of 256^3 uint16 in 64 blocks that are not cached, including the transport, in one pass and from thread to thread:
@@ -43,7 +44,7 @@ const BYTES_PER_JOB: u64 = 512 << 10;
 /// few bytes takes less time than handing the blocks to another thread.
 const INLINE_PASTE_BYTES: u64 = 64 << 10;
 
-/// Largest file that is read without blocking. A larger one would keep the job on its core for too long.
+/// Largest file that is read without blocking, in bytes. A larger file would keep the job on its core for too long.
 const MAX_NONBLOCKING_FILE_BYTES: u64 = 16 << 20;
 
 /// Maximum number of bytes by which a file exceeds its decoded block, for the header and for what a codec adds to
@@ -81,15 +82,15 @@ pub(crate) struct GatherContext {
 struct PasteJob {
     /// Blocks that no job has taken yet.
     queue: Arc<Mutex<vec::IntoIter<PasteItem>>>,
-    /// True if the job takes blocks from the end of the queue. Two jobs then paste into different slabs instead of
-    /// waiting for each other.
+    /// True if the job takes blocks from the end of the queue. Every second job does, so that two jobs paste into
+    /// different slabs instead of waiting for each other.
     from_end: bool,
     priority: Priority,
     /// Expires when no request waits for the slice any more.
     requester: Weak<()>,
     /// Bytes of the last file that was read.
     file: Vec<u8>,
-    /// Metadata of that file; `None` if it does not exist.
+    /// Metadata of the last file; `None` if the file does not exist.
     file_meta: Option<ObjectMeta>,
     buffers: DecodeBuffers,
     /// Permit of the decode budget for `file` and `buffers`.

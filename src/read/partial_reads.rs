@@ -1,7 +1,8 @@
-//! Partial reads of uncompressed blocks: only the parts that hold samples of a slice are read, and they are not cached.
+//! Partial reads of uncompressed blocks: only the parts that hold samples of a slice are read. These parts are not
+//! cached.
 //!
-//! A block that is read whole is cached and also serves the neighbouring planes. Blocks of a usual size are therefore
-//! read in parts only if the slice was accepted on that condition.
+//! A block that is read whole is cached, and then serves neighbouring planes as well. Blocks of a usual size are
+//! therefore read in parts only if the slice was accepted on condition that they are.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -36,8 +37,8 @@ const CONCURRENT_BLOCKS: usize = 2;
 /// Number of concurrent reads per block.
 const CONCURRENT_READS_PER_BLOCK: usize = 4;
 
-/// Returns true if the block at `position` is read in parts: only the bytes with samples of `region`, a part of
-/// `slice`.
+/// Returns true if the block at `position` is read in parts. Only the bytes with samples of `region` are then read,
+/// which is `slice` or a part of it.
 pub(crate) fn is_read_in_parts(
     container: &Container,
     slice: &PlannedSlice,

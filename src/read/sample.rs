@@ -168,7 +168,7 @@ pub async fn sample_statistics(
         return Err(error);
     }
 
-    // A stored block that is smaller than its cell of the grid leaves zeros, as a hole does. The size of a damaged
+    // A stored block that is smaller than its place in the grid leaves zeros, as a hole does. The size of a damaged
     // block is unknown.
     let unpushed_elements = if blocks_unreadable == 0 { elements.saturating_sub(pushed_elements) } else { 0 };
     let elements_missing = sample.elements_missing.saturating_add(unpushed_elements);
@@ -233,7 +233,8 @@ async fn read_blocks(
     }
 }
 
-/// Elements of a sample that have been read so far. Jobs own it, even if no request waits for them any more.
+/// Statistics of the elements that have been read so far. A job owns them while it runs, because it continues even if
+/// no request waits any more.
 struct Accumulation {
     accumulator: StatisticsAccumulator,
     /// Memory of the accumulator and of the loads, released after the accumulator is dropped.

@@ -29,11 +29,11 @@ use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::ClientId;
 use n5_format::{ConvertError, GridPosition, Region};
 
-/// Size of a CPU cache line in bytes, which enters the cache even for a single sample.
+/// Size of a CPU cache line in bytes. Reading a single sample loads a whole line into the CPU's cache.
 const CACHE_LINE_BYTES: u64 = 64;
 
-/// Approximate size of the buffers in which slices that are sent in pieces are assembled. A buffer is reused as soon as
-/// it is sent.
+/// Approximate size in bytes of the buffers in which a slice that is sent in pieces is assembled. A buffer is reused as
+/// soon as it has been sent.
 const SLAB_BYTES: u64 = 1 << 20;
 
 /// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
@@ -65,7 +65,8 @@ pub struct SliceReader<'a> {
 pub enum ReadPurpose {
     /// The elements are sent. A cached block is charged to the client while it is being sent.
     Response,
-    /// A result is derived from the elements. It may be sent to any number of clients, so none is charged.
+    /// A result is derived from the elements. No client is charged, because the result may be sent to any number of
+    /// clients.
     Derivation,
 }
 
@@ -74,7 +75,7 @@ pub enum ReadPurpose {
 pub struct SliceRead {
     /// Elements in the order in which they are sent; empty for a slice without elements.
     pub pieces: Vec<Bytes>,
-    /// Memory of everything that the caller produces from the elements.
+    /// Permit for the memory of everything that the caller produces from the elements.
     pub memory: MemoryPermit,
     /// Counters of the blocks that were read.
     pub stats: ReadStats,
@@ -139,8 +140,7 @@ impl SliceReader<'_> {
         if held_bytes == 0 {
             return Ok(SliceRead { pieces: Vec::new(), memory, stats });
         }
-        // Tried before slice memory is taken, because this may wait for the client and must not hold memory while it
-        // waits.
+        // Tried before slice memory is taken, because a request that waits for its client must not hold memory.
         if let Some(elements) = self.single_block_to_send(&mut stats).await? {
             return Ok(SliceRead { pieces: vec![elements], memory, stats });
         }
@@ -312,8 +312,8 @@ impl BandStream {
     /// Reads the next band. Returns its pieces in the order in which they are sent; `None` after the last band. Each
     /// piece gives its memory back as soon as it is sent.
     ///
-    /// `waited` is how long the previous band waited until the client had read the band before it; `None` for the first
-    /// band.
+    /// `waited` is the time that the previous band waited until the client had read the band before it; `None` for the
+    /// first band.
     ///
     /// # Errors
     /// As [`SliceReader::read_whole`], and [`ReadError::Convert`] when an element cannot be converted.
@@ -351,9 +351,8 @@ impl BandStream {
         self.finish_slabs(slabs).await.map(Some)
     }
 
-    /// Adapts the size of the next band to the client: if memory is short, a slow client gets small bands. A client
-    /// counts as slow if `waited`, as in [`Self::next`], and the time that the last band waited for memory are long
-    /// together.
+    /// Adapts the size of the next band to the client: if memory is short, a slow client gets small bands. The speed is
+    /// judged by `waited`, as in [`Self::next`], plus the time that the last band waited for memory.
     fn adapt_band_size(&mut self, waited: Duration) {
         let budget = &self.container.resources.slice_budget;
         let waited = waited.saturating_add(self.memory_waited);
@@ -396,8 +395,8 @@ impl BandStream {
     }
 }
 
-/// Cuts `region` along its slowest axis with more than one sample into slabs that share `permit`. The first slab also
-/// gets `prefix_permit`.
+/// Cuts `region` into slabs, along the slowest axis that has more than one sample. Each slab gets its part of `permit`.
+/// The first slab also gets `prefix_permit`.
 fn cut_slabs(
     slice: &PlannedSlice,
     region: &Region,

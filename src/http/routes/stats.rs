@@ -109,8 +109,8 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     Ok(respond::with_body(response, memory.own(text.into()), len))
 }
 
-/// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
-/// that has enough elements, or the finest if none has.
+/// Chooses the dataset to sample: the dataset at `key`, or a level of the multiscale group at `key`. This is the
+/// coarsest level that has enough elements, or the finest level if no level has.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let container = &mount.container;
     let freshness = context.freshness;
