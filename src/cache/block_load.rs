@@ -8,7 +8,7 @@
 //! |---|---|---|
 //! | [`BlockCache::load`] | for the store, for memory, for a core | is cached |
 //! | `read::check_block` | likewise | is dropped |
-//! | `GatherContext::try_load` | never; gives up | is cached and pasted |
+//! | `GatherContext::paste_through_cache` | never; gives up | is cached and pasted |
 //! | `GatherContext::paste_uncached` | never; gives up | is pasted from a buffer that the job reuses |
 //!
 //! A caller that waits takes memory for the stored bytes first and for decoding second. If both come from the decode

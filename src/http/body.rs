@@ -15,10 +15,10 @@ use futures_util::{StreamExt, stream};
 use http_body::{Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use crate::cache::{Freshness, LargeObject, ReadError, SendPermit};
+use crate::cache::{LargeObject, ReadError, SendPermit};
 use crate::container::Container;
 use crate::http::observe;
-use crate::read::{self, PieceTransform, PlannedSlice};
+use crate::read::BandStream;
 use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::trace;
 use crate::view::Chunk;
@@ -26,27 +26,17 @@ use crate::view::Chunk;
 /// Maximum number of bands that wait to be sent while the next one is assembled.
 const BANDS_AHEAD: usize = 1;
 
-/// Charges cached `bytes` to the current client while they are sent. If the client must receive other responses first,
-/// drops the bytes, waits for `permit` and returns `None`. The caller then reads the bytes again, and passes them with
-/// the permit, which covers them.
-pub(crate) async fn charge_or_wait(
-    container: &Container,
-    permit: &mut Option<SendPermit>,
-    bytes: Bytes,
-) -> Result<Option<Bytes>, ReadError> {
-    if let Some(permit) = permit.take() {
-        return Ok(Some(container.charge_with_permit(permit, bytes)));
+/// Charges cached `bytes` to the current client while they are sent. Drops them and returns `None` if the client must
+/// receive other responses first. The caller then waits for a send permit, reads the bytes again and passes the permit.
+/// Bytes with a permit are always returned.
+pub(crate) fn charge(container: &Container, permit: Option<SendPermit>, bytes: Bytes) -> Option<Bytes> {
+    match permit {
+        Some(permit) => Some(container.charge_with_permit(permit, bytes)),
+        None => container.charge_to_client(ClientId::current(), &bytes),
     }
-    let charged = container.charge_to_client(ClientId::current(), &bytes);
-    let len = bytes.len();
-    drop(bytes);
-    if charged.is_none() {
-        *permit = Some(container.acquire_send_permit(len).await?);
-    }
-    Ok(charged)
 }
 
-/// Returns a body of `parts` and its length.
+/// Returns a body of `parts` and the length of the body.
 pub(crate) fn from_parts(mut parts: Vec<Bytes>) -> (Body, u64) {
     parts.retain(|part| !part.is_empty());
     let len = parts.iter().map(|part| part.len() as u64).sum();
@@ -102,12 +92,10 @@ pub(crate) fn stream_range(large: Arc<LargeObject>, range: Range<u64>, id: Strin
 /// Reads a slice band by band.
 pub(crate) struct BandReader {
     container: Container,
-    freshness: Freshness,
-    slice: PlannedSlice,
-    /// Time for which the last band waited until the client had received the band before.
+    bands: BandStream,
+    /// Time that the last band waited until the client had received the band before it; `None` before the first band.
     send_wait: Option<Duration>,
-    transform: Option<PieceTransform>,
-    /// Chunk whose entity tag is checked again after the last band has been read, and the tag.
+    /// A chunk and its entity tag, which is checked again after the last band has been read.
     pub(crate) etag_check: Option<(Chunk, String)>,
     /// Number of bytes to skip before the first byte that is sent.
     pub(crate) bytes_to_skip: u64,
@@ -117,22 +105,8 @@ pub(crate) struct BandReader {
 
 impl BandReader {
     /// Creates a reader of the whole slice.
-    pub(crate) fn new(
-        container: Container,
-        freshness: Freshness,
-        slice: PlannedSlice,
-        transform: Option<PieceTransform>,
-    ) -> Self {
-        Self {
-            container,
-            freshness,
-            slice,
-            send_wait: None,
-            transform,
-            etag_check: None,
-            bytes_to_skip: 0,
-            remaining_bytes: u64::MAX,
-        }
+    pub(crate) fn new(container: Container, bands: BandStream) -> Self {
+        Self { container, bands, send_wait: None, etag_check: None, bytes_to_skip: 0, remaining_bytes: u64::MAX }
     }
 
     /// Reads the next band and returns its pieces; `None` after the last band.
@@ -140,10 +114,7 @@ impl BandReader {
         if self.remaining_bytes == 0 {
             return Ok(None);
         }
-        let band =
-            read::next_band(&self.container, self.freshness, &mut self.slice, self.send_wait, self.transform.clone())
-                .await?;
-        let band = band.map(|pieces| {
+        let band = self.bands.next(self.send_wait).await?.map(|pieces| {
             let trimmed = pieces.into_iter().map(|mut piece| {
                 let skipped_bytes = usize::try_from(self.bytes_to_skip).unwrap_or(usize::MAX).min(piece.len());
                 self.bytes_to_skip = self.bytes_to_skip.saturating_sub(skipped_bytes as u64);
@@ -156,7 +127,7 @@ impl BandReader {
         });
         // The entity tag is checked before the last band is sent, so that no client takes a changed chunk for complete.
         if let Some((chunk, etag)) =
-            self.etag_check.as_ref().filter(|_| self.slice.is_exhausted() || self.remaining_bytes == 0)
+            self.etag_check.as_ref().filter(|_| self.bands.is_exhausted() || self.remaining_bytes == 0)
         {
             chunk.verify_etag(&self.container, etag).await?;
         }

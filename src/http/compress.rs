@@ -13,14 +13,15 @@ use http_body_util::BodyExt;
 use crate::http::problem::Problem;
 use crate::http::request::RequestContext;
 use crate::http::respond::{HandlerResult, add_vary};
-use crate::output::{Format, accept_weight};
+use crate::output::accept_weight;
 use crate::runtime::cpu_pool::Priority;
 
 /// Smallest document that is compressed.
 const MIN_DOCUMENT_BYTES: usize = 64;
 
-/// Compresses the document of a response if the client accepts that and memory is free. Does not wait for memory: the
-/// request already holds the memory of the document, and requests that hold memory while they wait could deadlock.
+/// Compresses the document in a response if the client accepts a content coding and memory is free. Does not wait for
+/// memory: the request already holds the memory of the document, and requests that hold memory while they wait could
+/// deadlock.
 pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
     let resources = &context.app.resources;
     let (mut parts, body) = response.into_parts();
@@ -86,12 +87,6 @@ impl ContentCoding {
             }
         }
     }
-}
-
-/// Returns true if a format gains from compression. `npy` is left as `numpy.load` expects it, and `png` is compressed
-/// already.
-pub(crate) fn is_worthwhile(format: &dyn Format) -> bool {
-    matches!(format.name(), "raw" | "json")
 }
 
 /// Returns the maximum size of the output buffer when a document of `bytes` is compressed. The factor of 3 covers the

@@ -1,5 +1,5 @@
-//! A requested slice: the plan of its response, which is made before a block is read, and the encoding of the elements
-//! when they have been read.
+//! Requests for slices: the response is planned before any block is read, and its elements are encoded after they have
+//! been read.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -37,24 +37,24 @@ pub(crate) struct SliceRequest {
     content_coding: Option<ContentCoding>,
 }
 
-/// A slice that may be read. Everything that can be checked before a block is read has been checked.
-pub(crate) struct SliceResponsePlan {
+/// A response whose slice may be read. Everything that can be checked before a block is read has been checked.
+pub(crate) struct PlannedResponse {
     pub(crate) request: SliceRequest,
     pub(crate) slice: PlannedSlice,
     /// Memory that encoding takes, in bytes.
     pub(crate) extra_bytes: u64,
-    /// Length of the format's header, if the elements follow it as they are in memory. The header is made once there is
-    /// memory for it.
+    /// Length of the format's header in bytes, if the elements follow the header as they are in memory. The header is
+    /// built after its memory has been taken.
     pub(crate) header_bytes: Option<u64>,
     pub(crate) content_coding: Option<ContentCoding>,
 }
 
-/// Memory and header that encoding a response takes in addition to the samples.
+/// Memory for the encoding of a response, in addition to the samples.
 #[derive(Clone, Copy)]
 struct EncodingCost {
     /// Memory of the encoder, in bytes.
     extra_bytes: u64,
-    /// Length of the format's header, if the elements follow it as they are in memory.
+    /// Length of the format's header in bytes, if the elements follow the header as they are in memory.
     header_bytes: Option<u64>,
 }
 
@@ -95,7 +95,7 @@ impl SliceRequest {
         freshness: Freshness,
         is_rate_limited: bool,
         may_stream_early: bool,
-    ) -> Result<SliceResponsePlan, Problem> {
+    ) -> Result<PlannedResponse, Problem> {
         let region = &self.selection.region;
         let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
         let planner = self.planner(container, self.delivery(cost, is_rate_limited, false));
@@ -121,14 +121,14 @@ impl SliceRequest {
         }
         let extra_bytes = self.extra_bytes(&slice, cost);
         let content_coding = self.content_coding.filter(|_| !slice.is_streamed());
-        Ok(SliceResponsePlan { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, content_coding })
+        Ok(PlannedResponse { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, content_coding })
     }
 
     fn planner<'a>(&'a self, container: &'a Container, delivery: SliceDelivery<'a>) -> SlicePlanner<'a> {
         SlicePlanner { container, dataset: &self.dataset, delivery }
     }
 
-    /// Returns what encoding the samples of `region` takes.
+    /// Returns the memory for encoding the samples of `region`. Computes sizes only, because no memory has been taken.
     ///
     /// # Errors
     /// A message to the client if the format cannot represent these samples.
@@ -136,8 +136,10 @@ impl SliceRequest {
         let Self { format, data_type, options, selection, .. } = self;
         let shape = selection.kept(region.shape());
         format.accepts(&shape, data_type, options)?;
-        let header_bytes = format.header(&shape, data_type, options).map(|header| header.len() as u64);
-        Ok(EncodingCost { extra_bytes: format.extra_bytes(&shape, data_type, options), header_bytes })
+        Ok(EncodingCost {
+            extra_bytes: format.extra_bytes(&shape, data_type, options),
+            header_bytes: format.header_bytes(&shape, data_type, options),
+        })
     }
 
     /// Returns how the response may be sent. Only a format whose elements follow a header can be streamed.
@@ -185,7 +187,7 @@ impl SliceRequest {
         }
         let streamed_formats: Vec<&str> = output::FORMATS
             .iter()
-            .filter(|format| format.header(&[1, 1], &DataType::UInt8, &EncodeOptions::default()).is_some())
+            .filter(|format| format.header_bytes(&[1, 1], &DataType::UInt8, &EncodeOptions::default()).is_some())
             .map(|format| format.name())
             .collect();
         let detail = format!(
@@ -209,7 +211,7 @@ impl SliceRequest {
     }
 }
 
-impl SliceResponsePlan {
+impl PlannedResponse {
     /// Returns true if the format or a conversion changes the elements.
     pub(crate) fn is_encoded(&self) -> bool {
         self.extra_bytes > 0 || self.slice.is_converted()
@@ -244,34 +246,33 @@ pub(crate) fn check_decodable(dataset: &Dataset) -> Result<(), Problem> {
     Err(Problem::new(problem::UNSUPPORTED, detail).with_member("compression", compression))
 }
 
-/// Encodes the elements `pieces` of a slice, and compresses the result if the plan says so. Returns the parts of the
-/// response in the order in which they are sent. `memory` is released when the last part has been sent.
+/// Encodes a slice, whose elements are `pieces`, and compresses the result if the plan has a content coding. Returns
+/// the parts of the response in the order in which they are sent. `memory` is released when the last part has been
+/// sent.
 ///
 /// # Errors
 /// 422 if the requested type cannot represent an element, 500 if the encoder fails.
 pub(crate) async fn encode_slice(
     container: &Container,
-    plan: SliceResponsePlan,
+    plan: PlannedResponse,
     pieces: Vec<Bytes>,
     memory: MemoryPermit,
 ) -> Result<Vec<Bytes>, Problem> {
-    let is_encoded = plan.is_encoded();
-    let is_verbatim = plan.is_verbatim();
-    let SliceResponsePlan { request, slice, content_coding, .. } = plan;
-    let SliceRequest { format, data_type, options, selection, .. } = request;
+    let SliceRequest { format, ref data_type, ref options, ref selection, .. } = plan.request;
     let shape = selection.shape();
-    if is_verbatim {
-        return Ok(format.header(&shape, &data_type, &options).into_iter().chain(pieces).collect());
+    if plan.is_verbatim() {
+        return Ok(format.header(&shape, data_type, options).into_iter().chain(pieces).collect());
     }
     let data = pieces.into_iter().next().unwrap_or_default();
-    let array = Array { shape, data_type, data };
-    if content_coding.is_none()
-        && !slice.is_converted()
-        && format.piece_count(&array.shape, &array.data_type, &options) > 1
+    let array = Array { shape, data_type: data_type.clone(), data };
+    if plan.content_coding.is_none()
+        && !plan.slice.is_converted()
+        && format.piece_count(&array.shape, data_type, options) > 1
     {
-        let encoding = ArrayEncoding { format, array, options };
-        return encode_in_parallel(container, slice.dataset_id(), encoding, memory).await;
+        return encode_in_parallel(container, plan, array, memory).await;
     }
+    let is_encoded = plan.is_encoded();
+    let PlannedResponse { request: SliceRequest { options, .. }, slice, content_coding, .. } = plan;
     let dataset_id = slice.dataset_id();
     let priority = Priority::for_input_bytes(array.data.len());
     // The job holds its memory permit, because it continues if the client disconnects.
@@ -293,32 +294,24 @@ pub(crate) async fn encode_slice(
     container.resources().cpu().run(priority, dataset_id, encode).await.map_err(ReadError::from)?
 }
 
-/// An array and the encoding that is made of it.
-struct ArrayEncoding {
-    format: &'static dyn Format,
-    array: Array,
-    options: EncodeOptions,
-}
-
-/// Encodes the pieces of a response in parallel, on all available cores. `dataset_id` identifies the dataset in the CPU
-/// pool's queue.
+/// Encodes the pieces of a response in parallel, on all available cores.
 async fn encode_in_parallel(
     container: &Container,
-    dataset_id: u64,
-    encoding: ArrayEncoding,
+    plan: PlannedResponse,
+    array: Array,
     memory: MemoryPermit,
 ) -> Result<Vec<Bytes>, Problem> {
-    let ArrayEncoding { format, array, options } = &encoding;
-    let format = *format;
-    let piece_numbers = 0..format.piece_count(&array.shape, &array.data_type, options);
+    let dataset_id = plan.slice.dataset_id();
+    let SliceRequest { format, options, .. } = plan.request;
+    let piece_numbers = 0..format.piece_count(&array.shape, &array.data_type, &options);
     // The jobs own their memory permit, because they continue when the client has disconnected.
-    let encoding = Arc::new(encoding);
+    let inputs = Arc::new((array, options));
     let memory = Arc::new(memory);
     let jobs = piece_numbers.map(|number| {
-        let encoding = Arc::clone(&encoding);
+        let inputs = Arc::clone(&inputs);
         let memory = Arc::clone(&memory);
         container.resources().cpu().run(Priority::Low, dataset_id, move || {
-            let ArrayEncoding { array, options, .. } = &*encoding;
+            let (array, options) = &*inputs;
             timed(format.name(), || format.encode_piece(number, &|bytes| memory.pooled_buffer(bytes), array, options))()
         })
     });
@@ -329,7 +322,7 @@ async fn encode_in_parallel(
     Ok(pieces.chain([trailer]).collect())
 }
 
-/// Wraps the job of encoding a response, or a piece of one, so that its duration is recorded.
+/// Wraps a job that encodes a response or a piece of it. The wrapper records the duration of the job.
 fn timed<T>(format: &'static str, job: impl FnOnce() -> T) -> impl FnOnce() -> T {
     move || {
         let started = Instant::now();

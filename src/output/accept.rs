@@ -4,11 +4,12 @@ use std::cmp::Reverse;
 
 use mime::Mime;
 
-/// Returns the media type among `known` that `accept` weighs highest. Returns `None` if all are excluded.
+/// Returns the media type in `known` to which `accept` gives the highest weight. Returns `None` if it excludes all of
+/// them.
 ///
 /// `accept` is the header's value; several values are joined by commas. Among equal weights the more specific range
-/// wins, then the range that comes first, then the first of `known`. Members that are not media ranges are skipped (Java
-/// sends a bare `*`). If no member is left, every media type is acceptable.
+/// wins, then the range that comes first, then the first of `known`. Members that are not media ranges are skipped
+/// (Java sends a bare `*`). If no member is left, every media type is acceptable.
 pub fn best_media_type(known: &[&'static str], accept: Option<&str>) -> Option<&'static str> {
     let ranges = accept.map_or_else(Vec::new, parse_accept);
     if ranges.is_empty() {
@@ -53,8 +54,8 @@ fn covers(range: &Mime, media_type: &str) -> bool {
         && (range.subtype() == mime::STAR || range.subtype() == subtype)
 }
 
-/// Parses a weight in thousandths. The leading zero may be missing (Java sends `q=.2`). Returns `None` unless the weight
-/// is between 0 and 1.
+/// Parses a weight in thousandths. The leading zero may be missing (Java sends `q=.2`). Returns `None` unless the
+/// weight is between 0 and 1.
 fn parse_qvalue(text: &str) -> Option<u16> {
     let (integer, fraction) = text.split_once('.').unwrap_or((text, ""));
     let is_decimal = |text: &str| text.bytes().all(|b| b.is_ascii_digit());
@@ -83,8 +84,8 @@ fn parse_accept(accept: &str) -> Vec<(Mime, u16)> {
     members.filter_map(|member| parse_media_range(member.trim())).collect()
 }
 
-/// Returns the range that determines the weight of a media type, with its position: the most specific one, and the
-/// first among equals.
+/// Returns the range that determines the weight of a media type, and its position in `ranges`. This is the first of the
+/// most specific ranges that include the media type.
 fn most_specific<'a>(ranges: &'a [(Mime, u16)], media_type: &str) -> Option<(usize, &'a (Mime, u16))> {
     let matching = ranges.iter().enumerate().filter(|(_, (range, _))| covers(range, media_type));
     matching.max_by_key(|(position, (range, _))| (specificity(range), Reverse(*position)))

@@ -116,7 +116,7 @@ pub enum EncodeError {
         /// Length of the data in bytes.
         found: usize,
     },
-    /// Memory of this many bytes for the encoded array is not available.
+    /// There is not enough memory for the given number of encoded bytes.
     #[error("no memory for {0} bytes of encoded data")]
     Memory(u64),
     /// The encoder of a format failed.
@@ -129,14 +129,14 @@ pub enum EncodeError {
     },
 }
 
-/// Number of elements of `shape`, saturated at `u64::MAX`. It is 1 for rank 0.
+/// Returns the number of elements of an array of `shape`, saturated at `u64::MAX`. The number is 1 for rank 0.
 pub(super) fn element_count(shape: &[u64]) -> u64 {
     // A size of zero makes the product zero, even if the product of other sizes overflows.
     if shape.contains(&0) { 0 } else { shape.iter().fold(1, |n: u64, size| n.saturating_mul(*size)) }
 }
 
 /// Returns an empty buffer with capacity for `bytes`. The capacity is reserved at once, because a buffer that grows
-/// copies the data and holds them twice in the meantime. Pages that are never written take no memory.
+/// copies the data and briefly holds them twice. Pages that are never written take no memory.
 pub(super) fn buffer(bytes: u64) -> Result<Vec<u8>, EncodeError> {
     buffer_from(&|_| Vec::new(), bytes)
 }

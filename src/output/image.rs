@@ -1,5 +1,5 @@
-//! Common parts of the image formats: the size of an image from the shape of an array, and grey values from elements
-//! through a window.
+//! Common parts of the image formats: the size of an image with a given shape, and the conversion of elements to grey
+//! values through a window.
 
 use super::encoding::EncodeOptions;
 use n5_format::DataType;

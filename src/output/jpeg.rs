@@ -21,8 +21,8 @@ const MAX_SIDE: u64 = 65_535;
 /// Value of `quality` if none is given.
 const DEFAULT_QUALITY: u8 = 90;
 
-/// Maximum number of bytes for 8 by 8 pixels. 63 coefficients of 26 bits and one of 20 bits take 208 bytes. A zero
-/// follows every byte of 255, of which each code of 16 bits has at most one.
+/// Maximum number of bytes for 8 by 8 pixels. 63 coefficients of 26 bits and one of 20 bits take 208 bytes. In
+/// addition, a zero byte follows every byte of 255. Each code of 16 bits has at most one such byte.
 const MAX_BLOCK_BYTES: u64 = 288;
 
 impl Format for JpegFormat {
@@ -47,8 +47,8 @@ impl Format for JpegFormat {
         check_window(self.name(), &[DataType::UInt8], data_type, options)
     }
 
-    /// Returns the size of the largest possible file and of the encoder's rows: eight for each of four components, and
-    /// one of grey values.
+    /// Returns the size of the largest possible file, of eight encoder rows for each of four components, and of one row
+    /// of grey values.
     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
         let width = long_sizes.next().unwrap_or(1).div_ceil(8);

@@ -26,6 +26,10 @@ impl Format for JsonFormat {
         "application/json"
     }
 
+    fn is_compressible(&self) -> bool {
+        true
+    }
+
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let labelled = options.order.label(shape);
         // Two brackets and a comma are counted for each list: one list for the whole array, one for each index of the
@@ -67,7 +71,7 @@ fn max_text_bytes(data_type: &DataType) -> u64 {
     }
 }
 
-/// Writes the document to one buffer. A tree of values would take 30 times the memory of the text.
+/// Writes the document directly into one buffer, because a tree of values would take 30 times the memory of the text.
 fn write_document(out: &mut Vec<u8>, array: &Array, options: &EncodeOptions) -> serde_json::Result<()> {
     out.extend_from_slice(b"{\"data_type\":");
     append(out, array.data_type.name())?;
@@ -141,8 +145,8 @@ fn append_element<const N: usize, T: Serialize>(
     append(out, &data.first_chunk::<N>().map(|bytes| read(*bytes)))
 }
 
-/// Appends a float as text of its own width. The text of an f32 that is widened to f64 would be longer than is needed
-/// to distinguish neighbouring values.
+/// Appends the shortest text that reads back as the same float. An f32 is not widened to f64 first, because the text
+/// would then have more digits than needed.
 fn append_float<const N: usize, T: Serialize + Copy + Into<f64>>(
     out: &mut Vec<u8>,
     data: &[u8],

@@ -31,8 +31,9 @@ use encoding::element_count;
 /// caller ensures that the data type can be decoded; no format accepts another.
 ///
 /// # Adding a format
-/// Write one file with a type that implements this trait, and add one row to [`FORMATS`]. The following is a complete
-/// format of comma-separated values, with one line for each index of the second axis:
+/// Write one file with a type that implements this trait, and add one row to [`FORMATS`]. `CONTRIBUTING.md` lists the
+/// documents and tests to extend. The following is a complete format of comma-separated values, with one line for each
+/// index of the second axis:
 ///
 /// ```
 /// use std::fmt::Write;
@@ -89,8 +90,8 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Returns the media type, without parameters.
     fn media_type(&self) -> &'static str;
 
-    /// Returns those of the parameters `endian`, `window` and `quality` that this format uses. A request with another
-    /// of them is refused.
+    /// Returns those of the parameters `endian`, `window` and `quality` that this format uses. A request that has one
+    /// of these parameters is refused if the format does not use it.
     fn parameters(&self) -> &'static [&'static str] {
         &[]
     }
@@ -98,6 +99,12 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Returns true if encoding loses values beyond what the client asked for. `Accept` selects such a format only if
     /// no other is acceptable.
     fn is_lossy(&self) -> bool {
+        false
+    }
+
+    /// Returns true if HTTP compression is worthwhile. It is not for a format that is compressed already, or whose
+    /// usual clients do not decompress responses.
+    fn is_compressible(&self) -> bool {
         false
     }
 
@@ -151,16 +158,23 @@ pub trait Format: fmt::Debug + Send + Sync {
         }
     }
 
-    /// Returns an upper bound of the bytes that encoding allocates in addition to the array, for the whole array or one
-    /// band. Returns `u64::MAX` if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
+    /// Returns an upper bound of the bytes that encoding allocates in addition to the array or band. Returns `u64::MAX`
+    /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
 
-    /// Returns the bytes before the elements, if the encoding is a header followed by the elements in memory order.
-    /// Such a format can be sent in bands. `None` if encoding needs the whole array.
+    /// Returns the bytes before the elements. Returns `None` if the encoding is not a header followed by the elements
+    /// in memory order.
     ///
-    /// The bands follow the header in memory order, each passed through [`Format::finish_band`].
+    /// A format with a header can be sent in bands: the header first, then the bands in memory order, each passed
+    /// through [`Format::finish_band`].
     fn header(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> Option<Bytes> {
         None
+    }
+
+    /// Returns the exact length of [`Format::header`] in bytes. A format with a large header must compute the length
+    /// without building the header, because this is called before memory is taken.
+    fn header_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<u64> {
+        self.header(shape, data_type, options).map(|header| header.len() as u64)
     }
 
     /// Returns true if [`Format::finish_band`] changes the bytes of a band.
@@ -190,8 +204,8 @@ pub trait Format: fmt::Debug + Send + Sync {
         Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
     }
 
-    /// Returns the number of pieces that make up the encoding of such an array, each made by [`Format::encode_piece`].
-    /// The number is 1 if the format implements only [`Format::encode`], and is the same on every machine.
+    /// Returns the number of pieces into which [`Format::encode_piece`] encodes an array of this shape. The number is 1
+    /// if the format implements only [`Format::encode`]. It does not depend on the machine.
     fn piece_count(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> usize {
         1
     }
@@ -249,7 +263,8 @@ pub enum NegotiationError {
     },
 }
 
-/// Selects the format by name if the client gives one, else by the media type that `Accept` weighs highest.
+/// Selects the format named `format`, if the client gives a name. Otherwise selects the format whose media type has the
+/// highest weight in `accept`.
 ///
 /// [`best_media_type`] has the rules for `accept`, the header's value. A lossy format is selected only if no other is
 /// acceptable, because Java names image/jpeg in every request by default.
@@ -277,6 +292,8 @@ pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static 
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     fn all_types() -> Vec<DataType> {
@@ -368,6 +385,24 @@ mod tests {
                             "{format:?} {data_type} {shape:?}: {allocated_bytes} > {bound}"
                         );
                     }
+                }
+            }
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn the_length_of_a_header_is_known_without_building_it(
+            shape in prop::collection::vec(prop_oneof![0u64..4, 1u64..3000, any::<u64>()], 0..6),
+            pages in prop_oneof![1u64..20, 60_000u64..66_000],
+            data_type in prop::sample::select(all_types()),
+            order in prop::sample::select(vec![AxisOrder::F, AxisOrder::C]),
+        ) {
+            let options = EncodeOptions { order, ..EncodeOptions::default() };
+            for shape in [&shape[..], &[1 << 15, 7, pages], &[1 << 31, 1 << 31, 1 << 31, 1]] {
+                for format in FORMATS {
+                    let header = format.header(shape, &data_type, &options).map(|header| header.len() as u64);
+                    prop_assert_eq!(format.header_bytes(shape, &data_type, &options), header, "{:?} {:?}", format, shape);
                 }
             }
         }

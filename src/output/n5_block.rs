@@ -25,7 +25,7 @@ impl Format for N5BlockFormat {
     }
 
     fn supports(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        match self.header(shape, data_type, options) {
+        match self.header_bytes(shape, data_type, options) {
             Some(_) => Ok(()),
             None => Err(format!(
                 "a block has at most 65535 axes of at most 4294967295 elements, but the shape is {shape:?}; request less"
@@ -33,7 +33,7 @@ impl Format for N5BlockFormat {
         }
     }
 
-    /// Returns the size of the swapped elements, like `raw`, and of the header of a block with a hundred axes.
+    /// Returns the size of the swapped elements plus that of a header with a hundred axes.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> u64 {
         match width_to_swap(data_type, Endian::Big) {
             Some(_) => swapped_bytes(shape, data_type, Endian::Big).saturating_add(512),

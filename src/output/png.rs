@@ -1,7 +1,7 @@
 //! `png`: lossless grey images of 8 or 16 bits.
 //!
-//! The crate png-gray writes the file in parts. Some rows at a time are put into PNG's byte order, filtered and
-//! compressed while they are in the core's cache. No second image is held in memory.
+//! The crate png-gray encodes a few rows at a time: it puts them into PNG's byte order, filters and compresses them
+//! while they are in the core's cache. No second image is held in memory.
 
 use std::ops::Range;
 
@@ -101,7 +101,7 @@ impl Format for PngFormat {
     }
 }
 
-/// Returns the layout of a plane as an image, or `None` if the shape is no plane.
+/// Returns the layout of a plane as an image; `None` if the shape is not a plane.
 fn layout(shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<ImageLayout> {
     let (width, height) = plane_size("png", shape, MAX_SIDE.into()).ok()?;
     let is_wide = *data_type == DataType::UInt16 && options.window.is_none();

@@ -19,12 +19,16 @@ impl Format for RawFormat {
         "application/octet-stream"
     }
 
+    fn is_compressible(&self) -> bool {
+        true
+    }
+
     fn parameters(&self) -> &'static [&'static str] {
         &["endian"]
     }
 
-    /// Byte-swapped elements may need their own buffer. The buffer of a cached block is shared, and one that carries a
-    /// memory permit cannot be converted back to a mutable buffer.
+    /// Returns the size of the byte-swapped elements, which may need their own buffer: the buffer of a cached block is
+    /// shared, and a buffer with a memory permit cannot become mutable again.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         swapped_bytes(shape, data_type, options.endian)
     }

@@ -14,8 +14,8 @@ use n5_format::DataType;
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
 /// Of the axes longer than 1, the first runs to the right, the second down, and the third across the pages. The file is
-/// little-endian, has one strip per page, and shows 0 as black. Up to 4 GiB it is a classic TIFF, with the description
-/// by which ImageJ recognizes a stack. Beyond that it is a BigTIFF.
+/// little-endian, has one strip per page, and shows 0 as black. A file of up to 4 GiB is a classic TIFF, with a
+/// description that makes ImageJ show a stack. A larger file is a BigTIFF.
 ///
 /// Source: TIFF 6.0 §2 and §19 (`SampleFormat`); BigTIFF: <https://www.awaresystems.be/imaging/tiff/bigtiff.html>.
 #[derive(Debug)]
@@ -64,7 +64,11 @@ impl Format for TiffFormat {
 
     fn header(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         let stack = ImageStack::of(shape, data_type).ok()?;
-        stack.header(false).or_else(|| stack.header(true)).map(Bytes::from)
+        stack.header(&stack.layout()?).map(Bytes::from)
+    }
+
+    fn header_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<u64> {
+        ImageStack::of(shape, data_type).ok()?.layout().map(|layout| layout.first_page_offset)
     }
 }
 
@@ -79,10 +83,25 @@ struct ImageStack {
     page_bytes: u64,
 }
 
-/// Size of a directory in bytes: number of entries, entries, offset of the next directory.
+/// Version of the file and positions in it. The directories come first, then the description, then the elements.
+struct FileLayout {
+    is_big: bool,
+    /// ImageJ's description of a stack; empty in the file of a single page and in a BigTIFF.
+    description: String,
+    description_offset: u64,
+    /// Position of the first element, which is the length of the header.
+    first_page_offset: u64,
+}
+
+/// Returns the size in bytes of a directory: the number of entries, the entries, the offset of the next directory.
 fn directory_bytes(is_big: bool, entries: u64) -> u64 {
     let (count, entry, next) = if is_big { (8u64, 20u64, 8u64) } else { (2, 12, 4) };
     entries.saturating_mul(entry).saturating_add(count).saturating_add(next)
+}
+
+/// Returns the size in bytes of everything before the first directory.
+fn file_header_bytes(is_big: bool) -> u64 {
+    if is_big { 16 } else { 8 }
 }
 
 /// Appends an offset or a number of bytes.
@@ -126,8 +145,14 @@ impl ImageStack {
         Ok(Self { width, height, pages, bits, sample_format, page_bytes })
     }
 
-    /// Returns all bytes before the elements, for a BigTIFF or a classic TIFF; `None` if offsets exceed 64 or 32 bits.
-    fn header(&self, is_big: bool) -> Option<Vec<u8>> {
+    /// Returns the layout of a classic TIFF, or of a BigTIFF if the offsets exceed 32 bits. Returns `None` if they
+    /// exceed 64 bits.
+    fn layout(&self) -> Option<FileLayout> {
+        self.layout_of(false).or_else(|| self.layout_of(true))
+    }
+
+    /// Returns the layout of a BigTIFF or a classic TIFF; `None` if its offsets exceed 64 or 32 bits.
+    fn layout_of(&self, is_big: bool) -> Option<FileLayout> {
         // Only a classic TIFF has ImageJ's description, because ImageJ does not support BigTIFF.
         let description = if self.pages > 1 && !is_big {
             format!("ImageJ=1.11a\nimages={0}\nslices={0}\nloop=false\n\0", self.pages)
@@ -137,16 +162,19 @@ impl ImageStack {
         let first_entries = if description.is_empty() { ENTRIES } else { ENTRIES.checked_add(1)? };
         let other_directories_bytes =
             directory_bytes(is_big, ENTRIES).checked_mul(u64::from(self.pages).checked_sub(1)?)?;
-        let file_header_bytes = if is_big { 16u64 } else { 8 };
-        let description_offset = file_header_bytes
+        let description_offset = file_header_bytes(is_big)
             .checked_add(directory_bytes(is_big, first_entries))?
             .checked_add(other_directories_bytes)?;
         let first_page_offset =
             description_offset.checked_add(description.len() as u64)?.checked_next_multiple_of(ALIGNMENT)?;
         let file_bytes = self.page_bytes.checked_mul(self.pages.into())?.checked_add(first_page_offset)?;
-        if !is_big && u32::try_from(file_bytes).is_err() {
-            return None;
-        }
+        let is_addressable = is_big || u32::try_from(file_bytes).is_ok();
+        is_addressable.then_some(FileLayout { is_big, description, description_offset, first_page_offset })
+    }
+
+    /// Returns all bytes before the elements.
+    fn header(&self, layout: &FileLayout) -> Option<Vec<u8>> {
+        let FileLayout { is_big, ref description, description_offset, first_page_offset } = *layout;
         let mut out = Vec::with_capacity(usize::try_from(first_page_offset).ok()?);
         out.extend_from_slice(b"II");
         if is_big {
@@ -154,7 +182,7 @@ impl ImageStack {
         } else {
             out.extend_from_slice(&[42, 0]);
         }
-        put_offset(&mut out, is_big, file_header_bytes)?;
+        put_offset(&mut out, is_big, file_header_bytes(is_big))?;
         for page in 0..self.pages {
             let strip_offset = self.page_bytes.checked_mul(page.into())?.checked_add(first_page_offset)?;
             let description_entry =

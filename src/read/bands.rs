@@ -4,19 +4,19 @@ use std::cmp::Ordering;
 
 use n5_format::{BlockGrid, Coords, Region};
 
-/// Largest band that is merged from thin layers, in bytes.
+/// Maximum size in bytes of a band that consists of several layers.
 const MERGED_LAYERS_BYTES: u64 = 16 << 20;
 
 /// Size of the first bands in bytes. The size doubles while the client takes bands quickly, so that a slow client does
 /// not hold much memory.
 const INITIAL_BAND_BYTES: u64 = 1 << 20;
 
-/// Divisor of the free memory that limits the growth of bands. Three bands at once for each of 16 slow clients take
-/// less than all of it.
+/// Divisor of the free memory: bands grow at most to the quotient, so that 16 slow clients with three bands each leave
+/// memory free.
 const FREE_MEMORY_DIVISOR: u64 = 32;
 
-/// Size of the bands so far after which the free memory no longer limits the growth of bands, in bytes. Before that,
-/// the bytes may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
+/// Total size of the first bands, whose growth the free memory limits, in bytes. While no more has been read, all bytes
+/// may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
 const PROVEN_FAST_BYTES: u64 = 24 << 20;
 
 /// Bytes per element at the stages of a response.
@@ -31,7 +31,8 @@ pub(crate) struct ElementWidths {
 }
 
 impl ElementWidths {
-    /// Creates the widths of elements of `stored` bytes. They are sent unchanged, or converted to `converted` bytes.
+    /// Creates the widths of elements that are stored in `stored` bytes and, if they are converted, sent in `converted`
+    /// bytes.
     pub(crate) fn new(stored: usize, converted: Option<usize>) -> Self {
         let stored = stored as u64;
         let converted = converted.map(|width| width as u64);
@@ -56,33 +57,33 @@ impl SliceGeometry<'_> {
 
 /// Iterator over the bands of a region, in the order of its elements. Each band is assembled and sent as a whole.
 ///
-/// A band is one whole layer of blocks, or several thin layers. If a layer is larger than a band may be, each band is as
-/// many planes of the layer as fit.
+/// A band is one whole layer of blocks, or several thin layers. A layer that is larger than the maximum size of a band
+/// is cut into bands of whole planes.
 #[derive(Debug, Clone)]
 pub struct Bands {
     region: Region,
     block_depth: u64,
     /// Axis that is cut. Slower axes advance by one sample per band.
     cut_axis: usize,
-    /// Bytes of one plane: one sample of the cut axis, all samples of the faster axes.
+    /// Size in bytes of one plane: one sample of the cut axis, all samples of the faster axes.
     plane_bytes: u64,
     budget_bytes: u64,
     /// Size that the next band should not exceed, in bytes. A band has at least one plane and `min_depth` planes.
     next_bytes: u64,
-    /// Bytes of all bands so far.
+    /// Size in bytes of all bands that have been taken, without the parts of the first plane.
     done_bytes: u64,
     /// Minimum number of planes per band. With fewer planes, blocks would be decoded too often.
     min_depth: u64,
     /// Parts of the first plane, which come before the bands, in reverse order.
     first_plane_parts: Vec<Region>,
-    /// Number of finished samples along the cut axis and each slower axis.
+    /// Number of samples that have been taken along the cut axis and along each slower axis.
     cursor: Coords,
     is_done: bool,
 }
 
 impl Bands {
-    /// Creates the bands of a slice. Each takes at most `budget_bytes` of memory, and the first one touches about
-    /// `first_part_bytes` of blocks. Returns `None` if not even one element fits.
+    /// Creates the bands of a slice. Each band takes at most `budget_bytes` of memory. The blocks that the first band
+    /// touches take about `first_part_bytes`. Returns `None` if not even one element fits.
     pub(crate) fn new(geometry: SliceGeometry<'_>, budget_bytes: u64, first_part_bytes: u64) -> Option<Self> {
         let SliceGeometry { region, grid, widths } = geometry;
         let mut plane_bytes = widths.in_memory;
@@ -121,7 +122,7 @@ impl Bands {
         self.decodes_by_slower_axes(grid).saturating_mul(self.samples_per_block(self.cut_axis, grid).div_ceil(planes))
     }
 
-    /// Returns the maximum number of samples along `axis` that one band takes of the `samples` samples in a block.
+    /// Returns the maximum number of samples along `axis` that one band takes from a block with `samples` samples.
     pub(crate) fn samples_per_band(&self, axis: usize, samples: u64) -> u64 {
         match axis.cmp(&self.cut_axis) {
             Ordering::Less => samples,
@@ -136,7 +137,7 @@ impl Bands {
             .fold(1, u64::saturating_mul)
     }
 
-    /// Returns the maximum number of samples along `axis` that are taken of a block.
+    /// Returns the maximum number of samples along `axis` that the region has in one block.
     fn samples_per_block(&self, axis: usize, grid: &BlockGrid) -> u64 {
         let in_block = grid.block_size()[axis].div_ceil(self.region.step()[axis]);
         in_block.min(self.region.shape()[axis]).max(1)
@@ -175,7 +176,7 @@ impl Bands {
         self.next_bytes = (self.next_bytes / 2).max(INITIAL_BAND_BYTES).min(self.budget_bytes);
     }
 
-    /// Marks `depth` further samples of the cut axis as finished.
+    /// Moves the cursor `depth` samples along the cut axis.
     fn advance(&mut self, depth: u64) {
         self.cursor[0] = self.cursor[0].saturating_add(depth);
         let mut axis = 0;
@@ -198,7 +199,7 @@ impl Bands {
         let merged_planes = planes(self.next_bytes.min(MERGED_LAYERS_BYTES));
         let mut depth = self.remaining_in_layer(from).min(remaining);
         if depth > fitting_planes {
-            // With bands of equal depth, the last band of a layer is not much smaller than the others.
+            // Bands of equal depth avoid a small band at the end of a layer.
             return depth.div_ceil(depth.div_ceil(fitting_planes)).min(remaining);
         }
         // Adds as many further whole layers as fit.
@@ -240,19 +241,19 @@ impl Iterator for Bands {
     }
 }
 
-/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts, in reverse order. The first
-/// part touches few blocks; each further part extends the parts before it along one more axis. Returns no parts if the
-/// whole plane touches few blocks.
+/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts. Returns them in reverse order.
+/// The first part touches few blocks. Each further part extends the parts before it along one more axis. Returns no
+/// parts if the whole plane touches few blocks.
 ///
-/// The blocks of the first layer are touched by several parts, at most one more than there are axes.
+/// Several parts may touch the same block of the first layer. Their number is at most the number of axes plus one.
 fn first_plane_parts(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_bytes: u64) -> Vec<Region> {
     let SliceGeometry { region, grid, widths } = geometry;
     let size = |axis: usize| grid.block_size()[axis].min(grid.dimensions()[axis]).max(1);
     let block_bytes = (0..region.rank()).map(size).fold(widths.stored, u64::saturating_mul).max(1);
     let samples_per_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
     let layers = |axis: usize| region.shape()[axis].div_ceil(samples_per_block(axis));
-    // Axes below `split_axis` are taken whole by the first part. `touched_bytes` is the size of its blocks with one
-    // layer along all further axes.
+    // The first part takes the axes below `split_axis` whole. `touched_bytes` is the size of the blocks that it touches
+    // if there is one layer of blocks along all further axes.
     let mut split_axis = 0;
     let mut touched_bytes = block_bytes;
     // With one layer of blocks along an axis, further samples touch no further blocks.
@@ -325,7 +326,7 @@ mod tests {
         widths: ElementWidths,
         limits: SliceLimits,
     ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-        plan::plan(SliceGeometry { region, grid, widths }, limits, CostAssumptions::default())
+        plan::size_and_bands(SliceGeometry { region, grid, widths }, limits, CostAssumptions::default())
     }
 
     /// Returns the shape of a part that is accepted wherever it lies.
@@ -333,7 +334,7 @@ mod tests {
         let accepts = |part: &Region| {
             let assumptions =
                 CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
-            plan::plan(SliceGeometry { region: part, grid, widths }, limits, assumptions).is_ok()
+            plan::size_and_bands(SliceGeometry { region: part, grid, widths }, limits, assumptions).is_ok()
         };
         shrink_until_accepted(region, grid, accepts).unwrap()
     }
@@ -498,7 +499,7 @@ mod tests {
             let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
             let geometry = SliceGeometry { region: &region, grid: &grid, widths: ElementWidths::new(1, None) };
             let limits = SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) };
-            plan::plan(geometry, limits, assumptions)
+            plan::size_and_bands(geometry, limits, assumptions)
         };
         let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
         assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");
@@ -515,7 +516,7 @@ mod tests {
         let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
             let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
             let geometry = SliceGeometry { region, grid, widths: ElementWidths::new(1, None) };
-            plan::plan(geometry, limits_for_budget(16 << 20), assumptions)
+            plan::size_and_bands(geometry, limits_for_budget(16 << 20), assumptions)
         };
         let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
         assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());

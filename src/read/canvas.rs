@@ -1,8 +1,8 @@
 //! A result under construction: slabs that several jobs fill concurrently.
 //!
 //! A slab's buffer may hold the contents of an older response. The buffer is not zeroed first, because that takes up to
-//! an eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet. Before the slab gives
-//! its bytes away, zeros are written in the place of these blocks.
+//! an eighth of a slice's time. Instead, a slab tracks the blocks that have not been pasted yet. When the slab is
+//! finished, zeros are written in the places of these blocks.
 
 use std::collections::HashSet;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,11 +10,12 @@ use std::sync::{Mutex, MutexGuard, PoisonError};
 use crate::cache::{Budget, Permit, ReadError};
 use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian, paste_zeros};
 
-/// Minimum average size of a block's part of a slab for which unwritten blocks are tracked, in bytes. If the parts are
-/// smaller, zeroing the slab costs less. Debug builds always track the blocks, so that tests exercise the tracking.
+/// Minimum average size of the blocks' parts of a slab, in bytes. If the parts are smaller, the whole slab is zeroed,
+/// which costs less than tracking the unwritten blocks. Debug builds always track, so that tests exercise the tracking.
 const MIN_TRACKED_CELL_BYTES: u64 = if cfg!(debug_assertions) { 0 } else { 1024 };
 
-/// Maximum size of samples that are gathered before a slab is locked, in bytes. No budget accounts for them.
+/// Maximum size of the samples that a job gathers before it locks a slab, in bytes. The buffer is not counted in any
+/// budget.
 const MAX_GATHER_BYTES: u64 = 32 << 10;
 
 /// A part of the result, complete along all axes but one.
@@ -22,7 +23,7 @@ pub(crate) struct Slab {
     region: Region,
     len: usize,
     content: Mutex<SlabContent>,
-    /// Covers the data. The slab owns the permit, because a job may fill it after its request has ended.
+    /// Permit for the data. The slab owns the permit, because a job may fill the slab after the request has ended.
     permit: Permit,
 }
 
@@ -31,7 +32,8 @@ pub(crate) struct Slab {
 struct SlabContent {
     /// Empty until something is pasted.
     data: Vec<u8>,
-    /// Blocks in whose place `data` still has the contents of an older response. Elsewhere it has zeros or elements.
+    /// Blocks that have not been pasted. In their places, `data` still has the contents of an older response. In all
+    /// other places, it has zeros or elements.
     unwritten: HashSet<GridPosition>,
 }
 
@@ -43,7 +45,8 @@ impl Slab {
     }
 }
 
-/// Writes zeros to all samples of `region` in the place of a block. Returns false if `target` is too short for `region`.
+/// Writes zeros to all samples of `region` in the place of a block. Returns false if `target` is too short for
+/// `region`.
 fn clear_cell(target: &mut [u8], region: &Region, grid: &BlockGrid, position: &GridPosition, width: usize) -> bool {
     paste_zeros(target, region, &grid.origin(position), grid.block_size(), grid.dimensions(), width)
 }
@@ -59,37 +62,31 @@ pub(crate) struct Canvas {
     budget: Budget,
 }
 
-/// Samples of one block that are gathered before they are pasted into a slab.
-struct ScatteredSamples {
-    /// The samples, as a part of the slab's region.
-    part: Region,
-    /// Index of the first sample along each axis of the slab's region.
-    offset: Coords,
-    /// Buffer for the samples.
-    data: Vec<u8>,
+/// Returns the part of `region` in the block of `size` at `origin`, and the index of its first sample along each axis
+/// of `region`.
+fn samples_in_block(region: &Region, grid: &BlockGrid, origin: &Coords, size: &Coords) -> (Region, Coords) {
+    let mut part = region.clone();
+    let mut offset = Coords::new();
+    for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(grid.dimensions()).enumerate() {
+        let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
+        part = part.narrow(axis, from, to.saturating_sub(from));
+        offset.push(from);
+    }
+    (part, offset)
 }
 
-impl ScatteredSamples {
-    /// Returns a zeroed buffer for the samples of `region` in the block of `size` at `origin`, if they are scattered in
-    /// the block, each in a cache line of its own, as in a yz plane.
-    ///
-    /// Finding such samples takes much longer than writing them contiguously. They are gathered before the slab is
-    /// locked, so that two jobs do not wait for each other.
-    fn allocate(region: &Region, grid: &BlockGrid, origin: &Coords, size: &Coords, width: usize) -> Option<Self> {
-        let step = *region.step().first()?;
-        let mut part = region.clone();
-        let mut offset = Coords::new();
-        for (axis, ((low, size), dimension)) in origin.iter().zip(size).zip(grid.dimensions()).enumerate() {
-            let (from, to) = region.samples_within(axis, *low, low.saturating_add(*size).min(*dimension));
-            part = part.narrow(axis, from, to.saturating_sub(from));
-            offset.push(from);
-        }
-        let elements = part.elements()?;
-        let is_strided = elements > 1 && (step > 1 || part.shape().first() == Some(&1));
-        let bytes = elements.saturating_mul(width as u64);
-        let len = usize::try_from(bytes).ok().filter(|_| is_strided && bytes <= MAX_GATHER_BYTES)?;
-        Some(Self { part, offset, data: vec![0; len] })
-    }
+/// Returns a zeroed buffer for `samples`, which lie in one block. Returns `None` unless the samples are scattered: each
+/// lies in another cache line of the block, as in a yz plane.
+///
+/// Collecting such samples takes much longer than writing them contiguously. They are gathered before the slab is
+/// locked, so that two jobs do not wait for each other.
+fn scattered_buffer(samples: &Region, width: usize) -> Option<Vec<u8>> {
+    let step = *samples.step().first()?;
+    let elements = samples.elements()?;
+    let is_strided = elements > 1 && (step > 1 || samples.shape().first() == Some(&1));
+    let bytes = elements.saturating_mul(width as u64);
+    let len = usize::try_from(bytes).ok().filter(|_| is_strided && bytes <= MAX_GATHER_BYTES)?;
+    Some(vec![0; len])
 }
 
 /// Byte order of a block's elements.
@@ -102,8 +99,9 @@ pub(crate) enum ElementByteOrder {
 }
 
 impl Canvas {
-    /// Creates a canvas for `region` of the grid's dataset. The slabs cover the region in the order of `axis`. All but
-    /// the last one have the same number of samples along this axis. Their permits are of `budget`.
+    /// Creates a canvas for `region` of the grid's dataset. The slabs cover the region in the order of `axis`. All
+    /// slabs but the last one have the same number of samples along this axis. `budget` granted the permits of the
+    /// slabs.
     pub(crate) fn new(
         grid: BlockGrid,
         width: usize,
@@ -128,9 +126,10 @@ impl Canvas {
         let is_whole = size.iter().zip(&grid.clipped_size(position)).all(|(size, all)| size >= all);
         let copy = if byte_order == ElementByteOrder::LittleEndian { paste } else { paste_big_endian };
         for slab in self.overlapping(&origin, size) {
-            let mut gathered = ScatteredSamples::allocate(&slab.region, grid, &origin, size, width);
-            if let Some(samples) = &mut gathered
-                && !copy(&mut samples.data, &samples.part, data, &origin, size, grid.dimensions(), width)
+            let (samples, offset) = samples_in_block(&slab.region, grid, &origin, size);
+            let mut gathered = scattered_buffer(&samples, width);
+            if let Some(buffer) = &mut gathered
+                && !copy(buffer, &samples, data, &origin, size, grid.dimensions(), width)
             {
                 gathered = None;
             }
@@ -141,9 +140,9 @@ impl Canvas {
                 continue;
             }
             let is_copied = match gathered {
-                Some(ScatteredSamples { part, offset, data }) => {
+                Some(gathered) => {
                     let whole_slab = Region::whole(slab.region.shape());
-                    paste(target, &whole_slab, &data, &offset, part.shape(), whole_slab.shape(), width)
+                    paste(target, &whole_slab, &gathered, &offset, samples.shape(), whole_slab.shape(), width)
                 }
                 None => copy(target, &slab.region, data, &origin, size, grid.dimensions(), width),
             };

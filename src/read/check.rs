@@ -12,9 +12,9 @@ use n5_format::{Block, BlockHeader, BlockMode, Coords, GridPosition};
 /// Properties of a stored block that can be decoded.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ValidBlock {
-    /// Size of the block itself in elements, N5 axis order.
+    /// Size of the stored block in elements, in N5 axis order. It may differ from the size in the grid.
     pub size: Coords,
-    /// Mode in its header; `None` for a header that predates today's form.
+    /// Mode from the header; `None` for a header in a form older than today's.
     pub mode: Option<BlockMode>,
     /// Length of the stored block in bytes.
     pub stored_bytes: u64,

@@ -44,9 +44,11 @@ pub struct DerivedBytes {
     pub bytes: Bytes,
     /// Hash of the entity tags of the source blocks: their [`Fingerprint::etags_hash`](super::Fingerprint::etags_hash).
     pub etags_hash: u128,
-    /// Hash of the versions of the source blocks: their [`Fingerprint::versions_hash`](super::Fingerprint::versions_hash).
+    /// Hash of the versions of the source blocks: their
+    /// [`Fingerprint::versions_hash`](super::Fingerprint::versions_hash).
     pub versions_hash: u64,
-    /// Dependency that finds the result again while the blocks are unchanged, if the result is cached.
+    /// Dependency by which a reply finds the cached result again while the blocks are unchanged; `None` if the result
+    /// is not cached.
     pub dependency: Option<Dependency>,
 }
 
@@ -73,7 +75,7 @@ pub async fn read_derived(
     }))
 }
 
-/// Returns true if the blocks that `entry` was derived from are still those in the store.
+/// Returns true if the blocks from which `entry` was derived are unchanged in the store.
 async fn is_unchanged(reader: SliceReader<'_>, entry: &ObjectEntry) -> Result<bool, ReadError> {
     let checked_at = cache::now();
     let current = fingerprint(reader.container, reader.freshness, reader.slice).await?;

@@ -67,8 +67,8 @@ pub(crate) async fn count_existing_blocks(
     Ok(total.saturating_sub(listing.missing_blocks))
 }
 
-/// A walk through the directories of a dataset. Level 0 is the dataset's own directory; that of the last axis holds
-/// blocks.
+/// A walk through the directories of a dataset. Level 0 is the dataset's own directory. The directories of the last
+/// level hold blocks.
 struct BlockListing<'a> {
     container: &'a Container,
     rank: usize,
@@ -82,8 +82,8 @@ struct BlockListing<'a> {
 }
 
 impl BlockListing<'_> {
-    /// Lists the directory `key` of a level. Returns the number of entries that lead to touched blocks; `None` if it is
-    /// unknown. Ends the walk if a limit is reached.
+    /// Lists the directory `key` at a level. Returns the number of entries that lead to touched blocks; `None` if the
+    /// number is unknown. Ends the walk if a limit is reached.
     async fn list_directory(&mut self, key: &Key, level: usize) -> Result<Option<u64>, ReadError> {
         let is_last = level + 1 == self.rank;
         let filter = touched_filter(&self.covering, level);
@@ -131,7 +131,7 @@ impl BlockListing<'_> {
             || self.pending.len() > MAX_PENDING_DIRECTORIES
     }
 
-    /// Counts the missing blocks of a directory that has `present` of the entries that lead to touched blocks.
+    /// Counts the missing blocks below a directory. `present` is the number of its entries that lead to touched blocks.
     fn count_missing(&mut self, level: usize, present: u64) {
         let blocks_per_entry = (level + 1..self.rank)
             .fold(1, |blocks: u128, axis| blocks.saturating_mul(self.covering.count_along(axis).into()));
@@ -140,7 +140,7 @@ impl BlockListing<'_> {
     }
 }
 
-/// Returns a filter that keeps the entries of a directory of `level` that lead to touched blocks.
+/// Returns a filter for the directories at `level`. The filter keeps the entries that lead to touched blocks.
 fn touched_filter(covering: &Arc<CoveringBlocks>, level: usize) -> EntryFilter {
     let covering = Arc::clone(covering);
     Arc::new(move |entry: &DirEntry| {

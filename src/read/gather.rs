@@ -1,5 +1,5 @@
-//! The gathering of a region's blocks: looks them up in batches, pastes the cached ones, loads the others and pastes each
-//! as soon as it is loaded.
+//! The gathering of a region's blocks: looks them up in batches, pastes the cached ones, loads the others and pastes
+//! each as soon as it is loaded. The table in `src/cache/block_load.rs` compares all ways to load a block.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -26,22 +26,25 @@ const LOAD_OVERHEAD_BYTES: u64 = 12 << 10;
 /// Maximum number of blocks that one slice looks up at once.
 const MAX_LOOKUP_BATCH: u64 = 256;
 
-/// Upper bound of the memory that a slice takes for each block of such a batch (position, key, pointers), in bytes.
+/// Upper bound of the memory that a slice takes for each block that it looks up (position, key, pointers), in bytes.
 const LOOKUP_OVERHEAD_BYTES: u64 = 256;
 
-/// Maximum decoded size of the blocks that one slice looks up at once, in bytes, if this allows fewer blocks.
+/// Maximum decoded size of the blocks that one slice looks up at once, in bytes. Of large blocks, this allows fewer
+/// than [`MAX_LOOKUP_BATCH`].
 const MAX_LOOKUP_BATCH_BYTES: u64 = 32 << 20;
 
-/// Pause before a block is loaded again for which there was no memory.
+/// Pause before a load that got no memory is retried.
 const RETRY_DELAY: Duration = Duration::from_millis(100);
 
-/// The gathering of one region: a slice, or a band of a slice.
+/// The gathering of one region, which is a whole slice or one band.
 pub(crate) struct Gather<'a> {
     pub(crate) container: &'a Container,
     pub(crate) freshness: Freshness,
     pub(crate) slice: &'a PlannedSlice,
-    /// State shared with the pasting jobs. The region is that of its canvas.
+    /// State shared with the pasting jobs. Its canvas has the region to gather.
     pub(crate) context: Arc<GatherContext>,
+    /// Time for which loads that get no memory are retried.
+    pub(crate) retry_time: Duration,
     pub(crate) stats: ReadStats,
 }
 
@@ -119,20 +122,18 @@ impl Gather<'_> {
         (items, read_in_parts)
     }
 
-    /// Returns true if the blocks of the slice should bypass the cache. This is the case if together they exceed it:
-    /// each block would be evicted before a repeated request for the slice reached it, and so would all other cached
-    /// blocks. A few blocks are always cached, so that concurrent requests share one load.
+    /// Returns true if the blocks of the slice should bypass the cache, because together they exceed the cache. If they
+    /// were cached, each block would be evicted before a repeated request for the slice reached it, and so would the
+    /// blocks of other slices. A few blocks are always cached, so that concurrent requests share one load.
     fn bypasses_cache(&self) -> bool {
         let total = self.slice.dataset.attributes.grid().covering(&self.slice.region).total();
         let bytes = total.saturating_mul(u128::from(self.context.block_bytes));
         total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(self.container.resources.settings.decoded_cache)
     }
 
-    /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded. If the response has
-    /// started, loads that get no memory are retried for some time.
+    /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded.
     async fn load_and_paste(&mut self, positions: Vec<GridPosition>) -> Result<(), ReadError> {
         let context = &self.context;
-        let timeout = if self.slice.has_started { context.blocks.budget().started_wait() } else { Duration::ZERO };
         let mut positions: VecDeque<_> = positions.into_iter().map(|position| (position, false)).collect();
         let started = Instant::now();
         let mut loads = FuturesUnordered::new();
@@ -158,7 +159,8 @@ impl Gather<'_> {
             }
             let mut items = Vec::with_capacity(ready.len());
             for (position, result) in ready {
-                if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. }))) && started.elapsed() < timeout
+                if matches!(result, Err(ReadError::Budget(BudgetError::TimedOut { .. })))
+                    && started.elapsed() < self.retry_time
                 {
                     positions.push_back((position, true));
                     continue;

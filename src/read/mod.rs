@@ -1,4 +1,19 @@
 //! Reads of regions: plans a slice, gathers its blocks from the cache or the store, and pastes them.
+//!
+//! Read `plan` first, then `slice_reader`, `gather` and `nonblocking_gather`. A block takes this way:
+//!
+//! 1. `plan` decides whether the slice is read as a whole or in `bands`. `existing_blocks` counts blocks if the
+//!    decision depends on them.
+//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region or band.
+//! 3. `gather` looks up the region's blocks in the cache, in batches. A block of a batch is a hit, a miss, or is read
+//!    in parts.
+//! 4. Jobs of `nonblocking_gather` paste the hits into the canvas. They load and paste those misses that need no
+//!    waiting, and defer the other misses.
+//! 5. `gather` loads the deferred blocks by `BlockCache::load`, several at once, and pastes each when it is loaded.
+//! 6. `partial_reads` reads only the needed parts of large uncompressed blocks, and pastes these parts.
+//!
+//! `read_stats` counts the blocks. `derived` caches what is encoded from a region. `sample` and `check` load blocks for
+//! statistics and for `verify`, without a canvas.
 
 mod bands;
 mod canvas;
@@ -21,4 +36,4 @@ pub use plan::{
 };
 pub use read_stats::{Fingerprint, ReadStats, fingerprint};
 pub use sample::{SamplePlan, SampleStatistics, plan_sample, sample_statistics};
-pub use slice_reader::{PieceTransform, ReadPurpose, SliceRead, SliceReader, next_band};
+pub use slice_reader::{BandStream, PieceTransform, ReadPurpose, SliceRead, SliceReader};

@@ -1,15 +1,16 @@
 //! Nonblocking gather: reads, decodes and pastes blocks that need no waiting in one pass, with up to one job per core.
 //!
-//! A job takes one block after another. A cached block is pasted. A block that is not cached is read if the store can do
-//! so without blocking, decoded into a buffer that serves all blocks of the job, and pasted while it is in the core's
-//! cache.
+//! A job takes one block after another. A cached block is pasted. A block that is not cached is read if the store can
+//! do so without blocking, decoded into a buffer that serves all blocks of the job, and pasted while it is in the
+//! core's cache.
 //!
-//! A block is deferred if its file is not in the page cache, if it is damaged, if another request is loading it, or if
-//! memory is short. The caller loads deferred blocks afterwards, and alone handles errors, retries and waits.
+//! A block is deferred if its file is not in the page cache, if the block is damaged, if another request is loading it,
+//! or if memory is short. The caller loads deferred blocks afterwards. Only the caller handles errors, retries and
+//! waits.
 //!
-//! Time of a slice of 256^3 uint16 in 64 blocks that are not cached, including the transport: raw 33 ms, zstd 54 ms,
-//! gzip 70 ms. If each block was handed from thread to thread for reading, decoding and pasting, they took 44, 73 and
-//! 97 ms.
+//! One pass is faster than handing each block from thread to thread for reading, decoding and pasting. Times of a slice
+//! of 256^3 uint16 in 64 blocks that are not cached, including the transport, in one pass and from thread to thread:
+//! raw 33 and 44 ms, zstd 54 and 73 ms, gzip 70 and 97 ms.
 
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Duration, Instant};
@@ -31,21 +32,23 @@ use crate::telemetry::metrics::{self, StoreOperation};
 use crate::telemetry::trace;
 use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
 
-/// Time after which a job gives up its core to waiting jobs. If none waits, the job continues: when it ended after
-/// every quantum, a slice of 64 bzip2 blocks took 739 ms instead of 661, and one of gzip blocks 70 instead of 59.
+/// Time after which a job gives up its core to waiting jobs. If no job waits, the job continues. When jobs ended after
+/// every quantum, a slice of 64 bzip2 blocks took 739 ms instead of 661, and a slice of 64 gzip blocks 70 instead of
+/// 59.
 const JOB_QUANTUM: Duration = Duration::from_millis(5);
 
-/// Bytes of blocks, decoded or read from the cache, for which another job is worth starting.
+/// Number of decoded or cached bytes for which another job is worth starting.
 const BYTES_PER_JOB: u64 = 512 << 10;
 
-/// Maximum size of all samples for which cached blocks are pasted on the calling thread. Pasting so few bytes takes less
-/// time than handing the blocks to another thread.
+/// Maximum size of all samples of a slice whose cached blocks are pasted on the calling thread, in bytes. Pasting so
+/// few bytes takes less time than handing the blocks to another thread.
 const INLINE_PASTE_BYTES: u64 = 64 << 10;
 
-/// Largest file that is read without blocking. A larger one would keep the job on its core for too long.
+/// Largest file that is read without blocking, in bytes. A larger file would keep the job on its core for too long.
 const MAX_NONBLOCKING_FILE_BYTES: u64 = 16 << 20;
 
-/// Bytes by which a file may be larger than its decoded block: a header, and what a codec adds to incompressible data.
+/// Maximum number of bytes by which a file exceeds its decoded block, for the header and for what a codec adds to
+/// incompressible data.
 const FILE_SLACK_BYTES: u64 = 64 << 10;
 
 /// A block to paste.
@@ -56,7 +59,7 @@ pub(crate) enum PasteItem {
     Miss {
         /// Grid position of the block.
         position: GridPosition,
-        /// True if the block is put into the cache when it is loaded.
+        /// True if the block enters the cache when it is loaded.
         should_cache: bool,
     },
 }
@@ -79,15 +82,15 @@ pub(crate) struct GatherContext {
 struct PasteJob {
     /// Blocks that no job has taken yet.
     queue: Arc<Mutex<vec::IntoIter<PasteItem>>>,
-    /// True if the job takes blocks from the end of the queue. Two jobs then paste into different slabs instead of
-    /// waiting for each other.
+    /// True if the job takes blocks from the end of the queue. Every second job does, so that two jobs paste into
+    /// different slabs instead of waiting for each other.
     from_end: bool,
     priority: Priority,
     /// Expires when no request waits for the slice any more.
     requester: Weak<()>,
     /// Bytes of the last file that was read.
     file: Vec<u8>,
-    /// Metadata of that file; `None` if it does not exist.
+    /// Metadata of the last file; `None` if the file does not exist.
     file_meta: Option<ObjectMeta>,
     buffers: DecodeBuffers,
     /// Permit of the decode budget for `file` and `buffers`.
@@ -102,7 +105,7 @@ struct PasteJob {
 }
 
 impl GatherContext {
-    /// Pastes the `items` that need no waiting and returns the positions of the others.
+    /// Pastes the `items` that need no waiting. Returns the positions of the deferred ones.
     pub(crate) async fn paste(
         self: &Arc<Self>,
         items: Vec<PasteItem>,
@@ -186,7 +189,7 @@ impl GatherContext {
                 Some(PasteItem::Miss { position, should_cache }) => {
                     job.times = LoadTimes::default();
                     let result = if should_cache {
-                        self.try_load(&position, job, lease)
+                        self.paste_through_cache(&position, job, lease)
                     } else {
                         self.paste_uncached(&position, job, lease)
                     };
@@ -215,9 +218,9 @@ impl GatherContext {
     }
 
     /// Loads a block into the cache in a single flight, and pastes it. Returns `None` if that would block or fails.
-    fn try_load(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
+    fn paste_through_cache(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
         let location = self.block_location(position);
-        let load = |flight: &FlightHandle| self.try_decode(&location, job, lease, flight);
+        let load = |flight: &FlightHandle| self.decode_for_cache(&location, job, lease, flight);
         let entry = self.blocks.entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
         if entry.validated_at.nanoseconds() < self.fresh_since || entry.fault.is_some() {
             return None;
@@ -229,7 +232,7 @@ impl GatherContext {
     }
 
     /// Reads and decodes a block for the cache. Returns `None` if that would block or fails.
-    fn try_decode(
+    fn decode_for_cache(
         &self,
         location: &BlockLocation,
         job: &mut PasteJob,
@@ -237,9 +240,8 @@ impl GatherContext {
         flight: &FlightHandle,
     ) -> Option<BlockEntry> {
         let checked_at = cache::now();
-        self.try_read(&location.position, job)?;
+        let needed_bytes = self.try_get(&location.position, job)?;
         let Some(meta) = job.file_meta.take() else { return Some(BlockEntry::missing(checked_at)) };
-        let needed_bytes = self.blocks.decode_bytes(&self.dataset, &location.position, &job.file)?;
         // Memory that decoding needs in addition to the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
         job.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
@@ -269,16 +271,12 @@ impl GatherContext {
     fn paste_uncached(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
         let checked_at = cache::now();
         job.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
-        self.try_read(position, job)?;
+        let needed_bytes = self.try_get(position, job)?;
         if job.file_meta.is_some() {
-            let needed_bytes = self.blocks.decode_bytes(&self.dataset, position, &job.file)?;
             job.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
-            let requester = &job.requester;
-            let should_continue = || {
-                lease.yield_if_contended();
-                requester.strong_count() > 0
-            };
+            let waiters = BlockWaiters::new(Weak::clone(&job.requester), None);
+            let should_continue = waiters.should_continue(lease);
             let cancel_check = CancelCheck::new(&should_continue);
             let buffers = &mut job.buffers;
             let decoded = self.blocks.decode_in_place(&self.dataset, position, &job.file, buffers, cancel_check);
@@ -294,8 +292,9 @@ impl GatherContext {
         Some(())
     }
 
-    /// Reads the file of a block, or notes that there is none. Returns `None` if that would block or fails.
-    fn try_read(&self, position: &GridPosition, job: &mut PasteJob) -> Option<()> {
+    /// Gets the file of a block. Returns the bytes of memory that decoding takes, 0 if the file does not exist. Returns
+    /// `None` if that would block or fails.
+    fn try_get(&self, position: &GridPosition, job: &mut PasteJob) -> Option<u64> {
         let max_bytes = self.max_file_bytes();
         job.try_reserve(&self.blocks, max_bytes)?;
         let started = Instant::now();
@@ -312,10 +311,11 @@ impl GatherContext {
         job.times.add_store(started.elapsed());
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         trace::record("storage", StoreOperation::Get.name(), started.elapsed());
-        if job.file_meta.is_some() {
-            metrics::store_read_bytes(store.backend(), job.file.len() as u64);
+        if job.file_meta.is_none() {
+            return Some(0);
         }
-        Some(())
+        metrics::store_read_bytes(store.backend(), job.file.len() as u64);
+        self.blocks.decode_bytes(&self.dataset, position, &job.file)
     }
 
     fn max_file_bytes(&self) -> u64 {
@@ -380,7 +380,7 @@ impl PasteJob {
         }
     }
 
-    /// Ensures that the permit covers `bytes`. Returns `None` if that would block.
+    /// Extends the permit until it covers `bytes`. Returns `None` if that would block.
     fn try_reserve(&mut self, blocks: &BlockCache, bytes: u64) -> Option<()> {
         match &mut self.permit {
             Some(permit) if permit.bytes() >= bytes => {}

@@ -1,11 +1,12 @@
-//! Partial reads of uncompressed blocks: only the parts that hold samples of a slice are read, and they are not cached.
+//! Partial reads of uncompressed blocks: only the parts that hold samples of a slice are read. These parts are not
+//! cached.
 //!
-//! A block that is read whole is cached and also serves the neighbouring planes. Blocks of a usual size are therefore
-//! read in parts only if the slice was accepted on that condition.
+//! A block that is read whole is cached, and then serves neighbouring planes as well. Blocks of a usual size are
+//! therefore read in parts only if the slice was accepted on condition that they are.
 
 use std::ops::Range;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
@@ -19,12 +20,15 @@ use crate::runtime::cpu_pool::Priority;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, StoreError};
 use n5_format::{BlockHeader, Codec, Coords, GridPosition, RangeRead, RangeReads, Region};
 
-/// Blocks up to this size are read whole if the slice allows it. On a busy machine, the first plane of a 16 MiB block
-/// took 45 ms whole and 0.7 ms in parts. After a whole read, any other plane took 0.3 ms from the cache. In parts, a
-/// plane across the rows took 15 ms.
+/// Largest block that is read whole unless the plan requires partial reads, in bytes. A whole read is cached, so that
+/// the neighbouring planes take little time.
+///
+/// Times of a plane of a 16 MiB block on a busy machine: 45 ms if the block was read whole, then 0.3 ms for any other
+/// plane from the cache. In parts, 0.7 ms for a plane along the rows and 15 ms for a plane across them.
 const MAX_WHOLE_BLOCK_BYTES: u64 = 16 << 20;
 
-/// Divisor of a block's size: a larger block is read in parts if the parts are at most a quarter of it.
+/// Divisor of a block's size. A block above [`MAX_WHOLE_BLOCK_BYTES`] is read in parts if this costs at most a quarter
+/// of a whole read.
 const PARTIAL_READ_DIVISOR: u64 = 4;
 
 /// Number of blocks that are read in parts concurrently.
@@ -33,7 +37,8 @@ const CONCURRENT_BLOCKS: usize = 2;
 /// Number of concurrent reads per block.
 const CONCURRENT_READS_PER_BLOCK: usize = 4;
 
-/// Returns true if the block at `position` is read in parts: only the bytes with samples of `region`, a part of `slice`.
+/// Returns true if the block at `position` is read in parts. Only the bytes with samples of `region` are then read,
+/// which is `slice` or a part of it.
 pub(crate) fn is_read_in_parts(
     container: &Container,
     slice: &PlannedSlice,
@@ -60,7 +65,7 @@ pub(crate) fn is_read_in_parts(
     is_too_large || cost <= if slice.uses_partial_reads { bytes } else { bytes / PARTIAL_READ_DIVISOR }
 }
 
-/// Reads and pastes those parts of the blocks at `positions` that hold samples of the canvas. Returns what was counted.
+/// Reads and pastes those parts of the blocks at `positions` that hold samples of the canvas. Returns the counters.
 pub(crate) async fn paste_parts(
     container: &Container,
     context: &Arc<GatherContext>,
@@ -75,7 +80,7 @@ pub(crate) async fn paste_parts(
     Ok(stats)
 }
 
-/// Reads and pastes the parts of one block. If the file changes meanwhile, reads them once more.
+/// Reads and pastes the parts of one block. If the file changes during the read, reads the parts once more.
 async fn paste_block_parts(
     container: &Container,
     context: &Arc<GatherContext>,
@@ -118,9 +123,8 @@ async fn paste_parts_once(
     let budget = &container.resources.slice_budget;
     let object = budget.abort_if_contended(|| container.store_pressure(), &dataset.key, opening).await??;
     let Some(Object { meta, data }) = object else { return Ok(None) };
-    let file = StoredBytes { container, key: &key, data: &data, start: 0 };
     let head_bytes = BlockHeader::max_len(attributes.rank()).min(meta.len);
-    let head = file.read(0..head_bytes).await?.0;
+    let head = read_range(container, &key, &data, 0..head_bytes).await?.0;
     times.add_store(started.elapsed());
     let header = BlockHeader::of_raw_block(&head, meta.len, attributes, position)
         .map_err(|error| dataset.block_error(position, error))?;
@@ -131,69 +135,68 @@ async fn paste_parts_once(
     let width = attributes.data_type().size_bytes().unwrap_or(1);
     let region = context.canvas.region();
     let parts = RangeReads::new(region, &origin, &header.size, attributes.dimensions(), width, max_bytes);
-    let elements = StoredBytes { start: header.len as u64, ..file };
+    let elements_start = header.len as u64;
+    let file_range =
+        |range: &Range<u64>| elements_start.saturating_add(range.start)..elements_start.saturating_add(range.end);
     context.canvas.clear(position);
-    let reads = stream::iter(parts.into_iter().flatten()).map(|part| paste_part(elements, context, &origin, part));
-    let mut reads = std::pin::pin!(reads.buffer_unordered(CONCURRENT_READS_PER_BLOCK));
-    while let Some(elapsed) = reads.try_next().await? {
-        times.add_store(elapsed);
-    }
+    let reads = stream::iter(parts.into_iter().flatten()).map(|part| {
+        let reading = read_range(container, &key, &data, file_range(&part.bytes));
+        let origin = &origin;
+        async move {
+            let started = Instant::now();
+            let (bytes, permit) = reading.await?;
+            times.add_store(started.elapsed());
+            paste_part(context, origin, part, bytes, permit).await
+        }
+    });
+    let reads = std::pin::pin!(reads.buffer_unordered(CONCURRENT_READS_PER_BLOCK));
+    reads.try_collect::<()>().await?;
     Ok(Some(meta))
 }
 
-/// Reads and pastes one part of a block whose first element is at `origin`. Returns the time that reading took.
+/// Pastes `bytes`, one part of a block whose first element is at `origin`, on the CPU pool. Then drops the permit.
 async fn paste_part(
-    elements: StoredBytes<'_>,
     context: &Arc<GatherContext>,
     origin: &Coords,
     part: RangeRead,
-) -> Result<Duration, ReadError> {
-    let started = Instant::now();
-    let (bytes, permit) = elements.read(part.bytes).await?;
-    let elapsed = started.elapsed();
-    let context = Arc::clone(context);
-    let dataset_id = context.dataset.id;
+    bytes: Bytes,
+    permit: Option<Permit>,
+) -> Result<(), ReadError> {
     let offsets = origin.iter().zip(&part.offset);
     let part_origin = offsets.map(|(origin, offset)| origin.saturating_add(*offset)).collect();
+    let job_context = Arc::clone(context);
     let paste = move || {
-        context.canvas.paste_part(&part_origin, &part.size, &bytes);
+        job_context.canvas.paste_part(&part_origin, &part.size, &bytes);
         drop((bytes, permit));
         // Dropped before the job reports its end, so that the caller then has the only reference to the canvas.
-        drop(context);
+        drop(job_context);
     };
-    elements.container.resources.cpu.run(Priority::High, dataset_id, paste).await?;
-    Ok(elapsed)
+    context.blocks.cpu.run(Priority::High, context.dataset.id, paste).await?;
+    Ok(())
 }
 
-/// Bytes of an open stored block.
-#[derive(Clone, Copy)]
-struct StoredBytes<'a> {
-    container: &'a Container,
-    key: &'a Key,
-    data: &'a ObjectData,
-    /// Position in the file from which ranges are counted.
-    start: u64,
-}
-
-impl StoredBytes<'_> {
-    /// Returns the bytes of `range`. If they are read from an open file, takes a permit of the decode budget for them.
-    async fn read(self, range: Range<u64>) -> Result<(Bytes, Option<Permit>), ReadError> {
-        let range = self.start.saturating_add(range.start)..self.start.saturating_add(range.end);
-        let reader = match self.data {
-            ObjectData::Open(reader) => reader,
-            ObjectData::InMemory(bytes) => {
-                let range = usize::try_from(range.start).unwrap_or(usize::MAX)
-                    ..usize::try_from(range.end).unwrap_or(usize::MAX);
-                if range.start > range.end || range.end > bytes.len() {
-                    return Err(StoreError::Torn(self.key.clone()).into());
-                }
-                return Ok((bytes.slice(range), None));
+/// Returns the bytes of `range` of an open stored block. If they are read from a file, takes a permit of the decode
+/// budget for them.
+async fn read_range(
+    container: &Container,
+    key: &Key,
+    data: &ObjectData,
+    range: Range<u64>,
+) -> Result<(Bytes, Option<Permit>), ReadError> {
+    let reader = match data {
+        ObjectData::Open(reader) => reader,
+        ObjectData::InMemory(bytes) => {
+            let range =
+                usize::try_from(range.start).unwrap_or(usize::MAX)..usize::try_from(range.end).unwrap_or(usize::MAX);
+            if range.start > range.end || range.end > bytes.len() {
+                return Err(StoreError::Torn(key.clone()).into());
             }
-        };
-        let blocks = &self.container.resources.blocks;
-        let permit = blocks.entries.take(range.end.saturating_sub(range.start)).await?;
-        let reading = reader.read_at(range);
-        let bytes = blocks.budget().abort_if_contended(|| self.container.store_pressure(), self.key, reading).await??;
-        Ok((bytes, Some(permit)))
-    }
+            return Ok((bytes.slice(range), None));
+        }
+    };
+    let blocks = &container.resources.blocks;
+    let permit = blocks.entries.take(range.end.saturating_sub(range.start)).await?;
+    let reading = reader.read_at(range);
+    let bytes = blocks.budget().abort_if_contended(|| container.store_pressure(), key, reading).await??;
+    Ok((bytes, Some(permit)))
 }

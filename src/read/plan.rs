@@ -2,39 +2,32 @@
 //! the decision depends on the number of existing blocks, directories are listed.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
 use super::bands::{Bands, ElementWidths, SliceGeometry};
 use super::existing_blocks::count_existing_blocks;
-use crate::cache::{Budget, Dataset, Freshness, ReadError};
+use crate::cache::{Dataset, Freshness, ReadError};
 use crate::container::Container;
 use n5_format::{BlockGrid, Codec, ConvertError, Coords, DataType, RangeReads, Region, convert};
-
-/// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
-/// may grow even where memory is short.
-const FAST_CLIENT_WAIT: Duration = Duration::from_millis(250);
-
-/// Wait after which a client counts as slow. Its bands become smaller where memory is short.
-const SLOW_CLIENT_WAIT: Duration = Duration::from_secs(1);
 
 /// Largest response that is not worth sending in bands, in bytes.
 const ALWAYS_WHOLE_BYTES: u64 = 1 << 20;
 
-/// Divisor of the slice budget that limits the bands of a rate-limited response. Such bands hold their memory for long,
-/// and up to three of them exist at once.
+/// Divisor of the slice budget: the quotient is the maximum size of a rate-limited response's bands. Such bands hold
+/// their memory for long, and up to three of them exist at once.
 const RATE_LIMITED_BUDGET_DIVISOR: u64 = 16;
 
-/// Approximate size of the blocks that the first part of a stream touches, in bytes. With so few blocks, the first byte
-/// is sent as early as that of a small slice. With a whole layer of blocks, the first byte of 20 GiB took 2.4 s.
+/// Approximate total size of the blocks that the first part of a stream touches, in bytes. The first part is small, so
+/// that its first byte is sent as early as the first byte of a small slice. When it was a whole layer of blocks, the
+/// first byte of 20 GiB took 2.4 s.
 const FIRST_PART_BYTES: u64 = 1 << 20;
 
-/// Minimum cost of a touched block, in decoded bytes. Decoding so many bytes takes as long as looking up the block.
+/// Cost of looking up a block, in bytes that could be decoded in the same time. No touched block costs less.
 pub(crate) const BLOCK_COST_BYTES: u128 = 4 << 10;
 
-/// A slice that may be read.
+/// A slice that may be read, and how it is read.
 #[derive(Debug, Clone)]
 pub struct PlannedSlice {
     pub(crate) dataset: Arc<Dataset>,
@@ -42,17 +35,14 @@ pub struct PlannedSlice {
     pub(crate) widths: ElementWidths,
     /// Type that the elements are converted to; `None` if they keep their stored type.
     convert_to: Option<DataType>,
+    /// Size of the elements as sent, in bytes.
     bytes: u64,
+    /// Bytes that a streamed response sends before its elements.
     pub(crate) prefix_bytes: u64,
+    /// All bands of a slice that is streamed.
     pub(crate) bands: Option<Bands>,
-    /// The slice was accepted on condition that its blocks are read only where it has samples.
+    /// True if the slice was accepted on condition that its blocks are read only where it has samples.
     pub(crate) uses_partial_reads: bool,
-    /// The first band has been read, so the response can no longer be refused.
-    pub(crate) has_started: bool,
-    /// Time that the last band waited for memory, which earlier bands may have held.
-    pub(crate) memory_waited: Duration,
-    /// Token held by every piece of the stream that has not been sent yet.
-    pub(crate) stream_token: Arc<()>,
 }
 
 impl PlannedSlice {
@@ -101,30 +91,6 @@ impl PlannedSlice {
         xxh3_128(&hash_input)
     }
 
-    /// Adapts the size of the next band to the client: if memory is short, a slow client gets small bands. `waited` is
-    /// the time that the last band waited until the client had taken the band before it. The time that the last band
-    /// waited for memory is added.
-    pub(crate) fn adapt_band_size(&mut self, waited: Duration, budget: &Budget) {
-        let waited = waited.saturating_add(self.memory_waited);
-        let Some(bands) = &mut self.bands else { return };
-        let free_bytes = budget.free_bytes();
-        let is_memory_plentiful = free_bytes > budget.capacity_bytes() / 2;
-        if waited < if is_memory_plentiful { SLOW_CLIENT_WAIT } else { FAST_CLIENT_WAIT } {
-            bands.grow(free_bytes);
-        } else if waited > SLOW_CLIENT_WAIT && !is_memory_plentiful {
-            bands.shrink();
-        }
-        // A band that fits into the free memory does not wait for memory that other clients hold.
-        if waited > SLOW_CLIENT_WAIT || Arc::strong_count(&self.stream_token) == 1 {
-            bands.cap_next_bytes(free_bytes.saturating_sub(budget.capacity_bytes() - budget.max_stream_bytes()));
-        }
-    }
-
-    /// Returns true if all bands have been read.
-    pub fn is_exhausted(&self) -> bool {
-        self.bands.as_ref().is_none_or(Bands::is_done)
-    }
-
     /// Returns true if the slice is sent in bands, because it exceeds the slice budget or its delivery demands it.
     pub fn is_streamed(&self) -> bool {
         self.bands.is_some()
@@ -136,8 +102,8 @@ impl PlannedSlice {
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
-    /// Bytes of memory that a whole response takes in addition to the elements as stored and as converted. If there is
-    /// not so much memory, the response is sent in bands. 0 for a response that cannot be sent in bands.
+    /// Bytes of memory that a whole response takes in addition to the stored and the converted elements. If that much
+    /// memory is not available, the response is sent in bands. 0 for a response that cannot be sent in bands.
     pub extra_bytes: u64,
     /// Bytes that a streamed response sends before its elements. Their memory is taken with the first band.
     pub prefix_bytes: u64,
@@ -160,12 +126,12 @@ pub enum Streaming {
 }
 
 impl<'a> SliceDelivery<'a> {
-    /// Creates a delivery of elements of `data_type` that are sent whole and without anything else.
+    /// Creates a delivery of elements of `data_type` that are sent as a whole, without a prefix.
     pub fn whole(data_type: &'a DataType) -> Self {
         Self { data_type, extra_bytes: 0, prefix_bytes: 0, streaming: Streaming::Never }
     }
 
-    /// Creates a delivery of elements of `data_type` that are sent in bands.
+    /// Creates a delivery of elements of `data_type` that are sent in bands, without a prefix.
     pub fn streamed(data_type: &'a DataType) -> Self {
         Self { streaming: Streaming::Always, ..Self::whole(data_type) }
     }
@@ -184,7 +150,7 @@ pub(crate) struct SliceLimits {
     pub(crate) extra_bytes: u64,
     /// Largest band in bytes. It leaves a part of the budget to other clients.
     pub(crate) max_band_bytes: u64,
-    /// Maximum ratio of decoded bytes to response bytes.
+    /// Maximum ratio of decoded bytes to the bytes of the response.
     pub(crate) decode_factor: u64,
     /// The response is sent in bands even if it fits the budget.
     pub(crate) must_stream: bool,
@@ -246,7 +212,7 @@ pub struct SlicePlanner<'a> {
 }
 
 impl<'a> SlicePlanner<'a> {
-    /// Creates a planner of slices that are sent whole, as stored, and without anything else.
+    /// Creates a planner of slices that are sent as a whole, unconverted and without a prefix.
     pub fn whole(container: &'a Container, dataset: &'a Arc<Dataset>) -> Self {
         Self { container, dataset, delivery: SliceDelivery::whole(dataset.attributes.data_type()) }
     }
@@ -261,8 +227,8 @@ impl<'a> SlicePlanner<'a> {
 
     /// Plans a slice like [`Self::plan`]. If it is too costly only because of blocks that do not exist, accepts it.
     ///
-    /// Blocks written after the existing ones were counted are read like all others. Memory stays bounded, but the
-    /// decoded bytes may exceed `limits.decode_factor` by those blocks.
+    /// Blocks that are written after the count are read, too. Memory stays bounded, but the decoded bytes may exceed
+    /// `limits.decode_factor` by the size of these blocks.
     ///
     /// # Errors
     /// [`PlanError`].
@@ -300,11 +266,11 @@ impl<'a> SlicePlanner<'a> {
                 ..limits
             };
             // If small bands would decode blocks too often, the slice is planned as for any other client.
-            if let Ok(slice) = self.plan_within(region.clone(), small_limits, assumptions) {
+            if let Ok(slice) = self.plan_within_limits(region.clone(), small_limits, assumptions) {
                 return Ok(slice);
             }
         }
-        self.plan_within(region, limits, assumptions)
+        self.plan_within_limits(region, limits, assumptions)
     }
 
     /// Returns the limits that the settings of the server set to these slices.
@@ -327,7 +293,7 @@ impl<'a> SlicePlanner<'a> {
 
     /// Plans a slice within `limits`. If decoding whole blocks is too costly and they are stored uncompressed, plans to
     /// read parts of them.
-    fn plan_within(
+    fn plan_within_limits(
         &self,
         region: Region,
         limits: SliceLimits,
@@ -339,10 +305,10 @@ impl<'a> SlicePlanner<'a> {
         let widths = ElementWidths::new(stored_width, converted.map(|to| to.size_bytes().unwrap_or(1)));
         let geometry = SliceGeometry { region: &region, grid: attributes.grid(), widths };
         let is_uncompressed = attributes.compression().codec().is_some_and(Codec::is_uncompressed);
-        let mut planned = plan(geometry, limits, assumptions);
+        let mut planned = size_and_bands(geometry, limits, assumptions);
         if is_uncompressed && matches!(planned, Err(SliceRefusal::TooCostly { .. })) {
             assumptions.uses_partial_reads = true;
-            planned = plan(geometry, limits, assumptions);
+            planned = size_and_bands(geometry, limits, assumptions);
         }
         let (bytes, bands) = planned?;
         Ok(PlannedSlice {
@@ -354,15 +320,12 @@ impl<'a> SlicePlanner<'a> {
             prefix_bytes: self.delivery.prefix_bytes,
             bands,
             uses_partial_reads: assumptions.uses_partial_reads,
-            has_started: false,
-            memory_waited: Duration::ZERO,
-            stream_token: Arc::new(()),
         })
     }
 }
 
-/// Returns the maximum number of bytes of one response that wait to be sent. They leave a quarter of the slice budget to
-/// other clients.
+/// Returns the maximum number of bytes of one response that may wait in memory until they are sent. This leaves a
+/// quarter of the slice budget to other clients.
 pub fn max_buffered_bytes(container: &Container) -> u64 {
     container.resources.slice_budget.max_stream_bytes()
 }
@@ -370,15 +333,18 @@ pub fn max_buffered_bytes(container: &Container) -> u64 {
 /// Returns true if there is memory for `slice` and `extra_bytes` now, or if the slice is so small that it should wait
 /// for the memory.
 ///
-/// The client's quota is not considered: a client above its quota waits until its own responses are sent. If it got
-/// bands instead, a slow client would get more memory, and leave too little for the streams of other clients.
+/// The client's quota is not considered: a client above its quota waits until its own responses are sent. If the client
+/// got bands instead, a slow client could take the memory that the streams of other clients need.
 pub fn has_capacity_for(container: &Container, slice: &PlannedSlice, extra_bytes: u64) -> bool {
     let bytes = slice.memory_bytes().saturating_add(extra_bytes);
     bytes <= ALWAYS_WHOLE_BYTES || container.resources.slice_budget.has_capacity_for(bytes)
 }
 
-/// Returns the size of a response in bytes, and its bands if it exceeds the budget. Arithmetic only.
-pub(crate) fn plan(
+/// Returns the size of a response in bytes, and its bands if it must be streamed. Arithmetic only.
+///
+/// # Errors
+/// [`SliceRefusal`] if the slice is too large or too costly.
+pub(crate) fn size_and_bands(
     geometry: SliceGeometry<'_>,
     limits: SliceLimits,
     assumptions: CostAssumptions,
@@ -417,7 +383,7 @@ fn max_decodes(
     let touched_blocks = assumptions.touched_blocks.unwrap_or_else(|| grid.covering(region).total());
     let existing_blocks = assumptions.existing_blocks.unwrap_or(touched_blocks).min(touched_blocks);
     let block_bytes = block_cost_bytes(geometry, bands, assumptions.uses_partial_reads);
-    // A block is needed once, or by several bands.
+    // A whole response needs a block once. A streamed response may need it for several bands.
     let decodes_per_block = bands.map_or(1, |bands| bands.decodes_per_block(grid));
     let missing_cost_bytes = touched_blocks.saturating_sub(existing_blocks).saturating_mul(BLOCK_COST_BYTES);
     let decoded_bytes = missing_cost_bytes
@@ -440,15 +406,15 @@ fn max_decodes(
     Ok(u64::try_from(max_decodes).unwrap_or(u64::MAX).min(decode_limit))
 }
 
-/// Returns the cost of a block each time that it is needed: the bytes that are decoded, or the bytes that are read if
-/// it is read in parts.
+/// Returns the cost of one use of a block: the number of bytes that are decoded, or that are read if the block is read
+/// in parts.
 fn block_cost_bytes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, uses_partial_reads: bool) -> u128 {
     let SliceGeometry { region, grid, widths } = geometry;
     let sizes = grid.block_size().iter().zip(grid.dimensions());
     let size: Coords = sizes.map(|(block, dimension)| *block.min(dimension)).collect();
     let mut bytes = size.iter().fold(u128::from(widths.stored), |bytes, n| bytes.saturating_mul(u128::from(*n)));
     if uses_partial_reads {
-        // Maximum number of samples that one band takes of a block along each axis.
+        // Maximum number of samples that one band takes from a block along each axis.
         let counts = (0..region.rank()).map(|axis| {
             let samples = size[axis].div_ceil(region.step()[axis]).min(region.shape()[axis]).max(1);
             bands.map_or(samples, |bands| bands.samples_per_band(axis, samples))

@@ -34,7 +34,7 @@ pub struct ReadStats {
     pub assemble: Duration,
     /// Fingerprint of the blocks that were read.
     pub fingerprint: Fingerprint,
-    /// Moment at which a block was last compared with the store; the oldest of all blocks.
+    /// Oldest moment at which a block that was read had last been compared with the store.
     pub(crate) oldest_check: Option<u64>,
 }
 
@@ -44,7 +44,7 @@ impl ReadStats {
         self.count_stored(position, entry.stored_version.etag_and_version(), entry.validated_at.nanoseconds());
     }
 
-    /// Counts a block by its entity tag and version, `None` for a hole. It was compared with the store at `checked_at`.
+    /// Counts a block that was compared with the store at `checked_at`. `etag_and_version` is `None` for a hole.
     pub(crate) fn count_stored(
         &mut self,
         position: &GridPosition,
@@ -156,8 +156,8 @@ pub async fn fingerprint(
     }
 }
 
-/// Returns the fingerprint of those blocks at `positions` that are known without waiting, and the positions and keys of
-/// the others.
+/// Returns the fingerprint of those blocks at `positions` whose metadata are known without waiting. Also returns the
+/// positions and keys of the remaining blocks.
 fn probe_cached(
     store: &dyn Store,
     dataset: &Dataset,

@@ -22,12 +22,12 @@ const MAX_EXHAUSTIVE_BLOCKS: usize = 512;
 /// Maximum decoded size of a sample in bytes, unless a single block is larger.
 const MAX_SAMPLED_BYTES: u64 = 32 << 20;
 
-/// Maximum number of elements that are listed of a dataset that is read completely, for types that are not counted by
-/// value.
+/// Maximum number of elements that are listed if a dataset is read completely. Elements of types with few values are
+/// counted by value instead, without a maximum.
 const MAX_EXHAUSTIVE_LISTED_ELEMENTS: u64 = 4 << 20;
 
-/// Maximum number of elements that are listed of a sampled dataset. If the sample has more elements, every n-th one is
-/// listed. All blocks of the sample are read nevertheless.
+/// Maximum number of elements that are listed if a dataset is sampled. If the sample has more, only every nth element
+/// is listed. All blocks of the sample are read nevertheless.
 const MAX_SAMPLED_LISTED_ELEMENTS: u64 = 1 << 20;
 
 /// Maximum number of blocks whose existence is checked.
@@ -117,7 +117,7 @@ fn element_count(shape: &[u64]) -> u64 {
 }
 
 impl SamplePlan {
-    /// Adds those blocks of `positions` that exist, and counts the others.
+    /// Adds the blocks at `positions` that exist, and counts the missing blocks.
     async fn probe(&mut self, container: &Container, positions: Vec<GridPosition>) -> Result<(), ReadError> {
         let keys: Vec<Key> = positions.iter().map(|position| self.dataset.block_key(position)).collect();
         let metas = container.store.head_many(keys).await?;
@@ -168,8 +168,8 @@ pub async fn sample_statistics(
         return Err(error);
     }
 
-    // A stored block that is smaller than its cell of the grid leaves zeros, as a hole does. The size of a damaged block
-    // is unknown.
+    // A stored block that is smaller than its place in the grid leaves zeros, as a hole does. The size of a damaged
+    // block is unknown.
     let unpushed_elements = if blocks_unreadable == 0 { elements.saturating_sub(pushed_elements) } else { 0 };
     let elements_missing = sample.elements_missing.saturating_add(unpushed_elements);
     let data_type = dataset.attributes.data_type();
@@ -233,7 +233,8 @@ async fn read_blocks(
     }
 }
 
-/// Elements of a sample that have been read so far. Jobs own it, even if no request waits for them any more.
+/// Statistics of the elements that have been read so far. A job owns them while it runs, because it continues even if
+/// no request waits any more.
 struct Accumulation {
     accumulator: StatisticsAccumulator,
     /// Memory of the accumulator and of the loads, released after the accumulator is dropped.

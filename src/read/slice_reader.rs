@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `/slice`, if the elements are converted or encoded | [`SliceReader::read_whole`] | one buffer |
 //! | `/slice`, if the elements are sent unchanged | [`SliceReader::read_pieces`] | buffers of about 1 MiB |
-//! | responses in bands | [`next_band`] | buffers of about 1 MiB, for each band |
+//! | responses in bands | [`BandStream::next`] | buffers of about 1 MiB, for each band |
 //! | results that are cached, [`derived`](super::derived) | [`SliceReader::read_whole`] | one buffer |
 //!
 //! A slice that is exactly one stored block shares the cached block's buffer.
@@ -16,6 +16,7 @@ use std::time::{Duration, Instant};
 use bytes::Bytes;
 use futures_util::stream::{self, StreamExt, TryStreamExt};
 
+use super::bands::Bands;
 use super::canvas::{Canvas, Slab};
 use super::gather::{Gather, load_overhead_bytes};
 use super::nonblocking_gather::GatherContext;
@@ -28,20 +29,27 @@ use crate::runtime::cpu_pool::Priority;
 use crate::runtime::fair_queue::ClientId;
 use n5_format::{ConvertError, GridPosition, Region};
 
-/// Size of a CPU cache line. So many bytes enter the cache for a sample that has no adjacent samples.
+/// Size of a CPU cache line in bytes. Reading a single sample loads a whole line into the CPU's cache.
 const CACHE_LINE_BYTES: u64 = 64;
 
-/// Approximate size of the buffers in which slices that are sent in pieces are assembled. A buffer is reused as soon as
-/// it is sent.
+/// Approximate size in bytes of the buffers in which a slice that is sent in pieces is assembled. A buffer is reused as
+/// soon as it has been sent.
 const SLAB_BYTES: u64 = 1 << 20;
+
+/// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
+/// may grow even where memory is short.
+const FAST_CLIENT_WAIT: Duration = Duration::from_millis(250);
+
+/// Wait after which a client counts as slow. Its bands become smaller where memory is short.
+const SLOW_CLIENT_WAIT: Duration = Duration::from_secs(1);
 
 /// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
 pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 
 /// Reads a planned slice that is not streamed.
 ///
-/// The elements are those of the dataset, not converted yet: little-endian, first axis fastest. Holes and elements
-/// outside the dataset are zero.
+/// The elements have the type of the dataset: they are not converted yet. They are little-endian, first axis fastest.
+/// Holes and elements outside the dataset are zero.
 #[derive(Debug, Clone, Copy)]
 pub struct SliceReader<'a> {
     /// Container of the dataset.
@@ -57,7 +65,8 @@ pub struct SliceReader<'a> {
 pub enum ReadPurpose {
     /// The elements are sent. A cached block is charged to the client while it is being sent.
     Response,
-    /// A result is derived from the elements. It may be sent to any number of clients, so none is charged.
+    /// A result is derived from the elements. No client is charged, because the result may be sent to any number of
+    /// clients.
     Derivation,
 }
 
@@ -66,10 +75,19 @@ pub enum ReadPurpose {
 pub struct SliceRead {
     /// Elements in the order in which they are sent; empty for a slice without elements.
     pub pieces: Vec<Bytes>,
-    /// Memory of everything that the caller produces from the elements.
+    /// Permit for the memory of everything that the caller produces from the elements.
     pub memory: MemoryPermit,
     /// Counters of the blocks that were read.
     pub stats: ReadStats,
+}
+
+/// Permits for the memory of a read.
+struct ReadPermits {
+    elements: Permit,
+    /// Permit for what the caller keeps beside the elements.
+    extra: Permit,
+    /// Permit for looking up and loading blocks, which is dropped when all of them are pasted.
+    loading: Permit,
 }
 
 impl SliceReader<'_> {
@@ -91,14 +109,11 @@ impl SliceReader<'_> {
             return Ok(SliceRead { pieces: Vec::new(), memory: MemoryPermit::new(permit, budget), stats });
         }
         let stored_bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
-        let needed_bytes = held_bytes.saturating_add(extra_bytes);
-        let loading_bytes = loading_bytes(container, slice, &slice.region, needed_bytes);
-        let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
-        let mut permit = container.slice_permit(reserved_bytes, budget.take(reserved_bytes)).await?;
-        let _loading_permit = permit.split(loading_bytes);
-        let extra_bytes = needed_bytes.saturating_sub(stored_bytes);
-        let extra_permit = (extra_bytes > 0).then(|| permit.split(extra_bytes));
-        let memory = MemoryPermit::new(extra_permit, budget);
+        let extra_bytes = held_bytes.saturating_add(extra_bytes).saturating_sub(stored_bytes);
+        let take = |bytes| container.slice_permit(bytes, budget.take(bytes));
+        let permits = self.reserve(&slice.region, stored_bytes, extra_bytes, take).await?;
+        let ReadPermits { elements, extra, loading: _loading } = permits;
+        let memory = MemoryPermit::new((extra_bytes > 0).then_some(extra), budget);
         let single_block = match purpose {
             ReadPurpose::Response => self.single_block_to_send(&mut stats).await?,
             ReadPurpose::Derivation => self.single_block(&mut stats).await?,
@@ -106,8 +121,8 @@ impl SliceReader<'_> {
         if let Some(elements) = single_block {
             return Ok(SliceRead { pieces: vec![elements], memory, stats });
         }
-        let slab = Slab::new(slice.region.clone(), stored_bytes, permit)?;
-        let (slabs, stats) = self.gather(&slice.region, vec![slab]).await?;
+        let slab = Slab::new(slice.region.clone(), stored_bytes, elements)?;
+        let (slabs, stats) = self.gather(&slice.region, vec![slab], Duration::ZERO).await?;
         let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
         Ok(SliceRead { pieces, memory, stats })
     }
@@ -125,28 +140,50 @@ impl SliceReader<'_> {
         if held_bytes == 0 {
             return Ok(SliceRead { pieces: Vec::new(), memory, stats });
         }
-        // Tried before slice memory is taken: this may wait for the client and must not hold memory meanwhile.
+        // Tried before slice memory is taken, because a request that waits for its client must not hold memory.
         if let Some(elements) = self.single_block_to_send(&mut stats).await? {
             return Ok(SliceRead { pieces: vec![elements], memory, stats });
         }
-        let loading_bytes = loading_bytes(container, slice, &slice.region, held_bytes);
-        let reserved_bytes = held_bytes.saturating_add(loading_bytes);
-        let mut permit = container.slice_permit(reserved_bytes, budget.take_for_pooled_buffers(reserved_bytes)).await?;
-        let _loading_permit = permit.split(loading_bytes);
+        let take = |bytes| container.slice_permit(bytes, budget.take_for_pooled_buffers(bytes));
+        let permits = self.reserve(&slice.region, held_bytes, 0, take).await?;
         let slabs = match slice.region.rank() {
-            0 => vec![Slab::new(slice.region.clone(), held_bytes, permit)?],
-            _ => cut_slabs(slice, &slice.region, permit, None)?,
+            0 => vec![Slab::new(slice.region.clone(), held_bytes, permits.elements)?],
+            _ => cut_slabs(slice, &slice.region, permits.elements, None)?,
         };
-        let (slabs, stats) = self.gather(&slice.region, slabs).await?;
+        let (slabs, stats) = self.gather(&slice.region, slabs, Duration::ZERO).await?;
         let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
         Ok(SliceRead { pieces, memory, stats })
     }
 
-    /// Fills `slabs`, the parts of `region`, with the samples of all blocks.
+    /// Takes one permit for `elements_bytes` of elements of `region`, for `extra_bytes` beside them, and for loading
+    /// the blocks. `take` takes the permit for the sum. Returns the three parts.
+    ///
+    /// The part for loading is cut to what the other two parts leave of the maximum for a stream. It is empty for a
+    /// slice of nearly the whole budget, but only one such slice exists at a time.
+    async fn reserve<F: Future<Output = Result<Permit, ReadError>>>(
+        &self,
+        region: &Region,
+        elements_bytes: u64,
+        extra_bytes: u64,
+        take: impl FnOnce(u64) -> F,
+    ) -> Result<ReadPermits, ReadError> {
+        let needed_bytes = elements_bytes.saturating_add(extra_bytes);
+        let available_bytes = self.container.resources.slice_budget.max_stream_bytes().saturating_sub(needed_bytes);
+        let blocks = self.slice.dataset.attributes.grid().covering(region).total();
+        let loading_bytes = load_overhead_bytes(blocks).min(available_bytes);
+        let mut elements = take(needed_bytes.saturating_add(loading_bytes)).await?;
+        let loading = elements.split(loading_bytes);
+        let extra = elements.split(extra_bytes);
+        Ok(ReadPermits { elements, extra, loading })
+    }
+
+    /// Fills `slabs`, the parts of `region`, with the samples of all blocks. Loads that get no memory are retried for
+    /// `retry_time`.
     async fn gather(
         &self,
         region: &Region,
         slabs: Vec<Slab>,
+        retry_time: Duration,
     ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
         let Self { container, freshness, slice } = *self;
         let dataset = &slice.dataset;
@@ -168,7 +205,7 @@ impl SliceReader<'_> {
             block_bytes,
             sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
         });
-        Gather { container, freshness, slice, context, stats: ReadStats::default() }.run().await
+        Gather { container, freshness, slice, context, retry_time, stats: ReadStats::default() }.run().await
     }
 
     /// Returns the elements if the slice is exactly one block, like [`Self::single_block`], and charges them to the
@@ -188,8 +225,8 @@ impl SliceReader<'_> {
         Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
     }
 
-    /// Returns the elements if the slice is exactly one block that is read whole; otherwise `None`. Also returns `None`
-    /// if the stored block is missing or smaller than its place in the grid.
+    /// Returns the elements if the slice is exactly one block that is read whole. Returns `None` for all other slices,
+    /// and if the stored block is missing or smaller than its place in the grid.
     async fn single_block(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
         let Self { container, freshness, slice } = *self;
         let Some(position) = self.single_block_position() else { return Ok(None) };
@@ -239,94 +276,127 @@ impl SliceReader<'_> {
     }
 }
 
-/// Reads the next band of a streamed slice. Returns its pieces in the order in which they are sent; `None` after the
-/// last band. Each piece gives its memory back as soon as it is sent.
-///
-/// `waited` is how long the previous band waited until the client had read the band before it; `None` for the first
-/// band.
-///
-/// The elements are converted if the slice requires it. If given, `finish` then transforms each piece in place, on
-/// the CPU pool.
-///
-/// # Errors
-/// As [`SliceReader::read_whole`], and [`ReadError::Convert`] when an element cannot be converted.
-pub async fn next_band(
-    container: &Container,
+/// Reads a streamed slice band by band.
+pub struct BandStream {
+    container: Container,
     freshness: Freshness,
-    slice: &mut PlannedSlice,
-    waited: Option<Duration>,
+    slice: Arc<PlannedSlice>,
+    /// Bands that have not been read yet; `None` if the slice is not streamed.
+    bands: Option<Bands>,
     finish: Option<PieceTransform>,
-) -> Result<Option<Vec<Bytes>>, ReadError> {
-    let budget = &container.resources.slice_budget;
-    let is_first = waited.is_none();
-    slice.has_started = !is_first;
-    if let Some(waited) = waited {
-        slice.adapt_band_size(waited, budget);
-    }
-    let Some(band) = slice.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
-    let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
-    let held_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.in_memory);
-    let needed_bytes = held_bytes.saturating_add(prefix_bytes);
-    let loading_bytes = loading_bytes(container, slice, &band, needed_bytes);
-    let reserved_bytes = needed_bytes.saturating_add(loading_bytes);
-    let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
-    let started = Instant::now();
-    let mut permit = budget.take_for_stream(reserved_bytes, &slice.stream_token, max_wait).await?;
-    let loading_permit = permit.split(loading_bytes);
-    slice.memory_waited = started.elapsed();
-    if slice.is_converted() || prefix_bytes > 0 {
-        budget.trim_pool();
-    }
-    // The prefix is sent before the first slab, so the memory of both is given back together.
-    let prefix_permit = permit.split(prefix_bytes);
-    let slabs = cut_slabs(slice, &band, permit, Some(prefix_permit))?;
-    let (slabs, _) = SliceReader { container, freshness, slice }.gather(&band, slabs).await?;
-    drop(loading_permit);
-    if finish.is_none() && !slice.is_converted() {
-        return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect()));
-    }
-    finish_slabs(container, slice.clone(), slabs, finish).await.map(Some)
+    /// Time that the last band waited for memory, which earlier bands may have held.
+    memory_waited: Duration,
+    /// Token held by every piece of the stream that has not been sent yet.
+    token: Arc<()>,
 }
 
-/// Converts and transforms the elements of a band on the CPU pool, in one job per slab, so that other jobs can run in
-/// between.
-async fn finish_slabs(
-    container: &Container,
-    slice: PlannedSlice,
-    slabs: Vec<(Vec<u8>, Permit)>,
-    finish: Option<PieceTransform>,
-) -> Result<Vec<Bytes>, ReadError> {
-    let flow = slice.dataset.id;
-    let finish_slab = Arc::new(move |data: Vec<u8>, mut permit: Permit| -> Result<Bytes, ConvertError> {
-        let stored_bytes = data.len() as u64;
-        let mut bytes = slice.convert(data.into())?;
-        if let Some(finish) = &finish {
-            bytes = finish(bytes);
+impl BandStream {
+    /// Creates a stream of the bands of `slice`. The elements are converted if the slice requires it. If given,
+    /// `finish` then transforms each piece in place, on the CPU pool.
+    pub fn new(
+        container: Container,
+        freshness: Freshness,
+        mut slice: PlannedSlice,
+        finish: Option<PieceTransform>,
+    ) -> Self {
+        let bands = slice.bands.take();
+        let slice = Arc::new(slice);
+        Self { container, freshness, slice, bands, finish, memory_waited: Duration::ZERO, token: Arc::default() }
+    }
+
+    /// Returns true if all bands have been read.
+    pub fn is_exhausted(&self) -> bool {
+        self.bands.as_ref().is_none_or(Bands::is_done)
+    }
+
+    /// Reads the next band. Returns its pieces in the order in which they are sent; `None` after the last band. Each
+    /// piece gives its memory back as soon as it is sent.
+    ///
+    /// `waited` is the time that the previous band waited until the client had read the band before it; `None` for the
+    /// first band.
+    ///
+    /// # Errors
+    /// As [`SliceReader::read_whole`], and [`ReadError::Convert`] when an element cannot be converted.
+    pub async fn next(&mut self, waited: Option<Duration>) -> Result<Option<Vec<Bytes>>, ReadError> {
+        if let Some(waited) = waited {
+            self.adapt_band_size(waited);
         }
-        // The unconverted elements have been dropped.
-        if slice.is_converted() {
-            drop(permit.split(stored_bytes));
+        let Some(band) = self.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
+        let slice = &*self.slice;
+        let budget = &self.container.resources.slice_budget;
+        let is_first = waited.is_none();
+        let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
+        let elements_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.in_memory);
+        let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
+        let started = Instant::now();
+        let reader = SliceReader { container: &self.container, freshness: self.freshness, slice };
+        let token = &self.token;
+        let take = |bytes| async move { Ok(budget.take_for_stream(bytes, token, max_wait).await?) };
+        let ReadPermits { elements, extra: prefix, loading } =
+            reader.reserve(&band, elements_bytes, prefix_bytes, take).await?;
+        self.memory_waited = started.elapsed();
+        if slice.is_converted() || prefix_bytes > 0 {
+            budget.trim_pool();
         }
-        Ok(permit.own(bytes))
-    });
-    let cpu = &container.resources.cpu;
-    let jobs = slabs.into_iter().map(|(data, permit)| {
-        let finish_slab = Arc::clone(&finish_slab);
-        async move { Ok::<_, ReadError>(cpu.run(Priority::High, flow, move || finish_slab(data, permit)).await??) }
-    });
-    stream::iter(jobs).buffered(cpu.cores()).try_collect().await
+        // The prefix is sent before the first slab, so the memory of both is given back together.
+        let slabs = cut_slabs(slice, &band, elements, Some(prefix))?;
+        // After the first band, the response can no longer be refused.
+        let retry_time =
+            if is_first { Duration::ZERO } else { self.container.resources.blocks.budget().started_wait() };
+        let (slabs, _) = reader.gather(&band, slabs, retry_time).await?;
+        drop(loading);
+        if self.finish.is_none() && !slice.is_converted() {
+            return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect()));
+        }
+        self.finish_slabs(slabs).await.map(Some)
+    }
+
+    /// Adapts the size of the next band to the client: if memory is short, a slow client gets small bands. The speed is
+    /// judged by `waited`, as in [`Self::next`], plus the time that the last band waited for memory.
+    fn adapt_band_size(&mut self, waited: Duration) {
+        let budget = &self.container.resources.slice_budget;
+        let waited = waited.saturating_add(self.memory_waited);
+        let Some(bands) = &mut self.bands else { return };
+        let free_bytes = budget.free_bytes();
+        let is_memory_plentiful = free_bytes > budget.capacity_bytes() / 2;
+        if waited < if is_memory_plentiful { SLOW_CLIENT_WAIT } else { FAST_CLIENT_WAIT } {
+            bands.grow(free_bytes);
+        } else if waited > SLOW_CLIENT_WAIT && !is_memory_plentiful {
+            bands.shrink();
+        }
+        // A band that fits into the free memory does not wait for memory that other clients hold.
+        if waited > SLOW_CLIENT_WAIT || Arc::strong_count(&self.token) == 1 {
+            bands.cap_next_bytes(free_bytes.saturating_sub(budget.capacity_bytes() - budget.max_stream_bytes()));
+        }
+    }
+
+    /// Converts and transforms the elements of a band on the CPU pool, in one job per slab, so that other jobs can run
+    /// in between.
+    async fn finish_slabs(&self, slabs: Vec<(Vec<u8>, Permit)>) -> Result<Vec<Bytes>, ReadError> {
+        let cpu = &self.container.resources.cpu;
+        let jobs = slabs.into_iter().map(|(data, mut permit)| {
+            let slice = Arc::clone(&self.slice);
+            let finish = self.finish.clone();
+            let finish_slab = move || -> Result<Bytes, ConvertError> {
+                let stored_bytes = data.len() as u64;
+                let mut bytes = slice.convert(data.into())?;
+                if let Some(finish) = &finish {
+                    bytes = finish(bytes);
+                }
+                // The unconverted elements have been dropped.
+                if slice.is_converted() {
+                    drop(permit.split(stored_bytes));
+                }
+                Ok(permit.own(bytes))
+            };
+            async move { Ok::<_, ReadError>(cpu.run(Priority::High, self.slice.dataset.id, finish_slab).await??) }
+        });
+        stream::iter(jobs).buffered(cpu.cores()).try_collect().await
+    }
 }
 
-/// Returns the bytes of the slice budget needed to load the blocks of `region`, in addition to `bytes` for the
-/// elements. They are at most what `bytes` leaves of the maximum for a stream. A slice of nearly the whole budget, of
-/// which only one exists at a time, gets none.
-fn loading_bytes(container: &Container, slice: &PlannedSlice, region: &Region, bytes: u64) -> u64 {
-    let available_bytes = container.resources.slice_budget.max_stream_bytes().saturating_sub(bytes);
-    load_overhead_bytes(slice.dataset.attributes.grid().covering(region).total()).min(available_bytes)
-}
-
-/// Cuts `region` along its slowest axis with more than one sample into slabs that share `permit`. The first slab also
-/// gets `prefix_permit`.
+/// Cuts `region` into slabs, along the slowest axis that has more than one sample. Each slab gets its part of `permit`.
+/// The first slab also gets `prefix_permit`.
 fn cut_slabs(
     slice: &PlannedSlice,
     region: &Region,
@@ -399,10 +469,11 @@ mod tests {
         let freshness = container.resources.request_freshness();
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let region = Region::whole(dataset.attributes.dimensions());
-        let mut slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+        let slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+        let mut bands = BandStream::new(container.clone(), freshness, slice, None);
         let mut next = async |waited, memory_waited| {
-            slice.memory_waited = memory_waited;
-            let pieces = next_band(&container, freshness, &mut slice, waited, None).await.unwrap().unwrap();
+            bands.memory_waited = memory_waited;
+            let pieces = bands.next(waited).await.unwrap().unwrap();
             pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
         };
         let fast_client = Some(Duration::ZERO);
@@ -527,22 +598,21 @@ mod tests {
         let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());
         let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
-        let plan = || planner.plan(region.clone()).unwrap();
+        let stream = || BandStream::new(container.clone(), freshness, planner.plan(region.clone()).unwrap(), None);
         for budget in [&resources.slice_budget, resources.blocks.budget()] {
             let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
             let held_permit = take_all().await;
-            assert!(next_band(&container, freshness, &mut plan(), None, None).await.is_err());
+            assert!(stream().next(None).await.is_err());
             drop(held_permit);
-            let mut slice = plan();
-            drop(next_band(&container, freshness, &mut slice, None, None).await.unwrap());
+            let mut bands = stream();
+            drop(bands.next(None).await.unwrap());
             // Longer than the wait of a response that has not started.
             let held_permit = take_all().await;
             let release_task = tokio::spawn(async move {
                 tokio::time::sleep(3 * budget_wait).await;
                 drop(held_permit);
             });
-            let waited = Some(Duration::ZERO);
-            assert!(next_band(&container, freshness, &mut slice, waited, None).await.unwrap().is_some());
+            assert!(bands.next(Some(Duration::ZERO)).await.unwrap().is_some());
             release_task.await.unwrap();
         }
     }

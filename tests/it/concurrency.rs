@@ -282,6 +282,7 @@ async fn a_slice_of_one_block_is_not_copied() {
     let reader = SliceReader { container: &client.container, freshness: access, slice: &slice };
     let a = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
     let b = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
+    assert_eq!(a.pieces.len(), 1);
     assert_eq!(a.pieces[0].as_ptr(), b.pieces[0].as_ptr());
     let answered = client.get("/slice/a?start=16,0&size=16,16").await.body;
     assert_eq!(answered.as_ptr(), a.pieces[0].as_ptr());

@@ -1,5 +1,5 @@
-//! A deflate encoder for pictures. It encodes each block with Huffman codes of its own and finds runs of one byte, but
-//! no other repetitions. Noise has none, and in other pictures, PNG's filters turn repetitions into runs.
+//! A deflate encoder for pictures. It encodes each block with its own Huffman codes. Of all repetitions, it finds only
+//! runs of one byte: noise has no repetitions, and in other pictures, PNG's filters turn repetitions into runs.
 //!
 //! Source: RFC 1951.
 
@@ -25,23 +25,25 @@ const MAX_SYMBOL_BITS: usize = 11;
 /// Maximum length of a code for code lengths, in bits.
 const MAX_CODE_LENGTH_BITS: usize = 7;
 
-/// Lengths of runs that have a code.
+/// Lengths of the runs that a single code can encode.
 const RUN_BYTES: std::ops::RangeInclusive<usize> = 3..=258;
 
-/// Runs are searched only if more than one in this many groups of eight bytes consists of a single byte value.
+/// Divisor of the number of groups of eight bytes in a block. Runs are searched only if more groups than the quotient
+/// repeat a single byte.
 const GROUPS_PER_RUN: usize = 64;
 
-/// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. `pending` and the result are the bits of an incomplete last
-/// byte, and their number, before and after the block. After the last block and after an empty one, the stream ends at
+/// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. After the last block and after an empty one, the stream ends at
 /// a byte boundary.
+///
+/// `pending` holds the bits of the incomplete byte before the block, and their number. Returns the same for the
+/// incomplete byte after the block.
 pub(crate) fn write_block(out: &mut Vec<u8>, pending: (u64, u32), bytes: &[u8], is_last: bool) -> (u64, u32) {
     let has_runs = has_runs(bytes);
     let huffman = DynamicHuffman::new(&symbol_counts(bytes, has_runs));
     let is_coded = !bytes.is_empty() && huffman.total_bits < (bytes.len().saturating_add(4) as u64).saturating_mul(8);
     let reserved_bytes = if is_coded { usize::try_from(huffman.total_bits >> 3).unwrap_or(0) } else { bytes.len() };
     let start = out.len();
-    // Bits are written in words of 8 bytes, of which only some bytes are used. The next word overwrites the unused
-    // ones.
+    // Bits are written in words of 8 bytes. The next word overwrites the bytes of a word that hold no bits yet.
     out.resize(start.saturating_add(reserved_bytes).saturating_add(24), 0);
     let mut bits = BitWriter {
         buffer: out.get_mut(start..).unwrap_or_default(),
@@ -73,7 +75,7 @@ struct BitWriter<'a> {
 }
 
 impl BitWriter<'_> {
-    /// Adds `count` bits. Together with the bits held they must not exceed 64.
+    /// Adds `count` bits. The writer must not hold more than 64 bits afterwards.
     fn put(&mut self, bits: u64, count: u32) {
         self.word |= bits.wrapping_shl(self.bit_count);
         self.bit_count = self.bit_count.wrapping_add(count);
@@ -83,7 +85,7 @@ impl BitWriter<'_> {
         self.put(code.bits.into(), code.length.into());
     }
 
-    /// Writes all whole bytes. At most 7 bits are held afterwards.
+    /// Writes all whole bytes. The writer then holds at most 7 bits.
     fn flush(&mut self) {
         if let Some(slot) = self.buffer.get_mut(self.position..).and_then(<[u8]>::first_chunk_mut) {
             *slot = self.word.to_le_bytes();
@@ -221,7 +223,7 @@ fn increment<const N: usize>(counts: &mut [u32; N], symbol: usize) {
     }
 }
 
-/// Passes a run of `length` bytes, with which `bytes` begin, to `emit` as tokens of valid lengths.
+/// Passes the run of `length` bytes at the start of `bytes` to `emit`, as tokens of valid lengths.
 fn emit_run<'a>(length: usize, bytes: &'a [u8], emit: &mut impl FnMut(DeflateToken<'a>)) {
     let mut remaining = length;
     while remaining >= *RUN_BYTES.start() {
@@ -232,8 +234,7 @@ fn emit_run<'a>(length: usize, bytes: &'a [u8], emit: &mut impl FnMut(DeflateTok
     emit(DeflateToken::Literals(bytes.get(..remaining).unwrap_or_default()));
 }
 
-/// Returns the code of a run's length, from 3 to 258 bytes: a symbol and the extra bits that follow it. Source: RFC
-/// 1951 §3.2.5.
+/// Returns the code for a run of 3 to 258 bytes: a symbol and the extra bits that follow it. Source: RFC 1951 §3.2.5.
 #[inline]
 fn length_code(length: usize) -> (usize, u64) {
     let offset = length.wrapping_sub(*RUN_BYTES.start());
@@ -251,7 +252,7 @@ fn length_code(length: usize) -> (usize, u64) {
     }
 }
 
-/// Number of bits that follow a symbol, including the one of the distance.
+/// Number of bits that follow a symbol, including the bit for the distance.
 fn extra_bit_count(symbol: usize) -> u32 {
     match symbol {
         0..=END_OF_BLOCK => 0,
@@ -265,7 +266,7 @@ struct DynamicHuffman {
     lengths: [u8; SYMBOLS],
     /// Code lengths in encoded form: a symbol, extra bits, and the number of extra bits. Source: RFC 1951 §3.2.7.
     encoded_lengths: Vec<(u8, u8, u8)>,
-    /// Lengths of the codes with which the symbols of `encoded_lengths` are written.
+    /// Lengths of the codes for the symbols of `encoded_lengths`.
     code_length_lengths: [u8; 19],
     /// Size of the block in bits.
     total_bits: u64,

@@ -1,4 +1,4 @@
-//! PNG's filters: rows as differences from the pixels to the left or above, where that makes them simpler.
+//! PNG's filters, which write a row as differences from the pixels to the left or above if these compress better.
 
 /// Filter of a row. Source: PNG specification §9.2. The other two filters, Average and Paeth, cost more than they gain
 /// on microscopy data.
@@ -25,7 +25,7 @@ pub(crate) struct PixelRows<'a> {
     pub(crate) pixel_bytes: usize,
 }
 
-/// Number of bytes of a sample on which the choice of a filter is based.
+/// Size of a sample in bytes. The choice of the filter is based on samples.
 const SAMPLE_BYTES: usize = 512;
 
 /// Maximum number of samples.
@@ -68,8 +68,8 @@ impl<'a> PixelRows<'a> {
         }
     }
 
-    /// Returns the filter with which the rows take the fewest bits, estimated from samples. Samples equal to the row
-    /// above are skipped.
+    /// Returns the filter for which the rows probably take the fewest bits, estimated from samples. Samples equal to
+    /// the row above are skipped.
     pub(crate) fn best_filter(self) -> RowFilter {
         let samples = self.with_above().flat_map(|(row, above)| {
             let sample_of = |row: &'a [u8], n| row.chunks(SAMPLE_BYTES).nth(n).unwrap_or_default();

@@ -12,8 +12,8 @@ pub(crate) struct HuffmanCode {
 /// Maximum length of a code in bits.
 const MAX_CODE_BITS: usize = 15;
 
-/// Returns the code lengths with which a text with these symbol counts is shortest, limited to `limit` bits. Symbols
-/// that do not occur have length 0. If at least two symbols occur, the code is complete.
+/// Returns the code lengths that make a text with these symbol counts shortest. No code is longer than `limit` bits.
+/// Symbols that do not occur have length 0. If at least two symbols occur, the code is complete.
 pub(crate) fn code_lengths<const N: usize>(counts: &[u32; N], limit: usize) -> [u8; N] {
     let mut lengths = [0; N];
     // The rarest symbols come first. The number of the symbol in the low bits makes equal counts distinct.
@@ -70,8 +70,7 @@ fn leaf_depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
             *node_depth = depth;
         }
     }
-    // Number of inner nodes at each depth. There are twice as many nodes at the next depth, inner nodes and leaves
-    // together.
+    // Number of inner nodes at each depth. Each has two children, so the next depth has twice as many nodes.
     let mut nodes = [0usize; 64];
     for depth in depths {
         if let Some(number) = nodes.get_mut(depth) {
@@ -88,9 +87,9 @@ fn leaf_depths(leaves: &[u64]) -> impl Iterator<Item = usize> {
         .chain(std::iter::repeat_n(1, single))
 }
 
-/// Makes a valid set of code lengths after all longer codes were cut to `limit` bits. `by_length` is the number of
-/// codes of each length. The cut codes take more space than there is, so a shorter code is lengthened for each excess
-/// code.
+/// Makes the code lengths valid again after all longer codes were cut to `limit` bits. `by_length` is the number of
+/// codes of each length. The cut codes take more code space than there is, so a shorter code is lengthened for each
+/// excess code.
 fn limit_lengths(by_length: &mut [u32; MAX_CODE_BITS + 1], limit: usize) {
     let capacity = 1u64.wrapping_shl(u32::try_from(limit).unwrap_or(0));
     let used = |by_length: &[u32]| -> u64 {

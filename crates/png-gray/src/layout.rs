@@ -1,4 +1,4 @@
-//! Layout of an image: its pieces, their parts, and the encoding of each as chunks of a PNG file.
+//! Layout of an image: its pieces and their parts. A piece is encoded as chunks of a PNG file.
 
 use std::fmt;
 use std::ops::Range;
@@ -11,10 +11,11 @@ use crate::filter::PixelRows;
 /// Maximum number of pixels per side. Source: PNG specification §11.2.1 (four-byte integers end at 2^31 - 1).
 pub const MAX_SIDE: u32 = (1 << 31) - 1;
 
-/// Size of signature, first chunk, the bytes before and after the compressed data, and slack for writing whole words.
+/// Bytes that a piece may take in addition to its blocks: the signature, the first chunk, the bytes before and after
+/// the compressed data, and slack for writing whole words.
 const FIXED_BYTES: u64 = 128;
 
-/// Minimum number of pixel bytes per piece. Smaller pieces are not worth a job of their own.
+/// Minimum number of pixel bytes per piece. A smaller piece is not worth a job.
 const MIN_PIECE_BYTES: u64 = 128 << 10;
 
 /// Maximum number of pieces.
@@ -47,7 +48,7 @@ impl fmt::Debug for Pixels<'_> {
     }
 }
 
-/// Checksum of a piece, from which [`trailer`] computes that of the image.
+/// Checksum of a piece. [`trailer`] computes the checksum of the image from those of all pieces.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PieceChecksum {
     /// Adler-32 of the filtered rows.
@@ -96,7 +97,7 @@ impl std::error::Error for PngError {}
 /// Size of an image, of its pieces, and of the parts of a piece.
 ///
 /// - Both sides are from 1 to [`MAX_SIDE`].
-/// - The number of pieces depends on the size of the image only.
+/// - The number of pieces depends only on the size of the image.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct ImageLayout {
     width: u32,
@@ -159,7 +160,7 @@ impl ImageLayout {
         self.filtered_bytes().saturating_add(if is_converted { self.converted_bytes() } else { 0 })
     }
 
-    /// Appends the piece of the given number, counted from 0, to `out`. It reserves [`Self::max_piece_bytes`].
+    /// Appends the piece `number`, counted from 0, to `out`. Reserves [`Self::max_piece_bytes`] first.
     ///
     /// # Errors
     /// [`PngError::Length`] and [`PngError::Memory`].
@@ -230,7 +231,7 @@ impl ImageLayout {
     }
 }
 
-/// The parts of a piece, from which pixels are taken in order.
+/// Source of the pixels of a piece, part by part.
 struct PieceParts<'a> {
     pixels: Pixels<'a>,
     row_bytes: usize,
@@ -272,7 +273,7 @@ impl<'a> PieceParts<'a> {
     }
 }
 
-/// Returns the few bytes that follow all pieces of an image, whose checksums are given in order.
+/// Returns the few bytes that follow all pieces of an image. `checksums` are those of the pieces in order.
 pub fn trailer(checksums: &[PieceChecksum]) -> Vec<u8> {
     let sums = checksums.iter().map(|checksum| (checksum.adler32, checksum.bytes));
     let (checksum, _) = sums.fold((1, 0), adler32_combine);
@@ -298,8 +299,8 @@ fn to_usize(bytes: u64) -> Result<usize, PngError> {
     usize::try_from(bytes).ok().ok_or(PngError::Memory(bytes))
 }
 
-/// Reserves room for `bytes` more bytes. A buffer that grows would copy the data and hold them twice meanwhile. Pages
-/// that are never written take no memory.
+/// Reserves capacity for `bytes` more bytes at once, because a buffer that grows copies the data and briefly holds them
+/// twice. Pages that are never written take no memory.
 fn reserve(buffer: &mut Vec<u8>, bytes: u64) -> Result<(), PngError> {
     buffer.try_reserve_exact(to_usize(bytes)?).ok().ok_or(PngError::Memory(bytes))
 }
@@ -314,7 +315,7 @@ struct IdatStream<'a> {
     needs_zlib_header: bool,
     /// True if the stream ends with its own checksum.
     ends_with_checksum: bool,
-    /// Bits of the last byte while that is incomplete, and their number.
+    /// Bits of the incomplete last byte, and their number.
     pending_bits: (u64, u32),
     checksum: Adler32,
     checked_bytes: u64,

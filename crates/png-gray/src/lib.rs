@@ -1,9 +1,9 @@
 //! A fast encoder of lossless grey PNG images with 8 or 16 bits per pixel.
 //!
-//! It is made for images of instruments, such as microscopes, whose noise leaves little to find for an encoder that
-//! searches for repetitions. Rows are filtered, and each part of about 60 KB gets Huffman codes of its own. An image
-//! can be encoded in pieces, in parallel, and from elements that are converted to pixels on the way, so that no second
-//! image is held in memory.
+//! It is made for images from instruments such as microscopes. Such images are noisy, so a search for repetitions would
+//! find little. Rows are filtered, and each part of about 60 KB gets its own Huffman codes. An image can be encoded in
+//! pieces, in parallel. Elements can be converted to pixels during the encoding, so that no second image is held in
+//! memory.
 //!
 //! [`encode`] encodes a whole image:
 //!
@@ -16,8 +16,8 @@
 //! # Ok::<(), png_gray::PngError>(())
 //! ```
 //!
-//! [`ImageLayout`] encodes it in pieces. Their number depends on the image only, so the bytes are the same on every
-//! machine:
+//! [`ImageLayout`] encodes an image in pieces. The number of pieces depends only on the size of the image, so the bytes
+//! are the same on every machine:
 //!
 //! ```
 //! use png_gray::{BitDepth, ImageLayout, Pixels, trailer};
@@ -52,8 +52,8 @@ pub use layout::{BitDepth, ImageLayout, MAX_SIDE, PieceChecksum, Pixels, PngErro
 /// first.
 ///
 /// # Errors
-/// [`PngError`] if a side is 0 or exceeds [`MAX_SIDE`], if `pixels` has another length than the image, or if there is
-/// no memory.
+/// [`PngError`] if a side is 0 or exceeds [`MAX_SIDE`], if the length of `pixels` does not match the size of the image,
+/// or if there is no memory.
 pub fn encode(width: u32, height: u32, depth: BitDepth, pixels: &[u8]) -> Result<Vec<u8>, PngError> {
     let layout = ImageLayout::new(width, height, depth).ok_or(PngError::Size { width, height })?;
     let mut file = Vec::new();

@@ -17,9 +17,9 @@ use crate::http::query::slice_query::SliceQuery;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
-use crate::http::slice_request::{self, SliceRequest, SliceResponsePlan};
+use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
 use crate::output::{self, AxisOrder, Format};
-use crate::read::{self, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader};
+use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader};
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
@@ -31,7 +31,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     let found = container.dataset_and_axes(context.freshness, &key, axis_names).await;
     let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
 
-    let may_compress = context.app.options.compress_slices && compress::is_worthwhile(format);
+    let may_compress = context.app.options.compress_slices && format.is_compressible();
     let accepted_codings = may_compress.then(|| context.list_header(&ACCEPT_ENCODING)).flatten();
     let content_coding = accepted_codings.as_deref().and_then(compress::best_coding);
     let request = SliceRequest::new(dataset, &query, format, content_coding)?;
@@ -68,7 +68,7 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
 async fn respond_whole(
     context: &RequestContext<'_>,
     container: &Container,
-    plan: SliceResponsePlan,
+    plan: PlannedResponse,
     mut entity: Entity<'_>,
 ) -> HandlerResult {
     let reader = SliceReader { container, freshness: context.freshness, slice: &plan.slice };
@@ -111,7 +111,7 @@ fn axis_names(document: AttributesDocument) -> Vec<String> {
 }
 
 /// Returns the headers that describe the elements.
-fn slice_headers(plan: &SliceResponsePlan, axes: &[String]) -> HeaderMap {
+fn slice_headers(plan: &PlannedResponse, axes: &[String]) -> HeaderMap {
     let SliceRequest { selection, options, data_type, .. } = &plan.request;
     let order = options.order;
     let mut headers = HeaderMap::new();
@@ -143,21 +143,22 @@ fn slice_headers(plan: &SliceResponsePlan, axes: &[String]) -> HeaderMap {
 async fn respond_unread(
     context: &RequestContext<'_>,
     container: &Container,
-    plan: SliceResponsePlan,
+    plan: PlannedResponse,
     entity: &Entity<'_>,
 ) -> HandlerResult {
     let (mut response, _) = entity.select(context.parts)?;
     if context.parts.method == Method::HEAD {
         return Ok(response);
     }
-    let SliceResponsePlan { request, slice, .. } = plan;
+    let PlannedResponse { request, slice, .. } = plan;
     let SliceRequest { format, data_type, options, selection, .. } = request;
     let transform = format.changes_bands(&data_type, &options).then(|| {
         let data_type = data_type.clone();
         let options = options.clone();
         Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
     });
-    let mut bands = BandReader::new(container.clone(), context.freshness, slice, transform);
+    let bands = BandStream::new(container.clone(), context.freshness, slice, transform);
+    let mut bands = BandReader::new(container.clone(), bands);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.
     let header = format.header(&selection.shape(), &data_type, &options).unwrap_or_default();
@@ -165,9 +166,12 @@ async fn respond_unread(
     Ok(response)
 }
 
-/// Returns an entity tag that changes if and only if the bytes of the response may change. It is the same on every
-/// replica and after every restart.
-fn etag(plan: &SliceResponsePlan, blocks_hash: u128) -> String {
+/// Returns an entity tag that depends on the blocks, on the attributes and on everything that the request says about
+/// the encoding. It is the same on every replica and after every restart.
+///
+/// The version of this server is not included, so that copies of clients stay valid after an upgrade. If a release
+/// encodes the same elements in other bytes, the tag stays the same.
+fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
     let request = &plan.request;
     let region = &request.selection.region;
     let hashed_text = format!(

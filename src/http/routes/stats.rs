@@ -26,7 +26,7 @@ const MAX_BINS: usize = 4096;
 const DEFAULT_PERCENTILES: &str = "0.1,1,5,25,50,75,95,99,99.9";
 const MAX_PERCENTILES: usize = 100;
 
-/// Minimum number of elements of the pyramid level that is sampled, if a level has so many.
+/// Minimum number of elements in the sampled pyramid level, if any level has that many.
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
 
 /// Upper bound of the memory of the response without its bins, in bytes.
@@ -109,8 +109,8 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     Ok(respond::with_body(response, memory.own(text.into()), len))
 }
 
-/// Chooses what is sampled: the dataset at `key`, or a level of the multiscale group there. The level is the coarsest
-/// that has enough elements, or the finest if none has.
+/// Chooses the dataset to sample: the dataset at `key`, or a level of the multiscale group at `key`. This is the
+/// coarsest level that has enough elements, or the finest level if no level has.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let container = &mount.container;
     let freshness = context.freshness;

@@ -76,7 +76,11 @@ async fn object_response(
         let (Some(range), Some(stored)) = (range, stored) else { return Ok(Some(response)) };
         *response.body_mut() = match stored {
             StoredObject::Whole(_, bytes) => {
-                let Some(bytes) = body::charge_or_wait(container, &mut send_permit, bytes).await? else { continue };
+                let len = bytes.len();
+                let Some(bytes) = body::charge(container, send_permit.take(), bytes) else {
+                    send_permit = Some(container.acquire_send_permit(len).await?);
+                    continue;
+                };
                 Body::from(respond::slice_bytes(&bytes, &range))
             }
             StoredObject::Large(large) => body::stream_range(large, range, context.id.to_owned()),

@@ -15,6 +15,7 @@ use crate::http::query::params;
 use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::routes::{listing, stored};
+use crate::read::BandStream;
 use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, StreamLayout, View, ViewLookup};
 
 /// Handles `GET /{view}/…`.
@@ -88,9 +89,11 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
         let entity = entity(&etag, Some(len));
         match source {
             ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => {
-                if let Some(bytes) = body::charge_or_wait(container, &mut send_permit, bytes).await? {
+                let len = bytes.len();
+                if let Some(bytes) = body::charge(container, send_permit.take(), bytes) {
                     return entity.respond(context.parts, bytes);
                 }
+                send_permit = Some(container.acquire_send_permit(len).await?);
             }
             ChunkSource::LargeStored(large, block_range) => {
                 let (mut response, range) = entity.select(context.parts)?;
@@ -128,7 +131,8 @@ async fn elements_body(
         return Ok(Body::from(prefix));
     }
     let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
-    let mut reader = BandReader::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
+    let bands = BandStream::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
+    let mut reader = BandReader::new(container.clone(), bands);
     reader.etag_check = Some((chunk.clone(), etag));
     (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));
     let first = reader.next().await?.unwrap_or_default();
