@@ -52,8 +52,9 @@ impl Collector {
                         let attributes = resource["resource"]["attributes"].as_array().unwrap().clone();
                         let _ = tell_request.send((head, attributes));
                         let _ = tell.send(resource["scopeSpans"][0]["spans"].as_array().unwrap().clone());
-                        let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
-                        stream.get_mut().write_all(answer.as_bytes()).unwrap();
+                        let response =
+                            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+                        stream.get_mut().write_all(response.as_bytes()).unwrap();
                     }
                 });
             }

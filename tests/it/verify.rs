@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::writer::{N5, encode};
-use crate::support::{Client, corpus, settings, skip_without};
+use crate::support::{Client, corpus, settings, skip_without, wait_until};
 
 /// Timeout of a run, long enough on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -267,7 +267,7 @@ fn unlisted_names_where_blocks_may_be_are_errors() {
     link(&n5, "a/attributes.json");
     let (status, found, _) = verify(n5.root(), &[]);
     assert!(status == 1 && found["a/attributes.json"].contains("unreadable-file"), "{found:?}");
-    // A listing names 16 omitted names at most. The others may be those of blocks, even if none of the 16 is.
+    // A listing reports at most 16 of the names that it omits. The unreported ones may be names of blocks.
     let n5 = intact_container();
     for n in 0..40 {
         link(&n5, &format!("a/0/x{n}"));
@@ -900,11 +900,7 @@ async fn unreadable_attributes_do_not_count_as_changed_and_the_run_can_be_stoppe
     store.begin(|key| key.as_str() == "a/attributes.json", Fault::Hangs);
     let earlier = PreviousRun { checkpoint, ..PreviousRun::default() };
     let mut recorded = RecordedFindings::default();
-    let stop = async {
-        while store.hanging() == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
+    let stop = async { assert!(wait_until(async || store.hanging() > 0).await, "no request hangs in the store") };
     let stopping = job(&store, TIMEOUT).run(Some(earlier), &mut recorded, stop);
     let ended = tokio::time::timeout(TIMEOUT, stopping).await.expect("the run does not stop").unwrap();
     assert!(matches!(ended, VerifyOutcome::Stopped(_)), "{ended:?}");
@@ -963,7 +959,7 @@ struct DelayedStore {
 }
 
 impl DelayedStore {
-    async fn answers(&self) {
+    async fn wait_unevenly(&self) {
         let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_waiting.fetch_max(waiting, Ordering::SeqCst);
         let number = self.asked.fetch_add(1, Ordering::SeqCst) as u64;
@@ -997,7 +993,7 @@ impl Store for DelayedStore {
         limit: usize,
         keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
-        self.answers().await;
+        self.wait_unevenly().await;
         self.inner.list(key, after, limit, keep).await
     }
 

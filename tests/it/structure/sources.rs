@@ -101,7 +101,7 @@ impl Sources {
         self.defining(&absolute, 0)
     }
 
-    /// `path` as the path of a module and its item, if it does not lead out of the workspace.
+    /// Returns `path` as the path of a module and its item, or `None` if it leads out of the workspace.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<ModulePath> {
         let (first, rest) = path.split_first()?;
         let (mut base, mut rest) = match first.as_str() {

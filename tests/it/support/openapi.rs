@@ -1,4 +1,4 @@
-//! Checks for every answer in a test that `openapi.yaml` describes it.
+//! Checks for every response in a test that `openapi.yaml` describes it.
 
 use std::sync::OnceLock;
 
@@ -19,7 +19,7 @@ enum Stands {
     Itself,
 }
 
-/// Fails if the document does not list `status` as an answer to `method` and `target`.
+/// Fails if the document does not list `status` as a response to `method` and `target`.
 ///
 /// Only GET, HEAD and OPTIONS are checked: the server refuses other methods for every path. Paths with a token are not
 /// checked because they stand for other paths.

@@ -1,4 +1,4 @@
-//! A store like one behind a network: every answer takes a while, and nothing is known without a request.
+//! A store like one behind a network: every response takes a while, and nothing is known without a request.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -51,7 +51,7 @@ impl Remote {
     }
 }
 
-/// The body of an answer, which is not in memory until it is read.
+/// The body of a response, which is not in memory until it is read.
 #[derive(Debug)]
 struct Body(Bytes);
 
