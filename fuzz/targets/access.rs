@@ -61,8 +61,8 @@ const MOST_REQUESTS: usize = 6;
 /// The objects of both containers. Directories follow from their paths.
 static OBJECTS: LazyLock<Vec<(String, Bytes)>> = LazyLock::new(objects);
 
-/// Access control with the token file, opened once for all inputs. Opening it for each input would start a thread each
-/// time, which watches the file.
+/// Access control with the token file, opened once for all inputs. Opening the file for each input would start another
+/// thread that watches it.
 static CONTROL: LazyLock<(AccessControl, PathBuf)> = LazyLock::new(|| {
     let directory = written(&[("tokens", Bytes::from_static(TOKENS.as_bytes()))]).expect("a file can be written");
     let path = directory.join("tokens");
@@ -247,7 +247,7 @@ impl Reference {
         let is_named = who.iter().any(|word| word == caller.name || is_group(word));
         match caller.reads {
             None => is_named || who.iter().any(|word| word == "*"),
-            // Such a token grants only its own paths, and not those below a longer rule that does not name the caller.
+            // A token with paths grants only these, and not those below a longer rule that does not name the caller.
             Some(reads) => reads.iter().any(|read| {
                 let read: Vec<String> = read.split('/').filter(|part| !part.is_empty()).map(str::to_owned).collect();
                 path.starts_with(&read) && (rule.len() <= read.len() || is_named)

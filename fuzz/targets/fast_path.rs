@@ -23,10 +23,10 @@ use tower::ServiceExt;
 use super::request::objects;
 use super::server::{Server, wait_for};
 
-/// As in `src/conn/http2/memory.rs`.
+/// Maximum length of a request head, as in `src/conn/http2/memory.rs`.
 const HEADER_BYTES: usize = 96 << 10;
 
-/// As in `src/conn/fast_connection.rs`.
+/// First bytes of an HTTP/2 connection, as in `src/conn/fast_connection.rs`.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
 /// Header of every response that does not come from hyper itself.

@@ -46,11 +46,11 @@ const MOST_BYTES: usize = 256 << 10;
 /// Read timeout for the responses to the frames. Later responses are ignored.
 const HEARING: Duration = Duration::from_millis(60);
 
-/// Longer than any client waits that is served.
+/// Longest time that a client waits for its response, unless the server has failed.
 const PATIENCE: Duration = Duration::from_secs(30);
 
-/// After one in this many inputs, the server's metrics are checked. The first input is always checked, so that a single
-/// input reproduces a finding.
+/// Number of inputs from one check of the server's metrics to the next. The metrics are also checked after the first
+/// input, so that a single input reproduces a finding.
 const LOOKS: usize = 32;
 
 /// Value of `server.max_connections`: several times more than are ever open at once. Connections that never end soon

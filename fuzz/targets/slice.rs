@@ -290,7 +290,7 @@ fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     check(&response, &path, &wanted.shape, &expected, c_order);
 }
 
-/// Returns `body` with each NaN replaced by the expected one: a conversion may produce any NaN.
+/// Returns `body` with each NaN replaced by the expected NaN, because a conversion may produce any NaN.
 fn with_nan_as(expected: &[u8], body: &[u8], width: usize, big: bool) -> Bytes {
     let is_nan = |bytes: &[u8]| {
         let mut bits = [0; 8];

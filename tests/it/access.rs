@@ -423,7 +423,7 @@ async fn callers_that_share_a_connection_each_get_their_own_responses() {
     let bearer = |token: &str| format!("Bearer {token}");
     let (alice, lab) = (bearer(&site.alice), bearer(&site.lab));
     let in_path = format!("/token/{}/em/v/0/0", site.alice);
-    // Often enough that everything cacheable is cached.
+    // Repeats the requests until everything cacheable is cached.
     for round in 0..20 {
         for (path, token, expected) in [
             ("/seg/v/0/0", None, 200),
@@ -531,8 +531,8 @@ async fn access_is_checked_for_pyramid_levels_parent_attributes_and_parts_of_dat
         assert!(text(&alices).contains("s0"), "{path}: {}", text(&alices));
     }
     assert_eq!(status(&site.get("/precomputed/seg/pyramid/s0/raw/0-4_0-4_0-1").await), 401);
-    // These routes name no keys of blocks, so rules for parts of the dataset cannot be checked. Only callers that may read
-    // every part may use them.
+    // These routes name no keys of blocks, so rules for parts of the dataset cannot be checked. Only callers that may
+    // read every part may use them.
     for path in
         ["/slice/seg/v?size=1,1", "/zarr2/seg/v/1/1", "/stats/seg/v", "/as/gzip/seg/v/1/1", "/zarr3/seg/v/c/1/1"]
     {

@@ -141,7 +141,7 @@ fn the_rate_limit_slows_responses_without_losing_bytes() {
     let n5 = volume();
     let free = Program::start(&config_for(&n5, ""));
     let slowed = Program::start(&config_for(&n5, "clients.bytes_per_second = \"2MiB\"\nclients.burst = \"512KiB\""));
-    // A slice of 2 MiB, and stored blocks of the same total size.
+    // Requests a slice of 2 MiB, and then stored blocks of the same total size.
     for paths in [&["/slice/v"; 1][..], &["/v/0/0", "/v/1/0", "/v/0/1", "/v/1/1"]] {
         let expected: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
         let bytes: usize = expected.iter().map(ProgramResponse::length).sum();
@@ -190,9 +190,9 @@ fn a_request_waiting_for_its_own_client_takes_no_permit_from_others() {
     let waiting = std::thread::spawn(move || retry_until_admitted(&mut waiting, &counted));
     assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     let refused_before = refused.load(Ordering::Relaxed);
-    // These two requests, and the one for the metrics.
+    // Three requests are in flight: these two, and the one for the metrics.
     assert!(wait_until_blocking(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
-    // A client may have one waiting request here, and has one already.
+    // A client may have one waiting request here. This client already has one.
     assert_eq!(retry_until_admitted(&mut program.connect_from("127.0.0.2"), &AtomicUsize::new(0)), 429);
     // The last requests release their permits a moment after their responses.
     let is_free = || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200;

@@ -293,8 +293,8 @@ async fn bodies_of_stored_blocks_share_the_cached_bytes() {
     assert_eq!(a.as_ptr(), b.as_ptr());
 }
 
-/// Raw blocks of one-byte elements share the buffer that the file was read into. They must not keep the permit of the
-/// read.
+/// Raw blocks of one-byte elements share the buffer that the file was read into. They must not keep the memory permit
+/// of that read.
 #[tokio::test]
 async fn raw_blocks_larger_than_the_caches_can_be_read_repeatedly() {
     let n5 = N5::new();
@@ -349,7 +349,7 @@ async fn a_slice_is_the_same_with_and_without_a_cache() {
         let caching = Client::new(local(n5.root()), settings(), options());
         let path = format!("/slice/{compression}");
         let (passed, cached) = (passing.get(&path).await, caching.get(&path).await);
-        // A second time, because buffers are reused after they were sent.
+        // Repeats the request, because the server reuses buffers that were sent.
         let again = passing.get(&path).await;
         for reply in [&passed, &again] {
             assert_eq!(reply.body, cached.body, "{compression}");

@@ -199,7 +199,7 @@ async fn links_are_followed_according_to_the_policy() {
     link("loop".as_ref(), "loop");
     link("nowhere".as_ref(), "dangling");
     link(&outside.path().join("secret"), "b/secret");
-    // Out of the root and back, by the root's own name and by another one.
+    // These links leave the root and return to it, by its own name and by another one.
     let name = dir.path().file_name().unwrap().to_str().unwrap();
     link(format!("../../{name}/a").as_ref(), "b/around");
     std::os::unix::fs::symlink(dir.path(), outside.path().join("alias")).unwrap();

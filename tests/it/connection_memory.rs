@@ -289,8 +289,8 @@ async fn responses_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patienc
     (answered, client)
 }
 
-/// Like [`responses_one_by_one`], with a client that answers PINGs. Returns the number of responses, and the stream that
-/// the last GOAWAY names, if any.
+/// Like [`responses_one_by_one`], with a client that answers PINGs. Returns the number of responses, and the stream
+/// that the last GOAWAY names, if any.
 async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize, Option<u32>) {
     let (mut received, mut pings) = (Vec::new(), 0);
     'sending: for (number, part) in sent.iter().enumerate() {
@@ -416,7 +416,7 @@ async fn unread_complete_responses_hold_no_request_permits() {
     }
 }
 
-/// The end of the stream lies behind further bytes.
+/// The server must notice the end of the connection although unread bytes precede it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_is_cancelled_on_disconnect_even_if_another_is_pipelined() {
     let server = AttackedServer::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);

@@ -92,8 +92,8 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
     }
 }
 
-/// Checks that the store neither returns nor lists objects that exist only outside, and that its results do not depend on
-/// their existence.
+/// Checks that the store neither returns nor lists objects that exist only outside, and that its results do not depend
+/// on their existence.
 async fn assert_unseen(store: &LocalStore, context: &str) {
     for directory in ["d", "d/sub"] {
         let only_outside = key(&format!("{directory}/only-outside"));

@@ -124,7 +124,7 @@ async fn a_fast_path_response_equals_that_of_the_http_library() {
     }
 }
 
-/// Method, path, headers and expected status.
+/// A request (method, path, headers) and the expected status.
 type Kind = (&'static str, &'static str, &'static [(&'static str, &'static str)], &'static str);
 
 #[tokio::test]
@@ -139,7 +139,7 @@ async fn pipelined_requests_are_answered_in_order() {
         ("GET", "/v/1/0", &[], "200"),
         ("HEAD", "/info/v", &[], "200"),
     ];
-    // Every ordered pair, in one piece and byte by byte, then a sequence of 60 requests in one piece.
+    // Sends every ordered pair, in one piece and byte by byte, and then a sequence of 60 requests in one piece.
     let mut orders: Vec<Vec<usize>> = (0..36).map(|n| vec![n / 6, n % 6]).collect();
     orders.push((0..60).map(|n| (n * 7) % 6).collect());
     for order in orders {
@@ -205,7 +205,7 @@ async fn a_request_body_is_not_taken_for_another_request() {
     let server = serve(&n5, |_| {}).await;
     let mut client = Http1Client::connect(&server).await;
     client.ask("GET", "/v/0/0", &[]).await;
-    // The body of the first request looks like a request.
+    // The body of the first request has the form of a request.
     let smuggled = request_head("GET", "/v/attributes.json", &[]);
     let length = smuggled.len().to_string();
     client.write(&(request_head("GET", "/v/7/7", &[("Content-Length", &length)]) + &smuggled)).await;
@@ -525,7 +525,7 @@ async fn shutdown_waits_for_responses_that_have_begun() {
         let mut client = unread_connection(&server, is_cached, headers).await;
         client.fill_buf().await.unwrap();
         server.stop.send(()).unwrap();
-        // Longer than the server goes on accepting connections.
+        // Longer than the time for which the server still accepts connections.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let mut received = Vec::new();
         client.read_to_end(&mut received).await.unwrap();

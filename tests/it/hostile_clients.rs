@@ -167,7 +167,7 @@ async fn no_request_is_smuggled_within_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http_1_1_request_must_name_one_host() {
     let server = AttackedServer::start(&[]);
-    // By the fast path and by hyper.
+    // The fast path handles some of these paths, and hyper the others.
     for path in ["/v/0/0", "/v/9/9", "/slice/v", "/healthz", "http://x/v/0/0"] {
         let found = if path == "/v/9/9" { "404" } else { "200" };
         for (version, hosts, expected) in [
@@ -431,7 +431,7 @@ async fn clients_that_do_not_read_large_responses_are_disconnected() {
     drop(clients);
 }
 
-/// Sends `frames` to the server `times` times. Returns the response, which is empty unless the client `reads`.
+/// Sends `frames` to the server `times` times. If `reads` is true, returns what the server sends, otherwise nothing.
 async fn flood(
     server: &AttackedServer,
     begin: Vec<u8>,
@@ -449,7 +449,7 @@ async fn flood(
     });
     let mut received = Vec::new();
     if reads {
-        // Until the server closes the connection, at the latest because it is idle.
+        // The server closes the connection, at the latest because it is idle.
         let until = async {
             let _ = reader.read_to_end(&mut received).await;
         };

@@ -100,7 +100,7 @@ impl Client {
         self.try_wait_until(what, is_so).await.unwrap()
     }
 
-    /// As [`Self::wait_until`], but returns an error if the server closes the connection.
+    /// Like [`Self::wait_until`], but returns an error if the server closes the connection.
     async fn try_wait_until(&self, what: &str, is_so: impl Fn(&Received) -> bool) -> Result<Received, String> {
         // Progress resets the time limit: encoding in a debug build on a busy machine takes long.
         let (mut since, mut before) = (Instant::now(), (0, 0));

@@ -362,7 +362,7 @@ fn a_reload_changes_the_log_level() {
     program.get("/em/v/0/0?second");
     program.configure(&config_for(&n5, "log.level = \"info\"\nserver.threads = 5"));
     program.signal(rustix::process::Signal::HUP);
-    // All lines up to the one that names what needs a restart.
+    // Checks all lines up to the one that says what needs a restart.
     let mut line = program.logged("");
     while !line.contains("restart") {
         assert!(!line.contains("second"), "{line}");

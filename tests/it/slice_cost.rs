@@ -1,5 +1,5 @@
-//! Cost of slices: only existing blocks count, and of uncompressed blocks only the parts that the slice needs. The
-//! smaller pieces that a refusal suggests are accepted.
+//! Cost of slices. Only existing blocks count, and only the needed parts of uncompressed blocks. The server accepts the
+//! smaller piece that a refusal suggests.
 
 use std::fs;
 use std::sync::Arc;
@@ -269,7 +269,7 @@ proptest! {
                     let Some(piece) = reply.json().get("piece").cloned() else { continue };
                     refused += 1;
                     let piece: Vec<u64> = serde_json::from_value(piece).unwrap();
-                    // The first piece, and the next one along every axis.
+                    // Requests the first piece, and the next one along every axis.
                     for at in 0..2 {
                         let axes = dimensions.iter().zip(&piece).zip(steps).enumerate();
                         let items = axes.map(|(axis, ((dimension, n), step))| {
@@ -364,7 +364,7 @@ async fn chunks_of_large_uncompressed_blocks_do_not_depend_on_the_budgets() {
 #[tokio::test]
 async fn a_range_of_a_large_uncompressed_block_reads_little_more_than_the_range() {
     let n5 = N5::new();
-    // A block of 18 MiB with one sample along the slowest axis.
+    // A block of 18 MiB that is one element thick along the slowest axis.
     n5.dataset("v", &[1024, 9216, 1], &[1024, 9216, 1], "raw").fill(|_| true, |_| false);
     let_files_settle();
     let recorder = load_metrics::recorder();

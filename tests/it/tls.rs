@@ -190,7 +190,7 @@ async fn http_1_is_served_over_both_tls_versions_and_without_sni() {
         let mut stream = connect(&secure, &secure.identity.der, protocol, &[versions]).await.unwrap();
         assert_eq!(stream.get_ref().1.protocol_version(), Some(versions.version));
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol).filter(|name| !name.is_empty()));
-        // By the fast path, by hyper, and by the fast path again.
+        // The fast path answers the first and the last request, hyper the other one.
         let sent = [get("/v/attributes.json", ""), get("/info/v", ""), get("/none", "Connection: close\r\n")].concat();
         let received = responses(&exchange(&mut stream, &sent).await);
         let statuses: Vec<&str> = received.iter().map(|(head, _)| &head[9..12]).collect();
@@ -234,7 +234,7 @@ async fn http_2_is_served_if_alpn_selects_it() {
 #[tokio::test]
 async fn large_responses_are_sent_byte_for_byte() {
     let secure = TlsServer::start(|config| config.limits.slice_budget = 4 << 20).await;
-    // A stored file, twice: read from storage, then from the cache if it is cached.
+    // Requests a stored file twice: first from the storage, then from the cache if it is cached.
     for _ in 0..2 {
         let (head, body) = ask(&secure, "/v/9/9/9").await;
         assert!(head.contains(" 200 "), "{head}");
@@ -338,7 +338,7 @@ async fn plain_http_gets_a_hint_and_other_bytes_are_disconnected() {
 #[tokio::test]
 async fn a_handshake_has_a_timeout_and_counts_as_a_connection() {
     let secure = TlsServer::start(|config| {
-        // The handshake of the client that is served must end within it, too, even on a busy machine.
+        // The handshake of an honest client must end within this time, even on a busy machine.
         config.tls.handshake_timeout = Duration::from_secs(15);
         config.server.max_connections = 3;
     })

@@ -189,7 +189,7 @@ fn opentelemetry_environment_variables_apply() {
         |key: &str| resource.iter().find(|attribute| attribute["key"] == key).unwrap()["value"]["stringValue"].clone();
     assert_eq!((value("service.name"), value("deployment.environment")), ("volumes".into(), "test".into()));
     assert_eq!(value("service.version"), env!("CARGO_PKG_VERSION"));
-    // A sampler that is off, and a configuration that says otherwise.
+    // The sampler is off, although the configuration asks for traces.
     let off = [("OTEL_TRACES_SAMPLER", "always_off")];
     let program = Program::start_in(&configured(&n5, &endpoint, ""), &off);
     assert_eq!(program.get("/v/1/0").status, 200);

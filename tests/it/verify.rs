@@ -609,7 +609,7 @@ fn verify_uses_only_the_memory_of_its_budgets() {
         std::thread::yield_now();
     };
     assert_eq!(status.code(), Some(0));
-    // The budgets, twice the size of the program, and the threads.
+    // The bound covers the budgets, twice the size of the program, and the threads.
     assert!((1024..128 << 10).contains(&most_kib), "{most_kib} KiB");
 }
 
@@ -671,7 +671,7 @@ impl Store for UnreadableStore {
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         match key.as_str() {
-            // A local store answers the same if permission is denied.
+            // A local store returns the same error if permission is denied.
             "a/1" | "closed/attributes.json" => Ok(None),
             "a/0" | "b/0/attributes.json" => Err(refuse(key)),
             _ => self.0.get(key, inline).await,
@@ -1061,7 +1061,7 @@ async fn concurrently_walked_directories_are_reported_in_name_order() {
     let store = Arc::new(uneven());
     let (totals, slowly) = run(Arc::<DelayedStore>::clone(&store), None).await;
     assert!(totals == expected && slowly.0 == in_order.0 && slowly.1 == in_order.1);
-    // At most eight prefetched directories on each of five levels, and the current one.
+    // The walk prefetches at most eight directories on each of five levels, in addition to the current one.
     let most = store.most_waiting.load(Ordering::SeqCst);
     assert!((4..=5 * 8 + 1).contains(&most), "{most} at once");
     // A run can be resumed from any checkpoint.

@@ -251,8 +251,8 @@ impl Client {
     }
 }
 
-/// Reads the whole body. A single frame with the whole body is not copied. Of several frames, each is dropped as soon
-/// as it is copied, as a connection does.
+/// Reads the whole body. If a single frame has the whole body, it is not copied. Otherwise each frame is copied and
+/// then dropped at once, as a connection does.
 async fn read(mut body: Body, length: Option<usize>) -> Bytes {
     let mut all = Vec::new();
     while let Some(frame) = body.frame().await {

@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A path of the document.
 struct Path {
-    /// Its segments. Each stands for one or more segments, for one segment, or for itself.
+    /// The segments as written, and what each stands for: itself, any segment, or one or more segments.
     segments: Vec<(String, Stands)>,
     item: Value,
 }

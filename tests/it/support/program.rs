@@ -28,7 +28,7 @@ impl Program {
         Self::start_logging_to(config, environment, None)
     }
 
-    /// Like [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
+    /// Like [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] does not see it.
     pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
         Self::listening(Self::spawn(config, environment, file_of_log))
     }
