@@ -1,7 +1,7 @@
 //! Whole requests to the router in process: 256 x 256 x 256 elements of uint16 in blocks of 64 x 64 x 64.
 //!
-//! `warm` finds every block in the cache, `cold` none (the files are in the system's page cache). `always` and `never`
-//! tell when cached entries are revalidated.
+//! In `warm`, every block is in the server's cache. In `cold`, none is, but the files are in the system's page cache.
+//! `always` and `never` tell when cached entries are revalidated.
 #![expect(
     clippy::unwrap_used,
     clippy::cast_possible_truncation,
@@ -153,7 +153,7 @@ fn server(recheck: RevalidationPolicy) -> (Router, Container) {
     (router(App::new(vec![mount], resources, options, String::new)), container)
 }
 
-/// Sends a request and reads the whole answer. As on a connection, each part is dropped once it is sent.
+/// Sends a request and reads the whole response. Each part is dropped after it is read, as on a connection.
 fn ask(router: &Router, path: &str, status: StatusCode) -> usize {
     RUNTIME.block_on(async {
         let request = Request::get(path).header("host", "bench").body(Body::empty()).unwrap();

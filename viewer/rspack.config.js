@@ -5,8 +5,8 @@ import { rspack } from "@rspack/core";
 
 const here = import.meta.dirname;
 
-// Excluded data sources: separate services, most of which need a login elsewhere. Sources that read files over HTTP
-// stay.
+// Excluded data sources: services with an API of their own, which mostly need a login. Sources that read files over
+// HTTP stay.
 const LEFT_OUT = [
   ...["boss", "brainmaps", "deepzoom", "dvid", "graphene", "nggraph", "render"].map((name) => `datasource/${name}`),
   ...["middleauth", "ngauth"].map((name) => `kvstore/${name}`),

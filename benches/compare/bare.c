@@ -1,11 +1,11 @@
-/* A server that sends the same answer, copied from another server, for every request. Its requests per second are an
+/* A server that sends the same response, copied from another server, for every request. Its requests per second are an
  * upper bound for any server that sends these bytes with the same system calls.
  *
  *   bare PORT THREADS ANSWER COPIES [PATH]
  *
  * ANSWER is a file with head and body. COPIES copies of it are held in memory and sent in turn, so that as much memory
  * is read as by a server that sends as many different files. With PATH, the server calls statx on that file before each
- * answer, as is necessary for a server that never sends outdated data.
+ * response, as is necessary for a server that never sends outdated data.
  */
 #define _GNU_SOURCE
 #include <arpa/inet.h>
@@ -26,7 +26,7 @@ enum { EVENTS = 512, ROOM = 16384, THREADS = 64 };
 struct connection {
     int socket;
     const char *answer;
-    size_t left; /* Number of bytes of the answer that are not sent yet. */
+    size_t left; /* Number of bytes of the response that are not sent yet. */
 };
 
 static int port;
@@ -34,7 +34,7 @@ static size_t length, head_bytes, copies;
 static char *answers;
 static const char *looked_at;
 
-/* Sends the rest of the answer. Returns 1 if all of it is sent. */
+/* Sends the rest of the response. Returns 1 if all of it is sent. */
 static int sent(struct connection *connection) {
     while (connection->left > 0) {
         size_t from = length - connection->left;

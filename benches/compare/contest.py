@@ -51,7 +51,7 @@ def one_core(process):
     """Pin this thread and all current threads of a child to one core.
 
     Otherwise the kernel keeps the child, while a connection lives, sometimes on this thread's core and sometimes on the
-    other. On the other core it must wake an idle core, which takes longer than a small answer.
+    other. On the other core it must wake an idle core, which takes longer than a small response.
     """
     tasks = [int(task.name) for task in pathlib.Path(f'/proc/{process.pid}/task').iterdir()]
     before = {}
@@ -222,7 +222,7 @@ class Bare:
     """A server on two cores that sends the same bytes for every request.
 
     `answer` is the head and body, which it holds in memory `copies` times. If `file` is given, the server calls `statx`
-    on it before each answer.
+    on it before each response.
     """
     name = 'bare'
 

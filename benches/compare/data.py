@@ -7,7 +7,7 @@
     n5/empty                                           64 blocks of 0 bytes, for requests without a response body
     n5/sparse/20g                                      20 GiB of uint8 without any block
     n5/sparse/20g-layer                                the same, with blocks of em8/gzip in the first 64 planes
-    n5/sparse/{grid3,grid9,grid12}                     grids of 10^3, 10^9, 10^12 blocks, of which only 0/0/0 exists
+    n5/sparse/{grid3,grid9,grid12}                     grids of 10^3, 10^9, 10^12 blocks; only 0/0/0 exists
     zarr3/em8/gzip, zarr3/em16/zstd, zarr3/seg64/gzip  Zarr 3 copies, axes reversed, with the blocks as chunks
     files/{N}                                          N bytes of camera data, not a container
 """

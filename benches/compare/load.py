@@ -14,12 +14,12 @@ WALK = pathlib.Path(__file__).parent / 'walk.lua'
 
 
 class Failed(Exception):
-    """An answer was wrong, so that the figures of its row are meaningless."""
+    """A response was wrong, so that the figures of its row are meaningless."""
 
 
 @dataclass
 class Load:
-    """Requests per second, latencies in milliseconds, bytes per answer including its headers, number of requests."""
+    """Requests per second, latencies in milliseconds, bytes per response including its headers, number of requests."""
     rate: float
     p50: float
     p99: float
@@ -75,10 +75,10 @@ def h2load(port, paths, requests, clients=1, streams=100, http2=True):
 
 
 class Slurp:
-    """A keep-alive connection that receives answers into a preallocated buffer.
+    """A keep-alive connection that receives responses into a preallocated buffer.
 
     All rows use it for HTTP, because a cheap client shows more of the server's cost. `get` returns seconds; `status`,
-    `headers` and `body` (a view that is valid until the next `get`) belong to the last answer.
+    `headers` and `body` (a view that is valid until the next `get`) belong to the last response.
     """
 
     def __init__(self, port, size=1 << 20):
@@ -139,7 +139,7 @@ class Slurp:
 
 
 def whole(port, path, method='GET', headers=None):
-    """Return the bytes of an answer, head and body."""
+    """Return the bytes of a response, head and body."""
     with Slurp(port) as client:
         client.send(path, method, headers)
         data = b''

@@ -21,7 +21,7 @@ REACHED = 0.85
 class Runner:
     """A server in a race, with the paths that wrk requests and the note of its row.
 
-    `compares` is a file of the container that the server revalidates before every answer.
+    `compares` is a file of the container that the server revalidates before every response.
     """
     name: str
     port: int
@@ -38,7 +38,7 @@ class Runner:
                 client.get(path, method, tag, status)
 
     def answer(self, method='GET'):
-        """Return the exact bytes of the answer for the first path."""
+        """Return the exact bytes of the response for the first path."""
         return whole(self.port, self.paths[0], method, {'If-None-Match': self.tags[0]} if self.tags else None)
 
     def learn_tags(self):
@@ -59,7 +59,7 @@ def race(stage, work, target, pairs, status=200, method='GET'):
     busy. With more busy threads than cores, p99 would depend on the scheduler and vary tenfold from one second to the
     next.
 
-    A third contestant sends the exact bytes of our answer for every request, after a `statx` if our server has to
+    A third contestant sends the exact bytes of our response for every request, after a `statx` if our server has to
     revalidate the file. It is an upper bound for any server that sends these headers and revalidates.
     """
     for runner in {id(runner): runner for pair in pairs for runner in pair}.values():

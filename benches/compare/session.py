@@ -25,7 +25,7 @@ Accept-Language: en-US,en;q=0.9
 
 @dataclass
 class Request:
-    """A request, and the status and size of the answer that a file server must give."""
+    """A request, and the status and size of the response that a file server must give."""
     method: str
     path: str
     status: int
@@ -72,7 +72,7 @@ class Connection:
         self.socket.send(message)
 
     def receive(self, scratch):
-        """Receive available bytes. Return true if the answer is complete."""
+        """Receive available bytes. Return true if the response is complete."""
         got = self.socket.recv_into(scratch)
         if not got:
             raise Failed(f'{self.request.path}: the connection was closed before the end of the answer')
@@ -96,7 +96,7 @@ class Connection:
 def replay(port, requests, connections, prefix='', exact=True):
     """Send all requests in their order, each as soon as a connection is free, and wait for the last byte.
 
-    A browser opens 6 connections to an HTTP/1.1 server. `prefix` is a view. Unless `exact`, answers may have any
+    A browser opens 6 connections to an HTTP/1.1 server. `prefix` is a view. Unless `exact`, responses may have any
     length, and attributes may exist for which there is no file.
     """
     end = f' HTTP/1.1\r\nHost: {HOST}:{port}\r\n{HEADERS}\r\n'

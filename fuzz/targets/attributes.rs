@@ -2,8 +2,8 @@
 //!
 //! Each parsed document is compared with the result of serde_json.
 //!
-//! Input: documents separated by lines of `---`: first that of the group or dataset, then its parent's, then those of
-//! the paths below it that the description needs, in turn.
+//! Input: documents separated by lines of `---`. The first is that of the group or dataset, and the second that of its
+//! parent. The others are used in turn for the paths below it that the description needs.
 
 use n5_format::{
     AttributesDocument, DescribedDataset, DocumentError, JsonObjectBuilder, MAX_INTERPRETED_BYTES, attributes_text,

@@ -73,9 +73,9 @@ pub(crate) fn compare(name: &str, payload: &[u8], reference: &Reference) {
     }
 }
 
-/// Returns true for a known and intended difference. Of members with almost no content (streams, frames, blocks of a
-/// frame), this server decodes 64, and one more for every KiB of content, or for every 64 bytes with some codecs.
-/// References decode any number.
+/// Returns true for a known and intended difference: this server limits members with almost no content (streams,
+/// frames, blocks of a frame). It decodes 64 of them, and one more for every KiB of content, or for every 64 bytes with
+/// some codecs. References decode any number.
 fn is_bound(error: &CodecError, len: usize) -> bool {
     let CodecError::Damaged { reason, .. } = error else { return false };
     let told = reason.strip_prefix("its first ").and_then(|rest| rest.split_once(" members hold only "));

@@ -32,8 +32,8 @@ fn reference(payload: &[u8]) -> Reference {
     all_streams(payload, |rest, _| is_zlib(rest), |input, output| member(ZLIB, input, output))
 }
 
-/// Decodes one member and appends it to `output`, which gets at most one byte more than [`MOST_BYTES`]. Of a damaged
-/// member, the bytes before the fault are appended. Returns the rest of the input after a valid member.
+/// Decodes one member and appends it to `output`, which gets at most one byte more than [`MOST_BYTES`]. If the
+/// member is damaged, appends the bytes before the fault. Returns the rest of the input after a valid member.
 #[expect(unsafe_code, reason = "the reference is a C library")]
 fn member<'a>(window_bits: i32, input: &'a [u8], output: &mut Vec<u8>) -> Option<&'a [u8]> {
     let begun = output.len();
@@ -65,7 +65,7 @@ pub(crate) fn read(decoder: &mut impl Read, output: &mut Vec<u8>) -> Option<()> 
     ((read as u64) < room).then_some(())
 }
 
-/// As [`read`], for a decoder that must see the end of its input. Returns the rest of the input.
+/// Like [`read`], for a decoder that must see the end of its input. Returns the rest of the input.
 pub(crate) fn read_all<'a, D: Read>(
     mut decoder: D,
     output: &mut Vec<u8>,

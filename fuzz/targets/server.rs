@@ -1,4 +1,4 @@
-//! The server in this process: its router over objects in memory or in files, and the checks of every answer.
+//! The server in this process: its router over objects in memory or in files, and the checks of every response.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -23,7 +23,7 @@ use tower::ServiceExt;
 
 const MIB: u64 = 1 << 20;
 
-/// Maximum size of an answer in bytes: `limits.slice`, and its representation as text.
+/// Maximum size of a response in bytes: `limits.slice`, and its representation as text.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Returns settings so small that slices are streamed, blocks refused and caches filled.
@@ -95,13 +95,13 @@ pub(crate) struct Server {
     is_guarded: bool,
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct Response {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The answer was aborted after its head.
+    /// The response was aborted after its head.
     pub(crate) is_broken: bool,
 }
 
@@ -150,11 +150,11 @@ impl Server {
         Self { router: router(Arc::clone(&app)), app, is_guarded: true }
     }
 
-    /// Sends a request and checks the properties of every answer. With `may_break`, the answer may be aborted after its
-    /// head, because a block may turn out to be unreadable or not convertible.
-    pub(crate) fn ask(&self, request: Request<Body>, may_break: bool) -> Answer {
+    /// Sends a request and checks the properties that every response has. With `may_break`, the response may be aborted
+    /// after its head, because a block may turn out to be unreadable or not convertible.
+    pub(crate) fn ask(&self, request: Request<Body>, may_break: bool) -> Response {
         let (method, uri) = (request.method().clone(), request.uri().clone());
-        let answer = wait_for(async {
+        let response = wait_for(async {
             let response = self.router.clone().oneshot(request).await.unwrap();
             let (parts, mut body) = response.into_parts();
             let (mut all, mut is_broken) = (Vec::new(), false);
@@ -164,21 +164,21 @@ impl Server {
                     break;
                 };
                 all.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-                assert!(all.len() <= MOST_BYTES, "an endless answer to {method} {uri}");
+                assert!(all.len() <= MOST_BYTES, "an endless response to {method} {uri}");
             }
-            Answer { status: parts.status, headers: parts.headers, body: all.into(), is_broken }
+            Response { status: parts.status, headers: parts.headers, body: all.into(), is_broken }
         });
-        assert!(may_break || !answer.is_broken, "broken off: {method} {uri}");
-        answer.check(&method, &uri.to_string(), self.is_guarded);
-        answer
+        assert!(may_break || !response.is_broken, "broken off: {method} {uri}");
+        response.check(&method, &uri.to_string(), self.is_guarded);
+        response
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> Response {
         self.ask(Request::get(path).body(Body::empty()).unwrap(), false)
     }
 }
 
-impl Answer {
+impl Response {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }

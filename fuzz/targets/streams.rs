@@ -10,7 +10,7 @@ use super::Numbers;
 use super::codec::{Reference, all_streams, compare, decode};
 use super::deflate::read_all;
 
-/// Memory limit of the xz decoder: the dictionary of the largest preset, and some for the state.
+/// Memory limit of the xz decoder: the dictionary of the largest preset, and a few MiB for the state.
 const XZ_BYTES: u64 = 68 << 20;
 
 pub(crate) fn run(data: &[u8]) {

@@ -10,7 +10,7 @@ use n5_format::{BlockError, ConvertError, GridPosition};
 /// Reason why something cannot be read.
 #[derive(Debug, Clone, thiserror::Error)]
 pub enum ReadError {
-    /// No group or dataset of that name exists.
+    /// No group or dataset with this name exists.
     #[error("there is no group or dataset {0:?}")]
     NotFound(Key),
     /// The key names something that is not a dataset.

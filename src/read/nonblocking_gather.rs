@@ -140,7 +140,7 @@ impl GatherContext {
         Ok(deferred)
     }
 
-    /// Returns the number of jobs for `items` blocks, of which `misses` are not cached.
+    /// Returns the number of jobs for `items` blocks, if `misses` of them are not cached.
     fn job_count(&self, items: usize, misses: usize) -> usize {
         let hits = items.saturating_sub(misses) as u64;
         let hit_bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);

@@ -413,7 +413,7 @@ mod tests {
         DiskPool::with_limits(deadline, max_queued, Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)))
     }
 
-    /// A pool of which `count` calls hang until the sender is dropped.
+    /// A pool with `count` calls that hang until the sender is dropped.
     fn pool_with_hanging_calls(
         count: usize,
     ) -> (Arc<DiskPool>, mpsc::Sender<()>, tokio::task::JoinSet<Result<(), LocalError>>) {

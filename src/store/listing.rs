@@ -77,7 +77,7 @@ fn listing_permits(listings: usize) -> FairSemaphore {
     FairSemaphore::new(listings, quota, CostBasis::Time)
 }
 
-/// Returns a function by which a listing reports that it has examined more entries. The function returns true while the
+/// Returns a function that a listing calls to report that it has examined more entries. The function returns true while the
 /// caller holds `progress`.
 pub(super) fn progress_reporter(progress: &Arc<AtomicUsize>) -> impl Fn() -> bool + Send + use<> {
     let progress = Arc::downgrade(progress);

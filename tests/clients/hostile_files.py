@@ -1,6 +1,6 @@
-"""Files that no honest program writes, and the expected answer to a slice of them.
+"""Files that no honest program writes, and the expected response to a slice of them.
 
-Every case fills a directory of its own. Its `expected` names the status and the problem (None if the answer is not an
+Every case fills a directory of its own. Its `expected` names the status and the problem (None if the response is not an
 error). For data it also gives the first byte. Unless a case says otherwise, the dataset is uint8 and has 4 x 4
 elements in one block.
 """

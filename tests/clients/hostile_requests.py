@@ -1,7 +1,7 @@
-"""Requests that no honest client sends, with the expected answers: (name, request, (statuses, problem)).
+"""Requests that no honest client sends, with the expected responses: (name, request, (statuses, problem)).
 
 A request is a target, a target with method and headers (`Ask`), or the octets of a whole request. The problem is None
-if the HTTP parser itself refuses the request or the answer is not an error. `/vol` is a volume of 8 x 8 x 8.
+if the HTTP parser itself refuses the request or the response is not an error. `/vol` is a volume of 8 x 8 x 8.
 """
 
 from dataclasses import dataclass, field

@@ -113,7 +113,7 @@ class Neuroglancer:
         self.close()
 
     def requests(self) -> list[tuple[int, str]]:
-        """Return status and URL of every answer since the page was opened or the last case began."""
+        """Return status and URL of every response since the page was opened or the last case began."""
         return list(self.answers)
 
     def show(self, case: Case) -> Outcome:
@@ -182,7 +182,7 @@ class Neuroglancer:
                 continue  # Neuroglancer probes for an S3 bucket
             elif status not in (200, 204, 206, 304, 404):
                 faults.append(f"status {status}: {url}")
-        # Chromium logs an error for each of these answers.
+        # Chromium logs an error for each of these responses.
         noise = tuple(
             f"Failed to load resource: the server responded with a status of {status}" for status in (404, 406)
         )

@@ -180,14 +180,14 @@ class RawConnection(http.client.HTTPConnection):
 def exchange(server: Server, request: bytes, quiet: float = 2, first: float = 20, silent: bool = False) -> bytes:
     """Send octets unchanged and return everything received until the server closes or pauses for `quiet` seconds.
 
-    The first octet may take `first` seconds, because the time to answer does not show where the answer ends. If the
+    The first octet may take `first` seconds, because the time to answer does not show where the response ends. If the
     server neither answers nor closes the connection within that time, the test fails unless `silent` is set.
     """
     with socket.create_connection((server.host, server.port), timeout=first) as connection:
         try:
             connection.sendall(request)
         except OSError:
-            pass  # the server may refuse before everything was sent; its answer counts
+            pass  # the server may refuse before everything was sent; its response counts
         received = b""
         try:
             while piece := connection.recv(1 << 16):

@@ -67,7 +67,7 @@ def bearer(token):
 def test_a_shared_cache_never_serves_one_callers_data_to_another(site, tmp_path, greedy, monkeypatch):
     """Send requests of several callers in turn through nginx, whose cache knows neither callers nor tokens.
 
-    nginx has the repository's configuration, or in addition (`greedy`) caches every answer that the server does not
+    nginx has the repository's configuration, or in addition (`greedy`) caches every response that the server does not
     forbid to store.
     """
     if greedy:
@@ -120,7 +120,7 @@ def test_a_shared_cache_never_serves_one_callers_data_to_another(site, tmp_path,
 
 
 def status_and_text(answer):
-    """Return the status and the body of an answer of either client."""
+    """Return the status and the body of a response of either client."""
     by_http2 = isinstance(answer, httpx.Response)
     return (answer.status_code, answer.text) if by_http2 else (answer.status, answer.body.decode(errors="replace"))
 
@@ -151,7 +151,7 @@ def test_tokens_do_not_appear_in_logs_metrics_or_errors(tmp_path, level):
                         if "%zz" not in target:
                             answers.append(http2.get(target, headers=headers))
                         for answer in answers:
-                            # Successful answers and redirects may repeat the client's token; errors must not.
+                            # Successful responses and redirects may repeat the client's token; errors must not.
                             status, text = status_and_text(answer)
                             if status >= 400:
                                 messages.append(f"{text}{dict(answer.headers)}")

@@ -42,7 +42,7 @@ def server(root):
 
 
 def matches(answer, expected):
-    """Return how the answer differs from the expected status and problem, or None if it matches."""
+    """Return how the response differs from the expected status and problem, or None if it matches."""
     statuses, problem = expected[:2]
     allowed = {statuses} if isinstance(statuses, int) else statuses
     if answer.status not in allowed:
@@ -70,7 +70,7 @@ def test_request(server, case):
         is_silent = name == "only line breaks"
         received = support.exchange(server, request, first=2 if is_silent else 20, silent=is_silent)
         first = re.match(rb"HTTP/1\.[01] (\d{3})", received)
-        # Closing the connection without an answer is acceptable, too.
+        # Closing the connection without a response is acceptable, too.
         assert not received or not first or int(first[1]) in expected[0] | {200}, received[:200]
     else:
         ask = request if isinstance(request, Request) else Request(request)
@@ -127,7 +127,7 @@ def test_unreadable_file(unprivileged, case):
 
 
 def test_all_hostile_files_concurrently(server):
-    """Request every hostile file eight times, concurrently. The answers and the memory limit are the same."""
+    """Request every hostile file eight times, concurrently. The responses and the memory limit are the same."""
 
     def ask(number):
         case = hostile_files.ALL[number % len(hostile_files.ALL)]

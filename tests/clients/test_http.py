@@ -1,4 +1,4 @@
-"""HTTP as in RFC 9110 and 9457, CORS, headers of every answer, proxies and transports."""
+"""HTTP as in RFC 9110 and 9457, CORS, headers of every response, proxies and transports."""
 
 import gzip
 import json
@@ -304,7 +304,7 @@ def test_slices_are_compressed_only_where_configured(root):
 
 
 # ---------------------------------------------------------------------------------------------------
-# Headers of every answer
+# Headers of every response
 
 
 STATUSES = [
@@ -508,7 +508,7 @@ def test_a_connection_serves_many_and_pipelined_requests(server):
         assert connection.ask("/vol/0/0/0", "HEAD").status == 200
     connection.close()
     one = b"GET /healthz HTTP/1.1\r\nHost: n5\r\n\r\n"
-    # The server closes the connection after the last answer, and may pause before.
+    # The server closes the connection after the last response, and may pause before.
     answers = support.exchange(server, one * 9 + one.replace(b"n5\r\n", b"n5\r\nConnection: close\r\n"), quiet=20)
     assert answers.count(b"HTTP/1.1 200 OK") == 10
 

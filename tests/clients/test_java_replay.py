@@ -1,4 +1,4 @@
-"""Replays the requests of N5 for Java's HttpKeyValueAccess in order, and its interpretation of the answers.
+"""Replays the requests of N5 for Java's HttpKeyValueAccess in order, and its interpretation of the responses.
 
 Source: n5 4.0.2 `HttpKeyValueAccess.java` and `http/*.java`, and a log of its requests.
 """
@@ -35,7 +35,7 @@ def server(tmp_path_factory):
 
 
 def exists(answer):
-    """Interpret a HEAD answer: 200 to 399 means present, 404 and 410 mean missing, anything else throws."""
+    """Interpret a HEAD response: 200 to 399 means present, 404 and 410 mean missing, anything else throws."""
     if answer.status in (404, 410):
         return False
     assert 200 <= answer.status < 400, f"Java throws for {answer.status}"
@@ -43,14 +43,14 @@ def exists(answer):
 
 
 def is_directory(answer):
-    """Interpret the answer to HEAD of `path/`, without following redirects."""
+    """Interpret the response to HEAD of `path/`, without following redirects."""
     if 300 <= answer.status < 400:
         return bool(re.search(r"(/|index\.html)$", answer["location"]))
     return exists(answer)
 
 
 def is_file(answer):
-    """Interpret the answer to HEAD of the path without a slash. A redirect to a directory is not a file."""
+    """Interpret the response to HEAD of the path without a slash. A redirect to a directory is not a file."""
     if 300 <= answer.status < 400:
         return not re.search(r"(/|index\.html)$", answer["location"])
     return exists(answer)

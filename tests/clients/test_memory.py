@@ -1,4 +1,4 @@
-"""Answers far larger than memory use a bounded amount of it."""
+"""Responses far larger than memory use a bounded amount of it."""
 
 import hashlib
 import os
@@ -18,7 +18,7 @@ SPARSE = [32768, 32768, 20]
 
 
 def download(server, target, digest=None):
-    """Read an answer piece by piece and return (status, headers, bytes read, seconds)."""
+    """Read a response piece by piece and return (status, headers, bytes read, seconds)."""
     connection = server.connection()
     connection.timeout = 600
     started = time.monotonic()

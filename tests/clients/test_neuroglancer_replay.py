@@ -1,4 +1,4 @@
-"""Replays the requests of Neuroglancer's n5 data source, and its interpretation of the answers.
+"""Replays the requests of Neuroglancer's n5 data source, and its interpretation of the responses.
 
 Source: Neuroglancer `datasource/n5/frontend.ts`, `kvstore/http/{read,html_directory_listing}.ts`.
 """

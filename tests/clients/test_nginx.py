@@ -58,7 +58,7 @@ class Proxy(Server):
                 time.sleep(0.05)
 
     def logged(self, text):
-        """Wait until the access log contains `text`, and return the log. nginx writes a line after its answer."""
+        """Wait until the access log contains `text`, and return the log. nginx writes a line after its response."""
         until = time.monotonic() + 20
         while text not in (log := (self.directory / "access.log").read_text()):
             assert time.monotonic() < until, f"{text!r} is not logged: {log[-4000:]}"
@@ -116,7 +116,7 @@ def test_ranges_and_preconditions_pass_through(proxy, root):
         assert (part.status, part.body) == (206, stored[4:12])
         assert part["content-range"] == f"bytes 4-11/{len(stored)}"
         assert proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=999999-").status == 416
-        # Where nginx caches blocks, it does not forward the precondition. A complete answer is then correct, too.
+        # Where nginx caches blocks, it does not forward the precondition. A complete response is then correct, too.
         allowed = (304,) if prefix else (200, 304)
         assert proxy.get(f"{prefix}/50%25/0/0/0", If_None_Match=whole["etag"]).status in allowed
         other = proxy.get(f"{prefix}/50%25/0/0/0", Range="bytes=4-11", If_Range='"other"')
@@ -152,7 +152,7 @@ def test_a_large_slice_streams_through(proxy, upstream):
     connection.endheaders()
     response = connection.getresponse()
     first = response.read(1)
-    # Long enough for a buffering proxy to read the whole answer while the client reads nothing.
+    # Long enough for a buffering proxy to read the whole response while the client reads nothing.
     time.sleep(1)
     # The metrics request itself is in flight, too.
     assert upstream.metric("n5_http_requests_in_flight") >= 2, "the proxy has buffered the whole answer"
@@ -205,7 +205,7 @@ def test_nginx_of_compose_serves_the_answers_of_the_server(compose):
     for target in targets:
         direct = server.get(target)
         assert direct.status == (404 if "9" in target else 200), target
-        # The second answer comes from nginx's cache if nginx stores it.
+        # The second response comes from nginx's cache if nginx stores it.
         for _ in range(2):
             proxied = proxy.get(target)
             assert (proxied.status, proxied.body, proxied["etag"]) == (direct.status, direct.body, direct["etag"]), target
@@ -306,7 +306,7 @@ def test_nginx_and_the_server_agree_where_requests_end(proxy, prefix, shape):
     assert all(status < 500 or status == 501 for status in statuses), received
     assert statuses or not is_answered
     assert b"smuggled" not in received or is_second_for_nginx(shape), received
-    # The next requests on the connection that nginx keeps to the server get their own answers.
+    # The next requests on the connection that nginx keeps to the server get their own responses.
     for number in range(4):
         answer = proxy.get("/50%25/0/0/0", X_Request_Id=f"next-{number}")
         assert (answer.status, answer["x-request-id"]) == (200, f"next-{number}")

@@ -33,7 +33,7 @@ CHECKS = [
 EXAMPLES = 50
 SCHEMA = schemathesis.openapi.from_path(str(FILE))
 OPERATIONS = {result.ok().label: result.ok() for result in SCHEMA.get_all_operations()}
-# Number of answers by operation and status.
+# Number of responses by operation and status.
 SEEN = collections.defaultdict(collections.Counter)
 
 load_all_checks()
@@ -138,7 +138,7 @@ def test_every_example_of_a_parameter_is_valid(demo):
 
 
 def test_every_example_answer_is_correct(demo):
-    """Compare each example with the answer to the target in its summary."""
+    """Compare each example with the response to the target in its summary."""
     checked = 0
     for response in DOCUMENT["components"]["responses"].values():
         for media_type, content in response.get("content", {}).items():

@@ -1,4 +1,4 @@
-"""Answers of /slice in other programs: TIFF stacks, images, blocks, and converted elements."""
+"""Responses of /slice in other programs: TIFF stacks, images, blocks, and converted elements."""
 
 import io
 

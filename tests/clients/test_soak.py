@@ -77,7 +77,7 @@ def test_persistently_low_throughput_is_a_violation(modules, seen, is_wrong, low
     assert (bool(found.watch.violations), found.low, found.undecided, seen) == (is_wrong, low, undecided, [])
 
 
-# Answers per second in each window, the idle share of the processors, and the verdict (None: the machine was too busy).
+# Responses per second in each window, idle share of the processors, verdict (None: the machine was too busy).
 WINDOWS = [
     ([95], 0.2, True),
     ([70, 70, 95], 0.2, True),

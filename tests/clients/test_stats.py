@@ -25,7 +25,7 @@ def stored(server: support.Server, dataset: dict) -> np.ndarray | None:
 
 
 def check(answer: dict, elements: np.ndarray) -> None:
-    """Compare an exact answer with the elements, in which missing ones are zeros."""
+    """Compare an exact response with the elements, in which missing ones are zeros."""
     sample = answer["sample"]
     assert sample["elements"] + sample["elements_missing"] == elements.size
     flat = elements.ravel()

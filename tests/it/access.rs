@@ -17,7 +17,7 @@ use crate::support::http1::{Http1Client, Http1Response};
 use crate::support::openapi;
 use crate::support::server::{RunningServer, start_server};
 use crate::support::writer::N5;
-use crate::support::{Client, guarded, local, options, settings};
+use crate::support::{Client, guarded, local, options, settings, wait_until};
 
 /// A server with two containers, and tokens for it. Only Alice may read `em`; `seg` is public, except `seg/draft`.
 struct Site {
@@ -74,9 +74,9 @@ impl Site {
     }
 
     async fn ask(&self, method: &str, path: &str, headers: &[(&str, &str)]) -> Http1Response {
-        let answer = Http1Client::connect(&self.server).await.ask(method, path, headers).await;
-        openapi::check(method, path, StatusCode::from_u16(status(&answer)).unwrap());
-        answer
+        let response = Http1Client::connect(&self.server).await.ask(method, path, headers).await;
+        openapi::check(method, path, StatusCode::from_u16(status(&response)).unwrap());
+        response
     }
 
     async fn get(&self, path: &str) -> Http1Response {
@@ -115,12 +115,12 @@ fn volume() -> N5 {
     n5
 }
 
-fn status(answer: &Http1Response) -> u16 {
-    answer.status.split(' ').nth(1).unwrap().parse().unwrap()
+fn status(response: &Http1Response) -> u16 {
+    response.status.split(' ').nth(1).unwrap().parse().unwrap()
 }
 
-fn text(answer: &Http1Response) -> String {
-    String::from_utf8_lossy(&answer.body).into_owned()
+fn text(response: &Http1Response) -> String {
+    String::from_utf8_lossy(&response.body).into_owned()
 }
 
 /// Returns paths of every route into a container, with existing and missing objects.
@@ -158,12 +158,12 @@ fn paths(of: &str) -> Vec<String> {
 async fn a_request_without_a_token_gets_401_for_private_data_and_200_for_public_data() {
     let site = Site::new().await;
     for path in paths("em").into_iter().chain(["/seg/draft/".to_owned(), "/seg/draft/s0/0/0".to_owned()]) {
-        let answer = site.get(&path).await;
-        assert_eq!(status(&answer), 401, "{path}");
+        let response = site.get(&path).await;
+        assert_eq!(status(&response), 401, "{path}");
         // RFC 6750: a request without a token gets no error code.
-        assert_eq!(answer.header("www-authenticate"), Some("Bearer realm=\"n5-server\""), "{path}");
-        assert_eq!(answer.header("cache-control"), Some("no-store"), "{path}");
-        assert!(text(&answer).contains("#unauthorized"), "{path}");
+        assert_eq!(response.header("www-authenticate"), Some("Bearer realm=\"n5-server\""), "{path}");
+        assert_eq!(response.header("cache-control"), Some("no-store"), "{path}");
+        assert!(text(&response).contains("#unauthorized"), "{path}");
     }
     for path in [
         "/seg/v/0/0",
@@ -187,9 +187,12 @@ async fn an_invalid_token_gets_401_even_for_public_data() {
     let almost = format!("{}0", site.alice);
     for token in ["x", "n5t_", &almost, "", "Bearer"] {
         for path in ["/em/v/0/0", "/seg/v/0/0", "/metrics"] {
-            let answer = site.get_as(token, path).await;
-            assert_eq!(status(&answer), 401, "{token:?} {path}");
-            assert!(answer.header("www-authenticate").unwrap().contains("error=\"invalid_token\""), "{token:?} {path}");
+            let response = site.get_as(token, path).await;
+            assert_eq!(status(&response), 401, "{token:?} {path}");
+            assert!(
+                response.header("www-authenticate").unwrap().contains("error=\"invalid_token\""),
+                "{token:?} {path}"
+            );
         }
     }
     assert_eq!(status(&site.get("/token/x/seg/v/0/0").await), 401);
@@ -199,9 +202,9 @@ async fn an_invalid_token_gets_401_even_for_public_data() {
 #[tokio::test]
 async fn an_expired_token_gets_401_with_the_reason() {
     let site = Site::new().await;
-    let answer = site.get_as(&site.expired, "/em/v/0/0").await;
-    assert_eq!(status(&answer), 401);
-    assert!(answer.header("www-authenticate").unwrap().contains("expired"));
+    let response = site.get_as(&site.expired, "/em/v/0/0").await;
+    assert_eq!(status(&response), 401);
+    assert!(response.header("www-authenticate").unwrap().contains("expired"));
 }
 
 #[tokio::test]
@@ -212,7 +215,7 @@ async fn a_token_for_one_container_grants_no_access_to_another() {
     }
     assert_eq!(status(&site.get_as(&site.lab, "/seg/draft/s0/0/0").await), 200);
     assert_eq!(status(&site.get_as(&site.alice, "/seg/draft/s0/0/0").await), 404);
-    // A token with its own paths grants only these.
+    // A token that lists paths grants access only to these paths.
     for (path, expected) in
         [("/em/open/s0/0/0", 200), ("/em/v/0/0", 404), ("/em/", 404), ("/em/opening", 404), ("/seg/v/0/0", 200)]
     {
@@ -254,8 +257,8 @@ async fn two_different_tokens_get_400_and_the_same_token_twice_is_accepted() {
         format!("/em/v/0/0?token={a}&token={b}"),
         format!("/token/{a}/token/{b}/em/v/0/0"),
     ] {
-        let answer = site.get(&path).await;
-        assert_eq!((status(&answer), answer.header("cache-control")), (400, Some("no-store")), "{path}");
+        let response = site.get(&path).await;
+        assert_eq!((status(&response), response.header("cache-control")), (400, Some("no-store")), "{path}");
     }
     assert_eq!(status(&site.get_as(b, &format!("/em/v/0/0?token={a}")).await), 400);
     assert_eq!(status(&site.get_as(a, &format!("/token/{a}/em/v/0/0?token={a}")).await), 200);
@@ -266,7 +269,7 @@ async fn two_different_tokens_get_400_and_the_same_token_twice_is_accepted() {
 #[test]
 fn tokens_are_compared_by_digest_and_in_constant_time() {
     let source = include_str!("../../src/access/token_file.rs");
-    let code = source.split("#[cfg(test)]").next().unwrap();
+    let code = source.split("#[cfg(test)]\nmod ").next().unwrap();
     let digest = code.split("struct TokenDigest").next().unwrap().rsplit("#[derive(").next().unwrap();
     assert!(!digest.contains("Eq"), "a digest can be compared by == now");
     assert!(code.contains("self.0.ct_eq(&other.0)"));
@@ -311,7 +314,7 @@ async fn a_refused_request_does_not_access_the_store() {
 async fn refusals_of_existing_and_missing_objects_are_identical() {
     let site = Site::new().await;
     for token in [&site.nobody, &site.link] {
-        // Answers for other paths (0) and for keys (1). The 404 of a missing key has no body.
+        // Responses for other paths (0) and for keys (1). The 404 of a missing key has no body.
         let mut seen = [std::collections::BTreeSet::new(), std::collections::BTreeSet::new()];
         for path in [
             "/em/v/0/0",
@@ -332,15 +335,15 @@ async fn refusals_of_existing_and_missing_objects_are_identical() {
                 let bearer = format!("Bearer {token}");
                 let headers = [vec![("Authorization", bearer.as_str()), ("X-Request-Id", "same")], headers].concat();
                 let mut client = Http1Client::connect(&site.server).await;
-                let answer = client.ask("GET", path, &headers).await;
-                let body = text(&answer).replace(path, "PATH");
+                let response = client.ask("GET", path, &headers).await;
+                let body = text(&response).replace(path, "PATH");
                 let headers: Vec<_> =
                     ["cache-control", "content-type", "vary", "etag", "last-modified", "accept-ranges"]
-                        .map(|name| answer.header(name).map(str::to_owned))
+                        .map(|name| response.header(name).map(str::to_owned))
                         .to_vec();
                 let is_key = ["/em/", "/zarr3/"].iter().any(|view| path.starts_with(view)) && !path.ends_with('/');
                 assert_eq!(body.is_empty(), is_key, "{path}");
-                seen[usize::from(is_key)].insert((answer.status.clone(), headers, body));
+                seen[usize::from(is_key)].insert((response.status.clone(), headers, body));
             }
         }
         for seen in seen {
@@ -359,18 +362,18 @@ async fn headers_do_not_reveal_whether_a_private_part_exists() {
     for path in
         ["/seg/pyramid/", "/seg/open/", "/info/seg/pyramid", "/stats/seg/pyramid", "/zarr3/seg/pyramid/zarr.json"]
     {
-        let answer = site.get(path).await;
-        assert_eq!(status(&answer), 200, "{path}");
-        assert!(answer.header("cache-control").unwrap().starts_with("private"), "{path}");
-        assert!(answer.all("vary").contains("authorization"), "{path}");
+        let response = site.get(path).await;
+        assert_eq!(status(&response), 200, "{path}");
+        assert!(response.header("cache-control").unwrap().starts_with("private"), "{path}");
+        assert!(response.all("vary").contains("authorization"), "{path}");
     }
     // The server looks for levels in the parent directory.
     for path in ["/as/gzip/seg/pyramid/s7/0/0", "/as/raw/seg/pyramid/s7/attributes.json"] {
-        let answer = site.get(path).await;
-        assert_eq!(status(&answer), 404, "{path}");
-        assert!(answer.all("vary").contains("authorization"), "{path}");
+        let response = site.get(path).await;
+        assert_eq!(status(&response), 404, "{path}");
+        assert!(response.all("vary").contains("authorization"), "{path}");
     }
-    // The answer for a path without private parts does not depend on the caller.
+    // The response for a path without private parts does not depend on the caller.
     assert_eq!(site.get("/seg/v/0/0").await.header("cache-control"), Some("no-cache"));
 }
 
@@ -386,41 +389,41 @@ async fn preconditions_ranges_head_and_options_reveal_nothing() {
         vec![("If-Modified-Since", "Thu, 01 Jan 2099 00:00:00 GMT")],
     ] {
         for method in ["GET", "HEAD"] {
-            let answer = site.ask(method, "/em/v/0/0", &headers).await;
-            assert_eq!((status(&answer), answer.header("etag")), (401, None), "{method} {headers:?}");
+            let response = site.ask(method, "/em/v/0/0", &headers).await;
+            assert_eq!((status(&response), response.header("etag")), (401, None), "{method} {headers:?}");
             let mut headers = headers.clone();
             let bearer = format!("Bearer {}", site.nobody);
             headers.push(("Authorization", &bearer));
-            let answer = site.ask(method, "/em/v/0/0", &headers).await;
-            assert_eq!((status(&answer), answer.header("etag")), (404, None), "{method} {headers:?}");
+            let response = site.ask(method, "/em/v/0/0", &headers).await;
+            assert_eq!((status(&response), response.header("etag")), (404, None), "{method} {headers:?}");
         }
     }
     let alice_headers = [("If-None-Match", tag.as_str()), ("Authorization", &format!("Bearer {}", site.alice))];
-    let answer = site.ask("GET", "/em/v/0/0", &alice_headers).await;
-    assert_eq!((status(&answer), answer.header("cache-control")), (304, Some("private, no-cache")));
-    // Preflight requests carry no token. Their answer is the same for every path.
+    let response = site.ask("GET", "/em/v/0/0", &alice_headers).await;
+    assert_eq!((status(&response), response.header("cache-control")), (304, Some("private, no-cache")));
+    // Preflight requests carry no token. Their response is the same for every path.
     let preflight = [
         ("Origin", "https://viewer.example"),
         ("Access-Control-Request-Method", "GET"),
         ("Access-Control-Request-Headers", "authorization"),
     ];
     for path in ["/em/v/0/0", "/em/absent", "/seg/v/0/0"] {
-        let answer = site.ask("OPTIONS", path, &preflight).await;
-        assert_eq!((status(&answer), answer.header("access-control-allow-origin")), (204, Some("*")), "{path}");
-        assert!(answer.header("access-control-allow-headers").unwrap().contains("authorization"));
-        assert_eq!(answer.header("access-control-allow-credentials"), None);
+        let response = site.ask("OPTIONS", path, &preflight).await;
+        assert_eq!((status(&response), response.header("access-control-allow-origin")), (204, Some("*")), "{path}");
+        assert!(response.header("access-control-allow-headers").unwrap().contains("authorization"));
+        assert_eq!(response.header("access-control-allow-credentials"), None);
     }
     assert_eq!(status(&site.ask("POST", "/em/v/0/0", &[("Content-Length", "0")]).await), 405);
 }
 
 #[tokio::test]
-async fn callers_that_share_a_connection_each_get_their_own_answers() {
+async fn callers_that_share_a_connection_each_get_their_own_responses() {
     let site = Site::new().await;
     let mut client = Http1Client::connect(&site.server).await;
     let bearer = |token: &str| format!("Bearer {token}");
     let (alice, lab) = (bearer(&site.alice), bearer(&site.lab));
     let in_path = format!("/token/{}/em/v/0/0", site.alice);
-    // Often enough that everything cacheable is cached.
+    // Repeats the requests until everything cacheable is cached.
     for round in 0..20 {
         for (path, token, expected) in [
             ("/seg/v/0/0", None, 200),
@@ -438,8 +441,8 @@ async fn callers_that_share_a_connection_each_get_their_own_answers() {
             ("/em/v/9/9", None, 401),
         ] {
             let headers: Vec<_> = token.map(|token| ("Authorization", token.as_str())).into_iter().collect();
-            let answer = client.ask("GET", path, &headers).await;
-            assert_eq!(status(&answer), expected, "{round} {path} {token:?}");
+            let response = client.ask("GET", path, &headers).await;
+            assert_eq!(status(&response), expected, "{round} {path} {token:?}");
         }
     }
 }
@@ -504,7 +507,7 @@ async fn listings_documents_and_views_omit_private_entries() {
     for path in ["/seg/?format=json", "/zarr2/seg/.zmetadata", "/zarr3/seg/zarr.json"] {
         assert!(text(&site.get_as(&site.lab, path).await).contains("draft"), "{path}");
     }
-    let names = |answer: Http1Response| text(&answer);
+    let names = |response: Http1Response| text(&response);
     assert!(!names(site.get("/?format=json").await).contains("\"em\""));
     assert!(names(site.get("/?format=json").await).contains("\"seg\""));
     assert!(names(site.get_as(&site.alice, "/?format=json").await).contains("\"em\""));
@@ -528,7 +531,8 @@ async fn access_is_checked_for_pyramid_levels_parent_attributes_and_parts_of_dat
         assert!(text(&alices).contains("s0"), "{path}: {}", text(&alices));
     }
     assert_eq!(status(&site.get("/precomputed/seg/pyramid/s0/raw/0-4_0-4_0-1").await), 401);
-    // A slice names no block keys. Only callers that may read the private part may read the dataset by such routes.
+    // These routes name no keys of blocks, so rules for parts of the dataset cannot be checked. Only callers that may
+    // read every part may use them.
     for path in
         ["/slice/seg/v?size=1,1", "/zarr2/seg/v/1/1", "/stats/seg/v", "/as/gzip/seg/v/1/1", "/zarr3/seg/v/c/1/1"]
     {
@@ -549,7 +553,7 @@ async fn access_is_checked_for_pyramid_levels_parent_attributes_and_parts_of_dat
 }
 
 #[tokio::test]
-async fn cache_control_is_private_only_if_the_answer_depends_on_the_caller() {
+async fn cache_control_is_private_only_if_the_response_depends_on_the_caller() {
     let site = Site::with(|config| {
         for container in &mut config.containers {
             container.cache_control = n5_server::config::CacheControl::Immutable;
@@ -570,9 +574,9 @@ async fn cache_control_is_private_only_if_the_answer_depends_on_the_caller() {
         ("/zarr2/em/v/0/0", &alice, private, true),
         ("/em/v/9/9", &alice, "private, max-age=60", true),
     ] {
-        let answer = site.ask("GET", path, headers).await;
-        assert_eq!(answer.header("cache-control"), Some(expected), "{path}");
-        let vary = answer.all("vary");
+        let response = site.ask("GET", path, headers).await;
+        assert_eq!(response.header("cache-control"), Some(expected), "{path}");
+        let vary = response.all("vary");
         assert_eq!(vary.contains("authorization"), varies, "{path}: {vary}");
     }
     let by_url = site.get(&format!("/seg/v/0/0?token={}", site.alice)).await;
@@ -602,9 +606,9 @@ async fn links_repeat_a_token_from_the_url_but_not_from_the_header() {
         (format!("/token/{token}/em/v"), "v/".to_owned()),
         (format!("/em/v?token={token}"), format!("v/?token={token}")),
     ] {
-        let answer = site.get(&path).await;
-        assert_eq!(answer.header("location"), Some(location.as_str()), "{path}");
-        assert!(["private, no-cache", "no-store"].contains(&answer.header("cache-control").unwrap()), "{path}");
+        let response = site.get(&path).await;
+        assert_eq!(response.header("location"), Some(location.as_str()), "{path}");
+        assert!(["private, no-cache", "no-store"].contains(&response.header("cache-control").unwrap()), "{path}");
     }
     // A page for a browser is redirected to the URL with the token in the path, where its relative links work. A
     // listing for a program is not redirected.
@@ -625,8 +629,8 @@ async fn attributes_above_readable_data_get_404_instead_of_401() {
     .await;
     // Neuroglancer requests these above /token/T/n5/em/v. It walks up to the root of the host, without the token.
     for path in ["/token/attributes.json", "/attributes.json", "/seg/pyramid/attributes.json", "/seg/attributes.json"] {
-        let answer = site.get(path).await;
-        assert_eq!((status(&answer), answer.header("cache-control")), (404, Some("no-store")), "{path}");
+        let response = site.get(path).await;
+        assert_eq!((status(&response), response.header("cache-control")), (404, Some("no-store")), "{path}");
     }
     for path in ["/em/attributes.json", "/seg/v/attributes.json", "/seg/pyramid/", "/seg/pyramid/s1/attributes.json"] {
         assert_eq!(status(&site.get(path).await), 401, "{path}");
@@ -668,13 +672,8 @@ async fn the_token_file_is_reloaded_and_an_invalid_file_is_ignored() {
     let new = issue("alice", None, &[], &[], SystemTime::now()).unwrap();
     assert_eq!(status(&site.get_as(&new.token, "/em/v/0/0").await), 401);
     let wait_for = async |token: &str, expected: u16| {
-        for _ in 0..400 {
-            if status(&site.get_as(token, "/em/v/0/0").await) == expected {
-                return true;
-            }
-            tokio::time::sleep(Duration::from_millis(25)).await;
-        }
-        false
+        let is_expected = wait_until(async || status(&site.get_as(token, "/em/v/0/0").await) == expected);
+        tokio::time::timeout(Duration::from_secs(10), is_expected).await == Ok(true)
     };
     lines = format!("{}\n{lines}", new.line);
     std::fs::write(site.tokens(), &lines).unwrap();

@@ -11,6 +11,7 @@ use serde_json::{Value, json};
 use tempfile::TempDir;
 
 use crate::support::program::Program;
+use crate::support::wait_until;
 
 fn base64(bytes: &[u8]) -> String {
     const DIGITS: &[u8; 64] = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789-_";
@@ -182,15 +183,8 @@ async fn keys_are_reloaded_when_their_file_changes() {
     let token = next.with(|_| {});
     assert_eq!(issuer.caller_of(&token).await, Err(TokenError::BadSignature));
     std::fs::write(issuer.directory.path().join("keys.json"), keys(&next.ed, &next.ec).to_string()).unwrap();
-    let mut found = false;
-    for _ in 0..400 {
-        found = issuer.caller_of(&token).await.is_ok();
-        if found {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(25)).await;
-    }
-    assert!(found);
+    let is_known = wait_until(async || issuer.caller_of(&token).await.is_ok());
+    assert_eq!(tokio::time::timeout(Duration::from_secs(10), is_known).await, Ok(true));
     assert_eq!(issuer.caller_of(&issuer.with(|_| {})).await, Err(TokenError::BadSignature));
 }
 
@@ -259,9 +253,9 @@ fn a_subject_cannot_forge_log_fields_or_lines() {
         ] {
             let token = issuer.with(|claims| claims["sub"] = subject.into());
             let mut connection = program.connect();
-            let answer = connection.get("/volume/attributes.json", &format!("Authorization: Bearer {token}\r\n"));
-            let answer = answer.unwrap();
-            assert_eq!(answer.status, 404, "{answer:?}");
+            let response = connection.get("/volume/attributes.json", &format!("Authorization: Bearer {token}\r\n"));
+            let response = response.unwrap();
+            assert_eq!(response.status, 404, "{response:?}");
             let line = program.logged("access refused");
             let caller = format!("jwt:{subject}");
             if format == "json" {

@@ -112,7 +112,7 @@ async fn unrepresentable_numbers_and_escapes_are_repeated_verbatim() {
         serde_json::from_str::<serde::de::IgnoredAny>(&text).unwrap();
     }
     assert_eq!(client.get("/slice/v").await.body.len(), 4);
-    // An attribute that is needed is not read if it contains such a number.
+    // An attribute that the server needs counts as missing if it contains such a number.
     n5.file("bad/attributes.json", array_attributes(&[4], 4, r#","resolution":[1e999]"#));
     let reply = client.get("/info/bad").await;
     let text = String::from_utf8(reply.body.to_vec()).unwrap();
@@ -200,7 +200,7 @@ async fn an_attribute_that_is_too_large_to_be_interpreted_counts_as_missing() {
 #[tokio::test]
 async fn the_attributes_around_a_directory_share_one_budget() {
     let n5 = N5::new();
-    // Each takes a fifth of what may be interpreted. Four of them exceed the budget of a request.
+    // Each document takes a fifth of the memory for interpreting. Four of them exceed the budget of a request.
     let some = format!(r#","scales":{}"#, nested_objects(1000));
     n5.file("g/attributes.json", r#"{"scales":[[1],[2],[4]]}"#);
     for level in ["s0", "s1", "s2"] {
@@ -270,7 +270,7 @@ fn datasets_with_large_attributes_hold_little_memory_while_their_slices_wait() {
             n5.file(&format!("d{number}/attributes.json"), array_attributes(&[4096, 2048], 512, &further));
         }
         let program = start_program(&n5);
-        // Answers of 8 MiB. Clients read nothing before every request is answered or waits for memory.
+        // Responses of 8 MiB. Clients read nothing before every request is answered or waits for memory.
         let (clients, heads, read) = (count * 4, AtomicUsize::new(0), AtomicBool::new(false));
         std::thread::scope(|scope| {
             for number in 0..clients {

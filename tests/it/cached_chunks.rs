@@ -1,4 +1,4 @@
-//! Cached answers of view chunks: the fast path sends them without waiting, and does not resolve them again while
+//! Cached responses of view chunks: the fast path sends them without waiting, and does not resolve them again while
 //! nothing has changed.
 
 use std::collections::BTreeSet;
@@ -13,10 +13,10 @@ use serde_json::json;
 use crate::support::writer::N5;
 use crate::support::{Client, WholeResponse, let_files_settle, local, options, settings};
 
-/// Longer than the 100 ms for which a thread repeats an answer without a lookup in the shared cache.
+/// Longer than the 100 ms for which a thread repeats a response without a lookup in the shared cache.
 const THREAD_CACHE_EXPIRY: Duration = Duration::from_millis(150);
 
-/// Returns status, headers and body of the fast path's answer, or `None` if the request would go to the router.
+/// Returns status, headers and body of the fast path's response, or `None` if the request would go to the router.
 fn try_fast_path(
     client: &Client,
     method: &str,
@@ -40,7 +40,7 @@ fn fast_path_body(client: &Client, path: &str) -> Option<Bytes> {
     try_fast_path(client, "GET", path, None).map(|(_, _, body)| body)
 }
 
-/// Returns the headers of an answer of the router, without those that differ between answers.
+/// Returns the headers of a response of the router, without those that differ between responses.
 fn lines(reply: &WholeResponse) -> BTreeSet<String> {
     let lines = reply.headers.iter().map(|(name, value)| format!("{name}: {}", value.to_str().unwrap()));
     comparable(lines.collect())

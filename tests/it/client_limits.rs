@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::support::program::{Connection, PATIENCE, Program, ProgramResponse};
+use crate::support::program::{Connection, Program, ProgramResponse};
+use crate::support::wait_until_blocking;
 use crate::support::writer::N5;
 
 /// A slice that is larger than the buffers of the sockets.
@@ -18,18 +19,6 @@ fn volume() -> N5 {
 
 fn config_for(n5: &N5, more: &str) -> String {
     format!("{more}\n[[containers]]\nroot = \"{}\"\n", n5.root().display())
-}
-
-/// Polls until `is_so` returns true, for up to [`PATIENCE`]. Returns false if it never does.
-fn eventually(mut is_so: impl FnMut() -> bool) -> bool {
-    let started = Instant::now();
-    while started.elapsed() < PATIENCE {
-        if is_so() {
-            return true;
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
-    false
 }
 
 fn status(connection: &mut Connection, path: &str) -> Option<u16> {
@@ -50,7 +39,7 @@ fn the_longest_idle_connection_of_an_address_is_evicted() {
     let mut held = Vec::new();
     for _ in 0..3 {
         held.push(open("127.0.0.2"));
-        // A connection becomes idle a moment after its client has the answer.
+        // A connection becomes idle a moment after its client has the response.
         std::thread::sleep(Duration::from_millis(50));
     }
     assert!(held.iter().all(|(status, _)| *status == Some(200)));
@@ -85,10 +74,10 @@ fn a_connection_beyond_the_limit_of_its_address_waits_and_is_then_refused() {
         .collect();
     let mut waits = program.connect_from("127.0.0.2");
     waits.ask("/v/0/0");
-    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"connection\"}") == Some(1.0)));
+    assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"connection\"}") == Some(1.0)));
     assert_eq!(program.connect_from("127.0.0.3").get("/v/0/0", "").unwrap().status, 200);
     busy.pop();
-    assert_eq!(waits.answer().unwrap().status, 200, "a permit is passed on");
+    assert_eq!(waits.read_response().unwrap().status, 200, "a permit is passed on");
     waits.ask(LARGE);
     waits.head().unwrap();
     assert_eq!(program.connect_from("127.0.0.2").get("/v/0/0", ""), None);
@@ -113,17 +102,21 @@ fn a_request_beyond_the_clients_limit_waits_and_then_gets_429() {
     let program = Program::start(&config_for(&n5, "clients.concurrent_requests = 1\nlimits.budget_wait = \"300ms\""));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
-    // The request is in flight until its client reads the last byte of the answer.
-    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    // The request is in flight until its client reads the last byte of the response.
+    assert!(wait_until_blocking(|| program
+        .metric("n5_budget_bytes{budget=\"slice\"}")
+        .is_some_and(|bytes| bytes > 0.0)));
     let refused = program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap();
     assert_eq!(refused.status, 429, "{refused:?}");
     assert!(refused.header("retry-after").is_some() && refused.body.contains("#too-many"), "{refused:?}");
     assert_eq!(program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status, 200);
     assert_eq!(program.metric("n5_requests_shed_total{reason=\"client\"}"), Some(1.0));
     assert_eq!(program.metric("n5_queue_wait_duration_seconds_count{queue=\"client\"}"), Some(1.0));
-    assert_eq!(reading.answer().unwrap().status, 200);
-    // The request releases its permit a moment after its answer.
-    assert!(eventually(|| program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status == 200));
+    assert_eq!(reading.read_response().unwrap().status, 200);
+    // The request releases its permit a moment after its response.
+    assert!(wait_until_blocking(
+        || program.connect_from("127.0.0.2").get("/slice/v?size=4,4", "").unwrap().status == 200
+    ));
 }
 
 #[test]
@@ -133,24 +126,26 @@ fn a_waiting_request_is_cancelled_on_reset_even_if_another_is_pipelined() {
     let program = Program::start(&config_for(&n5, &format!("clients.concurrent_requests = 1\n{patient}")));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
-    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    assert!(wait_until_blocking(|| program
+        .metric("n5_budget_bytes{budget=\"slice\"}")
+        .is_some_and(|bytes| bytes > 0.0)));
     let mut waiting = program.connect_from("127.0.0.2");
     waiting.ask_all(&["/slice/v?size=4,4", "/slice/v?size=5,5"]);
-    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
+    assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     waiting.reset();
-    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(0.0)));
+    assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(0.0)));
 }
 
 #[test]
-fn the_rate_limit_slows_answers_without_losing_bytes() {
+fn the_rate_limit_slows_responses_without_losing_bytes() {
     let n5 = volume();
     let free = Program::start(&config_for(&n5, ""));
     let slowed = Program::start(&config_for(&n5, "clients.bytes_per_second = \"2MiB\"\nclients.burst = \"512KiB\""));
-    // A slice of 2 MiB, and stored blocks of the same total size.
+    // Requests a slice of 2 MiB, and then stored blocks of the same total size.
     for paths in [&["/slice/v"; 1][..], &["/v/0/0", "/v/1/0", "/v/0/1", "/v/1/1"]] {
         let expected: Vec<_> = paths.iter().map(|path| free.get(path)).collect();
         let bytes: usize = expected.iter().map(ProgramResponse::length).sum();
-        // Another address for each, whose rate limiter is still unused.
+        // Each case uses an address that has not received anything yet, so that its burst is unused.
         let mut connection = slowed.connect_from(if paths.len() == 1 { "127.0.0.2" } else { "127.0.0.3" });
         let started = Instant::now();
         for (path, expected) in paths.iter().zip(&expected) {
@@ -164,14 +159,15 @@ fn the_rate_limit_slows_answers_without_losing_bytes() {
 }
 
 /// Returns the status of a small slice. Repeats the request while the status is 503, and counts that in `refused`: an
-/// earlier request keeps its permit for a moment after its answer.
+/// earlier request keeps its permit for a moment after its response.
 fn retry_until_admitted(connection: &mut Connection, refused: &AtomicUsize) -> u16 {
     let mut status = 503;
-    eventually(|| {
+    let is_admitted = wait_until_blocking(|| {
         status = connection.get("/slice/v?size=4,4", "").unwrap().status;
         refused.fetch_add(usize::from(status == 503), Ordering::Relaxed);
         status != 503
     });
+    assert!(is_admitted, "the permit is never returned");
     status
 }
 
@@ -185,22 +181,24 @@ fn a_request_waiting_for_its_own_client_takes_no_permit_from_others() {
     ));
     let mut reading = program.connect_from("127.0.0.2");
     reading.ask(LARGE);
-    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"slice\"}").is_some_and(|bytes| bytes > 0.0)));
+    assert!(wait_until_blocking(|| program
+        .metric("n5_budget_bytes{budget=\"slice\"}")
+        .is_some_and(|bytes| bytes > 0.0)));
     let mut waiting = program.connect_from("127.0.0.2");
     let refused = Arc::new(AtomicUsize::new(0));
     let counted = Arc::clone(&refused);
     let waiting = std::thread::spawn(move || retry_until_admitted(&mut waiting, &counted));
-    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
+    assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"client\"}") == Some(1.0)));
     let refused_before = refused.load(Ordering::Relaxed);
-    // These two requests, and the one for the metrics.
-    assert!(eventually(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
-    // A client may have one waiting request here, and has one already.
+    // Three requests are in flight: these two, and the one for the metrics.
+    assert!(wait_until_blocking(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
+    // A client may have one waiting request here. This client already has one.
     assert_eq!(retry_until_admitted(&mut program.connect_from("127.0.0.2"), &AtomicUsize::new(0)), 429);
-    // The last requests release their permits a moment after their answers.
+    // The last requests release their permits a moment after their responses.
     let is_free = || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200;
-    assert!(eventually(is_free));
-    assert!(eventually(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
-    assert_eq!(reading.answer().unwrap().status, 200);
+    assert!(wait_until_blocking(is_free));
+    assert!(wait_until_blocking(|| program.metric("n5_http_requests_in_flight") == Some(3.0)));
+    assert_eq!(reading.read_response().unwrap().status, 200);
     assert_eq!(waiting.join().unwrap(), 200);
     // The waiter got its permit without another 503.
     assert_eq!(refused.load(Ordering::Relaxed), refused_before);
@@ -217,9 +215,9 @@ fn requests_beyond_the_concurrency_limit_wait_and_are_answered() {
     for connection in &mut waiting {
         connection.ask("/slice/v?size=4,4");
     }
-    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"request\"}") > Some(40.0)));
+    assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"request\"}") > Some(40.0)));
     drop(reading);
-    assert!(waiting.iter_mut().all(|connection| connection.answer().unwrap().status == 200));
+    assert!(waiting.iter_mut().all(|connection| connection.read_response().unwrap().status == 200));
     assert_eq!(program.metric("n5_requests_shed_total{reason=\"requests\"}"), Some(0.0));
 }
 
@@ -243,7 +241,9 @@ fn immediate_retries_after_a_refusal_are_delayed() {
         other.ask("/slice/v?size=4,4");
     }
     drop(reading);
-    assert!(eventually(|| program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200));
+    assert!(wait_until_blocking(
+        || program.connect_from("127.0.0.3").get("/slice/v?size=4,4", "").unwrap().status == 200
+    ));
 }
 
 #[test]
@@ -261,7 +261,7 @@ fn delayed_refusals_are_sent_at_shutdown() {
         other.ask("/slice/v?size=4,4");
     }
     // Each attempt sends one more request, as the earlier ones may be answered by then.
-    assert!(eventually(|| {
+    assert!(wait_until_blocking(|| {
         let mut other = program.connect_from("127.0.0.2");
         other.ask("/slice/v?size=4,4");
         others.push(other);
@@ -269,14 +269,14 @@ fn delayed_refusals_are_sent_at_shutdown() {
     }));
     program.signal(rustix::process::Signal::TERM);
     for other in &mut others {
-        assert_eq!(other.answer().unwrap().status, 503);
+        assert_eq!(other.read_response().unwrap().status, 503);
     }
     drop(reading);
     assert!(program.child.wait().unwrap().success());
 }
 
 #[test]
-fn a_rate_limited_answer_holds_little_memory() {
+fn a_rate_limited_response_holds_little_memory() {
     let n5 = volume();
     let program = Program::start(&config_for(
         &n5,
@@ -290,7 +290,7 @@ fn a_rate_limited_answer_holds_little_memory() {
         let reply = client.head().unwrap();
         assert_eq!((reply.status, reply.length()), (200, 2048 * 3000 * 2));
     }
-    // At most three bands for each client, and the memory that the loads of a band take.
+    // Each client may hold at most three bands, and the memory that loading a band takes.
     let held = program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap();
     assert!(held > 0.0 && held <= (clients.len() * ((3 << 20) + (128 << 10))) as f64, "{held}");
     assert_eq!(program.connect_from("127.0.0.9").get("/slice/v?size=100,100", "").unwrap().status, 200);
@@ -317,7 +317,7 @@ fn start_with_small_budgets(n5: &N5, wait: &str) -> Program {
     Program::start(&config_for(n5, &format!("{budgets}\nlimits.budget_wait = \"{wait}\"")))
 }
 
-/// Returns paths that one client requests without reading the answers: whole slices, streamed slices, stored blocks,
+/// Returns paths that one client requests without reading the responses: whole slices, streamed slices, stored blocks,
 /// cached decoded blocks, chunks, text.
 fn unread_requests() -> Vec<(&'static str, Vec<String>)> {
     let each = |path: fn(u64) -> String| (0..8).map(path).collect();
@@ -340,7 +340,7 @@ fn a_client_that_reads_nothing_blocks_no_route_for_other_clients() {
         for (connection, path) in slow.iter_mut().zip(&paths) {
             connection.ask(path);
         }
-        // The budgets suffice for some of the answers. The other requests wait for them.
+        // The budgets suffice for some of the responses. The other requests wait for them.
         let heads: Vec<_> = slow.iter_mut().take(2).filter_map(Connection::head).collect();
         assert_eq!(heads.len(), 2, "{kind}");
         for path in [
@@ -377,7 +377,7 @@ fn a_single_client_gets_all_its_concurrent_requests() {
         }
         let readers: Vec<_> = connections
             .into_iter()
-            .map(|mut connection| std::thread::spawn(move || connection.answer().map(|reply| reply.status)))
+            .map(|mut connection| std::thread::spawn(move || connection.read_response().map(|reply| reply.status)))
             .collect();
         let statuses: Vec<_> = readers.into_iter().map(|reader| reader.join().unwrap()).collect();
         assert!(statuses.iter().all(|status| *status == Some(200)), "{kind}: {statuses:?}");
@@ -403,7 +403,7 @@ fn unread_large_objects_do_not_block_stored_blocks_for_other_clients() {
     for connection in &mut slow {
         connection.ask("/v/0/0");
     }
-    assert!(eventually(|| program.metric("n5_budget_bytes{budget=\"transfer\"}") > Some(f64::from(11 << 20))));
+    assert!(wait_until_blocking(|| program.metric("n5_budget_bytes{budget=\"transfer\"}") > Some(f64::from(11 << 20))));
     for number in 16..32 {
         let reply = stored(number);
         assert_eq!((reply.status, reply.length()), (200, 1 << 20), "{number}: {reply:.300?}");
@@ -422,13 +422,13 @@ fn small_slices_overtake_a_large_one_that_waits_for_slow_clients() {
     }
     let mut large = program.connect_from("127.0.0.4");
     large.ask("/slice/v?start=0,9000&size=4096,3000&format=png");
-    assert!(eventually(|| waiting() == Some(1.0)));
+    assert!(wait_until_blocking(|| waiting() == Some(1.0)));
     for _ in 0..3 {
         assert_eq!(program.connect_from("127.0.0.5").get("/slice/v?start=7,7&size=300,300", "").unwrap().status, 200);
     }
     assert_eq!(waiting(), Some(1.0), "the large slice no longer waits");
     drop(slow);
-    assert_eq!(large.answer().unwrap().status, 200);
+    assert_eq!(large.read_response().unwrap().status, 200);
 }
 
 #[test]
@@ -444,7 +444,7 @@ fn unread_large_slices_leave_memory_for_small_ones() {
     for connection in &mut slow[3..] {
         connection.ask("/slice/v?start=0,2500&size=4096,2048&format=png");
     }
-    assert!(eventually(|| program.metric("n5_queue_waiting{queue=\"slice\"}") == Some(7.0)));
+    assert!(wait_until_blocking(|| program.metric("n5_queue_waiting{queue=\"slice\"}") == Some(7.0)));
     for _ in 0..10 {
         let reply = program.connect_from("127.0.0.100").get("/slice/v?start=7,7&size=300,300", "").unwrap();
         assert_eq!(reply.status, 200, "{reply:.300?}");
@@ -465,7 +465,7 @@ fn short_listings_do_not_wait_for_slow_clients() {
     }
     // Less memory is free than a page of 10,000 entries takes.
     let held = || program.metric("n5_budget_bytes{budget=\"slice\"}").unwrap_or_default();
-    assert!(eventually(|| held() > 10e6), "{} bytes", held());
+    assert!(wait_until_blocking(|| held() > 10e6), "{} bytes", held());
     let list = |path| {
         let reply = program.connect_from("127.0.0.100").get(path, "").unwrap();
         (reply.status, reply.body.matches("\"name\"").count())
@@ -473,7 +473,7 @@ fn short_listings_do_not_wait_for_slow_clients() {
     assert_eq!(list("/?format=json"), (200, 3));
     assert_eq!(list("/v/?format=json"), (200, 1));
     // The slow clients' slices may not have taken their memory yet.
-    assert!(eventually(|| list("/many/?format=json").0 == 503));
+    assert!(wait_until_blocking(|| list("/many/?format=json").0 == 503));
     drop(slow);
     assert_eq!(list("/many/?format=json"), (200, 2000));
 }
@@ -503,13 +503,13 @@ fn clients_take_turns_at_storage_calls() {
             })
         })
         .collect();
-    assert!(eventually(|| answered.load(Ordering::Relaxed) > 0));
+    assert!(wait_until_blocking(|| answered.load(Ordering::Relaxed) > 0));
     let mut other = program.connect_from("127.0.0.3");
     for path in ["/v/0/0", "/v/1/1", "/v/?format=json", "/info/v", "/slice/v?start=5,5&size=600,600"] {
         let before = answered.load(Ordering::Relaxed);
         assert_eq!(status(&mut other, path), Some(200), "{path}");
         let meanwhile = answered.load(Ordering::Relaxed) - before;
-        assert!(meanwhile <= 40, "{path} waited for {meanwhile} answers to the other client");
+        assert!(meanwhile <= 40, "{path} waited for {meanwhile} responses to the other client");
     }
     for reader in readers {
         assert_eq!(reader.join().unwrap(), Some(200));

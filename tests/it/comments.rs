@@ -11,6 +11,10 @@ use crate::structure::rust_files;
 /// Longest sentence of a comment, in words.
 const LONGEST_SENTENCE: usize = 40;
 
+/// Phrases that make a sentence hard to follow. There is a plainer way to say each.
+const UNCLEAR_PHRASES: &[&str] =
+    &["by which", "of which", "of that name", "so many", "for people", "n-th", "whoever", "every so"];
+
 /// Words in backticks that stand for something outside the sources.
 const FOREIGN_NAMES: &[&str] = &[
     // Functions and constants of C-Blosc, mimalloc, NumPy, zlib and Linux.
@@ -50,7 +54,7 @@ struct Comment {
 
 /// Returns the comments that stand on lines of their own.
 fn comments_in(path: &Path) -> Vec<Comment> {
-    let file = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap().display();
+    let file = path.strip_prefix(env!("CARGO_MANIFEST_DIR")).unwrap_or(path).display();
     let text = fs::read_to_string(path).unwrap();
     let mut comments: Vec<Comment> = Vec::new();
     let mut previous_marker = "";
@@ -142,6 +146,27 @@ fn no_sentence_of_a_comment_is_longer_than_40_words() {
                     faults.push(format!("{}: {count} words: {sentence}", comment.at));
                 }
             }
+        }
+    }
+    assert!(faults.is_empty(), "{}", faults.join("\n"));
+}
+
+/// Returns the phrases of [`UNCLEAR_PHRASES`] in a paragraph. "Each of which" is plain.
+fn unclear_phrases(paragraph: &str) -> Vec<&'static str> {
+    let is_word = |letter: char| letter.is_alphanumeric() || letter == '-';
+    let words: Vec<String> = paragraph.split(|letter| !is_word(letter)).map(str::to_lowercase).collect();
+    let words: Vec<&str> = words.iter().map(String::as_str).filter(|word| !word.is_empty()).collect();
+    let text = format!(" {} ", words.join(" ")).replace(" each of which ", " ");
+    UNCLEAR_PHRASES.iter().copied().filter(|phrase| text.contains(&format!(" {phrase} "))).collect()
+}
+
+#[test]
+fn no_comment_has_an_unclear_phrase() {
+    let mut faults = Vec::new();
+    for comment in all_comments() {
+        for paragraph in comment.paragraphs() {
+            let found = unclear_phrases(&paragraph);
+            faults.extend(found.iter().map(|phrase| format!("{}: \"{phrase}\": {paragraph}", comment.at)));
         }
     }
     assert!(faults.is_empty(), "{}", faults.join("\n"));
@@ -295,13 +320,14 @@ fn a_functions_doc_comment_names_its_own_parameters_only() {
 
 #[test]
 fn faults_of_comments_are_found() {
-    let folder = tempfile::tempdir_in(env!("CARGO_MANIFEST_DIR")).unwrap();
+    let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a.rs");
     let text = "/// Returns `width`. One\n/// `other` line.\n///\n/// - an item\nfn f(wide: u8) {}\n// A remark\n";
     fs::write(&path, text).unwrap();
     let comments = comments_in(&path);
     assert_eq!(comments[0].paragraphs(), ["Returns `width`. One `other` line. ", "- an item "]);
     assert_eq!(sentences("One. Two: three? Four").len(), 4);
+    assert_eq!(unclear_phrases("Whoever reads items, each of which (or of which) counts"), ["of which", "whoever"]);
     assert_eq!(comments.iter().map(|comment| comment.is_doc).collect::<Vec<_>>(), [true, false]);
     let file = syn::parse_file(text).unwrap();
     let mut items = ItemNames::default();

@@ -19,7 +19,7 @@ use n5_server::runtime::fair_queue;
 use crate::support::load_metrics;
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, let_files_settle, local, options, settings};
+use crate::support::{Client, let_files_settle, local, options, settings, wait_until};
 
 fn probed(n5: &N5, settings: Settings) -> (Arc<Probe>, Client) {
     let probe = Probe::new(local(n5.root()));
@@ -76,13 +76,8 @@ async fn a_load_is_cancelled_when_all_its_clients_disconnect() {
             tokio::spawn(async move { client.get(path).await.status.as_u16() })
         };
         let until = async |waiting: usize| {
-            let waited = async {
-                while probe.waiting() != waiting {
-                    tokio::time::sleep(Duration::from_millis(1)).await;
-                }
-            };
-            let waited = tokio::time::timeout(Duration::from_secs(20), waited).await;
-            assert!(waited.is_ok(), "{path}: {} reads wait, not {waiting}", probe.waiting());
+            let is_waiting = wait_until(async || probe.waiting() == waiting).await;
+            assert!(is_waiting, "{path}: {} reads wait, not {waiting}", probe.waiting());
         };
         let first = ask();
         until(reads).await;
@@ -90,6 +85,7 @@ async fn a_load_is_cancelled_when_all_its_clients_disconnect() {
         load_metrics::wait_for_load(&recorder.handle(), reads).await;
         first.abort();
         assert!(first.await.is_err());
+        // Gives the load time to be cancelled.
         tokio::time::sleep(Duration::from_millis(50)).await;
         assert_eq!(
             (probe.gets(), probe.waiting()),
@@ -298,8 +294,8 @@ async fn bodies_of_stored_blocks_share_the_cached_bytes() {
     assert_eq!(a.as_ptr(), b.as_ptr());
 }
 
-/// Raw blocks of one-byte elements share the buffer that the file was read into. They must not keep the permit of the
-/// read.
+/// Raw blocks of one-byte elements share the buffer that the file was read into. They must not keep the memory permit
+/// of that read.
 #[tokio::test]
 async fn raw_blocks_larger_than_the_caches_can_be_read_repeatedly() {
     let n5 = N5::new();
@@ -329,7 +325,7 @@ async fn raw_blocks_larger_than_the_caches_can_be_read_repeatedly() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_slow_reader_of_a_streamed_slice_leaves_memory_for_small_answers() {
+async fn a_slow_reader_of_a_streamed_slice_leaves_memory_for_small_responses() {
     let n5 = N5::new();
     n5.dataset("a", &[256, 256, 64], &[64, 64, 16], "raw").fill(|_| true, |_| false);
     let_files_settle();
@@ -354,7 +350,7 @@ async fn a_slice_is_the_same_with_and_without_a_cache() {
         let caching = Client::new(local(n5.root()), settings(), options());
         let path = format!("/slice/{compression}");
         let (passed, cached) = (passing.get(&path).await, caching.get(&path).await);
-        // A second time, because buffers are reused after they were sent.
+        // Repeats the request, because the server reuses buffers that were sent.
         let again = passing.get(&path).await;
         for reply in [&passed, &again] {
             assert_eq!(reply.body, cached.body, "{compression}");
@@ -421,7 +417,7 @@ async fn one_client_never_holds_all_memory_for_slices() {
     assert_eq!(ask("192.0.2.1", 4).await.status(), 503);
     // A sixteenth of the budget is reserved for small permits.
     let others = [ask("192.0.2.2", 4).await, ask("192.0.2.3", 1).await];
-    assert!(others.iter().all(|answer| answer.status() == 200));
+    assert!(others.iter().all(|response| response.status() == 200));
     drop((held, others));
     // A client that is alone may take the whole budget in one piece.
     assert_eq!(ask("192.0.2.1", 16).await.status(), 200);
@@ -463,9 +459,9 @@ async fn check_one_slice_among_hundreds(number: usize) {
         request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
         let client = client.clone();
         async move {
-            let answer = client.ask(request).await;
-            assert_eq!(answer.status(), 200);
-            assert_eq!(answer.into_body().collect().await.unwrap().to_bytes().len(), 32 * 32 * 2 * DEPTH as usize);
+            let response = client.ask(request).await;
+            assert_eq!(response.status(), 200);
+            assert_eq!(response.into_body().collect().await.unwrap().to_bytes().len(), 32 * 32 * 2 * DEPTH as usize);
         }
     };
     probe.close();
@@ -490,7 +486,7 @@ async fn check_one_slice_among_hundreds(number: usize) {
     let before = done.load(Ordering::SeqCst);
     // Reads that began earlier may end first: there is memory for 32, and more may pass if a thread is scheduled late.
     // Without fair queueing, this slice would be the last.
-    assert!(before <= 100, "{before} answers to the other client came first");
+    assert!(before <= 100, "{before} responses to the other client came first");
     while let Some(ended) = greedy.join_next().await {
         ended.unwrap();
     }
@@ -668,7 +664,7 @@ async fn documents_waiting_to_be_parsed_for_one_client_leave_memory_to_others() 
 }
 
 #[tokio::test]
-async fn statistics_of_many_clients_leave_memory_for_small_answers() {
+async fn statistics_of_many_clients_leave_memory_for_small_responses() {
     let n5 = N5::new();
     let memory = Settings { slice_budget: 16 << 20, budget_wait: Duration::from_millis(200), ..settings() };
     let container = Client::new(local(n5.root()), memory, options()).container.clone();
@@ -757,12 +753,12 @@ async fn unread_compressed_documents_stay_within_the_budget() {
         let request = Request::get("/info/g").header("host", "x").header("accept-encoding", "gzip");
         let mut request = request.body(Body::empty()).unwrap();
         request.extensions_mut().insert(ConnectInfo(Some(IpAddr::from([192, 0, 2, number]))));
-        let answer = client.ask(request).await;
-        if answer.status() == 200 {
-            compressed += usize::from(answer.headers().contains_key("content-encoding"));
-            held.push(answer);
+        let response = client.ask(request).await;
+        if response.status() == 200 {
+            compressed += usize::from(response.headers().contains_key("content-encoding"));
+            held.push(response);
         }
     }
-    let bytes: u64 = held.iter().filter_map(|answer| http_body::Body::size_hint(answer.body()).exact()).sum();
+    let bytes: u64 = held.iter().filter_map(|response| http_body::Body::size_hint(response.body()).exact()).sum();
     assert!(compressed > 5 && (1 << 20..=slice_budget).contains(&bytes), "{compressed} of {bytes} bytes");
 }

@@ -199,7 +199,7 @@ async fn links_are_followed_according_to_the_policy() {
     link("loop".as_ref(), "loop");
     link("nowhere".as_ref(), "dangling");
     link(&outside.path().join("secret"), "b/secret");
-    // Out of the root and back, by the root's own name and by another one.
+    // These links leave the root and return to it, by its own name and by another one.
     let name = dir.path().file_name().unwrap().to_str().unwrap();
     link(format!("../../{name}/a").as_ref(), "b/around");
     std::os::unix::fs::symlink(dir.path(), outside.path().join("alias")).unwrap();
@@ -428,7 +428,7 @@ async fn a_missing_root_is_an_error_for_every_key() {
     let (root, away) = (dir.path().join("a"), dir.path().join("away"));
     let store = LocalStore::open(&root, SymlinkPolicy::Inside, Duration::from_secs(5)).unwrap();
     let (existing, missing) = (key("0/0"), key("0/9"));
-    // Now the kernel has cached both.
+    // This makes the kernel cache both lookups.
     assert!(store.head_many(vec![existing.clone(), missing.clone()]).await.unwrap()[1].is_none());
     assert!(matches!(store.cached_stat(&existing), CachedStat::Object(_)));
     assert_eq!(store.cached_stat(&missing), CachedStat::Missing);

@@ -9,8 +9,9 @@ use tokio::net::TcpStream;
 use crate::support::attacked::AttackedServer;
 use crate::support::h2;
 use crate::support::program::PATIENCE;
+use crate::support::wait_until;
 
-/// Path of a file of 8 MiB, of which the kernel would queue half.
+/// Path of a file of 8 MiB. The kernel would queue half of it.
 const FILE: &str = "/v/0/2";
 
 /// SETTINGS_INITIAL_WINDOW_SIZE of 0: the client accepts no body.
@@ -47,7 +48,7 @@ async fn request_until(server: &AttackedServer, kind: u8, address: &str, setting
     let mut received = Vec::new();
     while !h2::kinds(&received).contains(&kind) {
         let read = tokio::time::timeout(PATIENCE, other.read_buf(&mut received)).await;
-        assert!(read.expect("no answer").unwrap() > 0, "{address} is closed without an answer");
+        assert!(read.expect("no response").unwrap() > 0, "{address} is closed without a response");
     }
     other
 }
@@ -71,7 +72,7 @@ async fn unread_streams_wait_in_their_connection_and_other_clients_are_served() 
 async fn streams_of_many_addresses_leave_memory_for_each_address() {
     let mut server = AttackedServer::start(&["server.max_connections=1000"]);
     let baseline = server.baseline().await;
-    // Without the reserve, each address would take half of the rest, and the next request would not fit.
+    // Without the reserve, each address would take half of the free memory, until the next request did not fit.
     let held = connections_beyond_the_memory(&server, 16).await;
     let capacity = server.metric("n5_connection_pool_capacity_bytes{pool=\"memory\"}").await;
     server.wait_for_metric("n5_connection_pool_bytes{pool=\"memory\"}", |bytes| bytes > 0.66 * capacity).await;
@@ -108,14 +109,14 @@ async fn unfinished_heads_share_a_memory_pool_and_long_heads_are_answered() {
     for _ in 0..20 {
         // Several heads: the memory of each must be released before the next.
         let requests = long("\r\n\r\n").repeat(2) + &long("\r\nConnection: close\r\n\r\n");
-        let answers = server.exchange(requests.as_bytes()).await;
-        assert_eq!(answers.matches("HTTP/1.1 200 OK").count(), 3, "{answers}");
+        let responses = server.exchange(requests.as_bytes()).await;
+        assert_eq!(responses.matches("HTTP/1.1 200 OK").count(), 3, "{responses}");
     }
     server.assert_recovered(&baseline).await;
 }
 
-/// Returns the number of answers that have begun.
-fn answers(received: &[u8]) -> usize {
+/// Returns the number of responses that have begun.
+fn responses(received: &[u8]) -> usize {
     h2::kinds(received).into_iter().map(|kind| usize::from(kind == h2::HEADERS)).sum()
 }
 
@@ -132,15 +133,13 @@ async fn read_half(server: &AttackedServer, address: &str) -> TcpStream {
 async fn send_queues_of_slow_readers_share_a_limit_and_a_single_reader_is_not_throttled() {
     let server = AttackedServer::start(&["cache.stored=0"]);
     let one = read_half(&server, "127.0.0.2").await;
-    let started = Instant::now();
-    while server.queued_bytes() < 1 << 20 {
-        assert!(started.elapsed() < PATIENCE, "{} bytes on their way to the only client", server.queued_bytes());
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let is_filled = wait_until(async || server.queued_bytes() >= 1 << 20).await;
+    assert!(is_filled, "{} bytes on their way to the only client", server.queued_bytes());
     let mut held = vec![one];
     for number in 0..40 {
         held.push(read_half(&server, &format!("127.0.0.{}", 2 + number % 5)).await);
     }
+    // Gives the queues time to exceed their limit.
     tokio::time::sleep(Duration::from_millis(200)).await;
     let queued = server.queued_bytes();
     assert!(queued <= 40 << 20, "{queued} bytes in the kernel");
@@ -164,6 +163,7 @@ async fn slow_readers_of_one_address_leave_send_queue_memory_to_others() {
         held.push(client);
     }
     server.wait_for_metric("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes > f64::from(16 << 20)).await;
+    // Gives the address time to exceed its part of the pool.
     tokio::time::sleep(Duration::from_millis(300)).await;
     let bytes = server.metric("n5_connection_pool_bytes{pool=\"sockets\"}").await;
     assert!(bytes <= f64::from(21 << 20), "one address has {bytes} of 40 MiB");
@@ -180,13 +180,13 @@ async fn an_idle_http2_client_releases_the_send_queue_that_it_has_emptied() {
     let mut client = server.connect_from("127.0.0.2", 1 << 20).await;
     client.write_all(&h2::begin(&[])).await.unwrap();
     let mut received = Vec::new();
-    // The server writes the last answers immediately and then has nothing more to read.
+    // The server writes the last responses immediately and then has nothing more to read.
     for number in 0..4 {
         client.write_all(&h2::request(2 * number + 1, "/slice/v?size=64,64")).await.unwrap();
         let is_last = |frame: &(u8, u8, &[u8])| (frame.0, frame.1 & h2::END_STREAM) == (h2::DATA, h2::END_STREAM);
         while h2::frames(&received).iter().filter(|frame| is_last(frame)).count() <= number as usize {
             let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
-            assert!(read.expect("no answer").unwrap() > 0, "closed after {} bytes", received.len());
+            assert!(read.expect("no response").unwrap() > 0, "closed after {} bytes", received.len());
         }
     }
     server.wait_for_metric("n5_connection_pool_bytes{pool=\"sockets\"}", |bytes| bytes == 0.0).await;
@@ -195,24 +195,16 @@ async fn an_idle_http2_client_releases_the_send_queue_that_it_has_emptied() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_bytes_of_a_last_answer_are_counted_and_then_dropped() {
+async fn unread_bytes_of_a_last_response_are_counted_and_then_dropped() {
     let server = AttackedServer::start(&["server.send_timeout=1s", "cache.stored=0"]);
     let mut client = server.connect_from("127.0.0.2", 4096).await;
     let requests = "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n".repeat(20)
         + "GET /v/1/1 HTTP/1.1\r\nConnection: close\r\nHost: x\r\n\r\n";
     client.write_all(requests.as_bytes()).await.unwrap();
     server.wait_for_metric("n5_connections_open", |open| open > 1.5).await;
-    let started = Instant::now();
-    while server.queued_bytes() == 0 {
-        assert!(started.elapsed() < PATIENCE, "nothing is counted");
-        tokio::time::sleep(Duration::from_millis(1)).await;
-    }
+    assert!(wait_until(async || server.queued_bytes() > 0).await, "nothing is counted");
     server.wait_for_metric("n5_connections_open", |open| open < 1.5).await;
-    let started = Instant::now();
-    while server.queued_bytes() > 0 {
-        assert!(started.elapsed() < PATIENCE, "the kernel keeps it");
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    assert!(wait_until(async || server.queued_bytes() == 0).await, "the kernel keeps the unread bytes");
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -244,10 +236,10 @@ async fn a_websocket_handshake_gets_405_and_other_streams_continue() {
     client.write_all(&sent).await.unwrap();
     let mut received = Vec::new();
     let kinds = |received: &[u8]| h2::kinds(received);
-    while answers(&received) < 3 {
+    while responses(&received) < 3 {
         assert!(!kinds(&received).contains(&h2::GOAWAY), "a connection error");
         let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
-        assert!(read.expect("no answer").unwrap() > 0, "closed: {:?}", kinds(&received));
+        assert!(read.expect("no response").unwrap() > 0, "closed: {:?}", kinds(&received));
     }
 }
 
@@ -265,7 +257,7 @@ async fn a_header_list_of_over_100_fields_gets_431_and_ends_the_connection() {
     client.write_all(&sent).await.unwrap();
     let mut received = Vec::new();
     let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("the connection stays open");
-    let answered = answers(&received);
+    let answered = responses(&received);
     // The frames of one poll may be admitted before hyper has decoded the first of them.
     assert!(answered <= 33, "{answered}");
     assert!(server.exchange(b"GET /v/0/0 HTTP/1.0\r\n\r\n").await.starts_with("HTTP/1.0 200"));
@@ -278,15 +270,15 @@ fn indexed_request(stream: u32, more: &[u8]) -> Vec<u8> {
     h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, &list)
 }
 
-/// Sends the requests in `sent` one after the other and reads each answer. Returns the number of answers until the end,
-/// or until one takes longer than `patience`.
-async fn answers_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience: Duration) -> (usize, TcpStream) {
+/// Sends the requests in `sent` one after the other and reads each response, until one takes longer than `patience`.
+/// Returns the number of responses.
+async fn responses_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience: Duration) -> (usize, TcpStream) {
     let (mut answered, mut received) = (0, Vec::new());
     for part in sent {
         if client.write_all(&part).await.is_err() {
             break;
         }
-        while answers(&received) <= answered {
+        while responses(&received) <= answered {
             let read = tokio::time::timeout(patience, client.read_buf(&mut received)).await;
             if !read.is_ok_and(|read| read.is_ok_and(|bytes| bytes > 0)) {
                 return (answered, client);
@@ -297,15 +289,15 @@ async fn answers_one_by_one(mut client: TcpStream, sent: Vec<Vec<u8>>, patience:
     (answered, client)
 }
 
-/// As [`answers_one_by_one`], by a client that answers PINGs. Returns the number of answers, and the stream that the
-/// last GOAWAY names, if any.
+/// Like [`responses_one_by_one`], with a client that answers PINGs. Returns the number of responses, and the stream
+/// that the last GOAWAY names, if any.
 async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize, Option<u32>) {
     let (mut received, mut pings) = (Vec::new(), 0);
     'sending: for (number, part) in sent.iter().enumerate() {
         if client.write_all(part).await.is_err() {
             break;
         }
-        while answers(&received) <= number {
+        while responses(&received) <= number {
             let read = tokio::time::timeout(Duration::from_secs(10), client.read_buf(&mut received)).await;
             if !read.is_ok_and(|read| read.is_ok_and(|bytes| bytes > 0)) {
                 break 'sending;
@@ -320,7 +312,7 @@ async fn last_stream_served(mut client: TcpStream, sent: Vec<Vec<u8>>) -> (usize
     }
     let frames = h2::frames(&received);
     let last = frames.iter().rfind(|(kind, ..)| *kind == h2::GOAWAY);
-    (answers(&received), last.map(|(.., payload)| u32::from_be_bytes(*payload.first_chunk().unwrap())))
+    (responses(&received), last.map(|(.., payload)| u32::from_be_bytes(*payload.first_chunk().unwrap())))
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -341,7 +333,7 @@ async fn goaway_for_lack_of_memory_names_the_last_processed_stream() {
         ended += 1;
         // GOAWAY names the last stream that was answered or begun, and no later one.
         let served = u32::try_from(2 * answered).unwrap();
-        assert!((served.saturating_sub(1)..=served + 1).contains(&last), "{last} after {answered} answers");
+        assert!((served.saturating_sub(1)..=served + 1).contains(&last), "{last} after {answered} responses");
     }
     assert!(ended > 10, "{ended}");
 }
@@ -360,7 +352,7 @@ async fn hpack_tables_that_hold_large_buffers_are_bounded() {
     let mut clients = Vec::new();
     for number in 0..80 {
         let client = server.connect_from(&format!("127.0.0.{}", 2 + number % 5), 1 << 16).await;
-        clients.push(answers_one_by_one(client, requests(h2::begin(&[]), &long), Duration::from_secs(5)));
+        clients.push(responses_one_by_one(client, requests(h2::begin(&[]), &long), Duration::from_secs(5)));
     }
     let held = futures_util::future::join_all(clients).await;
     let peak = server.mib("VmHWM") - resident;
@@ -369,7 +361,7 @@ async fn hpack_tables_that_hold_large_buffers_are_bounded() {
     assert!(peak <= most, "{peak} of {most} MiB for 80 tables; {ended} connections were ended or wait");
     // An ordinary client that adds all its fields to the table.
     let client = server.connect_from("127.0.0.9", 4096).await;
-    let (answered, client) = answers_one_by_one(client, requests(h2::begin(&[]), b""), PATIENCE).await;
+    let (answered, client) = responses_one_by_one(client, requests(h2::begin(&[]), b""), PATIENCE).await;
     assert_eq!(answered, 110);
     // Waiting connections cannot see that their clients are gone: the FIN comes after bytes that do not fit the
     // kernel's receive buffer.
@@ -390,17 +382,17 @@ async fn an_excessive_header_list_is_not_decoded() {
     let ask = |stream, list: &[u8]| h2::frame(h2::HEADERS, h2::END_HEADERS | h2::END_STREAM, stream, list);
     client.write_all(&[h2::begin(&[]), ask(1, &begin)].concat()).await.unwrap();
     let mut received = Vec::new();
-    while answers(&received) < 1 {
+    while responses(&received) < 1 {
         assert!(client.read_buf(&mut received).await.unwrap() > 0);
     }
     client.write_all(&ask(3, &many)).await.unwrap();
     let _ = tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("the connection stays open");
-    assert_eq!(answers(&received), 1);
+    assert_eq!(responses(&received), 1);
     assert!(h2::kinds(&received).contains(&h2::GOAWAY));
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn unread_complete_answers_hold_no_request_permits() {
+async fn unread_complete_responses_hold_no_request_permits() {
     let server = AttackedServer::start(&["limits.concurrent_requests=16", "limits.budget_wait=2s"]);
     let requests: Vec<u8> = ["/v/attributes.json", "/v/0/0", "/info/v", "/slice/v?format=npy&start=0,0&size=4,4"]
         .iter()
@@ -412,19 +404,19 @@ async fn unread_complete_answers_hold_no_request_permits() {
         let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 4096).await;
         client.write_all(&[h2::begin(&ZERO_WINDOW), requests.clone()].concat()).await.unwrap();
         held.push(client);
-        // Waits until the server has made the answers.
+        // Waits until the server has made the responses.
         let requests = 4.0 * f64::from(number + 1);
         server.wait_for_metric("n5_http_requests_in_flight", |running| running >= requests).await;
         server.wait_for_metric("n5_queue_waiting{queue=\"request\"}", |waiting| waiting == 0.0).await;
     }
     for path in ["/v/attributes.json", "/v/0/0", "/info/v"] {
-        let answer =
+        let response =
             server.exchange(format!("GET {path} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").as_bytes()).await;
-        assert!(answer.starts_with("HTTP/1.1 200 "), "{path}: {answer}");
+        assert!(response.starts_with("HTTP/1.1 200 "), "{path}: {response}");
     }
 }
 
-/// The end of the stream lies behind further bytes.
+/// The server must notice the end of the connection although unread bytes precede it.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_request_is_cancelled_on_disconnect_even_if_another_is_pipelined() {
     let server = AttackedServer::start(&["clients.concurrent_requests=1", "limits.budget_wait=120s"]);
@@ -476,9 +468,9 @@ async fn idle_connections_release_stream_memory_to_active_ones() {
         let mut client = server.connect_from(&format!("127.0.1.{}", 1 + number), 1 << 20).await;
         client.write_all(&[h2::begin(&[]), requests.clone()].concat()).await.unwrap();
         let mut received = Vec::new();
-        while answers(&received) < 100 {
+        while responses(&received) < 100 {
             let read = tokio::time::timeout(PATIENCE, client.read_buf(&mut received)).await;
-            assert!(read.expect("no answer").unwrap() > 0, "{number} closed after {}", answers(&received));
+            assert!(read.expect("no response").unwrap() > 0, "{number} closed after {}", responses(&received));
         }
         longest = longest.max(started.elapsed());
         held.push(client);
@@ -502,7 +494,7 @@ async fn deep_paths_take_no_memory_per_parent_directory() {
         clients.push(async move {
             client.write_all(requests.as_bytes()).await.unwrap();
             let mut received = Vec::new();
-            tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("no answer").unwrap();
+            tokio::time::timeout(PATIENCE, client.read_to_end(&mut received)).await.expect("no response").unwrap();
             assert!(received.starts_with(b"HTTP/1.1 404 "), "{}", String::from_utf8_lossy(&received));
         });
     }

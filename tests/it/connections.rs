@@ -65,9 +65,9 @@ async fn a_head_beyond_the_size_limit_is_refused() {
     let head = format!("GET / HTTP/1.1\r\nHost: x\r\nX-Long: {}\r\n\r\n", "a".repeat(200_000));
     // The server may answer and close before it has read the whole head.
     let _ = connection.write_all(head.as_bytes()).await;
-    let mut answer = vec![0; 12];
-    connection.read_exact(&mut answer).await.unwrap();
-    assert_eq!(answer, b"HTTP/1.1 431");
+    let mut response = vec![0; 12];
+    connection.read_exact(&mut response).await.unwrap();
+    assert_eq!(response, b"HTTP/1.1 431");
 }
 
 #[tokio::test]
@@ -75,12 +75,12 @@ async fn shutdown_does_not_wait_for_half_a_request() {
     let server = start(Duration::from_secs(60)).await;
     let mut unfinished = TcpStream::connect(server.address).await.unwrap();
     unfinished.write_all(b"GET / HT").await.unwrap();
-    // An answer on a later connection shows that this one was accepted.
+    // A response on a later connection shows that this one was accepted.
     let mut answered = TcpStream::connect(server.address).await.unwrap();
     answered.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await.unwrap();
-    let mut answer = String::new();
-    answered.read_to_string(&mut answer).await.unwrap();
-    assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+    let mut response = String::new();
+    answered.read_to_string(&mut response).await.unwrap();
+    assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     server.stop.send(()).unwrap();
     tokio::time::timeout(Duration::from_secs(20), server.ended).await.unwrap().unwrap();
 }
@@ -88,7 +88,7 @@ async fn shutdown_does_not_wait_for_half_a_request() {
 #[tokio::test]
 async fn the_shutdown_deadline_holds_while_a_client_waits_to_be_accepted() {
     let n5 = N5::new();
-    // No block is stored. The answer is zeros, more of them than fit the buffers of a connection that is not read.
+    // No block is stored. The response is zeros, more of them than fit the buffers of a connection that is not read.
     n5.dataset("v", &[1024, 1024, 64], &[64, 64, 64], "raw");
     let defaults = Config::default().container_defaults;
     let container = ContainerConfig {
@@ -107,9 +107,9 @@ async fn the_shutdown_deadline_holds_while_a_client_waits_to_be_accepted() {
     let mut slow = TcpStream::connect(server.address).await.unwrap();
     let asked = "GET /slice/em/v?start=0,0,0&stop=1024,1024,64&format=raw HTTP/1.1\r\nHost: x\r\n\r\n";
     slow.write_all(asked.as_bytes()).await.unwrap();
-    let mut answer = vec![0; 15];
-    slow.read_exact(&mut answer).await.unwrap();
-    assert_eq!(answer, b"HTTP/1.1 200 OK");
+    let mut response = vec![0; 15];
+    slow.read_exact(&mut response).await.unwrap();
+    assert_eq!(response, b"HTTP/1.1 200 OK");
     let mut waits = TcpStream::connect(server.address).await.unwrap();
     waits.write_all(b"GET /healthz HTTP/1.1\r\nHost: x\r\n\r\n").await.unwrap();
     let stopped = std::time::Instant::now();

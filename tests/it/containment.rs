@@ -92,7 +92,7 @@ async fn assert_contained(store: &LocalStore, path: &str, context: &str) {
     }
 }
 
-/// Checks that objects which exist only outside get no answer and no entry in a listing, and that answers do not depend
+/// Checks that the store neither returns nor lists objects that exist only outside, and that its results do not depend
 /// on their existence.
 async fn assert_unseen(store: &LocalStore, context: &str) {
     for directory in ["d", "d/sub"] {
@@ -162,7 +162,7 @@ async fn a_link_does_not_reveal_what_exists_outside() {
         let back = at.join(back).join(parent.strip_prefix("/").unwrap()).join(root);
         symlink(back, dir.path().join(format!("{name}-3"))).unwrap();
     }
-    // Through /proc of a process that exists, and of one that does not.
+    // Links through /proc/PID/root of a process that exists, and of one that does not.
     let through = |process: &str| format!("/proc/{process}/root{}", dir.path().display());
     symlink(through("self"), dir.path().join("there-4")).unwrap();
     symlink(through("4999999"), dir.path().join("gone-4")).unwrap();
@@ -213,6 +213,7 @@ async fn an_endless_link_is_given_up() {
 fn writer(fifo: &Path) -> Child {
     let write = format!("echo written > '{}'", fifo.display());
     let child = Command::new("sh").args(["-c", &write]).stderr(Stdio::null()).spawn().unwrap();
+    // Gives the process time to open the FIFO.
     std::thread::sleep(Duration::from_millis(100));
     child
 }
@@ -243,6 +244,7 @@ async fn a_fifo_is_never_opened() {
             store.list(&Key::root(), None, 9, FilterDecision::keep_all()).await.unwrap().unwrap();
         }
     }
+    // Gives the writer time to end, if the store has opened the FIFO.
     std::thread::sleep(Duration::from_millis(100));
     assert!(writing.try_wait().unwrap().is_none(), "the writer still waits");
     // The writer finishes as soon as there is a reader.

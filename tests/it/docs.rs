@@ -349,8 +349,9 @@ async fn every_command_prints_what_the_documents_show() {
         }
         let tour = demo::tour(&format!("http://{address}/"));
         for command in tour.lines().map(str::trim).filter(|line| line.starts_with("curl ")) {
-            let (all, answer) = (printed(&format!("{command} -f"), directory.path()), directory.path().join("em.png"));
-            assert!(!all.is_empty() || answer.exists(), "{command}");
+            let (all, response) =
+                (printed(&format!("{command} -f"), directory.path()), directory.path().join("em.png"));
+            assert!(!all.is_empty() || response.exists(), "{command}");
         }
     });
     checks.await.unwrap();

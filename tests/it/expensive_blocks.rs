@@ -17,9 +17,12 @@ use n5_server::container::Settings;
 
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, load_metrics, local, options, settings};
+use crate::support::{Client, load_metrics, local, options, settings, wait_until};
 
 const MIB: u64 = 1 << 20;
+
+/// Longer than the second for which a read keeps its memory although other requests wait for memory.
+const UNTIL_SLOW: Duration = Duration::from_millis(1200);
 
 /// Writes a dataset of one block of `len` bytes, stored as `payload`.
 fn write_block(n5: &N5, path: &str, len: usize, payload: &[u8]) {
@@ -59,28 +62,19 @@ fn metric_sum(handle: &PrometheusHandle, name: &str) -> u64 {
     lines.map(|line| line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()).sum()
 }
 
-async fn wait_until(what: &str, is_true: impl Fn() -> bool) {
-    let waited = async {
-        while !is_true() {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    assert!(tokio::time::timeout(Duration::from_secs(60), waited).await.is_ok(), "{what}");
-}
-
 fn ask(client: &Client, address: &str, path: &str) -> tokio::task::JoinHandle<u16> {
     let mut request = Request::get(path).header("host", "x").body(Body::empty()).unwrap();
     request.extensions_mut().insert(ConnectInfo(Some(address.parse::<IpAddr>().unwrap())));
     let client = client.clone();
     tokio::spawn(async move {
-        let answer = client.ask(request).await;
-        let status = answer.status().as_u16();
-        answer.into_body().collect().await.unwrap();
+        let response = client.ask(request).await;
+        let status = response.status().as_u16();
+        response.into_body().collect().await.unwrap();
         status
     })
 }
 
-/// Decoding all members of this block would take 20 s of a core, and as much again for every request.
+/// Decoding all members of this block would take 20 s of processor time, and another 20 s for every further request.
 #[tokio::test]
 async fn a_corrupt_block_is_decoded_once_until_its_file_changes() {
     let recorder = load_metrics::recorder();
@@ -128,21 +122,21 @@ async fn a_slow_read_releases_its_memory_to_waiting_requests() {
     // A slow read keeps its memory if no request waits for it.
     probe.close();
     let alone = get("/v/0");
-    wait_until("it is read", || probe.waiting() == 1).await;
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(wait_until(async || probe.waiting() == 1).await, "it is read");
+    tokio::time::sleep(UNTIL_SLOW).await;
     probe.open();
     assert_eq!(alone.await.unwrap().status, 200);
     assert_eq!(probe.inline_bytes(), [64 << 10]);
     probe.close();
     let first = get("/slice/v");
-    wait_until("the first is read", || probe.waiting() == 1).await;
-    tokio::time::sleep(Duration::from_millis(1200)).await;
+    assert!(wait_until(async || probe.waiting() == 1).await, "the first is read");
+    tokio::time::sleep(UNTIL_SLOW).await;
     let second = get("/slice/w");
-    wait_until("the second has its memory", || probe.waiting() == 2).await;
+    assert!(wait_until(async || probe.waiting() == 2).await, "the second has its memory");
     probe.open();
-    for (answer, value) in [(first, 7), (second, 8)] {
-        let answer = answer.await.unwrap();
-        assert_eq!((answer.status.as_u16(), &answer.body[..]), (200, &[value; 1000][..]));
+    for (response, value) in [(first, 7), (second, 8)] {
+        let response = response.await.unwrap();
+        assert_eq!((response.status.as_u16(), &response.body[..]), (200, &[value; 1000][..]));
     }
     // The first request only opened its object, and read it after it had memory again.
     let len = fs::metadata(n5.root().join("v/0")).unwrap().len();
@@ -172,15 +166,15 @@ async fn decoding_is_cancelled_when_no_request_waits_for_it() {
     let client = Client::new(local(n5.root()), generous_settings(), options());
     let cpu = client.container.resources().cpu().clone();
     let leaves = ask(&client, "192.0.2.1", "/slice/slow");
-    wait_until("it is decoded", || cpu.running() > 0).await;
+    assert!(wait_until(async || cpu.running() > 0).await, "it is decoded");
     leaves.abort();
     assert!(leaves.await.is_err());
-    wait_until("it is given up", || cpu.running() == 0).await;
+    assert!(wait_until(async || cpu.running() == 0).await, "it is given up");
     assert_eq!(metric_sum(&recorder.handle(), "n5_blocks_decoded_total"), 0);
     assert_eq!(metric_sum(&recorder.handle(), "n5_decode_errors_total"), 0);
     // The cancelled decoding leaves no error behind. A request that comes soon enough joins the one that has begun.
     let leaves = ask(&client, "192.0.2.1", "/slice/slow");
-    wait_until("it is decoded again", || cpu.running() > 0).await;
+    assert!(wait_until(async || cpu.running() > 0).await, "it is decoded again");
     leaves.abort();
     assert!(leaves.await.is_err());
     let reply = client.get("/slice/slow").await;
@@ -199,7 +193,7 @@ async fn slow_blocks_of_one_client_do_not_delay_other_clients() {
     let cpu = client.container.resources().cpu().clone();
     let slow: Vec<_> =
         ["slow/0", "slow/1", "slow/2"].map(|path| ask(&client, "192.0.2.1", &format!("/slice/{path}"))).into();
-    wait_until("all cores are taken", || cpu.running() == cpu.cores()).await;
+    assert!(wait_until(async || cpu.running() == cpu.cores()).await, "all cores are taken");
     assert_eq!(ask(&client, "192.0.2.2", "/slice/quick").await.unwrap(), 200);
     assert!(slow.iter().all(|slow| !slow.is_finished()), "it waited for a block of another client");
     for slow in slow {

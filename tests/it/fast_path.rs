@@ -1,4 +1,4 @@
-//! Answers of the fast path equal those of the HTTP library (hyper), and pipelined requests are answered in order.
+//! Responses of the fast path equal those of the HTTP library (hyper), and pipelined requests are answered in order.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -12,6 +12,7 @@ use crate::support::deadlines::{DeadlineWatch, retry_if_late};
 use crate::support::http1::{Http1Client, Http1Response, request_head};
 use crate::support::server::{RunningServer, open_connections, start_server};
 use crate::support::writer::N5;
+use crate::support::{let_files_settle, wait_until};
 
 async fn serve(n5: &N5, change: impl FnOnce(&mut Config)) -> RunningServer {
     serve_within(n5, Duration::from_secs(20), change).await
@@ -44,7 +45,7 @@ fn container() -> N5 {
 const UNUSUAL: (&str, &str) = ("Connection", "keep-alive, x-nothing");
 
 #[tokio::test]
-async fn a_fast_path_answer_equals_that_of_the_http_library() {
+async fn a_fast_path_response_equals_that_of_the_http_library() {
     let n5 = container();
     for origins in [vec!["*".to_owned()], vec!["http://viewer.example".to_owned()]] {
         let server = serve(&n5, |config| config.cors.origins = origins.clone()).await;
@@ -123,7 +124,7 @@ async fn a_fast_path_answer_equals_that_of_the_http_library() {
     }
 }
 
-/// Method, path, headers and expected status.
+/// A request (method, path, headers) and the expected status.
 type Kind = (&'static str, &'static str, &'static [(&'static str, &'static str)], &'static str);
 
 #[tokio::test]
@@ -138,7 +139,7 @@ async fn pipelined_requests_are_answered_in_order() {
         ("GET", "/v/1/0", &[], "200"),
         ("HEAD", "/info/v", &[], "200"),
     ];
-    // Every ordered pair, in one piece and byte by byte, then a sequence of 60 requests in one piece.
+    // Sends every ordered pair, in one piece and byte by byte, and then a sequence of 60 requests in one piece.
     let mut orders: Vec<Vec<usize>> = (0..36).map(|n| vec![n / 6, n % 6]).collect();
     orders.push((0..60).map(|n| (n * 7) % 6).collect());
     for order in orders {
@@ -173,7 +174,7 @@ async fn pipelined_requests_are_answered_in_order() {
                 let length = length.expect("every request is answered").unwrap();
                 assert!(length > 0, "{order:?}: closed after {statuses:?}");
                 received.extend_from_slice(&buffer[..length]);
-                while let Some((status, next)) = whole_answer(&received[at..], kinds[order[statuses.len()]].0) {
+                while let Some((status, next)) = whole_response(&received[at..], kinds[order[statuses.len()]].0) {
                     statuses.push(status);
                     at += next;
                     if statuses.len() == order.len() {
@@ -182,14 +183,14 @@ async fn pipelined_requests_are_answered_in_order() {
                 }
             }
             assert_eq!(statuses, expected, "{order:?} slowly: {slowly}");
-            assert_eq!(at, received.len(), "nothing is sent beyond the answers");
+            assert_eq!(at, received.len(), "nothing is sent beyond the responses");
             drop(sending.await.unwrap());
         }
     }
 }
 
-/// Returns status and length of the answer at the beginning of `bytes`, or `None` if it is incomplete.
-fn whole_answer(bytes: &[u8], method: &str) -> Option<(String, usize)> {
+/// Returns status and length of the response at the beginning of `bytes`, or `None` if it is incomplete.
+fn whole_response(bytes: &[u8], method: &str) -> Option<(String, usize)> {
     let end = bytes.windows(4).position(|four| four == b"\r\n\r\n")? + 4;
     let head = std::str::from_utf8(&bytes[..end]).unwrap().to_ascii_lowercase();
     let status = head.split(' ').nth(1).unwrap().to_owned();
@@ -204,20 +205,20 @@ async fn a_request_body_is_not_taken_for_another_request() {
     let server = serve(&n5, |_| {}).await;
     let mut client = Http1Client::connect(&server).await;
     client.ask("GET", "/v/0/0", &[]).await;
-    // The body of the first request looks like a request.
+    // The body of the first request has the form of a request.
     let smuggled = request_head("GET", "/v/attributes.json", &[]);
     let length = smuggled.len().to_string();
     client.write(&(request_head("GET", "/v/7/7", &[("Content-Length", &length)]) + &smuggled)).await;
-    assert!(client.answer("GET").await.unwrap().status.contains(" 404 "));
+    assert!(client.read_response("GET").await.unwrap().status.contains(" 404 "));
     client.write(&request_head("GET", "/v/0/0", &[])).await;
-    match client.answer("GET").await {
-        Ok(answer) => assert!(answer.body.ends_with(b"stored as it is."), "the body is not answered"),
+    match client.read_response("GET").await {
+        Ok(response) => assert!(response.body.ends_with(b"stored as it is."), "the body is not answered"),
         Err(closed) => assert!(matches!(closed.kind(), io::ErrorKind::UnexpectedEof | io::ErrorKind::ConnectionReset)),
     }
 }
 
 #[tokio::test]
-async fn a_request_with_connection_close_gets_its_whole_answer() {
+async fn a_request_with_connection_close_gets_its_whole_response() {
     let n5 = container();
     let server = serve(&n5, |_| {}).await;
     for warm in [false, true] {
@@ -258,12 +259,9 @@ async fn a_directory_replaced_by_a_link_out_of_the_container_gets_404() {
     }
     std::fs::rename(n5.root().join("v"), outside.path().join("v")).unwrap();
     std::os::unix::fs::symlink(outside.path().join("v"), n5.root().join("v")).unwrap();
-    let gone = async {
-        while !client.ask("GET", "/v/0/0", &[]).await.status.contains(" 404 ") {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
-    };
-    tokio::time::timeout(Duration::from_secs(10), gone).await.expect("the link is still followed");
+    let is_gone = wait_until(async || client.ask("GET", "/v/0/0", &[]).await.status.contains(" 404 "));
+    let is_gone = tokio::time::timeout(Duration::from_secs(10), is_gone).await;
+    assert_eq!(is_gone, Ok(true), "the link is still followed");
 }
 
 #[tokio::test]
@@ -274,10 +272,10 @@ async fn an_entity_tag_is_valid_until_the_file_changes() {
     for round in 0..5 {
         let content = vec![round; 300_000];
         n5.file("v/1/0", &content);
-        tokio::time::sleep(Duration::from_millis(50)).await;
-        let answer = client.ask("GET", "/v/1/0", &[]).await;
-        assert_eq!(answer.body, content);
-        let etag = answer.header("etag").unwrap().to_owned();
+        let_files_settle();
+        let response = client.ask("GET", "/v/1/0", &[]).await;
+        assert_eq!(response.body, content);
+        let etag = response.header("etag").unwrap().to_owned();
         for _ in 0..3 {
             let again = client.ask("GET", "/v/1/0", &[("If-None-Match", &etag)]).await;
             assert!(again.status.contains(" 304 "), "{round}: {}", again.status);
@@ -303,10 +301,11 @@ async fn a_missing_key_may_become_a_directory() {
         assert!(client.ask("GET", "/v/7", headers).await.status.contains(" 404 "));
     }
     std::fs::create_dir(n5.root().join("v/7")).unwrap();
+    // Longer than `recheck_cached_data`.
     tokio::time::sleep(Duration::from_millis(400)).await;
     for headers in [&[][..], &[UNUSUAL], &[], &[]] {
-        let answer = client.ask("GET", "/v/7", headers).await;
-        assert!(answer.status.contains(" 301 "), "{headers:?}: {}", answer.status);
+        let response = client.ask("GET", "/v/7", headers).await;
+        assert!(response.status.contains(" 301 "), "{headers:?}: {}", response.status);
     }
 }
 
@@ -322,9 +321,9 @@ async fn evicted_blocks_are_read_again() {
         for block in 0..64 {
             let path = format!("/v/9/{block}");
             for method in ["HEAD", "GET", "GET"] {
-                let answer = client.ask(method, &path, &[]).await;
-                assert!(answer.status.contains(" 200 "), "{method} {path}: {}", answer.status);
-                assert!(method == "HEAD" || answer.body == vec![block; 40_000], "{path}");
+                let response = client.ask(method, &path, &[]).await;
+                assert!(response.status.contains(" 200 "), "{method} {path}: {}", response.status);
+                assert!(method == "HEAD" || response.body == vec![block; 40_000], "{path}");
             }
         }
     }
@@ -337,17 +336,17 @@ const LARGE: usize = 15_000_000;
 /// file. With `is_cached`, a request that hyper answered has cached the block, and the server sends it from memory.
 async fn unread_connection(server: &RunningServer, is_cached: bool, headers: &[(&str, &str)]) -> BufReader<TcpStream> {
     // The kernel sends no file that is so new that another write could go unnoticed.
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let_files_settle();
     retry_if_late(async |deadlines| {
         let socket = tokio::net::TcpSocket::new_v4().unwrap();
-        // With a larger buffer, the client's kernel would receive most of the answer.
+        // With a larger buffer, the client's kernel would receive most of the response.
         socket.set_recv_buffer_size(64 << 10).unwrap();
         let mut client = Http1Client(BufReader::new(socket.connect(server.address).await.unwrap()));
         if is_cached {
             // Shorter than any time limit in these tests.
             let _step = deadlines.step(Duration::from_millis(400));
-            let answer = client.try_ask("GET", "/v/1/1", &[UNUSUAL]).await;
-            assert_eq!(answer.map_err(|error| error.to_string())?.body.len(), LARGE);
+            let response = client.try_ask("GET", "/v/1/1", &[UNUSUAL]).await;
+            assert_eq!(response.map_err(|error| error.to_string())?.body.len(), LARGE);
         }
         client.write(&request_head("GET", "/v/1/1", headers)).await;
         Ok(client.0)
@@ -362,12 +361,7 @@ async fn a_client_that_reads_nothing_is_disconnected() {
     let server = serve(&n5, |config| config.server.send_timeout = Duration::from_millis(500)).await;
     for is_cached in [false, true] {
         let mut client = unread_connection(&server, is_cached, &[]).await;
-        let left = async {
-            while open_connections(&server) > 0 {
-                tokio::time::sleep(Duration::from_millis(20)).await;
-            }
-        };
-        tokio::time::timeout(Duration::from_secs(20), left).await.expect("the connection stays open");
+        assert!(wait_until(async || open_connections(&server) == 0).await, "the connection stays open");
         let mut received = Vec::new();
         let _ = client.read_to_end(&mut received).await;
         assert!(received.len() < LARGE, "cached: {is_cached}");
@@ -422,13 +416,13 @@ async fn an_idle_connection_gets_the_whole_next_file() {
     retry_if_late(async |deadlines| {
         let taking = deadlines.step(limit.mul_f64(0.9));
         let mut client = Http1Client(unread_connection(&server, false, &[]).await);
-        assert_eq!(client.answer("GET").await.map_err(|error| error.to_string())?.body.len(), LARGE);
+        assert_eq!(client.read_response("GET").await.map_err(|error| error.to_string())?.body.len(), LARGE);
         drop(taking);
         for _ in 0..3 {
             tokio::time::sleep(2 * limit).await;
             let _taking = deadlines.step(limit.mul_f64(0.9));
-            let answer = client.try_ask("GET", "/v/1/1", &[]).await;
-            assert_eq!(answer.map_err(|error| error.to_string())?.body.len(), LARGE);
+            let response = client.try_ask("GET", "/v/1/1", &[]).await;
+            assert_eq!(response.map_err(|error| error.to_string())?.body.len(), LARGE);
         }
         Ok(())
     })
@@ -446,10 +440,11 @@ async fn a_file_evicted_from_the_page_cache_is_sent_completely() {
     for _ in 0..3 {
         assert_eq!(std::fs::read(n5.root().join("v/1/1")).unwrap(), bytes);
         let mut client = Http1Client(unread_connection(&server, false, &[]).await);
+        // Gives the server time to fill the buffers of the connection.
         tokio::time::sleep(Duration::from_millis(100)).await;
         // This has no effect on a file system that keeps its files only in memory.
         rustix::fs::fadvise(&file, 0, None, rustix::fs::Advice::DontNeed).unwrap();
-        assert!(client.answer("GET").await.unwrap().body == bytes);
+        assert!(client.read_response("GET").await.unwrap().body == bytes);
     }
 }
 
@@ -472,7 +467,7 @@ async fn a_file_written_while_it_is_sent_is_cut_off() {
         let _ = client.read_to_end(&mut received).await;
         let head = received.windows(4).position(|end| end == b"\r\n\r\n").unwrap() + 4;
         let body = &received[head..];
-        // If the kernel was too busy to tell at once which pages are in memory, hyper has read the whole file before.
+        // A busy kernel may not tell at once which pages are in memory. Then hyper has read the whole file before.
         let is_whole = *body == vec![1; LARGE];
         assert!(body.len() < LARGE || is_whole, "{change}: {} bytes", body.len());
         cut_off += usize::from(!is_whole);
@@ -501,7 +496,7 @@ async fn metadata_changes_do_not_interrupt_sending_a_file() {
         let mut client = Http1Client(unread_connection(&server, false, &[]).await);
         client.0.fill_buf().await.unwrap();
         change();
-        assert!(client.answer("GET").await.unwrap().body == vec![1; LARGE], "{n}");
+        assert!(client.read_response("GET").await.unwrap().body == vec![1; LARGE], "{n}");
     }
 }
 
@@ -509,7 +504,7 @@ async fn metadata_changes_do_not_interrupt_sending_a_file() {
 async fn the_end_of_a_file_is_sent_without_delay() {
     let n5 = container();
     let server = serve(&n5, |config| config.cache.stored = 0).await;
-    tokio::time::sleep(Duration::from_millis(50)).await;
+    let_files_settle();
     let mut client = Http1Client::connect(&server).await;
     let mut late = 0;
     for _ in 0..25 {
@@ -522,7 +517,7 @@ async fn the_end_of_a_file_is_sent_without_delay() {
 }
 
 #[tokio::test]
-async fn shutdown_waits_for_answers_that_have_begun() {
+async fn shutdown_waits_for_responses_that_have_begun() {
     let n5 = container();
     n5.file("v/1/1", vec![1; LARGE]);
     for (is_cached, headers) in [(false, &[][..]), (true, &[]), (false, &[UNUSUAL])] {
@@ -530,7 +525,7 @@ async fn shutdown_waits_for_answers_that_have_begun() {
         let mut client = unread_connection(&server, is_cached, headers).await;
         client.fill_buf().await.unwrap();
         server.stop.send(()).unwrap();
-        // Longer than the server goes on accepting connections.
+        // Longer than the time for which the server still accepts connections.
         tokio::time::sleep(Duration::from_secs(2)).await;
         let mut received = Vec::new();
         client.read_to_end(&mut received).await.unwrap();
@@ -553,7 +548,7 @@ async fn a_client_slower_than_the_header_timeout_can_send_another_request() {
             tokio::time::sleep(2 * limit).await;
             let _asking = deadlines.step(limit.mul_f64(0.9));
             let describe = |error: io::Error| format!("cached: {is_cached}: {error}");
-            assert_eq!(client.answer("GET").await.map_err(describe)?.body.len(), LARGE);
+            assert_eq!(client.read_response("GET").await.map_err(describe)?.body.len(), LARGE);
             assert!(client.try_ask("GET", "/v/0/0", &[]).await.map_err(describe)?.status.contains(" 200 "));
             Ok(())
         })

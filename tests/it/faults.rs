@@ -1,4 +1,4 @@
-//! Answers while the storage fails, and full recovery afterwards (docs/FAULTS.md).
+//! Responses while the storage fails, and full recovery afterwards (docs/FAULTS.md).
 
 use std::fs;
 use std::sync::Arc;
@@ -12,7 +12,7 @@ use n5_server::store::{Key, LocalStore, StoreError, SymlinkPolicy};
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::stores::immutable;
 use crate::support::writer::N5;
-use crate::support::{Client, WholeResponse, let_files_settle, local, options, settings, wait_for_readyz};
+use crate::support::{Client, WholeResponse, let_files_settle, local, options, settings, wait_for_readyz, wait_until};
 
 const SLICE: &str = "/slice/v?format=raw";
 
@@ -141,9 +141,8 @@ async fn all_waiters_of_a_failed_load_get_its_error_and_the_next_load_succeeds()
                 tokio::spawn(async move { client.get(&path).await.status.as_u16() })
             })
             .collect();
-        while client.app.requests_in_flight() < waiters.len() || store.hanging() == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
+        let all_wait = || client.app.requests_in_flight() >= waiters.len() && store.hanging() > 0;
+        assert!(wait_until(async || all_wait()).await, "{} requests wait", client.app.requests_in_flight());
         // The requests join the load one after the other. One that comes after its end is answered without the fault.
         tokio::time::sleep(Duration::from_millis(100)).await;
         store.release();
@@ -155,7 +154,7 @@ async fn all_waiters_of_a_failed_load_get_its_error_and_the_next_load_succeeds()
         }
         assert!(failed > 1, "{path}: only the leader of the load got the error");
         store.begin(is_block, Fault::Errno(5));
-        assert_eq!(client.get(path).await.status, 503, "the earlier answer must not hide a new error");
+        assert_eq!(client.get(path).await.status, 503, "the earlier response must not hide a new error");
         store.end();
         assert_eq!(client.get(path).await.status, 200, "the error must not be cached");
     }
@@ -177,7 +176,7 @@ async fn blocks_below_a_vanished_root_are_errors_not_zeros() {
         for reply in request_all(&cold).await {
             assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"));
         }
-        // A cached answer may be sent if it need not be revalidated.
+        // A cached response may be sent if it need not be revalidated.
         for (reply, healthy) in request_all(&warm).await.iter().zip(&healthy) {
             assert!(reply.status == 503 || outcomes(std::slice::from_ref(reply)) == [healthy.clone()]);
         }
@@ -273,18 +272,13 @@ async fn hanging_storage_releases_memory_to_waiting_requests() {
         store.begin(is_block, fault);
         let (hung, asked) = (client.clone(), path.to_owned());
         let hung = tokio::spawn(async move { hung.get(&asked).await });
-        let hangs = async {
-            while store.hanging() < 1 {
-                tokio::time::sleep(Duration::from_millis(1)).await;
-            }
-        };
         // Without this wait, the other request might take the budget first, and no request would wait for this permit.
-        tokio::time::timeout(Duration::from_secs(30), hangs).await.expect("no request hangs in the store");
+        assert!(wait_until(async || store.hanging() > 0).await, "no request hangs in the store");
         let started = std::time::Instant::now();
         let reply = other.get(path).await;
         assert_eq!(reply.status, 200, "{path}: {:?}", reply.body);
         assert!(started.elapsed() < wait, "{path}");
-        // The bytes of an answer hold their permit until they are dropped.
+        // The bytes of a response hold their permit until they are dropped.
         drop(reply);
         let reply = hung.await.unwrap();
         assert_eq!((reply.status.as_u16(), reply.problem().as_str()), (503, "storage-unavailable"), "{path}");
@@ -320,7 +314,7 @@ async fn hanging_storage_leaves_request_permits_to_other_containers() {
     }
     // No more requests are refused than necessary.
     assert!(tokio::time::timeout(Duration::from_millis(700), waiters.join_next()).await.is_err());
-    // Further requests are refused, except an occasional one that probes the storage and waits for its answer.
+    // Further requests are refused, except an occasional one that probes the storage and waits for its response.
     let further = (0..4).map(|_| tokio::time::timeout(Duration::from_secs(8), client.get("/hung/v/0/0")));
     let further = futures_util::future::join_all(further).await;
     let refused = further.iter().flatten().filter(|reply| reply.status == 503).count();
@@ -421,7 +415,7 @@ async fn blocks_behind_broken_links_are_neither_zeros_nor_holes() {
     }
 }
 
-/// Returns the paths of dataset `v` whose answers need its attributes.
+/// Returns the paths of dataset `v` whose responses need its attributes.
 async fn paths_that_need_attributes(client: &Client) -> Vec<String> {
     let info = client.get("/precomputed/v/info").await.json();
     let scale = info["scales"][0]["key"].as_str().unwrap();

@@ -12,15 +12,17 @@ use crate::support::attacked::AttackedServer;
 use crate::support::h2;
 use crate::support::program::PATIENCE;
 
-/// A request sent in place of another request's body. An answer that repeats its request id shows that it was smuggled.
+/// A request sent in place of another request's body. If a response repeats its id, the server has taken the body for a
+/// request.
 const SMUGGLED: &str = "GET /attributes.json HTTP/1.1\r\nHost: x\r\nX-Request-Id: smuggled\r\n\r\n";
 
-fn statuses(answers: &str) -> Vec<&str> {
-    let after = answers.match_indices("HTTP/1.").filter_map(|(at, _)| answers.get(at + 8..at + 12));
+fn statuses(responses: &str) -> Vec<&str> {
+    let after = responses.match_indices("HTTP/1.").filter_map(|(at, _)| responses.get(at + 8..at + 12));
     after.filter_map(|text| text.strip_prefix(' ').filter(|status| status.parse::<u16>().is_ok())).collect()
 }
 
-/// Name of a request, its head, and the allowed statuses of its answer. If several are allowed, so is no answer.
+/// Name of a request, its head, and the allowed statuses of its response. If several statuses are allowed, the server
+/// may also close the connection without a response.
 type AmbiguousRequest = (&'static str, String, &'static [&'static str]);
 
 /// Returns requests whose bodies two parsers could end at different places. Each is followed by `length` bytes that
@@ -150,9 +152,9 @@ async fn no_request_is_smuggled_within_another() {
     for (name, head, allowed) in [ambiguous_lengths(SMUGGLED.len()), ambiguous_heads(SMUGGLED.len())].concat() {
         // Alone, and after a request that the fast path answers.
         for first in ["", "GET /v/0/0 HTTP/1.1\r\nHost: x\r\n\r\n"] {
-            let answers = server.exchange(format!("{first}{head}{SMUGGLED}").as_bytes()).await;
-            assert!(!answers.contains("smuggled"), "{name}: {answers}");
-            let statuses = statuses(&answers);
+            let responses = server.exchange(format!("{first}{head}{SMUGGLED}").as_bytes()).await;
+            assert!(!responses.contains("smuggled"), "{name}: {responses}");
+            let statuses = statuses(&responses);
             let own = if first.is_empty() { statuses.first() } else { statuses.get(1) };
             let is_right = own.map_or(allowed.len() > 1, |status| allowed.contains(status));
             assert!(is_right, "{name} after {first:?}: {own:?}");
@@ -165,7 +167,7 @@ async fn no_request_is_smuggled_within_another() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn an_http_1_1_request_must_name_one_host() {
     let server = AttackedServer::start(&[]);
-    // By the fast path and by hyper.
+    // The fast path handles some of these paths, and hyper the others.
     for path in ["/v/0/0", "/v/9/9", "/slice/v", "/healthz", "http://x/v/0/0"] {
         let found = if path == "/v/9/9" { "404" } else { "200" };
         for (version, hosts, expected) in [
@@ -183,8 +185,8 @@ async fn an_http_1_1_request_must_name_one_host() {
             ("1.0", "Host: x\r\nHost: y\r\n", "400"),
         ] {
             let head = format!("GET {path} HTTP/{version}\r\n{hosts}Connection: close\r\n\r\n");
-            let answers = server.exchange(head.as_bytes()).await;
-            assert_eq!(statuses(&answers), [expected], "{head}: {answers}");
+            let responses = server.exchange(head.as_bytes()).await;
+            assert_eq!(statuses(&responses), [expected], "{head}: {responses}");
         }
     }
 }
@@ -196,10 +198,10 @@ async fn an_http_1_connection_cannot_switch_to_http_2() {
     for first in ["/v/0/0", "/slice/v", "/v/9/9"] {
         for preface in ["PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0", "PRI * HTTP/2.0\r\n\r\n"] {
             let sent = format!("HEAD {first} HTTP/1.1\r\nHost: x\r\n\r\n{preface}");
-            let answers = server.exchange(sent.as_bytes()).await;
-            assert_eq!(statuses(&answers).len(), 1, "{answers}");
+            let responses = server.exchange(sent.as_bytes()).await;
+            assert_eq!(statuses(&responses).len(), 1, "{responses}");
             // An HTTP/2 connection would continue with frames.
-            assert!(answers.ends_with("\r\n\r\n"), "{answers:?}");
+            assert!(responses.ends_with("\r\n\r\n"), "{responses:?}");
         }
     }
     // `PRI` as a method is unknown, and does not end the connection.
@@ -232,15 +234,15 @@ async fn well_framed_requests_are_answered_once_and_in_order() {
             vec!["200", "200", "200"],
         ),
     ] {
-        let answers = server.exchange(format!("{sent}{end}").as_bytes()).await;
-        assert_eq!(statuses(&answers), expected, "{name}");
-        assert_eq!(answers.matches("x-request-id: last").count(), 1, "{name}");
+        let responses = server.exchange(format!("{sent}{end}").as_bytes()).await;
+        assert_eq!(statuses(&responses), expected, "{name}");
+        assert_eq!(responses.matches("x-request-id: last").count(), 1, "{name}");
     }
     server.assert_recovered(&baseline).await;
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_request_with_a_body_closes_the_connection_and_the_answer_says_so() {
+async fn a_request_with_a_body_closes_the_connection_and_the_response_says_so() {
     let mut server = AttackedServer::start(&["server.header_timeout=500ms"]);
     let baseline = server.baseline().await;
     let end = "GET /v/0/1 HTTP/1.1\r\nHost: x\r\nX-Request-Id: last\r\n\r\n";
@@ -260,14 +262,14 @@ async fn a_request_with_a_body_closes_the_connection_and_the_answer_says_so() {
         ("what is refused", format!("POST /v/0/0 HTTP/1.1\r\nHost: x\r\n{sized}\r\n"), "405"),
         ("a client that waits", format!("{get}{sized}Expect: 100-continue\r\n\r\n"), "200"),
     ] {
-        let answer = server.exchange(sent.as_bytes()).await;
-        assert_eq!(statuses(&answer), [status], "{name}: {answer}");
-        assert_eq!(answer.matches("\r\nconnection: close\r\n").count(), 1, "{name}: {answer}");
-        assert!(!answer.contains("x-request-id: last"), "{name}");
+        let response = server.exchange(sent.as_bytes()).await;
+        assert_eq!(statuses(&response), [status], "{name}: {response}");
+        assert_eq!(response.matches("\r\nconnection: close\r\n").count(), 1, "{name}: {response}");
+        assert!(!response.contains("x-request-id: last"), "{name}");
     }
     let old = format!("GET /v/0/0 HTTP/1.0\r\nConnection: keep-alive\r\n{sized}\r\n");
-    let answer = server.exchange(old.as_bytes()).await;
-    assert!(answer.starts_with("HTTP/1.0 200") && !answer.contains("keep-alive"), "{answer}");
+    let response = server.exchange(old.as_bytes()).await;
+    assert!(response.starts_with("HTTP/1.0 200") && !response.contains("keep-alive"), "{response}");
     let empty = format!("{get}Content-Length: 0\r\n\r\n{}", end.replace("\r\n\r\n", "\r\nConnection: close\r\n\r\n"));
     assert_eq!(statuses(&server.exchange(empty.as_bytes()).await), ["200", "200"]);
     server.assert_recovered(&baseline).await;
@@ -362,10 +364,10 @@ async fn too_long_requests_are_refused_and_odd_ones_get_a_defined_status() {
         ),
     ];
     for (name, request, allowed) in &cases {
-        let answer = server.exchange(request).await;
-        let status = statuses(&answer).first().copied();
+        let response = server.exchange(request).await;
+        let status = statuses(&response).first().copied();
         assert!(status.is_some_and(|status| allowed.contains(&status)), "{name}: {status:?}");
-        assert!(!answer.contains("root:"), "{name}");
+        assert!(!response.contains("root:"), "{name}");
     }
     server.assert_recovered(&baseline).await;
 }
@@ -412,9 +414,9 @@ async fn slow_clients_are_disconnected_while_others_are_served() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn clients_that_do_not_read_large_answers_are_disconnected() {
+async fn clients_that_do_not_read_large_responses_are_disconnected() {
     let mut server = AttackedServer::start(&["server.send_timeout=1s", "server.header_timeout=2s"]);
-    let baseline = server.baseline_for_large_answers().await;
+    let baseline = server.baseline_for_large_responses().await;
     let mut clients = Vec::new();
     for path in ["/v/0/2", "/n5/v/0/2?x", "/slice/v?start=0,0&size=4000,4000&outside=zero"] {
         for _ in 0..8 {
@@ -429,7 +431,7 @@ async fn clients_that_do_not_read_large_answers_are_disconnected() {
     drop(clients);
 }
 
-/// Sends `frames` to the server `times` times. Returns the answer, which is empty unless the client `reads`.
+/// Sends `frames` to the server `times` times. If `reads` is true, returns what the server sends, otherwise nothing.
 async fn flood(
     server: &AttackedServer,
     begin: Vec<u8>,
@@ -447,14 +449,14 @@ async fn flood(
     });
     let mut received = Vec::new();
     if reads {
-        // Until the server closes the connection, at the latest because it is idle.
+        // The server closes the connection, at the latest because it is idle.
         let until = async {
             let _ = reader.read_to_end(&mut received).await;
         };
         tokio::time::timeout(PATIENCE, until).await.expect("a connection that is left open");
         sending.abort();
     } else {
-        // The server either blocks on the unread answers and closes the connection, or it reads all frames.
+        // The server either blocks on the unread responses and closes the connection, or it reads all frames.
         let ended = tokio::time::timeout(PATIENCE, sending).await;
         assert!(ended.is_ok(), "the server neither reads nor refuses the frames");
     }
@@ -572,7 +574,7 @@ async fn many_hostile_clients_do_not_deny_service_to_others() {
         // The attackers and the other clients share one address.
         "clients.connections=0",
     ]);
-    let baseline = server.baseline_for_large_answers().await;
+    let baseline = server.baseline_for_large_responses().await;
     let address = Arc::new(server.address().to_owned());
     let attacks: Vec<_> = (0u32..200)
         .map(|number| {
@@ -586,7 +588,7 @@ async fn many_hostile_clients_do_not_deny_service_to_others() {
                     _ => vec![0xaa; 200],
                 };
                 let _ = connection.write_all(&sent).await;
-                // Waits until the server closes the connection. A client that requested large answers reads nothing.
+                // Waits until the server closes the connection. A client that requested large responses reads nothing.
                 let mut byte = [0];
                 if number % 4 == 2 {
                     tokio::time::sleep(Duration::from_secs(3)).await;
@@ -613,8 +615,8 @@ async fn files_with_any_modification_time_are_served() {
         let request = format!(
             "GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n{name}: Sun, 06 Nov 1994 08:49:37 GMT\r\n\r\n"
         );
-        let answer = server.exchange(request.as_bytes()).await;
-        assert!(answer.starts_with("HTTP/1.1 200 OK\r\n"), "{answer}");
-        assert!(!answer.contains("\r\nlast-modified:"), "{answer}");
+        let response = server.exchange(request.as_bytes()).await;
+        assert!(response.starts_with("HTTP/1.1 200 OK\r\n"), "{response}");
+        assert!(!response.contains("\r\nlast-modified:"), "{response}");
     }
 }

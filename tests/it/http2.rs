@@ -15,7 +15,7 @@ use crate::support::deadlines::{DeadlineWatch, retry_if_late};
 use crate::support::h2;
 use crate::support::program::PATIENCE;
 
-/// Path of an answer of 32 MB.
+/// Path of a response of 32 MB.
 const LARGE: &str = "/slice/v?start=0,0&size=4000,4000&outside=zero";
 const LARGE_BYTES: usize = 4000 * 4000 * 2;
 
@@ -33,7 +33,7 @@ const ALLOWED_PAUSE: Duration = Duration::from_millis(900);
 struct Received {
     /// Streams with status 200.
     succeeded: Vec<u32>,
-    /// Number of streams with any answer.
+    /// Number of streams with any response.
     answered: usize,
     /// Bytes received of each stream's body.
     bytes: HashMap<u32, usize>,
@@ -100,7 +100,7 @@ impl Client {
         self.try_wait_until(what, is_so).await.unwrap()
     }
 
-    /// As [`Self::wait_until`], but returns an error if the server closes the connection.
+    /// Like [`Self::wait_until`], but returns an error if the server closes the connection.
     async fn try_wait_until(&self, what: &str, is_so: impl Fn(&Received) -> bool) -> Result<Received, String> {
         // Progress resets the time limit: encoding in a debug build on a busy machine takes long.
         let (mut since, mut before) = (Instant::now(), (0, 0));
@@ -121,7 +121,7 @@ impl Client {
         }
     }
 
-    /// Sends a request and reads the whole answer, which must have status 200.
+    /// Sends a request and reads the whole response, which must have status 200.
     async fn get(&self, stream: u32, path: &str) {
         self.try_get(stream, path).await.unwrap();
     }
@@ -170,12 +170,12 @@ fn requests(path: &str) -> Vec<u8> {
 /// Two clients request a hundred large slices each and send the frames `more(n)` every 0.4 s, with n = 0, 1, 2, ….
 async fn attack(more: impl Fn(u32) -> Vec<u8>) {
     let mut server = AttackedServer::start(&["server.send_timeout=1s"]);
-    let baseline = server.baseline_for_large_answers().await;
+    let baseline = server.baseline_for_large_responses().await;
     retry_if_late(async |deadlines| attack_once(&server, &more, deadlines).await).await;
     server.assert_recovered(&baseline).await;
 }
 
-/// Returns an error if another client is not served meanwhile.
+/// Attacks the server with two clients. Returns an error if another client is not served during the attack.
 async fn attack_once(
     server: &AttackedServer,
     more: &impl Fn(u32) -> Vec<u8>,
@@ -203,21 +203,21 @@ async fn attack_once(
         let request = format!("GET {LARGE} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n");
         let mut connection = server.connect().await;
         connection.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = vec![0; 12];
-        connection.read_exact(&mut answer).await.unwrap();
+        let mut response = vec![0; 12];
+        connection.read_exact(&mut response).await.unwrap();
         let ended = loop {
             let _reading = deadlines.step(ALLOWED_PAUSE);
-            match connection.read_buf(&mut answer).await {
+            match connection.read_buf(&mut response).await {
                 Ok(0) => break Ok(()),
                 Ok(_) => {}
                 Err(error) => break Err(error),
             }
         };
-        let head = String::from_utf8_lossy(&answer[..answer.len().min(500)]).into_owned();
+        let head = String::from_utf8_lossy(&response[..response.len().min(500)]).into_owned();
         if !head.starts_with("HTTP/1.1 200") {
             return Err(format!("another client is answered {head}"));
         }
-        if answer.len() > LARGE_BYTES { Ok(()) } else { Err(format!("{} bytes: {ended:?}", answer.len())) }
+        if response.len() > LARGE_BYTES { Ok(()) } else { Err(format!("{} bytes: {ended:?}", response.len())) }
     };
     let both = async { tokio::join!(trickle, other).1 };
     let served = tokio::time::timeout(PATIENCE, both).await.expect("neither connection is closed");
@@ -256,9 +256,9 @@ async fn status(server: &AttackedServer, path: &str) -> String {
     let request = format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n");
     let mut connection = server.connect().await;
     connection.write_all(request.as_bytes()).await.unwrap();
-    let mut answer = [0; 12];
-    tokio::time::timeout(PATIENCE, connection.read_exact(&mut answer)).await.unwrap().unwrap();
-    String::from_utf8_lossy(&answer[9..]).into_owned()
+    let mut response = [0; 12];
+    tokio::time::timeout(PATIENCE, connection.read_exact(&mut response)).await.unwrap().unwrap();
+    String::from_utf8_lossy(&response[9..]).into_owned()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -281,7 +281,7 @@ async fn unread_problems_and_operations_do_not_block_other_requests() {
     client.send(&h2::request(1, LARGE)).await.unwrap();
     client.wait_until("answered", |seen| seen.succeeded == [1]).await;
     assert_eq!(status(&server, small).await, "429");
-    // A request whose data is not in memory has to wait, too, so it is repeated.
+    // A request whose data is not in memory also has to wait, so the test repeats it.
     for _ in 0..20 {
         if status(&server, "/v/0/0").await == "200" {
             return;
@@ -292,9 +292,9 @@ async fn unread_problems_and_operations_do_not_block_other_requests() {
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn a_client_that_answers_pings_but_reads_nothing_is_disconnected() {
-    // PINGs are sent well before a stall ends the connection, and late answers are still accepted.
+    // PINGs are sent well before a stall ends the connection, and late responses are still accepted.
     let mut server = AttackedServer::start(&["server.send_timeout=8s", "server.header_timeout=5s"]);
-    let baseline = server.baseline_for_large_answers().await;
+    let baseline = server.baseline_for_large_responses().await;
     let client = Client::begin(&server, 0).await;
     client.send(&requests(FILE)).await.unwrap();
     let seen = client.wait_until("closed", |seen| seen.is_closed).await;
@@ -332,8 +332,8 @@ async fn a_client_may_send_a_request_after_a_pause() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_connection_stays_open_while_slow_answers_are_computed() {
-    // The slice budget holds two answers of one client at a time.
+async fn a_connection_stays_open_while_slow_responses_are_computed() {
+    // The slice budget holds two responses of one client at a time.
     let settings = [
         "server.send_timeout=2s",
         "server.request_timeout=300s",

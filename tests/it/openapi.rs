@@ -80,9 +80,9 @@ fn every_format_and_its_media_type_are_described() {
     let names: BTreeSet<&str> = FORMATS.iter().map(|format| format.name()).collect();
     let described = document["components"]["parameters"]["Format"]["schema"]["enum"].as_array().unwrap();
     assert_eq!(described.iter().filter_map(Value::as_str).collect::<BTreeSet<_>>(), names);
-    let answers = document["components"]["responses"]["Slice"]["content"].as_object().unwrap();
+    let responses = document["components"]["responses"]["Slice"]["content"].as_object().unwrap();
     for format in FORMATS {
-        assert!(answers.contains_key(format.media_type()), "openapi.yaml lacks {}", format.media_type());
+        assert!(responses.contains_key(format.media_type()), "openapi.yaml lacks {}", format.media_type());
     }
 }
 

@@ -12,8 +12,8 @@ use n5_server::telemetry::metrics::METRICS;
 use serde_json::Value;
 
 use crate::support::program::{PATIENCE, Program};
-use crate::support::skip_without;
 use crate::support::writer::N5;
+use crate::support::{skip_without, wait_until_blocking};
 
 fn path(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
@@ -307,21 +307,14 @@ fn log_lines_that_cannot_be_written_are_only_counted() {
     let full = fs::File::options().write(true).open("/dev/full").unwrap();
     let program = Program::start_logging_to("[log]\nlevel = \"info\"\n", &[], Some(full));
     let lost = || program.metric("n5_log_lines_dropped_total").unwrap();
-    let until = std::time::Instant::now() + PATIENCE;
     // A separate thread writes the log line of the start.
-    while lost() <= 0.0 {
-        assert!(std::time::Instant::now() < until, "the line of the start is not counted as lost");
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    assert!(wait_until_blocking(|| lost() > 0.0), "the line of the start is not counted as lost");
     let before = lost();
     for _ in 0..3 {
         assert_eq!(program.get("/attributes.json").status, 200);
     }
-    let until = std::time::Instant::now() + PATIENCE;
-    while lost() < before + 3.0 {
-        assert!(std::time::Instant::now() < until, "{} lines are lost, expected {before} + 3", lost());
-        std::thread::sleep(std::time::Duration::from_millis(5));
-    }
+    let are_counted = wait_until_blocking(|| lost() >= before + 3.0);
+    assert!(are_counted, "{} lines are lost, expected {before} + 3", lost());
 }
 
 #[test]

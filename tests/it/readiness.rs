@@ -8,7 +8,7 @@ use serde_json::json;
 use crate::support::program::{Connection, Program, ProgramResponse};
 use crate::support::stores::Probe;
 use crate::support::writer::N5;
-use crate::support::{Client, local, options, settings, wait_for_readyz};
+use crate::support::{Client, local, options, settings, wait_for_readyz, wait_until_blocking};
 
 /// Requests `/readyz` from the real program until it has this status, for up to 30 s.
 fn wait_for_program_readyz(program: &Program, status: u16) -> ProgramResponse {
@@ -110,11 +110,7 @@ fn one_ready_container_is_enough_if_configured() {
         let program = Program::start(&config);
         std::fs::rename(&root, lost.root().join("away")).unwrap();
         // No request for /readyz has been sent yet.
-        let until = Instant::now() + Duration::from_secs(30);
-        while program.metric("n5_containers_unready") != Some(1.0) {
-            assert!(Instant::now() < until, "{setting}");
-            std::thread::sleep(Duration::from_millis(50));
-        }
+        assert!(wait_until_blocking(|| program.metric("n5_containers_unready") == Some(1.0)), "{setting}");
         let reply = wait_for_program_readyz(&program, status);
         assert!(reply.body.contains("its directory cannot be read"), "{}", reply.body);
         assert_eq!(program.metric("n5_ready"), Some(if status == 200 { 1.0 } else { 0.0 }));
@@ -185,7 +181,7 @@ fn clients_accepted_before_shutdown_are_answered() {
         .collect();
     program.signal(rustix::process::Signal::TERM);
     program.signal(rustix::process::Signal::CONT);
-    let answered = clients.iter_mut().filter_map(Connection::answer).filter(|reply| reply.status == 200).count();
+    let answered = clients.iter_mut().filter_map(Connection::read_response).filter(|reply| reply.status == 200).count();
     assert_eq!(answered, clients.len());
     assert!(program.child.wait().unwrap().success());
 }

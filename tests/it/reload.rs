@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
-use crate::support::program::{Connection, PATIENCE, Program};
+use crate::support::program::{Connection, Program};
+use crate::support::wait_until_blocking;
 use crate::support::writer::N5;
 
 fn volume() -> N5 {
@@ -179,11 +179,7 @@ fn a_replaced_cache_releases_its_memory() {
     let full = f64::from(1 << 20);
     assert!(held() >= full, "{}", held());
     program.reload(&config_for(&n5, "cache.decoded = \"250MiB\""));
-    let until = Instant::now() + PATIENCE;
-    while held() > full / 8.0 {
-        assert!(Instant::now() < until, "{} are still held", held());
-        std::thread::sleep(Duration::from_millis(20));
-    }
+    assert!(wait_until_blocking(|| held() <= full / 8.0), "{} are still held", held());
     assert_eq!(idle.get("/em/v/0/0", "").unwrap().status, 200);
 }
 
@@ -366,7 +362,7 @@ fn a_reload_changes_the_log_level() {
     program.get("/em/v/0/0?second");
     program.configure(&config_for(&n5, "log.level = \"info\"\nserver.threads = 5"));
     program.signal(rustix::process::Signal::HUP);
-    // All lines up to the one that names what needs a restart.
+    // Checks all lines up to the one that says what needs a restart.
     let mut line = program.logged("");
     while !line.contains("restart") {
         assert!(!line.contains("second"), "{line}");

@@ -14,7 +14,7 @@ use crate::support::{Client, options, settings};
 
 const FOREVER: RevalidationPolicy = RevalidationPolicy::After(Duration::from_secs(3600));
 
-/// Creates a dataset of three blocks, of which the last is missing.
+/// Creates a dataset of three blocks; the last one is missing.
 fn remote() -> Arc<Remote> {
     remote_of(Remote::default())
 }
@@ -41,7 +41,7 @@ fn client(remote: &Arc<Remote>, metadata: RevalidationPolicy, data: Revalidation
     Client::new(Arc::<Remote>::clone(remote) as Arc<dyn Store>, settings, options())
 }
 
-/// Returns the status line of the answer of the fast path, if it answers.
+/// Returns the status line of the response of the fast path, if it answers.
 fn fast_path_status(client: &Client, path: &str) -> Option<String> {
     let head = format!("GET {path} HTTP/1.1\r\nhost: localhost\r\n\r\n");
     match try_answer(&client.app, None, head.as_bytes()) {

@@ -1,4 +1,4 @@
-//! `/slice`: every answer equals the result of looking up each element.
+//! `/slice`: every response equals the result of looking up each element.
 
 use std::fs;
 
@@ -73,7 +73,7 @@ async fn steps_and_outside_regions_equal_a_per_element_lookup() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_equals_a_buffered_one() {
+async fn a_streamed_response_equals_a_buffered_one() {
     let n5 = N5::new();
     let dataset = n5.dataset("a", &[70, 50, 40], &[16, 16, 16], "gzip");
     dataset.fill(kept, |_| false);

@@ -1,5 +1,5 @@
-//! Cost of slices: only existing blocks count, and of uncompressed blocks only the parts that the slice needs. The
-//! smaller pieces that a refusal suggests are accepted.
+//! Cost of slices. Only existing blocks count, and only the needed parts of uncompressed blocks. The server accepts the
+//! smaller piece that a refusal suggests.
 
 use std::fs;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ fn list<T: ToString>(numbers: impl IntoIterator<Item = T>) -> String {
     numbers.into_iter().map(|n| n.to_string()).collect::<Vec<_>>().join(",")
 }
 
-/// Returns the samples of a region of which only the blocks selected by `is_stored` exist.
+/// Returns the samples of a region. Only the blocks that `is_stored` selects exist.
 fn reference(
     dataset: &Dataset,
     start: &[i64],
@@ -101,7 +101,7 @@ async fn existing_blocks_are_listed_only_if_the_decision_depends_on_it() {
 }
 
 /// Slices 20 GiB of `uint8`, of which five blocks exist, with the real program. The client reads the first 160 MiB of
-/// each answer. With `N5_TEST_HEAVY=1` it reads all of the answers to the first query.
+/// each response. With `N5_TEST_HEAVY=1` it reads all of the responses to the first query.
 #[test]
 fn a_slice_of_20_gib_of_an_almost_empty_dataset_is_streamed_within_the_memory_bound() {
     let n5 = N5::new();
@@ -243,7 +243,7 @@ proptest! {
         let dimensions: Vec<u64> = axes.iter().map(|a| a.0).collect();
         let blocks: Vec<u64> = axes.iter().map(|a| a.1).collect();
         let dataset = n5.dataset("v", &dimensions, &blocks, compression);
-        // Every `dtype` below can represent these elements. An element that does not fit breaks off a streamed answer.
+        // Every `dtype` below can represent these elements. One that does not fit would abort a streamed response.
         let size: Vec<u64> = dimensions.iter().zip(&blocks).map(|(dimension, block)| *dimension.min(block)).collect();
         let elements: Vec<u16> = (0..size.iter().product()).map(|n: u64| u16::try_from(n % 256).unwrap()).collect();
         let first = vec!["0"; axes.len()].join("/");
@@ -269,7 +269,7 @@ proptest! {
                     let Some(piece) = reply.json().get("piece").cloned() else { continue };
                     refused += 1;
                     let piece: Vec<u64> = serde_json::from_value(piece).unwrap();
-                    // The first piece, and the next one along every axis.
+                    // Requests the first piece, and the next one along every axis.
                     for at in 0..2 {
                         let axes = dimensions.iter().zip(&piece).zip(steps).enumerate();
                         let items = axes.map(|(axis, ((dimension, n), step))| {
@@ -288,7 +288,8 @@ proptest! {
     }
 }
 
-/// Creates blocks of 18 MiB. Those of the second row have mode 1, those of the last column are cropped, one is missing.
+/// Creates blocks of 18 MiB. The second row has blocks in mode 1, the last column has cropped blocks, and one block is
+/// missing.
 fn large_raw_blocks() -> N5 {
     let n5 = N5::new();
     n5.dataset("v", &[1024, 2048, 14], &[1024, 1024, 9], "raw");
@@ -363,7 +364,7 @@ async fn chunks_of_large_uncompressed_blocks_do_not_depend_on_the_budgets() {
 #[tokio::test]
 async fn a_range_of_a_large_uncompressed_block_reads_little_more_than_the_range() {
     let n5 = N5::new();
-    // A block of 18 MiB with one sample along the slowest axis.
+    // A block of 18 MiB that is one element thick along the slowest axis.
     n5.dataset("v", &[1024, 9216, 1], &[1024, 9216, 1], "raw").fill(|_| true, |_| false);
     let_files_settle();
     let recorder = load_metrics::recorder();

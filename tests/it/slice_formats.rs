@@ -13,7 +13,7 @@ fn counting(n5: &N5) -> Dataset {
     dataset
 }
 
-/// Returns a client of a server whose slice budget is so small that most answers are sent in bands.
+/// Returns a client of a server whose slice budget is so small that most responses are sent in bands.
 fn tight(n5: &N5, slice_budget: u64) -> Client {
     Client::new(local(n5.root()), Settings { slice_budget, decode_factor: 1000, ..settings() }, options())
 }
@@ -44,7 +44,7 @@ async fn dtype_converts_before_every_format() {
 }
 
 #[tokio::test]
-async fn a_streamed_answer_is_converted_like_a_buffered_one() {
+async fn a_streamed_response_is_converted_like_a_buffered_one() {
     let n5 = N5::new();
     counting(&n5);
     let buffered = Client::of(n5.root());
@@ -114,7 +114,7 @@ async fn an_unrepresentable_value_is_named() {
 }
 
 #[tokio::test]
-async fn an_unrepresentable_value_in_a_later_band_aborts_the_answer() {
+async fn an_unrepresentable_value_in_a_later_band_aborts_the_response() {
     use http_body_util::BodyExt;
     let n5 = N5::new();
     n5.dataset("late", &[64, 64, 64], &[64, 64, 8], "raw");
@@ -133,7 +133,7 @@ async fn an_unrepresentable_value_in_a_later_band_aborts_the_answer() {
         }
     }
     assert!(broken && bytes > 0 && bytes <= 64 * 64 * 56, "{broken} {bytes}");
-    // The broken-off answer has released its memory.
+    // The broken-off response has released its memory.
     assert_eq!(client.get("/slice/late?size=64,64,20").await.status, 200);
 }
 

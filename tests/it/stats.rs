@@ -31,30 +31,33 @@ async fn a_small_dataset_gets_exact_statistics() {
     dataset.fill(kept, |position| position[0] % 2 == 0);
     let reply = Client::of(n5.root()).get("/stats/a?bins=5&percentiles=0,37.5,100").await;
     assert_eq!(reply.status, 200, "{:?}", reply.body);
-    let answer = reply.json();
+    let response = reply.json();
     let mut elements = stored(&dataset, kept);
     elements.sort_unstable();
     let (count, missing) = (elements.len(), 7 * 5 * 4 - elements.len());
     let (min, max) = (elements[0], elements[count - 1]);
-    assert_eq!((&answer["path"], &answer["level"], &answer["data_type"]), (&json!("a"), &json!(""), &json!("uint16")));
-    assert_eq!(answer["exact"], json!(true));
+    assert_eq!(
+        (&response["path"], &response["level"], &response["data_type"]),
+        (&json!("a"), &json!(""), &json!("uint16"))
+    );
+    assert_eq!(response["exact"], json!(true));
     let holes = all_indices(&[3, 3, 2]).iter().filter(|position| !kept(position)).count();
     let sample = json!({"blocks_read": 18 - holes, "blocks_total": 18, "blocks_missing": holes, "blocks_unreadable": 0,
         "elements": count, "elements_missing": missing});
-    assert_eq!(answer["sample"], sample);
-    assert_eq!((&answer["min"], &answer["max"]), (&json!(min), &json!(max)));
+    assert_eq!(response["sample"], sample);
+    assert_eq!((&response["min"], &response["max"]), (&json!(min), &json!(max)));
     let mean = elements.iter().map(|n| f64::from(*n)).sum::<f64>() / count as f64;
-    assert!((answer["mean"].as_f64().unwrap() - mean).abs() < 1e-9);
-    assert_eq!((&answer["zeros"], &answer["nan"], &answer["infinite"]), (&json!(missing), &json!(0), &json!(0)));
+    assert!((response["mean"].as_f64().unwrap() - mean).abs() < 1e-9);
+    assert_eq!((&response["zeros"], &response["nan"], &response["infinite"]), (&json!(missing), &json!(0), &json!(0)));
     let rank = (0.375 * count as f64).ceil() as usize;
-    assert_eq!(answer["percentiles"], json!({"0": min, "37.5": elements[rank - 1], "100": max}));
+    assert_eq!(response["percentiles"], json!({"0": min, "37.5": elements[rank - 1], "100": max}));
     let mut bins = [0_u64; 5];
     for n in &elements {
         bins[(usize::from(n - min) * 5 / usize::from(max - min)).min(4)] += 1;
     }
-    assert_eq!(answer["histogram"], json!({"min": min, "max": max, "counts": bins}));
-    assert_eq!(answer["labels"], json!({"distinct": count, "capped": false}));
-    assert!(answer["note"].as_str().unwrap().starts_with("Every block was read, "), "{}", answer["note"]);
+    assert_eq!(response["histogram"], json!({"min": min, "max": max, "counts": bins}));
+    assert_eq!(response["labels"], json!({"distinct": count, "capped": false}));
+    assert!(response["note"].as_str().unwrap().starts_with("Every block was read, "), "{}", response["note"]);
 }
 
 #[tokio::test]
@@ -65,16 +68,16 @@ async fn a_large_dataset_is_sampled_evenly_and_within_bounds() {
     let_files_settle();
     let store = Probe::new(local(n5.root()));
     let client = Client::new(Arc::<Probe>::clone(&store), settings(), options());
-    let answer = client.get("/stats/a").await.json();
-    assert_eq!(answer["exact"], json!(false));
-    assert_eq!(answer["sample"]["blocks_read"], json!(64));
-    assert_eq!(answer["sample"]["blocks_total"], json!(4096));
-    assert_eq!(answer["sample"]["elements"], json!(4096));
+    let response = client.get("/stats/a").await.json();
+    assert_eq!(response["exact"], json!(false));
+    assert_eq!(response["sample"]["blocks_read"], json!(64));
+    assert_eq!(response["sample"]["blocks_total"], json!(4096));
+    assert_eq!(response["sample"]["elements"], json!(4096));
     assert!(store.gets() <= 64 && store.heads() <= 64, "{} {}", store.gets(), store.heads());
-    let median = answer["percentiles"]["50"].as_f64().unwrap();
+    let median = response["percentiles"]["50"].as_f64().unwrap();
     assert!((median / 32_768.0 - 1.0).abs() < 0.1, "{median}");
     let again = client.get("/stats/a").await.json();
-    assert_eq!(again, answer);
+    assert_eq!(again, response);
     assert_eq!(store.gets(), 64, "the second time every block is cached");
 }
 
@@ -84,15 +87,15 @@ async fn existing_blocks_of_a_sparse_dataset_are_found() {
     let dataset = n5.dataset("a", &[64, 64, 64], &[4, 4, 4], "raw");
     dataset.fill(|position| position[0] == 7, |_| false);
     let store = Probe::new(local(n5.root()));
-    let answer = Client::new(Arc::<Probe>::clone(&store), settings(), options()).get("/stats/a").await.json();
-    assert_eq!(answer["sample"]["blocks_read"], json!(64));
-    assert!(answer["sample"]["blocks_missing"].as_u64().unwrap() > 500, "{answer}");
-    assert!(answer["min"].as_u64().unwrap() > 0, "holes do not count");
+    let response = Client::new(Arc::<Probe>::clone(&store), settings(), options()).get("/stats/a").await.json();
+    assert_eq!(response["sample"]["blocks_read"], json!(64));
+    assert!(response["sample"]["blocks_missing"].as_u64().unwrap() > 500, "{response}");
+    assert!(response["min"].as_u64().unwrap() > 0, "holes do not count");
     assert!(store.heads() <= 1024 + 64, "{}", store.heads());
     n5.dataset("huge", &[1 << 62, 1 << 62], &[64, 64], "raw");
-    let answer = Client::of(n5.root()).get("/stats/huge").await.json();
-    assert_eq!((&answer["min"], &answer["max"], &answer["exact"]), (&json!(0), &json!(0), &json!(false)));
-    assert_eq!(answer["sample"]["blocks_missing"], json!(1024));
+    let response = Client::of(n5.root()).get("/stats/huge").await.json();
+    assert_eq!((&response["min"], &response["max"], &response["exact"]), (&json!(0), &json!(0), &json!(false)));
+    assert_eq!(response["sample"]["blocks_missing"], json!(1024));
 }
 
 #[tokio::test]
@@ -117,9 +120,9 @@ async fn damaged_blocks_are_skipped_unless_all_are_damaged() {
     dataset.fill(|_| true, |_| false);
     fs::write(dataset.block_path(&[1, 0]), b"no block").unwrap();
     let client = Client::of(n5.root());
-    let answer = client.get("/stats/a").await.json();
-    assert_eq!((&answer["sample"]["blocks_unreadable"], &answer["sample"]["blocks_read"]), (&json!(1), &json!(3)));
-    assert_eq!((&answer["exact"], &answer["zeros"]), (&json!(false), &json!(0)));
+    let response = client.get("/stats/a").await.json();
+    assert_eq!((&response["sample"]["blocks_unreadable"], &response["sample"]["blocks_read"]), (&json!(1), &json!(3)));
+    assert_eq!((&response["exact"], &response["zeros"]), (&json!(false), &json!(0)));
     for n in 0..4 {
         fs::write(dataset.block_path(&[n, 0]), b"no block").unwrap();
     }
@@ -139,14 +142,17 @@ async fn a_multiscale_group_is_sampled_at_the_coarsest_sufficient_level() {
     n5.file("em/attributes.json", &scales);
     n5.file("small/attributes.json", &scales);
     let client = Client::of(n5.root());
-    let answer = client.get("/stats/em").await.json();
-    assert_eq!((&answer["level"], &answer["exact"], &answer["path"]), (&json!("s1"), &json!(false), &json!("em")));
-    assert_eq!(answer["sample"]["elements"], json!(1 << 20));
-    assert!(answer["note"].as_str().unwrap().contains("Level s1 was read"), "{}", answer["note"]);
-    let answer = client.get("/stats/small").await.json();
-    assert_eq!((&answer["level"], &answer["exact"]), (&json!("s0"), &json!(true)));
-    let answer = client.get("/stats/em/s2").await.json();
-    assert_eq!((&answer["level"], &answer["exact"]), (&json!(""), &json!(true)));
+    let response = client.get("/stats/em").await.json();
+    assert_eq!(
+        (&response["level"], &response["exact"], &response["path"]),
+        (&json!("s1"), &json!(false), &json!("em"))
+    );
+    assert_eq!(response["sample"]["elements"], json!(1 << 20));
+    assert!(response["note"].as_str().unwrap().contains("Level s1 was read"), "{}", response["note"]);
+    let response = client.get("/stats/small").await.json();
+    assert_eq!((&response["level"], &response["exact"]), (&json!("s0"), &json!(true)));
+    let response = client.get("/stats/em/s2").await.json();
+    assert_eq!((&response["level"], &response["exact"]), (&json!(""), &json!(true)));
 }
 
 #[tokio::test]

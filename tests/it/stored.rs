@@ -283,7 +283,7 @@ async fn too_large_attributes_count_as_missing_for_info() {
     let info = client.get("/info/big").await.json();
     assert_eq!((&info["kind"], &info["attributes"]), (&serde_json::json!("group"), &serde_json::json!({})));
     assert!(problems(&info).contains("limits.attributes can be raised"), "{info}");
-    // Attributes of a child.
+    // The attributes of a child are too long.
     n5.file("g/s1/attributes.json", long(2000));
     let info = client.get("/info/g").await.json();
     assert!(problems(&info).contains("g/s1/attributes.json has 2008 bytes"), "{info}");
@@ -329,7 +329,7 @@ async fn a_base_path_is_part_of_every_path() {
 }
 
 #[tokio::test]
-async fn every_answer_has_cors_headers_and_a_request_id() {
+async fn every_response_has_cors_headers_and_a_request_id() {
     let n5 = nested();
     let client = Client::new(local(n5.root()), settings(), HttpOptions { base_path: String::new(), ..options() });
     for (method, path, status) in [

@@ -25,6 +25,7 @@ use tokio_rustls::rustls::{ClientConfig, ClientConnection, RootCertStore, Suppor
 use crate::support::attacked::queued_bytes;
 use crate::support::program::{PATIENCE, Program};
 use crate::support::server::{RunningServer, open_connections, start_server};
+use crate::support::wait_until;
 use crate::support::writer::N5;
 
 /// Length of the large stored file: more than all buffers on the way to the client hold.
@@ -160,8 +161,8 @@ async fn exchange(stream: &mut TlsStream<TcpStream>, sent: &str) -> Vec<u8> {
     received
 }
 
-/// Splits received bytes into answers. Returns the head and the body of each.
-fn answers(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
+/// Splits received bytes into responses. Returns the head and the body of each.
+fn responses(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
     let mut found = Vec::new();
     while !received.is_empty() {
         let end = received.windows(4).position(|four| four == b"\r\n\r\n").expect("a whole head") + 4;
@@ -174,10 +175,10 @@ fn answers(mut received: &[u8]) -> Vec<(String, Vec<u8>)> {
     found
 }
 
-/// Sends one request on a connection of its own. Returns the head and the body of the answer.
+/// Sends one request on a connection of its own. Returns the head and the body of the response.
 async fn ask(secure: &TlsServer, path: &str) -> (String, Vec<u8>) {
     let mut stream = secure.connect(b"http/1.1").await;
-    answers(&exchange(&mut stream, &get(path, "Connection: close\r\n")).await).remove(0)
+    responses(&exchange(&mut stream, &get(path, "Connection: close\r\n")).await).remove(0)
 }
 
 #[tokio::test]
@@ -189,9 +190,9 @@ async fn http_1_is_served_over_both_tls_versions_and_without_sni() {
         let mut stream = connect(&secure, &secure.identity.der, protocol, &[versions]).await.unwrap();
         assert_eq!(stream.get_ref().1.protocol_version(), Some(versions.version));
         assert_eq!(stream.get_ref().1.alpn_protocol(), Some(protocol).filter(|name| !name.is_empty()));
-        // By the fast path, by hyper, and by the fast path again.
+        // The fast path answers the first and the last request, hyper the other one.
         let sent = [get("/v/attributes.json", ""), get("/info/v", ""), get("/none", "Connection: close\r\n")].concat();
-        let received = answers(&exchange(&mut stream, &sent).await);
+        let received = responses(&exchange(&mut stream, &sent).await);
         let statuses: Vec<&str> = received.iter().map(|(head, _)| &head[9..12]).collect();
         assert_eq!(statuses, ["200", "200", "404"]);
         for (head, _) in &received {
@@ -218,10 +219,10 @@ async fn http_2_is_served_if_alpn_selects_it() {
         waiting.push(sender.send_request(request));
     }
     // All bodies are read concurrently: an unread one would use up the connection's flow control window.
-    let taken = waiting.into_iter().map(|answer| async {
-        let answer = answer.await.unwrap();
-        assert_eq!(answer.status(), 200);
-        assert!(answer.into_body().collect().await.unwrap().to_bytes() == bytes(300_000));
+    let taken = waiting.into_iter().map(|response| async {
+        let response = response.await.unwrap();
+        assert_eq!(response.status(), 200);
+        assert!(response.into_body().collect().await.unwrap().to_bytes() == bytes(300_000));
     });
     futures_util::future::join_all(taken).await;
     drop(sender);
@@ -231,16 +232,16 @@ async fn http_2_is_served_if_alpn_selects_it() {
 }
 
 #[tokio::test]
-async fn large_answers_are_sent_byte_for_byte() {
+async fn large_responses_are_sent_byte_for_byte() {
     let secure = TlsServer::start(|config| config.limits.slice_budget = 4 << 20).await;
-    // A stored file, twice: read from storage, then from the cache if it is cached.
+    // Requests a stored file twice: first from the storage, then from the cache if it is cached.
     for _ in 0..2 {
         let (head, body) = ask(&secure, "/v/9/9/9").await;
         assert!(head.contains(" 200 "), "{head}");
         assert!(body == bytes(LARGE), "{} bytes differ", body.len());
         assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
     }
-    // The answer streamed in bands equals the answer assembled as a whole.
+    // The response streamed in bands equals the response assembled as a whole.
     let (head, streamed) = ask(&secure, "/slice/v").await;
     assert!(head.contains(" 200 "), "{head}");
     let whole = TlsServer::start(|_| {}).await;
@@ -262,7 +263,7 @@ async fn many_pipelined_requests_are_answered_in_order() {
     let mut received = Vec::new();
     tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received)).await.unwrap().unwrap();
     drop(writing.await.unwrap());
-    let received = answers(&received);
+    let received = responses(&received);
     assert_eq!(received.len(), 1001);
     for (n, (head, body)) in received.iter().take(1000).enumerate() {
         assert_eq!(&head[9..12], ["200", "200", "404", "200"][n % 4], "{n}");
@@ -271,7 +272,7 @@ async fn many_pipelined_requests_are_answered_in_order() {
 }
 
 #[tokio::test]
-async fn a_client_that_closes_its_sending_side_gets_only_immediate_answers() {
+async fn a_client_that_closes_its_sending_side_gets_only_immediate_responses() {
     let secure = TlsServer::start(|_| {}).await;
     // A request that has to wait is cancelled, as without TLS: the client has closed the connection.
     for (path, count) in [("/v/attributes.json", 1), ("/slice/v", 0)] {
@@ -286,7 +287,7 @@ async fn a_client_that_closes_its_sending_side_gets_only_immediate_answers() {
         let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap();
         if count > 0 {
             ended.unwrap();
-            assert_eq!(answers(&received).len(), count, "{path}");
+            assert_eq!(responses(&received).len(), count, "{path}");
         }
     }
     assert!(ask(&secure, "/healthz").await.0.contains(" 200 "));
@@ -300,10 +301,8 @@ async fn a_client_that_reads_nothing_is_disconnected() {
         stream.write_all(get(path, "").as_bytes()).await.unwrap();
         let mut first = [0; 100];
         stream.read_exact(&mut first).await.unwrap();
-        // The server closes the connection while the client does not read. A reading client would get the whole answer.
-        while open_connections(&secure.server) > 0 {
-            tokio::time::sleep(Duration::from_millis(20)).await;
-        }
+        // The server closes the connection while the client does not read. A client that reads would get everything.
+        assert!(wait_until(async || open_connections(&secure.server) == 0).await, "the connection stays open");
         let mut received = Vec::new();
         let ended = tokio::time::timeout(PATIENCE, stream.read_to_end(&mut received)).await.unwrap();
         assert!(ended.is_err() && received.len() < LARGE, "{path}: {ended:?} after {} bytes", received.len());
@@ -324,7 +323,7 @@ async fn plain_http_gets_a_hint_and_other_bytes_are_disconnected() {
         received.push_str(std::str::from_utf8(&buffer[..count]).unwrap());
     }
     assert!(received.starts_with("HTTP/1.1 400 ") && received.contains("speaks TLS"), "{received}");
-    assert_eq!(answers(received.as_bytes()).len(), 1);
+    assert_eq!(responses(received.as_bytes()).len(), 1);
     for junk in [&b"\0\0\0"[..], b"\x16\x03\x01\xff\xff\0\0", b"ssh-2.0\r\n"] {
         let mut stream = secure.plain().await;
         stream.write_all(junk).await.unwrap();
@@ -339,7 +338,7 @@ async fn plain_http_gets_a_hint_and_other_bytes_are_disconnected() {
 #[tokio::test]
 async fn a_handshake_has_a_timeout_and_counts_as_a_connection() {
     let secure = TlsServer::start(|config| {
-        // The handshake of the client that is served must end within it, too, even on a busy machine.
+        // The handshake of an honest client must end within this time, even on a busy machine.
         config.tls.handshake_timeout = Duration::from_secs(15);
         config.server.max_connections = 3;
     })
@@ -383,7 +382,7 @@ async fn the_health_check_uses_tls_and_check_config_reads_the_certificate() {
 }
 
 #[tokio::test]
-async fn shutdown_closes_idle_connections_and_finishes_answers() {
+async fn shutdown_closes_idle_connections_and_finishes_responses() {
     let secure = TlsServer::start(|_| {}).await;
     let mut idle = secure.connect(b"http/1.1").await;
     let mut busy = secure.connect(b"http/1.1").await;
@@ -394,7 +393,7 @@ async fn shutdown_closes_idle_connections_and_finishes_answers() {
     secure.server.stop.send(()).unwrap();
     let mut received = first.to_vec();
     tokio::time::timeout(PATIENCE, busy.read_to_end(&mut received)).await.unwrap().unwrap();
-    assert!(answers(&received)[0].1 == bytes(LARGE));
+    assert!(responses(&received)[0].1 == bytes(LARGE));
     // The server sends `close_notify` before it closes the connection.
     assert_eq!(tokio::time::timeout(PATIENCE, idle.read(&mut first)).await.unwrap().unwrap(), 0);
     tokio::time::timeout(PATIENCE, secure.server.ended).await.unwrap().unwrap();
@@ -423,14 +422,14 @@ async fn clients_accepted_before_shutdown_finish_their_handshake_and_are_answere
             let mut stream = tls_handshake(stream, &trusted, b"", &[&version::TLS13]).await?;
             // The fast path answers half of the requests, hyper the other half.
             stream.write_all(get(if n % 2 == 0 { "/v/0" } else { "/slice/v" }, "").as_bytes()).await?;
-            let mut answer = [0; 12];
-            stream.read_exact(&mut answer).await.map(|_| answer)
+            let mut response = [0; 12];
+            stream.read_exact(&mut response).await.map(|_| response)
         });
     }
     program.signal(Signal::TERM);
     program.signal(Signal::CONT);
-    while let Some(answer) = clients.join_next().await {
-        assert_eq!(&answer.unwrap().unwrap(), b"HTTP/1.1 200");
+    while let Some(response) = clients.join_next().await {
+        assert_eq!(&response.unwrap().unwrap(), b"HTTP/1.1 200");
     }
     assert!(program.ended().success());
 }
@@ -485,16 +484,12 @@ async fn a_new_certificate_is_used_and_an_invalid_one_is_ignored() {
     fs::write(path.join("tls.key"), &new.key).unwrap();
     assert!(ask(&secure, "/v/attributes.json").await.0.contains(" 200 "));
     fs::write(path.join("tls.crt"), &new.certificate).unwrap();
-    let mut tries = 0;
-    while connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_err() {
-        tries += 1;
-        assert!(tries < 300, "the new certificate is not used");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_used = wait_until(async || connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_ok());
+    assert!(is_used.await, "the new certificate is not used");
     assert!(connect(&secure, &secure.identity.der, b"http/1.1", &[&version::TLS13]).await.is_err());
     // Connections from before the renewal continue.
     let rest = exchange(&mut old, &get("/info/v", "Connection: close\r\n")).await;
-    let received = answers(&[&first[..], &rest].concat());
+    let received = responses(&[&first[..], &rest].concat());
     assert_eq!(received.len(), 2);
     assert!(received[1].0.contains(" 200 "));
 }
@@ -519,15 +514,12 @@ async fn a_certificate_can_be_replaced_as_kubernetes_does_it() {
     let new = self_signed();
     version("..2", &new);
     fs::remove_dir_all(path.join("..1")).unwrap();
-    let started = tokio::time::Instant::now();
-    while connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_err() {
-        assert!(started.elapsed() < PATIENCE, "the new certificate is not used");
-        tokio::time::sleep(Duration::from_millis(50)).await;
-    }
+    let is_used = wait_until(async || connect(&secure, &new.der, b"http/1.1", &[&version::TLS13]).await.is_ok());
+    assert!(is_used.await, "the new certificate is not used");
 }
 
 #[tokio::test]
-async fn a_reader_of_pipelined_answers_that_stops_is_disconnected() {
+async fn a_reader_of_pipelined_responses_that_stops_is_disconnected() {
     const ASKED: usize = 300;
     let secure = TlsServer::start(|config| config.server.send_timeout = Duration::from_millis(500)).await;
     // From the second request on, the file is cached and sent by the fast path.
@@ -538,14 +530,12 @@ async fn a_reader_of_pipelined_answers_that_stops_is_disconnected() {
     writer.write_all(get("/v/9/9/8", "").repeat(ASKED).as_bytes()).await.unwrap();
     let mut received = vec![0; 1000];
     reader.read_exact(&mut received).await.unwrap();
-    while open_connections(&secure.server) > 0 {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    assert!(wait_until(async || open_connections(&secure.server) == 0).await, "the connection stays open");
     let ended = tokio::time::timeout(PATIENCE, reader.read_to_end(&mut received)).await.unwrap();
-    // The bytes in transit are some whole answers and a part of one, far fewer than all answers.
+    // The bytes in transit are some whole responses and a part of one, far fewer than all responses.
     assert!(ended.is_err() && received.len() < ASKED * 300_000 / 2, "{ended:?} after {} bytes", received.len());
-    let answer = received.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
-    let body = &received[answer..received.len().min(answer + 300_000)];
+    let response = received.windows(4).position(|four| four == b"\r\n\r\n").unwrap() + 4;
+    let body = &received[response..received.len().min(response + 300_000)];
     assert!(body == &bytes(300_000)[..body.len()]);
     assert!(ask(&secure, "/v/9/9/8").await.1 == bytes(300_000));
 }
@@ -606,15 +596,10 @@ async fn unread_bytes_of_a_failed_handshake_are_dropped() {
     ClientConnection::new(Arc::new(config), name).unwrap().write_tls(&mut hello).unwrap();
     stream.write_all(&hello).await.unwrap();
     let port = secure.server.address.port();
-    let wait_until_queued = async |is_any: bool| {
-        while (queued_bytes(port) > 0) != is_any {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    };
-    tokio::time::timeout(PATIENCE, wait_until_queued(true)).await.expect("nothing is sent");
+    assert!(wait_until(async || queued_bytes(port) > 0).await, "nothing is sent");
     // A record that cannot be decrypted.
     stream.write_all(b"\x17\x03\x03\x00\x20abcdefghijklmnopqrstuvwxyz012345").await.unwrap();
-    tokio::time::timeout(PATIENCE, wait_until_queued(false)).await.expect("the kernel keeps the unread bytes");
+    assert!(wait_until(async || queued_bytes(port) == 0).await, "the kernel keeps the unread bytes");
     assert!(stream.read_to_end(&mut Vec::new()).await.is_err(), "the connection is not reset");
 }
 
@@ -638,7 +623,7 @@ async fn a_probe_that_only_connects_is_not_counted_as_a_handshake() {
     loop {
         let mut stream = connect_to(address, &identity.der, b"http/1.1", &[&version::TLS13]).await.unwrap();
         let received = exchange(&mut stream, &get("/metrics", "Connection: close\r\n")).await;
-        let (_, text) = answers(&received).remove(0);
+        let (_, text) = responses(&received).remove(0);
         let text = String::from_utf8(text).unwrap();
         let value = |name: &str| {
             let value = text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).unwrap();

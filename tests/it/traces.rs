@@ -52,8 +52,9 @@ impl Collector {
                         let attributes = resource["resource"]["attributes"].as_array().unwrap().clone();
                         let _ = tell_request.send((head, attributes));
                         let _ = tell.send(resource["scopeSpans"][0]["spans"].as_array().unwrap().clone());
-                        let answer = "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
-                        stream.get_mut().write_all(answer.as_bytes()).unwrap();
+                        let response =
+                            "HTTP/1.1 200 OK\r\nContent-Type: application/json\r\nContent-Length: 2\r\n\r\n{}";
+                        stream.get_mut().write_all(response.as_bytes()).unwrap();
                     }
                 });
             }
@@ -188,7 +189,7 @@ fn opentelemetry_environment_variables_apply() {
         |key: &str| resource.iter().find(|attribute| attribute["key"] == key).unwrap()["value"]["stringValue"].clone();
     assert_eq!((value("service.name"), value("deployment.environment")), ("volumes".into(), "test".into()));
     assert_eq!(value("service.version"), env!("CARGO_PKG_VERSION"));
-    // A sampler that is off, and a configuration that says otherwise.
+    // The sampler is off, although the configuration asks for traces.
     let off = [("OTEL_TRACES_SAMPLER", "always_off")];
     let program = Program::start_in(&configured(&n5, &endpoint, ""), &off);
     assert_eq!(program.get("/v/1/0").status, 200);

@@ -22,7 +22,7 @@ use tempfile::TempDir;
 
 use crate::support::faulty::{Fault, Faulty};
 use crate::support::writer::{N5, encode};
-use crate::support::{Client, corpus, settings, skip_without};
+use crate::support::{Client, corpus, settings, skip_without, wait_until};
 
 /// Timeout of a run, long enough on a busy machine.
 const TIMEOUT: Duration = Duration::from_secs(120);
@@ -267,7 +267,7 @@ fn unlisted_names_where_blocks_may_be_are_errors() {
     link(&n5, "a/attributes.json");
     let (status, found, _) = verify(n5.root(), &[]);
     assert!(status == 1 && found["a/attributes.json"].contains("unreadable-file"), "{found:?}");
-    // A listing names 16 omitted names at most. The others may be those of blocks, even if none of the 16 is.
+    // A listing reports at most 16 of the names that it omits. The unreported ones may be names of blocks.
     let n5 = intact_container();
     for n in 0..40 {
         link(&n5, &format!("a/0/x{n}"));
@@ -609,7 +609,7 @@ fn verify_uses_only_the_memory_of_its_budgets() {
         std::thread::yield_now();
     };
     assert_eq!(status.code(), Some(0));
-    // The budgets, twice the size of the program, and the threads.
+    // The bound covers the budgets, twice the size of the program, and the threads.
     assert!((1024..128 << 10).contains(&most_kib), "{most_kib} KiB");
 }
 
@@ -671,7 +671,7 @@ impl Store for UnreadableStore {
 
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError> {
         match key.as_str() {
-            // A local store answers the same if permission is denied.
+            // A local store returns the same error if permission is denied.
             "a/1" | "closed/attributes.json" => Ok(None),
             "a/0" | "b/0/attributes.json" => Err(refuse(key)),
             _ => self.0.get(key, inline).await,
@@ -900,11 +900,7 @@ async fn unreadable_attributes_do_not_count_as_changed_and_the_run_can_be_stoppe
     store.begin(|key| key.as_str() == "a/attributes.json", Fault::Hangs);
     let earlier = PreviousRun { checkpoint, ..PreviousRun::default() };
     let mut recorded = RecordedFindings::default();
-    let stop = async {
-        while store.hanging() == 0 {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
+    let stop = async { assert!(wait_until(async || store.hanging() > 0).await, "no request hangs in the store") };
     let stopping = job(&store, TIMEOUT).run(Some(earlier), &mut recorded, stop);
     let ended = tokio::time::timeout(TIMEOUT, stopping).await.expect("the run does not stop").unwrap();
     assert!(matches!(ended, VerifyOutcome::Stopped(_)), "{ended:?}");
@@ -963,7 +959,7 @@ struct DelayedStore {
 }
 
 impl DelayedStore {
-    async fn answers(&self) {
+    async fn wait_unevenly(&self) {
         let waiting = self.waiting.fetch_add(1, Ordering::SeqCst) + 1;
         self.most_waiting.fetch_max(waiting, Ordering::SeqCst);
         let number = self.asked.fetch_add(1, Ordering::SeqCst) as u64;
@@ -997,7 +993,7 @@ impl Store for DelayedStore {
         limit: usize,
         keep: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
-        self.answers().await;
+        self.wait_unevenly().await;
         self.inner.list(key, after, limit, keep).await
     }
 
@@ -1065,7 +1061,7 @@ async fn concurrently_walked_directories_are_reported_in_name_order() {
     let store = Arc::new(uneven());
     let (totals, slowly) = run(Arc::<DelayedStore>::clone(&store), None).await;
     assert!(totals == expected && slowly.0 == in_order.0 && slowly.1 == in_order.1);
-    // At most eight prefetched directories on each of five levels, and the current one.
+    // The walk prefetches at most eight directories on each of five levels, in addition to the current one.
     let most = store.most_waiting.load(Ordering::SeqCst);
     assert!((4..=5 * 8 + 1).contains(&most), "{most} at once");
     // A run can be resumed from any checkpoint.

@@ -164,12 +164,14 @@ async fn special_files_are_not_opened() {
     assert!(std::process::Command::new("mkfifo").arg(&pipe).status().unwrap().success());
     let write = format!("echo written > '{}'", pipe.display());
     let mut writer = std::process::Command::new("sh").args(["-c", &write]).spawn().unwrap();
+    // Gives the writer time to open the FIFO.
     std::thread::sleep(Duration::from_millis(100));
     // More requests than the disk pool has threads.
     for _ in 0..100 {
         let reply = tokio::time::timeout(Duration::from_secs(5), client.get("/viewer/pipe")).await;
         assert_eq!(reply.unwrap().status, 404);
     }
+    // Gives the writer time to end, if the server has opened the FIFO.
     std::thread::sleep(Duration::from_millis(100));
     assert!(writer.try_wait().unwrap().is_none(), "the writer still waits");
     assert_eq!(fs::read_to_string(&pipe).unwrap(), "written\n");

@@ -79,7 +79,7 @@ def shut_windows_of_two_sizes(_):
 
 
 def shut_windows_of_many(_):
-    # From so many addresses that a few requests of each would take all places, if small answers kept their places.
+    # With this number of addresses, a few requests of each would take all places if small responses kept theirs.
     return settings(0) + b"".join(headers(2 * n + 1, b"/v/attributes.json") for n in range(20))
 
 
@@ -320,7 +320,7 @@ def tls_half_messages(forger):
         yield Beneath(forger.record(HANDSHAKE, message[at : at + 16_000]))
 
 
-# When an attack reads what it receives: never, always, or one answer at a time, after which it sends everything again.
+# When an attack reads what it receives: never, always, or one response at a time and then it sends everything again.
 NEVER, ALWAYS, AGAIN = range(3)
 
 

@@ -1,4 +1,4 @@
-"""Requests and their expected answers, which are computed without the server."""
+"""Requests and their expected responses, which are computed without the server."""
 
 import functools
 import io
@@ -18,7 +18,7 @@ REMEMBERED = 1 << 20
 
 @dataclass
 class Request:
-    """A request and its expected answer; `status` is 404 if the key does not exist."""
+    """A request and its expected response; `status` is 404 if the key does not exist."""
 
     container: str
     path: str
@@ -26,7 +26,7 @@ class Request:
     body: bytes | None
     headers: dict = field(default_factory=dict)
     method: str = "GET"
-    # Returns true if a body is right, for answers of which more than one body is right.
+    # Returns true if a body is right. Used for requests that have several right responses.
     check: Callable[[bytes], bool] | None = None
     # A body that is right too while files are truncated: that of the truncated file.
     cut: bytes | None = None
@@ -194,7 +194,7 @@ def streamed_bytes():
 
 
 def streams(container):
-    """Return requests for answers that are larger than the slice budget and therefore streamed."""
+    """Return requests for responses that are larger than the slice budget and therefore streamed."""
     whole = data.streamed()
     return [
         Request(container, f"/slice/{container}/{data.STREAMED}?format=raw", 200, streamed_bytes()),

@@ -2,7 +2,7 @@
 //
 //   faultfs SOURCE MOUNTPOINT        (as root; implements the kernel's FUSE protocol itself and needs no library)
 //
-// Standard input has one command per line, each of which is answered by a line. SHARE (0 to 1) is the fraction of
+// Standard input has one command per line. Each command is answered by a line. SHARE (0 to 1) is the fraction of
 // requests that meet the fault.
 //   none                       no faults from now on; requests that hang continue
 //   slow MILLISECONDS SHARE    requests take that much longer

@@ -15,7 +15,7 @@ from symptoms import Metric, store_error
 from watch import Fault
 
 ERRNO = {"EIO": 5, "EACCES": 13, "ESTALE": 116, "ENOSPC": 28, "EAGAIN": 11, "EMFILE": 24}
-# Bytes by which the memory limit in `squeezed` exceeds the peak of the process.
+# In `squeezed`, the memory limit exceeds the peak of the process by this number of bytes.
 MARGIN = 16 << 20
 FAILED = "request failed"
 
@@ -167,7 +167,7 @@ class Faults:
         return count
 
     async def cut_off_while_sent(self, stop):
-        """Truncate a file after a client has received the head of the answer, and before it reads the rest."""
+        """Truncate a file after a client has received the head of the response, and before it reads the rest."""
         path, right, count = f"{data.BALLAST}/0/0/0", data.ballast(0), 0
         loop = asyncio.get_running_loop()
         while not stop.is_set():

@@ -120,7 +120,7 @@ class Client:
             elif kind in (HEADERS, DATA) and stream == self.stream:
                 flags = head[4]
                 if kind == HEADERS:
-                    # The first field of an answer is its status; 0x88 is the index of `:status 200`.
+                    # The first field of a response is its status; 0x88 is the index of `:status 200`.
                     is_good = payload[:1] == b"\x88"
                 elif payload:
                     body += payload

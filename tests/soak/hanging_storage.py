@@ -15,7 +15,7 @@ from watch import Fault
 NAME = "storage hangs, default bounds"
 # Longer than the time after which a container counts as stalled: a sixth of the default server.request_timeout.
 SECONDS = 15
-# Maximum duration of an answer from another container, also on a busy machine. A wait for memory in vain would take
+# Maximum duration of a response from another container, also on a busy machine. A wait for memory in vain would take
 # limits.budget_wait, 10 s.
 SLOWEST = 5
 # Requests that fill all budgets: slices, stored blocks, listings.
@@ -37,7 +37,7 @@ class Unbounded:
 
 
 async def pile_up(port, path, stop, seen):
-    """Send requests repeatedly, and wait for each answer without a timeout."""
+    """Send requests repeatedly, and wait for each response without a timeout."""
     while not stop.is_set():
         try:
             reader, writer = await asyncio.open_connection("127.0.0.1", port)
@@ -96,8 +96,8 @@ async def run(soak):
         symptoms.close()
         metrics, lines = symptoms.verdict(watch)
         if watch.slowest > SLOWEST:
-            watch.add_violation(f"{NAME}: an answer of another container took {watch.slowest:.1f} s")
-        slowest = f"slowest answer of another container: {watch.slowest:.2f} s"
+            watch.add_violation(f"{NAME}: a response of another container took {watch.slowest:.1f} s")
+        slowest = f"slowest response of another container: {watch.slowest:.2f} s"
         await asyncio.sleep(2)
         watch.slowest = 0.0
         of_net, done = [request for request in soak.requests if request.container == "net"], asyncio.Event()

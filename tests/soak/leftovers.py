@@ -78,7 +78,7 @@ def remaining_resources(server, before):
     found["n5_http_requests_in_flight"] = server.metric("n5_http_requests_in_flight") - 1
     found["n5_connections_open"] = server.metric("n5_connections_open") - 1
     found["shares of slices"] = budgets(server)["slice"]
-    # The socket of the last of these answers stays open until the client's kernel has acknowledged all of it.
+    # The socket of the last of these responses stays open until the client's kernel has acknowledged all of it.
     time.sleep(0.3)
     found["sockets"] = sockets(server) - before.sockets
     found["descriptors"] = server.descriptors() - before.descriptors

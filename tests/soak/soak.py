@@ -153,17 +153,17 @@ class Soak:
         return is_recovered
 
     async def stream(self):
-        """Request one streamed answer while no fault is active; it must be right."""
+        """Request one streamed response while no fault is active; it must be right."""
         port, chosen = self.server.port, [self.random.choice(self.streams)]
         await traffic.honest(port, chosen, self.watch, asyncio.Event(), 0, times=1)
 
     def clients(self, stop):
         port, watch = self.server.port, self.watch
         tasks = [traffic.honest(port, self.requests, watch, stop, n) for n in range(WORKERS)]
-        # The HTTP/2 clients request no large answers, because one takes them as long as a thousand small ones.
+        # The HTTP/2 clients request no large responses, because one takes them as long as a thousand small ones.
         small = [request for request in self.requests if LARGE not in request.path]
         tasks += [traffic.multiplexing(port, small, watch, stop, n) for n in (98, 99)]
-        # Streams are requested only during faults: otherwise the number of answers per second would vary at random.
+        # Streams are requested only during faults: otherwise the number of responses per second would vary at random.
         tasks.append(traffic.honest(port, self.streams, watch, stop, 97, pause=1, in_faults=True))
         tasks.append(traffic.multiplexing(port, self.streams, watch, stop, 96, at_once=1, pause=1, in_faults=True))
         tasks += [traffic.hostile(port, stop, kind, self.large) for kind in traffic.HOSTILE]

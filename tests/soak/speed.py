@@ -24,7 +24,7 @@ OTHERS, LEFT, SLOWER = 0.4, 0.6, 1.2
 WINDOWS = 6
 # Number of windows whose median is reliable.
 MIN_WINDOWS = 5
-# Maximum processor time per answer, relative to that of the clients, as a multiple of that at the beginning.
+# Maximum processor time per response, relative to that of the clients, as a multiple of that at the beginning.
 MAX_PROCESSOR_TIME = 1.25
 TICKS = os.sysconf("SC_CLK_TCK")
 
@@ -53,14 +53,14 @@ def idle_seconds():
 
 @dataclass
 class Window:
-    # Answers per second, scaled by how much longer than usual the fixed piece of work takes.
+    # Responses per second, scaled by how much longer than usual the fixed piece of work takes.
     rate: float
     # Processor time of the fixed piece of work in seconds.
     effort: float
     # Number of processors used by clients, server and file system, and number of idle ones.
     used: float
     idle: float
-    # Pairs of seconds and answers since the beginning of the window.
+    # Pairs of seconds and responses since the beginning of the window.
     looks: list
     # Number of processors used by each process.
     shares: dict
@@ -149,7 +149,7 @@ class Speed:
         return is_recovered if parts or is_any else None, ", ".join(shown), self.back(before, first)
 
     def judge(self, first, last):
-        """Report violations over all faults: low throughput, or more processor time per answer at the end."""
+        """Report violations over all faults: low throughput, or more processor time per response at the end."""
         for moment in self.undecided:
             self.watch.add_violation(f"{moment}: the machine is too busy to measure throughput (--without-speed skips this)")
         parts = [part for _, part in self.firsts]

@@ -95,7 +95,7 @@ class FaultFs:
             raise OSError("no FUSE file system can be mounted here")
 
     def command(self, command):
-        """Send a command of faultfs.c and return its answer."""
+        """Send a command of faultfs.c and return its response."""
         self.process.stdin.write(command + "\n")
         self.process.stdin.flush()
         return int(self.process.stdout.readline())

@@ -1,6 +1,6 @@
 """A short phase with TLS and tokens, while storage fails and the certificate is replaced.
 
-Clients with access must get right answers, and others none.
+Clients with access must get right responses, and others none.
 """
 
 import asyncio

@@ -16,7 +16,7 @@ ELSEWHERE = "127.0.0.2"
 
 
 async def answer(reader, method):
-    """Read an answer. Return its status, entity tag and body."""
+    """Read a response. Return its status, entity tag and body."""
     head = (await reader.readuntil(b"\r\n\r\n")).decode("latin-1").split("\r\n")
     status, length, tag = int(head[0].split(" ")[1]), 0, None
     for line in head[1:]:
@@ -32,7 +32,7 @@ async def answer(reader, method):
 
 
 def condition(watch, request, chance):
-    """Return the known entity tag of the path for some requests, else None. The answer to a request with it is 304."""
+    """Return the known entity tag of the path for some requests, else None. A request with the tag gets 304."""
     is_plain = request.method == "GET" and not request.headers
     return watch.tags.get(request.path) if is_plain and chance < CONDITIONAL else None
 
@@ -115,7 +115,7 @@ async def multiplexing(port, requests, watch, stop, seed, at_once=8, pause=0.0, 
 
 
 async def hostile(port, stop, kind, path):
-    """Run one misbehaving client after another. Their answers are not checked."""
+    """Run one misbehaving client after another. Their responses are not checked."""
     loop = asyncio.get_running_loop()
     while not stop.is_set():
         client = socket.socket()

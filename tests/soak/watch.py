@@ -1,4 +1,4 @@
-"""The answers that clients got, and violations of what they must get."""
+"""The responses that clients got, and violations of what they must get."""
 
 import collections
 import math
@@ -21,7 +21,7 @@ class Fault:
     lines: tuple = ()
     # Statuses with which requests may fail.
     statuses: tuple = (503, 504)
-    # true if files are truncated: the truncated content is then a right answer.
+    # true if files are truncated: the truncated content is then a right response.
     cuts: bool = False
     # true if names are missing or inaccessible: listings and descriptions may then be incomplete.
     hides: bool = False
@@ -46,7 +46,7 @@ class Watch:
     answered: int = 0
     checked_bytes: int = 0
     slowest: float = 0.0
-    # Entity tags of right answers, by path.
+    # Entity tags of right responses, by path.
     tags: dict = field(default_factory=dict)
 
     def begin(self, fault):
@@ -74,13 +74,13 @@ class Watch:
             print("VIOLATION", text, flush=True)
 
     def check(self, request, started, status, body, tag=None, known=None):
-        """Judge the answer to a request that began at `started` with the entity tag `known`, if any."""
+        """Judge the response to a request that began at `started` with the entity tag `known`, if any."""
         phase = self.phase(started)
         self.seen[phase][status] += 1
         self.answered += 1
         what = f"{phase}: {request.method} {request.path} {request.headers}: {status}"
         if known and status == 304 and request.status == 200:
-            # The answer from which the tag was taken was right.
+            # The response from which the tag was taken was right.
             return
         if status == request.status and request.is_right(body):
             self.checked_bytes += len(body)

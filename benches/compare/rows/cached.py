@@ -22,7 +22,7 @@ def reading(port, path, size):
 
 
 def large(stage, ours, stale, theirs):
-    """Yield rows for one answer of 64 MiB of decoded blocks."""
+    """Yield rows for one response of 64 MiB of decoded blocks."""
     path = '/slice/em16-512/gzip?start=0,0,0&size=512,256,256'
     with SendOnly() as sender:
         clients, jobs = zip(*(reading(port, p, MIB_64) for port, p in [

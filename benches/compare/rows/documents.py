@@ -1,4 +1,4 @@
-"""Small answers: attributes, small blocks, absent blocks, HEAD, 304. Their cost is the overhead of a request."""
+"""Small responses: attributes, small blocks, absent blocks, HEAD, 304. Their cost is the overhead of a request."""
 from race import STALE, STALE_NOTE, Runner, blocks, race
 
 
@@ -19,7 +19,7 @@ def rows(stage):
         yield from race(stage, 'stored blocks below 4 KB', 1.0, pairs(small))
         absent = [f'/em8/gzip/{x}/{y}/7' for x in range(4) for y in range(4)]
         yield from race(stage, '404: absent blocks', 1.0, pairs(absent, absent=True), status=404)
-        # wrk does not know that an answer to HEAD has no body, and would wait for it. An empty file has none.
+        # wrk does not know that a response to HEAD has no body, and would wait for it. An empty file has none.
         yield from race(stage, 'HEAD of (empty) blocks', 1.0, pairs(blocks('empty')), method='HEAD')
         unchanged = pairs(blocks('em8/gzip'))
         for runner in {id(r): r for pair in unchanged for r in pair}.values():

@@ -24,7 +24,7 @@ RULE = 'flat means at most 1.5 times the latencies of the first line; it is {:.2
 
 
 class Idle:
-    """`count` connections that have each received an answer and are now idle."""
+    """`count` connections that have each received a response and are now idle."""
 
     def __init__(self, port, count):
         self.port, self.count = port, count

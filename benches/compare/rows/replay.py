@@ -1,9 +1,9 @@
 """A session of Neuroglancer, recorded in a browser and replayed as fast as the server answers.
 
-The result is the time to the last byte of all answers; pauses are left out. Requests are sent in the recorded order, up
-to 6 concurrently, as a browser's connections allow over HTTP/1.1, or up to 100, Neuroglancer's own limit. `cold` is the
-first replay after a start of the server, with the files in the page cache; `warm` is a later one. The third contestant
-only sends.
+The result is the time to the last byte of all responses; pauses are left out. Requests are sent in the recorded order.
+Up to 6 are concurrent, as a browser's connections allow over HTTP/1.1, or up to 100, Neuroglancer's own limit. `cold`
+is the first replay after a start of the server, with the files in the page cache; `warm` is a later one. The third
+contestant only sends.
 """
 import re
 import statistics

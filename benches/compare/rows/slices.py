@@ -2,9 +2,9 @@
 
 Cold means that the server's caches are disabled (`cache.decoded=0`, `cache.stored=0`) and that TensorStore's cache has
 no bytes: every round reads and decodes every block, from files in the page cache. A restarted server would be cold too,
-but its first answer would include the cost of starting, and TensorStore's process is not restarted either.
+but its first response would include the cost of starting, and TensorStore's process is not restarted either.
 
-Our answer crosses loopback HTTP, while TensorStore's does not. Therefore two more contestants take part in the same
+Our response crosses loopback HTTP, while TensorStore's does not. Therefore two more contestants take part in the same
 rounds: a server that only sends as many bytes to the same client, and the bare codec on both cores. If the former takes
 more than a quarter of TensorStore's time, the target is half of the ratio that it reaches. Both keep both cores busy,
 so that no server can take less than the sum of their times. If that sum exceeds what the target allows, a row that

@@ -1,4 +1,4 @@
-"""Time from start to first answer, size of the binary, and time to the first byte of large slices."""
+"""Time from start to first response, size of the binary, and time to the first byte of large slices."""
 import pathlib
 import socket
 import statistics
@@ -15,7 +15,7 @@ REQUEST = b'GET /em8/gzip/attributes.json HTTP/1.1\r\nHost: localhost\r\n\r\n'
 
 
 def first_answer(words, port):
-    """Return the seconds from exec to an answer with status 200. Retries immediately while connections are refused."""
+    """Return the seconds from exec to a response with status 200. Retries immediately while connections are refused."""
     process = spawn(words, stdout=subprocess.DEVNULL)
     # Popen returns after exec has succeeded, so the time to fork this process is not included.
     started = time.perf_counter()

@@ -1,10 +1,10 @@
-"""Answers of views against equal files: re-encoded blocks from the cache, and chunks passed through."""
+"""Responses of views against equal files: re-encoded blocks from the cache, and chunks passed through."""
 from load import Slurp
 from race import STALE, STALE_NOTE, Runner, blocks, race
 
 
 def total(port, paths):
-    """Return the bytes of all answers. Reads every path once, so that later reads find derived data in the cache."""
+    """Return the bytes of all responses. Reads every path once, so that later reads find derived data in the cache."""
     with Slurp(port) as client:
         return sum(client.get(path) and len(client.body) for path in paths)
 

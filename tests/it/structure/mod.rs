@@ -1,5 +1,5 @@
-//! What a reader of the sources has to learn, counted: circles of imports, imports that run back up, names that say two
-//! things, lines and types.
+//! Counts what a reader of the sources has to learn: circles of imports, imports that run back up, names with two
+//! meanings, lines and types.
 //!
 //! `cargo test --test it structure::report -- --nocapture` prints it.
 
@@ -65,7 +65,7 @@ fn reachable_from<'a>(module: &'a ModulePath, imports: &'a Imports) -> BTreeSet<
     found
 }
 
-/// Imports of a module that lies above in the same folder.
+/// Returns the imports of a module that lies above the importing one in the same folder.
 fn upward(imports: &Imports) -> Vec<(&ModulePath, &ModulePath)> {
     let above = |module: &ModulePath, imported: &ModulePath| !imported.is_empty() && module.starts_with(imported);
     imports

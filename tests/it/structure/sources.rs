@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use syn::visit::{self, Visit};
 use syn::{Item, UseTree};
 
-/// Path of a module: empty for the server's `lib.rs`; for another crate of the workspace, the name of the crate comes
-/// first.
+/// Path of a module. It is empty for the server's `lib.rs`, and begins with the name of the crate for other crates of
+/// the workspace.
 pub type ModulePath = Vec<String>;
 
 /// One file of a crate.
@@ -76,8 +76,8 @@ impl Sources {
         self.files.values().map(SourceFile::code_lines).sum()
     }
 
-    /// Modules that each module's code names, itself excepted; a name that a module re-exports counts for the module
-    /// that defines it. A trait of the folder above that a file implements does not count.
+    /// Returns the other modules that each module's code names. A name that a module re-exports counts for the module
+    /// that defines it. A trait of the folder above does not count for the files that implement it.
     pub(super) fn imports(&self) -> BTreeMap<ModulePath, BTreeSet<ModulePath>> {
         self.files
             .iter()
@@ -95,13 +95,13 @@ impl Sources {
             .collect()
     }
 
-    /// The module that `path`, as written in `module`, leads to.
+    /// Returns the module that `path` leads to if it is written in `module`.
     fn resolve(&self, module: &[String], path: &[String]) -> Option<ModulePath> {
         let absolute = self.absolute(module, path)?;
         self.defining(&absolute, 0)
     }
 
-    /// `path` as the path of a module and its item, if it does not lead out of the workspace.
+    /// Returns `path` as the path of a module and its item, or `None` if it leads out of the workspace.
     fn absolute(&self, module: &[String], path: &[String]) -> Option<ModulePath> {
         let (first, rest) = path.split_first()?;
         let (mut base, mut rest) = match first.as_str() {
@@ -154,7 +154,7 @@ fn implemented_traits(items: &[Item]) -> BTreeSet<String> {
     implemented.filter_map(|(_, path, _)| path.segments.last()).map(|segment| segment.ident.to_string()).collect()
 }
 
-/// All Rust files below `path`.
+/// Returns all Rust files below `path`.
 pub fn rust_files(path: &Path) -> Vec<PathBuf> {
     if path.is_file() {
         return vec![path.to_owned()];
@@ -220,7 +220,7 @@ impl<'ast> Visit<'ast> for Uses {
     fn visit_item_use(&mut self, item: &'ast syn::ItemUse) {
         flatten(&item.tree, &mut Vec::new(), &mut self.0);
     }
-    // Only what the module itself imports, not its functions.
+    // Imports inside functions are not imports of the module.
     fn visit_item_fn(&mut self, _: &'ast syn::ItemFn) {}
     fn visit_item_impl(&mut self, _: &'ast syn::ItemImpl) {}
 }
@@ -246,7 +246,7 @@ fn flatten(tree: &UseTree, prefix: &mut ModulePath, found: &mut Vec<(String, Mod
     }
 }
 
-/// Every path that code names: in `use`, types, expressions, patterns and macros' arguments as far as they are paths.
+/// Every path that code names in `use`, types, expressions and patterns.
 #[derive(Default)]
 struct NamedPaths(Vec<ModulePath>);
 

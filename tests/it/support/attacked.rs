@@ -87,7 +87,7 @@ impl AttackedServer {
         }
     }
 
-    /// Sends bytes on a new connection and returns the answers up to the end of the connection as text.
+    /// Sends bytes on a new connection and returns the responses up to the end of the connection as text.
     pub async fn exchange(&self, sent: &[u8]) -> String {
         String::from_utf8_lossy(&self.received(sent).await).into_owned()
     }
@@ -112,8 +112,8 @@ impl AttackedServer {
 
     /// Asserts that the server serves another client.
     pub async fn assert_serves(&self) {
-        let answer = self.exchange(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
-        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        let response = self.exchange(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").await;
+        assert!(response.starts_with("HTTP/1.1 200"), "{response}");
     }
 
     /// Asserts that the server is alive, and uses no more memory and descriptors than before the attack.
@@ -144,7 +144,7 @@ impl AttackedServer {
     }
 
     /// Like [`Self::baseline`], for an attack that may take what the budgets and caches allow (docs/DEPLOYMENT.md).
-    pub async fn baseline_for_large_answers(&self) -> Baseline {
+    pub async fn baseline_for_large_responses(&self) -> Baseline {
         Baseline { most_mib: 600, ..self.baseline().await }
     }
 }

@@ -5,7 +5,7 @@ use std::time::{Duration, Instant};
 
 const ATTEMPTS: usize = 10;
 
-/// Records if the client missed a deadline, by its own clock.
+/// Records whether the client missed a deadline, measured by the client itself.
 #[derive(Default)]
 pub struct DeadlineWatch {
     is_late: Cell<bool>,

@@ -44,7 +44,7 @@ impl Http1Client {
     }
 
     /// Reads the response to a request with this method.
-    pub async fn answer(&mut self, method: &str) -> io::Result<Http1Response> {
+    pub async fn read_response(&mut self, method: &str) -> io::Result<Http1Response> {
         let status = self.line().await?;
         let mut headers = BTreeSet::new();
         loop {
@@ -77,7 +77,7 @@ impl Http1Client {
     /// Like [`Self::ask`], but returns an error if the server closes the connection.
     pub async fn try_ask(&mut self, method: &str, path: &str, headers: &[(&str, &str)]) -> io::Result<Http1Response> {
         self.0.get_mut().write_all(request_head(method, path, headers).as_bytes()).await?;
-        self.answer(method).await
+        self.read_response(method).await
     }
 
     /// Returns the stream of a client that has read every response to its end.

@@ -1,8 +1,8 @@
-//! Waiting until requests wait, in tests whose runtime has one thread.
-
-use std::time::Duration;
+//! Helpers that wait until requests are in a queue, for tests whose runtime has one thread.
 
 use metrics_exporter_prometheus::{PrometheusBuilder, PrometheusHandle, PrometheusRecorder};
+
+use super::wait_until;
 
 /// Returns a recorder that counts waiting requests. The test must pass it to `metrics::set_default_local_recorder`.
 pub fn recorder() -> PrometheusRecorder {
@@ -17,11 +17,6 @@ pub async fn wait_for_load(handle: &PrometheusHandle, count: usize) {
 /// Waits until `count` requests wait in `queue`, a label of `n5_queue_waiting`.
 pub async fn wait_for_queue(handle: &PrometheusHandle, queue: &str, count: usize) {
     let line = format!("n5_queue_waiting{{queue=\"{queue}\"}} {count}");
-    let waited = async {
-        while !handle.render().lines().any(|found| found == line) {
-            tokio::time::sleep(Duration::from_millis(1)).await;
-        }
-    };
-    let waited = tokio::time::timeout(Duration::from_secs(20), waited).await;
-    assert!(waited.is_ok(), "no {count} requests wait in the queue: {}", handle.render());
+    let is_waiting = wait_until(async || handle.render().lines().any(|found| found == line)).await;
+    assert!(is_waiting, "no {count} requests wait in the queue: {}", handle.render());
 }

@@ -1,4 +1,4 @@
-//! Shared parts of the tests: an N5 writer that shares no code with the server, stores with faults, servers and clients.
+//! Parts that the tests share: an N5 writer without code of the server, stores with faults, servers and clients.
 //!
 //! There are three clients. [`Client`] calls the router in this process, without a connection.
 //! [`Http1Client`](http1::Http1Client) sends requests over a socket to a [server in this process](server).
@@ -32,7 +32,12 @@ use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{LocalStore, Store, SymlinkPolicy};
 use tower::ServiceExt;
 
+use program::PATIENCE;
+
 const MIB: u64 = 1 << 20;
+
+/// Time between two checks of a test that waits for an event.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// Small caches and budgets; every request revalidates everything.
 pub fn settings() -> Settings {
@@ -90,6 +95,32 @@ pub fn local(root: &Path) -> Arc<dyn Store> {
 /// request while the file is younger than 20 ms, because clocks of file systems tick slowly.
 pub fn let_files_settle() {
     std::thread::sleep(Duration::from_millis(40));
+}
+
+/// Polls until `is_true` returns true, for up to [`PATIENCE`]. Returns false if it never does.
+#[must_use]
+pub async fn wait_until(mut is_true: impl AsyncFnMut() -> bool) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        if is_true().await {
+            return true;
+        }
+        tokio::time::sleep(POLL_INTERVAL).await;
+    }
+    false
+}
+
+/// Like [`wait_until`], without async.
+#[must_use]
+pub fn wait_until_blocking(mut is_true: impl FnMut() -> bool) -> bool {
+    let started = Instant::now();
+    while started.elapsed() < PATIENCE {
+        if is_true() {
+            return true;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
+    false
 }
 
 /// Requests `/readyz` until it has this status, for up to 30 s. The server caches a check of the storage for a second.
@@ -220,8 +251,8 @@ impl Client {
     }
 }
 
-/// Reads the whole body. A single frame with the whole body is not copied. Of several frames, each is dropped as soon
-/// as it is copied, as a connection does.
+/// Reads the whole body. If a single frame has the whole body, it is not copied. Otherwise each frame is copied and
+/// then dropped at once, as a connection does.
 async fn read(mut body: Body, length: Option<usize>) -> Bytes {
     let mut all = Vec::new();
     while let Some(frame) = body.frame().await {

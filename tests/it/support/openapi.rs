@@ -1,4 +1,4 @@
-//! Checks for every answer in a test that `openapi.yaml` describes it.
+//! Checks for every response in a test that `openapi.yaml` describes it.
 
 use std::sync::OnceLock;
 
@@ -7,7 +7,7 @@ use serde_json::Value;
 
 /// A path of the document.
 struct Path {
-    /// Its segments. Each stands for one or more segments, for one segment, or for itself.
+    /// The segments as written, and what each stands for: itself, any segment, or one or more segments.
     segments: Vec<(String, Stands)>,
     item: Value,
 }
@@ -19,7 +19,7 @@ enum Stands {
     Itself,
 }
 
-/// Fails if the document does not list `status` as an answer to `method` and `target`.
+/// Fails if the document does not list `status` as a response to `method` and `target`.
 ///
 /// Only GET, HEAD and OPTIONS are checked: the server refuses other methods for every path. Paths with a token are not
 /// checked because they stand for other paths.

@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 
 use tempfile::TempDir;
 
-/// Longer than any step of a test takes, unless it hangs.
+/// Longest time that a test waits for an event. Any step takes less, unless it hangs.
 pub const PATIENCE: Duration = Duration::from_secs(30);
 
 /// A running program, killed when dropped.
@@ -28,7 +28,7 @@ impl Program {
         Self::start_logging_to(config, environment, None)
     }
 
-    /// Like [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] returns nothing of it.
+    /// Like [`Self::start_in`]. If a file is given, the log goes there, and [`Self::logged`] does not see it.
     pub fn start_logging_to(config: &str, environment: &[(&str, &str)], file_of_log: Option<fs::File>) -> Self {
         Self::listening(Self::spawn(config, environment, file_of_log))
     }
@@ -188,7 +188,7 @@ impl Program {
         Connection(BufReader::new(stream))
     }
 
-    /// Sends a request on a new connection and returns the answer.
+    /// Sends a request on a new connection and returns the response.
     pub fn get(&self, path: &str) -> ProgramResponse {
         self.connect().get(path, "").unwrap()
     }
@@ -213,7 +213,7 @@ impl Drop for Program {
 /// A persistent connection.
 pub struct Connection(BufReader<TcpStream>);
 
-/// An answer. The names of its headers are in lower case.
+/// A response. The names of its headers are in lower case.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProgramResponse {
     pub status: u16,
@@ -233,18 +233,19 @@ impl ProgramResponse {
 }
 
 impl Connection {
-    /// Sends a request with further header lines and returns the answer, or `None` if the server closes the connection.
+    /// Sends a request with further header lines and returns the response. Returns `None` if the server closes the
+    /// connection.
     pub fn get(&mut self, path: &str, lines: &str) -> Option<ProgramResponse> {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n{lines}\r\n").ok()?;
-        self.answer()
+        self.read_response()
     }
 
-    /// Sends a request and does not read the answer.
+    /// Sends a request and does not read the response.
     pub fn ask(&mut self, path: &str) {
         write!(self.0.get_mut(), "GET {path} HTTP/1.1\r\nHost: x\r\n\r\n").unwrap();
     }
 
-    /// Sends pipelined requests and does not read the answers.
+    /// Sends pipelined requests and does not read the responses.
     pub fn ask_all(&mut self, paths: &[&str]) {
         let requests: Vec<String> =
             paths.iter().map(|path| format!("GET {path} HTTP/1.1\r\nHost: x\r\n\r\n")).collect();
@@ -256,7 +257,7 @@ impl Connection {
         rustix::net::sockopt::set_socket_linger(self.0.get_ref(), Some(Duration::ZERO)).unwrap();
     }
 
-    /// Reads the head of the next answer and leaves its body unread. Returns `None` if the server closes the
+    /// Reads the head of the next response and leaves its body unread. Returns `None` if the server closes the
     /// connection.
     pub fn head(&mut self) -> Option<ProgramResponse> {
         let mut head = String::new();
@@ -282,8 +283,8 @@ impl Connection {
         body
     }
 
-    /// Reads the next answer. Returns `None` if the server closes the connection.
-    pub fn answer(&mut self) -> Option<ProgramResponse> {
+    /// Reads the next response. Returns `None` if the server closes the connection.
+    pub fn read_response(&mut self) -> Option<ProgramResponse> {
         let mut reply = self.head()?;
         let mut body = vec![0; reply.length()];
         self.0.read_exact(&mut body).ok()?;

@@ -1,4 +1,4 @@
-//! A store like one behind a network: every answer takes a while, and nothing is known without a request.
+//! A store that behaves like one behind a network: every request takes a while, and nothing is known without a request.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -14,12 +14,12 @@ use n5_server::store::{
 /// Time that every request takes.
 const LATENCY: Duration = Duration::from_millis(5);
 
-/// Objects in a store without a page cache, which counts its requests.
+/// A store in memory without a page cache. It records its requests.
 #[derive(Debug, Default)]
 pub struct Remote {
     objects: Mutex<BTreeMap<Key, (ObjectMeta, Bytes)>>,
     requests: Mutex<Vec<String>>,
-    /// Compares and gets in two requests.
+    /// True if `revalidate` compares and gets in two requests.
     is_unconditional: bool,
 }
 
@@ -51,7 +51,7 @@ impl Remote {
     }
 }
 
-/// The body of an answer, which is not in memory until it is read.
+/// The body of a response, which is not in memory until it is read.
 #[derive(Debug)]
 struct Body(Bytes);
 

@@ -22,7 +22,7 @@ pub struct Probe {
     waiting: AtomicUsize,
     heads: AtomicUsize,
     lists: AtomicUsize,
-    /// Has a permit for each read of a block that may pass; others wait.
+    /// Has one permit for each read of a block that may pass. Further reads wait.
     gate: Semaphore,
     /// Number of further reads of blocks that fail.
     failures: AtomicUsize,

@@ -101,7 +101,7 @@ impl Dataset {
                 index.iter().zip(&origin).map(|(offset, start)| i64::try_from(offset + start).unwrap()).collect();
             let outside =
                 coordinates.iter().zip(&self.dimensions).any(|(coordinate, size)| coordinate.unsigned_abs() >= *size);
-            // Padding is not zero, so that a test sees padding in an answer.
+            // Padding is not zero, so that a test sees padding in a response.
             elements.push(if outside { 0xdead } else { self.value(&coordinates) });
         }
         let path = self.block_path(position);
