@@ -208,15 +208,15 @@ fn call_route<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResul
         // Clients probe `/info` to find precomputed volumes.
         Endpoint::Info if context.target.is_bare => Box::pin(future::err(Problem::not_found())),
         Endpoint::Operation(_) if !segments.is_empty() => Box::pin(future::err(Problem::not_found())),
-        Endpoint::Stored => Box::pin(stored::answer(context)),
-        Endpoint::Slice => Box::pin(slice::answer(context)),
-        Endpoint::Info => Box::pin(info::answer(context)),
+        Endpoint::Stored => Box::pin(stored::handle(context)),
+        Endpoint::Slice => Box::pin(slice::handle(context)),
+        Endpoint::Info => Box::pin(info::handle(context)),
         Endpoint::Viewer => match segments.split_first() {
-            Some((first, rest)) if first == "page" => Box::pin(future::ready(page::answer(context, rest))),
-            _ => Box::pin(viewer::answer(context)),
+            Some((first, rest)) if first == "page" => Box::pin(future::ready(page::handle(context, rest))),
+            _ => Box::pin(viewer::handle(context)),
         },
-        Endpoint::Stats => Box::pin(stats::answer(context)),
-        Endpoint::View(view) => Box::pin(view::answer(context, view)),
-        Endpoint::Operation(operation) => Box::pin(operations::answer(context, operation)),
+        Endpoint::Stats => Box::pin(stats::handle(context)),
+        Endpoint::View(view) => Box::pin(view::handle(context, view)),
+        Endpoint::Operation(operation) => Box::pin(operations::handle(context, operation)),
     }
 }

@@ -143,9 +143,9 @@ fn must_close_connection(request: &Request) -> bool {
 /// Logs and counts a response body that failed midway.
 pub(crate) fn report_body_failure(id: &str, error: &impl fmt::Display) {
     static LOG_THROTTLE: LogThrottle = LogThrottle::new();
-    metrics::broken_answer();
+    metrics::broken_response();
     if let Some(suppressed) = LOG_THROTTLE.allow() {
-        tracing::error!(id, %error, suppressed, "answer broken off");
+        tracing::error!(id, %error, suppressed, "response broken off");
     }
 }
 

@@ -14,7 +14,7 @@ use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
 /// response only once: the spec then has only the attributes that TensorStore interprets.
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());

@@ -18,7 +18,7 @@ use crate::telemetry::metrics;
 /// OpenAPI description of this server.
 pub(crate) const OPENAPI: &str = include_str!("../../../openapi.yaml");
 
-pub(crate) async fn answer(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>, operation: Operation) -> HandlerResult {
     let (media_type, body): (_, Bytes) = match operation {
         Operation::Health => ("text/plain; charset=utf-8", Bytes::from_static(b"ok\n")),
         Operation::Ready => ("application/json", context.app.check_readiness().await?.into()),

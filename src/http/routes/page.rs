@@ -73,7 +73,7 @@ fn etag(text: &str) -> String {
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
-pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+pub(crate) fn handle(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
     let text = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
     asset_response(context.parts, name, text)

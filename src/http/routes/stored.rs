@@ -14,7 +14,7 @@ use crate::http::{body, route};
 use crate::store::Key;
 
 /// Handles `GET /`, `/n5/` and every path below: returns an object, a listing, or a redirect to one.
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let target = context.target;
     let Some((mount, key)) = context.locate(&target.segments)? else {
         return if target.is_bare { Ok(context.redirect_to_slash()) } else { listing::of_mounts(context).await };

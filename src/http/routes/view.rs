@@ -18,7 +18,7 @@ use crate::http::routes::{listing, stored};
 use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, StreamLayout, View, ViewLookup};
 
 /// Handles `GET /{view}/…`.
-pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
     let Some((parameters, path)) = context.target.segments.split_at_checked(view.path_parameter_count()) else {
         return Err(Problem::not_found());
     };

@@ -22,7 +22,7 @@ use crate::http::viewer_files::{INDEX, Viewer};
 /// Longest path of a file, in bytes.
 const MAX_PATH_BYTES: usize = 4096;
 
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let segments: Vec<&str> = context.target.segments.iter().map(String::as_str).collect();
     let Some(viewer) = context.app.viewer() else {
         return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; see docs/DEPLOYMENT.md, Viewer"));
