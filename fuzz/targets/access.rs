@@ -16,7 +16,7 @@ use n5_server::access::{AccessControl, Policy};
 use n5_server::fastpath::{FastOutcome, try_answer};
 use percent_encoding::{percent_decode, percent_decode_str};
 
-use super::server::{Answer, Server, container, written};
+use super::server::{Server, WholeResponse, container, written};
 
 /// A caller with a token, and the rights of the token according to docs/ACCESS.md.
 struct Caller {
@@ -83,10 +83,10 @@ pub(crate) fn run(data: &[u8]) {
     let mut without = BTreeMap::new();
     for line in requests.lines().take(MOST_REQUESTS) {
         let Some(asked) = Asked::parse(line) else { continue };
-        let answer = server.ask(asked.request(), true);
-        let what = format!("{text}\n{line}: {} {:?}", answer.status, answer.headers);
-        reference.check(&asked, &answer, &what);
-        quick(&server, &asked, &answer, &what);
+        let response = server.ask(asked.request(), true);
+        let what = format!("{text}\n{line}: {} {:?}", response.status, response.headers);
+        reference.check(&asked, &response, &what);
+        quick(&server, &asked, &response, &what);
         // A caller must not be able to detect objects that it may not read.
         let name = asked.caller.map(|caller| caller.name);
         let other = without.entry(name).or_insert_with(|| {
@@ -94,16 +94,16 @@ pub(crate) fn run(data: &[u8]) {
             serve(policy, |path, _| reference.may_read(path, asked.caller))
         });
         let other = other.ask(asked.request(), true);
-        assert_eq!(answer.status, other.status, "by the status: {what}");
-        let (more, less) = (told(&answer.headers), told(&other.headers));
+        assert_eq!(response.status, other.status, "by the status: {what}");
+        let (more, less) = (told(&response.headers), told(&other.headers));
         let differ: Vec<_> = more.symmetric_difference(&less).collect();
         assert!(differ.is_empty(), "by headers, {differ:?}: {what}");
-        let bodies = (answer.body.escape_ascii().to_string(), other.body.escape_ascii().to_string());
+        let bodies = (response.body.escape_ascii().to_string(), other.body.escape_ascii().to_string());
         assert_eq!(bodies.0, bodies.1, "by the body: {what}");
     }
 }
 
-/// Returns the headers of an answer without those that always differ.
+/// Returns the headers of a response without those that always differ.
 fn told(headers: &HeaderMap) -> BTreeSet<(String, String)> {
     let differs = ["x-request-id", "date", "server-timing"];
     let told = headers.iter().filter(|(name, _)| !differs.contains(&name.as_str()));
@@ -255,8 +255,8 @@ impl Reference {
         }
     }
 
-    fn check(&self, asked: &Asked<'_>, answer: &Answer, what: &str) {
-        let status = answer.status.as_u16();
+    fn check(&self, asked: &Asked<'_>, response: &WholeResponse, what: &str) {
+        let status = response.status.as_u16();
         if asked.method != Method::GET && asked.method != Method::HEAD {
             assert!(matches!(status, 204 | 405), "{what}");
             return;
@@ -283,21 +283,21 @@ impl Reference {
         };
         assert!(refused, "it may not be read: {what}");
         assert!(
-            ["etag", "last-modified", "content-range", "location"].iter().all(|name| answer.header(name).is_none())
+            ["etag", "last-modified", "content-range", "location"].iter().all(|name| response.header(name).is_none())
         );
-        assert_eq!(answer.header("cache-control"), Some("no-store"), "{what}");
+        assert_eq!(response.header("cache-control"), Some("no-store"), "{what}");
     }
 }
 
-/// Checks that an answer of the fast path, if there is one, has the same status.
-fn quick(server: &Server, asked: &Asked<'_>, answer: &Answer, what: &str) {
+/// Checks that a response of the fast path, if there is one, has the same status.
+fn quick(server: &Server, asked: &Asked<'_>, response: &WholeResponse, what: &str) {
     let uri = asked.uri();
     if asked.request().headers().contains_key("authorization") || !uri.bytes().all(|byte| byte.is_ascii_graphic()) {
         return;
     }
     let request = format!("{} {uri} HTTP/1.1\r\nHost: x\r\n\r\n", asked.method);
     if let FastOutcome::Request(_, Some(reply)) = try_answer(&server.app, None, request.as_bytes()) {
-        let status = format!("HTTP/1.1 {} ", answer.status.as_u16());
+        let status = format!("HTTP/1.1 {} ", response.status.as_u16());
         assert!(reply.head.starts_with(status.as_bytes()), "{}: {what}", reply.head.escape_ascii());
     }
 }

@@ -1,4 +1,4 @@
-//! The bytes of a connection: the fast path together with the HTTP library (hyper) must give the same answers as hyper
+//! The bytes of a connection: the fast path together with the HTTP library (hyper) must give the same responses as hyper
 //! alone, for all requests that the fast path parses. Of the responses to later requests, only the head of the first one
 //! is compared.
 //!
@@ -29,10 +29,10 @@ const HEADER_BYTES: usize = 96 << 10;
 /// As in `src/conn/fast_connection.rs`.
 const PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 
-/// Header of every answer that does not come from hyper itself.
+/// Header of every response that does not come from hyper itself.
 const ALL: &[u8] = b"\r\naccess-control-allow-origin: ";
 
-/// Status line, headers and body of an answer, without the parts that always differ.
+/// Status line, headers and body of a response, without the parts that always differ.
 type Plain = (String, BTreeMap<String, Vec<String>>, String);
 
 thread_local! {
@@ -84,7 +84,7 @@ fn begin() -> Server {
     server
 }
 
-/// Returns the body of an answer of the fast path.
+/// Returns the body of a response of the fast path.
 fn body_of(reply: &Reply) -> Bytes {
     let file = match &reply.body {
         ReplyBody::Bytes(bytes) => return bytes.clone(),
@@ -103,22 +103,22 @@ fn body_of(reply: &Reply) -> Bytes {
     body.into()
 }
 
-/// Returns the answers of the fast path, and those of hyper to the requests that the fast path leaves to it. For each
+/// Returns the responses of the fast path, and those of hyper to the requests that the fast path leaves to it. For each
 /// request, also returns true if its method is HEAD.
 fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
     let (mut rest, mut output, mut heads) = (data, Vec::new(), Vec::new());
     loop {
         match try_answer(&server.app, None, rest) {
-            FastOutcome::Request(length, answer) => {
+            FastOutcome::Request(length, response) => {
                 let (head, after) = rest.split_at(length);
                 let is_head = head.trim_ascii_start().starts_with(b"HEAD ");
                 heads.push(is_head);
-                if let Some(reply) = answer {
+                if let Some(reply) = response {
                     output.extend_from_slice(&reply.head);
                     output.extend_from_slice(&body_of(&reply));
                 } else {
                     let answered = library(server, head);
-                    assert!(!answered.is_empty(), "a whole request has no answer: {}", head.escape_ascii());
+                    assert!(!answered.is_empty(), "a whole request has no response: {}", head.escape_ascii());
                     // After a refusal of its own, hyper closes the connection.
                     let is_refused = !answered.windows(ALL.len()).any(|part| part.eq_ignore_ascii_case(ALL));
                     output.extend(answered);
@@ -130,7 +130,7 @@ fn in_turn(server: &Server, data: &[u8]) -> (Vec<u8>, Vec<bool>) {
             }
             FastOutcome::Incomplete => {
                 let answered = library(server, rest);
-                assert!(answered.is_empty(), "part of a head has an answer: {}", rest.escape_ascii());
+                assert!(answered.is_empty(), "part of a head has a response: {}", rest.escape_ascii());
                 return (output, heads);
             }
             // Only the beginning of a connection can be HTTP/2. A new hyper connection would take these bytes for that.
@@ -159,10 +159,10 @@ fn is_last(head: &[u8]) -> bool {
     !keeps
 }
 
-/// Returns hyper's answers to these bytes, after which the client sends no more.
+/// Returns hyper's responses to these bytes, after which the client sends no more.
 fn library(server: &Server, bytes: &[u8]) -> Vec<u8> {
     let mut http = Builder::new(TokioExecutor::new());
-    // Bytes after an answer to HEAD may be taken for its body. A date in them would differ from second to second.
+    // Bytes after a response to HEAD may be taken for its body. A date in them would differ from second to second.
     http.http1().header_read_timeout(None).max_buf_size(HEADER_BYTES).half_close(true).auto_date_header(false);
     let router = server.router.clone();
     let service = service_fn(move |request: hyper::Request<Incoming>| router.clone().oneshot(request.map(Body::new)));
@@ -170,7 +170,7 @@ fn library(server: &Server, bytes: &[u8]) -> Vec<u8> {
         let (client, peer) = tokio::io::duplex(1 << 20);
         let (mut reader, mut writer) = tokio::io::split(client);
         let serve = async {
-            // The answers show how the connection ends.
+            // The responses show how the connection ends.
             let _ = http.serve_connection(TokioIo::new(peer), service).await;
         };
         let ask = async {
@@ -187,19 +187,20 @@ fn library(server: &Server, bytes: &[u8]) -> Vec<u8> {
     })
 }
 
-/// Returns the answers without hyper's refusal at the end. If the input is malformed and incomplete, hyper sends a
+/// Returns the responses without hyper's refusal at the end. If the input is malformed and incomplete, hyper sends a
 /// refusal or only closes the connection, depending on the division of the bytes into packets.
 fn served(bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
-    let mut answers = answers(bytes, heads);
-    answers.pop_if(|(status, headers, _)| {
+    let mut responses = responses(bytes, heads);
+    responses.pop_if(|(status, headers, _)| {
         status.starts_with("HTTP/1.") && !headers.contains_key("access-control-allow-origin")
     });
-    answers
+    responses
 }
 
-/// Parses consecutive answers. `heads` is true for those without a body. In both runs, hyper answers the requests after
-/// these. Of the first such answer, only status and headers are returned, because its request may have been HEAD.
-fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
+/// Parses consecutive responses. `heads` is true for those without a body. In both runs, hyper answers the requests
+/// after these. Of the first such response, only status and headers are returned, because its request may have been
+/// HEAD.
+fn responses(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
     let (mut found, mut heads) = (Vec::new(), heads.iter());
     while !bytes.is_empty() {
         let end = bytes.windows(4).position(|four| four == b"\r\n\r\n").map_or(bytes.len(), |at| at + 4);
@@ -215,7 +216,7 @@ fn answers(mut bytes: &[u8], heads: &[bool]) -> Vec<Plain> {
             if name == "content-length" {
                 length = value.parse().expect("a length is a number");
             }
-            // hyper marks the last answer with `connection: close` only if it has seen the end of the input.
+            // hyper marks the last response with `connection: close` only if it has seen the end of the input.
             if !matches!(name.as_str(), "date" | "x-request-id" | "connection" | "server-timing") {
                 headers.entry(name).or_default().push(value);
             }

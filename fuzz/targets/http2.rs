@@ -43,7 +43,7 @@ const LAST: &[u8; 8] = b"the last";
 /// Maximum number of bytes sent for one input.
 const MOST_BYTES: usize = 256 << 10;
 
-/// Read timeout for the answers to the frames. Later answers are ignored.
+/// Read timeout for the responses to the frames. Later responses are ignored.
 const HEARING: Duration = Duration::from_millis(60);
 
 /// Longer than any client waits that is served.
@@ -57,7 +57,7 @@ const LOOKS: usize = 32;
 /// exceed it.
 const CONNECTIONS: usize = 32;
 
-/// Paths that streams request: cached objects, small and large; computed answers; missing and invalid paths.
+/// Paths that streams request: cached objects, small and large; computed responses; missing and invalid paths.
 const PATHS: [&str; 10] = [
     "/v/0/0",
     "/big/0",
@@ -280,7 +280,7 @@ fn listen(connection: &mut TcpStream, data: &[u8]) {
             break;
         }
     }
-    // Whatever it receives, the server sends valid frames, an HTTP/1 answer, or nothing.
+    // Whatever it receives, the server sends valid frames, an HTTP/1 response, or nothing.
     let mut rest = &heard[..];
     if rest.starts_with(b"HTTP/1.1 ") {
         return;
@@ -298,10 +298,10 @@ fn listen(connection: &mut TcpStream, data: &[u8]) {
 fn over_http1(data: &[u8]) {
     let mut connection = connect();
     connection.write_all(b"GET /v/0/0 HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-    let mut answer = Vec::new();
-    let read = connection.read_to_end(&mut answer);
-    let is_right = read.is_ok() && answer.starts_with(b"HTTP/1.1 200 ") && answer.ends_with(&block());
-    assert!(is_right, "another is answered {}: {}", answer.escape_ascii(), data.escape_ascii());
+    let mut response = Vec::new();
+    let read = connection.read_to_end(&mut response);
+    let is_right = read.is_ok() && response.starts_with(b"HTTP/1.1 200 ") && response.ends_with(&block());
+    assert!(is_right, "another is answered {}: {}", response.escape_ascii(), data.escape_ascii());
 }
 
 fn over_http2(data: &[u8]) {
@@ -335,9 +335,9 @@ fn nothing_is_left(data: &[u8]) {
     loop {
         let mut connection = connect();
         connection.write_all(b"GET /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n").unwrap();
-        let mut answer = Vec::new();
-        connection.read_to_end(&mut answer).unwrap();
-        let text = String::from_utf8_lossy(&answer);
+        let mut response = Vec::new();
+        connection.read_to_end(&mut response).unwrap();
+        let text = String::from_utf8_lossy(&response);
         let gauge =
             |name: &str| text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned);
         let left = [gauge("n5_connections_open"), gauge("n5_http_requests_in_flight")];

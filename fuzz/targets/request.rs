@@ -38,26 +38,27 @@ pub(crate) fn run(data: &[u8]) {
         }
     }
     with_server(|server| {
-        let answer = server.ask(request, may_break(&uri));
-        if answer.is_broken || method != Method::GET || answer.status != 200 {
+        let response = server.ask(request, may_break(&uri));
+        if response.is_broken || method != Method::GET || response.status != 200 {
             return;
         }
-        // A client that has this answer gets 304, and a range of the answer is a part of it.
-        let Some(tag) = answer.headers.get("etag") else { return };
+        // A client that has this response gets 304, and a range of the response is a part of it.
+        let Some(tag) = response.headers.get("etag") else { return };
         let again = |name: &str, value: &HeaderValue| {
             let mut request = Request::get(uri.clone()).header(name, value).body(Body::empty()).unwrap();
-            if let Some(accept) = answer.headers.get("content-type").filter(|_| answer.headers.contains_key("vary")) {
+            if let Some(accept) = response.headers.get("content-type").filter(|_| response.headers.contains_key("vary"))
+            {
                 request.headers_mut().insert("accept", accept.clone());
             }
             server.ask(request, may_break(&uri))
         };
         assert_ne!(again("if-match", &HeaderValue::from_static("\"no-such-tag\"")).status, 200, "{uri}");
-        if !answer.headers.contains_key("vary") {
+        if !response.headers.contains_key("vary") {
             assert_eq!(again("if-none-match", tag).status, 304, "{uri}");
         }
-        if answer.header("accept-ranges") == Some("bytes") && answer.body.len() > 2 {
+        if response.header("accept-ranges") == Some("bytes") && response.body.len() > 2 {
             let part = again("range", &HeaderValue::from_static("bytes=1-1"));
-            assert_eq!((part.status.as_u16(), &part.body[..]), (206, &answer.body[1..2]), "{uri}");
+            assert_eq!((part.status.as_u16(), &part.body[..]), (206, &response.body[1..2]), "{uri}");
         }
     });
 }

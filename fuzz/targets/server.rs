@@ -1,4 +1,4 @@
-//! The server in this process: its router over objects in memory or in files, and the checks of every answer.
+//! The server in this process: its router over objects in memory or in files, and the checks of every response.
 
 use std::fs::{self, File};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use n5_server::access::AccessControl;
 use n5_server::cache::RevalidationPolicy;
+use n5_server::config::Config;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
@@ -23,7 +24,7 @@ use tower::ServiceExt;
 
 const MIB: u64 = 1 << 20;
 
-/// Maximum size of an answer in bytes: `limits.slice`, and its representation as text.
+/// Maximum size of a response in bytes: `limits.slice`, and its representation as text.
 const MOST_BYTES: usize = 64 << 20;
 
 /// Returns settings so small that slices are streamed, blocks refused and caches filled.
@@ -31,45 +32,26 @@ fn settings(recheck: RevalidationPolicy) -> Settings {
     Settings {
         decoded_cache: 4 * MIB,
         stored_cache: 4 * MIB,
-        use_tiny_lfu: false,
         recheck_metadata: recheck,
         recheck_data: recheck,
         max_slice_bytes: 4 * MIB,
         slice_budget: 2 * MIB,
         decode_budget: 4 * MIB,
         transfer_budget: 4 * MIB,
-        decode_factor: 16,
         max_attributes_bytes: 64 << 10,
         budget_wait: Duration::from_secs(2),
         cores: 1,
+        ..Settings::new(&Config::default())
     }
 }
 
 fn options() -> HttpOptions {
     HttpOptions {
-        base_path: String::new(),
         trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()],
-        required_containers: n5_server::config::RequiredContainers::All,
         // The fuzzing process may be suspended for a while. libFuzzer has its own time limit.
         request_timeout: Duration::from_secs(3600),
-        concurrent_requests: 1024,
-        cors_origins: vec!["*".to_owned()],
-        compress_slices: false,
-        cors_credentials: false,
-        cors_private_network: true,
-        access_control: None,
-        frame_ancestors: Vec::new(),
-        client_limits: n5_server::config::ClientsConfig {
-            connections: 0,
-            concurrent_requests: 0,
-            bytes_per_second: 0,
-            burst: 0,
-        },
         budget_wait: Duration::ZERO,
-        is_https: false,
-        hsts: None,
-        viewer: None,
-        document_runtime: None,
+        ..HttpOptions::new(&Config::default())
     }
 }
 
@@ -95,13 +77,13 @@ pub(crate) struct Server {
     is_guarded: bool,
 }
 
-/// A whole answer.
+/// A whole response.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct WholeResponse {
     pub(crate) status: StatusCode,
     pub(crate) headers: HeaderMap,
     pub(crate) body: Bytes,
-    /// The answer was aborted after its head.
+    /// The response was aborted after its head.
     pub(crate) is_broken: bool,
 }
 
@@ -150,11 +132,11 @@ impl Server {
         Self { router: router(Arc::clone(&app)), app, is_guarded: true }
     }
 
-    /// Sends a request and checks the properties of every answer. With `may_break`, the answer may be aborted after its
+    /// Sends a request and checks the properties of every response. With `may_break`, the response may be aborted after its
     /// head, because a block may turn out to be unreadable or not convertible.
-    pub(crate) fn ask(&self, request: Request<Body>, may_break: bool) -> Answer {
+    pub(crate) fn ask(&self, request: Request<Body>, may_break: bool) -> WholeResponse {
         let (method, uri) = (request.method().clone(), request.uri().clone());
-        let answer = wait_for(async {
+        let response = wait_for(async {
             let response = self.router.clone().oneshot(request).await.unwrap();
             let (parts, mut body) = response.into_parts();
             let (mut all, mut is_broken) = (Vec::new(), false);
@@ -164,21 +146,21 @@ impl Server {
                     break;
                 };
                 all.extend_from_slice(frame.data_ref().map_or(&[][..], |data| data));
-                assert!(all.len() <= MOST_BYTES, "an endless answer to {method} {uri}");
+                assert!(all.len() <= MOST_BYTES, "an endless response to {method} {uri}");
             }
-            Answer { status: parts.status, headers: parts.headers, body: all.into(), is_broken }
+            WholeResponse { status: parts.status, headers: parts.headers, body: all.into(), is_broken }
         });
-        assert!(may_break || !answer.is_broken, "broken off: {method} {uri}");
-        answer.check(&method, &uri.to_string(), self.is_guarded);
-        answer
+        assert!(may_break || !response.is_broken, "broken off: {method} {uri}");
+        response.check(&method, &uri.to_string(), self.is_guarded);
+        response
     }
 
-    pub(crate) fn get(&self, path: &str) -> Answer {
+    pub(crate) fn get(&self, path: &str) -> WholeResponse {
         self.ask(Request::get(path).body(Body::empty()).unwrap(), false)
     }
 }
 
-impl Answer {
+impl WholeResponse {
     pub(crate) fn header(&self, name: &str) -> Option<&str> {
         self.headers.get(name).and_then(|value| value.to_str().ok())
     }

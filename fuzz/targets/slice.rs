@@ -6,7 +6,7 @@ use n5_format::{BlockEncoding, encode_block};
 use serde_json::json;
 
 use super::Numbers;
-use super::server::{Answer, Server};
+use super::server::{Server, WholeResponse};
 
 /// A data type.
 #[derive(Debug, Clone, Copy, PartialEq)]
@@ -224,7 +224,7 @@ impl Model {
         Server::of(objects.iter().map(|(path, bytes)| (path.as_str(), bytes.clone())))
     }
 
-    /// Returns the expected answer to `wanted` as elements of `kind`, by a lookup of each. Returns `None` if an element
+    /// Returns the expected response to `wanted` as elements of `kind`, by a lookup of each. Returns `None` if an element
     /// cannot be represented.
     fn elements(&self, wanted: &Wanted, kind: Kind) -> Option<Vec<u8>> {
         let mut elements = Vec::new();
@@ -262,13 +262,13 @@ fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
     }
     path += if big { "&endian=big" } else { "" };
     path += if c_order { "&order=C" } else { "" };
-    let answer = server.get(&path);
+    let response = server.get(&path);
     let shape: Vec<u64> = size.iter().zip(&step).map(|(size, step)| size.div_ceil(*step)).collect();
     let leaves = (0..rank).any(|a| start[a] < 0 || stop[a] > model.dimensions[a] as i64);
     let negative = start.iter().chain(&stop).any(|n| *n < 0);
     // A region that leaves the dataset, or a negative end where none is allowed.
     let may_be_refused = leaves && outside == "error" || negative && end_is_refused(&stop, outside);
-    if may_be_refused && answer.status != 200 {
+    if may_be_refused && response.status != 200 {
         return;
     }
     assert!(outside != "error" || !leaves || shape.contains(&0), "{path} leaves the dataset");
@@ -277,17 +277,17 @@ fn boxed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
         _ => Wanted { start, shape, step },
     };
     let Some(mut expected) = model.elements(&wanted, kind) else {
-        assert_eq!(answer.status, 422, "{path} cannot be converted: {answer:?}");
+        assert_eq!(response.status, 422, "{path} cannot be converted: {response:?}");
         return;
     };
     if big {
         expected.chunks_mut(kind.width).for_each(<[u8]>::reverse);
     }
-    let mut answer = answer;
+    let mut response = response;
     if kind != model.kind && kind.class == Class::Float {
-        answer.body = with_nan_as(&expected, &answer.body, kind.width, big);
+        response.body = with_nan_as(&expected, &response.body, kind.width, big);
     }
-    check(&answer, &path, &wanted.shape, &expected, c_order);
+    check(&response, &path, &wanted.shape, &expected, c_order);
 }
 
 /// Returns `body` with each NaN replaced by the expected one: a conversion may produce any NaN.
@@ -357,24 +357,24 @@ fn indexed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
         }
     }
     let path = format!("/slice/v?select={}", items.join(","));
-    let answer = server.get(&path);
-    if answer.status != 200 {
-        assert!(is_beyond || items.is_empty(), "{path}: {answer:?}");
+    let response = server.get(&path);
+    if response.status != 200 {
+        assert!(is_beyond || items.is_empty(), "{path}: {response:?}");
         return;
     }
     assert!(!is_beyond, "{path} has a position that is not there");
     let expected = model.elements(&wanted, model.kind).expect("as it is");
-    check(&answer, &path, &shape, &expected, false);
+    check(&response, &path, &shape, &expected, false);
 }
 
-fn check(answer: &Answer, path: &str, shape: &[u64], expected: &[u8], c_order: bool) {
-    assert_eq!(answer.status, StatusCode::OK, "{path}: {answer:?}");
-    assert!(answer.body == expected, "{path} answers {:?} in place of {expected:?}", answer.body);
+fn check(response: &WholeResponse, path: &str, shape: &[u64], expected: &[u8], c_order: bool) {
+    assert_eq!(response.status, StatusCode::OK, "{path}: {response:?}");
+    assert!(response.body == expected, "{path} answers {:?} in place of {expected:?}", response.body);
     let mut shape = shape.to_vec();
     if c_order {
         shape.reverse();
     }
-    assert_eq!(answer.header("n5-shape"), Some(joined(&shape, "", ",").as_str()), "{path}");
+    assert_eq!(response.header("n5-shape"), Some(joined(&shape, "", ",").as_str()), "{path}");
 }
 
 /// Returns all indices below `shape`, first axis fastest.
