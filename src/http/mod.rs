@@ -119,11 +119,11 @@ async fn handle_request(
         mount::make_cache_private(response.headers_mut());
     }
     if let Some(endpoint) = endpoint {
-        // For metrics and logs.
+        // Metrics and logs name the endpoint.
         response.extensions_mut().insert(endpoint);
     }
     if is_delayed {
-        // The head, body and tokens may be large, and many rejected requests may wait here.
+        // Many rejected requests may wait here, and their heads, bodies and tokens may be large.
         drop((parts, body, caller_view));
         in_flight::delay_rejection(&app.process.pending_rejections, app.process.rejection_epoch).await;
     }
@@ -195,13 +195,13 @@ async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
     if response.extensions().get::<Compressible>().is_none() {
         return Ok(response);
     }
-    // The handler does not compress the document itself: its values would stay in memory meanwhile, although its permit
-    // has shrunk to the size of the document.
+    // The document is compressed after its handler has returned. In the handler, the values from which the document was
+    // made would still take memory, although the permit has shrunk to the size of the document.
     Box::pin(compress::compress_document(context, response)).await
 }
 
-/// Returns the handler's work on a request. It is boxed, so that a waiting request takes only the memory that its own
-/// route needs.
+/// Returns the future of the route's handler. The future is boxed, so that a waiting request takes only the memory that
+/// its own route needs.
 fn call_route<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResult> {
     let segments = &context.target.segments;
     match context.target.endpoint {
