@@ -15,7 +15,7 @@ use super::caller::{Caller, TokenError};
 use super::jwks::IssuerKeys;
 use crate::config::JwtConfig;
 
-/// Maximum length of a caller's name, because names are written to logs.
+/// Maximum length of a caller's name. Names are limited because they are written to logs.
 const MAX_NAME_BYTES: usize = 256;
 
 /// Maximum number of a caller's groups. Further groups are ignored.

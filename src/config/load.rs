@@ -215,8 +215,8 @@ impl ConfigMerger {
         suggest("unknown key", nearest.or(same_name.map(String::as_str)))
     }
 
-    /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default. Then
-    /// deserialization is repeated, so that all such errors are found.
+    /// Deserializes the merged settings. Reports each setting of the wrong form, replaces it by its default, and tries
+    /// again, so that all such errors are found.
     fn deserialize(&mut self) -> Result<Config, ConfigErrors> {
         loop {
             let Err(error) = serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) else {

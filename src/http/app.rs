@@ -160,7 +160,7 @@ pub(crate) struct ProcessState {
     pub(crate) clients: Arc<ClientRegistry>,
     /// Number of rejected requests whose responses are still delayed.
     pub(crate) pending_rejections: AtomicUsize,
-    /// Time from which the intervals between batches of rejections count.
+    /// Start of the first interval between batches of rejections.
     pub(crate) rejection_epoch: Instant,
     /// Renders the text of `/metrics`.
     pub(crate) render_metrics: Box<dyn Fn() -> String + Send + Sync>,

@@ -1,5 +1,5 @@
-//! Headers that every response has: those of the configuration, and those of cross-origin resource sharing (CORS). The
-//! same functions prepare header lines for the fast path at startup.
+//! Headers of all responses: those for security and caching, and those of cross-origin resource sharing (CORS). At
+//! startup, the same functions prepare header lines for the fast path.
 
 use std::time::Duration;
 

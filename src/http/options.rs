@@ -36,7 +36,7 @@ pub struct HttpOptions {
     pub access_control: Option<Arc<AccessControl>>,
     /// Origins whose pages may embed pages of this server; `*` for all, empty for none.
     pub frame_ancestors: Vec<String>,
-    /// Limits of each client's requests and bytes. `conn/` limits its connections.
+    /// Limits on the requests and bytes of each client. The limit on connections applies in `conn/`.
     pub client_limits: ClientsConfig,
     /// Maximum wait for one of the client's request permits, and for an in-flight slot.
     pub budget_wait: Duration,

@@ -174,7 +174,7 @@ fn enqueue(
 ) {
     let client_in_flight = Arc::clone(client_in_flight);
     if let Some(queue) = queues.iter_mut().find(|queue| queue.client == client) {
-        // Abandoned requests must not pile up.
+        // Removes abandoned requests, which would otherwise pile up.
         if queue.waiters.len() == queue.waiters.capacity() {
             queue.waiters.retain(|waiter| !waiter.is_closed());
         }
