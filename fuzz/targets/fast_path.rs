@@ -1,6 +1,6 @@
-//! The bytes of a connection: the fast path together with the HTTP library (hyper) must give the same responses as hyper
-//! alone, for all requests that the fast path parses. Of the responses to later requests, only the head of the first one
-//! is compared.
+//! The bytes of a connection: the fast path together with the HTTP library (hyper) must give the same responses as
+//! hyper alone, for all requests that the fast path parses. Of the responses to later requests, only the head of the
+//! first one is compared.
 //!
 //! Input: the bytes that a client sends.
 

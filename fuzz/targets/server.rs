@@ -132,8 +132,8 @@ impl Server {
         Self { router: router(Arc::clone(&app)), app, is_guarded: true }
     }
 
-    /// Sends a request and checks the properties of every response. With `may_break`, the response may be aborted after its
-    /// head, because a block may turn out to be unreadable or not convertible.
+    /// Sends a request and checks the properties of every response. With `may_break`, the response may be aborted after
+    /// its head, because a block may turn out to be unreadable or not convertible.
     pub(crate) fn ask(&self, request: Request<Body>, may_break: bool) -> WholeResponse {
         let (method, uri) = (request.method().clone(), request.uri().clone());
         let response = wait_for(async {

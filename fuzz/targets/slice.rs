@@ -224,8 +224,8 @@ impl Model {
         Server::of(objects.iter().map(|(path, bytes)| (path.as_str(), bytes.clone())))
     }
 
-    /// Returns the expected response to `wanted` as elements of `kind`, by a lookup of each. Returns `None` if an element
-    /// cannot be represented.
+    /// Returns the expected response to `wanted` as elements of `kind`, by a lookup of each. Returns `None` if an
+    /// element cannot be represented.
     fn elements(&self, wanted: &Wanted, kind: Kind) -> Option<Vec<u8>> {
         let mut elements = Vec::new();
         for k in indices(&wanted.shape) {
