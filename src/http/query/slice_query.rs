@@ -181,11 +181,9 @@ fn select_by_index(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection,
 
 /// Checks that the list of a parameter, if there is one, has a value for each axis.
 fn check_rank<T>(parameter: &str, list: Option<&[T]>, dimensions: &[u64]) -> Result<(), Problem> {
-    match list {
-        Some(list) if list.len() != dimensions.len() => {
-            Err(out_of_bounds(wrong_rank(parameter, list.len(), dimensions), dimensions))
-        }
-        _ => Ok(()),
+    match list.map(<[T]>::len).filter(|count| *count != dimensions.len()) {
+        None => Ok(()),
+        Some(count) => Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions)),
     }
 }
 
