@@ -25,6 +25,7 @@ use futures_util::FutureExt;
 use http_body_util::BodyExt;
 use n5_format::Region;
 use n5_server::cache::RevalidationPolicy;
+use n5_server::config::Config;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::read::{ReadPurpose, SlicePlanner, SliceReader};
@@ -95,22 +96,14 @@ fn write_data() -> TempDir {
     dir
 }
 
-/// Returns the default settings.
+/// Returns the default settings, with larger budgets for blocks.
 fn settings(recheck: RevalidationPolicy) -> Settings {
     Settings {
-        decoded_cache: 256 * MIB,
-        stored_cache: 64 * MIB,
-        use_tiny_lfu: false,
         recheck_metadata: recheck,
         recheck_data: recheck,
-        max_slice_bytes: 64 << 30,
-        slice_budget: 128 * MIB,
         decode_budget: 96 * MIB,
         transfer_budget: 32 * MIB,
-        decode_factor: 16,
-        max_attributes_bytes: MIB,
-        budget_wait: Duration::from_secs(10),
-        cores: std::thread::available_parallelism().map_or(1, usize::from),
+        ..Settings::new(&Config::default())
     }
 }
 
@@ -126,30 +119,7 @@ fn server(recheck: RevalidationPolicy) -> (Router, Container) {
         found_cache_control: revalidate.clone(),
         missing_cache_control: revalidate,
     };
-    let options = HttpOptions {
-        base_path: String::new(),
-        trusted_proxies: Vec::new(),
-        required_containers: n5_server::config::RequiredContainers::All,
-        request_timeout: Duration::from_secs(60),
-        concurrent_requests: 1024,
-        cors_origins: vec!["*".to_owned()],
-        compress_slices: false,
-        cors_credentials: false,
-        cors_private_network: true,
-        access_control: None,
-        frame_ancestors: Vec::new(),
-        client_limits: n5_server::config::ClientsConfig {
-            connections: 0,
-            concurrent_requests: 0,
-            bytes_per_second: 0,
-            burst: 0,
-        },
-        budget_wait: Duration::ZERO,
-        is_https: false,
-        hsts: None,
-        viewer: None,
-        document_runtime: None,
-    };
+    let options = HttpOptions { budget_wait: Duration::ZERO, ..HttpOptions::new(&Config::default()) };
     (router(App::new(vec![mount], resources, options, String::new)), container)
 }
 

@@ -14,6 +14,7 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use n5_server::access::AccessControl;
 use n5_server::cache::RevalidationPolicy;
+use n5_server::config::Config;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{Key, LocalStore, MemoryStore, Store, SymlinkPolicy};
@@ -31,45 +32,26 @@ fn settings(recheck: RevalidationPolicy) -> Settings {
     Settings {
         decoded_cache: 4 * MIB,
         stored_cache: 4 * MIB,
-        use_tiny_lfu: false,
         recheck_metadata: recheck,
         recheck_data: recheck,
         max_slice_bytes: 4 * MIB,
         slice_budget: 2 * MIB,
         decode_budget: 4 * MIB,
         transfer_budget: 4 * MIB,
-        decode_factor: 16,
         max_attributes_bytes: 64 << 10,
         budget_wait: Duration::from_secs(2),
         cores: 1,
+        ..Settings::new(&Config::default())
     }
 }
 
 fn options() -> HttpOptions {
     HttpOptions {
-        base_path: String::new(),
         trusted_proxies: vec!["127.0.0.1/32".parse().unwrap()],
-        required_containers: n5_server::config::RequiredContainers::All,
         // The fuzzing process may be suspended for a while. libFuzzer has its own time limit.
         request_timeout: Duration::from_secs(3600),
-        concurrent_requests: 1024,
-        cors_origins: vec!["*".to_owned()],
-        compress_slices: false,
-        cors_credentials: false,
-        cors_private_network: true,
-        access_control: None,
-        frame_ancestors: Vec::new(),
-        client_limits: n5_server::config::ClientsConfig {
-            connections: 0,
-            concurrent_requests: 0,
-            bytes_per_second: 0,
-            burst: 0,
-        },
         budget_wait: Duration::ZERO,
-        is_https: false,
-        hsts: None,
-        viewer: None,
-        document_runtime: None,
+        ..HttpOptions::new(&Config::default())
     }
 }
 

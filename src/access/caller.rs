@@ -1,16 +1,16 @@
-//! The authenticated caller of a request, and the reasons for which a token is refused.
+//! The authenticated caller of a request, and the reasons to refuse a token.
 
 use std::fmt;
 
 /// A caller with a valid token.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Caller {
-    /// True if the caller is named by a JWT, false if by a token of the token file. Rules distinguish the two, because
-    /// an issuer may let people choose their names.
+    /// True if a JWT names the caller, false if a token of the token file does. Rules distinguish the two, because an
+    /// issuer may let people choose their names.
     pub(super) is_jwt: bool,
     pub(super) name: String,
     pub(super) groups: Vec<String>,
-    /// Paths to which the token restricts its caller; `None` if only rules decide.
+    /// Paths that the token may read; `None` if only rules restrict the token.
     pub(super) allowed_paths: Option<Vec<String>>,
 }
 

@@ -20,7 +20,7 @@ use crate::config::JwtConfig;
 use crate::runtime::watched_files::{self, WatchedFiles};
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer};
 
-/// Maximum number of keys of a set; further ones are ignored.
+/// Maximum number of keys in a set. Further keys are ignored.
 const MAX_KEYS: usize = 100;
 
 /// A key that verifies signatures.
@@ -50,8 +50,8 @@ impl KeySet {
         Ok(Self(keys))
     }
 
-    /// Returns the key that verifies a JWT with this id and algorithm in its header. Without an id, returns the key of
-    /// the algorithm if there is only one.
+    /// Returns the key with the id and algorithm in the header of a JWT. If the header has no id, returns the only key
+    /// for the algorithm, or `None` if there are several.
     pub(super) fn find(&self, id: Option<&str>, algorithm: Algorithm) -> Option<&DecodingKey> {
         let name = format!("{algorithm:?}");
         let fits = |key: &&VerificationKey| {
@@ -59,7 +59,7 @@ impl KeySet {
         };
         let mut fitting = self.0.iter().filter(fits).filter(|key| id.is_none() || key.id.as_deref() == id);
         let first = fitting.next()?;
-        // Two keys with the same id are an error of the issuer, and the server does not guess which one is meant.
+        // If several keys fit, the server does not guess which one is meant.
         fitting.next().is_none().then_some(&first.key)
     }
 
@@ -89,14 +89,13 @@ pub(super) enum IssuerKeys {
 }
 
 impl IssuerKeys {
-    /// Opens the keys, or returns the `known` ones if they were opened with the same location and, for a URL, the same
-    /// intervals between fetches. If only the intervals differ, the known keys stay in use until they are fetched
-    /// again.
+    /// Opens the keys. Returns the `known` keys instead if they have the same location and, for a URL, the same
+    /// intervals between fetches. If only the intervals differ, the known keys stay in use until the next fetch.
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or no thread can be started.
     pub(super) fn open(config: &JwtConfig, known: Option<(&JwtConfig, &Arc<Self>)>) -> Result<Arc<Self>, String> {
-        // Root certificates are used only to fetch keys from a URL.
+        // Root certificates matter only for keys from a URL.
         let is_url = config.keys.contains("://");
         let location = |config: &JwtConfig| (config.keys.clone(), is_url.then(|| config.roots.clone()));
         let intervals = |config: &JwtConfig| (config.refresh, config.refetch, config.stale);
@@ -119,14 +118,14 @@ impl IssuerKeys {
         Ok(Arc::new(Self::File(watched)))
     }
 
-    /// Waits at most a few seconds for the first keys, if none have been available so far.
+    /// If no keys have been available so far, waits at most a few seconds for the first ones.
     pub(super) async fn wait_for_first_fetch(&self) {
         if let Self::Url(fetcher) = self {
             fetcher.wait_for_first_fetch().await;
         }
     }
 
-    /// Returns true if keys have been available at some time.
+    /// Returns true if keys have ever been available.
     pub(super) fn has_keys(&self) -> bool {
         match self {
             Self::File(_) => true,
@@ -152,8 +151,8 @@ const FETCH_TIMEOUT: Duration = Duration::from_secs(10);
 /// Maximum time that a request waits for keys that may be arriving.
 const WAIT_TIMEOUT: Duration = Duration::from_secs(5);
 
-/// Maximum number of requests that wait concurrently. Their callers are not authenticated yet, so they must not
-/// displace other requests.
+/// Maximum number of requests that wait for keys at the same time. The callers of these requests are not authenticated
+/// yet, so the requests must not displace others.
 const MAX_WAITERS: usize = 32;
 
 /// Interval between a failed fetch and the next one.
@@ -161,9 +160,9 @@ const RETRY_INTERVAL: Duration = Duration::from_secs(30);
 
 /// Fetches the keys of an issuer from a URL.
 pub(super) struct JwksFetcher {
-    /// Keys, and the time of their fetch. The thread replaces them, and requests read the current ones without waiting.
+    /// Keys, and the time at which they were fetched. The thread replaces them. Requests read them without waiting.
     keys: watch::Sender<Option<(Arc<KeySet>, Instant)>>,
-    /// Requests a fetch from the thread, which ends when the sender is dropped.
+    /// Asks the thread for a fetch. The thread ends when this sender is dropped.
     fetch_request: SyncSender<()>,
     /// Number of finished fetches, successful or not, and the start time of the last one.
     finished_fetches: watch::Receiver<(u64, Option<Instant>)>,
@@ -193,7 +192,7 @@ impl JwksFetcher {
         let roots = Some(config.roots.as_path()).filter(|path| !path.as_os_str().is_empty());
         let agent = build_agent(roots)?;
         let keys = watch::Sender::new(known.and_then(|known| known.keys.borrow().clone()));
-        // A capacity of 1 is enough: one fetch serves all requests that arrive during the previous one.
+        // A capacity of 1 is enough, because one fetch serves all requests that arrive during the previous fetch.
         let (fetch_request, fetch_requests) = sync_channel(1);
         let (finished_sender, finished_fetches) = watch::channel((0, None));
         let fetch_keys = {
@@ -212,7 +211,7 @@ impl JwksFetcher {
         })
     }
 
-    /// Returns true if keys have been fetched, valid or too old.
+    /// Returns true if keys have been fetched, even if they are too old by now.
     fn has_keys(&self) -> bool {
         self.keys.borrow().is_some()
     }
@@ -243,8 +242,8 @@ impl JwksFetcher {
         };
         let mut finished_fetches = self.finished_fetches.clone();
         let last_started = finished_fetches.borrow_and_update().1;
-        // A request starts no fetch while the first one runs, and later ones only at intervals. Otherwise JWTs with
-        // invented key ids could make this server overload the issuer.
+        // A request starts no fetch before the first one has ended, nor within `jwt.refetch` of the last one. Otherwise
+        // JWTs with invented key ids could make this server overload the issuer.
         let is_allowed = last_started.is_none_or(|began| began.elapsed() >= self.refetch);
         if is_allowed {
             if last_started.is_some() {

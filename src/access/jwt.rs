@@ -15,10 +15,10 @@ use super::caller::{Caller, TokenError};
 use super::jwks::IssuerKeys;
 use crate::config::JwtConfig;
 
-/// Maximum length of a caller's name, because names are written to logs.
+/// Maximum length of a caller's name. Names are limited because they are written to logs.
 const MAX_NAME_BYTES: usize = 256;
 
-/// Maximum number of a caller's groups; further ones are ignored.
+/// Maximum number of a caller's groups. Further groups are ignored.
 const MAX_GROUPS: usize = 1000;
 
 /// Authenticates callers by the JWTs of one issuer.
@@ -35,7 +35,7 @@ pub(super) fn looks_like_jwt(token: &str) -> bool {
 }
 
 impl JwtAuthenticator {
-    /// Creates an authenticator, which reuses the keys of `known` if they have the same location.
+    /// Creates an authenticator. It reuses the keys of `known` if they have the same location.
     ///
     /// # Errors
     /// Returns a message if a file cannot be used or an algorithm is not accepted.
@@ -57,7 +57,7 @@ impl JwtAuthenticator {
     /// Verifies a JWT and returns its caller.
     pub(super) async fn authenticate(&self, token: &str) -> Result<Caller, TokenError> {
         let header = decode_header(token).map_err(|_malformed| TokenError::Malformed)?;
-        // The algorithm is checked before a key is searched, because the author of the token must not choose the
+        // The algorithm is checked before a key is looked up, because the author of a token must not choose the
         // algorithm.
         if !self.algorithms.contains(&header.alg) {
             return Err(TokenError::BadSignature);
@@ -80,7 +80,7 @@ impl JwtAuthenticator {
     }
 
     fn caller_from_claims(&self, claims: &Map<String, Value>) -> Option<Caller> {
-        // The library also accepts a list of issuers; this server requires a single name.
+        // The library also accepts a list of issuers, but this server requires a single name.
         claims.get("iss")?.as_str()?;
         let is_name = |name: &&str| (1..=MAX_NAME_BYTES).contains(&name.len()) && !name.contains(char::is_control);
         let name = claims.get(&self.config.name_claim)?.as_str().filter(is_name)?;
@@ -106,7 +106,7 @@ fn token_error(kind: &ErrorKind) -> TokenError {
     }
 }
 
-/// Signature algorithms with RSA keys of 2048 to 8192 bits, which are given as modulus and exponent.
+/// Signature algorithms with RSA keys of 2048 to 8192 bits. A JWK has their modulus and exponent.
 static RSA_ALGORITHMS: [(Algorithm, &RsaParameters); 6] = [
     (Algorithm::RS256, &algorithms::RSA_PKCS1_2048_8192_SHA256),
     (Algorithm::RS384, &algorithms::RSA_PKCS1_2048_8192_SHA384),
@@ -130,7 +130,7 @@ fn is_verifiable(algorithm: Algorithm) -> bool {
         || CURVE_ALGORITHMS.iter().any(|(known, _)| *known == algorithm)
 }
 
-/// A verifier of signatures by the crate `ring`.
+/// Verifies signatures with the crate `ring`.
 struct RingVerifier {
     algorithm: Algorithm,
     key: DecodingKeyKind,
@@ -178,7 +178,8 @@ static PROVIDER: CryptoProvider = CryptoProvider {
 fn install_provider() {
     static INSTALLED: Once = Once::new();
     INSTALLED.call_once(|| {
-        // The error is ignored: no other provider can be installed, because no other code uses the crate.
+        // The error would mean that another provider is installed. This cannot be, because no other code uses the
+        // crate.
         let _ = PROVIDER.install_default();
     });
 }

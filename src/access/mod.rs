@@ -1,6 +1,6 @@
 //! Access control: tokens authenticate callers, and rules decide what a caller may read.
 //!
-//! The decision ([`Policy`]) is pure. The other files of this module load and reload token files and keys. Requests,
+//! [`Policy`] decides without I/O. The other files of this module load and reload token files and keys. Requests,
 //! statuses and headers belong to `http/`.
 
 mod caller;
@@ -30,14 +30,14 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct AccessControl {
     policy: Policy,
-    /// Tokens, and the file from which they are loaded.
+    /// The tokens of the token file.
     tokens: Option<(PathBuf, Arc<WatchedFiles<TokenFile>>)>,
     jwt: Option<JwtAuthenticator>,
 }
 
 impl AccessControl {
-    /// Loads the token file and the keys, if they are given. Both are reloaded when they change, until the access
-    /// control is dropped. Keys from a URL may arrive later.
+    /// Loads the token file and the keys, if they are given. Reloads them when they change, until the access control is
+    /// dropped. Keys from a URL may arrive after this returns.
     ///
     /// # Errors
     /// Returns a message about a file that cannot be used.
@@ -45,8 +45,8 @@ impl AccessControl {
         Self::open_reusing(None, policy, tokens, jwt)
     }
 
-    /// Returns the access control of a new configuration. Tokens and keys of the same file or URL are reused, so that
-    /// an unreachable issuer or an invalid file locks out no callers.
+    /// Returns the access control of a new configuration. Tokens and keys of the same file or URL are reused. An
+    /// unreachable issuer or an invalid file then locks out no callers.
     ///
     /// # Errors
     /// The errors of [`Self::open`].
@@ -74,7 +74,7 @@ impl AccessControl {
         Ok(Self { policy, tokens: tokens.transpose()?, jwt: jwt.transpose()? })
     }
 
-    /// Waits at most a few seconds for an issuer's first keys, if none have been available so far.
+    /// If a configured issuer's keys have never been available, waits at most a few seconds for them.
     pub async fn wait_for_first_keys(&self) {
         if let Some(jwt) = &self.jwt {
             jwt.keys.wait_for_first_fetch().await;

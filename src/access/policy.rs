@@ -1,4 +1,4 @@
-//! Access rules, and the decisions that follow from them. This file knows neither requests nor files.
+//! Access rules, and decisions by them. The decisions depend on neither requests nor files.
 //!
 //! A path consists of the container's name, if it has one, and the key within the container. Its segments are decoded
 //! and joined by slashes; the root is `""`.
@@ -25,7 +25,7 @@ enum Principal {
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum ReadGrant {
     Public,
-    /// These principals. An empty list grants access only to tokens whose `allowed_paths` include the path.
+    /// These principals. If the list is empty, only tokens whose `allowed_paths` include the path have access.
     Principals(Vec<Principal>),
     /// No caller: the rule says `nobody`.
     Nobody,
@@ -34,7 +34,7 @@ enum ReadGrant {
 /// Access rules. Among the rules whose path is a prefix of the requested path, the longest decides.
 #[derive(Debug)]
 pub struct Policy {
-    /// Rules by path; the root always has one.
+    /// Rules by path. There is always a rule for the root.
     rules: BTreeMap<String, ReadGrant>,
     metrics: ReadGrant,
 }
@@ -77,8 +77,8 @@ impl Policy {
 
     /// Decides whether `caller` may read `path`. The path need not exist.
     pub fn decide(&self, path: &str, caller: Option<&Caller>) -> Decision {
-        // Looks up each prefix of the path, so the time does not depend on the number of rules. A listing checks every
-        // entry.
+        // Looks up each prefix of the path, so that the time does not depend on the number of rules. A listing checks
+        // every entry.
         let mut next_path = Some(path);
         while let Some(prefix) = next_path {
             if let Some((rule_path, grant)) = self.rules.get_key_value(prefix) {
@@ -121,11 +121,11 @@ impl Policy {
 }
 
 impl ReadGrant {
-    /// Decides whether `caller` may read `path`, by this grant of the rule for `rule_path`.
+    /// Decides whether `caller` may read `path`, if the rule for `rule_path` makes this grant.
     fn decide_path(&self, rule_path: &str, path: &str, caller: Option<&Caller>) -> Decision {
         let rule_decision = self.decide(caller);
-        // A token with `allowed_paths` grants access to these paths and to public ones only. Below an allowed path, a
-        // rule with a longer path must grant access, too.
+        // A token with `allowed_paths` can read only these and public paths. If a rule has a longer path than the
+        // allowed path, the rule must grant access as well.
         match caller.and_then(|caller| caller.allowed_paths.as_ref()) {
             Some(allowed_paths) if rule_decision != Decision::Public && *self != Self::Nobody => {
                 let longest = allowed_paths.iter().filter(|allowed| is_within(path, allowed)).map(String::len).max();
@@ -151,7 +151,7 @@ impl ReadGrant {
 impl Principal {
     fn matches(&self, caller: &Caller) -> bool {
         match self {
-            // A grant to any caller does not include callers whose token is restricted to some paths.
+            // Callers whose token is restricted to some paths are not included.
             Self::AnyCaller => caller.allowed_paths.is_none(),
             Self::Name { is_jwt, name } => *is_jwt == caller.is_jwt && *name == caller.name,
             Self::Group { is_jwt, name } => *is_jwt == caller.is_jwt && caller.groups.contains(name),
@@ -335,7 +335,7 @@ mod tests {
     }
 
     proptest! {
-        /// Compares the policy with a slow model, which walks up from the path to the first path that has a rule.
+        /// Compares the policy with a slow model, which looks for a rule at the path and then at each of its parents.
         #[test]
         fn the_nearest_rule_above_decides(
             rules in proptest::collection::btree_map("[ab]{1,2}(/[ab]{1,2}){0,2}", any::<bool>(), 0..6),

@@ -1,7 +1,7 @@
 //! The token file: its format, authentication by its tokens, and issuing of new tokens.
 //!
-//! The file contains no token, only the SHA-256 of each. Passwords would need a slow hash, but a token has 256 random
-//! bits that [`issue`] generates. No attacker can try all tokens, however fast the hash is.
+//! The file contains the SHA-256 of each token, but not the token itself. A fast hash is enough, unlike for passwords:
+//! a token has 256 random bits, so that no attacker can try all tokens.
 
 use std::fmt::Write as _;
 use std::time::{Duration, SystemTime};
@@ -13,7 +13,7 @@ use subtle::ConstantTimeEq;
 use super::caller::{Caller, TokenError};
 use super::policy::parse_path;
 
-/// Prefix of every token, by which people and scanners recognise a leaked one.
+/// Prefix of every token. It lets people and scanners recognise a leaked token.
 pub(super) const PREFIX: &str = "n5t_";
 
 /// Number of random bytes of a token.
@@ -45,8 +45,8 @@ impl TokenDigest {
         self.0.ct_eq(&other.0).into()
     }
 
-    /// Returns the first eight bytes, by which entries are searched. An attacker who measures how long searches take
-    /// learns at most eight bytes of the hash of a token that the attacker must already know.
+    /// Returns the first eight bytes, which are the search key of an entry. The time of a search reveals at most these
+    /// bytes, and only for a token that the attacker already knows.
     fn lookup_prefix(&self) -> u64 {
         self.0.iter().take(8).fold(0, |number, byte| (number << 8) | u64::from(*byte))
     }
@@ -61,10 +61,10 @@ impl std::fmt::Display for TokenDigest {
 /// The tokens of a token file.
 pub(super) struct TokenFile {
     /// Digest and line of each token, sorted by digest, and thus by [`TokenDigest::lookup_prefix`]. The line is parsed
-    /// again when the token is used, so that the tokens take no more memory than the file's text. A file of 4 MiB can
-    /// have 50,000 tokens or two million groups.
+    /// again whenever the token is used, because parsed tokens would take much more memory than the text. A file of 4
+    /// MiB can have 50,000 tokens or two million groups.
     entries: Vec<(TokenDigest, Box<str>)>,
-    /// Digest that is compared if no entry has the prefix, so that the search takes the same time.
+    /// Digest to compare with if no entry has the prefix, so that the search takes the same time.
     dummy: TokenDigest,
 }
 
@@ -79,9 +79,10 @@ impl TokenFile {
     /// `groups=a,b` and `read=/path,/path`. Lines that begin with `#` are comments.
     ///
     /// # Errors
-    /// Returns the line number and the reason, but never the line's text, which may be a token by mistake.
+    /// Returns the line number and the reason. The text of the line is left out, because someone may have put a token
+    /// there by mistake.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        // A line that is cut off could still be valid, but lack its restrictions.
+        // A line that is cut off may be valid, but lack the restrictions at its end.
         if !text.ends_with('\n') {
             return Err("the last line does not end with a newline: the file is empty or cut off".to_owned());
         }

@@ -1,4 +1,4 @@
-//! Command-line arguments of the server and of its other commands.
+//! The command-line arguments.
 
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Asks a running server for its health, for container images without a shell.
+//! Checks that a running server is alive. Container images need this command because they have no shell.
 
 use std::io::{Read, Write};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, TcpStream};
@@ -48,7 +48,7 @@ fn request_health(config: &Config) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the response to a request of `/healthz`.
+/// Requests `/healthz` and returns the response.
 fn send_request(mut stream: impl Read + Write) -> std::io::Result<String> {
     stream.write_all(b"GET /healthz HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n")?;
     let mut response = String::new();
@@ -69,8 +69,9 @@ fn tls_connect(stream: TcpStream) -> std::io::Result<StreamOwned<ClientConnectio
     Ok(StreamOwned::new(client, stream))
 }
 
-/// Accepts every certificate. It need not name this machine, because nothing secret is sent and the response tells only
-/// that the server is alive. The handshake's signature is checked, so the server must have the certificate's key.
+/// Accepts every certificate. The certificate need not name this machine, because nothing secret is sent and the
+/// response says only that the server is alive. The handshake's signature is checked, so the server must have the
+/// certificate's key.
 #[derive(Debug)]
 struct AcceptAnyCertificate(Arc<CryptoProvider>);
 

@@ -1,4 +1,4 @@
-//! `n5-server inspect`: prints the information of `/info` for people. The document comes from a router in this process.
+//! `n5-server inspect`: prints the information of `/info` as text. The information comes from a router in this process.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -16,15 +16,15 @@ use tower::ServiceExt;
 use super::arguments::InspectArgs;
 use super::process::{escape_control_chars, write_stdout};
 use crate::config::{CacheControl, Config, ListenAddress};
-use crate::container::{Container, EntryKind, Resources};
-use crate::http::{self, App};
-use crate::server::{container_settings, http_options, mount, open_store};
+use crate::container::{Container, EntryKind, Resources, Settings};
+use crate::http::{self, App, HttpOptions};
+use crate::server::{mount, open_store};
 use crate::store::Key;
 
 /// Maximum number of groups and datasets in a tree.
 const MAX_TREE_LINES: usize = 500;
 
-/// Maximum depth of a group whose entries a tree shows.
+/// Maximum depth of the groups whose entries a tree shows. The group at the top has depth 0.
 const MAX_TREE_DEPTH: usize = 64;
 
 /// Maximum number of entries read from one directory.
@@ -45,12 +45,12 @@ const READERS: [(&str, &str); 5] = [
 /// If it does not exist or cannot be read.
 pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
-    let resources = Resources::new(container_settings(config));
+    let resources = Resources::new(Settings::new(config));
     let container = Container::new(open_store(container_config, config)?, Arc::clone(&resources));
     let mount = mount("", container.clone(), CacheControl::Revalidate);
     let name = args.dataset.trim_matches('/');
     let key = if name.is_empty() { Key::root() } else { Key::parse(name)? };
-    let app = App::new(vec![mount], resources, http_options(config, None), String::new);
+    let app = App::new(vec![mount], resources, HttpOptions::new(config), String::new);
     let body = request_info(&app, config, &key).await?;
     if args.json {
         write_stdout(&format!("{}\n", body.trim_end()))?;
@@ -110,7 +110,7 @@ fn count_members<'de, D: Deserializer<'de>>(deserializer: D) -> Result<usize, D:
     deserializer.deserialize_map(MemberCounter)
 }
 
-/// Reads the name of a member, and stores nothing. The name is read as bytes, because it may have unpaired surrogates.
+/// Skips the name of a member. The name is read as bytes, because it may contain unpaired surrogates.
 struct IgnoredName;
 
 impl<'de> DeserializeSeed<'de> for IgnoredName {
@@ -154,26 +154,34 @@ async fn request_info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Res
     Ok(text)
 }
 
-/// Returns the document of `/info` about `key`; null if there is none.
+/// Returns the document of `/info` about `key`, or null if it cannot be read.
 async fn info_or_null(app: &Arc<App>, config: &Config, key: &Key) -> Value {
     let text = request_info(app, config, key).await.unwrap_or_default();
     parse_info(&text).unwrap_or_default()
 }
 
-/// Renders the tree below a group, depth first, within the limits of the display.
+/// Renders the tree below a group, depth first. Large trees are cut off.
 async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
+    let freshness = container.resources().request_freshness();
     let mut lines = Vec::new();
+    let mut is_truncated = false;
     // Stack of the groups and datasets still to visit, each with its depth; the last one is next.
-    let mut pending = Vec::new();
-    let mut is_truncated = push_children(&mut pending, container, key, 0).await?;
+    let mut pending = vec![(key.clone(), 0)];
     while let Some((key, depth)) = pending.pop() {
-        if lines.len() >= MAX_TREE_LINES {
-            is_truncated = true;
-            break;
+        // The tree has no line for the group at the top.
+        if depth > 0 {
+            if lines.len() >= MAX_TREE_LINES {
+                is_truncated = true;
+                break;
+            }
+            lines.push(tree_line(key.name().unwrap_or_default(), depth - 1, &info_or_null(app, config, &key).await));
         }
-        lines.push(tree_line(key.name().unwrap_or_default(), depth, &info_or_null(app, config, &key).await));
-        if depth < MAX_TREE_DEPTH {
-            is_truncated |= push_children(&mut pending, container, &key, depth + 1).await?;
+        if depth <= MAX_TREE_DEPTH
+            && let Some(page) = container.list(freshness, &key, None, MAX_ENTRIES, false).await?
+        {
+            is_truncated |= page.has_more;
+            let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
+            pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth + 1))));
         }
     }
     let mut text = columns(&lines);
@@ -181,21 +189,6 @@ async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key
         text.push_str("  ... and more: name a group to see what is below it\n");
     }
     Ok(text)
-}
-
-/// Pushes the directories in `key` onto `pending`, the first one last. Returns true if `key` has more entries than are
-/// read.
-async fn push_children(
-    pending: &mut Vec<(Key, usize)>,
-    container: &Container,
-    key: &Key,
-    depth: usize,
-) -> anyhow::Result<bool> {
-    let freshness = container.resources().request_freshness();
-    let Some(page) = container.list(freshness, key, None, MAX_ENTRIES, false).await? else { return Ok(false) };
-    let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);
-    pending.extend(directories.filter_map(|entry| Some((key.child(&entry.name).ok()?, depth))));
-    Ok(page.has_more)
 }
 
 /// Returns the line of a group or dataset in a tree.
@@ -295,7 +288,8 @@ fn description_rows(info: &Value) -> Vec<(&'static str, String)> {
     rows
 }
 
-/// Renders the levels of a pyramid: the path and the document of each, with its scale in the pyramid's document `info`.
+/// Renders the levels of a pyramid. `levels` has the path and document of each level. `info` is the document of the
+/// pyramid, which has the scales.
 fn render_levels(info: &Value, levels: &[(String, Value)]) -> String {
     let pyramid = info["multiscale"]["levels"].as_array().cloned().unwrap_or_default();
     let lines = levels.iter().enumerate().map(|(index, (path, info))| {
@@ -347,7 +341,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-/// Returns a value as text, a string without quotes.
+/// Returns a value as text. Strings have no quotes.
 fn plain(value: &Value) -> String {
     value.as_str().map_or_else(|| value.to_string(), str::to_owned)
 }

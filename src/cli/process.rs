@@ -1,5 +1,4 @@
-//! Process-wide parts of the commands: the runtime, the signals that end a command, output on a terminal, and exit
-//! statuses.
+//! What commands need of the process: a runtime, the signals that end a command, output, and exit statuses.
 
 use std::borrow::Cow;
 use std::future::Future;
@@ -10,7 +9,7 @@ use anyhow::Context as _;
 use tokio::runtime::Builder;
 use tokio::signal::unix::{SignalKind, signal};
 
-/// Exit status for a wrong command line or configuration, the same as clap's.
+/// Exit status for a wrong command line or configuration. clap uses the same status.
 pub(super) const EXIT_USAGE: u8 = 2;
 
 /// Runs `work` on the runtime that `builder` builds.
@@ -20,13 +19,13 @@ pub(super) const EXIT_USAGE: u8 = 2;
 pub(super) fn block_on<T>(mut builder: Builder, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = builder.enable_all().build().context("the runtime cannot be started")?;
     let result = runtime.block_on(work);
-    // Does not wait for blocking threads: a read that hangs in the storage must not keep the process alive.
+    // Blocking threads are not waited for, because a read that hangs in the storage must not keep the process alive.
     runtime.shutdown_background();
     result
 }
 
-/// Returns a future that completes when the process is told to stop. The signal handlers are installed by the call,
-/// before the future is polled.
+/// Returns a future that completes when the process is told to stop. The signal handlers are installed at once, and not
+/// when the future is polled.
 pub(super) fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
     let mut terminate = signal(SignalKind::terminate())?;
     let mut interrupt = signal(SignalKind::interrupt())?;
@@ -56,13 +55,13 @@ pub(super) fn print(text: &str) -> ExitCode {
 
 /// Prints `error` to standard error and returns `status`.
 pub(super) fn fail(error: &anyhow::Error, status: u8) -> ExitCode {
-    // A failed write, as on a full disk, must not change the exit status.
+    // An error of the write, such as a full disk, must not change the exit status.
     let _ = writeln!(io::stderr(), "n5-server: {error:#}");
     ExitCode::from(status)
 }
 
-/// Returns `text` with its control characters escaped. Names and attributes are not trusted: their control characters
-/// could move the cursor, hide lines or forge some.
+/// Returns `text` with its control characters escaped. Names and attributes are not trusted: control characters in them
+/// could move the cursor, hide lines or forge lines.
 pub(super) fn escape_control_chars(text: &str) -> Cow<'_, str> {
     if !text.contains(char::is_control) {
         return Cow::Borrowed(text);

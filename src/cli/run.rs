@@ -70,7 +70,7 @@ fn run_command(command: &Command) -> ExitCode {
     }
 }
 
-/// Prints a new token and its line for the token file. The token appears nowhere else.
+/// Prints a new token and its line for the token file. The token is not stored.
 #[expect(clippy::disallowed_methods, reason = "the token's lifetime begins now")]
 fn issue_token(name: &str, expires: Option<&str>, groups: &[String], read: &[String]) -> ExitCode {
     match access::issue(name, expires, groups, read, std::time::SystemTime::now()) {

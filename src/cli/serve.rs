@@ -1,4 +1,4 @@
-//! The server's process: its log, limits, signals and supervisor.
+//! Runs the server in this process: sets up logging and limits, handles signals, and notifies the supervisor.
 
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
@@ -22,8 +22,8 @@ use crate::telemetry::trace::{self, TraceSettings};
 /// Longest time to export the remaining traces at shutdown.
 const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Installs the log, prepares the process, and serves until it is told to stop. `read_config` reads the configuration
-/// again at a reload.
+/// Sets up logging, prepares the process, and serves until told to stop. On reload, `read_config` reads the
+/// configuration again.
 ///
 /// # Errors
 /// If the server cannot start.
@@ -71,7 +71,7 @@ async fn run(
     supervisor.ready();
     let stop = async move {
         stop.await;
-        // The task is aborted, because it may wait forever and no reload is needed any more.
+        // The reload task may wait forever, and no reload is needed any more.
         reload_task.abort();
         supervisor.stopping();
     };
@@ -109,7 +109,7 @@ async fn reload_on_signal(
     }
 }
 
-/// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and another one
+/// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and a second one
 /// while a file is sent on it.
 fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
@@ -126,8 +126,8 @@ fn raise_descriptor_limit(config: &Config) {
     }
 }
 
-/// Warns if the address space is limited. The server reserves much more address space than it takes memory, and is
-/// aborted if address space is not available.
+/// Warns if the address space is limited. The server reserves far more address space than memory, and is aborted if it
+/// gets no more address space.
 fn warn_of_address_space() {
     if let Some(limit_bytes) = getrlimit(Resource::As).current {
         tracing::warn!(
@@ -138,7 +138,7 @@ fn warn_of_address_space() {
     }
 }
 
-/// A notifier of the supervisor, such as systemd (`sd_notify(3)`), if there is one.
+/// Notifies the supervisor, such as systemd (`sd_notify(3)`), if there is one.
 #[derive(Debug, Default)]
 pub(super) struct SdNotifier(Option<(UnixDatagram, SocketAddr)>);
 

@@ -17,7 +17,7 @@ use super::arguments::VerifyArgs;
 use super::process::{escape_control_chars, shutdown_signal};
 use crate::config::{Config, ContainerConfig, EntityTagSource};
 use crate::container::{Container, Resources, Settings};
-use crate::server::{container_settings, open_store};
+use crate::server::open_store;
 use crate::store::Key;
 use crate::verify::{EventSink, Verifier, VerifyEvent, VerifyOutcome, check_root};
 
@@ -45,7 +45,7 @@ pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result
     // The default entity tags are the same on every machine, so that a run can resume the report of another machine.
     let container_config = &ContainerConfig { entity_tag: EntityTagSource::default(), ..container_config.clone() };
     let store = open_store(container_config, config)?;
-    let settings = container_settings(config);
+    let settings = Settings::new(config);
     let cores = args.threads.map_or(settings.cores, usize::from);
     let settings =
         Settings { decoded_cache: 0, stored_cache: STORED_CACHE_BYTES, budget_wait: BUDGET_WAIT, cores, ..settings };

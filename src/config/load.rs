@@ -1,4 +1,4 @@
-//! Merges the sources, deserializes the result, and collects every error.
+//! Merges the sources of a configuration, deserializes the result, and collects all errors.
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -10,27 +10,27 @@ use toml::{Spanned, Table, Value};
 use super::sections::{Config, ContainerConfig, ContainerDefaults, DEFAULTS};
 use super::validate::{ConfigError, ConfigErrors};
 
-/// All sources of a configuration except the defaults. `cli` fills it in.
+/// All sources of a configuration except the defaults, as `cli` finds them.
 #[derive(Debug, Clone, Default)]
 pub struct ConfigSources {
     /// File given with `--config`.
     pub file: Option<ConfigFile>,
-    /// Environment variables; those that do not look like `N5_SECTION__KEY` are ignored.
+    /// Environment variables. Those without the form `N5_SECTION__KEY` are ignored.
     pub environment: Vec<(String, String)>,
     /// Arguments of `--set`, in order: `section.key=value`.
     pub set: Vec<String>,
     /// Argument of `--listen`.
     pub listen: Option<String>,
-    /// Arguments ROOT, each as [`parse_root`] returns it; if there are any, they replace all configured containers.
+    /// Arguments ROOT, as [`parse_root`] returns them. If there are any, they replace all configured containers.
     pub roots: Vec<(String, PathBuf)>,
-    /// First path segments that the server uses itself; no container may have such a name.
+    /// First path segments of the server's endpoints, which no container may have as its name.
     pub reserved: Vec<&'static str>,
 }
 
 /// A configuration file.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ConfigFile {
-    /// Name that it was opened with, for messages.
+    /// Path under which the file was opened, for messages.
     pub name: String,
     /// Contents of the file, TOML.
     pub text: String,
@@ -51,8 +51,8 @@ impl Config {
     /// weakest source to the strongest.
     ///
     /// # Errors
-    /// All errors at once: text that is not TOML, unknown keys (with the nearest known one), values of the wrong form,
-    /// and the errors of [`Config::validate`], which checks the default in place of a value of the wrong form.
+    /// All errors at once: text that is not TOML, unknown keys, values of the wrong form, and the errors of
+    /// [`Config::validate`]. Values of the wrong form are replaced by defaults before that check.
     pub fn load(sources: &ConfigSources) -> Result<Self, ConfigErrors> {
         let defaults: Table =
             DEFAULTS.parse().map_err(|error| ConfigErrors(vec![syntax_error("default.toml", &error)]))?;
@@ -79,12 +79,12 @@ impl Config {
     }
 }
 
-/// Settings merged from the sources so far, and the errors found in them.
+/// Merges the settings of several sources, and collects the errors in them.
 #[derive(Default)]
 struct ConfigMerger {
     defaults: BTreeMap<String, Value>,
     settings: BTreeMap<String, Value>,
-    /// Places where settings were written, by key; defaults have none.
+    /// Place where each setting was written, by key. Defaults have none.
     origins: BTreeMap<String, String>,
     errors: Vec<ConfigError>,
 }
@@ -215,8 +215,8 @@ impl ConfigMerger {
         suggest("unknown key", nearest.or(same_name.map(String::as_str)))
     }
 
-    /// Deserializes the merged settings. Each setting of the wrong form is reported and replaced by its default. Then
-    /// deserialization is repeated, so that all such errors are found.
+    /// Deserializes the merged settings. Reports each setting of the wrong form, replaces it by its default, and tries
+    /// again, so that all such errors are found.
     fn deserialize(&mut self) -> Result<Config, ConfigErrors> {
         loop {
             let Err(error) = serde_path_to_error::deserialize::<_, Config>(Value::Table(self.to_table())) else {
@@ -233,7 +233,8 @@ impl ConfigMerger {
         }
     }
 
-    /// Replaces the setting at `path` by its default. Returns false if the setting already had its default.
+    /// Replaces the setting at `path` by its default. Returns false if it had its default already, so that repeating
+    /// this is useless.
     fn reset_to_default(&mut self, path: &str) -> bool {
         if let Some((index, key)) = container_path(path) {
             let table = self.settings.get_mut("containers").and_then(Value::as_array_mut);
@@ -269,7 +270,7 @@ impl ConfigMerger {
         self.settings.iter().filter_map(inherited).collect()
     }
 
-    /// Gives each container the settings of `container_defaults` that it does not have.
+    /// Adds to each container those settings of `container_defaults` that the container does not set itself.
     fn inherit_container_defaults(&mut self) {
         let inherited = self.container_defaults();
         let containers = self.settings.get_mut("containers").and_then(Value::as_array_mut).into_iter().flatten();
@@ -280,7 +281,7 @@ impl ConfigMerger {
         }
     }
 
-    /// Adds to the error the origin of its key, or of the nearest enclosing key.
+    /// Adds the origin of the key to an error. If the key has no origin, uses that of the nearest enclosing key.
     fn locate(&self, fault: ConfigError) -> ConfigError {
         let mut key = fault.key.as_str();
         loop {
@@ -308,7 +309,7 @@ fn flatten(table: Table) -> Vec<(String, Value)> {
     settings
 }
 
-/// Maps `N5_SECTION__KEY` to `section.key` and `N5_CONTAINERS` to `containers`; `None` for any other variable.
+/// Maps `N5_SECTION__KEY` to `section.key`, and `N5_CONTAINERS` to `containers`. Returns `None` for any other variable.
 fn environment_key(variable: &str) -> Option<String> {
     let name = variable.strip_prefix("N5_")?.to_ascii_lowercase();
     match name.split_once("__") {
@@ -317,7 +318,7 @@ fn environment_key(variable: &str) -> Option<String> {
     }
 }
 
-/// Parses text as the type of `default`. Strings need no quotes; a list is TOML or comma-separated.
+/// Parses a text as a value of the same type as `default`. Strings need no quotes. A list is TOML or comma-separated.
 fn coerce(default: Option<&Value>, text: &str) -> Result<Value, String> {
     let text = text.trim();
     let toml = text.parse::<Value>();
@@ -330,7 +331,7 @@ fn coerce(default: Option<&Value>, text: &str) -> Result<Value, String> {
             Ok(Value::Array(items.map(Value::from).collect()))
         }
         Some(Value::Integer(_) | Value::Boolean(_) | Value::Float(_)) => Ok(toml.unwrap_or_else(|_| text.into())),
-        // A quoted string may have kept its quotes on its way through a shell or an env file.
+        // Shells and env files may leave the quotes around a string.
         _ => Ok(toml.ok().filter(Value::is_str).unwrap_or_else(|| text.into())),
     }
 }
@@ -346,7 +347,7 @@ fn container_tables(list: Value) -> Value {
     if let Value::Array(items) = list { Value::Array(items.into_iter().map(to_table).collect()) } else { list }
 }
 
-/// Collects the line of every key of a document, such as `section.key` and `containers[0].name`.
+/// Collects the line number of every key in a document. Keys have the form `section.key` or `containers[0].name`.
 fn collect_key_lines(prefix: &str, table: &DeTable<'_>, text: &str, lines: &mut BTreeMap<String, usize>) {
     for (key, value) in table {
         let path = format!("{prefix}{}", key.get_ref());

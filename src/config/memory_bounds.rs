@@ -1,4 +1,4 @@
-//! Maximum memory, threads and file descriptors of a server with this configuration.
+//! Bounds of the memory, threads and file descriptors that a server with this configuration uses.
 
 use super::sections::{Config, LimitsConfig, TlsConfig};
 
@@ -16,14 +16,14 @@ const BASELINE_THREADS: u64 = 2;
 /// Memory of a thread that waits for a container's disk. Measured 0.1 MiB (`docs/HOSTILE.md`).
 const DISK_THREAD_BYTES: u64 = 128 << 10;
 
-/// Maximum number of calls for one container that block on its disk at once. Further calls are queued.
+/// Maximum number of calls for one container that block on its disk at the same time. Further calls are queued.
 pub const MAX_DISK_THREADS_PER_CONTAINER: usize = 64;
 
-/// Number of disk threads that a container may have regardless of the other containers.
+/// Number of disk threads that each container may have, however many the other containers have.
 pub const RESERVED_DISK_THREADS_PER_CONTAINER: usize = 4;
 
-/// Number of further disk threads that all containers share. Two containers whose disks hang leave 60 of these threads
-/// to the other containers.
+/// Number of further disk threads, which all containers share. If the disks of two containers hang, the other
+/// containers still have 60 of these threads.
 pub const SHARED_DISK_THREADS: usize = 180;
 
 /// Measured memory of a connection that has used the HTTP library. HTTP/2 streams and long request heads are not
@@ -33,8 +33,8 @@ const CONNECTION_BYTES: u64 = 34 << 10;
 /// Measured memory of a TLS connection that has used the HTTP library, without HTTP/2 streams and long request heads.
 const TLS_CONNECTION_BYTES: u64 = 58 << 10;
 
-/// Memory for HTTP/2 streams and long request heads in the pool that all connections share, for each connection of
-/// `server.max_connections`.
+/// Memory that each of `server.max_connections` adds to the pool for HTTP/2 streams and long request heads, which all
+/// connections share.
 const POOL_BYTES_PER_CONNECTION: u64 = 6 << 10;
 
 /// Minimum size of the pool that all connections share.
@@ -74,9 +74,9 @@ impl Config {
             .fold(fixed, u64::saturating_add)
     }
 
-    /// Returns the maximum memory of waiting requests in bytes, beyond those of the default
-    /// `limits.concurrent_requests`, which the process's baseline includes. Connections and the memory for their
-    /// streams limit the number of requests.
+    /// Returns the maximum memory of waiting requests in bytes. The number of requests is limited by connections and by
+    /// the memory for their streams. As many requests as the default of `limits.concurrent_requests` are left out,
+    /// because the process's baseline includes them.
     fn waiting_requests_bytes(&self) -> u64 {
         let with_spare = |requests: u64| requests.saturating_mul(2);
         let max_requests =
@@ -111,8 +111,8 @@ impl Config {
             .fold(ATTRIBUTES_CACHE_BYTES.saturating_add(self.threads_bytes()), u64::saturating_add)
     }
 
-    /// Returns the maximum memory of threads in bytes, except two of `server.threads` and the disk threads of one
-    /// container, which are part of the process's baseline.
+    /// Returns the maximum memory of threads in bytes. Two of `server.threads` and the disk threads of one container
+    /// are left out, because the process's baseline includes them.
     pub fn threads_bytes(&self) -> u64 {
         let serving = (self.threads() as u64).saturating_sub(BASELINE_THREADS).saturating_mul(THREAD_BYTES);
         let waiting = (self.disk_threads().saturating_sub(MAX_DISK_THREADS_PER_CONTAINER) as u64)
@@ -133,8 +133,8 @@ impl Config {
         MAX_DISK_THREADS_PER_CONTAINER.saturating_mul(containers).min(shared)
     }
 
-    /// Returns the number of threads that serve connections, which is also the number of concurrent jobs in each lane
-    /// of the CPU pool: `server.threads`, or one for each core.
+    /// Returns the number of threads that serve connections: `server.threads`, or one for each core. Each lane of the
+    /// CPU pool runs as many jobs at the same time.
     pub fn threads(&self) -> usize {
         match self.server.threads {
             0 => std::thread::available_parallelism().map_or(1, usize::from),

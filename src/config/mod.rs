@@ -1,7 +1,7 @@
 //! Configuration: defaults < file < environment < flags, merged as tables and deserialized once.
 //!
-//! This module holds plain data and reads neither files nor the environment. `cli` passes their text to
-//! [`Config::load`], so tests need neither. `config/default.toml` ([`DEFAULTS`]) documents every key.
+//! This module reads neither files nor the environment. `cli` reads them and passes their text to [`Config::load`].
+//! `config/default.toml` ([`DEFAULTS`]) documents every key.
 
 mod load;
 mod memory_bounds;

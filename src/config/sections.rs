@@ -1,4 +1,4 @@
-//! The configuration, its sections, and their defaults, which are those of `config/default.toml`.
+//! The configuration and its sections. Their defaults come from `config/default.toml`.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -16,7 +16,7 @@ pub const DEFAULTS: &str = include_str!("../../config/default.toml");
 pub struct Config {
     /// Section `[server]`.
     pub server: ServerConfig,
-    /// Tables `[[containers]]`: the containers to serve; if empty, the embedded demo container is served.
+    /// Tables `[[containers]]`: the containers to serve. If there are none, the embedded demo container is served.
     #[serde(default)]
     pub containers: Vec<ContainerConfig>,
     /// Section `[tls]`.
@@ -63,12 +63,12 @@ pub struct ServerConfig {
     /// Maximum time for which a client may accept no bytes of a response.
     #[serde(with = "values::duration")]
     pub send_timeout: Duration,
-    /// Time at shutdown in which the server reports that it is not ready but still accepts requests.
+    /// Time for which a server that shuts down still accepts requests, but reports that it is not ready.
     #[serde(with = "values::duration")]
     pub drain_delay: Duration,
     /// Containers that must be readable for the server to be ready.
     pub ready: RequiredContainers,
-    /// Time that requests in progress have to finish at shutdown.
+    /// Time for which a server that shuts down waits for requests in progress.
     #[serde(with = "values::duration")]
     pub shutdown_timeout: Duration,
     /// Maximum number of open connections.
@@ -140,7 +140,7 @@ pub struct ContainerConfig {
     /// True if the container is served only while a file system is mounted at its directory.
     #[serde(default)]
     pub must_be_mount: bool,
-    /// Properties of a file that its entity tag is made of.
+    /// Properties of a file from which its entity tag is made.
     #[serde(default)]
     pub entity_tag: EntityTagSource,
 }
@@ -155,7 +155,7 @@ pub struct ContainerDefaults {
     pub symlinks: SymlinkPolicy,
     /// True if the container is served only while a file system is mounted at its directory.
     pub must_be_mount: bool,
-    /// Properties of a file that its entity tag is made of.
+    /// Properties of a file from which its entity tag is made.
     pub entity_tag: EntityTagSource,
 }
 
@@ -163,7 +163,7 @@ pub struct ContainerDefaults {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum SymlinkPolicy {
-    /// Follow links whose target lies below the root, however the link spells it.
+    /// Follow links whose target lies below the root, whether the link is relative or absolute.
     #[default]
     Inside,
     /// Follow no link.
@@ -183,16 +183,16 @@ impl SymlinkPolicy {
     }
 }
 
-/// Properties of a file that its entity tag is made of.
+/// Properties of a file from which its entity tag is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EntityTagSource {
-    /// Length and modification time. The tags of equal copies on other machines are equal. So are those of a file and
-    /// its replacement if both have the same length and time.
+    /// Length and modification time. Copies of a file on other machines have the same tag. If a file is replaced by
+    /// another of the same length and time, the tag does not change.
     #[default]
     Mtime,
-    /// Length, modification time, change time and inode. The last two differ even for a file and its replacement of the
-    /// same length and time. The change time is reported as the last modification.
+    /// Length, modification time, change time and inode. The tag changes even if a file is replaced by another of the
+    /// same length and modification time. The change time is sent as `Last-Modified`.
     Inode,
 }
 
@@ -262,7 +262,7 @@ pub struct CacheConfig {
     pub recheck_cached_data: RevalidationPolicy,
 }
 
-/// Policy by which a full cache chooses the entry to drop.
+/// Policy of a full cache for the choice of the entry to drop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum EvictionPolicy {
@@ -280,7 +280,7 @@ pub struct AccessConfig {
     pub default: DefaultAccess,
     /// Access rules, such as `/em/secret = alice @lab`.
     pub rules: Vec<String>,
-    /// Callers that may read `/metrics`, written like the right side of a rule.
+    /// Callers that may read `/metrics`, in the syntax of the right side of a rule.
     pub metrics: String,
     /// File with the hashes of tokens; empty if there is none.
     pub tokens: PathBuf,
@@ -364,7 +364,7 @@ pub struct LogConfig {
 pub struct TracingConfig {
     /// URL of an OpenTelemetry collector, without `/v1/traces`; empty for none.
     pub otlp_endpoint: String,
-    /// Sampling interval: one request in this many is traced.
+    /// Sampling interval: the server traces one of every `one_in` requests.
     #[serde(deserialize_with = "values::count")]
     pub one_in: u64,
 }
@@ -373,7 +373,7 @@ pub struct TracingConfig {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
 pub enum LogFormat {
-    /// Text for people.
+    /// Text, one line per event.
     Text,
     /// One JSON object per line.
     Json,

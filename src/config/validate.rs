@@ -1,4 +1,4 @@
-//! Checks of a configuration beyond the form of its values, and the errors that sources and checks report.
+//! Checks the values of a configuration, and defines the errors that these checks and the parsing of sources report.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -9,14 +9,15 @@ use tracing_subscriber::filter::LevelFilter;
 use super::sections::{Config, JwtConfig};
 use super::values::{self, CacheControl, ListenAddress, RevalidationPolicy};
 
-/// Name of the file in a container's root; no container may have this name.
+/// Name of the attributes file at the root of a container. No container may be named so, because both would have the
+/// same URL.
 const ATTRIBUTES_FILE: &str = "attributes.json";
 
 /// Endpoints that are also served without the base path.
 const ROOT_ENDPOINTS: [&str; 5] = ["healthz", "readyz", "metrics", "version", "openapi.yaml"];
 
 const MIB: u64 = 1 << 20;
-/// Maximum size of a budget: far more memory than any machine has, but too little to overflow sums and semaphores.
+/// Maximum size of a budget. No machine has so much memory, and sums of budgets cannot overflow.
 const MAX_BUDGET_BYTES: u64 = 1 << 50;
 const DAY: Duration = Duration::from_secs(24 * 60 * 60);
 const YEAR: Duration = Duration::from_secs(365 * 24 * 60 * 60);
@@ -70,8 +71,8 @@ impl fmt::Display for ConfigErrors {
 }
 
 impl Config {
-    /// Checks constraints that the types do not express. `reserved` lists first path segments that the server uses
-    /// itself; no container may have such a name.
+    /// Checks constraints that the types do not express. `reserved` lists the first path segments of the server's
+    /// endpoints, which no container may have as its name.
     ///
     /// # Errors
     /// All errors, without origins.
@@ -93,12 +94,13 @@ impl Config {
         validate_cors_credentials(self, &mut faults);
         validate_jwt(&self.jwt, &mut faults);
         validate_rules(self, reserved, &mut faults);
+        validate_token_name(self, &mut faults);
         validate_containers(self, reserved, &mut faults);
         if faults.is_empty() { Ok(()) } else { Err(ConfigErrors(faults)) }
     }
 }
 
-/// Checks durations, sizes and counts against their bounds. `check` reports the result for a key.
+/// Checks durations, sizes and counts against their bounds. Calls `check` with each key and its result.
 fn validate_ranges(config: &Config, check: &mut impl FnMut(&str, Result<(), String>)) {
     for (key, value, min, max) in [
         ("server.header_timeout", config.server.header_timeout, Duration::from_millis(1), DAY),
@@ -242,7 +244,7 @@ fn validate_recheck(recheck: RevalidationPolicy) -> Result<(), String> {
     }
 }
 
-/// Checks that cookies are not allowed for all origins.
+/// Checks that `cors.credentials` is not combined with the origin `*`, which browsers refuse.
 fn validate_cors_credentials(config: &Config, faults: &mut Vec<ConfigError>) {
     if config.cors.credentials && config.cors.origins.iter().any(|origin| origin == "*") {
         let message = "browsers reject this in combination with the origin \"*\": list the origins in cors.origins";
@@ -301,6 +303,17 @@ fn validate_rules(config: &Config, reserved: &[&str], faults: &mut Vec<ConfigErr
     }
 }
 
+/// Checks that paths that carry a token, `/token/TOKEN/…`, cannot be confused with those of a container.
+fn validate_token_name(config: &Config, faults: &mut Vec<ConfigError>) {
+    for (index, container) in config.containers.iter().enumerate() {
+        if container.name == "token" && config.has_access_control() {
+            let message = "\"token\" is the first segment of paths that carry a token: choose another name";
+            faults.push(ConfigError::new(format!("containers[{index}].name"), message));
+        }
+    }
+}
+
+/// Checks that each entry of the list `setting` is an origin, or that `*` is its only entry.
 fn validate_origins(setting: &str, origins: &[String], faults: &mut Vec<ConfigError>) {
     for (index, origin) in origins.iter().enumerate() {
         let key = format!("{setting}[{index}]");
@@ -321,7 +334,8 @@ fn validate_origins(setting: &str, origins: &[String], faults: &mut Vec<ConfigEr
     }
 }
 
-/// Returns true if browsers can send `origin` in this form (RFC 6454 §6.2): `scheme://host[:port]`, lower case.
+/// Returns true if `origin` has the form in which browsers send origins: `scheme://host[:port]` in lower case (RFC 6454
+/// §6.2).
 fn is_origin(origin: &str) -> bool {
     let Some((scheme, rest)) = origin.split_once("://") else { return false };
     let is_word = |text: &str, extra_chars: &str| {
@@ -351,7 +365,7 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
         if container.root.as_os_str().is_empty() {
             fault("root", "is missing: name the container's directory".to_owned());
         }
-        // An inherited value is reported once, for `container_defaults`.
+        // A value that is inherited from `container_defaults` has been reported there.
         if let Err(message) = validate_cache_control(container.cache_control)
             && container.cache_control != inherited
         {
@@ -371,8 +385,6 @@ fn validate_containers(config: &Config, reserved: &[&str], faults: &mut Vec<Conf
             );
         } else if matches!(name, "." | "..") || name.contains(|c: char| c.is_control() || "/\\".contains(c)) {
             fault("name", format!("{name:?} is not a single path segment"));
-        } else if name == "token" && config.has_access_control() {
-            fault("name", "\"token\" is the first segment of paths that carry a token: choose another name".to_owned());
         } else if !names.insert(name) {
             fault("name", format!("{name:?} is already the name of another container"));
         }

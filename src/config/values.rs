@@ -69,7 +69,8 @@ pub(super) mod duration {
     }
 }
 
-/// Deserializes a value by `parse`, to which a string is passed without its quotes, and any other value as TOML text.
+/// Deserializes a value with `parse`, which gets the text of a string without quotes, or the TOML text of another
+/// value.
 fn parse_text<'de, D: Deserializer<'de>, T>(
     deserializer: D,
     parse: impl Fn(&str) -> Result<T, String>,
@@ -187,9 +188,9 @@ impl fmt::Display for CacheControl {
 pub enum RevalidationPolicy {
     /// Once in every request.
     Always,
-    /// Never while they are cached.
+    /// Never, as long as the entry is cached.
     Never,
-    /// When the last comparison is longer ago than this.
+    /// When the last comparison is older than this duration.
     After(Duration),
 }
 
@@ -217,7 +218,7 @@ impl fmt::Display for RevalidationPolicy {
     }
 }
 
-/// Makes serde read and write a type as the text of its `FromStr` and `Display`.
+/// Makes serde read a type with its `FromStr`, and write it with its `Display`.
 macro_rules! as_text {
     ($($name:ident),*) => {$(
         impl TryFrom<String> for $name {

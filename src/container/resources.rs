@@ -10,6 +10,7 @@ use crate::cache::{
     AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, Freshness, MemoryPermit, ObjectCache, ReadError,
     RevalidationPolicy,
 };
+use crate::config::{self, Config};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
@@ -46,23 +47,41 @@ pub struct Settings {
 }
 
 impl Settings {
-    /// Small caches and budgets for tests. Nothing is revalidated.
+    /// Returns the settings of a configuration.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            decoded_cache: config.cache.decoded,
+            stored_cache: config.cache.stored,
+            use_tiny_lfu: config.cache.policy == config::EvictionPolicy::TinyLfu,
+            recheck_metadata: config.cache.recheck_cached_metadata,
+            recheck_data: config.cache.recheck_cached_data,
+            max_slice_bytes: config.limits.slice,
+            slice_budget: config.limits.slice_budget,
+            decode_budget: config.limits.decode_budget,
+            transfer_budget: config.limits.transfer_budget,
+            decode_factor: config.limits.decode_factor,
+            max_attributes_bytes: config.limits.attributes,
+            budget_wait: config.limits.budget_wait,
+            cores: config.threads(),
+        }
+    }
+
+    /// Returns the default settings with small caches and budgets, for tests. Nothing is revalidated.
     #[cfg(test)]
     pub(crate) fn small() -> Self {
         Self {
             decoded_cache: 1 << 20,
             stored_cache: 1 << 20,
-            use_tiny_lfu: false,
             recheck_metadata: RevalidationPolicy::Never,
             recheck_data: RevalidationPolicy::Never,
             max_slice_bytes: 1 << 20,
             slice_budget: 1 << 20,
             decode_budget: 1 << 20,
             transfer_budget: 1 << 20,
-            decode_factor: 16,
             max_attributes_bytes: 1 << 16,
             budget_wait: Duration::from_millis(20),
             cores: 1,
+            ..Self::new(&Config::default())
         }
     }
 

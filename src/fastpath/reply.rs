@@ -166,8 +166,8 @@ fn finish_reply(
     write_date(&mut head);
     head.extend_from_slice(b"\r\n");
     let method = if request.is_head { Method::HEAD } else { Method::GET };
-    let log_fields = AccessLogFields::new(id, request.peer, request.path, None);
-    let mut record = RequestRecord::start(app, request.started, method, log_fields);
+    let mut record = RequestRecord::start(app, request.started, method);
+    record.log_fields = AccessLogFields::new(id, request.peer, request.path, None);
     record.route = route;
     record.status = status;
     record.stage = SendStage::Sending(None);

@@ -1,4 +1,4 @@
-//! The state that all requests share: of one configuration ([`App`]), and of the process.
+//! The state that requests share: [`App`] under one configuration, [`ProcessState`] for the life of the process.
 
 use std::fmt;
 use std::hash::{BuildHasher, RandomState};
@@ -23,7 +23,7 @@ use crate::telemetry::metrics;
 
 /// State that all requests share under one configuration.
 pub struct App {
-    /// Distinguishes the apps of one process.
+    /// Unique among the apps of the process.
     pub(crate) id: u64,
     pub(crate) mounts: Vec<Mount>,
     pub(crate) resources: Arc<Resources>,
@@ -31,8 +31,8 @@ pub struct App {
     /// One probe for each mount.
     storage_probes: Vec<Arc<StorageProbe>>,
     pub(crate) process: Arc<ProcessState>,
-    /// Metric handles of the frequent routes. Each is created at the first request of its route, because a recorder
-    /// must be installed before.
+    /// Metric handles of the frequent routes. Each is created at the first request for its route, when the recorder of
+    /// metrics is installed.
     route_metrics: Vec<(&'static str, OnceLock<metrics::RouteMetrics>)>,
     /// Prepared headers of each mount's responses.
     pub(crate) header_templates: Vec<MountHeaders>,
@@ -84,12 +84,12 @@ impl App {
         })
     }
 
-    /// Returns the viewer served at `/viewer/`. Without one, links lead to a public viewer.
+    /// Returns the viewer that is served at `/viewer/`. If there is none, links lead to a public viewer.
     pub fn viewer(&self) -> Option<&Viewer> {
         self.options.viewer.as_ref()
     }
 
-    /// Makes `/readyz` tell load balancers to send no more requests.
+    /// Makes `/readyz` return 503, so that load balancers send no more requests.
     pub fn drain(&self) {
         self.process.is_draining.store(true, Ordering::Relaxed);
     }
@@ -122,7 +122,7 @@ impl App {
         self.mounts.iter().enumerate().find(|(_, mount)| mount.name == name)
     }
 
-    /// Returns the mount that `segments` lead into, with its index, and the key within its container. Returns
+    /// Returns the mount that the path `segments` belongs to, with its index, and the key within its container. Returns
     /// `Ok(None)` if several containers are served and `segments` is empty.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(usize, &Mount, Key)>, Problem> {
         let (name, path) = match segments.split_first() {
@@ -135,7 +135,7 @@ impl App {
         Ok(Some((index, mount, key)))
     }
 
-    /// Returns the mount that a target leads into, restricted to what the caller may see; `None` if it is public.
+    /// Returns the mount of a target, restricted to what the caller may see. Returns `None` if the mount is public.
     pub(crate) fn visible_mount(&self, target: &RequestTarget, caller_view: &Arc<CallerView>) -> Option<Mount> {
         let (_, mount, _) = self.locate(target.container_path()?).ok()??;
         let is_public = mount::is_public_mount(self.options.access_control.as_deref(), &mount.name);
@@ -150,17 +150,17 @@ impl App {
     }
 }
 
-/// State that all successive apps of the process share.
+/// State that an app passes on when a new configuration replaces it.
 pub(crate) struct ProcessState {
-    /// True if clients should send no more requests to this server.
+    /// True once the server is shutting down and should get no more requests.
     pub(crate) is_draining: AtomicBool,
     /// Number of requests whose responses have not been sent completely.
     pub(crate) requests_in_flight: AtomicUsize,
-    /// Recent clients and what each has used. A new configuration does not reset it.
+    /// Recent clients, and what each has used. Kept when the configuration changes.
     pub(crate) clients: Arc<ClientRegistry>,
-    /// Number of rejections that have not been sent yet.
+    /// Number of rejected requests whose responses are still delayed.
     pub(crate) pending_rejections: AtomicUsize,
-    /// Start of the first interval at whose end rejections are sent.
+    /// Start of the first interval between batches of rejections.
     pub(crate) rejection_epoch: Instant,
     /// Renders the text of `/metrics`.
     pub(crate) render_metrics: Box<dyn Fn() -> String + Send + Sync>,

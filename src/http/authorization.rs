@@ -1,8 +1,9 @@
-//! Authorization: identifies the caller, decides whether it may read the target, and makes the rejection.
+//! Authorization: identifies the caller, and refuses the request if the caller may not read the target.
 //!
-//! The decision uses only the text of the request and precedes any access to the store. Therefore neither a response
-//! nor its timing reveals whether something exists that the caller may not read. A request also reads attributes around
-//! its path, entries and levels of pyramids. [`CallerView`] decides about each of these keys when it is read.
+//! The decision depends only on the text of the request, and is made before the store is accessed. Therefore neither a
+//! response nor its timing reveals whether a key exists that the caller may not read. Requests read other keys as well:
+//! attributes of parent groups, entries of directories and levels of pyramids. [`CallerView`] decides about each of
+//! these keys when it is read.
 
 use std::sync::Arc;
 
@@ -28,15 +29,15 @@ pub(crate) async fn authorize(
 ) -> Result<Option<Arc<CallerView>>, Problem> {
     let path = match context.target.endpoint {
         Endpoint::Operation(Operation::Metrics) if context.target.segments.is_empty() => None,
-        // Operations are for load balancers, and the viewer holds no data.
+        // Operations are for load balancers, and the viewer contains no data of containers.
         Endpoint::Operation(_) | Endpoint::Viewer => return Ok(None),
         Endpoint::View(view) => Some(context.target.segments.get(view.path_parameter_count()..).unwrap_or_default()),
         Endpoint::Stored | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => {
             Some(context.target.segments.as_slice())
         }
     };
-    // `/token/attributes.json`: Neuroglancer looks for attributes in all parent directories and gives up at a 401. The
-    // request is no attempt to use a token, and is not counted as one.
+    // Neuroglancer looks for attributes in all parent directories, including `/token/`, and gives up at a 401. Such a
+    // request does not try to use a token, and is not counted as a refusal.
     if context.presented.path_ends_in_token && context.presented.url_token() == Some(ATTRIBUTES) {
         return Err(Problem::not_found().no_store());
     }
@@ -56,26 +57,26 @@ pub(crate) async fn authorize(
     let is_allowed = if has_root_mount || !path.is_empty() {
         caller_view.may_read(&path.join("/"))
     } else {
-        // The list of containers is for callers who may read at least one of them.
+        // Only callers who may read at least one container may list the containers.
         mounts.iter().filter(|mount| caller_view.may_read(&mount.name)).count() > 0 || mounts.is_empty()
     };
     if !is_allowed {
         return Err(refuse(context, caller_view.caller.as_ref()));
     }
-    // A response about a directory depends on the caller if a rule covers a path below it, even if nothing exists at
-    // that path. Otherwise the headers would reveal whether something does.
+    // A response about a directory counts as dependent on the caller if a rule covers a path below the directory. This
+    // does not depend on whether the path exists, because the headers would otherwise reveal that.
     if let Some(directory) = revealed_directory(context, path) {
         caller_view.record_decision(control.policy().decide_below(&directory.join("/"), caller_view.caller.as_ref()));
     }
     Ok(Some(Arc::new(caller_view)))
 }
 
-/// Returns the directory of the container whose contents the response may reveal; `None` if it is about one object
-/// only.
+/// Returns the directory whose contents the response may reveal. Returns `None` if the response is about a single
+/// object.
 fn revealed_directory<'a>(context: &RequestContext<'_>, path: &'a [String]) -> Option<&'a [String]> {
     match context.target.endpoint {
         Endpoint::Stored if !context.target.has_trailing_slash => None,
-        // A document of a view describes the directory that it is in.
+        // A document of a view describes its directory.
         Endpoint::View(_) if !context.target.has_trailing_slash => {
             path.split_last().map(|(_name, directory)| directory)
         }
@@ -84,7 +85,7 @@ fn revealed_directory<'a>(context: &RequestContext<'_>, path: &'a [String]) -> O
     }
 }
 
-/// Returns the caller whom the request's token names. A token must be valid even where none is needed.
+/// Returns the caller whom the request's token names. An invalid token is refused even if the target is public.
 async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> Result<Option<Caller>, Problem> {
     let Ok(token) = context.presented.token() else {
         audit_refusal(context, "several_tokens", None);
@@ -103,16 +104,16 @@ async fn authenticate(context: &RequestContext<'_>, control: &AccessControl) -> 
             Err(Problem::with_cause(problem::ISSUER_UNAVAILABLE, detail, TokenError::KeysUnavailable.to_string())
                 .no_store())
         }
-        Err(rejection) => {
-            audit_refusal(context, rejection.name(), None);
-            Err(Problem::unauthorized(Some(&rejection.to_string())))
+        Err(error) => {
+            audit_refusal(context, error.name(), None);
+            Err(Problem::unauthorized(Some(&error.to_string())))
         }
     }
 }
 
-/// Returns the rejection: 401 without a caller; with one, 404 as for an object that does not exist. Clients look
-/// for attributes in all groups above a dataset. They take 404 for "no attributes", but 403 for a failure
-/// (TensorStore, Java N5).
+/// Returns the refusal: 401 without a caller, otherwise 404 as for an object that does not exist. The status is not
+/// 403, because clients look for attributes in all groups above a dataset. TensorStore and Java N5 take 404 for "no
+/// attributes", but 403 for a failure.
 fn refuse(context: &RequestContext<'_>, caller: Option<&Caller>) -> Problem {
     audit_refusal(context, if caller.is_some() { "forbidden" } else { "no_token" }, caller);
     if caller.is_some() || is_attribute_probe(context) {
@@ -122,9 +123,9 @@ fn refuse(context: &RequestContext<'_>, caller: Option<&Caller>) -> Problem {
     }
 }
 
-/// Returns true if the request is for attributes of a parent directory of something that clients without a token
-/// may read: a path with a token, or a public one. Such clients look for attributes in all parent directories. They
-/// take 401 for a failure (Neuroglancer), and 404 for "no attributes".
+/// Returns true if the request is for the attributes of a parent directory of a path that clients may read without
+/// sending a token: a public path, or a path that contains a token. Such clients look for attributes in all parent
+/// directories. Neuroglancer takes 401 for a failure, but 404 for "no attributes".
 fn is_attribute_probe(context: &RequestContext<'_>) -> bool {
     let (name, parents) = match context.target.segments.split_last() {
         Some((name, parents)) if context.target.endpoint == Endpoint::Stored => (name, parents),
@@ -135,7 +136,7 @@ fn is_attribute_probe(context: &RequestContext<'_>) -> bool {
     name == ATTRIBUTES && !context.target.has_trailing_slash && (parents.is_empty() || has_public_below())
 }
 
-/// Writes the audit line of a refusal and counts it. The path no longer contains a token.
+/// Logs and counts a refusal. The path no longer contains a token.
 fn audit_refusal(context: &RequestContext<'_>, reason: &'static str, caller: Option<&Caller>) {
     metrics::access_refused(reason);
     tracing::warn!(

@@ -1,5 +1,5 @@
-//! Headers that every response has: those of the configuration, and those of cross-origin resource sharing (CORS). The
-//! same functions prepare header lines for the fast path at startup.
+//! Headers of all responses: those for security and caching, and those of cross-origin resource sharing (CORS). At
+//! startup, the same functions prepare header lines for the fast path.
 
 use std::time::Duration;
 
@@ -58,7 +58,7 @@ const EXPOSED_HEADERS: [HeaderName; 24] = [
     LAST_MODIFIED,
 ];
 
-/// Returns the layer that adds CORS headers to every response. Errors have them, too: a viewer takes an error without
+/// Returns the layer that adds CORS headers to every response, including errors. A viewer would take an error without
 /// CORS headers for a missing block.
 pub(crate) fn cors_layer(options: &HttpOptions) -> CorsLayer {
     let origins = &options.cors_origins;
@@ -85,7 +85,8 @@ pub(crate) fn cors_layer(options: &HttpOptions) -> CorsLayer {
     if allows_any {
         layer.allow_origin(AllowOrigin::any()).vary([])
     } else {
-        // Credentials such as cookies are for a proxy in front of this server. Tokens do not need this permission.
+        // Credentials are cookies and the like, for a proxy in front of this server. Tokens do not need this
+        // permission.
         layer
             .allow_origin(AllowOrigin::list(allowed_origins))
             .allow_credentials(options.cors_credentials)
@@ -95,7 +96,7 @@ pub(crate) fn cors_layer(options: &HttpOptions) -> CorsLayer {
 
 /// Header lines of one mount's responses, as `name: value`, by kind of response.
 pub(crate) struct MountHeaders {
-    /// True if the whole mount is public. The fast path answers no requests for other mounts.
+    /// True if the whole mount is public. The fast path answers only requests for such mounts.
     pub(crate) is_public: bool,
     pub(crate) attributes: Vec<u8>,
     pub(crate) block: Vec<u8>,

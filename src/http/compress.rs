@@ -28,21 +28,21 @@ pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Re
     add_vary(&mut parts.headers, "accept-encoding");
     let length = body.size_hint().exact().unwrap_or(0);
     let accepted = context.list_header(&ACCEPT_ENCODING);
-    let encoding = accepted.as_deref().and_then(best_coding).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
-    let memory = encoding.and_then(|_| resources.try_reserve_memory(document_buffer_bytes(length)));
-    let Some((encoding, mut memory)) = encoding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
+    let coding = accepted.as_deref().and_then(best_coding).filter(|_| length >= MIN_DOCUMENT_BYTES as u64);
+    let memory = coding.and_then(|_| resources.try_reserve_memory(document_buffer_bytes(length)));
+    let Some((coding, mut memory)) = coding.zip(memory) else { return Ok(Response::from_parts(parts, body)) };
     let bytes = body.collect().await.map_err(Problem::internal)?.to_bytes();
     let len = bytes.len();
     // The job owns its memory permit, because it continues when the client has disconnected.
     let compress = move || -> std::io::Result<Bytes> {
-        let compressed = Bytes::from(Vec::from(encoding.compress(&[bytes])?).into_boxed_slice());
+        let compressed = Bytes::from(Vec::from(coding.compress(&[bytes])?).into_boxed_slice());
         memory.shrink(compressed.len() as u64);
         Ok(memory.own(compressed))
     };
     let compressed = resources.cpu().run(Priority::for_input_bytes(len), 0, compress).await;
     let compressed = compressed.map_err(Problem::internal)?.map_err(Problem::internal)?;
     parts.headers.insert(CONTENT_LENGTH, HeaderValue::from(compressed.len()));
-    parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(encoding.name()));
+    parts.headers.insert(CONTENT_ENCODING, HeaderValue::from_static(coding.name()));
     Ok(Response::from_parts(parts, Body::from(compressed)))
 }
 

@@ -1,5 +1,5 @@
-//! Tokens that a request presents. They are removed from the request before any other code sees it, so that no log
-//! line, problem, link or cache can repeat one by accident.
+//! Tokens of a request. They are removed from the request before other code sees it, so that no log line, problem, link
+//! or cache can repeat a token by accident.
 
 use std::fmt;
 
@@ -18,7 +18,7 @@ pub(crate) const TOKEN_KEYWORD: &str = "token";
 /// Tokens that a request presented.
 #[derive(Clone, Default)]
 pub(crate) struct PresentedTokens {
-    /// At most two different tokens, which are enough to reject the request.
+    /// At most two different tokens. A request with two is refused, so further ones do not matter.
     tokens: Vec<String>,
     /// The token of the path, decoded.
     path_token: Option<String>,
@@ -42,7 +42,7 @@ impl PresentedTokens {
         request.extensions.get().unwrap_or(&NO_TOKENS)
     }
 
-    /// Returns the token, if there is one; an error if there are several different ones.
+    /// Returns the token if there is one. Returns an error if there are several different ones.
     pub(crate) fn token(&self) -> Result<Option<&str>, ()> {
         match self.tokens.as_slice() {
             [] => Ok(None),

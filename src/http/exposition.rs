@@ -1,6 +1,6 @@
-//! The text of `/metrics`. A text is live, and takes memory, until the last client has received it. While many texts
-//! are live, requests get the last text again instead of a new one. The more texts are live, the longer the last one is
-//! reused.
+//! The text of `/metrics`. Each text takes memory until all clients that it is sent to have received it. While many
+//! texts are in memory, requests get the latest text again instead of a new one. The more texts are in memory, the
+//! longer the latest one is reused.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,23 +9,24 @@ use bytes::Bytes;
 
 use crate::cache::release_with;
 
-/// Number of live texts above which the last text is reused. A text has about 100 kB on a typical server.
+/// Maximum number of texts in memory before the latest one is reused. A text has about 100 kB on a typical server.
 const REUSE_THRESHOLD: usize = 16;
 
-/// Reuse time of the last text per live text above [`REUSE_THRESHOLD`]. A client may take a quarter of an hour to
-/// receive its text; with a new text every second there would be hundreds.
+/// Time by which each text in memory above [`REUSE_THRESHOLD`] extends the reuse of the latest text. Slow clients may
+/// take a quarter of an hour to receive a text. If a new text were rendered for them every second, hundreds would be in
+/// memory.
 const REUSE_TIME_STEP: Duration = Duration::from_secs(1);
 
-/// The last text, and a count of the live texts.
+/// The latest text, and the number of texts in memory.
 #[derive(Debug, Default)]
 pub(crate) struct ExpositionCache {
-    /// Has a clone in each live text.
+    /// Cloned into every text, so that its reference count tells how many texts are in memory.
     live_texts: Arc<()>,
     last: Mutex<Option<(Instant, Bytes)>>,
 }
 
 impl ExpositionCache {
-    /// Returns the text of `render` at `now`, or the last text if many are live.
+    /// Returns a new text of `render`, or the latest text if many are in memory.
     pub(crate) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
         // The text is counted before it is rendered, because several threads may render at once.
         let live_guard = Arc::clone(&self.live_texts);
@@ -53,8 +54,8 @@ impl ExpositionCache {
 mod tests {
     use super::*;
 
-    /// Simulates an hour of ten scrapes a second whose texts are kept for `hold_seconds` seconds each. Returns the
-    /// largest number of live texts, and the age in seconds of the oldest text that was returned.
+    /// Simulates an hour with ten scrapes per second, whose texts are kept for `hold_seconds`. Returns the largest
+    /// number of texts in memory, and the age in seconds of the oldest text that was returned.
     fn simulate_an_hour(hold_seconds: usize) -> (usize, u64) {
         let exposition = ExpositionCache::default();
         let started = Instant::now();

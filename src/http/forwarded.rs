@@ -1,5 +1,5 @@
-//! The client of a request as its connection and trusted proxies describe it: its address, and the URL by which it
-//! reaches this server.
+//! The address of the client, and the URL under which the client reaches this server, as reported by the connection and
+//! by trusted proxies.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -22,17 +22,17 @@ pub fn network_of(address: IpAddr) -> IpAddr {
     }
 }
 
-/// Returns true if the forwarding headers of this peer are trusted. `None` is the peer of a Unix socket, which has no
-/// address. It is trusted because it is a proxy on this machine that was given access to the socket.
+/// Returns true if the forwarding headers of this peer are trusted. `None` stands for the peer of a Unix socket, which
+/// is trusted because only a proxy on this machine has access to the socket.
 pub(crate) fn is_trusted_proxy(peer: Option<IpAddr>, trusted: &[IpNet]) -> bool {
     peer.is_none_or(|peer| trusted.iter().any(|network| network.contains(&peer)))
 }
 
 /// Returns `scheme://host/prefix` under which the client reaches this server, without a trailing slash.
 ///
-/// `Forwarded` takes precedence over `X-Forwarded-*`. Both are read only from trusted peers. Of `Forwarded`, the
-/// element that describes the client is used ([`client_address`]). Of `X-Forwarded-*`, the first value is used, because
-/// these headers do not say whom a value describes. Proxies must therefore replace the values that clients send.
+/// `Forwarded` takes precedence over `X-Forwarded-*`. Both are read only from trusted peers. In `Forwarded`, the
+/// element that describes the client counts ([`client_address`]). In `X-Forwarded-*`, the first value counts, because
+/// these headers do not say which hop a value describes. Proxies must therefore replace the values that clients send.
 pub(crate) fn public_base_url(
     parts: &Parts,
     peer: Option<IpAddr>,
@@ -72,7 +72,7 @@ pub(crate) fn client_address(headers: &HeaderMap, peer: Option<IpAddr>, trusted:
         .map(|element| address_of(element).and_then(parse_address));
     let from_x_forwarded_for = client_element(headers, "x-forwarded-for", trusted, Some).map(parse_address);
     match (from_forwarded, from_x_forwarded_for) {
-        // A proxy that sets only one of the headers forwards the other one as the client sent it, so both must agree.
+        // A proxy that sets one of the headers may forward the other one as the client sent it, so both must agree.
         (Some(from_forwarded), Some(from_x_forwarded_for)) => {
             from_forwarded.filter(|address| from_x_forwarded_for == Some(*address))
         }
@@ -121,8 +121,8 @@ fn first_list_value<'a>(headers: &'a HeaderMap, name: &str) -> Option<&'a str> {
     Some(value.split(',').next().unwrap_or_default().trim()).filter(|value| !value.is_empty())
 }
 
-/// Returns true if a host has only letters, digits and the other characters of addresses and ports, so that nothing in
-/// it can end a URL's host.
+/// Returns true if a host has only letters, digits, and the punctuation of addresses and ports. No such character ends
+/// the host of a URL.
 pub(crate) fn is_url_safe_host(host: &[u8]) -> bool {
     host.len() <= 255 && host.iter().all(|byte| byte.is_ascii_alphanumeric() || b".-_:[]".contains(byte))
 }

@@ -119,11 +119,11 @@ async fn handle_request(
         mount::make_cache_private(response.headers_mut());
     }
     if let Some(endpoint) = endpoint {
-        // For metrics and logs.
+        // Metrics and logs name the endpoint.
         response.extensions_mut().insert(endpoint);
     }
     if is_delayed {
-        // The head, body and tokens may be large, and many rejected requests may wait here.
+        // Many rejected requests may wait here, and their heads, bodies and tokens may be large.
         drop((parts, body, caller_view));
         in_flight::delay_rejection(&app.process.pending_rejections, app.process.rejection_epoch).await;
     }
@@ -195,28 +195,28 @@ async fn dispatch(context: &RequestContext<'_>) -> HandlerResult {
     if response.extensions().get::<Compressible>().is_none() {
         return Ok(response);
     }
-    // The handler does not compress the document itself: its values would stay in memory meanwhile, although its permit
-    // has shrunk to the size of the document.
+    // The document is compressed after its handler has returned. In the handler, the values from which the document was
+    // made would still take memory, although the permit has shrunk to the size of the document.
     Box::pin(compress::compress_document(context, response)).await
 }
 
-/// Returns the handler's work on a request. It is boxed, so that a waiting request takes only the memory that its own
-/// route needs.
+/// Returns the future of the route's handler. The future is boxed, so that a waiting request takes only the memory that
+/// its own route needs.
 fn call_route<'a>(context: &'a RequestContext<'_>) -> BoxFuture<'a, HandlerResult> {
     let segments = &context.target.segments;
     match context.target.endpoint {
         // Clients probe `/info` to find precomputed volumes.
         Endpoint::Info if context.target.is_bare => Box::pin(future::err(Problem::not_found())),
         Endpoint::Operation(_) if !segments.is_empty() => Box::pin(future::err(Problem::not_found())),
-        Endpoint::Stored => Box::pin(stored::answer(context)),
-        Endpoint::Slice => Box::pin(slice::answer(context)),
-        Endpoint::Info => Box::pin(info::answer(context)),
+        Endpoint::Stored => Box::pin(stored::handle(context)),
+        Endpoint::Slice => Box::pin(slice::handle(context)),
+        Endpoint::Info => Box::pin(info::handle(context)),
         Endpoint::Viewer => match segments.split_first() {
-            Some((first, rest)) if first == "page" => Box::pin(future::ready(page::answer(context, rest))),
-            _ => Box::pin(viewer::answer(context)),
+            Some((first, rest)) if first == "page" => Box::pin(future::ready(page::handle(context, rest))),
+            _ => Box::pin(viewer::handle(context)),
         },
-        Endpoint::Stats => Box::pin(stats::answer(context)),
-        Endpoint::View(view) => Box::pin(view::answer(context, view)),
-        Endpoint::Operation(operation) => Box::pin(operations::answer(context, operation)),
+        Endpoint::Stats => Box::pin(stats::handle(context)),
+        Endpoint::View(view) => Box::pin(view::handle(context, view)),
+        Endpoint::Operation(operation) => Box::pin(operations::handle(context, operation)),
     }
 }

@@ -1,5 +1,4 @@
-//! A container as it is served: its name, the `Cache-Control` of its objects, and the part of it that the caller of a
-//! request may see.
+//! A container as it is served: its name, the `Cache-Control` of its objects, and the part that a caller may see.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -50,12 +49,13 @@ impl Mount {
     }
 }
 
-/// Returns the path of a key of a mount from the server's root, without slashes at its ends.
+/// Returns the path of a key from the server's root, without slashes at its ends. `mount` is the name of the key's
+/// mount.
 fn path_in_mount(mount: &str, key: &Key) -> String {
     [mount, key.as_str()].into_iter().filter(|part| !part.is_empty()).collect::<Vec<_>>().join("/")
 }
 
-/// View of a mount that is restricted to what the caller may read.
+/// The part of a mount that the caller may read.
 #[derive(Debug)]
 pub(crate) struct CallerView {
     control: Arc<AccessControl>,

@@ -29,7 +29,7 @@ use crate::telemetry::trace::{self, Trace, TracedResponse};
 /// Header that carries the caller's trace context (W3C Trace Context).
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 
-/// Header with the id of a request. [`observe`] sets the header in the request, where handlers find it.
+/// Header with the id of a request. [`observe`] sets it in the request, for handlers, and in the response.
 pub(crate) const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
 /// Status that metrics and logs record if the client disconnects before it gets a response, as in nginx.
@@ -72,24 +72,24 @@ pub(crate) async fn observe(State(app): State<Arc<App>>, mut request: Request, n
 
 /// Starts the record of a request, and its trace if the request is traced.
 fn start_record(app: &Arc<App>, request: &Request) -> RequestRecord {
+    let mut record = RequestRecord::start(app, Instant::now(), request.method().clone());
     let uri = request.uri();
     let peer = peer_address(request.extensions());
-    let log_fields = AccessLogFields::new(request_id(request.headers()), peer, uri.path(), uri.query());
-    let mut record = RequestRecord::start(app, Instant::now(), request.method().clone(), log_fields);
+    record.log_fields = AccessLogFields::new(request_id(request.headers()), peer, uri.path(), uri.query());
     let parent = request.headers().get(TRACEPARENT).and_then(|parent| parent.to_str().ok());
     let is_trusted = || forwarded::is_trusted_proxy(peer, &app.options.trusted_proxies);
     record.trace = trace::begin(parent, is_trusted, || redacted_excerpt(uri.path()));
     record
 }
 
-/// Returns the response with a body that records how much of it has been sent; for HEAD, without the body.
+/// Wraps the body of a response to record how much of it has been sent. Removes the body of a response to HEAD.
 fn record_body(mut record: RequestRecord, response: Response<Body>) -> Response<Body> {
     let (parts, body) = response.into_parts();
     let is_head = record.method == Method::HEAD;
     let body = match (is_head, parts.headers.contains_key(CONTENT_LENGTH)) {
         (false, _) => body,
         (true, true) => Body::empty(),
-        // An empty body of known size would be announced as `Content-Length: 0`, which is not the length of GET's body.
+        // An empty body of known size would get `Content-Length: 0`, which is not the length of the body for GET.
         (true, false) => Body::from_stream(stream::empty::<Result<Bytes, std::io::Error>>()),
     };
     record.stage = if is_head || http_body::Body::is_end_stream(&body) {
@@ -106,7 +106,7 @@ pub(crate) fn peer_address(extensions: &Extensions) -> Option<IpAddr> {
     extensions.get::<ConnectInfo<Option<IpAddr>>>().and_then(|ConnectInfo(ip)| *ip)
 }
 
-/// Returns true if a request arrived over a connection. `inspect` and tests call the router without one.
+/// Returns true if a request arrived over a connection. `inspect` and tests call the router without a connection.
 pub(crate) fn has_connection(extensions: &Extensions) -> bool {
     extensions.get::<ConnectInfo<Option<IpAddr>>>().is_some()
 }
@@ -116,7 +116,7 @@ pub(crate) fn request_id(headers: &HeaderMap) -> &str {
     headers.get(REQUEST_ID).and_then(|id| id.to_str().ok()).unwrap_or_default()
 }
 
-/// Returns the id for a request: the client's if it gives a safe one, otherwise a new one.
+/// Chooses the id of a request: the id that the client sent if it is safe, otherwise a new one.
 fn choose_id(app: &App, headers: &HeaderMap) -> HeaderValue {
     let client_id = headers.get(REQUEST_ID).filter(|id| id.to_str().is_ok_and(is_request_id)).cloned();
     client_id.unwrap_or_else(|| {
@@ -143,9 +143,9 @@ fn must_close_connection(request: &Request) -> bool {
 /// Logs and counts a response body that failed midway.
 pub(crate) fn report_body_failure(id: &str, error: &impl fmt::Display) {
     static LOG_THROTTLE: LogThrottle = LogThrottle::new();
-    metrics::broken_answer();
+    metrics::broken_response();
     if let Some(suppressed) = LOG_THROTTLE.allow() {
-        tracing::error!(id, %error, suppressed, "answer broken off");
+        tracing::error!(id, %error, suppressed, "response broken off");
     }
 }
 
@@ -156,7 +156,7 @@ pub(crate) struct RequestRecord {
     pub(crate) started: Instant,
     method: Method,
     /// `None` if no log line will be written.
-    log_fields: Option<Box<AccessLogFields>>,
+    pub(crate) log_fields: Option<Box<AccessLogFields>>,
     pub(crate) route: &'static str,
     pub(crate) status: StatusCode,
     /// Bytes of the body that have been sent.
@@ -178,7 +178,7 @@ pub(crate) enum SendStage {
     Done,
 }
 
-/// Fields that only the log line needs.
+/// Fields of a request that only its log line needs.
 pub(crate) struct AccessLogFields {
     path: String,
     query: Option<String>,
@@ -197,19 +197,14 @@ impl AccessLogFields {
 }
 
 impl RequestRecord {
-    /// Starts the record of a request that arrived at `started`.
-    pub(crate) fn start(
-        app: &Arc<App>,
-        started: Instant,
-        method: Method,
-        log_fields: Option<Box<AccessLogFields>>,
-    ) -> Self {
+    /// Starts the record of a request that arrived at `started`. No log line is written until `log_fields` is set.
+    pub(crate) fn start(app: &Arc<App>, started: Instant, method: Method) -> Self {
         app.process.requests_in_flight.fetch_add(1, Ordering::Relaxed);
         Self {
             app: Arc::clone(app),
             started,
             method,
-            log_fields,
+            log_fields: None,
             route: "unmatched",
             status: StatusCode::OK,
             sent_bytes: 0,

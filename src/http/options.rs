@@ -1,4 +1,4 @@
-//! Options of the HTTP layer, set by the configuration.
+//! The options of the HTTP layer.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -6,10 +6,11 @@ use std::time::Duration;
 use tokio::runtime::Handle;
 
 use crate::access::AccessControl;
-use crate::config::{ClientsConfig, RequiredContainers};
+use crate::config::{ClientsConfig, Config, RequiredContainers};
 use crate::http::viewer_files::Viewer;
 
-/// Options of the HTTP layer, for all containers. [`Mount`](crate::http::Mount) has those of one.
+/// Options of the HTTP layer that apply to all containers. [`Mount`](crate::http::Mount) has the options of one
+/// container.
 #[derive(Debug, Clone)]
 #[expect(clippy::struct_excessive_bools, reason = "each flag is an independent setting")]
 pub struct HttpOptions {
@@ -33,9 +34,9 @@ pub struct HttpOptions {
     pub cors_private_network: bool,
     /// Access control; without it everything is public.
     pub access_control: Option<Arc<AccessControl>>,
-    /// Origins that may embed pages of this server in theirs; `*` for all, empty for none.
+    /// Origins whose pages may embed pages of this server; `*` for all, empty for none.
     pub frame_ancestors: Vec<String>,
-    /// Limits of each client's requests and bytes. `conn/` limits its connections.
+    /// Limits on the requests and bytes of each client. The limit on connections applies in `conn/`.
     pub client_limits: ClientsConfig,
     /// Maximum wait for one of the client's request permits, and for an in-flight slot.
     pub budget_wait: Duration,
@@ -45,7 +46,32 @@ pub struct HttpOptions {
     pub hsts: Option<Duration>,
     /// Viewer served at `/viewer/`, if there is one.
     pub viewer: Option<Viewer>,
-    /// Runtime on which documents are made, which can take a quarter of a second. Without this runtime, documents are
-    /// made on the one that received the request.
+    /// Runtime that makes documents, because that can take a quarter of a second. If there is none, documents are made
+    /// on the runtime that received the request.
     pub document_runtime: Option<Handle>,
+}
+
+impl HttpOptions {
+    /// Returns the options of a configuration, without access control, viewer and document runtime.
+    pub fn new(config: &Config) -> Self {
+        Self {
+            base_path: config.server.base_path.clone(),
+            trusted_proxies: config.server.trusted_proxies.clone(),
+            request_timeout: config.server.request_timeout,
+            required_containers: config.server.ready,
+            concurrent_requests: config.limits.concurrent_requests,
+            cors_origins: config.cors.origins.clone(),
+            compress_slices: config.compression.slices,
+            cors_credentials: config.cors.credentials,
+            cors_private_network: config.cors.private_network,
+            access_control: None,
+            frame_ancestors: config.server.frame_ancestors.clone(),
+            client_limits: config.clients.clone(),
+            budget_wait: config.limits.budget_wait,
+            is_https: config.tls.is_enabled(),
+            hsts: Some(config.tls.hsts).filter(|age| config.tls.is_enabled() && !age.is_zero()),
+            viewer: None,
+            document_runtime: None,
+        }
+    }
 }

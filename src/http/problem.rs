@@ -1,4 +1,4 @@
-//! Error responses: RFC 9457 problem documents, and the only place that assigns statuses to errors of the lower layers.
+//! Error responses as problem documents (RFC 9457). Only this file assigns statuses to errors of lower layers.
 
 use axum::body::Body;
 use axum::http::header::{
@@ -17,7 +17,7 @@ use n5_format::{BlockError, CodecError, ConvertError};
 
 const MEDIA_TYPE: &str = "application/problem+json";
 
-/// Beginning of the `type` URI of every problem, which the name of the problem type completes.
+/// Beginning of the `type` URI of every problem. The name of the problem type follows.
 const TYPE_BASE_URI: &str = "https://github.com/n5-server/n5-server/blob/main/docs/PROBLEMS.md#";
 
 /// A problem type: the end of its `type` URI, its title and its status.
@@ -80,7 +80,7 @@ struct ProblemInner {
     detail: String,
     members: Map<String, Value>,
     headers: HeaderMap,
-    /// Text for the log. The detail is for the client, and reveals no internals.
+    /// Text for the log. Unlike the detail, which clients get, it may reveal internals.
     cause: Option<String>,
 }
 
@@ -130,7 +130,7 @@ impl Problem {
         self
     }
 
-    /// Creates a 400 about a parameter, whose value is invalid or conflicts with others.
+    /// Creates a 400 for a parameter whose value is invalid or conflicts with other parameters.
     pub(crate) fn invalid_parameter(parameter: &str, detail: impl Into<String>) -> Self {
         Self::new(INVALID_PARAMETER, detail).with_member("parameter", parameter)
     }
@@ -145,7 +145,7 @@ impl Problem {
         Self::new(NOT_FOUND, "no such key")
     }
 
-    /// Creates a 401 (RFC 6750). `reason` is the reason why the token is invalid, or `None` if a token is needed and
+    /// Creates a 401 (RFC 6750). `reason` says why the token is invalid. `None` means that a token is required, but
     /// missing.
     pub fn unauthorized(reason: Option<&str>) -> Self {
         let (detail, challenge) = match reason {
@@ -185,7 +185,7 @@ impl Problem {
         self
     }
 
-    /// Adds the hint that the region can be requested in pieces of this shape.
+    /// Adds the hint that the region can be requested in pieces of the shape `piece`.
     pub(crate) fn with_piece_hint(mut self, piece: Option<&[u64]>) -> Self {
         let Some(piece) = piece else { return self };
         let shape = piece.iter().map(ToString::to_string).collect::<Vec<_>>().join(",");
@@ -194,12 +194,13 @@ impl Problem {
         self.with_member("piece", piece)
     }
 
-    /// Logs the problem once if the server or the data is at fault.
+    /// Logs the problem if the server or the data is at fault.
     pub(crate) fn log(&self, id: &str, path: &str) {
         static LOG_THROTTLES: [LogThrottle; 5] = [const { LogThrottle::new() }; 5];
         let status = self.0.problem_type.status.as_u16();
         let path = redacted_excerpt(path);
-        // A single storage fault, damaged block or moment of overload makes thousands of requests fail.
+        // A single storage fault, damaged block or moment of overload can make thousands of requests fail, so these
+        // lines are throttled.
         let throttle_index = [STORAGE_UNAVAILABLE, TIMEOUT, OVERLOADED, UNREADABLE, CORRUPT_BLOCK]
             .iter()
             .position(|kind| *kind == self.0.problem_type);
@@ -208,7 +209,7 @@ impl Problem {
             return;
         };
         match &self.0.cause {
-            // Expected under load and at shutdown.
+            // Not an error: these problems are expected under load and at shutdown.
             Some(cause) if self.0.problem_type == OVERLOADED => {
                 tracing::warn!(id, path, status, cause, suppressed, "request refused");
             }
@@ -227,7 +228,7 @@ impl Problem {
         self
     }
 
-    /// Returns true if the problem is that there are too many requests.
+    /// Returns true if there are too many requests: of all clients, or of this client.
     pub(crate) fn is_overload(&self) -> bool {
         [OVERLOADED, TOO_MANY].contains(&self.0.problem_type)
     }
@@ -267,10 +268,10 @@ impl Problem {
         }
     }
 
-    /// Builds a response without a body.
+    /// Builds the response without a body.
     ///
-    /// Clients request thousands of missing keys and never read the body of a 404. With a body, the JDK would not reuse
-    /// the connection until its garbage collector has run.
+    /// Clients request thousands of missing keys and never read the bodies of these 404s. If there were bodies, the JDK
+    /// would not reuse a connection until its garbage collector has run.
     pub(crate) fn into_bodyless_response(self) -> Response<Body> {
         self.with_body(String::new())
     }

@@ -1,4 +1,4 @@
-//! Readiness of this server, determined within a bounded time even if the storage does not respond.
+//! Readiness of this server. The check takes a bounded time even if the storage does not respond.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -29,9 +29,10 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 pub(crate) struct StorageProbe {
     /// Time and result of the last probe.
     last_result: watch::Sender<Option<(Instant, StorageHealth)>>,
-    /// True while a probe runs. No second probe is started meanwhile: if the storage hangs, threads would pile up.
+    /// True while a probe runs. No second probe is started meanwhile, because threads would pile up if the storage
+    /// hangs.
     is_in_flight: AtomicBool,
-    /// Reason of the health that was logged last.
+    /// Reason that was logged last; `None` if the storage was readable.
     last_logged: Mutex<Option<&'static str>>,
 }
 
@@ -39,7 +40,7 @@ pub(crate) struct StorageProbe {
 #[derive(Clone)]
 enum StorageHealth {
     Readable,
-    /// The directory cannot be read; with the reason for the log.
+    /// The directory cannot be read. The text is the reason, for the log.
     Unreadable(Arc<str>),
     Unresponsive,
 }
@@ -85,7 +86,7 @@ pub(crate) async fn check(
     let control = options.access_control.as_deref();
     let mut checks = Vec::new();
     for (index, ((mount, probe), state)) in mounts.iter().zip(probes).zip(&states).enumerate() {
-        // Every client may request readiness, but the names of restricted containers are not for every client.
+        // Every client may request readiness, but only some may know the names of restricted containers.
         let name = if mount::is_public_mount(control, &mount.name) { json!(mount.name) } else { json!(index) };
         probe.log_change(&mount.name, state);
         checks.push(check_json("container", name, state.reason()));
@@ -113,7 +114,8 @@ fn is_fresh((probed_at, _): &(Instant, StorageHealth)) -> bool {
 
 impl StorageProbe {
     async fn health(self: &Arc<Self>, container: &Container) -> StorageHealth {
-        // A probe may succeed by the kernel's cached data about the directory, although files can no longer be read.
+        // A probe may succeed because the kernel has cached data about the directory, although files can no longer be
+        // read.
         let is_stalled = container.store_pressure().is_stalled;
         let cached = self.last_result.borrow().clone().filter(is_fresh);
         let result = if cached.is_some() { cached } else { self.probe_or_join(container).await };

@@ -22,7 +22,7 @@ pub(crate) fn redact(text: &str) -> String {
     let mut redacted = String::with_capacity(text.len());
     let is_token_char = |c: char| c.is_ascii_alphanumeric() || "-_.".contains(c);
     let find_prefix = |prefix: &str, from: usize| text.get(from..)?.find(prefix).map(|offset| from + offset);
-    // Each prefix is searched for once from start to end, so that the time is linear in the text's length.
+    // The search for each prefix goes through the text once, so that the time is linear in the length of the text.
     let mut positions = SECRET_PREFIXES.map(|prefix| (prefix, find_prefix(prefix, 0)));
     let mut copied_bytes = 0;
     while let Some(start) = positions.iter().filter_map(|(_, position)| *position).min() {
@@ -48,8 +48,8 @@ pub(crate) fn may_contain_secret(path: &str) -> bool {
     SECRET_PREFIXES.iter().any(|prefix| path.contains(prefix))
 }
 
-/// Returns the beginning of a text from a client, with everything that looks like a token redacted. Paths of public
-/// containers may contain one, too: a token for another server, or for this one before its configuration changed.
+/// Returns the beginning of a text from a client, with everything that looks like a token redacted. Even a path of a
+/// public container may contain a token: for another server, or for this one before its configuration changed.
 pub(crate) fn redacted_excerpt(text: &str) -> String {
     let redacted = may_contain_secret(text).then(|| redact(text));
     let text = redacted.as_deref().unwrap_or(text);

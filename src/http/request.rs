@@ -1,4 +1,4 @@
-//! A request as handlers take it.
+//! A request as handlers get it.
 
 use std::net::IpAddr;
 
@@ -28,9 +28,9 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) freshness: Freshness,
     pub(crate) target: &'a RequestTarget,
     pub(crate) presented: &'a PresentedTokens,
-    /// What the caller sees; `None` if everyone sees the same.
+    /// The part of the mount that the caller may read; `None` if everyone may read all of it.
     pub(crate) caller_view: Option<&'a CallerView>,
-    /// The target's mount restricted to what the caller sees; `None` if everyone sees the same.
+    /// The target's mount, restricted to what the caller may read; `None` if everyone may read all of it.
     pub(crate) visible_mount: Option<Mount>,
 }
 
@@ -50,7 +50,7 @@ impl<'a> RequestContext<'a> {
         }
     }
 
-    /// Returns what [`App::locate`] returns, with the mount restricted to what the caller sees.
+    /// Like [`App::locate`], but restricts the mount to what the caller may read.
     pub(crate) fn locate(&self, segments: &[String]) -> Result<Option<(&Mount, Key)>, Problem> {
         let Some((_, mount, key)) = self.app.locate(segments)? else { return Ok(None) };
         Ok(Some((self.visible_mount.as_ref().filter(|visible| visible.name == mount.name).unwrap_or(mount), key)))
@@ -62,10 +62,12 @@ impl<'a> RequestContext<'a> {
         (!lines.is_empty()).then(|| lines.join(", "))
     }
 
-    /// Returns a 301 to the same path with a slash. It is relative, so that it is valid behind any prefix.
+    /// Returns a 301 to the same path with a slash. Its location is relative, so that it is valid behind a proxy that
+    /// strips a prefix.
     pub(crate) fn redirect_to_slash(&self) -> Response<Body> {
         let last_segment = self.parts.uri.path().rsplit('/').next().unwrap_or_default();
-        // The segment is encoded anew, because a colon would make the relative reference an absolute one.
+        // The segment is decoded and encoded again, because a colon in it would make the relative reference an absolute
+        // one.
         let name = percent_decode_str(last_segment).decode_utf8_lossy();
         // The token was removed from the query when the request arrived.
         let token =
@@ -79,9 +81,9 @@ impl<'a> RequestContext<'a> {
     }
 }
 
-/// Rejects methods other than GET and HEAD, and an invalid, repeated or missing `Host`. With such a `Host`, a proxy and
-/// this server could disagree about the host that the request is for (RFC 9112, section 3.2). Only an HTTP/1.1 request
-/// that arrived over a connection must have the header.
+/// Refuses methods other than GET and HEAD, and a `Host` that is invalid, repeated or missing. With such a header, a
+/// proxy and this server could disagree about the host that the request is for (RFC 9112, section 3.2). The header is
+/// required only of HTTP/1.1 requests that arrived over a connection.
 pub(crate) fn check_method_and_host(parts: &Parts) -> Result<(), Problem> {
     if !matches!(parts.method, Method::GET | Method::HEAD) {
         return Err(Problem::method_not_allowed());

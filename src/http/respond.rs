@@ -1,6 +1,6 @@
-//! Makes the response from an entity and its body: evaluates preconditions and ranges (RFC 9110), and sets status and
-//! headers. All routes use this file, except for the files of Neuroglancer. [`super::problem`] makes the responses to
-//! failed requests.
+//! Makes a response from an entity and its body: evaluates preconditions and ranges (RFC 9110), and sets status and
+//! headers. All routes use this file, except the one that serves the files of Neuroglancer. [`super::problem`] makes
+//! the responses to failed requests.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) type HandlerResult = Result<Response<Body>, Problem>;
 #[derive(Clone)]
 pub(crate) struct Compressible;
 
-/// A representation without its body: everything that the head of a response says about the body.
+/// Metadata of a representation (RFC 9110, section 8): everything that the head of a response says about the body.
 #[derive(Clone)]
 pub(crate) struct Entity<'a> {
     pub(crate) media_type: &'static str,
@@ -39,14 +39,14 @@ pub(crate) struct Entity<'a> {
     pub(crate) len: Option<u64>,
     /// True if clients may request ranges of bytes.
     pub(crate) has_ranges: bool,
-    /// True for a document, whose response is [`Compressible`]. Blocks and attributes are sent byte for byte, with
-    /// their length.
+    /// True if the response is [`Compressible`], as for documents. Blocks and attributes are sent as stored, with their
+    /// length.
     pub(crate) is_compressible: bool,
-    /// Further headers of the response, including a 304.
+    /// Further headers of the response, which a 304 has, too.
     pub(crate) extra: HeaderMap,
-    /// The entity's name in the detail of a failed precondition.
+    /// What the entity is called in the detail of a failed precondition.
     pub(crate) subject: &'static str,
-    /// Key of a stored object. The detail of a failed precondition then names the key instead of `subject`.
+    /// Key of a stored object, which takes the place of `subject`.
     pub(crate) key: Option<&'a Key>,
 }
 
@@ -100,7 +100,7 @@ impl Entity<'_> {
         range.and_then(|(range, len)| parse_range(range, len)).unwrap_or(outcome)
     }
 
-    /// Returns the 304 if the client has this entity already, so that the body need not be made.
+    /// Returns a 304 if the client has this entity already. The caller then need not make the body.
     pub(crate) fn not_modified(&self, request: &Parts) -> Option<Response<Body>> {
         (self.evaluate(request) == ConditionalOutcome::NotModified).then(|| self.not_modified_response())
     }
@@ -112,8 +112,8 @@ impl Entity<'_> {
         response
     }
 
-    /// Evaluates the preconditions and the range of `request`. Returns the response, still without a body, and the
-    /// range of bytes that its body has; `None` if the response is complete. The range is unbounded if the length is
+    /// Evaluates the preconditions and the range of `request`. Returns the response without its body, and the range of
+    /// bytes that the body must have. The range is `None` if the response has no body, and unbounded if the length is
     /// unknown.
     ///
     /// # Errors
@@ -144,7 +144,7 @@ impl Entity<'_> {
         if self.is_compressible {
             response.extensions_mut().insert(Compressible);
         }
-        // The compressed length of a document is known only once the document is compressed, for HEAD, too.
+        // HEAD needs the body of a document, because the length in the response is that of the compressed document.
         let needs_body = request.method != Method::HEAD || self.len.is_none() || self.is_compressible;
         Ok((response, Some(range).filter(|range| needs_body && !range.is_empty())))
     }
@@ -176,7 +176,8 @@ pub(crate) fn slice_bytes(bytes: &Bytes, range: &Range<u64>) -> Bytes {
     bytes.slice(clamp(range.start)..clamp(range.end))
 }
 
-/// Returns the bytes of a document. They hold `memory`, reduced to their length, until they have been sent.
+/// Returns the bytes of a document, which own `memory`: the permit is reduced to their length, and freed when they have
+/// been sent.
 pub(crate) fn text_bytes(mut text: String, memory: Option<MemoryPermit>) -> Bytes {
     text.shrink_to_fit();
     let Some(mut memory) = memory else { return text.into() };
@@ -250,7 +251,7 @@ fn evaluate_preconditions(headers: &HeaderMap, etag: Option<&str>, modified: Opt
     ConditionalOutcome::Full
 }
 
-/// Returns the `Range` of a request; `None` if it has none or an `If-Range` that does not match.
+/// Returns the `Range` of a request. Returns `None` if there is no `Range`, or if an `If-Range` does not match.
 fn requested_range<'a>(headers: &'a HeaderMap, etag: Option<&str>, modified: Option<SystemTime>) -> Option<&'a str> {
     let range = headers.get(RANGE)?.to_str().ok()?;
     let is_current = headers.get(IF_RANGE).is_none_or(|condition| if_range_matches(condition, etag, modified));
@@ -264,10 +265,10 @@ fn if_range_matches(condition: &HeaderValue, etag: Option<&str>, modified: Optio
 }
 
 /// Parses a `Range` of one byte range and cuts it off at the end of an entity of `len` bytes. Returns `None` for any
-/// other `Range`, which is ignored. For several ranges, the client gets the whole entity, as RFC 9110 §14.2 allows.
+/// other `Range`, which is ignored: the client then gets the whole entity, as RFC 9110 §14.2 allows.
 ///
-/// The crate `headers` is not used here: it treats a suffix that is longer than the entity as unsatisfiable, although
-/// such a suffix means the whole entity (RFC 9110 §14.1.2).
+/// The crate `headers` is not used here, because it takes a suffix that is longer than the entity for unsatisfiable.
+/// Such a suffix means the whole entity (RFC 9110 §14.1.2).
 fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
     let (unit, spec) = range.split_once('=')?;
     let (first, last) = spec.trim().split_once('-').filter(|_| unit.trim().eq_ignore_ascii_case("bytes"))?;
@@ -291,17 +292,17 @@ fn parse_range(range: &str, len: u64) -> Option<ConditionalOutcome> {
     Some(if from < to { ConditionalOutcome::Partial(from..to) } else { ConditionalOutcome::Unsatisfiable })
 }
 
-/// Returns `Last-Modified` as an HTTP date; `None` for a time that has none.
+/// Returns the value of `Last-Modified`. Returns `None` if HTTP dates cannot express the time.
 pub(crate) fn last_modified(modified: SystemTime) -> Option<HeaderValue> {
     has_http_date(&modified).then(|| HeaderValue::from_str(&httpdate::fmt_http_date(modified)).ok())?
 }
 
-/// First second of the year 10000, which an HTTP date with its four-digit year cannot express (RFC 9110, section
-/// 5.6.7).
+/// Start of the year 10000. HTTP dates have four-digit years (RFC 9110, section 5.6.7), and cannot express this or a
+/// later time.
 const YEAR_10000: Duration = Duration::from_secs(253_402_300_800);
 
-/// Returns true if `httpdate` can format the time, which a file's owner may set at will. It panics before 1970 and from
-/// the year 10000 on.
+/// Returns true if an HTTP date can express the time. The owner of a file may set any time, and `httpdate` panics for
+/// times before 1970 and from the year 10000 on.
 fn has_http_date(time: &SystemTime) -> bool {
     time.duration_since(SystemTime::UNIX_EPOCH).is_ok_and(|elapsed| elapsed < YEAR_10000)
 }
@@ -397,7 +398,7 @@ mod tests {
         assert_eq!(evaluate_headers(&[("if-modified-since", before)]), ConditionalOutcome::Full);
         assert_eq!(evaluate_headers(&[("if-unmodified-since", same)]), ConditionalOutcome::Full);
         assert_eq!(evaluate_headers(&[("if-unmodified-since", before)]), ConditionalOutcome::PreconditionFailed);
-        // An entity tag outweighs a date.
+        // If there is an entity tag, the date is ignored.
         assert_eq!(
             evaluate_headers(&[("if-none-match", "\"b\""), ("if-modified-since", same)]),
             ConditionalOutcome::Full

@@ -1,5 +1,5 @@
-//! Targets of requests: the endpoint and the key that a path addresses. The raw path is split first, then each segment
-//! is decoded once.
+//! The target of a request: the endpoint and the key that its path addresses. The raw path is split into segments, and
+//! then each segment is decoded once.
 
 use std::borrow::Cow;
 
@@ -14,7 +14,7 @@ use crate::view;
 /// Bytes that are percent-encoded: all except the unreserved ones of a URI.
 const PERCENT_ENCODE_SET: &AsciiSet = &NON_ALPHANUMERIC.remove(b'-').remove(b'.').remove(b'_').remove(b'~');
 
-/// Endpoint that a first path segment selects.
+/// Endpoint of a request, selected by the first segment of the path.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Endpoint {
     /// The container as stored.
@@ -48,8 +48,8 @@ pub enum Operation {
     OpenApi,
 }
 
-/// The built-in endpoints. Their names and those of [`view::VIEWS`] are reserved as first segments. No container may
-/// have such a name. A group of such a name is reached below `/n5/`.
+/// The built-in endpoints and their names. These names and those of [`view::VIEWS`] are reserved: no container may have
+/// one. A group with such a name is served below `/n5/`.
 const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
     ("n5", Endpoint::Stored),
     ("slice", Endpoint::Slice),
@@ -67,8 +67,8 @@ const BUILT_IN_ENDPOINTS: &[(&str, Endpoint)] = &[
 pub(crate) const STORED: &str = "stored";
 
 impl Endpoint {
-    /// Returns true if requests wait for their admission. Operations do not: they are answered at once even under
-    /// overload.
+    /// Returns true if requests must be admitted, and may have to wait for that. Operations are answered at once, even
+    /// under overload.
     pub(crate) fn needs_admission(self) -> bool {
         !matches!(self, Self::Operation(_))
     }
@@ -100,13 +100,14 @@ pub struct RequestTarget {
     pub segments: Vec<String>,
     /// True if the path ends in a slash.
     pub has_trailing_slash: bool,
-    /// True if the path is the base path or an endpoint's name with nothing after it, not even a slash.
+    /// True if the path consists of the base path, or of the base path and an endpoint's name, without a trailing
+    /// slash.
     pub is_bare: bool,
 }
 
 impl RequestTarget {
-    /// Returns the decoded path of the key that a raw path addresses in the container as stored. Returns `None` for
-    /// other paths, and for paths that only [`Self::parse`] can decode. Unlike `parse`, allocates nothing.
+    /// Returns the path of the stored key that a raw path addresses. Unlike [`Self::parse`], allocates nothing. Returns
+    /// `None` for paths that address something else, and for paths with percent-encoded characters.
     pub(crate) fn parse_literal_stored<'a>(path: &'a str, base_path: &str) -> Option<&'a str> {
         let inner = path.strip_prefix(base_path)?.strip_prefix('/')?;
         if !inner.bytes().all(Self::is_literal_path_byte) {
@@ -125,7 +126,7 @@ impl RequestTarget {
         byte.is_ascii_alphanumeric() || b"/-._~!$&'()*+,;=:@".contains(&byte)
     }
 
-    /// Returns true if the last segment begins with a digit, as for a block or a chunk.
+    /// Returns true if the last segment begins with a digit, like those of blocks and chunks.
     pub(crate) fn ends_like_chunk(&self) -> bool {
         self.segments.last().is_some_and(|name| name.starts_with(|first: char| first.is_ascii_digit()))
     }
@@ -140,15 +141,15 @@ impl RequestTarget {
         }
     }
 
-    /// Returns the segments of the path in the containers: all but the parameters of a view. Returns `None` if a
-    /// parameter is missing.
+    /// Returns the segments of the path after the parameters of the view, if the endpoint is a view. Returns `None` if
+    /// a parameter is missing.
     pub(crate) fn container_path(&self) -> Option<&[String]> {
         let parameter_count = if let Endpoint::View(view) = self.endpoint { view.path_parameter_count() } else { 0 };
         self.segments.get(parameter_count..)
     }
 
-    /// Returns true if the request is handled on the document runtime, whose threads may block. Requests for generated
-    /// documents and for files of the viewer are; those for blocks, chunks and slices are not.
+    /// Returns true if the request must be handled on the document runtime, whose threads may block. This concerns
+    /// generated documents and the files of the viewer, but not blocks, chunks and slices.
     pub(crate) fn runs_on_document_runtime(&self) -> bool {
         match self.endpoint {
             Endpoint::Stored | Endpoint::View(_) => {
@@ -169,7 +170,7 @@ impl RequestTarget {
     /// `invalid-parameter` for a segment that no key may have.
     pub fn parse(path: &str, base_path: &str) -> Result<Option<Self>, Problem> {
         let Some(rest) = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
-            // Operations are served without the base path, too.
+            // Operations are also served outside the base path.
             let operation = if base_path.is_empty() { None } else { Self::parse(path, "")? };
             return Ok(operation.filter(|target| matches!(target.endpoint, Endpoint::Operation(_))));
         };
@@ -216,7 +217,8 @@ fn decode_segment(segment: &str) -> Result<Cow<'_, str>, Problem> {
     percent_decode_str(segment).decode_utf8().map_err(|_error| invalid("does not decode to UTF-8"))
 }
 
-/// Returns true if files of this name are served: attributes, and names that are part of a grid position.
+/// Returns true if the name of the key is that of an attributes file, or a component of a grid position. No other files
+/// are served.
 pub(crate) fn is_n5_key(key: &Key) -> bool {
     key.name().is_some_and(|name| name == ATTRIBUTES || grid_component(name).is_some())
 }

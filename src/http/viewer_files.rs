@@ -1,4 +1,4 @@
-//! The files of a built Neuroglancer, read by a [`LocalStore`], which follows no link out of their directory.
+//! The files of a built Neuroglancer. A [`LocalStore`] reads them, and follows no link out of their directory.
 
 use std::fs::Metadata;
 use std::io::{self, ErrorKind, SeekFrom};
@@ -30,8 +30,9 @@ pub struct Viewer {
 }
 
 impl Viewer {
-    /// Opens the viewer in `directory`, which is relative to the working directory. Symbolic links on the way to it are
-    /// resolved now. Returns `None` if `directory` is empty or has no `index.html`. Links out of it are not followed.
+    /// Opens the viewer in `directory`, a path that may be relative to the working directory. Returns `None` if the
+    /// path is empty or the directory has no `index.html`. Symbolic links in the path are resolved now, and links out
+    /// of the directory are not followed.
     ///
     /// Compressed copies of a file may lie beside it, with the endings `.br` and `.gz`.
     ///
@@ -54,8 +55,7 @@ impl Viewer {
         }
         let files = ServeDir::with_backend("", store)
             .append_index_html_on_directories(false)
-            // Each response holds a few of them: in the file's buffer, between the threads and on the way to the
-            // client.
+            // Each response holds a few such buffers: one for the file, and those on the way to the client.
             .with_buf_chunk_size(READ_BUFFER_BYTES)
             .ignore_multi_range_requests(true)
             .precompressed_br()
@@ -68,8 +68,8 @@ impl Viewer {
         &self.directory
     }
 
-    /// Answers a request whose path is that of a file below the directory. Evaluates preconditions, ranges and
-    /// `Accept-Encoding`.
+    /// Answers a request for a file. The path of the request is relative to the directory. Evaluates preconditions,
+    /// ranges and `Accept-Encoding`.
     ///
     /// # Errors
     /// If the file cannot be read.

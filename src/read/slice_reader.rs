@@ -434,26 +434,11 @@ fn slowest_cut_axis(region: &Region) -> usize {
 mod tests {
     use super::super::plan::{SliceDelivery, SlicePlanner};
     use super::*;
-    use crate::cache::RevalidationPolicy;
     use crate::container::{Resources, Settings};
     use crate::store::{Key, MemoryStore};
 
     fn settings(max_slice_bytes: u64, slice_budget: u64) -> Settings {
-        Settings {
-            decoded_cache: 1 << 20,
-            stored_cache: 1 << 20,
-            use_tiny_lfu: false,
-            recheck_metadata: RevalidationPolicy::Never,
-            recheck_data: RevalidationPolicy::Never,
-            max_slice_bytes,
-            slice_budget,
-            decode_budget: 1 << 20,
-            transfer_budget: 1 << 20,
-            decode_factor: 16,
-            max_attributes_bytes: 1 << 16,
-            budget_wait: Duration::from_millis(20),
-            cores: 1,
-        }
+        Settings { max_slice_bytes, slice_budget, ..Settings::small() }
     }
 
     /// Creates a container of one dataset without blocks.

@@ -1,10 +1,10 @@
 //! The server: opens the configured containers, binds the address, serves requests, reloads the configuration, and
 //! shuts down.
 
+mod access_control;
 mod mounts;
 mod process_memory;
 mod reload;
-mod settings;
 
 use std::future::Future;
 use std::io::Write;
@@ -19,18 +19,17 @@ use tokio::runtime::Runtime;
 use crate::access::AccessControl;
 use crate::config::Config;
 use crate::conn::{ConnectionServer, Listener, TlsTerminator, WorkerPool, start_document_runtime};
-use crate::container::Resources;
+use crate::container::{Resources, Settings};
 use crate::demo;
 use crate::http::Viewer;
 use crate::runtime::cpu_pool::CpuPool;
 use crate::runtime::off_thread::off_thread;
 use crate::telemetry::metrics;
+pub use access_control::{check_rules, open_access_control};
 pub(crate) use mounts::{mount, open_store};
 use process_memory::trim_periodically;
 pub use reload::Reloader;
 use reload::ServerState;
-pub use settings::{check_rules, open_access_control};
-pub(crate) use settings::{container_settings, http_options};
 
 /// A server that is bound to its address, and that serves requests when it is run.
 pub struct Server {
@@ -50,7 +49,7 @@ impl Server {
         config: Config,
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
     ) -> anyhow::Result<Self> {
-        let resources = Resources::new(container_settings(&config));
+        let resources = Resources::new(Settings::new(&config));
         let trim_cpu = CpuPool::new(1);
         tokio::spawn(trim_periodically(Arc::downgrade(&resources), trim_cpu.clone()));
         let mounts = mounts::start(&config, &resources).await?;

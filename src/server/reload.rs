@@ -9,9 +9,9 @@ use anyhow::{Context, bail};
 use tokio::runtime::Handle;
 use tokio::sync::{Mutex, watch};
 
+use super::access_control::open_access_control;
 use super::mounts::{self, MountedContainer};
 use super::process_memory::{self, trim_periodically};
-use super::settings::{container_settings, http_options, open_access_control};
 use crate::access::AccessControl;
 use crate::config::Config;
 use crate::conn::ServingSnapshot;
@@ -89,7 +89,7 @@ impl Reloader {
         let changed = revert_restart_only(&mut config, &state.config)?;
         check_complete(&config, &state.config)?;
         let control = reload_access_control(&config, &state).await?;
-        let settings = container_settings(&config);
+        let settings = Settings::new(&config);
         let resources = if settings == *state.resources.settings() {
             Arc::clone(&state.resources)
         } else {
@@ -148,8 +148,9 @@ impl ServerState {
     fn options(&self) -> HttpOptions {
         HttpOptions {
             access_control: self.control.clone(),
+            viewer: self.viewer.clone(),
             document_runtime: Some(self.document_runtime.clone()),
-            ..http_options(&self.config, self.viewer.clone())
+            ..HttpOptions::new(&self.config)
         }
     }
 }

@@ -82,7 +82,7 @@ pub fn request_shed(reason: ShedReason) {
 }
 
 /// Counts a streamed response that was aborted.
-pub fn broken_answer() {
+pub fn broken_response() {
     counter!(names::BROKEN_ANSWERS).increment(1);
 }
 
@@ -438,7 +438,7 @@ mod tests {
         requests_in_flight(0);
         LookupCounters::new(CacheLabel::Stored).count(LookupResult::Hit, 1);
         request_shed(ShedReason::Requests);
-        broken_answer();
+        broken_response();
         access_refused("no_token");
         access_reload_failed("tokens");
         describe_tls();

@@ -93,14 +93,8 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///         Ok(array.data)
 ///     }
 /// }
-/// # use n5_server::cache::RevalidationPolicy;
 /// # use n5_server::container::{Container, Resources, Settings};
-/// # let settings = Settings { decoded_cache: 1 << 20, stored_cache: 1 << 20, use_tiny_lfu: false,
-/// #     recheck_metadata: RevalidationPolicy::Always, recheck_data: RevalidationPolicy::Always,
-/// #     max_slice_bytes: 1 << 20, slice_budget: 1 << 20,
-/// #     decode_budget: 1 << 20, transfer_budget: 1 << 20, decode_factor: 16, max_attributes_bytes: 1 << 20,
-/// #     budget_wait: std::time::Duration::from_secs(1), cores: 1 };
-/// # let resources = Resources::new(settings);
+/// # let resources = Resources::new(Settings::new(&n5_server::config::Config::default()));
 /// # let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().unwrap();
 /// # runtime.block_on(async {
 /// #     let store = Arc::new(n5_server::demo::store());

@@ -284,7 +284,7 @@ class Faults:
         fault("files cut off", self.cut_off, disk, "a file is cut off and stays", Metric("n5_decode_errors_total"), FAILED,
               "damaged", statuses=(503, 504, 422, 416), cuts=True)
         fault("files cut off while sent", self.cut_off_while_sent, disk, "a file is cut off, written over or replaced",
-              Metric("n5_broken_answers_total"), "answer broken off")
+              Metric("n5_broken_answers_total"), "response broken off")
         fault("no descriptors", self.descriptors, every, "no file descriptors", store_error("descriptors"), *accepting)
         fault("connections not accepted", self.of_controls(4, ERRNO["EMFILE"]), every, "no file descriptors", *accepting)
         if self.memory.group:

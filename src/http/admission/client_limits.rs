@@ -32,41 +32,40 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::metrics::{self, QueueLabel, QueueWaitTimer, ShedReason};
 use crate::telemetry::trace;
 
-/// Maximum number of accounts in memory, of some 200 bytes each. Without a maximum, their number could grow without
-/// bound: under a low byte rate a debt lasts long, and a proxy may name any number of clients.
+/// Maximum number of accounts in memory, each of some 200 bytes. A limit is needed because a debt lasts long under a
+/// low byte rate, and a proxy may name any number of clients.
 const MAX_ACCOUNTS: usize = 50_000;
 
 /// Number of new accounts after which accounts without debt are evicted.
 const ACCOUNTS_PER_CLEANUP: usize = 1024;
 
-/// Divisor of `limits.concurrent_requests` that gives the maximum number of requests of one client that wait for one of
-/// its request permits.
+/// A client may have as many requests that wait for one of its permits as `limits.concurrent_requests` divided by this.
 const MAX_WAITING_DIVISOR: usize = 4;
 
 /// Maximum number of bytes that are sent at once under a rate limit.
 const MAX_CHUNK_BYTES: usize = 64 << 10;
 
-/// Size up to which a response that is entirely in memory releases its in-flight slot before it is sent. A client that
-/// does not receive it then blocks no other request.
+/// Maximum size of a response in memory that releases its in-flight slot before it is sent. Clients that receive such
+/// responses slowly then keep no other request waiting.
 const MAX_EARLY_RELEASE_BYTES: u64 = 1 << 20;
 
-/// Identifies clients and enforces the limits of a configuration. Knows what the clients of recent requests have used;
-/// a new configuration does not reset this.
+/// Identifies clients and enforces their limits. Remembers what the clients of recent requests have used, even if the
+/// configuration changes.
 #[derive(Default)]
 pub(crate) struct ClientRegistry {
     /// Admission of requests, which limits how many are in flight.
     admission: Arc<AdmissionController>,
-    /// Requests of each client that has at least one.
+    /// Requests of each client. Clients without requests have no entry.
     requests: Mutex<HashMap<ClientId, ClientRequests>>,
     /// Accounts of clients that have requests or a debt from earlier ones.
     accounts: Mutex<AccountTable>,
     /// Number of requests of all clients that wait for one of their client's permits.
     waiting: AtomicUsize,
-    /// Randomly seeded, so that no client can force a collision with another client's id.
+    /// Hasher of client ids, seeded randomly so that no client can obtain the id of another client.
     hashing: RandomState,
 }
 
-/// Requests of one client that has at least one.
+/// Requests of one client.
 #[derive(Default)]
 struct ClientRequests {
     /// Number of requests that are admitted or wait for an in-flight slot.
@@ -97,7 +96,7 @@ impl AccountTable {
         account
     }
 
-    /// Evicts the half with the least debt, except accounts that are in use.
+    /// Evicts the half of the accounts with the least debt, except those in use.
     fn evict_half(&mut self) {
         let mut arrivals: Vec<Instant> = self.by_client.values().map(|account| account.theoretical_arrival()).collect();
         let middle_index = arrivals.len() / 2;
@@ -114,7 +113,8 @@ struct ClientAccount {
     waiting: AtomicUsize,
     /// Number of permits in `permits`, free and taken.
     permit_count: Mutex<usize>,
-    /// Theoretical arrival time (GCRA): when the rate will have paid for all bytes charged so far.
+    /// Theoretical arrival time of the generic cell rate algorithm (GCRA): the time at which all bytes charged so far
+    /// could have been sent at the client's rate.
     theoretical_arrival: Mutex<Instant>,
 }
 
@@ -151,7 +151,7 @@ impl ClientAccount {
             if *permit_count <= max_requests {
                 return Some(permit);
             }
-            // The limit was lowered, and this permit is surplus.
+            // The limit was lowered in the meantime, so this permit must no longer exist.
             permit.forget();
             *permit_count -= 1;
         }
@@ -185,12 +185,12 @@ impl ClientRegistry {
         ClientId::new(self.hashing.hash_one((caller, address)))
     }
 
-    /// Waits for one of the client's request permits, if they are limited, and for an in-flight slot. The request
-    /// permit is held until the response has been sent. [`hold_until_sent`] frees the slot of a small response earlier.
+    /// Waits for a permit of the client, if its requests are limited, and then for an in-flight slot. Both are held
+    /// until the response has been sent, unless [`hold_until_sent`] frees the slot of a small response earlier.
     ///
     /// # Errors
-    /// 429 if the client's other requests do not end in time or too many of its requests wait already; 503 if its turn
-    /// does not come in time.
+    /// 429 if the client's other requests do not end in time or too many requests wait already; 503 if no slot becomes
+    /// free in time.
     pub(crate) async fn admit(
         self: &Arc<Self>,
         options: &HttpOptions,
@@ -227,7 +227,8 @@ impl ClientRegistry {
         Ok(permit)
     }
 
-    /// Counts a request of the client, which [`RequestPermit`] uncounts. Returns the number of its requests in flight.
+    /// Counts a request of the client. The drop of its [`RequestPermit`] ends that. Returns the counter of the client's
+    /// requests that hold an in-flight slot.
     fn count_request(&self, client: ClientId) -> Arc<AtomicUsize> {
         let mut requests = self.requests.lock().unwrap_or_else(PoisonError::into_inner);
         let requests = requests.entry(client).or_default();
@@ -238,7 +239,7 @@ impl ClientRegistry {
     /// Acquires one of the client's request permits. Returns the client's account and the permit.
     ///
     /// # Errors
-    /// 429 if the client's other requests do not end in time or too many of its requests wait already.
+    /// 429 if the client's other requests do not end in time or too many requests wait already.
     async fn acquire_client_permit(
         &self,
         options: &HttpOptions,
@@ -272,7 +273,7 @@ impl ClientRegistry {
     ) -> Option<OwnedSemaphorePermit> {
         let waiting_before = count_until_dropped(&self.waiting);
         let of_client_before = count_until_dropped(&account.waiting);
-        // Of all clients together, as many requests may wait as may be in flight at once.
+        // The number of waiting requests of all clients is limited to that of requests in flight.
         let max_waiting = options.concurrent_requests;
         if *waiting_before >= max_waiting || *of_client_before >= (max_waiting / MAX_WAITING_DIVISOR).max(1) {
             return None;
@@ -284,7 +285,8 @@ impl ClientRegistry {
     }
 }
 
-/// Permit of one admitted request, held until its response has been sent.
+/// Permit of one request, which counts among its client's requests until the permit is dropped. The request takes the
+/// permit before it waits for an in-flight slot, and holds it until its response has been sent.
 pub(crate) struct RequestPermit {
     registry: Arc<ClientRegistry>,
     client: ClientId,
@@ -298,8 +300,8 @@ pub(crate) struct RequestPermit {
 
 impl Drop for RequestPermit {
     fn drop(&mut self) {
-        // This runs before the fields are dropped. The client's next request gets the permit and is counted only then,
-        // so that both requests are never counted at once.
+        // This runs before the fields are dropped, so that the request is no longer counted when the client's next
+        // request gets its permit.
         let mut requests = self.registry.requests.lock().unwrap_or_else(PoisonError::into_inner);
         if let Entry::Occupied(mut entry) = requests.entry(self.client) {
             entry.get_mut().count -= 1;
@@ -311,8 +313,8 @@ impl Drop for RequestPermit {
 }
 
 impl RequestPermit {
-    /// Charges `bytes` to the client's account. Returns the time from which they may be sent, or `None` if they may be
-    /// sent now.
+    /// Charges `bytes` to the client's account. Returns the time at which the bytes may be sent, or `None` if that is
+    /// now.
     fn charge_bytes(&self, bytes: usize, now: Instant) -> Option<Instant> {
         let account = self.account.as_ref().filter(|_| self.bytes_per_second > 0)?;
         let time_for = |bytes: u64| {
@@ -326,7 +328,7 @@ impl RequestPermit {
     }
 }
 
-/// A body that is sent in chunks, each as soon as the rate limiter allows it.
+/// A body that is sent in chunks, no faster than the client's byte rate.
 struct RateLimitedBody {
     body: Body,
     /// Data of the inner body that has not been sent yet.
@@ -337,8 +339,8 @@ struct RateLimitedBody {
     permit: RequestPermit,
 }
 
-/// Wraps the body of a response, so that the permit is held until the body has been sent and the client's byte rate is
-/// not exceeded. A small body in memory frees the in-flight slot now.
+/// Wraps the body of a response, so that the permit is held until the body has been sent at the client's byte rate.
+/// Frees the in-flight slot now if the body is small and in memory.
 pub(crate) fn hold_until_sent(mut permit: RequestPermit, response: Response<Body>) -> Response<Body> {
     // A body that is produced while it is sent has no exact size.
     let size = http_body::Body::size_hint(response.body()).exact();
@@ -405,7 +407,7 @@ mod tests {
     use http_body_util::BodyExt;
 
     use super::*;
-    use crate::config::{ClientsConfig, RequiredContainers};
+    use crate::config::{ClientsConfig, Config};
 
     struct TestLimiter {
         options: HttpOptions,
@@ -423,25 +425,8 @@ mod tests {
     }
 
     fn new_limiter(concurrent_requests: usize, bytes_per_second: u64, burst: u64) -> TestLimiter {
-        let options = HttpOptions {
-            base_path: String::new(),
-            trusted_proxies: Vec::new(),
-            request_timeout: Duration::from_secs(10),
-            required_containers: RequiredContainers::All,
-            concurrent_requests: 16,
-            cors_origins: Vec::new(),
-            compress_slices: false,
-            cors_credentials: false,
-            cors_private_network: false,
-            access_control: None,
-            frame_ancestors: Vec::new(),
-            client_limits: ClientsConfig { connections: 0, concurrent_requests, bytes_per_second, burst },
-            budget_wait: Duration::from_secs(10),
-            is_https: false,
-            hsts: None,
-            viewer: None,
-            document_runtime: None,
-        };
+        let client_limits = ClientsConfig { connections: 0, concurrent_requests, bytes_per_second, burst };
+        let options = HttpOptions { concurrent_requests: 16, client_limits, ..HttpOptions::new(&Config::default()) };
         TestLimiter { options, registry: Arc::default() }
     }
 

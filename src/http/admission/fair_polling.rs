@@ -17,17 +17,17 @@ use tokio::runtime::{Handle, RuntimeFlavor};
 
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore};
 
-/// Number of time slices per round. A request of another client waits for at most as many milliseconds.
+/// Number of time slices per round. A slice is a millisecond, so a request of another client waits for at most 32 ms.
 const SLICES_PER_ROUND: usize = 32;
 
-/// Work after which a time slice is used up. Requests that need less work share a time slice, because waiting for one
-/// makes a request half as expensive again.
+/// Length of a time slice. Requests that need less time share a slice, because waiting for a slice of its own would
+/// make a short request half as expensive again.
 const TIME_SLICE: Duration = Duration::from_millis(1);
 
 /// Work of the current round.
 #[derive(Debug, Default)]
 struct PollRound {
-    /// Time slices that are used up. The end of the round returns them.
+    /// Time slices that are used up, and are given back at the end of the round.
     spent_slices: Vec<FairPermit>,
     /// Work of requests since the last time slice was used up.
     slice_elapsed: Duration,
@@ -80,13 +80,13 @@ fn charge_slice(round: &Arc<Mutex<PollRound>>, time_slice: FairPermit, elapsed: 
         };
         (!std::mem::replace(&mut round.is_end_scheduled, true), returned)
     };
-    // Dropped outside the lock, because it wakes other requests.
+    // Dropped outside the lock, because the drop wakes other requests.
     drop(returned);
     if is_first {
         // Ends the round, even if the runtime ends before the task has run.
         let end_guard = scopeguard::guard(Arc::clone(round), |round| {
             let ended = std::mem::take(&mut *round.lock().unwrap_or_else(PoisonError::into_inner));
-            // Dropped outside the lock, because it wakes other requests.
+            // Dropped outside the lock, because the drop wakes other requests.
             drop(ended);
         });
         // A new task runs after all that are ready now.
@@ -103,7 +103,7 @@ mod tests {
 
     use super::*;
 
-    /// Starts `count` requests of a client. Each adds the client's number to `finished` when it is done.
+    /// Starts `count` requests of a client. Each pushes the client's number to `finished` at its end.
     fn spawn_requests(client: u64, count: usize, finished: &Arc<Mutex<Vec<u64>>>) -> Vec<JoinHandle<()>> {
         let request = |finished: Arc<Mutex<Vec<u64>>>| {
             tokio::spawn(poll_fairly(ClientId::new(client), async move {

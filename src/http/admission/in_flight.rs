@@ -1,9 +1,9 @@
-//! Admission control: `limits.concurrent_requests` requests are in flight at once. Up to a quarter more are admitted
-//! for light clients, which have few requests in flight. For clients that have none, up to twice the limit are
-//! admitted. Other requests wait in one queue per client, and clients take turns.
+//! Admission control: at most `limits.concurrent_requests` requests are in flight at once. A quarter more slots are
+//! spare. They are for light clients, which have few requests in flight. A client without requests in flight is
+//! admitted up to twice the limit. Other requests wait in one queue per client, and clients take turns.
 //!
-//! The response to a request that is rejected because there are too many is delayed a little. Clients that retry at
-//! once, however often, then leave the cores to other clients.
+//! A request is rejected if there are too many, and the response is delayed a little. Clients that retry at once,
+//! however often, then leave the cores to other clients.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,29 +18,31 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 use crate::telemetry::trace;
 
-/// Divisor of `limits.concurrent_requests` that gives the number of spare slots, which are for light clients.
+/// Number of spare slots, which are for light clients: `limits.concurrent_requests` divided by this.
 const SPARE_DIVISOR: usize = 4;
 
-/// Divisor of `limits.concurrent_requests`; a client with fewer requests in flight than the result is a light client.
+/// A light client has fewer requests in flight than `limits.concurrent_requests` divided by this.
 const LIGHT_CLIENT_DIVISOR: usize = 16;
 
-/// Minimum delay of a rejection. A connection gets at most four rejections per second for each request that it may have
-/// in flight. The delay is short compared with the second of `Retry-After`.
+/// Minimum delay of the response to a rejected request. A connection whose client retries at once then gets at most
+/// four rejections per second for each request that it may have in flight. The delay is short compared with the second
+/// of `Retry-After`.
 const MIN_DELAY: Duration = Duration::from_millis(250);
 
-/// Delay per pending rejection. All connections together get 500 rejections per second, unless that would delay one by
-/// more than [`MAX_DELAY`]. Four times as many rejections, on 640 connections, took a tenth of a core or more.
+/// Delay that each waiting rejection adds. All clients together then get at most 500 rejections per second, unless
+/// [`MAX_DELAY`] is reached. At four times that rate, rejections on 640 connections took a tenth of a core or more.
 const DELAY_PER_PENDING: Duration = Duration::from_millis(2);
 
-/// Interval at which rejections are sent in batches. Sending each one alone would interrupt the work on a core.
+/// Interval at which rejections are sent in batches. If each were sent alone, it would interrupt other work on the
+/// core.
 const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Maximum delay of a rejection.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
-/// Returns the number of requests in flight below which a client may take a spare slot. The number is at most that of
-/// the spare slots left, so that the first clients leave some for the next. Once none is left, clients without requests
-/// in flight may have one each, up to twice the limit.
+/// Returns the number of requests in flight up to which a client may take spare slots. The number is at most that of
+/// the spare slots left, so that the first clients leave some for the next. Once no spare slot is left, each client
+/// without requests in flight may have one, up to twice the limit.
 fn light_client_limit(limit: usize, in_flight: usize) -> usize {
     match limit.saturating_add(limit / SPARE_DIVISOR).saturating_sub(in_flight) {
         0 => usize::from(in_flight < limit.saturating_mul(2)),
@@ -62,7 +64,7 @@ pub(crate) struct AdmissionController {
     in_flight: AtomicUsize,
     /// Number of requests that wait in `queues`.
     waiting: AtomicUsize,
-    /// Value of `limits.concurrent_requests` for the last request that waited.
+    /// Maximum number of requests in flight: `limits.concurrent_requests` when a request last began to wait.
     limit: AtomicUsize,
     queues: Mutex<VecDeque<ClientWaitQueue>>,
 }
@@ -109,8 +111,14 @@ impl AdmissionController {
         timeout: Duration,
     ) -> Option<InFlightGuard> {
         let (sender, receiver) = oneshot::channel();
-        self.limit.store(limit, Ordering::SeqCst);
-        let _waiting = self.enqueue(client, client_in_flight, sender);
+        let _waiting = {
+            let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
+            self.limit.store(limit, Ordering::SeqCst);
+            enqueue(&mut queues, client, client_in_flight, sender);
+            // The waiter is counted before `admit_waiters` reads `in_flight`. A request that ends in between then
+            // admits the waiter.
+            count_until_dropped(&self.waiting)
+        };
         self.admit_waiters();
         let wait_timer = QueueWaitTimer::begin(QueueLabel::Request);
         let admitted = tokio::time::timeout(timeout, receiver).await.ok().and_then(Result::ok);
@@ -118,43 +126,17 @@ impl AdmissionController {
         admitted
     }
 
-    /// Appends a waiter to the queue of its client, and counts it as waiting until the guard is dropped.
-    fn enqueue(
-        &self,
-        client: ClientId,
-        client_in_flight: &Arc<AtomicUsize>,
-        waiter: oneshot::Sender<InFlightGuard>,
-    ) -> ScopeGuard<usize, impl FnOnce(usize)> {
-        let client_in_flight = Arc::clone(client_in_flight);
-        let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(queue) = queues.iter_mut().find(|queue| queue.client == client) {
-            // Abandoned requests must not pile up.
-            if queue.waiters.len() == queue.waiters.capacity() {
-                queue.waiters.retain(|waiter| !waiter.is_closed());
-            }
-            queue.waiters.push_back(waiter);
-            // The registry forgets a client without requests, and gives it a new counter when it returns.
-            queue.client_in_flight = client_in_flight;
-        } else {
-            queues.retain(|queue| queue.waiters.iter().any(|waiter| !waiter.is_closed()));
-            queues.push_back(ClientWaitQueue { client, client_in_flight, waiters: VecDeque::from([waiter]) });
-        }
-        // The waiter is counted before `admit_waiters` reads `in_flight`, so that a request that ends in between admits
-        // the waiter.
-        count_until_dropped(&self.waiting)
-    }
-
     /// Admits the waiting requests whose turn it is.
     fn admit_waiters(self: &Arc<Self>) {
         while self.waiting.load(Ordering::SeqCst) > 0 {
             let Some((waiter, guard)) = self.take_next_waiter() else { return };
-            // If the waiter gives up at this moment, dropping the guard passes the slot on.
+            // If the waiter gives up at this moment, the guard is dropped, and its slot goes to another waiter.
             drop(waiter.send(guard));
         }
     }
 
-    /// Removes the next waiter whose turn it is from its queue, and takes a slot for it. Returns `None` if there is no
-    /// such waiter or no slot for one.
+    /// Removes the waiter whose turn it is from its queue, and takes a slot for it. Returns `None` if no waiter may
+    /// have a slot.
     fn take_next_waiter(self: &Arc<Self>) -> Option<(oneshot::Sender<InFlightGuard>, InFlightGuard)> {
         let mut queues = self.queues.lock().unwrap_or_else(PoisonError::into_inner);
         loop {
@@ -182,6 +164,28 @@ impl AdmissionController {
     }
 }
 
+/// Appends a waiter to the queue of its client.
+fn enqueue(
+    queues: &mut VecDeque<ClientWaitQueue>,
+    client: ClientId,
+    client_in_flight: &Arc<AtomicUsize>,
+    waiter: oneshot::Sender<InFlightGuard>,
+) {
+    let client_in_flight = Arc::clone(client_in_flight);
+    if let Some(queue) = queues.iter_mut().find(|queue| queue.client == client) {
+        // Removes abandoned requests, which would otherwise pile up.
+        if queue.waiters.len() == queue.waiters.capacity() {
+            queue.waiters.retain(|waiter| !waiter.is_closed());
+        }
+        queue.waiters.push_back(waiter);
+        // The registry forgets a client without requests, and gives the client a new counter at its next request.
+        queue.client_in_flight = client_in_flight;
+    } else {
+        queues.retain(|queue| queue.waiters.iter().any(|waiter| !waiter.is_closed()));
+        queues.push_back(ClientWaitQueue { client, client_in_flight, waiters: VecDeque::from([waiter]) });
+    }
+}
+
 /// Guard of one request in flight, which frees the slot on drop. Problems, responses of operations and small responses
 /// in memory are sent without a guard, so that a client that does not read them occupies no slot.
 #[derive(Debug)]
@@ -198,8 +202,8 @@ impl Drop for InFlightGuard {
     }
 }
 
-/// Waits until a rejection may be sent. `pending` counts the rejections that wait. They are sent a whole number of
-/// [`BATCH_INTERVAL`]s after `epoch`.
+/// Waits until the response to a rejected request may be sent. `pending` is the counter of rejected requests whose
+/// responses wait. Responses are sent in batches, at multiples of [`BATCH_INTERVAL`] after `epoch`.
 pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
     let pending_before = count_until_dropped(pending);
     let wait_timer = QueueWaitTimer::begin(QueueLabel::Refused);
@@ -207,14 +211,14 @@ pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
     trace::finish_wait(wait_timer);
 }
 
-/// Returns the time at which to send a rejection of `now` that is delayed by at least `min_delay`: a whole number of
-/// [`BATCH_INTERVAL`]s after `epoch`.
+/// Returns the time at which to send the response to a request that is rejected at `now`: the first multiple of
+/// [`BATCH_INTERVAL`] after `epoch` that is later than `now` and `min_delay`.
 fn release_time(epoch: Instant, now: Instant, min_delay: Duration) -> Instant {
     let intervals = (now.duration_since(epoch) + min_delay).as_millis() / BATCH_INTERVAL.as_millis() + 1;
     epoch + BATCH_INTERVAL.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX))
 }
 
-/// Returns the minimum delay of a rejection while `pending` other rejections wait.
+/// Returns the minimum delay of the response to a rejected request while `pending` other responses are delayed.
 fn delay_for(pending: usize) -> Duration {
     DELAY_PER_PENDING.saturating_mul(u32::try_from(pending).unwrap_or(u32::MAX)).clamp(MIN_DELAY, MAX_DELAY)
 }
@@ -241,7 +245,7 @@ mod tests {
         let _running: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &busy_client)).collect();
         let _others: Vec<_> = std::iter::from_fn(|| controller.try_admit(2, &Arc::<AtomicUsize>::default())).collect();
         let client = ClientId::new(1);
-        // This request has given up; its entry stays in the queue until a slot is free.
+        // This request has given up. Its entry stays in the queue until a slot is free.
         assert!(controller.wait(client, &first_counter, 2, TIMEOUT).now_or_never().is_none());
         let mut waiting = Box::pin(controller.wait(client, &second_counter, 2, TIMEOUT));
         assert!(waiting.as_mut().now_or_never().is_none());
@@ -263,7 +267,7 @@ mod tests {
     async fn clients_take_turns_and_all_slots_are_freed() {
         let controller = Arc::<AdmissionController>::default();
         let counters: Vec<Arc<AtomicUsize>> = (0..4).map(|_| Arc::<AtomicUsize>::default()).collect();
-        // Each client has a request in flight; a client without one would be admitted at once.
+        // Each client has a request in flight, because a client without one would be admitted at once.
         let guards: Vec<_> = counters[1..].iter().map(|counter| controller.try_admit(4, counter).unwrap()).collect();
         let mut running: Vec<_> = std::iter::from_fn(|| controller.try_admit(4, &counters[0])).collect();
         assert!(controller.try_admit(4, &counters[1]).is_none());

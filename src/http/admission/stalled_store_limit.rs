@@ -18,12 +18,12 @@ use crate::telemetry::metrics::{self, ShedReason};
 /// Interval at which a waiting request checks whether it must give up.
 const CHECK_INTERVAL: Duration = Duration::from_millis(250);
 
-/// Smallest divisor of `limits.concurrent_requests` that gives the number of requests that may wait for one stalled
-/// container. With more than two containers the divisor is twice their number. Requests that wait for stalled
-/// containers then leave half of the limit free.
+/// Requests that wait for one stalled container take at most `limits.concurrent_requests` divided by this, or by twice
+/// the number of containers if that is larger. Requests that wait for stalled containers therefore leave at least half
+/// of the limit free.
 const STALLED_SHARE_DIVISOR: usize = 4;
 
-/// Limits the requests that wait for each container with stalled storage. Requests that need not wait are not counted.
+/// Limits the requests that wait for a container whose storage is stalled. Requests that need not wait are not counted.
 pub(crate) struct StalledStoreLimit {
     per_container: Vec<Mutex<ContainerWaiters>>,
     max_waiting: usize,
@@ -32,7 +32,7 @@ pub(crate) struct StalledStoreLimit {
 #[derive(Default)]
 struct ContainerWaiters {
     total: usize,
-    /// Number of waiting requests of each client that has at least one.
+    /// Number of waiting requests of each client. Clients without waiting requests have no entry.
     per_client: HashMap<ClientId, usize>,
 }
 

@@ -21,7 +21,7 @@ pub(crate) enum IndexItem {
         /// Distance between positions, at least 1.
         step: u64,
     },
-    /// `...`: as many full slices as there are axes left.
+    /// `...`: full slices along all axes for which there is no other item.
     Ellipsis,
 }
 
@@ -30,9 +30,9 @@ const FULL_SLICE: IndexItem = IndexItem::Slice { start: None, stop: None, step: 
 /// The samples that a query selects in a known dataset.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Selection {
-    /// Region with all axes of the dataset. It leaves the dataset only with `outside=zero`.
+    /// Region with all axes of the dataset. It extends beyond the dataset only with `outside=zero`.
     pub region: Region,
-    /// Axes of the result in ascending order: those that no integer of `select` drops.
+    /// Axes of the result in ascending order. An integer in `select` drops its axis.
     pub kept_axes: SmallVec<[usize; 6]>,
 }
 
@@ -42,7 +42,7 @@ impl Selection {
         self.kept(self.region.shape())
     }
 
-    /// Returns a shape with all axes of the dataset without the dropped ones.
+    /// Returns the sizes along the kept axes. `shape` has a size for every axis of the dataset.
     pub(crate) fn kept(&self, shape: &[u64]) -> Coords {
         self.kept_axes.iter().filter_map(|axis| shape.get(*axis).copied()).collect()
     }
@@ -103,30 +103,20 @@ fn trim(text: &str) -> &str {
 
 /// Returns the samples that `items` select from a dataset of `dimensions`.
 ///
-/// As in NumPy, axes without an item are full. Slices are clipped to the axis, positions are not.
+/// As in NumPy, axes without an item are selected whole, and slices are clipped to their axis. A position outside its
+/// axis is an error.
 ///
 /// # Errors
 /// A message to the client if the index does not fit the dataset.
 pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, String> {
-    let item_count = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
-    let Some(full_axes) = dimensions.len().checked_sub(item_count) else {
-        return Err(wrong_rank("select", item_count, dimensions));
-    };
-    let ellipsis_index = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
-    let (before, after) = items.split_at_checked(ellipsis_index).unwrap_or((items, &[]));
-    let items = before.iter().chain(std::iter::repeat_n(&FULL_SLICE, full_axes)).chain(after.iter().skip(1));
     let mut starts = SignedCoords::new();
     let mut shape = Coords::new();
     let mut steps = Coords::new();
     let mut kept_axes = SmallVec::new();
-    for (axis, (item, size)) in items.zip(dimensions).enumerate() {
-        let wrap = |position: i64| {
-            let position = i128::from(position);
-            if position < 0 { position.saturating_add((*size).into()) } else { position }
-        };
+    for (axis, (item, size)) in expand(items, dimensions)?.zip(dimensions).enumerate() {
         let (start, stop, step) = match item {
             IndexItem::Position(position) => {
-                let start = i64::try_from(wrap(*position)).ok();
+                let start = i64::try_from(from_start(*position, *size)).ok();
                 let start = start.filter(|start| *start >= 0 && start.unsigned_abs() < *size).ok_or_else(|| {
                     format!("select requests position {position} along axis {axis}, which has {size}")
                 })?;
@@ -138,7 +128,7 @@ pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<Selecti
             IndexItem::Slice { start, stop, step } => (*start, *stop, *step),
             IndexItem::Ellipsis => (None, None, 1),
         };
-        let clip = |position: i64| u64::try_from(wrap(position)).unwrap_or(0).min(*size);
+        let clip = |position: i64| u64::try_from(from_start(position, *size)).unwrap_or(0).min(*size);
         let start = start.map_or(0, clip);
         starts.push(i64::try_from(start).unwrap_or(i64::MAX));
         shape.push(stop.map_or(*size, clip).saturating_sub(start).div_ceil(step.max(1)));
@@ -149,13 +139,30 @@ pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<Selecti
     Ok(Selection { region, kept_axes })
 }
 
+/// Returns one item for each axis: full slices take the place of `...`, or follow the items if there is no `...`.
+fn expand<'a>(items: &'a [IndexItem], dimensions: &[u64]) -> Result<impl Iterator<Item = &'a IndexItem>, String> {
+    let item_count = items.iter().filter(|item| **item != IndexItem::Ellipsis).count();
+    let Some(full_axes) = dimensions.len().checked_sub(item_count) else {
+        return Err(wrong_rank("select", item_count, dimensions));
+    };
+    let ellipsis_index = items.iter().position(|item| *item == IndexItem::Ellipsis).unwrap_or(items.len());
+    let (before, after) = items.split_at_checked(ellipsis_index).unwrap_or((items, &[]));
+    Ok(before.iter().chain(std::iter::repeat_n(&FULL_SLICE, full_axes)).chain(after.iter().skip(1)))
+}
+
+/// Returns a position counted from the start of an axis of `size`; a negative `position` counts from the end.
+fn from_start(position: i64, size: u64) -> i128 {
+    let position = i128::from(position);
+    if position < 0 { position.saturating_add(size.into()) } else { position }
+}
+
 #[cfg(test)]
 mod tests {
     use proptest::prelude::*;
 
     use super::*;
 
-    /// Positions selected along each axis, and whether the axis is dropped.
+    /// For each axis, the selected positions, and true if the axis is dropped.
     type SelectedPositions = Vec<(Vec<u64>, bool)>;
 
     fn selected(text: &str, dimensions: &[u64]) -> SelectedPositions {

@@ -1,4 +1,4 @@
-//! Query strings: of routes that ignore unknown parameters, and of routes that refuse them.
+//! Parsing of query strings. Some routes ignore unknown parameters, others refuse them.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
@@ -64,7 +64,7 @@ pub(crate) fn unknown_value(parameter: &str, value: &str, known: &[&'static str]
     Problem::invalid_parameter(parameter, detail).with_member("known", known)
 }
 
-/// Returns the message that `count` numbers of a parameter do not fit a dataset of these dimensions.
+/// Returns the message for a parameter with `count` numbers if the dataset has another number of dimensions.
 pub(crate) fn wrong_rank(parameter: &str, count: usize, dimensions: &[u64]) -> String {
     let axes = if dimensions.len() == 1 { "axis" } else { "axes" };
     format!("{parameter} has {count} numbers, the dataset {dimensions:?} has {} {axes}", dimensions.len())
@@ -80,7 +80,7 @@ pub(crate) fn parse_integer(text: &str) -> Option<i64> {
     if is_negative { magnitude.checked_neg() } else { Some(magnitude) }
 }
 
-/// Parses comma-separated integers. An empty text is an empty list, as rank 0 has.
+/// Parses comma-separated integers. An empty text is an empty list, which is valid for a dataset of rank 0.
 pub(crate) fn parse_integers(parameter: &'static str, text: &str, is_signed: bool) -> Result<Vec<i64>, Problem> {
     if text.is_empty() {
         return Ok(Vec::new());

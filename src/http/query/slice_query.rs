@@ -1,6 +1,6 @@
 //! Query string of a slice: its syntax, and the region that it selects in a dataset of known dimensions.
 //!
-//! Nothing here reads a dataset. All axes are in N5 order.
+//! This file reads no dataset. All axes are in N5 order.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing, clippy::arithmetic_side_effects))]
 
 use std::collections::BTreeMap;
@@ -26,7 +26,7 @@ pub(crate) struct SliceQuery {
     selector: SampleSelector,
     /// Value of `order`.
     pub order: AxisOrder,
-    /// `dtype`: type that the elements are converted to, which is one that can be decoded.
+    /// `dtype`: data type to which the elements are converted. Blocks of this type can be decoded.
     pub data_type: Option<DataType>,
     /// `format`, not yet looked up.
     pub format: Option<String>,
@@ -53,7 +53,7 @@ enum SampleSelector {
     Index(Vec<IndexItem>),
 }
 
-/// Treatment of a region that leaves the dataset.
+/// What to do with a region that extends beyond the dataset: the parameter `outside`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OutsidePolicy {
     Error,
@@ -84,34 +84,22 @@ impl SliceQuery {
 
     /// Returns the samples that this query selects in a dataset of `dimensions`.
     ///
-    /// With `outside=clip` the region is the part inside the dataset, on the same lattice: it starts at the first
-    /// sample inside. It is empty if the region lies wholly outside. A `start` beyond the dataset without an end is
-    /// empty, too, unless `outside` is `error`.
+    /// With `outside=clip`, the samples outside the dataset are left out. The region starts at the first sample inside,
+    /// and is empty if all samples are outside. Without an end, a region that starts beyond the dataset is empty,
+    /// unless `outside` is `error`.
     ///
     /// # Errors
-    /// 400 `out-of-bounds` if the rank differs, or if samples lie outside and that is not allowed; 400
-    /// `invalid-parameter` if a region ends before it starts.
+    /// 400 `out-of-bounds` if the rank differs, or if samples lie outside the dataset although `outside` is `error`.
+    /// 400 `invalid-parameter` if a region ends before it starts.
     pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, Problem> {
         let (start, stop, size, step, outside) = match &self.selector {
-            SampleSelector::Index(items) if items.is_empty() && !dimensions.is_empty() => {
-                return Err(Problem::invalid_parameter("select", "select is empty; ... selects everything"));
-            }
-            SampleSelector::Index(items) => {
-                return numpy_index::resolve(items, dimensions).map_err(|detail| out_of_bounds(detail, dimensions));
-            }
+            SampleSelector::Index(items) => return select_by_index(items, dimensions),
             SampleSelector::Box { start, stop, size, step, outside } => (start, stop, size, step, outside),
         };
-        let lengths = [
-            ("start", start.as_ref().map(Vec::len)),
-            ("stop", stop.as_ref().map(Vec::len)),
-            ("size", size.as_ref().map(Vec::len)),
-            ("step", step.as_ref().map(Vec::len)),
-        ];
-        for (parameter, length) in lengths {
-            if let Some(count) = length.filter(|length| *length != dimensions.len()) {
-                return Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions));
-            }
-        }
+        check_rank("start", start.as_deref(), dimensions)?;
+        check_rank("stop", stop.as_deref(), dimensions)?;
+        check_rank("size", size.as_deref(), dimensions)?;
+        check_rank("step", step.as_deref(), dimensions)?;
         let mut starts = SignedCoords::new();
         let mut shape = Coords::new();
         let mut steps = Coords::new();
@@ -124,7 +112,8 @@ impl SliceQuery {
             let step = step.as_ref().and_then(|list| list.get(axis)).copied().unwrap_or(1).max(1);
             let bounded = bound_range(start, stop, step, *outside, (axis, dimensions))?;
             let length = u64::try_from(bounded.end.saturating_sub(bounded.start).max(0)).unwrap_or(u64::MAX);
-            // This never saturates: a given start was parsed as an `i64`, and a computed one is at most the dimension.
+            // The conversion never fails: a start in the query is an `i64`, and a computed start is at most the
+            // dimension.
             starts.push(i64::try_from(bounded.start).unwrap_or(i64::MAX));
             shape.push(length.div_ceil(step));
             steps.push(step);
@@ -182,8 +171,24 @@ impl SampleSelector {
     }
 }
 
-/// Applies `outside` to a range along an axis of a dataset. Without a `stop`, the range ends where the dataset does, or
-/// is empty if it starts beyond that.
+/// Returns the samples that the parameter `select` selects in a dataset of `dimensions`.
+fn select_by_index(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, Problem> {
+    if items.is_empty() && !dimensions.is_empty() {
+        return Err(Problem::invalid_parameter("select", "select is empty; ... selects everything"));
+    }
+    numpy_index::resolve(items, dimensions).map_err(|detail| out_of_bounds(detail, dimensions))
+}
+
+/// Checks that the list of a parameter, if there is one, has a value for each axis.
+fn check_rank<T>(parameter: &str, list: Option<&[T]>, dimensions: &[u64]) -> Result<(), Problem> {
+    match list.map(<[T]>::len).filter(|count| *count != dimensions.len()) {
+        None => Ok(()),
+        Some(count) => Err(out_of_bounds(wrong_rank(parameter, count, dimensions), dimensions)),
+    }
+}
+
+/// Applies `outside` to a range along an axis of a dataset. Without a `stop`, the range ends where the dataset ends. It
+/// is then empty if it starts beyond that.
 ///
 /// # Errors
 /// As for [`SliceQuery::select`].

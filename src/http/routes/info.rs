@@ -10,11 +10,11 @@ use crate::view::{self, LoadedNode};
 use n5_format::JsonObjectBuilder;
 use n5_metadata::{Description, NeuroglancerSource, Node, NodeKind};
 
-/// Maximum length of attributes that the response repeats in the TensorStore spec. Longer attributes are in the
-/// response only once: the spec then has only the attributes that TensorStore interprets.
+/// Maximum length of attributes that are repeated in the TensorStore spec. If they are longer, the spec has only the
+/// attributes that TensorStore interprets, so that the response contains the others only once.
 const MAX_REPEATED_BYTES: usize = 1 << 20;
 
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let Some((mount, key)) = context.locate(&context.target.segments)? else {
         // The common root of the containers is a group without attributes.
         let no_attributes = (JsonObjectBuilder::default(), JsonObjectBuilder::default());
@@ -33,13 +33,14 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
     } else {
         JsonObjectBuilder::default()
     };
-    // Never immutable: the document depends on the server's release and on everything around the directory.
+    // The response is never immutable, because it depends on the server's release and on the groups around the
+    // directory.
     let cache_control = mount.missing_cache_control.clone();
     document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
 }
 
-/// Returns the document about the directory `loaded`. The pair holds copies of its attributes: all of them, and those
-/// that a TensorStore spec repeats.
+/// Returns the response about the directory `loaded`. The pair holds copies of all its attributes, and of those that
+/// the TensorStore spec repeats.
 fn document(
     context: &RequestContext<'_>,
     path: &str,
@@ -51,15 +52,11 @@ fn document(
     let mut description = n5_metadata::describe(&node);
     description.problems.extend(problems.into_iter().map(n5_metadata::MetadataProblem::from));
     let base = forwarded::public_base_url(context.parts, context.peer, context.presented, &context.app.options);
-    let encoded_path =
-        path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
-    let urls = urls(&base, &encoded_path, &node, &description);
-    let tensorstore = description.tensorstore.take().map(|tensorstore| {
-        let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
-        let prefix = base.strip_prefix(&origin).unwrap_or_default();
-        let kvstore = n5_metadata::http_kvstore(&origin, &format!("{prefix}/n5/{path}"));
-        tensorstore.to_object_text(&kvstore, &tensorstore_attributes)
-    });
+    let urls = urls(&base, path, &node, &description);
+    let tensorstore = description
+        .tensorstore
+        .take()
+        .map(|tensorstore| tensorstore.to_object_text(&kvstore(&base, path), &tensorstore_attributes));
     let mut members = match serde_json::to_value(&description) {
         Ok(Value::Object(members)) => members,
         _ => serde_json::Map::new(),
@@ -80,8 +77,17 @@ fn document(
     entity.respond(context.parts, respond::text_bytes(object.into_text(), memory))
 }
 
-/// Returns the URLs of the directory at every endpoint, and in every view that shows it.
-fn urls(base: &str, encoded_path: &str, node: &Node, description: &Description) -> Value {
+/// Returns the member `kvstore` of a TensorStore spec for the directory at `path`. `base` is the URL of this server.
+fn kvstore(base: &str, path: &str) -> Value {
+    let origin = base.splitn(4, '/').take(3).collect::<Vec<_>>().join("/");
+    let prefix = base.strip_prefix(&origin).unwrap_or_default();
+    n5_metadata::http_kvstore(&origin, &format!("{prefix}/n5/{path}"))
+}
+
+/// Returns the URLs of a directory: one for each endpoint, and one for each view that can present the directory.
+fn urls(base: &str, path: &str, node: &Node, description: &Description) -> Value {
+    let encoded_path =
+        path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
     let slash = if encoded_path.is_empty() { "" } else { "/" };
     let directory_url = |prefix: &str| format!("{base}/{prefix}/{encoded_path}{slash}");
     let mut urls = json!({

@@ -1,4 +1,4 @@
-//! Directory listings: JSON, or an HTML page for people and for the parsers of three programs.
+//! Directory listings: as JSON, or as an HTML page for browsers and for the parsers of three programs.
 
 use std::borrow::Cow;
 use std::fmt::Write;
@@ -26,14 +26,14 @@ const MAX_PAGE_ENTRIES: usize = 10_000;
 /// Memory for the entries of a page of [`MAX_PAGE_ENTRIES`] entries, and for the text that is rendered from them.
 const PAGE_BYTES: u64 = 8 << 20;
 
-/// Memory for the first read of a directory if not even a small permit is free. The smallest responses take as much,
-/// and hardly ever have to wait for it.
+/// Memory for the first read of a directory if not even a small permit is free. A request hardly ever waits for so
+/// little memory, because the smallest responses take as much.
 const MIN_LISTING_BYTES: u64 = 32 << 10;
 
-/// Memory per container in the list of containers, in addition to its name, and for the page around them.
+/// Memory for each entry in the list of containers, in addition to its name. The page around the list takes as much.
 const MOUNT_BYTES: usize = 1 << 10;
 
-/// Returns the list of containers of a server with several.
+/// Returns the list of containers. Only a server with several containers has such a list.
 pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
     let mut entries: Vec<DirectoryEntry> = context
         .app
@@ -54,7 +54,7 @@ pub(crate) async fn of_mounts(context: &RequestContext<'_>) -> HandlerResult {
         .respond(context, memory)
 }
 
-/// Returns the listing of a group or dataset. In a view, its `documents` take the place of `attributes.json`, and
+/// Returns the listing of a group or dataset. In a view, the view's `documents` are listed instead of stored files, and
 /// blocks are not listed.
 pub(crate) async fn of_directory(
     context: &RequestContext<'_>,
@@ -71,7 +71,7 @@ pub(crate) async fn of_directory(
     if let Some(documents) = documents {
         replace_files(&mut page, documents, query.after.as_deref());
     }
-    // Never immutable: groups and datasets may be added.
+    // The response is never immutable, because groups and datasets may be added.
     let cache_control = mount.missing_cache_control.clone();
     ListingPage { path: mount.path_of(key), page, query, cache_control }.respond(context, memory)
 }
@@ -79,8 +79,8 @@ pub(crate) async fn of_directory(
 /// Reads a page of the entries of a directory, and returns it with its memory permit. If `limits.slice_budget` is
 /// small, pages have fewer entries.
 ///
-/// If the memory for a whole page is not free, a small permit is taken first, which is enough for a directory with few
-/// entries. Small permits need not wait for slow clients. The smaller the permit, the shorter the wait.
+/// If the memory for a whole page is not free, a small permit is taken first. It is enough for a directory with few
+/// entries, and does not wait for slow clients.
 async fn read_page(
     context: &RequestContext<'_>,
     mount: &Mount,
@@ -112,12 +112,13 @@ async fn read_page(
         return Ok((page, memory));
     }
     drop((page, memory));
-    // The directory has more entries than fit into the small permit, and is read once more.
+    // The directory has more entries than fit into the small permit, so it is read again.
     let memory = container.reserve_memory(full_bytes).await?;
     Ok((read_entries(full_bytes).await?, memory))
 }
 
-/// Replaces the files of a page by those of `documents` that sort after `after` and not after the page.
+/// Replaces the files on a page by the names in `documents` that belong on this page: those after `after`, and before
+/// the next page.
 fn replace_files(page: &mut DirectoryPage, documents: &[String], after: Option<&str>) {
     page.entries.retain(|entry| entry.kind != EntryKind::File);
     let last_name = page.entries.last().map(|entry| entry.name.clone()).filter(|_| page.has_more);
@@ -128,12 +129,12 @@ fn replace_files(page: &mut DirectoryPage, documents: &[String], after: Option<&
     page.entries.sort_by(|a, b| a.name.cmp(&b.name));
 }
 
-/// Query parameters of a listing. Unknown ones are ignored, because clients add their own.
+/// Query parameters of a listing. Unknown parameters are ignored, because clients add parameters of their own.
 struct ListingQuery {
     is_html: bool,
-    /// `after`: entries after this name.
+    /// `after`: the name after which the page begins.
     after: Option<String>,
-    /// `blocks`: directories and files of blocks are listed, too.
+    /// `blocks`: true if directories and files of blocks are listed.
     with_blocks: bool,
 }
 
@@ -178,9 +179,9 @@ impl ListingQuery {
     }
 }
 
-/// Returns a redirect for a person whose URL has the token in the query. It leads to the same page below a path with
-/// the token, because relative links of the page then repeat the token. Programs add the token to each URL themselves,
-/// and get the listing directly.
+/// Returns a redirect if a browser requests a page by a URL with a token in the query. The redirect leads to the same
+/// page below `/token/TOKEN/`, so that the relative links of the page repeat the token. Programs add the token to each
+/// URL themselves, and get the listing at once.
 fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option<Response<Body>> {
     let token = context.presented.query_token.as_deref().filter(|_| is_html)?;
     if !context.list_header(&ACCEPT)?.contains("text/html") {
@@ -188,7 +189,7 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
     }
     let inner = context.parts.uri.path().strip_prefix(context.app.options.base_path.as_str())?.trim_start_matches('/');
     let query = context.parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-    // If the path has a token already, the relative root is the root below that token.
+    // If the path begins with a token, too, the new token follows it in the location.
     let token = format!("token/{}/", route::encode_segment(token));
     let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(context))).ok()?;
     Some(respond::redirect(StatusCode::SEE_OTHER, Some(location), "no-store"))
@@ -204,7 +205,8 @@ struct ListingPage {
 }
 
 impl ListingPage {
-    /// Renders the response, which holds `memory`, reduced to its length, until it has been sent.
+    /// Renders the response, whose body owns `memory`: the permit is reduced to the body's length, and freed when the
+    /// body has been sent.
     fn respond(self, context: &RequestContext<'_>, memory: MemoryPermit) -> HandlerResult {
         let (media_type, text) = if self.query.is_html {
             ("text/html; charset=utf-8", self.to_html(context))
@@ -241,8 +243,8 @@ impl ListingPage {
         format!("<?after={after}{blocks}{format}{token}>; rel=\"next\"")
     }
 
-    /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. The text is written entry by entry: a single JSON
-    /// value would take many times the memory.
+    /// Renders `{"path", "entries": [{"name", "kind"}], "next"}`. The text is written entry by entry, because a JSON
+    /// value of the whole page would take many times the memory.
     fn to_json(&self) -> String {
         let mut text = format!("{{\"path\":{},\"entries\":[", json!(self.path));
         for (index, entry) in self.page.entries.iter().enumerate() {
@@ -261,13 +263,13 @@ impl ListingPage {
 
     /// Renders the HTML page.
     ///
-    /// Its only `href="…">text` are the entries, one per line, so that Java N5, Neuroglancer and fsspec read the same
-    /// list (`n5:http/*.java`, `ng:html_directory_listing.ts`, `fsspec:http.py`). The links to styles and icon have an
-    /// attribute between `href` and `>`.
+    /// Java N5, Neuroglancer and fsspec find the entries by the pattern `href="…">text` (`n5:http/*.java`,
+    /// `ng:html_directory_listing.ts`, `fsspec:http.py`). Therefore only entries match it, one per line. The links to
+    /// styles and icon have an attribute between `href` and `>`.
     ///
-    /// `page/page.js` adds everything else that a person needs, from the attributes of `main`. `data-path` is the path
-    /// in the container. `data-base` leads from here to the server's root, whatever prefix a proxy strips.
-    /// `data-viewer` is present if `/viewer/` is served, and `data-token` if the page's URL has a token.
+    /// `page/page.js` completes the page from the attributes of `main`. `data-path` is the path in the container.
+    /// `data-base` leads from here to the server's root, whatever prefix a proxy strips. `data-viewer` is present if
+    /// `/viewer/` is served, and `data-token` if the page's URL has a token.
     fn to_html(&self, context: &RequestContext<'_>) -> String {
         let base = relative_root(context);
         let assets_url = format!("{base}viewer/page/");
@@ -309,7 +311,8 @@ impl ListingPage {
     }
 }
 
-/// Returns the reference from a directory's page to the root. It is relative because a proxy may strip or add a prefix.
+/// Returns the relative reference from a directory's page to the root. An absolute one would be wrong behind a proxy
+/// that strips or adds a prefix.
 fn relative_root(context: &RequestContext<'_>) -> String {
     let inner = context.parts.uri.path().strip_prefix(context.app.options.base_path.as_str()).unwrap_or_default();
     let depth = inner.matches('/').count().saturating_sub(1);

@@ -1,4 +1,4 @@
-//! The routes: one file for each kind of resource. The function `answer` of a file handles requests for the resource.
+//! The routes: one file for each kind of resource. The function `handle` of a file handles requests for its resource.
 
 pub(crate) mod info;
 pub(crate) mod listing;

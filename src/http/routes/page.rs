@@ -8,18 +8,19 @@ use crate::http::problem::Problem;
 use crate::http::request::RequestContext;
 use crate::http::respond::{Entity, HandlerResult};
 
-/// Content Security Policy of the page that `listing` renders: it loads from its own origin only.
+/// Content Security Policy of the page that `listing` renders. The page loads only from its own origin.
 pub(crate) const PAGE_CSP: &str = "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self' data: blob:; \
                                  connect-src 'self'; form-action 'self'; base-uri 'none'";
 
-/// Content Security Policy of the built Neuroglancer: it loads itself, and data from any host that a link names. Its
-/// decoders are WebAssembly, its workers start from blobs, and it sets styles on elements.
+/// Content Security Policy of the built Neuroglancer. Neuroglancer loads its own files, and data from any host that a
+/// link names. Its decoders are WebAssembly, its workers start from blobs, and it sets styles on elements.
 pub(crate) const VIEWER_CSP: &str = "default-src 'none'; script-src 'self' 'wasm-unsafe-eval'; worker-src 'self' blob:; \
                                         style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; font-src 'self' data:; \
                                         connect-src * data: blob:; form-action 'none'; base-uri 'none'; object-src 'none'";
 
 /// Adds the security headers of a document that a browser shows: what the document may load, and which pages may embed
-/// the document. `Referrer-Policy` keeps the document's address, which may contain a token, from being sent to others.
+/// the document. `Referrer-Policy` keeps the browser from sending the document's address, which may contain a token, to
+/// other servers.
 pub(crate) fn add_security_headers(headers: &mut HeaderMap, policy: &str, frame_ancestors: &[String]) {
     let ancestors = if frame_ancestors.is_empty() { "'none'".to_owned() } else { frame_ancestors.join(" ") };
     if let Ok(policy) = HeaderValue::from_str(&format!("{policy}; frame-ancestors {ancestors}")) {
@@ -67,20 +68,20 @@ fn media_type(name: &str) -> &'static str {
     }
 }
 
-/// Returns the weak entity tag of a text, which its compressed forms share.
+/// Returns the entity tag of a text. The tag is weak, because compressed forms of the text share it.
 fn etag(text: &str) -> String {
     format!("W/\"{:016x}\"", xxhash_rust::xxh3::xxh3_64(text.as_bytes()))
 }
 
 /// Handles `/viewer/page/{file}`; `path` holds the segments after `/viewer/page`.
-pub(crate) fn answer(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
+pub(crate) fn handle(context: &RequestContext<'_>, path: &[String]) -> HandlerResult {
     let [name] = path else { return Err(Problem::not_found()) };
     let text = find_asset(name).filter(|_| !context.target.has_trailing_slash).ok_or_else(Problem::not_found)?;
     asset_response(context.parts, name, text)
 }
 
-/// Returns the asset, or 304 if the client's copy is current. Clients revalidate it each time, so that scripts of two
-/// releases are never mixed.
+/// Returns the asset, or 304 if the client's copy is current. Clients revalidate each asset at every use, so that
+/// scripts of two releases are never mixed.
 fn asset_response(request: &Parts, name: &str, text: &'static str) -> HandlerResult {
     let entity = Entity::new(media_type(name), HeaderValue::from_static("no-cache"));
     let etag = Some(etag(text).into());

@@ -23,7 +23,7 @@ use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, Slic
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let query = SliceQuery::parse(context.parts.uri.query())?;
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;

@@ -83,7 +83,7 @@ struct SampledLevel {
 }
 
 /// Handles `GET /stats/{path}`.
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let query = StatsQuery::parse(context.parts.uri.query())?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let sampled = choose_level(context, mount, &key).await.map_err(|error| mount.problem(error))?;

@@ -14,12 +14,12 @@ use crate::http::{body, route};
 use crate::store::Key;
 
 /// Handles `GET /`, `/n5/` and every path below: returns an object, a listing, or a redirect to one.
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let target = context.target;
     let Some((mount, key)) = context.locate(&target.segments)? else {
         return if target.is_bare { Ok(context.redirect_to_slash()) } else { listing::of_mounts(context).await };
     };
-    // Neuroglancer probes for S3, and would take a listing in another format for one of S3.
+    // Neuroglancer uses this parameter to detect S3, and would take a listing of this server for one of S3.
     if target.has_trailing_slash && params::first_value(context.parts.uri.query(), "list-type").is_some() {
         return Err(Problem::not_found());
     }
@@ -36,8 +36,8 @@ pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
 
 /// Returns a redirect to the listing of a directory at `key`, or the 404 if there is none.
 pub(crate) async fn redirect_to_listing(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
-    // A directory at the key of a block means that the block is missing. The attributes, which tell whether a key is
-    // that of a block, are read only if there is a directory.
+    // If a directory lies at the key of a block, the block is missing. Only the attributes tell whether a key is that
+    // of a block. They are read only if there is a directory.
     if !mount.container.is_directory(context.freshness, key).await?
         || mount.container.is_block_position(context.freshness, key).await?
     {
@@ -55,7 +55,7 @@ async fn object_response(
     let container = &mount.container;
     let mut send_permit = None;
     loop {
-        // HEAD reads no bytes. An object that is too large to be held is only opened.
+        // HEAD reads no bytes. An object that is too large for memory is only opened.
         let (meta, stored) = if context.parts.method == Method::HEAD {
             let meta = ReadError::hidden_as_none(container.meta(context.freshness, key).await)?;
             let Some(meta) = meta else { return Ok(None) };

@@ -19,14 +19,14 @@ use crate::read::BandStream;
 use crate::view::{Chunk, ChunkSource, EncodedChunk, ResolvedKey, StreamLayout, View, ViewLookup};
 
 /// Handles `GET /{view}/…`.
-pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> HandlerResult {
     let Some((parameters, path)) = context.target.segments.split_at_checked(view.path_parameter_count()) else {
         return Err(Problem::not_found());
     };
     if !view.accepts_path_parameters(parameters) {
         return Err(Problem::not_found());
     }
-    // A value that is not UTF-8 is replaced by one that no view knows.
+    // A value that is not UTF-8 is replaced by a value that no view accepts.
     let query: Vec<_> = params::pairs(context.parts.uri.query())
         .map(|(name, value)| (name, value.unwrap_or("\u{fffd}".into())))
         .collect();
@@ -57,7 +57,8 @@ pub(crate) async fn answer(context: &RequestContext<'_>, view: &dyn View) -> Han
         ResolvedKey::Document { text, memory } => {
             let text = respond::text_bytes(text, memory);
             let etag = format!("\"{:032x}\"", xxh3_128(&text));
-            // Never immutable: the document depends on the release and on everything around the directory.
+            // The response is never immutable, because it depends on the release and on the groups around the
+            // directory.
             let entity = Entity::new("application/json", mount.missing_cache_control.clone());
             Entity { etag: Some(etag.into()), has_ranges: true, ..entity }.respond(context.parts, text)
         }
@@ -107,7 +108,8 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
             ChunkSource::Elements(layout) => {
                 let (mut response, range) = entity.select(context.parts)?;
                 if let Some(range) = range {
-                    *response.body_mut() = elements_body(context, container, chunk, &layout, (range, etag)).await?;
+                    *response.body_mut() =
+                        elements_body(context, container, &layout, range, (chunk.clone(), etag)).await?;
                 }
                 return Ok(response);
             }
@@ -115,25 +117,27 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
     }
 }
 
-/// Returns the body with a range of the bytes of a chunk whose elements are read while they are sent.
+/// Returns the body with a range of a chunk's bytes. The elements are read while the body is sent, and the body is
+/// broken off if the entity tag in `tagged_chunk` is no longer that of the chunk.
 async fn elements_body(
     context: &RequestContext<'_>,
     container: &Container,
-    chunk: &Chunk,
     layout: &StreamLayout,
-    (Range { start, end }, etag): (Range<u64>, String),
+    range: Range<u64>,
+    tagged_chunk: (Chunk, String),
 ) -> Result<Body, Problem> {
+    let chunk = &tagged_chunk.0;
     let header_bytes = layout.header.len() as u64;
-    let prefix = respond::slice_bytes(&layout.header, &(start..end));
-    let from = start.saturating_sub(header_bytes);
-    let to = end.saturating_sub(header_bytes);
+    let prefix = respond::slice_bytes(&layout.header, &range);
+    let from = range.start.saturating_sub(header_bytes);
+    let to = range.end.saturating_sub(header_bytes);
     if from == to {
         return Ok(Body::from(prefix));
     }
     let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
     let bands = BandStream::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
     let mut reader = BandReader::new(container.clone(), bands);
-    reader.etag_check = Some((chunk.clone(), etag));
+    reader.etag_check = Some(tagged_chunk);
     (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));
     let first = reader.next().await?.unwrap_or_default();
     Ok(reader.into_body(prefix, first, context.id.to_owned()))

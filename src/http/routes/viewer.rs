@@ -1,5 +1,5 @@
-//! `/viewer/`: the files of a built Neuroglancer, from a directory. `page` serves the listing page's assets at
-//! `/viewer/page/`.
+//! `/viewer/`: serves the files of a built Neuroglancer from a directory. The assets of the listing page, at
+//! `/viewer/page/`, are served by `page`.
 
 use std::io::ErrorKind;
 
@@ -22,7 +22,7 @@ use crate::http::viewer_files::{INDEX, Viewer};
 /// Longest path of a file, in bytes.
 const MAX_PATH_BYTES: usize = 4096;
 
-pub(crate) async fn answer(context: &RequestContext<'_>) -> HandlerResult {
+pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let segments: Vec<&str> = context.target.segments.iter().map(String::as_str).collect();
     let Some(viewer) = context.app.viewer() else {
         return Err(Problem::new(problem::NOT_FOUND, "this server has no viewer; see docs/DEPLOYMENT.md, Viewer"));
@@ -89,8 +89,8 @@ fn read_problem(viewer: &Viewer, error: &std::io::Error) -> Problem {
     Problem::with_cause(problem::STORAGE_UNAVAILABLE, "the viewer's files cannot be read", cause)
 }
 
-/// Returns a body that a task of the current runtime reads, whichever thread sends it. Reading a file may block, which
-/// the threads that serve connections must not do.
+/// Returns a body that is read by a task on the current runtime. Reading a file may block, and the threads that serve
+/// connections must not block.
 fn read_on_this_runtime(mut body: Body) -> Body {
     if http_body::Body::is_end_stream(&body) {
         return body;
@@ -107,7 +107,7 @@ fn read_on_this_runtime(mut body: Body) -> Body {
     Body::new(StreamBody::new(futures_util::stream::unfold(receiver, next)))
 }
 
-/// Returns the complete length of the file, from a response to an unsatisfiable range.
+/// Returns the complete length of the file. `headers` are those of the response to a range that is not satisfiable.
 fn complete_length(headers: &HeaderMap) -> u64 {
     let range = headers.get(CONTENT_RANGE).and_then(|range| range.to_str().ok());
     range.and_then(|range| range.strip_prefix("bytes */")?.parse().ok()).unwrap_or(0)

@@ -27,6 +27,7 @@ use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use bytes::Bytes;
 use http_body_util::BodyExt;
 use n5_server::cache::RevalidationPolicy;
+use n5_server::config::Config;
 use n5_server::container::{Container, Resources, Settings};
 use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{LocalStore, Store, SymlinkPolicy};
@@ -44,46 +45,20 @@ pub fn settings() -> Settings {
     Settings {
         decoded_cache: 64 * MIB,
         stored_cache: 16 * MIB,
-        use_tiny_lfu: false,
         recheck_metadata: RevalidationPolicy::Always,
         recheck_data: RevalidationPolicy::Always,
-        max_slice_bytes: 64 << 30,
         slice_budget: 16 * MIB,
         decode_budget: 16 * MIB,
         transfer_budget: 16 * MIB,
-        decode_factor: 16,
         max_attributes_bytes: MIB,
-        budget_wait: Duration::from_secs(10),
         cores: 2,
+        ..Settings::new(&Config::default())
     }
 }
 
-/// Returns options without access control and without limits on single clients.
+/// Returns the default options, which have no access control and do not limit the requests of a client.
 pub fn options() -> HttpOptions {
-    HttpOptions {
-        base_path: String::new(),
-        trusted_proxies: Vec::new(),
-        required_containers: n5_server::config::RequiredContainers::All,
-        request_timeout: Duration::from_secs(60),
-        concurrent_requests: 1024,
-        cors_origins: vec!["*".to_owned()],
-        compress_slices: false,
-        cors_credentials: false,
-        cors_private_network: true,
-        access_control: None,
-        frame_ancestors: Vec::new(),
-        client_limits: n5_server::config::ClientsConfig {
-            connections: 0,
-            concurrent_requests: 0,
-            bytes_per_second: 0,
-            burst: 0,
-        },
-        budget_wait: Duration::from_secs(10),
-        is_https: false,
-        hsts: None,
-        viewer: None,
-        document_runtime: None,
-    }
+    HttpOptions::new(&Config::default())
 }
 
 /// Returns a store of local files that follows links inside `root`.

@@ -64,7 +64,7 @@ function attributes(info) {
   // The stored text is copied, because JavaScript's numbers are exact only for integers up to 2^53.
   const read = async () => {
     const address = directory("n5", info.path).replace(/(\?|$)/, "attributes.json$1");
-    text = await ask(address).then((answer) => answer.text()).catch(() => text);
+    text = await ask(address).then((response) => response.text()).catch(() => text);
     if (!JSON.rawJSON) return;
     const exact = (_, value, { source }) => (typeof value === "number" ? JSON.rawJSON(source) : value);
     code.textContent = JSON.stringify(JSON.parse(text, exact), null, 2);

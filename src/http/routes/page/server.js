@@ -85,8 +85,8 @@ const stats = new Map();
 /** Returns `/stats` of a path, requested only once; null if the request fails. */
 export function statsOf(path) {
   if (!stats.has(path)) {
-    const answer = ask(url("stats", path)).then((response) => response.json());
-    stats.set(path, answer.catch(() => null));
+    const statistics = ask(url("stats", path)).then((response) => response.json());
+    stats.set(path, statistics.catch(() => null));
   }
   return stats.get(path);
 }
