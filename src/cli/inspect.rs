@@ -1,4 +1,5 @@
-//! `n5-server inspect`: prints the information of `/info` for people. The document comes from a router in this process.
+//! `n5-server inspect`: prints the information of `/info` in human-readable form. The document comes from a
+//! router in this process.
 
 use std::fmt::Write as _;
 use std::sync::Arc;

@@ -14,7 +14,7 @@ impl Config {
         toml::to_string(self)
     }
 
-    /// Returns a summary of the configuration in a few lines for people.
+    /// Returns a human-readable summary of the configuration in a few lines.
     pub fn summary(&self) -> String {
         // Writing to a `String` cannot fail.
         let mut text = format!("listens on  {}", self.server.listen);

@@ -42,7 +42,7 @@ pub(super) struct ContainerWalker {
     /// True if each range of missing blocks is reported.
     pub(super) report_missing: bool,
     /// True while it is the turn of this walk, which prefetches directories only then. This limits the number of
-    /// concurrent walks by the depth of the current directory, whatever the shape of the tree.
+    /// concurrent walks by the depth of the current directory, regardless of the shape of the tree.
     pub(super) head_of_line: Arc<AtomicBool>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct ContainerWalker {
 #[derive(Debug)]
 struct WalkedDirectory {
     key: Key,
-    /// Part of a grid that the directory is. `None` for a directory in the hierarchy of groups.
+    /// Position of the directory in the grid of a dataset. `None` for a directory in the hierarchy of groups.
     grid: Option<GridDirectory>,
     /// Identities of the directories above, as [`Store::identity`] returns them.
     ancestors: Vec<u64>,
@@ -61,7 +61,8 @@ struct WalkedDirectory {
 /// State of the walk of one directory, from page to page of its listing.
 #[derive(Debug, Default)]
 struct DirectoryProgress {
-    /// Names that lead from the directory to the position where an earlier run stopped. `None` after this position.
+    /// Names that lead from the directory to the position where an earlier run stopped. `None` once this position is
+    /// passed.
     resume: Option<Vec<String>>,
     /// Grid components of the entries that are present, if missing ranges are reported and the directory is a part of
     /// a grid.
@@ -87,8 +88,8 @@ impl DirectoryProgress {
 }
 
 impl ContainerWalker {
-    /// Walks everything below `roots`, from the root with the index `start` on. In that root, continues after the entry
-    /// to which the names `resume` lead.
+    /// Walks everything below `roots`, beginning with the root at the index `start`. In this root, begins after the
+    /// entry to which the names in `resume` lead.
     pub(super) async fn run(
         self,
         roots: Vec<Key>,
@@ -132,7 +133,7 @@ impl ContainerWalker {
                 Ok(GroupState::Dataset(dataset)) => Some(dataset),
                 _ => None,
             };
-            // A directory of a grid remains a part of the grid whatever its attributes are, unless they describe a
+            // A directory of a grid remains a part of the grid regardless of its attributes, unless they describe a
             // nested dataset.
             if grid.is_some() && dataset.is_none() {
                 if resume.is_none() {
@@ -258,7 +259,7 @@ impl ContainerWalker {
         }
     }
 
-    /// Reports the omitted entries that `page` names, each of them once.
+    /// Reports the omitted entries that `page` names, each only once.
     async fn report_omitted(
         &self,
         directory: &WalkedDirectory,
@@ -357,7 +358,7 @@ impl ContainerWalker {
         Ok(false)
     }
 
-    /// Walks the directory `key`, which has this role in the directory above.
+    /// Walks the directory `key`, which has the role `role` in the directory above.
     async fn walk_subdirectory(
         &self,
         key: Key,

@@ -50,7 +50,7 @@ fn decoding_stops_when_it_is_cancelled() {
     for (name, encoding, encode) in ENCODINGS.iter().filter(|row| row.0 != "raw") {
         let payload = encode(&sample(300_000));
         let (checks, result) = decode_until_cancelled(0, name, &payload, 300_000);
-        // The xz codec tries a second decoder after the first is cancelled; that one is cancelled, too.
+        // The xz codec tries a second decoder after the first is cancelled. The second one is cancelled, too.
         let is_cancelled = matches!(result, Err(CodecError::Cancelled));
         assert!(checks <= 2 && is_cancelled, "{encoding}: {checks} checks");
     }
