@@ -41,7 +41,7 @@ pub(super) struct ContainerWalker {
     pub(super) items: Sender<WalkItem>,
     /// True if each range of missing blocks is reported.
     pub(super) report_missing: bool,
-    /// True while it is the turn of this walk, which prefetches directories only then. This limits the number of
+    /// True while it is the turn of this walk. Only then does it prefetch directories. This limits the number of
     /// concurrent walks by the depth of the current directory, regardless of the shape of the tree.
     pub(super) head_of_line: Arc<AtomicBool>,
 }
@@ -182,7 +182,7 @@ impl ContainerWalker {
         Ok(())
     }
 
-    /// Reports the attributes of a directory of a grid, which should have none.
+    /// Reports attributes in a directory of a grid, where there should be none.
     async fn report_misplaced_attributes(
         &self,
         key: &Key,
@@ -246,7 +246,7 @@ impl ContainerWalker {
                 break;
             }
         }
-        // A page names only a few of the entries that it omits, and counts the others.
+        // A page names only a few of the entries that it omits. For the rest, it gives only their number.
         let unnamed_count = progress.max_omitted.saturating_sub(progress.omitted_names.len() as u64);
         if unnamed_count > 0 {
             let kind = if directory.grid.is_some() { FindingKind::UnreadableFile } else { FindingKind::UnlistedName };
@@ -381,7 +381,7 @@ impl ContainerWalker {
         join_walk(AbortOnDropHandle::new(task)).await
     }
 
-    /// Marks an entry that an earlier run has walked as present if it is a part of the grid.
+    /// Marks an entry as present if it is a part of the grid. An earlier run has already walked the entry.
     async fn mark_walked_before(
         &self,
         directory: &WalkedDirectory,
@@ -404,7 +404,7 @@ impl ContainerWalker {
         }
     }
 
-    /// Reports the grid components that a directory of a grid lacks.
+    /// Reports the ranges of blocks that are missing in a directory of a grid.
     async fn send_missing_ranges(&self, grid: &GridDirectory, present: &IntervalSet) -> Result<(), SendError<()>> {
         let prefix = &grid.prefix;
         let mut shape = grid.dataset.attributes.grid().shape();

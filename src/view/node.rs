@@ -8,7 +8,7 @@ use crate::store::Key;
 use n5_format::{AttributesDocument, DocumentError, JsonObjectBuilder};
 use n5_metadata::Node;
 
-/// Maximum number of children of a group that are read as possible levels of a pyramid.
+/// Maximum number of subdirectories in which a group's levels are searched for.
 const MAX_CHILDREN: usize = 1000;
 
 /// Approximate upper bound of the memory for interpreted attributes, everything derived from them and their
@@ -130,7 +130,7 @@ struct NodeLoader<'a> {
     /// Length of the directory's own attributes in bytes, if their text is loaded; otherwise 0.
     text_bytes: u64,
     /// Keys of the directories above, the container's root first. `None` for a directory without readable attributes:
-    /// the keys of all ancestors of a path of 250 long segments would take megabytes.
+    /// the keys of all ancestors of a path with 250 long segments would take megabytes.
     ancestors: Vec<Option<Key>>,
     /// Names of the directories below, once they have been listed.
     children: Option<Vec<String>>,

@@ -120,7 +120,7 @@ impl PrecomputedScale {
     /// Creates the scale of the dataset at `path`.
     ///
     /// # Errors
-    /// A message for the client if a volume cannot have such a scale.
+    /// A message for the client if the dataset cannot be a scale.
     fn new(path: &str, dataset: DescribedDataset, space: CoordinateSpace) -> Result<Self, String> {
         let extent = Extent::of(&dataset)?;
         if dataset.compression().codec().is_none() {
@@ -185,7 +185,7 @@ fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
     if scales.is_empty() { Err("its pyramid has no level".to_owned()) } else { Ok(scales) }
 }
 
-/// Parses the value of `type=`.
+/// Parses the value of the query parameter `type`.
 fn parse_volume_kind(name: &str) -> Result<VolumeKind, ReadError> {
     match name {
         "image" => Ok(VolumeKind::Image),

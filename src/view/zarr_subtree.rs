@@ -21,9 +21,9 @@ const DIRECTORY_OVERHEAD_BYTES: u64 = 8 << 10;
 /// the memory for the interpreted attributes alone.
 const TREE_MEMORY_FACTOR: u64 = 2;
 
-/// Maximum memory of the interpreted attributes of all directories, in bytes.
+/// Maximum total memory of all interpreted attributes, in bytes.
 const MAX_TREE_BYTES: u64 = 16 << 20;
-/// Maximum length of the text of the attributes of all directories, in bytes.
+/// Maximum total length of all attributes' texts, in bytes.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 
 /// A directory that the survey found.

@@ -272,7 +272,7 @@ impl Block {
         Ok(DecodePlan::new(stored, attributes, position)?.decoded_bytes)
     }
 
-    /// Returns an upper bound of the memory in bytes for decoding a block of this dataset from a file of `stored_bytes`
+    /// Returns an upper bound of the memory in bytes for decoding a block of this dataset whose file has `stored_bytes`
     /// bytes: the result and the codec's scratch memory. Returns 0 if blocks of the dataset cannot be decoded.
     pub fn max_decode_memory_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
         let Some(codec) = attributes.compression().codec() else { return 0 };

@@ -43,8 +43,8 @@ pub struct Statistics {
     pub max: Option<ElementValue>,
     /// Mean of the finite elements; also `None` if their sum exceeds the range of `f64`.
     pub mean: Option<f64>,
-    /// For each requested percentage, the smallest element such that at least that percentage of the finite elements
-    /// are not larger.
+    /// Percentiles of the finite elements, one for each requested percentage: the smallest element that is greater than
+    /// or equal to at least this percentage of the elements.
     pub percentiles: Option<Vec<ElementValue>>,
     /// Number of finite elements per bin: `bins` intervals of equal width from `min` to `max`. The last includes `max`.
     pub histogram: Option<Vec<u64>>,

@@ -38,7 +38,7 @@ fn integral_float(number: f64) -> Option<i128> {
     (number.fract() == 0.0 && number.abs() < 1e20).then_some(number as i128)
 }
 
-/// Returns the nearest integer if `number` equals it up to rounding errors, else `number`.
+/// Returns the nearest integer if `number` differs from it only by rounding errors, and otherwise `number` itself.
 pub(crate) fn snap_to_integer(number: f64) -> f64 {
     let rounded = number.round();
     if (number - rounded).abs() <= 1e-6 * rounded.abs() { rounded } else { number }

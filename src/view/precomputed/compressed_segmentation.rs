@@ -155,7 +155,7 @@ fn pack_indices(voxels: &[(u64, usize)], table: &[u64], bits: u8, out: &mut Vec<
     out.extend(packed.iter().take(word_count).flat_map(|word| word.to_le_bytes()));
 }
 
-/// Returns the number of bits of an index into a table of this many values. A box has at most 512.
+/// Returns the number of bits that an index into a table of `values` values takes. A box has at most 512 values.
 fn index_bits(values: usize) -> u8 {
     match values {
         0 | 1 => 0,

@@ -485,7 +485,7 @@ fn interleave_two<const HALF: usize, const BOTH: usize>(first: &[u8], second: &[
     }
 }
 
-/// Undoes the bit shuffle of a block whose number of items is a multiple of eight.
+/// Undoes the bit shuffle of a block. The number of items must be a multiple of eight.
 ///
 /// A shuffled block contains the lowest bits of the first bytes of all items, eight to a byte with the first item's bit
 /// lowest. Then come their second bits and so on. Bytes that do not fill an item follow unshuffled.
