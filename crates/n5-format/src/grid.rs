@@ -191,8 +191,8 @@ impl BlockGrid {
     pub fn spread_positions(&self) -> impl Iterator<Item = GridPosition> + use<> {
         let shape = self.shape();
         let total = shape.iter().fold(1u128, |n, count| n.saturating_mul(u128::from(*count))).min(1 << 64);
-        // Multiples of about 0.618 (the golden section) of the total, modulo the total, do not cluster. A step that is
-        // coprime to the total visits every block once.
+        // Consecutive positions are about 0.618 of the total apart (the golden section), modulo the total, so that they
+        // do not cluster. A step that is coprime to the total visits every block once.
         let golden = total.saturating_mul(618).checked_div(1000).unwrap_or(0).max(1);
         let step = (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1);
         (0..total).map(move |n| {
