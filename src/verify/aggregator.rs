@@ -8,7 +8,8 @@ use super::finding::{Finding, FindingKind};
 use super::walk_item::WalkItem;
 use n5_format::Coords;
 
-/// Maximum number of missing ranges that are reported for one dataset. Blocks of further ranges are only counted.
+/// Maximum number of missing ranges that are reported for one dataset. Blocks in any other missing range are only
+/// counted.
 const MAX_RANGES: u64 = 1000;
 
 /// The counts of a run, and the sink of its events.
@@ -23,7 +24,7 @@ pub(super) struct ResultAggregator<'a> {
 }
 
 impl<'a> ResultAggregator<'a> {
-    /// Creates an aggregator that continues the counts of a checkpoint.
+    /// Creates an aggregator that continues the counts of `checkpoint`.
     pub(super) fn new(mut checkpoint: Checkpoint, report_missing: bool, sink: &'a mut dyn EventSink) -> Self {
         let unfinished = std::mem::take(&mut checkpoint.open);
         Self { checkpoint, unfinished, can_checkpoint: false, report_missing, sink }
@@ -167,7 +168,7 @@ impl<'a> ResultAggregator<'a> {
     }
 }
 
-/// Adds one to a count. It saturates, because a count of a resumed run comes from a report and can be any number.
+/// Adds one to a count. Saturates, because a count of a resumed run comes from a report and can be any number.
 fn increase(count: &mut u64) {
     *count = count.saturating_add(1);
 }

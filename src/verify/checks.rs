@@ -1,5 +1,5 @@
-//! Findings about attributes (of one directory, for each program that reads it, and between the levels of a pyramid)
-//! and about blocks, from their decode errors or from what they decode to.
+//! Findings about attributes and about blocks. Attributes are checked on their own, for each program that reads them,
+//! and between the levels of a pyramid. Findings about blocks come from decode errors or from decoded elements.
 
 use super::finding::{Finding, FindingKind};
 use super::retry::StorageRetry;
@@ -70,7 +70,7 @@ pub(super) fn unusable_finding(key: &Key, state: Result<&GroupState, &ReadError>
     Some(Finding::new(kind, key.as_str(), message))
 }
 
-/// Converts a problem of `/info` to a finding. Returns `None` if other findings cover it.
+/// Converts a problem that `/info` reports to a finding. Returns `None` if another finding covers the problem.
 fn finding_of_problem(key: &Key, description: &Description, problem: &MetadataProblem) -> Option<Finding> {
     let (kind, client) = match problem.kind {
         // The walk reports problems of a level at the level's own dataset.
@@ -115,7 +115,7 @@ fn inconsistent_level_sizes(node: &Node, pyramid: &Pyramid) -> Vec<String> {
     messages
 }
 
-/// Returns a finding if a block that decodes is unusual.
+/// Returns a finding if a block was decoded but is unusual.
 pub(super) fn decoded_block_finding(dataset: &Dataset, position: &GridPosition, block: &ValidBlock) -> Option<Finding> {
     let new_finding = |kind, message: String| Some(block_finding(kind, dataset, position, message));
     let cell_size = dataset.attributes.grid().clipped_size(position);
@@ -177,7 +177,8 @@ pub(super) fn failed_block_finding(dataset: &Dataset, position: &GridPosition, e
     block_finding(kind, dataset, position, block.to_string())
 }
 
-/// Returns the finding for a listed block that could not be read. `is_there` is true if the file still exists.
+/// Returns the finding about a block that was listed but could not be read. `is_there` is true if the file still
+/// exists.
 pub(super) fn vanished_block_finding(dataset: &Dataset, position: &GridPosition, is_there: bool) -> Finding {
     let message = if is_there {
         "permission to read the block is denied"

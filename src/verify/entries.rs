@@ -52,7 +52,7 @@ impl EntryRole {
     }
 }
 
-/// Returns the finding about the directory `key` if a directory should not have this role.
+/// Returns the finding about the directory `key`, unless a directory may have this role.
 pub(super) fn directory_finding(key: &Key, role: &EntryRole) -> Option<Finding> {
     match role {
         EntryRole::Block(dataset, position) => {
@@ -67,7 +67,7 @@ pub(super) fn directory_finding(key: &Key, role: &EntryRole) -> Option<Finding> 
     }
 }
 
-/// Returns the finding about the file `key` if a file should not have this role, or if it is unreadable attributes.
+/// Returns the finding about the file `key`, unless a file may have this role and its attributes, if any, are readable.
 pub(super) fn file_finding(key: &Key, role: &EntryRole, has_readable_attributes: bool) -> Option<Finding> {
     let finding = |kind, message: &str| Finding::new(kind, key.as_str(), message);
     match role {
@@ -130,7 +130,7 @@ pub(super) fn unlisted_finding(kind: FindingKind, key: &Key, message: String) ->
     Finding { advice: advice.to_owned(), ..Finding::new(kind, key.as_str(), message) }
 }
 
-/// Returns true if writers, file systems or tools give such a name to files that are not complete yet.
+/// Returns true if writers, file systems or tools give such names to incomplete files.
 fn is_temporary(name: &str) -> bool {
     const SUFFIXES: [&str; 8] = [".partial", ".tmp", ".temp", ".part", ".lock", ".__lock", ".swp", "~"];
     const PREFIXES: [&str; 4] = [".nfs", ".fuse_hidden", ".tmp", ".#"];
@@ -143,7 +143,7 @@ fn is_temporary(name: &str) -> bool {
 /// Maximum number of runs that are kept. If there are more, only the number of missing blocks is reported.
 const MAX_RUNS: usize = 1 << 16;
 
-/// A set of numbers present in one directory of a grid, as runs without gaps.
+/// The numbers that are present in one directory of a grid, as runs of consecutive numbers.
 #[derive(Debug, Default)]
 pub(super) struct IntervalSet {
     /// First number of each run, mapped to the number after its last one.
@@ -152,7 +152,7 @@ pub(super) struct IntervalSet {
 }
 
 impl IntervalSet {
-    /// Adds `number`. Numbers may come in any order, each of them once.
+    /// Adds `number`. Numbers may come in any order, but each of them only once.
     pub(super) fn add(&mut self, number: u64) {
         if self.has_overflowed {
             return;

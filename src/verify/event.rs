@@ -1,5 +1,4 @@
-//! Events of a run and their receiver: findings, counts of the whole run and of each dataset, and the position up to
-//! which they count.
+//! Events of a run, such as findings and checkpoints, the counts that they carry, and the trait of their receiver.
 
 use std::collections::BTreeMap;
 use std::io;

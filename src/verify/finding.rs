@@ -153,7 +153,7 @@ pub struct Finding {
     /// Name of the program that refuses the attributes.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<&'static str>,
-    /// Description for people. Its wording may change.
+    /// Human-readable description. Its wording may change.
     pub message: String,
     /// Advice on what to do.
     pub advice: String,

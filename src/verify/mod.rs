@@ -55,7 +55,7 @@ pub struct Verifier {
     pub roots: Vec<Key>,
     /// True if missing blocks are errors.
     pub report_missing: bool,
-    /// Maximum time without a response from the storage. The run then ends.
+    /// Time without a response from the storage after which the run ends.
     pub stall_timeout: Duration,
 }
 
@@ -66,12 +66,12 @@ pub enum VerifyOutcome {
     Complete(Totals),
     /// The run was told to stop.
     Stopped(Totals),
-    /// The storage did not answer for so long that the run ended. The text gives the last error.
+    /// The storage gave no response for [`Verifier::stall_timeout`]. The text is the last error.
     StorageStalled(Totals, String),
 }
 
 impl VerifyOutcome {
-    /// Creates the outcome of a run that ended early: because the storage stalled, with the last error, or else because
+    /// Creates the outcome of a run that ended early. `stalled` is the last error if the storage stalled, and `None` if
     /// the run was told to stop.
     fn interrupted(totals: Totals, stalled: Option<String>) -> Self {
         match stalled {
@@ -82,7 +82,7 @@ impl VerifyOutcome {
 }
 
 impl Verifier {
-    /// Verifies until everything is walked or `stop` is ready. Resumes where an earlier run stopped, or starts at the
+    /// Verifies until everything is walked or `stop` is ready. Begins where `previous_run` stopped, or at the
     /// beginning.
     ///
     /// # Errors
@@ -116,7 +116,8 @@ impl Verifier {
         }
         let (sender, receiver) = mpsc::channel(256);
         let walk_task = self.start_walk(&retry, checkpoint, sender);
-        // Results keep the order of the walk: two runs report the same, and a run can resume where another stopped.
+        // Results keep the order of the walk, so that all runs give the same report, and a run can resume where another
+        // stopped.
         let max_concurrent = self.container.resources().settings().cores.saturating_mul(4).max(16);
         let items = unfold(receiver, |mut receiver| async { receiver.recv().await.map(|item| (item, receiver)) });
         let mut results = pin!(items.map(|item| self.verify_item(&retry, item)).buffered(max_concurrent));
@@ -140,7 +141,8 @@ impl Verifier {
         }
     }
 
-    /// Starts the task that walks the container and sends its items to `items`. The walk continues after `checkpoint`.
+    /// Starts the task that walks the container and sends its items to `items`. Begins after `checkpoint`, if there is
+    /// one.
     fn start_walk(
         &self,
         retry: &Arc<StorageRetry>,
@@ -155,12 +157,12 @@ impl Verifier {
             report_missing: self.report_missing,
             head_of_line: Arc::new(AtomicBool::new(true)),
         };
-        let Checkpoint { root, after, .. } = checkpoint.unwrap_or_default();
-        let resume = self.roots.get(root).and_then(|root| names_below(root, &after));
-        tokio::spawn(walker.run(self.roots.clone(), root, resume))
+        let start = checkpoint.as_ref().map_or(0, |checkpoint| checkpoint.root);
+        let resume = checkpoint.and_then(|checkpoint| names_below(self.roots.get(start)?, &checkpoint.after));
+        tokio::spawn(walker.run(self.roots.clone(), start, resume))
     }
 
-    /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the display of progress.
+    /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the progress bar.
     pub async fn estimate_blocks(&self) -> u64 {
         let freshness = self.container.resources().request_freshness();
         let mut pending = self.roots.clone();
@@ -182,7 +184,7 @@ impl Verifier {
         blocks
     }
 
-    /// Decodes the block of an item and returns the result. Returns every other item unchanged.
+    /// Verifies the block of an item and returns the result. Returns every other item unchanged.
     async fn verify_item(&self, retry: &StorageRetry, item: WalkItem) -> WalkItem {
         let WalkItem::Block(dataset, position) = item else { return item };
         let attributes = &dataset.attributes;

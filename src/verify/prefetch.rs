@@ -36,8 +36,8 @@ pub(super) struct WalkPrefetcher {
 }
 
 impl WalkPrefetcher {
-    /// Starts walks of directories that follow the entry `index` on `page`, as many as `head_of_line` allows. `start`
-    /// starts one walk, which sends its items to the given channel.
+    /// Starts to walk directories that follow the entry `index` on `page`, if `head_of_line` is true. `start` starts
+    /// one walk, which sends its items to the given channel.
     pub(super) fn prefetch(
         &mut self,
         head_of_line: &AtomicBool,
@@ -62,8 +62,8 @@ impl WalkPrefetcher {
         }
     }
 
-    /// Sends the items of the directory at the index `index` to `items`. Returns the result of its walk, or `None` if
-    /// the directory was not prefetched.
+    /// Sends the items of the directory with the entry index `index` to `items`. Returns the result of its walk, or
+    /// `None` if the directory was not prefetched.
     pub(super) async fn drain(
         &mut self,
         items: &Sender<WalkItem>,

@@ -18,8 +18,9 @@ pub struct PreviousRun {
 }
 
 impl Checkpoint {
-    /// Returns the reason why this cannot be a checkpoint of a run over `roots` that reported the findings counted in
-    /// `findings` and finished the datasets `finished`. Returns `None` if it can.
+    /// Checks this checkpoint against the report before it: the roots of the run, the counts of its findings, and the
+    /// datasets that it finished. Returns the reason why the checkpoint does not belong to this report, or `None` if it
+    /// does.
     pub fn inconsistency(&self, roots: &[Key], findings: &Totals, finished: &[DatasetTally]) -> Option<&'static str> {
         let Self { root: root_index, after, totals, open } = self;
         let Some(root) = roots.get(*root_index) else { return Some("it refers to a root that the run does not have") };

@@ -63,7 +63,7 @@ impl StorageRetry {
     }
 }
 
-/// Returns true if a retry can succeed once the storage as a whole works again.
+/// Returns true if the operation can succeed when the storage works again.
 fn is_transient(error: &ReadError) -> bool {
     let ReadError::Store(error) = error else { return false };
     matches!(

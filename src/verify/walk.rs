@@ -41,8 +41,8 @@ pub(super) struct ContainerWalker {
     pub(super) items: Sender<WalkItem>,
     /// True if each range of missing blocks is reported.
     pub(super) report_missing: bool,
-    /// True while it is the turn of this walk, which prefetches directories only then. This limits the number of
-    /// concurrent walks by the depth of the current directory, whatever the shape of the tree.
+    /// True while it is the turn of this walk. Only then does it prefetch directories. This limits the number of
+    /// concurrent walks by the depth of the current directory, regardless of the shape of the tree.
     pub(super) head_of_line: Arc<AtomicBool>,
 }
 
@@ -50,7 +50,7 @@ pub(super) struct ContainerWalker {
 #[derive(Debug)]
 struct WalkedDirectory {
     key: Key,
-    /// Part of a grid that the directory is. `None` for a directory in the hierarchy of groups.
+    /// Position of the directory in the grid of a dataset. `None` for a directory in the hierarchy of groups.
     grid: Option<GridDirectory>,
     /// Identities of the directories above, as [`Store::identity`] returns them.
     ancestors: Vec<u64>,
@@ -61,7 +61,8 @@ struct WalkedDirectory {
 /// State of the walk of one directory, from page to page of its listing.
 #[derive(Debug, Default)]
 struct DirectoryProgress {
-    /// Names that lead from the directory to the position where an earlier run stopped. `None` after this position.
+    /// Names that lead from the directory to the position where an earlier run stopped. `None` once this position is
+    /// passed.
     resume: Option<Vec<String>>,
     /// Grid components of the entries that are present, if missing ranges are reported and the directory is a part of
     /// a grid.
@@ -87,8 +88,8 @@ impl DirectoryProgress {
 }
 
 impl ContainerWalker {
-    /// Walks everything below `roots`, from the root with the index `start` on. In that root, continues after the entry
-    /// to which the names `resume` lead.
+    /// Walks everything below `roots`, beginning with the root at the index `start`. In this root, begins after the
+    /// entry to which the names in `resume` lead.
     pub(super) async fn run(
         self,
         roots: Vec<Key>,
@@ -132,7 +133,7 @@ impl ContainerWalker {
                 Ok(GroupState::Dataset(dataset)) => Some(dataset),
                 _ => None,
             };
-            // A directory of a grid remains a part of the grid whatever its attributes are, unless they describe a
+            // A directory of a grid remains a part of the grid regardless of its attributes, unless they describe a
             // nested dataset.
             if grid.is_some() && dataset.is_none() {
                 if resume.is_none() {
@@ -181,7 +182,7 @@ impl ContainerWalker {
         Ok(())
     }
 
-    /// Reports the attributes of a directory of a grid, which should have none.
+    /// Reports attributes in a directory of a grid, where there should be none.
     async fn report_misplaced_attributes(
         &self,
         key: &Key,
@@ -245,7 +246,7 @@ impl ContainerWalker {
                 break;
             }
         }
-        // A page names only a few of the entries that it omits, and counts the others.
+        // A page names only a few of the entries that it omits. For the rest, it gives only their number.
         let unnamed_count = progress.max_omitted.saturating_sub(progress.omitted_names.len() as u64);
         if unnamed_count > 0 {
             let kind = if directory.grid.is_some() { FindingKind::UnreadableFile } else { FindingKind::UnlistedName };
@@ -258,7 +259,7 @@ impl ContainerWalker {
         }
     }
 
-    /// Reports the omitted entries that `page` names, each of them once.
+    /// Reports the omitted entries that `page` names, each only once.
     async fn report_omitted(
         &self,
         directory: &WalkedDirectory,
@@ -357,7 +358,7 @@ impl ContainerWalker {
         Ok(false)
     }
 
-    /// Walks the directory `key`, which has this role in the directory above.
+    /// Walks the directory `key`, which has the role `role` in the directory above.
     async fn walk_subdirectory(
         &self,
         key: Key,
@@ -380,7 +381,7 @@ impl ContainerWalker {
         join_walk(AbortOnDropHandle::new(task)).await
     }
 
-    /// Marks an entry that an earlier run has walked as present if it is a part of the grid.
+    /// Marks an entry as present if it is a part of the grid. An earlier run has already walked the entry.
     async fn mark_walked_before(
         &self,
         directory: &WalkedDirectory,
@@ -403,7 +404,7 @@ impl ContainerWalker {
         }
     }
 
-    /// Reports the grid components that a directory of a grid lacks.
+    /// Reports the ranges of blocks that are missing in a directory of a grid.
     async fn send_missing_ranges(&self, grid: &GridDirectory, present: &IntervalSet) -> Result<(), SendError<()>> {
         let prefix = &grid.prefix;
         let mut shape = grid.dataset.attributes.grid().shape();

@@ -10,7 +10,7 @@ use n5_format::{Coords, GridPosition};
 /// An item of the walk.
 #[derive(Debug)]
 pub(super) enum WalkItem {
-    /// The walk below the root of this index begins.
+    /// The walk of the root with this index begins.
     RootStart(usize),
     /// A directory that is not a dataset.
     Group,
@@ -28,8 +28,9 @@ pub(super) enum WalkItem {
     ScatteredMissing(u64),
     /// A stored block in the grid of a dataset.
     Block(Arc<Dataset>, GridPosition),
-    /// A block after its verification. `lengths` holds its stored and its decoded length in bytes if it decodes. If it
-    /// does not, and there is no finding, the reason lies in its dataset, which has its own finding.
+    /// A block after its verification. `lengths` holds its stored and decoded lengths in bytes, or `None` if it was not
+    /// decoded. A block with neither lengths nor a finding belongs to a dataset that cannot be decoded, about which
+    /// there is one finding.
     VerifiedBlock {
         dataset: Arc<Dataset>,
         position: GridPosition,

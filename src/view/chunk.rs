@@ -1,4 +1,4 @@
-//! Chunks: parts of a dataset in the encoding of a view, and the three ways in which they get their bytes.
+//! Chunks: parts of a dataset in the encoding of a view, and the reading of their bytes.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -79,8 +79,8 @@ impl EncodedChunk {
 }
 
 impl Chunk {
-    /// Creates the chunk of the box of `shape` elements at `start`, in N5 axis order. Elements outside the dataset are
-    /// 0.
+    /// Creates a chunk that covers the box of `shape` elements at `start`, in N5 axis order. Elements outside the
+    /// dataset are 0.
     ///
     /// # Errors
     /// [`ReadError::NotFound`] if an index or size is outside the 64-bit range.
@@ -97,8 +97,8 @@ impl Chunk {
         Ok(Self { dataset, position: None, region, encoder })
     }
 
-    /// Creates the chunk of the box of `shape` elements at the origin of the block at `position`. No other block may
-    /// have elements in the box.
+    /// Creates a chunk that covers a box of `shape` elements, starting at the origin of the block at `position`. The
+    /// box must not overlap any other block.
     ///
     /// # Errors
     /// As [`Self::of_region`].
@@ -120,12 +120,13 @@ impl Chunk {
 
     /// Reads and encodes the chunk. Returns `None` if none of its blocks exists.
     ///
-    /// There are three ways, in this order:
+    /// The first of these ways that is possible is taken:
     ///
     /// 1. If the payload of the stored block has the required form, the chunk is a range of the stored object.
-    /// 2. If the elements and the encoded chunk fit into memory, the elements are read and encoded, and the result is
-    ///    cached.
-    /// 3. If the encoder can encode the elements one by one, they are read and encoded while the chunk is sent.
+    /// 2. If the elements and the encoded chunk fit into memory, the elements are read and encoded. The result may be
+    ///    cached. A chunk that can be streamed is read in this way only within [`read::max_buffered_bytes`].
+    /// 3. If the chunk can be streamed, because its encoder encodes one element after the other, the elements are read
+    ///    and encoded while the chunk is sent.
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or if memory is short.
@@ -269,9 +270,9 @@ impl Chunk {
         self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
-    /// Returns the dependencies that must be unchanged for a later request for `key` to get the same chunk, without
-    /// resolving the key again. Returns `None` if the chunk is not one block, if it depends on more than this block and
-    /// the attributes of its dataset, or if these are not available without waiting.
+    /// Returns the chunk in the form in which later requests for `key` get it without resolving the key again, as long
+    /// as its dependencies are unchanged. Returns `None` if the chunk is not one block, if it depends on more than this
+    /// block and the attributes of its dataset, or if these are not available without waiting.
     pub fn cached_answer(
         &self,
         container: &Container,
@@ -333,7 +334,8 @@ impl Chunk {
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
     }
 
-    /// Plans to read the region in one piece and to encode it. Returns `None` if that takes too much memory.
+    /// Plans to read the region in one piece and to encode it. Returns `None` if this takes too much memory, or if the
+    /// planner refuses the slice.
     fn plan_whole(&self, container: &Container) -> Option<PlannedSlice> {
         let slice = SlicePlanner::whole(container, &self.dataset).plan(self.region.clone()).ok()?;
         // A chunk that can be streamed is read as a whole only if it is small, because a slow client may keep its
@@ -369,7 +371,7 @@ impl Chunk {
     }
 
     /// Plans the slice that contains the bytes `from .. to` of the elements of a streamed chunk, in memory order. Also
-    /// returns the number of bytes of the slice that come before them.
+    /// returns the number of bytes of the slice before the byte `from`.
     ///
     /// # Errors
     /// [`ReadError::TooLarge`].
@@ -437,7 +439,7 @@ impl Chunk {
     }
 }
 
-/// Returns true if `key` names a block of the dataset at `dataset`, whatever else the container holds.
+/// Returns true if `key` always names a block of the dataset at `dataset`, no matter what else the container holds.
 fn is_block_path(dataset: &Key, key: &Key) -> bool {
     // A key can be split into dataset and position in several ways, and shorter dataset paths are tried first. If the
     // last name of the dataset is a number, the result also depends on the shorter paths.

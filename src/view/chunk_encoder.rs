@@ -14,12 +14,12 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
         "application/octet-stream"
     }
 
-    /// Returns, as text, everything that the bytes depend on in addition to the elements. It is a part of entity tags
-    /// and of the cache keys of encoded chunks.
+    /// Returns a text that identifies the encoding. Encoders with the same text encode equal elements to equal bytes.
+    /// The text is a part of entity tags and of the cache keys of encoded chunks.
     fn id(&self) -> String;
 
-    /// Returns an upper bound of the bytes that encoding a chunk of `shape` allocates, including the result, but
-    /// without the elements. An element has `width` bytes.
+    /// Returns an upper bound of the memory in bytes for encoding a chunk of `shape`: the result and everything else
+    /// except the elements. An element has `width` bytes.
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
 
     /// Encodes elements as a chunk.

@@ -12,9 +12,9 @@ pub struct ViewLookup<'a> {
     pub container: &'a Container,
     /// Required freshness of cached entries.
     pub freshness: Freshness,
-    /// Path segments that are the view's own.
+    /// Path segments between the name of the view and the path in the container.
     pub path_parameters: &'a [String],
-    /// Path after the view's own segments, in the view's format.
+    /// Path in the view's format, which follows the path parameters.
     pub key: &'a Key,
     /// Decoded names and values of the query.
     pub query: &'a [(String, String)],
@@ -36,7 +36,7 @@ pub enum ResolvedKey {
     Document {
         /// Text of the document.
         text: String,
-        /// Memory permit for the data that the document is made from, and then for the document.
+        /// Memory permit for the data from which the document is made, and then for the document.
         memory: Option<MemoryPermit>,
     },
     /// A part of a dataset.

@@ -116,18 +116,18 @@ pub trait View: fmt::Debug + Send + Sync {
     /// Returns the first segment of the view's paths.
     fn name(&self) -> &'static str;
 
-    /// Returns the number of segments that are the view's own, between its name and the path in the container.
+    /// Returns the number of path parameters: segments between the name of the view and the path in the container.
     fn path_parameter_count(&self) -> usize {
         0
     }
 
-    /// Returns true if the view exists with these path parameters, of which there are [`Self::path_parameter_count`].
+    /// Returns true if the view exists with these path parameters. There are [`Self::path_parameter_count`] of them.
     fn accepts_path_parameters(&self, _parameters: &[String]) -> bool {
         true
     }
 
-    /// Checks the values of the query parameters that the view knows. Other parameters are ignored, as clients add
-    /// their own.
+    /// Checks the values of the query parameters that the view knows. Unknown parameters are ignored, because clients
+    /// add their own.
     ///
     /// # Errors
     /// [`ReadError::InvalidParameter`].
@@ -135,19 +135,20 @@ pub trait View: fmt::Debug + Send + Sync {
         Ok(())
     }
 
-    /// Returns true if a chunk depends only on its dataset and its blocks, and not, for example, on groups around them.
+    /// Returns true if a chunk depends only on its dataset and its blocks. If it also depends on, for example, a group
+    /// above the dataset, returns false.
     fn has_self_contained_chunks(&self) -> bool {
         false
     }
 
-    /// Resolves the key of a lookup.
+    /// Returns the object that the key of a lookup stands for. A key that stands for no object gives
+    /// [`ResolvedKey::Missing`].
     ///
     /// # Errors
-    /// [`ReadError`] if the object that the key stands for cannot be read. A key that the view does not have is
-    /// [`ResolvedKey::Missing`].
+    /// [`ReadError`] if the object cannot be read.
     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError>;
 
-    /// Returns the path prefix of a link to this view of a directory, or `None` if the view does not show the
+    /// Returns the path prefix for a link that shows a directory in this view, or `None` if the view does not show the
     /// directory.
     fn link_prefix(&self, _node: &Node, description: &Description) -> Option<&'static str> {
         (description.kind != NodeKind::Dataset || description.is_decoded()).then(|| self.name())

@@ -8,7 +8,7 @@ use crate::store::Key;
 use n5_format::{AttributesDocument, DocumentError, JsonObjectBuilder};
 use n5_metadata::Node;
 
-/// Maximum number of children of a group that are read as possible levels of a pyramid.
+/// Maximum number of subdirectories in which a group's levels are searched for.
 const MAX_CHILDREN: usize = 1000;
 
 /// Approximate upper bound of the memory for interpreted attributes, everything derived from them and their
@@ -25,8 +25,7 @@ const DOCUMENT_OVERHEAD_BYTES: u64 = 512;
 /// largest attributes, or for thousands of ordinary ones.
 const MAX_CONTEXT_BYTES: u64 = 8 << 20;
 
-/// Upper bound of the memory for copies of attributes and a response that repeats them, as a multiple of the memory for
-/// their text.
+/// Upper bound of the memory for copying attributes into a response, as a multiple of the length of their text.
 pub(super) const COPY_MEMORY_FACTOR: u64 = 5;
 
 /// A directory and its surroundings, loaded for a description.
@@ -48,7 +47,8 @@ impl LoadedNode {
         self.text.len()
     }
 
-    /// Returns the result of `copy`, which gets the directory's own attributes as stored. It runs in a document job.
+    /// Runs `copy` on the text of the directory's own attributes, as stored, in a document job. Returns the result of
+    /// `copy`.
     ///
     /// # Errors
     /// [`ReadError::Internal`].
@@ -61,7 +61,7 @@ impl LoadedNode {
         container.run_document_job(text.len(), move || copy(&text)).await
     }
 
-    /// Returns those of the directory's own attributes for whose names `predicate` returns true, as they are stored.
+    /// Returns those of the directory's own attributes for whose names `predicate` returns true, as stored.
     ///
     /// # Errors
     /// [`ReadError::Internal`].
@@ -74,7 +74,7 @@ impl LoadedNode {
     }
 }
 
-/// Loads what the description of the directory `key` needs: its attributes and those around it.
+/// Loads the attributes of the directory `key`, and all other attributes that its description needs.
 ///
 /// # Errors
 /// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or memory is short.
@@ -82,7 +82,7 @@ pub async fn read_node(container: &Container, freshness: Freshness, key: &Key) -
     container.abort_if_contended(key, Box::pin(read(container, freshness, key, false))).await
 }
 
-/// Like [`read_node`], for a response that repeats the directory's own attributes: their text is loaded as well.
+/// Like [`read_node`], but also loads the text of the directory's own attributes, for a response that repeats them.
 ///
 /// # Errors
 /// As [`read_node`].
@@ -102,13 +102,13 @@ async fn read(
 ) -> Result<LoadedNode, ReadError> {
     let mut loader = NodeLoader::measure(container, freshness, key, with_text).await?;
     let mut loaded = loader.load().await?;
-    let levels = loader.measure_levels(&loaded.node).await?;
-    if !levels.is_empty() {
-        // Starts again with memory for the levels, too, because a request that holds memory must not wait for more.
+    let required = loader.measure_required_paths(&loaded.node).await?;
+    if !required.is_empty() {
+        // Starts again, with memory for all attributes, because a request that holds memory must not wait for more.
         drop(loaded);
         loaded = loader.load().await?;
-        for (path, level) in levels {
-            if let Some(Ok(document)) = read_document(container, freshness, &level).await? {
+        for (path, key) in required {
+            if let Some(Ok(document)) = read_document(container, freshness, &key).await? {
                 loaded.node.child_documents.insert(path, document);
             }
         }
@@ -120,8 +120,8 @@ async fn read(
     Ok(loaded)
 }
 
-/// Loads a directory and its surroundings in two steps. The attributes are measured first, without being kept, and
-/// loaded when a memory permit for all of them has been taken.
+/// Loads a directory and its surroundings in two steps: measures the attributes without keeping them, then takes one
+/// memory permit for all of them and loads them.
 struct NodeLoader<'a> {
     container: &'a Container,
     freshness: Freshness,
@@ -130,13 +130,13 @@ struct NodeLoader<'a> {
     /// Length of the directory's own attributes in bytes, if their text is loaded; otherwise 0.
     text_bytes: u64,
     /// Keys of the directories above, the container's root first. `None` for a directory without readable attributes:
-    /// the keys of all ancestors of a path of 250 long segments would take megabytes.
+    /// the keys of all ancestors of a path with 250 long segments would take megabytes.
     ancestors: Vec<Option<Key>>,
     /// Names of the directories below, once they have been listed.
     children: Option<Vec<String>>,
     /// Maximum memory of all interpreted attributes, in bytes.
     max_bytes: u64,
-    /// Part of `max_bytes` that the attributes measured so far leave.
+    /// Bytes of `max_bytes` that the attributes measured so far do not use.
     remaining_bytes: u64,
     problems: Vec<String>,
 }
@@ -180,7 +180,8 @@ impl<'a> NodeLoader<'a> {
         Ok(loader)
     }
 
-    /// Takes a memory permit for all measured attributes and loads the directory, without the levels of a pyramid.
+    /// Takes a memory permit for all attributes measured so far and loads the directory, except for the attributes
+    /// below it.
     async fn load(&mut self) -> Result<LoadedNode, ReadError> {
         // This request holds no attributes while it waits for memory.
         let tree_bytes = self.max_bytes - self.remaining_bytes;
@@ -204,7 +205,7 @@ impl<'a> NodeLoader<'a> {
         Ok(LoadedNode { node, memory: Some(memory), ..LoadedNode::default() })
     }
 
-    /// Returns the names of the directories below, which are listed only once.
+    /// Returns the names of the directories below. Only the first call lists them.
     async fn list_children(&mut self) -> Result<Vec<String>, ReadError> {
         if self.children.is_none() {
             self.children = self.container.directories(self.key, MAX_CHILDREN).await?;
@@ -216,17 +217,17 @@ impl<'a> NodeLoader<'a> {
         self.children.clone().ok_or_else(|| ReadError::NotFound(self.key.clone()))
     }
 
-    /// Measures the attributes of the directories that may be levels of the pyramid `node`. Returns the paths and keys
-    /// of those with readable attributes.
-    async fn measure_levels(&mut self, node: &Node) -> Result<Vec<(String, Key)>, ReadError> {
-        let mut levels = Vec::new();
+    /// Measures the attributes below `node` that its description requires. Returns the path and key of each directory
+    /// that has readable attributes.
+    async fn measure_required_paths(&mut self, node: &Node) -> Result<Vec<(String, Key)>, ReadError> {
+        let mut required = Vec::new();
         for path in n5_metadata::required_paths(node) {
-            let Ok(level) = Key::from_segments(self.key.segments().chain(path.split('/'))) else { continue };
-            if self.measure_attributes(&level).await?.is_some() {
-                levels.push((path, level));
+            let Ok(key) = Key::from_segments(self.key.segments().chain(path.split('/'))) else { continue };
+            if self.measure_attributes(&key).await?.is_some() {
+                required.push((path, key));
             }
         }
-        Ok(levels)
+        Ok(required)
     }
 
     /// Subtracts the memory for the attributes of `key` from the remaining bytes. Returns the length of their text in

@@ -78,8 +78,7 @@ impl View for Precomputed {
     }
 }
 
-/// Returns the chunk that `name`, which gives its bounds, names in the directory of a scale. Returns `None` if there is
-/// no such chunk.
+/// Returns the chunk with the bounds in `name`, in the directory of a scale. Returns `None` if there is no such chunk.
 async fn resolve_chunk(lookup: &ViewLookup<'_>, directory: &Key, name: &str) -> Result<Option<Chunk>, ReadError> {
     let Some(bounds) = parse_box(name) else { return Ok(None) };
     let Some(scale_key) = directory.name().and_then(ScaleKey::parse) else { return Ok(None) };
@@ -121,7 +120,7 @@ impl PrecomputedScale {
     /// Creates the scale of the dataset at `path`.
     ///
     /// # Errors
-    /// A message for the client if a volume cannot have such a scale.
+    /// A message for the client if the dataset cannot be a scale.
     fn new(path: &str, dataset: DescribedDataset, space: CoordinateSpace) -> Result<Self, String> {
         let extent = Extent::of(&dataset)?;
         if dataset.compression().codec().is_none() {
@@ -186,7 +185,7 @@ fn scales(node: &Node) -> Result<Vec<PrecomputedScale>, String> {
     if scales.is_empty() { Err("its pyramid has no level".to_owned()) } else { Ok(scales) }
 }
 
-/// Parses the value of `type=`.
+/// Parses the value of the query parameter `type`.
 fn parse_volume_kind(name: &str) -> Result<VolumeKind, ReadError> {
     match name {
         "image" => Ok(VolumeKind::Image),
@@ -246,7 +245,7 @@ fn invalid_parameter(parameter: &'static str, detail: String) -> ReadError {
     ReadError::InvalidParameter { parameter, detail, known: Vec::new() }
 }
 
-/// Returns true if every chunk of the volume can be encoded as `compressed_segmentation`, whatever its values are.
+/// Returns true if every chunk of the volume can be encoded as `compressed_segmentation`, regardless of its values.
 ///
 /// In this encoding, offsets of tables have 24 bits, and a box of 512 voxels takes at most 1282 words. This limits the
 /// number of voxels in a chunk.
@@ -295,16 +294,16 @@ fn resolution(space: &CoordinateSpace) -> [f64; 3] {
     [0, 1, 2].map(|axis| {
         let (Some(scale), Some(described)) = (space.scale.get(axis), space.axes.get(axis)) else { return 1.0 };
         let nanometers = scale * described.unit.and_then(|unit| unit.nanometers()).unwrap_or(1.0);
-        // The conversion of units adds an error to the last digits, which is rounded off.
+        // Rounds off the error that the conversion of units adds to the last digits.
         format!("{nanometers:.12e}").parse().ok().filter(|size: &f64| size.is_normal()).unwrap_or(1.0)
     })
 }
 
 /// Returns the offset of a level in its own voxels, rounded to the nearest voxel.
 ///
-/// N5's conventions give the centre of the first voxel, but this format gives its corner. A finest level whose first
-/// centre is at 0 gets the offset 0. The origin of the volume is therefore N5's origin minus half a voxel of the finest
-/// level.
+/// N5's conventions give the centre of the first voxel, whereas this format gives its corner. A finest level whose
+/// first centre is at 0 has the offset 0. The origin of the volume is therefore N5's origin minus half a voxel of the
+/// finest level.
 fn voxel_offset(space: &CoordinateSpace, finest: &CoordinateSpace) -> [i64; 3] {
     [0, 1, 2].map(|axis| {
         let component = |list: &[f64]| list.get(axis).copied();

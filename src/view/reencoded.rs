@@ -27,7 +27,7 @@ pub(super) struct Reencoded;
 #[derive(Debug, Clone, PartialEq)]
 struct ReencodeTarget {
     encoding: BlockEncoding,
-    /// Data type of the elements. `None` keeps the stored one, without a conversion.
+    /// Data type of the elements, or `None` to keep the stored type.
     data_type: Option<DataType>,
 }
 
@@ -96,8 +96,7 @@ impl View for Reencoded {
     }
 }
 
-/// Returns the document with the attributes of the directory `key`, or [`ResolvedKey::Missing`] if there are none to
-/// show.
+/// Returns the document with the attributes of the directory `key`, or [`ResolvedKey::Missing`] if it has none to show.
 async fn attributes_document(
     lookup: &ViewLookup<'_>,
     key: &Key,
@@ -154,8 +153,8 @@ fn dataset_attributes(
     Ok(object)
 }
 
-/// Returns the attributes of a group as they are stored, but with its pyramid in the form that the strictest readers
-/// accept.
+/// Returns the attributes of a group as they are stored, except that those of its pyramid are in the form that the
+/// strictest readers accept.
 async fn group_attributes(
     lookup: &ViewLookup<'_>,
     key: &Key,
@@ -176,8 +175,8 @@ async fn group_attributes(
     Ok(object)
 }
 
-/// Returns the dataset and the grid position of the block that the lookup's key names, which may go through an alias of
-/// a level.
+/// Returns the dataset and the grid position of the block at the lookup's key. The key may contain the alias of a
+/// level.
 async fn find_block(lookup: &ViewLookup<'_>) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
     if let Some(block) = lookup.container.block_at(lookup.freshness, lookup.key).await? {
         return Ok(Some(block));
@@ -191,8 +190,8 @@ async fn find_block(lookup: &ViewLookup<'_>) -> Result<Option<(Arc<Dataset>, Gri
     lookup.container.block_at(lookup.freshness, &key).await
 }
 
-/// Returns the real key of the level `s<i>` of a pyramid whose levels have other names. Neuroglancer's `n5` source
-/// knows only the names `s<i>`.
+/// Resolves the alias `s<i>` of a pyramid's level whose real name is different. Returns the key of the level.
+/// Neuroglancer's `n5` source knows only the names `s<i>`.
 async fn resolve_level_alias(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<Key>, ReadError> {
     let (Some(number), Some(group)) = (key.name().and_then(level_number), key.parent()) else { return Ok(None) };
     if lookup.container.dataset(lookup.freshness, key).await.is_ok() {

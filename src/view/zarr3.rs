@@ -58,7 +58,7 @@ impl View for Zarr3 {
     }
 }
 
-/// Returns the array and the coordinates that the key of a chunk names, in Zarr's order.
+/// Splits the key of a chunk into the key of its array and its coordinates, which are in Zarr's order.
 fn chunk_key(key: &Key) -> Option<(Key, Vec<u64>)> {
     let segments: Vec<&str> = key.segments().collect();
     let mut coordinates: Vec<u64> = segments.iter().rev().map_while(|name| grid_component(name)).collect();

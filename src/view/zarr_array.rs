@@ -15,7 +15,7 @@ use crate::cache::{Dataset, GroupState, ReadError};
 use crate::store::Key;
 use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, to_big_endian};
 
-/// Zarr node type of a directory.
+/// Kind of node that a directory is in a Zarr hierarchy.
 #[derive(Debug)]
 pub(super) enum ZarrNodeType {
     /// No node: there is no directory, or it is a part of a dataset's grid or a dataset that is not decoded.
@@ -47,8 +47,8 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
     })
 }
 
-/// Resolves the chunk of the array `dataset` at the coordinates of a chunk key, in Zarr's order. It is missing outside
-/// the grid, and if the dataset is not decoded.
+/// Resolves the chunk at `coordinates`, which are in Zarr's order as in the key of a chunk. The chunk is missing if it
+/// is outside the grid, or if the dataset is not decoded.
 ///
 /// # Errors
 /// As [`Chunk::of_block`].
@@ -154,7 +154,7 @@ pub(super) struct ZarrLayout {
     pub(super) data_type: DataType,
     /// Encoding of the chunks.
     pub(super) encoding: ZarrEncoding,
-    /// Compression level. Decoders need neither this nor the following parameters, but configurations must contain
+    /// Compression level. Decoders need neither the level nor the following parameters, but configurations must contain
     /// them.
     pub(super) level: i64,
     /// Inner compressor of blosc.
@@ -164,8 +164,8 @@ pub(super) struct ZarrLayout {
 }
 
 impl ZarrLayout {
-    /// Returns the layout of a dataset, or `None` if it is not decoded. Parameters of the compressor are those in the
-    /// attributes where they are valid, otherwise the usual ones.
+    /// Returns the layout of a dataset, or `None` if it is not decoded. The parameters of the compressor come from the
+    /// attributes. Common values replace missing and invalid ones.
     pub(super) fn of(dataset: &DatasetAttributes) -> Option<Self> {
         let encoding = ZarrEncoding::of(dataset)?;
         let parameters = dataset.compression().parameters();

@@ -1,4 +1,4 @@
-//! Nodes of a Zarr hierarchy: the group or the array that a directory is, and its metadata.
+//! Nodes of a Zarr hierarchy, which are groups and arrays, and their metadata.
 //!
 //! Pyramids of every convention become OME-NGFF images. Source: <https://ngff.openmicroscopy.org/0.4/> and
 //! <https://ngff.openmicroscopy.org/0.5/>, which differ only in the place of the version.
@@ -51,8 +51,8 @@ pub(super) enum ZarrNode {
 }
 
 impl ZarrNode {
-    /// Creates the Zarr node of a directory whose name is `name`, or returns `None` for a dataset that is not decoded.
-    /// For a level of a pyramid, `level` is the coordinate space that the pyramid gives to the level.
+    /// Creates the Zarr node of a directory with the name `name`, or returns `None` for a dataset that is not decoded.
+    /// If the directory is a level of a pyramid, `level` is the coordinate space that the pyramid gives to it.
     pub(super) fn of(
         node: &Node,
         name: Option<&str>,
@@ -100,7 +100,7 @@ impl CopiedAttributes {
     }
 }
 
-/// Returns the attributes of OME-NGFF except `multiscales`: those inside `ome`, then those beside it that `ome` lacks.
+/// Returns the attributes of OME-NGFF except `multiscales`. Those inside `ome` take precedence over those beside it.
 fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
     let mut nested = None;
     let mut top_level = [None; OME_KEYS.len()];
@@ -129,7 +129,7 @@ fn ome_attributes(text: &[u8]) -> JsonObjectBuilder {
     ome
 }
 
-/// Returns the size and unit of a voxel along each axis, such as `"4 nm"`, in the form that TensorStore and
+/// Returns the voxel size along each axis with its unit, such as `"4 nm"`, in the form that TensorStore and
 /// Neuroglancer read. Returns `None` if nothing is known.
 ///
 /// Source: TensorStore `driver/zarr3/metadata.cc`; Neuroglancer `src/datasource/zarr/metadata/parse.ts`, which
@@ -149,7 +149,7 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
     has_units.then_some(Value::Array(units))
 }
 
-/// Returns the Zarr node of the directory `key` with its memory permit, or `None` if the directory is no node
+/// Returns the Zarr node of the directory `key` with its memory permit, or `None` if the directory is not a node
 /// ([`ZarrNodeType::Missing`]).
 ///
 /// # Errors
@@ -194,12 +194,12 @@ async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<C
     Ok(None)
 }
 
-/// Returns the path of `key` relative to `group`, with which `key` begins.
+/// Returns the path of `key` relative to `group`, which must be a prefix of `key`.
 pub(super) fn relative_path<'a>(group: &Key, key: &'a Key) -> &'a str {
     key.as_str().strip_prefix(group.as_str()).unwrap_or_default().trim_start_matches('/')
 }
 
-/// Returns a document with the memory permit under which it was made.
+/// Returns a document with the memory permit that covers it.
 pub(super) fn document(object: JsonObjectBuilder, memory: Option<MemoryPermit>) -> ResolvedKey {
     ResolvedKey::Document { text: object.into_text(), memory }
 }
@@ -210,9 +210,9 @@ const RANKS: RangeInclusive<usize> = 2..=5;
 /// Returns an entry of `multiscales` without its version, for a pyramid of any convention, or `None` if OME-NGFF cannot
 /// describe the pyramid.
 ///
-/// - Axes are in the order of the data, the slowest first. OME-NGFF requires time, channels, space. For images that are
-///   stored in another order, the true order is more important than this rule.
-/// - Levels with another data type than the finest level, and levels that are not decoded, are left out.
+/// - Axes are in the order of the data, the slowest first. OME-NGFF requires the order time, channels, space. An image
+///   that is stored in another order breaks this rule, because axes in the required order would not match the data.
+/// - Levels that differ in data type from the finest level, and levels that are not decoded, are left out.
 fn multiscales_entry(node: &Node, pyramid: &Pyramid, name: Option<&str>) -> Option<Map<String, Value>> {
     let data_type_of = |level: &PyramidLevel| {
         let document = node.child_documents.get(&level.path)?.clone();

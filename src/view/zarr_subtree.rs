@@ -11,7 +11,7 @@ use crate::cache::{GroupState, MemoryPermit, ReadError};
 use crate::store::Key;
 use n5_metadata::{CoordinateSpace, Node};
 
-/// Maximum number of directories that are described together.
+/// Maximum number of directories in one consolidated document.
 const MAX_DIRECTORIES: usize = 500;
 
 /// Approximate upper bound of the memory for one directory in bytes, in addition to the memory for its attributes.
@@ -21,9 +21,9 @@ const DIRECTORY_OVERHEAD_BYTES: u64 = 8 << 10;
 /// the memory for the interpreted attributes alone.
 const TREE_MEMORY_FACTOR: u64 = 2;
 
-/// Maximum memory of the interpreted attributes of all directories, in bytes.
+/// Maximum total memory of all interpreted attributes, in bytes.
 const MAX_TREE_BYTES: u64 = 16 << 20;
-/// Maximum length of the text of the attributes of all directories, in bytes.
+/// Maximum total length of all attributes' texts, in bytes.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 
 /// A directory that the survey found.
@@ -38,8 +38,8 @@ struct SurveyedDirectory {
     text_bytes: u64,
 }
 
-/// Returns the group `key` and every group and array below it, by relative path (`""` for the group itself), with their
-/// memory permit. Returns `None` if there are too many for one document or for the memory, or if some cannot be seen.
+/// Returns the group `key` and every group and array below it, each with its path relative to `key`, and their memory
+/// permit. Returns `None` if they are too many for one document or for the memory, or if some are hidden.
 ///
 /// # Errors
 /// [`ReadError`] if the store fails or memory is short.
@@ -52,17 +52,15 @@ pub(super) async fn read_subtree(
     let Some((directories, memory_bytes)) = survey else { return Ok(None) };
     // This request holds no attributes while it waits for memory.
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
-    let nodes = async {
-        let mut nodes = load_nodes(lookup, key, &directories).await?;
-        let paths: Vec<&str> = directories.iter().map(|directory| relative_path(key, &directory.key)).collect();
-        let levels = link_levels(&mut nodes, &paths);
-        zarr_nodes(lookup, &directories, &paths, &nodes, &levels).await
-    };
-    let nodes = lookup.container.abort_if_contended(key, Box::pin(nodes)).await?;
-    Ok(Some((nodes, memory)))
+    let read_zarr_nodes = Box::pin(async {
+        let nodes = load_nodes(lookup, key, &directories).await?;
+        zarr_nodes(lookup, key, &directories, nodes).await
+    });
+    let zarr_nodes = lookup.container.abort_if_contended(key, read_zarr_nodes).await?;
+    Ok(Some((zarr_nodes, memory)))
 }
 
-/// Loads the surveyed directories from `key` on, without the levels of their pyramids.
+/// Loads the surveyed directories, beginning with `key`, without the levels of their pyramids.
 async fn load_nodes(
     lookup: &ViewLookup<'_>,
     key: &Key,
@@ -92,45 +90,29 @@ async fn load_nodes(
     Ok(nodes)
 }
 
-/// Gives each pyramid the documents of its levels. Returns the coordinate spaces that pyramids give to their levels, by
-/// the index of the level.
-fn link_levels(nodes: &mut [Node], paths: &[&str]) -> HashMap<usize, CoordinateSpace> {
-    let indices: HashMap<&str, usize> = paths.iter().enumerate().map(|(index, path)| (*path, index)).collect();
-    let mut levels = HashMap::new();
-    for (index, path) in paths.iter().enumerate() {
+/// Returns the Zarr nodes of the surveyed directories by path.
+async fn zarr_nodes(
+    lookup: &ViewLookup<'_>,
+    key: &Key,
+    directories: &[SurveyedDirectory],
+    mut nodes: Vec<Node>,
+) -> Result<Vec<(String, ZarrNode)>, ReadError> {
+    let paths = directories.iter().map(|directory| relative_path(key, &directory.key));
+    let indices: HashMap<&str, usize> = paths.enumerate().map(|(index, path)| (path, index)).collect();
+    let mut level_spaces = HashMap::new();
+    let mut zarr_nodes = Vec::new();
+    for (index, directory) in directories.iter().enumerate() {
+        let path = relative_path(key, &directory.key);
         let index_of = |level: &str| {
             let joined = if path.is_empty() { level.to_owned() } else { format!("{path}/{level}") };
             indices.get(joined.as_str()).copied()
         };
-        let document_of = |level: String| {
-            let document = nodes.get(index_of(&level)?)?.document.clone()?.ok()?;
-            Some((level, document))
-        };
-        let required = nodes.get(index).map(n5_metadata::required_paths).unwrap_or_default();
-        let documents: Vec<_> = required.into_iter().filter_map(document_of).collect();
-        let Some(node) = nodes.get_mut(index) else { continue };
-        node.child_documents.extend(documents);
-        let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new()) else { continue };
-        for (number, level) in pyramid.levels.iter().enumerate() {
-            let space = CoordinateSpace::of_level(&pyramid, number);
-            if let Some(level_index) = index_of(&level.path).filter(|_| space.is_calibrated) {
-                levels.insert(level_index, space);
-            }
+        add_child_documents(&mut nodes, index, index_of);
+        let Some(node) = nodes.get(index) else { continue };
+        if !directory.is_dataset {
+            // The levels of a pyramid come after the pyramid, so their spaces are known when it is their turn.
+            level_spaces.extend(spaces_of_levels(node, index_of));
         }
-    }
-    levels
-}
-
-/// Returns the Zarr nodes of the surveyed directories by path.
-async fn zarr_nodes(
-    lookup: &ViewLookup<'_>,
-    directories: &[SurveyedDirectory],
-    paths: &[&str],
-    nodes: &[Node],
-    levels: &HashMap<usize, CoordinateSpace>,
-) -> Result<Vec<(String, ZarrNode)>, ReadError> {
-    let mut zarr_nodes = Vec::new();
-    for (index, ((directory, path), node)) in directories.iter().zip(paths).zip(nodes).enumerate() {
         let is_dataset = node.is_dataset();
         let text = match directory.text_bytes {
             0 => Bytes::new(),
@@ -139,15 +121,41 @@ async fn zarr_nodes(
         let text_bytes = text.len();
         let copy = move || CopiedAttributes::of(&text, is_dataset);
         let copied = lookup.container.run_document_job(text_bytes, copy).await?;
-        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), levels.get(&index), copied) {
-            zarr_nodes.push(((*path).to_owned(), zarr_node));
+        if let Some(zarr_node) = ZarrNode::of(node, directory.key.name(), level_spaces.get(&index), copied) {
+            zarr_nodes.push((path.to_owned(), zarr_node));
         }
     }
     Ok(zarr_nodes)
 }
 
-/// Finds the directories from `key` on, each after its parent, and measures their attributes, without keeping them in
-/// memory. Also returns the memory that their nodes take, in bytes. Returns `None` if there are too many directories or
+/// Adds the documents that the description of the node at `index` requires. `index_of` returns the index of the node at
+/// a path relative to this node.
+fn add_child_documents(nodes: &mut [Node], index: usize, index_of: impl Fn(&str) -> Option<usize>) {
+    let required = nodes.get(index).map(n5_metadata::required_paths).unwrap_or_default();
+    for path in required {
+        let child = index_of(&path).and_then(|child| nodes.get(child)?.document.clone());
+        if let (Some(node), Some(Ok(document))) = (nodes.get_mut(index), child) {
+            node.child_documents.insert(path, document);
+        }
+    }
+}
+
+/// Returns the coordinate spaces that a pyramid gives to its levels, by the index of the level. `index_of` returns the
+/// index of the node at a path relative to the pyramid.
+fn spaces_of_levels(node: &Node, index_of: impl Fn(&str) -> Option<usize>) -> Vec<(usize, CoordinateSpace)> {
+    let Some(pyramid) = n5_metadata::pyramid(node, &mut Vec::new()) else { return Vec::new() };
+    let mut spaces = Vec::new();
+    for (number, level) in pyramid.levels.iter().enumerate() {
+        let space = CoordinateSpace::of_level(&pyramid, number);
+        if let Some(index) = index_of(&level.path).filter(|_| space.is_calibrated) {
+            spaces.push((index, space));
+        }
+    }
+    spaces
+}
+
+/// Finds `key` and all directories below it, each after its parent, and measures their attributes without keeping them.
+/// Also returns the memory in bytes that their nodes take. Returns `None` if there are too many directories or
 /// attributes.
 async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<SurveyedDirectory>, u64)>, ReadError> {
     let new_directory = |key, parent_index| SurveyedDirectory { key, parent_index, is_dataset: false, text_bytes: 0 };

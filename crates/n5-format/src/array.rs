@@ -16,7 +16,7 @@ pub struct Array {
     pub data: Bytes,
 }
 
-/// One loop of a copy: `count` elements or runs, with the distances in bytes between neighbours in the source and the
+/// One loop of a copy: `count` elements or runs, and the distances in bytes between neighbours in the source and in the
 /// target.
 #[derive(Debug, Clone, Copy)]
 struct Loop {
@@ -78,7 +78,7 @@ pub fn paste_zeros(
     plan.is_some_and(|plan| plan.fill(to, width))
 }
 
-/// Plan of one paste from a block to a region. Offsets are in bytes.
+/// Plan for copying the shared samples of a block and a region. Offsets are in bytes.
 #[derive(Debug)]
 struct CopyPlan {
     /// Offset of the first sample in the block.

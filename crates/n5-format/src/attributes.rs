@@ -1,4 +1,4 @@
-//! The array attributes of a dataset, parsed as leniently as by the programs that write them.
+//! The array attributes of a dataset. They are parsed leniently, because programs write them in several forms.
 
 use std::borrow::Borrow;
 use std::ops::Deref;

@@ -7,7 +7,7 @@ use crate::compression::wrong_length;
 use crate::grid::product;
 use crate::{BlockEncoding, CancelCheck, Codec, CodecError, Coords, DatasetAttributes, Scratch};
 
-/// Mode of a stored block, which the first word of the header gives.
+/// Mode of a stored block, given by the first word of its header.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum BlockMode {
     /// Mode 0: the number of elements is the product of the block's size.
@@ -29,16 +29,17 @@ pub struct BlockHeader {
     pub mode: BlockMode,
     /// Size of the block in elements, N5 axis order; empty for [`BlockMode::Object`].
     pub size: Coords,
-    /// Number of elements (bytes for [`BlockMode::Object`]), or `None` if it exceeds a `u64`.
+    /// Number of elements, or of bytes for [`BlockMode::Object`]. `None` if the number exceeds a `u64`.
     pub elements: Option<u64>,
-    /// Length of the header: number of bytes before the payload.
+    /// Length of the header in bytes. The payload follows the header.
     pub len: usize,
 }
 
 /// A decoded block.
 #[derive(Debug, Clone)]
 pub struct Block {
-    /// Size in elements, N5 axis order: full, cropped at the edge, or smaller than `blockSize` inside the grid.
+    /// Size in elements, N5 axis order. It is smaller than `blockSize` if the block is cropped at the edge or partly
+    /// written.
     pub size: Coords,
     /// Little-endian elements, first axis fastest: `product(size)` times the element size in bytes.
     pub data: Bytes,
@@ -101,7 +102,7 @@ pub enum BlockError {
 }
 
 impl BlockError {
-    /// Returns true if reading the file again may help, because the file may have been read during a write.
+    /// Returns true if the file may have been read while it was being written, so that reading it again may help.
     pub fn may_be_torn(&self) -> bool {
         !matches!(self, Self::Unsupported(_) | Self::OverLimit { .. } | Self::Payload(CodecError::Cancelled))
     }
@@ -146,8 +147,8 @@ impl BlockHeader {
         Ok(Self { mode, size, elements, len })
     }
 
-    /// Returns the maximum length of a header in bytes, for a dataset of `rank` axes. [`Self::of_raw_block`] needs at
-    /// most this many bytes from the beginning of a file.
+    /// Returns the maximum length of a header in bytes, for a dataset with `rank` axes. [`Self::of_raw_block`] needs no
+    /// more bytes than these from the beginning of a file.
     pub fn max_len(rank: usize) -> u64 {
         (rank as u64).saturating_mul(8).saturating_add(8)
     }
@@ -219,7 +220,7 @@ impl BlockHeader {
         header
     }
 
-    /// Checks that the block holds elements of the dataset, as many as its size says.
+    /// Checks that the block holds elements of the dataset, and as many as its size requires.
     ///
     /// # Errors
     /// [`BlockError::Unsupported`], [`BlockError::Rank`] or [`BlockError::TooLargeForGrid`].
@@ -271,9 +272,8 @@ impl Block {
         Ok(DecodePlan::new(stored, attributes, position)?.decoded_bytes)
     }
 
-    /// Returns the largest number of bytes that decoding a block of this dataset can take if its file has
-    /// `stored_bytes` bytes: the result and the codec's scratch memory. Returns 0 if blocks of the dataset are not
-    /// decoded.
+    /// Returns an upper bound of the memory in bytes for decoding a block of this dataset whose file has `stored_bytes`
+    /// bytes: the result and the codec's scratch memory. Returns 0 if blocks of the dataset cannot be decoded.
     pub fn max_decode_memory_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
         let Some(codec) = attributes.compression().codec() else { return 0 };
         let Some(width) = attributes.data_type().size_bytes() else { return 0 };
@@ -304,8 +304,8 @@ impl Block {
 
     /// Like [`Self::decode`], but with reusable buffers and cancellation.
     ///
-    /// The block takes the output buffer of `buffers` if its capacity is exactly the size of the elements. Decoding
-    /// stops when `cancel_check` reports cancellation.
+    /// The decoded block takes over the output buffer of `buffers` if the buffer's capacity is exactly the size of the
+    /// elements. Decoding stops when `cancel_check` reports cancellation.
     ///
     /// # Errors
     /// See [`Self::decode`]; [`CodecError::Cancelled`] if `cancel_check` reports cancellation.
@@ -334,9 +334,9 @@ impl Block {
         Ok(Self { size: plan.header.size, data: to_big_endian(data, plan.width) })
     }
 
-    /// Decompresses a block that is pasted immediately and not kept, so that `buffers` can be reused for the next
-    /// block. Returns the size of the block in elements, and the elements, big-endian as stored. These are the input of
-    /// [`paste_big_endian`](crate::paste_big_endian).
+    /// Decompresses a block whose elements are pasted immediately, so that `buffers` can be reused for the next block.
+    /// Returns the size of the block in elements, and the elements, big-endian as stored.
+    /// [`paste_big_endian`](crate::paste_big_endian) takes them in this form.
     ///
     /// # Errors
     /// See [`Self::decode_with`].
@@ -475,8 +475,8 @@ pub fn block_header(size: &[u64]) -> Option<Vec<u8>> {
     Some(header)
 }
 
-/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format, or back. Works in
-/// place if the buffer is not shared.
+/// Converts little-endian elements of `width` bytes to big-endian, the byte order of the format, or vice versa. Works
+/// in place if the buffer is not shared.
 pub fn to_big_endian(data: Bytes, width: usize) -> Bytes {
     if width == 1 || data.is_empty() {
         return data;

@@ -66,7 +66,7 @@ macro_rules! float_to_integer {
     }};
 }
 
-/// Converts elements of the type `$a` by [`convert_elements`]. `$to_integer` is one of the macros above.
+/// Converts elements of the type `$a` with [`convert_elements`]. `$to_integer` is one of the macros above.
 ///
 /// For example, the conversion from float32 to uint8 becomes a call of `convert_elements` with `f32::from_le_bytes`,
 /// `|value| float_to_integer!(value, u8)` and `u8::to_le_bytes`.

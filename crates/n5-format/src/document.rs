@@ -7,10 +7,10 @@ use serde_json::{Map, Value};
 use crate::compression::Codecs;
 use crate::json::{self, JsonError, JsonMembers, MEMBER_BYTES};
 
-/// Maximum number of bytes for the values of a document's interpreted members, as `json::tree_bytes` counts them.
+/// Maximum memory in bytes for the values of a document's interpreted members.
 pub const MAX_INTERPRETED_BYTES: u64 = 256 << 10;
 
-/// Maximum number of bytes for each member that describes the array of a dataset, as `json::tree_bytes` counts them.
+/// Maximum memory in bytes for the value of each member that describes the array of a dataset.
 const MAX_ARRAY_MEMBER_BYTES: u64 = 8 << 10;
 
 /// Maximum number of pyramid levels that are read.
@@ -40,8 +40,8 @@ const MULTISCALES: Projection = Projection::First(
     ]),
 );
 
-/// Interpreted members: name, maximum size in bytes, and projection. The array attributes come first, so that no other
-/// member can use up their share of the memory.
+/// Interpreted members: name, maximum memory in bytes, and projection. The array attributes come first, so that no
+/// other member can use up their share of the memory.
 ///
 /// Every member that this crate or `n5-metadata` reads must be listed here. All other members are dropped.
 const INTERPRETED: &[(&str, u64, Projection)] = &[
@@ -111,8 +111,8 @@ struct InterpretedMembers {
 }
 
 impl Projection {
-    /// Passes the pieces of this projection of `value` to `emit`: whole values (`true`) and the text between them
-    /// (`false`). `value` must be well formed.
+    /// Splits the projection of `value` into pieces and passes each to `emit`, with `true` for a whole value and
+    /// `false` for text between values. `value` must be well formed.
     fn project(self, value: &str, emit: &mut dyn FnMut(&str, bool)) {
         match (self, value.as_bytes().first()) {
             (Self::Shallow | Self::First(..), Some(b'{')) => emit("{}", true),
@@ -155,10 +155,11 @@ impl Projection {
 }
 
 impl AttributesDocument {
-    /// Parses the bytes of an `attributes.json`: strict JSON, with or without a byte order mark. Of duplicate members,
-    /// the last counts. If the document describes a dataset, its blocks are decoded by the codecs of this crate.
+    /// Parses the bytes of an `attributes.json`: strict JSON, with or without a byte order mark. If a member occurs
+    /// more than once, the last one counts. If the document describes a dataset, its blocks are decoded by the codecs
+    /// of this crate.
     ///
-    /// The memory that parsing takes is independent of the length and depth of the text. The result takes at most
+    /// The memory for parsing is independent of the length and depth of the text. The result takes at most
     /// [`MAX_INTERPRETED_BYTES`].
     ///
     /// # Errors
@@ -207,7 +208,7 @@ impl AttributesDocument {
         Ok(Self(Arc::new(InterpretedMembers { members, unreadable, tree_bytes, codecs: codecs.clone() })))
     }
 
-    /// Returns the codecs by which blocks of a dataset that this document describes are decoded.
+    /// Returns the codecs used to decode the blocks of the dataset that this document describes.
     pub fn codecs(&self) -> &Codecs {
         &self.0.codecs
     }
@@ -217,7 +218,7 @@ impl AttributesDocument {
         &self.0.members
     }
 
-    /// Returns the names of the interpreted members that are present but cannot be read, each with the reason. They
+    /// Returns the name of each interpreted member that is present but cannot be read, with the reason. Such members
     /// count as absent.
     pub fn unreadable(&self) -> &[(&'static str, String)] {
         &self.0.unreadable
@@ -230,7 +231,7 @@ impl AttributesDocument {
         ["dimensions", "blockSize", "dataType"].into_iter().all(is_present)
     }
 
-    /// Returns an upper bound of the bytes that this document takes.
+    /// Returns an upper bound of the memory that this document takes, in bytes.
     pub fn tree_bytes(&self) -> u64 {
         self.0.tree_bytes
     }
@@ -250,8 +251,8 @@ impl From<JsonError> for DocumentError {
     }
 }
 
-/// Returns the values of the members in [`INTERPRETED`], in the order of the list. Of duplicate members, the last
-/// counts.
+/// Returns the values of the members in [`INTERPRETED`], in the order of the list. If a member occurs more than once,
+/// the last one counts.
 fn interpreted_values(text: &str) -> Result<[Option<&str>; INTERPRETED.len()], JsonError> {
     let mut values = [None; INTERPRETED.len()];
     let mut members = JsonMembers::parse(text)?;

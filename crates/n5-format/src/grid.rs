@@ -42,7 +42,7 @@ pub enum RegionError {
 }
 
 impl Region {
-    /// Creates a region of the samples `start + k * step`, `shape` of them along each axis.
+    /// Creates a region with `shape` samples along each axis: the elements `start + k * step`.
     ///
     /// # Errors
     /// [`RegionError`] if the lists differ in length, a step is 0 or the end overflows.
@@ -97,9 +97,8 @@ impl Region {
         product(&self.shape)
     }
 
-    /// Returns the part of this region with the samples `from .. from + count` along `axis`.
-    ///
-    /// The range is clipped to the region's shape.
+    /// Returns the part of this region that holds the samples `from .. from + count` along `axis`. The range is clipped
+    /// to the region's shape.
     #[must_use]
     pub fn narrow(&self, axis: usize, from: u64, count: u64) -> Self {
         let mut part = self.clone();
@@ -111,7 +110,7 @@ impl Region {
         part
     }
 
-    /// Returns the numbers of the samples along `axis` whose elements lie in `low .. high`, as a half-open range.
+    /// Returns the half-open range of the samples along `axis` whose elements lie in `low .. high`.
     pub fn samples_within(&self, axis: usize, low: u64, high: u64) -> (u64, u64) {
         let start = i128::from(self.start[axis]);
         let step = i128::from(self.step[axis]);
@@ -124,7 +123,7 @@ impl Region {
         (from, first_at_or_after(high).max(from))
     }
 
-    /// Returns the index of the element of a sample along `axis`, or `None` if it is negative.
+    /// Returns the index along `axis` of the element that a sample stands for, or `None` if the index is negative.
     pub fn index(&self, axis: usize, sample: u64) -> Option<u64> {
         let moved = i128::from(sample).saturating_mul(i128::from(self.step[axis]));
         u64::try_from(i128::from(self.start[axis]).saturating_add(moved)).ok()
@@ -192,8 +191,8 @@ impl BlockGrid {
     pub fn spread_positions(&self) -> impl Iterator<Item = GridPosition> + use<> {
         let shape = self.shape();
         let total = shape.iter().fold(1u128, |n, count| n.saturating_mul(u128::from(*count))).min(1 << 64);
-        // Multiples of about 0.618 (the golden section) of the total, modulo the total, do not cluster. A step that is
-        // coprime to the total visits every block once.
+        // Consecutive positions are about 0.618 of the total apart (the golden section), modulo the total, so that they
+        // do not cluster. A step that is coprime to the total visits every block once.
         let golden = total.saturating_mul(618).checked_div(1000).unwrap_or(0).max(1);
         let step = (golden..=total.max(golden)).find(|step| coprime(*step, total)).unwrap_or(1);
         (0..total).map(move |n| {
@@ -254,7 +253,7 @@ struct AxisCover {
 const CONSECUTIVE: AxisCover = AxisCover { first: 0, count: 0, start: 0, step: 1, block: 1 };
 
 impl AxisCover {
-    /// Returns the index of the touched block number `n`.
+    /// Returns the index of the `n`th touched block, counted from 0.
     fn nth(&self, n: u64) -> u64 {
         let sample = self.first.saturating_add(n);
         // Along most axes the touched blocks have no gaps, and then no multiplication or division is needed.
@@ -319,8 +318,8 @@ impl Iterator for CoveringBlocks {
     }
 }
 
-/// Advances a cursor by one position, first axis fastest. `cursor` yields the index along each axis and the number of
-/// indices of this axis. Returns false if the position was the last one; the cursor is then at the first.
+/// Advances a cursor by one position, first axis fastest. For each axis, `cursor` yields the current index and the
+/// number of indices. Returns false if the position was the last one. The cursor is then back at the first position.
 pub(crate) fn advance<'a>(cursor: impl Iterator<Item = (&'a mut u64, u64)>) -> bool {
     for (index, count) in cursor {
         *index = index.saturating_add(1);

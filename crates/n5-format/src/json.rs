@@ -1,5 +1,5 @@
-//! Scanner of JSON text, which takes one pass and constant memory. It validates a text, finds the members of an object,
-//! and computes an upper bound of the memory that the tree of a value takes.
+//! Scanner of JSON text that works in one pass and constant memory. It validates a text, finds the members of an
+//! object, and computes an upper bound of the memory that the tree of a value takes.
 //!
 //! Source: RFC 8259. Numbers of any size and unpaired surrogates in escapes are accepted.
 
@@ -43,8 +43,8 @@ pub enum JsonError {
     TooDeep,
 }
 
-/// Maximum length of a member's name whose escapes are decoded. No name of interest is longer, even with all characters
-/// escaped.
+/// Maximum length in bytes of a name whose escapes are decoded. No name of interest is longer, even if all its
+/// characters are escaped.
 const LONG_NAME_BYTES: usize = 512;
 
 /// A member of an object, as written in the text.
@@ -360,7 +360,7 @@ impl<'a> JsonScanner<'a> {
         if self.eat(b':') { Ok(key) } else { Err(self.syntax_error("a colon")) }
     }
 
-    /// Scans a string, of which the opening quotation mark is the next byte. Returns it with its quotation marks.
+    /// Scans a string that begins at the next byte. Returns the string with its quotation marks.
     fn string(&mut self) -> Result<&'a str, JsonError> {
         let start = self.at;
         self.at += 1;

@@ -6,7 +6,7 @@ use serde::Serialize;
 
 use crate::json::{self, JsonMember, JsonMembers};
 
-/// Builder for the text of a JSON object. Names may be repeated: readers take the last of equal names.
+/// Builder for the text of a JSON object. A name may be added more than once; readers then take the last value.
 #[derive(Debug, Clone, Default)]
 pub struct JsonObjectBuilder {
     /// Text of the members, without the braces of the object.
@@ -14,8 +14,9 @@ pub struct JsonObjectBuilder {
 }
 
 impl JsonObjectBuilder {
-    /// Copies the members of an `attributes.json` for whose names `predicate` returns true, without the white space
-    /// between tokens. Stops at the first syntax error, so bytes that are not JSON give an empty object.
+    /// Creates an object with those members of an `attributes.json` for whose names `predicate` returns true. White
+    /// space between tokens is removed. Copying stops at the first syntax error, so bytes that are not JSON give an
+    /// empty object.
     pub fn from_matching(bytes: &[u8], mut predicate: impl FnMut(&str) -> bool) -> Self {
         let mut object = Self::default();
         // The copied text is at most as long as the input.
@@ -29,7 +30,7 @@ impl JsonObjectBuilder {
         object
     }
 
-    /// Appends a member copied from the text of another object.
+    /// Appends a member that is copied from the text of another object.
     pub fn push_member(&mut self, member: JsonMember<'_>) {
         self.push_comma();
         self.members.push_str(member.key);
@@ -37,7 +38,7 @@ impl JsonObjectBuilder {
         json::compact(member.value, &mut self.members);
     }
 
-    /// Appends a member with a serialized value.
+    /// Appends a member with the name `name` and the serialized `value`.
     pub fn insert(&mut self, name: &str, value: &impl Serialize) {
         self.push_name(name);
         // Serialization fails only for maps whose keys are not strings, and no such map is passed.
@@ -62,7 +63,8 @@ impl JsonObjectBuilder {
         }
     }
 
-    /// Appends the members of `other` whose names this object lacks. Allocates 8 bytes for each member of this object.
+    /// Appends those members of `other` whose names do not occur in this object. Allocates 8 bytes for each member of
+    /// this object.
     pub fn extend_missing(&mut self, other: &Self) {
         if other.is_empty() {
             return;
@@ -88,7 +90,7 @@ impl JsonObjectBuilder {
         self.members.is_empty()
     }
 
-    /// Returns the length of the text in bytes, without braces.
+    /// Returns the length in bytes of the members' text, without the braces of the object.
     pub fn len(&self) -> usize {
         self.members.len()
     }
@@ -102,8 +104,9 @@ impl JsonObjectBuilder {
         text
     }
 
-    /// Reserves space for `bytes` more bytes. Space for a long text is reserved exactly, so that it is copied only
-    /// once. For short texts the buffer grows geometrically, so that not each of them moves the text before it.
+    /// Reserves space for `bytes` more bytes. For a long text, exactly this space is reserved, so that the text is
+    /// copied only once. For short texts, the buffer grows geometrically, so that appending many of them rarely moves
+    /// the buffer.
     fn reserve(&mut self, bytes: usize) {
         if bytes > self.len() / 2 { self.members.reserve_exact(bytes) } else { self.members.reserve(bytes) }
     }
@@ -121,7 +124,7 @@ impl JsonObjectBuilder {
     }
 }
 
-/// Calls `visit` with each of `members`, up to the first syntax error.
+/// Calls `visit` with each member, in order, and stops at the first syntax error. Does nothing if `members` is `None`.
 pub fn for_each_member<'a>(members: Option<JsonMembers<'a>>, mut visit: impl FnMut(JsonMember<'a>)) {
     let Some(mut members) = members else { return };
     while let Ok(Some(member)) = members.next_member() {
@@ -129,7 +132,7 @@ pub fn for_each_member<'a>(members: Option<JsonMembers<'a>>, mut visit: impl FnM
     }
 }
 
-/// Returns the text of an `attributes.json` without its byte order mark; empty if the bytes are not UTF-8.
+/// Returns the text of an `attributes.json` without its byte order mark, or an empty text if the bytes are not UTF-8.
 pub fn attributes_text(bytes: &[u8]) -> &str {
     let bytes = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
     std::str::from_utf8(bytes).unwrap_or_default()

@@ -1,6 +1,6 @@
 #![doc = include_str!("../README.md")]
 
-/// Version of the N5 specification that data written by this crate follow.
+/// Version of the N5 specification that this crate follows when it writes data.
 pub const VERSION: &str = "4.0.0";
 
 mod array;

@@ -8,11 +8,11 @@ use smallvec::SmallVec;
 use crate::grid::advance;
 use crate::{Coords, Region};
 
-/// Largest read, in bytes.
+/// Maximum length of a read in bytes.
 const MAX_READ_BYTES: u64 = 1 << 20;
 
-/// Minimum cost of a read in bytes. Gaps between samples that are smaller than this are read together with the samples,
-/// because a separate read takes 10 to 90 us, in which memory delivers more bytes.
+/// Minimum cost of a read in bytes. Samples with smaller gaps between them are read together, including the gaps,
+/// because a separate read takes 10 to 90 us. Memory delivers more bytes than such a gap has in this time.
 const MIN_READ_COST_BYTES: u64 = 64 << 10;
 
 /// Samples of a region along one axis of a block.
@@ -29,13 +29,13 @@ struct AxisSamples {
 }
 
 impl AxisSamples {
-    /// Returns the number of elements from the first sample to the last, both included.
+    /// Returns the number of elements from the first sample to the last one, inclusive.
     fn extent(&self) -> u64 {
         self.count.saturating_sub(1).saturating_mul(self.step).saturating_add(1)
     }
 }
 
-/// Iterator over the reads that fetch the samples of a region from a block whose elements are contiguous, first axis
+/// Iterator over the reads that cover the samples of a region in a block whose elements are contiguous, first axis
 /// fastest.
 ///
 /// Each read is a contiguous box of the block: the whole block along the fastest axes, a range of the next axis, and a
@@ -92,7 +92,7 @@ impl RangeReads {
         Some(Self::from_samples(size, width as u64, &samples, region.step(), max_bytes.min(MAX_READ_BYTES)))
     }
 
-    /// Creates the reads for samples that are `step` elements apart, beginning at the first element of a block.
+    /// Creates the reads for samples at a distance of `step` elements, beginning with the first element of a block.
     /// `counts` is the number of samples along each axis.
     pub fn from_counts(size: &Coords, width: u64, counts: &Coords, step: &Coords) -> Self {
         let samples: SmallVec<[_; 6]> = counts.iter().map(|count| (0, (*count).max(1))).collect();

@@ -14,7 +14,8 @@ const MAX_DISTINCT: u64 = 1 << 16;
 #[derive(Debug)]
 pub struct StatisticsAccumulator {
     key_encoding: KeyEncoding,
-    /// Number of occurrences of each 16-bit key if elements are counted by value, otherwise all keys.
+    /// Number of occurrences of each 16-bit key if elements are counted by value. Otherwise, the keys of all elements
+    /// that are kept.
     tally: Vec<u64>,
     /// Sampling interval: every `step`-th element is kept. Always 1 for types that are counted by value.
     step: usize,
@@ -42,8 +43,8 @@ pub struct Statistics {
     pub max: Option<ElementValue>,
     /// Mean of the finite elements; also `None` if their sum exceeds the range of `f64`.
     pub mean: Option<f64>,
-    /// For each requested percentage, the smallest element such that at least that percentage of the finite elements
-    /// are not larger.
+    /// Percentiles of the finite elements, one for each requested percentage: the smallest element that is greater than
+    /// or equal to at least this percentage of the elements.
     pub percentiles: Option<Vec<ElementValue>>,
     /// Number of finite elements per bin: `bins` intervals of equal width from `min` to `max`. The last includes `max`.
     pub histogram: Option<Vec<u64>>,
@@ -187,8 +188,8 @@ impl StatisticsAccumulator {
 }
 
 impl Statistics {
-    /// Returns the statistics of `elements` elements that are zero because their blocks are missing. They do not count
-    /// as examined.
+    /// Returns the statistics of `elements` elements that are zero because their blocks are missing. These elements do
+    /// not count as examined.
     pub fn of_zeros(data_type: &DataType, elements: u64, bins: usize, percentages: &[f64]) -> Option<Self> {
         let mut accumulator = StatisticsAccumulator::new(data_type, 1, 1)?;
         accumulator.push(&vec![0; accumulator.key_encoding.width()]);
@@ -199,7 +200,8 @@ impl Statistics {
         Some(summary)
     }
 
-    /// Fills in the statistics in one pass over `runs`: keys in ascending order, each with its number of occurrences.
+    /// Fills in the statistics in one pass over `runs`, which yields the keys in ascending order, each with its number
+    /// of occurrences.
     #[expect(clippy::cast_precision_loss, reason = "counts are below 2^53, and the mean is rounded")]
     fn fill(
         &mut self,
@@ -371,7 +373,7 @@ impl KeyEncoding {
         })
     }
 
-    /// Number of bytes of an element.
+    /// Returns the size of an element in bytes.
     fn width(self) -> usize {
         match self {
             Self::Unsigned(width) | Self::Signed(width) => width,

@@ -22,12 +22,17 @@ pub struct Calibration {
 }
 
 impl Calibration {
-    /// Reads the attributes; skips malformed ones and adds a problem for each.
+    /// Reads the attributes of a dataset. Malformed ones are skipped, and a problem is added for each.
     ///
-    /// The sources, in order of precedence, are `axes`, `units` and `resolution` as TensorStore and Neuroglancer define
-    /// them; a COSEM `transform`; and n5-viewer's `pixelResolution`, which is the voxel size at full resolution and is
-    /// therefore multiplied by the dataset's `downsamplingFactors`. Voxel size and units come from the same source.
-    /// Attributes of groups above, which Neuroglancer merges, are not considered.
+    /// The sources, in order of precedence, are:
+    ///
+    /// 1. `axes`, `units` and `resolution` as TensorStore and Neuroglancer define them;
+    /// 2. COSEM's `transform`;
+    /// 3. n5-viewer's `pixelResolution`. It is the voxel size at full resolution, so it is multiplied by the dataset's
+    ///    `downsamplingFactors`.
+    ///
+    /// Voxel size and units come from the same source. The attributes of groups above, which Neuroglancer merges with
+    /// those of the dataset, are not considered.
     pub fn from_dataset(dataset: &DescribedDataset, problems: &mut Vec<MetadataProblem>) -> Self {
         let members = dataset.members();
         let rank = dataset.rank();
@@ -74,7 +79,7 @@ impl Calibration {
         calibration
     }
 
-    /// Fills values that are still missing with those of another source.
+    /// Fills in the values that are still missing with those of `source`.
     fn fill_missing(&mut self, source: Self) {
         self.axes = self.axes.take().or(source.axes);
         if self.resolution.is_none() {
@@ -84,15 +89,15 @@ impl Calibration {
         } else if self.translation.is_none()
             && self.resolution.iter().zip(&source.resolution).all(|(own, size)| approximately_equal(own, size))
         {
-            // The source gives the same voxel size as `resolution`, so its position applies. `resolution` cannot give a
-            // position.
+            // The attribute `resolution` gives no position. `source` has the same voxel size, so its position applies.
             self.translation = source.translation;
         }
     }
 }
 
-/// Returns the voxel size and the position of the centre of the first voxel after downsampling by `factors`, from those
-/// at full resolution. Averaging voxels moves the centre of the first one by `(factors - 1) / 2` voxels.
+/// Returns the voxel size after downsampling by `factors`, and the position of the centre of the first voxel. `base`
+/// and `offset` are the same two values at full resolution. Averaging voxels moves the centre of the first one by
+/// `(factors - 1) / 2` voxels.
 pub(crate) fn downsampled(base: &[f64], factors: &[f64], offset: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let axes = || factors.iter().zip(base);
     let shift = axes().map(|(f, base)| base * (f - 1.0) / 2.0);
@@ -103,7 +108,8 @@ fn approximately_equal(a: &[f64], b: &[f64]) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| (a - b).abs() <= 1e-6 * a.abs())
 }
 
-/// Returns voxel size and unit of n5-viewer's `pixelResolution`: `{"unit": …, "dimensions": […]}` or a plain list.
+/// Returns the voxel size and the unit in n5-viewer's `pixelResolution`, which is `{"unit": …, "dimensions": […]}` or a
+/// plain list.
 pub(crate) fn pixel_resolution(value: &Value, rank: usize) -> Option<(Vec<f64>, Option<String>)> {
     match value.as_object() {
         Some(members) => {
@@ -114,14 +120,14 @@ pub(crate) fn pixel_resolution(value: &Value, rank: usize) -> Option<(Vec<f64>, 
     }
 }
 
-/// Parses the attribute `transform` of COSEM / CellMap for `rank` axes: axes, units, voxel size and position of a
-/// dataset.
+/// Parses the attribute `transform` of COSEM / CellMap, which holds the axes, units, voxel size and position of a
+/// dataset with `rank` axes.
 ///
 /// Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed
 /// here. The result always has a voxel size and a position.
 ///
 /// # Errors
-/// Returns a sentence that describes the fault.
+/// A message that describes the fault.
 pub(crate) fn transform(value: &Value, rank: usize) -> Result<Calibration, String> {
     let unusable = || format!("transform {} is not usable for {rank} axes", truncated_json(value));
     let members = value.as_object().ok_or_else(unusable)?;
@@ -151,7 +157,8 @@ pub(crate) fn transform(value: &Value, rank: usize) -> Result<Calibration, Strin
     Ok(Calibration { axes: names("axes"), units: names("units"), resolution, translation })
 }
 
-/// Adds a problem if the axes appear to be listed fastest first although the metadata does not say so.
+/// Adds a problem if the names of the axes suggest that the fastest axis comes first, although the metadata does not
+/// say so.
 pub(crate) fn note_axis_order(axes: Option<&[String]>, problems: &mut Vec<MetadataProblem>) {
     let position = |name: &str| axes.into_iter().flatten().position(|axis| axis == name);
     if position("x").zip(position("y")).is_some_and(|(x, y)| x > y) {

@@ -1,4 +1,4 @@
-//! `attributes.json` in the form that the strictest readers accept, whatever form is stored.
+//! `attributes.json` in the form that the strictest readers accept, regardless of the stored form.
 //!
 //! It holds only TensorStore's keys, in TensorStore's spelling, which Neuroglancer also reads, and
 //! `downsamplingFactors`, which TensorStore ignores.
@@ -14,17 +14,17 @@ use crate::json_values::{integer_if_whole, level_number, one_per_axis, push_uniq
 use crate::multiscale::pyramid::Pyramid;
 use crate::tensorstore::MAX_BLOCK_BYTES;
 
-/// Returns attributes of a dataset that every N5 reader accepts, and a sentence for each member that was changed or
-/// left out. Attributes that no array reader interprets are left out silently.
+/// Returns the attributes of a dataset in a form that every N5 reader accepts, and a sentence for each member that was
+/// changed or left out. Attributes that no array reader interprets are left out without a sentence.
 ///
-/// - `data_type` and `compression` are those of the served blocks.
+/// - `data_type` and `compression` describe the blocks as they are served.
 /// - `axes` is written only if the metadata names an axis, `units` only if it names a unit, and `resolution` only if it
 ///   gives a voxel size or a unit. Sizes in units without an SI spelling are converted: 3 angstrom become 0.3 `nm`.
 /// - `blockSize` is as stored, unless a full block exceeds 2 GiB, which TensorStore refuses. It is then cut to the
 ///   dimensions, which leaves the block grid unchanged.
-/// - `factors`, in voxels of the finest level per voxel, become `downsamplingFactors` unless a voxel size is written.
-///   If both exist, Neuroglancer takes the voxel size for that of the finest level, but TensorStore takes it for the
-///   dataset's own.
+/// - `factors`, the number of voxels of the finest level along one voxel of this dataset, is written as
+///   `downsamplingFactors` only if no voxel size is written. If both were written, Neuroglancer would take the voxel
+///   size for that of the finest level, but TensorStore for that of the dataset.
 pub fn canonical_attributes(
     dataset: &DescribedDataset,
     space: &CoordinateSpace,
@@ -65,7 +65,7 @@ pub fn canonical_attributes(
     (members, notes)
 }
 
-/// Returns the group attributes by which Neuroglancer's `n5` source opens the pyramid: axes, units and voxel size of
+/// Returns the group attributes that let Neuroglancer's `n5` source open the pyramid: the axes, units and voxel size of
 /// the finest level, and the factors of all levels. The source expects the levels at `s0`, `s1`, ….
 pub fn canonical_group_attributes(pyramid: &Pyramid) -> Map<String, Value> {
     let mut members = Map::new();
@@ -85,7 +85,7 @@ pub fn canonical_group_attributes(pyramid: &Pyramid) -> Map<String, Value> {
     members
 }
 
-/// Returns true if Neuroglancer applies a group's attribute of this name to every dataset below.
+/// Returns true if Neuroglancer applies the attribute `key` of a group to every dataset below the group.
 pub fn is_inherited_by_neuroglancer(key: &str) -> bool {
     const KEYS: [&str; 12] = [
         "dimensions",
@@ -133,7 +133,7 @@ fn insert_space_members(members: &mut Map<String, Value>, space: &CoordinateSpac
     }
 }
 
-/// Returns the size, or 1 if the conversion of its unit took it out of range.
+/// Returns `size`, or 1 if the conversion of its unit made it too large or too small for an `f64`.
 fn usable_size(size: f64) -> f64 {
     if size.is_normal() { size } else { 1.0 }
 }

@@ -1,4 +1,5 @@
-//! Equivalents of an N5 compression: with defaults filled in, as a numcodecs configuration and as an HDF5 filter.
+//! Descriptions of an N5 compression for other libraries: with all defaults, as a numcodecs configuration, and as an
+//! HDF5 filter.
 
 use n5_format::{Compression, DataType, DatasetAttributes};
 use serde::Serialize;
@@ -6,13 +7,13 @@ use serde_json::{Map, Value, json};
 
 use crate::json_values::bounded_integer;
 
-/// The decoder of a dataset's payloads (a block without its header) in terms of other libraries.
+/// Decoders of other libraries for the payloads of a dataset's blocks. A payload is a block without its header.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct CodecEquivalents {
-    /// numcodecs configuration, or `None` for raw data and if numcodecs has no such decoder. Decoded elements are
+    /// numcodecs configuration. `None` for raw data, and if numcodecs has no such decoder. The decoded elements are
     /// big-endian.
     pub numcodecs: Option<Value>,
-    /// HDF5 filter, or `None` for raw data and if HDF5 has no such filter.
+    /// HDF5 filter. `None` for raw data, and if HDF5 has no such filter.
     pub hdf5: Option<Hdf5Filter>,
 }
 
@@ -25,8 +26,8 @@ pub struct Hdf5Filter {
     pub cd_values: Vec<u32>,
 }
 
-/// Returns the attribute `compression` as an object with `type`, the stored members, and the defaults that every reader
-/// assumes for missing ones.
+/// Returns the attribute `compression` as an object: `type`, the stored members, and the defaults that every reader
+/// assumes for missing members.
 pub fn compression_with_defaults(compression: &Compression) -> Value {
     let mut members = compression.parameters().clone();
     members.insert("type".to_owned(), Value::from(compression.name()));
@@ -114,14 +115,14 @@ pub(crate) fn block_bytes(dataset: &DatasetAttributes) -> Option<u128> {
     block_bytes_as(dataset, dataset.data_type())
 }
 
-/// Like [`block_bytes`], for elements of another type.
+/// Like [`block_bytes`], but for elements of the type `data_type`.
 pub(crate) fn block_bytes_as(dataset: &DatasetAttributes, data_type: &DataType) -> Option<u128> {
     let item_size = u128::try_from(data_type.size_bytes()?).ok()?;
     dataset.block_size().iter().try_fold(item_size, |bytes, size| bytes.checked_mul(u128::from(*size)))
 }
 
-/// Returns the numcodecs configuration that zarr-python 2 stores verbatim, with `id` repeated as `type`. Returns `None`
-/// for parameters that zarr-python 2 did not write.
+/// Returns the numcodecs configuration in attributes that zarr-python 2 wrote, which are the configuration itself, with
+/// `id` repeated as `type`. Returns `None` if zarr-python 2 did not write the attributes.
 fn numcodecs_passed_through(name: &str, parameters: &Map<String, Value>) -> Option<Value> {
     let is_numcodecs = parameters.get("id").and_then(Value::as_str) == Some(name);
     (is_numcodecs || (name == "lz4" && parameters.contains_key("acceleration"))).then(|| {

@@ -1,9 +1,10 @@
-//! Programs that can read a dataset, judged by its attributes, and unusual attributes that may cause trouble in them.
+//! Determines which programs can read a dataset, and finds unusual attributes that may cause trouble.
 //!
-//! Blocks are not examined: a gzip block with several members, for example, fails in TensorStore all the same.
+//! Only attributes are examined, not blocks. A program that accepts the attributes may still fail on a block. For
+//! example, TensorStore does not read gzip blocks with several members.
 //!
-//! Source: how N5 for Java 4.0.2 (with n5-blosc and n5-zstandard), zarr-python 2.18.7 and z5py 3.0.2 handle each
-//! other's datasets, and their source code.
+//! Source: tests of how N5 for Java 4.0.2 (with n5-blosc and n5-zstandard), zarr-python 2.18.7 and z5py 3.0.2 handle
+//! each other's datasets, and the source code of these programs.
 
 use n5_format::{AttributesDocument, DescribedDataset};
 use serde::Serialize;
@@ -35,8 +36,8 @@ pub struct Compatibility {
 
 const NEUROGLANCER: &str = "Neuroglancer";
 
-/// Checks which programs can read a dataset below these ancestors, root first. Appends the reason of each refusal to
-/// `problems`.
+/// Determines which programs can read a dataset. `ancestors` are the attributes of the directories above, root first.
+/// Appends the reason of each refusal to `problems`.
 pub(crate) fn dataset_compatibility(
     dataset: &DescribedDataset,
     ancestors: &[AttributesDocument],
@@ -67,7 +68,8 @@ pub(crate) fn dataset_compatibility(
     }
 }
 
-/// Checks which programs can read a pyramid: Neuroglancer opens the group, the others open every level.
+/// Determines which programs can read a pyramid. Neuroglancer opens the group, whereas the other programs open each
+/// level.
 pub(crate) fn pyramid_compatibility(
     node: &Node,
     pyramid: &Pyramid,
@@ -96,7 +98,7 @@ pub(crate) fn pyramid_compatibility(
     compatibility
 }
 
-/// Program in whose encoding the blocks of a dataset are stored, if its compression is named `lz4`.
+/// Variant of the compression `lz4`, named after the program that writes it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Lz4Dialect {
     Java,
@@ -106,9 +108,11 @@ enum Lz4Dialect {
 }
 
 impl Lz4Dialect {
-    /// Determines the dialect of a dataset. numcodecs writes `acceleration` and `id`. z5 writes a level, 6 by default,
-    /// as `blockSize`, where Java requires a block size of 64 or more. If these attributes do not decide, the version
-    /// of the container tells z5 (`2.0.0`) and the Rust crate (`2.1.3`) from Java.
+    /// Determines the variant from the attributes of a dataset. Returns `None` if its compression is not `lz4`.
+    ///
+    /// numcodecs writes `acceleration` and `id`. z5 writes a level, 6 by default, as `blockSize`, whereas Java requires
+    /// a block size of at least 64. If these attributes do not decide, the version of the container does: z5 writes
+    /// `2.0.0`, and the Rust crate writes `2.1.3`.
     fn detect(dataset: &DescribedDataset, root: &Map<String, Value>) -> Option<Self> {
         let compression = dataset.compression();
         if compression.name() != "lz4" {
@@ -141,9 +145,7 @@ fn check_n5_java(
     if dataset.members().get("codecs").is_some_and(|codecs| !codecs.is_null()) {
         return Err("it reads codecs instead of compression, and supports none of that form in N5".to_owned());
     }
-    if dataset.data_type().size_bytes().is_none() && !["string", "object"].contains(&dataset.data_type().name()) {
-        return Err(format!("it does not support the data type {:?}", dataset.data_type().name()));
-    }
+    check_data_type(dataset, &["string", "object"])?;
     let name = dataset.compression().name();
     if !["raw", "gzip", "bzip2", "xz", "lz4", "blosc", "zstd"].contains(&name) {
         return Err(format!("it does not support the compression {name:?}"));
@@ -151,9 +153,7 @@ fn check_n5_java(
     if dataset.has_legacy_compression() && ["blosc", "zstd"].contains(&name) {
         return Err(format!("it reads the compressionType {name:?} as raw"));
     }
-    if lz4_dialect.is_some_and(|writer| writer != Lz4Dialect::Java) {
-        return Err("it uses another encoding for lz4".to_owned());
-    }
+    check_lz4_dialect(lz4_dialect, Lz4Dialect::Java)?;
     let elements = dataset.block_size().iter().try_fold(1_u64, |product, size| product.checked_mul(*size));
     let limit = i32::MAX.unsigned_abs();
     if elements.is_none_or(|elements| elements > limit.into()) {
@@ -162,8 +162,8 @@ fn check_n5_java(
     Ok(())
 }
 
-/// Returns true if N5 for Java accepts the version of a container. The first three numbers, anywhere in the text, are
-/// the version. A text without any number means version 0.
+/// Returns true if N5 for Java accepts the version of a container. Java takes the first three numbers in the text as
+/// the version, and a text without a number as version 0.
 fn java_accepts(version: &Value) -> bool {
     let Some(text) = version.as_str() else { return false };
     let Some(digits) = text.find(|c: char| c.is_ascii_digit()).and_then(|at| text.get(at..)) else { return true };
@@ -179,11 +179,7 @@ fn check_zarr_python(dataset: &DescribedDataset, lz4_dialect: Option<Lz4Dialect>
             return Err(format!("{key} holds {odd}, which it does not convert to a whole number"));
         }
     }
-    let data_type = dataset.data_type();
-    let is_numpy_type = ["bool", "float16"].contains(&data_type.name());
-    if data_type.size_bytes().is_none() && !is_numpy_type {
-        return Err(format!("it does not support the data type {:?}", data_type.name()));
-    }
+    check_data_type(dataset, &["bool", "float16"])?;
     let required: &[&str] = match dataset.compression().name() {
         "gzip" => &["level"],
         "bzip2" => &["blockSize"],
@@ -200,9 +196,7 @@ fn check_zarr_python(dataset: &DescribedDataset, lz4_dialect: Option<Lz4Dialect>
         "zlib" => &["level", "id"],
         name => return Err(format!("it does not support the compression {name:?}")),
     };
-    if lz4_dialect.is_some_and(|writer| writer != Lz4Dialect::Zarr) {
-        return Err("it uses another encoding for lz4".to_owned());
-    }
+    check_lz4_dialect(lz4_dialect, Lz4Dialect::Zarr)?;
     match dataset.compression().parameters().keys().find(|key| !allowed.contains(&key.as_str())) {
         Some(extra) => Err(format!("it does not know compression.{extra}")),
         None => Ok(()),
@@ -228,9 +222,16 @@ fn check_z5(
     if dataset.rank() == 0 {
         return Err("it does not support datasets without axes".to_owned());
     }
-    if dataset.data_type().size_bytes().is_none() {
-        return Err(format!("it does not support the data type {:?}", dataset.data_type().name()));
+    check_data_type(dataset, &[])?;
+    check_z5_compression(dataset)?;
+    check_lz4_dialect(lz4_dialect, Lz4Dialect::Z5)?;
+    if block_bytes(dataset).is_none_or(|bytes| u64::try_from(bytes).is_err()) {
+        return Err("a block is larger than 2^64 bytes".to_owned());
     }
+    Ok(())
+}
+
+fn check_z5_compression(dataset: &DescribedDataset) -> Result<(), String> {
     let required: &[&str] = match dataset.compression().name() {
         "raw" => &[],
         "gzip" | "zstd" => &["level"],
@@ -240,17 +241,26 @@ fn check_z5(
         name => return Err(format!("it does not support the compression {name:?}")),
     };
     require_compression(dataset, required)?;
-    if let Some(odd) = required
-        .iter()
-        .find(|key| **key != "cname" && !compression_parameter(dataset, key).is_some_and(Value::is_number))
-    {
-        return Err(format!("compression.{odd} is not a number"));
+    let mut numbers = required.iter().filter(|key| **key != "cname");
+    match numbers.find(|key| !compression_parameter(dataset, key).is_some_and(Value::is_number)) {
+        Some(odd) => Err(format!("compression.{odd} is not a number")),
+        None => Ok(()),
     }
-    if lz4_dialect.is_some_and(|writer| writer != Lz4Dialect::Z5) {
+}
+
+/// Checks that a program supports the data type: one of the specification's types, or one of `additional_types`.
+fn check_data_type(dataset: &DescribedDataset, additional_types: &[&str]) -> Result<(), String> {
+    let data_type = dataset.data_type();
+    if data_type.size_bytes().is_none() && !additional_types.contains(&data_type.name()) {
+        return Err(format!("it does not support the data type {:?}", data_type.name()));
+    }
+    Ok(())
+}
+
+/// Checks that blocks compressed with `lz4` have the variant that a program reads.
+fn check_lz4_dialect(found: Option<Lz4Dialect>, expected: Lz4Dialect) -> Result<(), String> {
+    if found.is_some_and(|dialect| dialect != expected) {
         return Err("it uses another encoding for lz4".to_owned());
-    }
-    if block_bytes(dataset).is_none_or(|bytes| u64::try_from(bytes).is_err()) {
-        return Err("a block is larger than 2^64 bytes".to_owned());
     }
     Ok(())
 }
@@ -263,7 +273,7 @@ fn compression_parameter<'a>(dataset: &'a DescribedDataset, key: &str) -> Option
     dataset.compression().parameters().get(key)
 }
 
-/// Checks that `compression` has a `type` and the members `required`, for programs that require them.
+/// Checks that `compression` has a `type` and the `required` members.
 fn require_compression(dataset: &DescribedDataset, required: &[&str]) -> Result<(), String> {
     let compression = dataset.members().get("compression").and_then(Value::as_object);
     if compression.is_none_or(|members| !members.get("type").is_some_and(Value::is_string)) {
@@ -275,7 +285,8 @@ fn require_compression(dataset: &DescribedDataset, required: &[&str]) -> Result<
     }
 }
 
-/// Appends a problem for each unusual attribute of a dataset and its ancestors, root first.
+/// Appends a problem for each unusual attribute of a dataset or of the directories above. `ancestors` are the
+/// attributes of these directories, root first.
 pub(crate) fn lint(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
     if dataset.has_legacy_compression() {
         push_unique(problems, "compressionType was used before N5 2.0.0; TensorStore, zarr and rust-n5 refuse it");
@@ -286,8 +297,7 @@ pub(crate) fn lint(dataset: &DescribedDataset, ancestors: &[AttributesDocument],
         push_unique(problems, "compression has no type and is read as raw, as N5 for Java does");
     }
     for key in ["dimensions", "blockSize"] {
-        let list = dataset.members().get(key).and_then(Value::as_array);
-        if let Some(odd) = list.into_iter().flatten().find(|value| value.as_u64().is_none()) {
+        if let Some(odd) = list_values(dataset, key).find(|value| value.as_u64().is_none()) {
             push_unique(
                 problems,
                 format!("{key} holds {}; some programs do not read that as a whole number", truncated_json(odd)),
@@ -300,22 +310,19 @@ pub(crate) fn lint(dataset: &DescribedDataset, ancestors: &[AttributesDocument],
     if block_bytes(dataset).is_some_and(|bytes| bytes > MAX_BLOCK_BYTES) {
         push_unique(problems, "a full block is larger than 2 GiB, which N5 does not allow");
     }
-    if dataset.compression().codec().is_none() {
-        let name = dataset.compression().name();
-        MetadataProblemKind::Undecoded.report(
-            problems,
-            format!("this server does not decode the compression {name:?}; its blocks are served as stored"),
-        );
-    }
-    if dataset.data_type().size_bytes().is_none() {
-        let name = dataset.data_type().name();
-        let text = format!("this server does not decode the data type {name:?}; its blocks are served as stored");
+    let compression = dataset.compression();
+    let data_type = dataset.data_type();
+    let unknown_compression = compression.codec().is_none().then(|| ("compression", compression.name()));
+    let unknown_type = data_type.size_bytes().is_none().then(|| ("data type", data_type.name()));
+    for (attribute, name) in unknown_compression.into_iter().chain(unknown_type) {
+        let text = format!("this server does not decode the {attribute} {name:?}; its blocks are served as stored");
         MetadataProblemKind::Undecoded.report(problems, text);
     }
     lint_inherited(dataset, ancestors, problems);
 }
 
-/// Checks attributes of groups above, which Neuroglancer merges into those of a dataset.
+/// Appends a problem for each attribute of the directories above that changes how Neuroglancer reads the dataset,
+/// because Neuroglancer merges the attributes of all directories on the path.
 fn lint_inherited(dataset: &DescribedDataset, ancestors: &[AttributesDocument], problems: &mut Vec<MetadataProblem>) {
     let has_own = |key: &str| dataset.members().contains_key(key);
     for members in ancestors.iter().map(AttributesDocument::members) {

@@ -1,4 +1,4 @@
-//! Coordinate space of an image: one form for every view, whatever convention the metadata follows.
+//! Coordinate space of an image, in one form for all views and all metadata conventions.
 //!
 //! All values are valid: names are unique, sizes are positive, and lists are as long as the rank.
 
@@ -29,11 +29,11 @@ pub struct Axis {
     pub name: String,
     /// True if the metadata, or the convention that it follows, gives exactly this name.
     pub has_given_name: bool,
-    /// Kind, according to unit and name.
+    /// Kind of the axis, derived from its unit and name.
     pub kind: AxisKind,
     /// Unit, or `None` if there is none or it cannot be parsed.
     pub unit: Option<Unit>,
-    /// Unit as written, `""` for none.
+    /// Unit as written, or `""` if there is none.
     pub unit_text: String,
     /// True if the metadata gives a usable voxel size along this axis.
     pub is_calibrated: bool,
@@ -44,9 +44,9 @@ pub struct Axis {
 pub struct CoordinateSpace {
     /// The axes.
     pub axes: Vec<Axis>,
-    /// Voxel size in the axes' units, finite and positive; 1 where it is unknown or unusable.
+    /// Voxel size in the axes' units. Always finite and positive; 1 where the size is unknown or unusable.
     pub scale: Vec<f64>,
-    /// Position of the centre of the first voxel in the axes' units, finite.
+    /// Position of the centre of the first voxel in the axes' units. Always finite.
     pub translation: Vec<f64>,
     /// True if a voxel size is given for at least one axis.
     pub is_calibrated: bool,
@@ -55,11 +55,11 @@ pub struct CoordinateSpace {
 impl CoordinateSpace {
     /// Returns the coordinate space of a dataset.
     ///
-    /// The dataset's own attributes take precedence, as [`Calibration::from_dataset`] reads them. Missing values come
-    /// from the nearest directory above that has them for this many axes: `axes`; `resolution` with `units` (or
-    /// Paintera's `unit` and `offset`), or `pixelResolution`. A voxel size from above applies to full resolution and is
-    /// multiplied by the dataset's own `downsamplingFactors`. `inherited` holds the attributes of these directories,
-    /// the root first.
+    /// The dataset's own attributes take precedence; see [`Calibration::from_dataset`]. Each missing value comes from
+    /// the nearest directory above that has it for the same number of axes. The attributes considered are `axes`,
+    /// `resolution` with `units` (or Paintera's `unit` and `offset`), and `pixelResolution`. A voxel size from above
+    /// applies to full resolution, so it is multiplied by the dataset's own `downsamplingFactors`. `inherited` holds
+    /// the attributes of the directories above, root first.
     pub fn of_dataset(dataset: &DescribedDataset, inherited: &[AttributesDocument]) -> Self {
         let mut calibration = Calibration::from_dataset(dataset, &mut Vec::new());
         let rank = dataset.rank();
@@ -93,7 +93,7 @@ impl CoordinateSpace {
         Self::from_calibration(rank, &calibration)
     }
 
-    /// Returns the coordinate space of a pyramid's level; one without axes if the pyramid has no such level.
+    /// Returns the coordinate space of a pyramid's level, or one without axes if the pyramid has no such level.
     pub fn of_level(pyramid: &Pyramid, level: usize) -> Self {
         let Some(level) = pyramid.levels.get(level) else { return Self::from_calibration(0, &Calibration::default()) };
         let calibration = Calibration {
@@ -110,7 +110,7 @@ impl CoordinateSpace {
         space
     }
 
-    /// Replaces missing and unusable values, and makes names unique.
+    /// Creates a coordinate space from `given`, with missing and unusable values replaced and with unique names.
     fn from_calibration(rank: usize, given: &Calibration) -> Self {
         let mut space = Self { axes: Vec::new(), scale: Vec::new(), translation: Vec::new(), is_calibrated: false };
         let given_name =
@@ -155,7 +155,7 @@ impl CoordinateSpace {
     }
 }
 
-/// Returns Neuroglancer's name for an axis without one.
+/// Returns the name that Neuroglancer gives to an axis without a name.
 fn default_name(axis: usize) -> String {
     ["x", "y", "z", "t", "c"].get(axis).map_or_else(|| format!("d{}", axis + 1), ToString::to_string)
 }

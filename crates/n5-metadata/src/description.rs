@@ -1,5 +1,5 @@
-//! Description of a group or dataset, without the parts that only the server knows (`path`, `urls`), and the data
-//! source with which Neuroglancer should open it.
+//! Description of a group or dataset, and the data source with which Neuroglancer should open it. The server adds the
+//! members that depend on the request (`path`, `urls`).
 
 use n5_format::{DataType, DescribedDataset, DocumentError};
 use serde::Serialize;
@@ -21,7 +21,7 @@ use crate::tensorstore::{TensorStoreInfo, tensorstore_info};
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum NodeKind {
-    /// A directory with or without attributes, or with broken ones.
+    /// A directory that is neither a dataset nor a pyramid. Its attributes may be missing or broken.
     #[default]
     Group,
     /// An array.
@@ -30,8 +30,8 @@ pub enum NodeKind {
     Multiscale,
 }
 
-/// Description of a directory: all that its attributes and their context tell. Members that apply only to datasets are
-/// `None` for groups. Lists have one entry per axis, in N5 axis order.
+/// Description of a directory, derived from its own attributes and from those around it. Members that apply only to
+/// datasets are `None` for groups. Lists have one entry per axis, in N5 axis order.
 #[derive(Debug, Clone, Default, PartialEq, Serialize)]
 pub struct Description {
     /// Kind of the directory.
@@ -42,12 +42,12 @@ pub struct Description {
     pub block_size: Option<Vec<u64>>,
     /// Name of the element type.
     pub data_type: Option<String>,
-    /// `type` and parameters, with defaults filled in.
+    /// `type` and parameters of the compression, with defaults filled in.
     pub compression: Option<Value>,
     /// Number of blocks along each axis.
     pub grid: Option<Vec<u64>>,
-    /// Size of all elements in bytes, as a decimal string because it may exceed 2^64, or `None` for a type without a
-    /// size.
+    /// Size of all elements in bytes, as a decimal string because it may exceed 2^64. `None` if the size of an element
+    /// is unknown.
     pub size_bytes: Option<String>,
     /// Names of the axes.
     pub axes: Option<Vec<String>>,
@@ -65,7 +65,7 @@ pub struct Description {
     pub readable: Option<Compatibility>,
     /// Problems and unusual properties, as sentences.
     pub problems: Vec<MetadataProblem>,
-    /// True for a dataset whose blocks are decoded.
+    /// True for a dataset whose blocks can be decoded.
     #[serde(skip)]
     is_decoded: bool,
 }
@@ -76,7 +76,7 @@ pub fn describe(node: &Node) -> Description {
 }
 
 impl Description {
-    /// Returns true if this is a dataset whose blocks are decoded.
+    /// Returns true for a dataset whose blocks can be decoded.
     pub fn is_decoded(&self) -> bool {
         self.is_decoded
     }
@@ -90,24 +90,17 @@ impl Description {
         for (name, reason) in node.own_document().unreadable() {
             push_unique(&mut description.problems, format!("the attribute {name} counts as missing: {reason}"));
         }
-        if node.is_dataset() {
-            match DescribedDataset::parse(node.own_document().clone()) {
-                Ok(dataset) => return description.describe_dataset(node, &dataset),
-                Err(error) => {
-                    let text = format!("the attributes do not describe a dataset: {error}");
-                    MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
-                }
+        if !node.is_dataset() {
+            return description.describe_group(node);
+        }
+        match DescribedDataset::parse(node.own_document().clone()) {
+            Ok(dataset) => return description.describe_dataset(node, &dataset),
+            Err(error) => {
+                let text = format!("the attributes do not describe a dataset: {error}");
+                MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
             }
-            return description;
         }
-        let has_own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
-        if has_own("dimensions") || has_own("blockSize") {
-            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
-            let missing = missing.unwrap_or_default();
-            let text = format!("the attributes do not describe a dataset: {missing} is missing");
-            MetadataProblemKind::InvalidDataset.report(&mut description.problems, text);
-        }
-        description.describe_group(node)
+        description
     }
 
     fn describe_dataset(mut self, node: &Node, dataset: &DescribedDataset) -> Self {
@@ -139,6 +132,13 @@ impl Description {
     }
 
     fn describe_group(mut self, node: &Node) -> Self {
+        let has_own = |key: &str| node.attributes().get(key).is_some_and(|value| !value.is_null());
+        if has_own("dimensions") || has_own("blockSize") {
+            let missing = ["dimensions", "blockSize", "dataType"].into_iter().find(|key| !has_own(key));
+            let missing = missing.unwrap_or_default();
+            let text = format!("the attributes do not describe a dataset: {missing} is missing");
+            MetadataProblemKind::InvalidDataset.report(&mut self.problems, text);
+        }
         if let Some(pyramid) = pyramid(node, &mut self.problems) {
             self.kind = NodeKind::Multiscale;
             self.axes.clone_from(&pyramid.axes);
@@ -152,7 +152,7 @@ impl Description {
     }
 }
 
-/// Adds a problem for each change that the view `as` makes so that strict readers open the directory.
+/// Adds a problem for each of `notes`, which describe the changes that the view `as` makes for strict readers.
 fn push_normalization_notes(notes: Vec<String>, problems: &mut Vec<MetadataProblem>) {
     for sentence in notes {
         MetadataProblemKind::Normalized.report(problems, format!("as/: {sentence}"));
@@ -165,7 +165,8 @@ fn truncated_error(error: &DocumentError) -> String {
     text
 }
 
-/// Returns the size of all elements in bytes, as decimal digits. Thirty-two axes of 2^63 exceed every integer type.
+/// Returns the size of all elements in bytes, as decimal digits, because 32 axes of up to 2^63 elements exceed every
+/// integer type.
 fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     const BASE: u128 = 1_000_000_000;
     let item_size = u64::try_from(dataset.data_type().size_bytes()?).ok()?;
@@ -202,8 +203,8 @@ pub enum NeuroglancerSource {
     Zarr3,
 }
 
-/// Returns the source that shows the directory correctly at the lowest cost, or `None` for a plain group, and if no
-/// source works: blocks that are not decoded, no axes, or an axis of length 0.
+/// Returns the source that shows the directory correctly at the lowest cost. Returns `None` for a plain group, and for
+/// a dataset or pyramid that cannot be shown: one that is not decoded, has no axes, or has an axis of length 0.
 pub fn recommended_source(node: &Node, description: &Description) -> Option<NeuroglancerSource> {
     let readable = description.readable?;
     match (description.kind, &description.multiscale) {
@@ -239,9 +240,9 @@ fn is_displayable(dataset: &DescribedDataset) -> bool {
     dataset.is_decodable() && dataset.rank() > 0 && !dataset.dimensions().contains(&0)
 }
 
-/// Returns the type that Neuroglancer shows in place of one that it does not support.
+/// Returns the type to convert the elements to if Neuroglancer does not support their own type.
 fn substitute_type(dataset: &DescribedDataset) -> Option<DataType> {
-    // float32 can show the values of both types, although not exactly. A user who knows the values may choose a better
+    // float32 covers the range of both types, but rounds the values. A user who knows the values may choose a better
     // type.
     matches!(dataset.data_type(), DataType::Int64 | DataType::Float64).then_some(DataType::Float32)
 }

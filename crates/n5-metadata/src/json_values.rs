@@ -1,18 +1,18 @@
-//! Tolerant readers of JSON values from metadata: lists of numbers, names, paths.
+//! Tolerant readers of JSON values in attributes. They return `None` for a value of another form.
 
 use serde_json::Value;
 
-/// Returns a list of JSON numbers; strings that hold numbers are not accepted.
+/// Returns a list of numbers. Strings that hold numbers are not accepted.
 pub(crate) fn numbers(value: &Value) -> Option<Vec<f64>> {
     value.as_array()?.iter().map(Value::as_f64).collect()
 }
 
-/// Returns a list of finite JSON numbers, one per axis.
+/// Returns a list of `rank` finite numbers, one per axis.
 pub(crate) fn one_per_axis(value: &Value, rank: usize) -> Option<Vec<f64>> {
     numbers(value).filter(|list| list.len() == rank && list.iter().all(|n| n.is_finite()))
 }
 
-/// Returns a list with one list of numbers per level, or `None` if it is empty.
+/// Returns a list of lists of numbers, one list per level. Returns `None` if there is no level.
 pub(crate) fn number_lists(value: &Value) -> Option<Vec<Vec<f64>>> {
     value.as_array().filter(|lists| !lists.is_empty())?.iter().map(numbers).collect()
 }
@@ -22,7 +22,8 @@ pub(crate) fn strings(value: &Value) -> Option<Vec<String>> {
     value.as_array()?.iter().map(|item| item.as_str().map(str::to_owned)).collect()
 }
 
-/// Returns a JSON number (`7`, `7.0`, `1e3`; not `"7"`) that is an integer within the inclusive bounds.
+/// Returns the integer that a JSON number stands for (`7`, `7.0`, `1e3`; not `"7"`) if it lies within the inclusive
+/// bounds.
 pub(crate) fn bounded_integer(value: &Value, low: i128, high: i128) -> Option<i128> {
     let number = value
         .as_i64()
@@ -37,13 +38,13 @@ fn integral_float(number: f64) -> Option<i128> {
     (number.fract() == 0.0 && number.abs() < 1e20).then_some(number as i128)
 }
 
-/// Returns the nearest integer if `number` equals it up to rounding errors, else `number`.
+/// Returns the nearest integer if `number` differs from it only by rounding errors, and otherwise `number` itself.
 pub(crate) fn snap_to_integer(number: f64) -> f64 {
     let rounded = number.round();
     if (number - rounded).abs() <= 1e-6 * rounded.abs() { rounded } else { number }
 }
 
-/// Returns a JSON number, as an integer if it has no fraction.
+/// Converts a number to JSON, as an integer if it has no fraction.
 pub(crate) fn integer_if_whole(number: f64) -> Value {
     #[expect(clippy::cast_possible_truncation, reason = "checked to be an integer below 2^53")]
     if number.fract() == 0.0 && number.abs() < 9_007_199_254_740_992.0 {
@@ -63,8 +64,8 @@ pub(crate) fn truncated_json(value: &Value) -> String {
     text
 }
 
-/// Returns a path from an attribute as relative, plain segments, or `None` if it is invalid or leads out of the
-/// directory.
+/// Normalizes a relative path from an attribute by removing empty segments and `.`. Returns `None` if the path is
+/// invalid or leads out of the directory.
 pub(crate) fn path_below(text: &str) -> Option<String> {
     let segments: Vec<&str> = text.split('/').filter(|segment| !segment.is_empty() && *segment != ".").collect();
     let is_valid = !text.starts_with('/')
@@ -73,7 +74,8 @@ pub(crate) fn path_below(text: &str) -> Option<String> {
     is_valid.then(|| segments.join("/"))
 }
 
-/// Returns the number of a level name: 0 for `s0`, 12 for `s12`, or `None` for names that are not `s` and a number.
+/// Returns the number in the name of a level: 0 for `s0`, 12 for `s12`. Returns `None` for names that are not `s` and a
+/// number.
 pub(crate) fn level_number(name: &str) -> Option<usize> {
     let digits = name.strip_prefix('s')?;
     (!digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit())).then(|| digits.parse().ok()).flatten()

@@ -47,7 +47,7 @@ mod testing {
         DescribedDataset::parse(document(value)).unwrap()
     }
 
-    /// Returns the attributes of a uint8 dataset with these dimensions and further members.
+    /// Returns the attributes of a uint8 dataset with these dimensions and with the members of `further`.
     pub(crate) fn array(dimensions: &[u64], further: &Value) -> Value {
         let blocks: Vec<u64> = dimensions.iter().map(|_| 16).collect();
         let mut value = serde_json::json!({"dimensions": dimensions, "blockSize": blocks, "dataType": "uint8",
@@ -78,7 +78,8 @@ mod testing {
         node
     }
 
-    /// Returns the pyramid of a group; path, factors, resolution and translation of its levels; and the problems found.
+    /// Returns the pyramid of a group; the path, factors, resolution and translation of each level; and the problems
+    /// found.
     pub(crate) fn read_levels(node: &Node) -> (Pyramid, Value, Vec<MetadataProblem>) {
         let mut problems = Vec::new();
         let pyramid = pyramid(node, &mut problems).unwrap();

@@ -12,10 +12,10 @@ use crate::json_values::{level_number, number_lists, truncated_json};
 use crate::multiscale::pyramid::{Pyramid, listed_factors};
 use crate::node::Node;
 
-/// Checks that Neuroglancer opens a dataset below these ancestors, root first.
+/// Checks that Neuroglancer can open a dataset. `ancestors` are the attributes of the directories above, root first.
 ///
 /// # Errors
-/// Returns the reason why Neuroglancer refuses it.
+/// The reason why Neuroglancer refuses the dataset.
 pub(crate) fn check_dataset(dataset: &DescribedDataset, ancestors: &[AttributesDocument]) -> Result<(), String> {
     let mut merged = Map::new();
     for document in ancestors {
@@ -46,7 +46,7 @@ pub(crate) fn check_dataset(dataset: &DescribedDataset, ancestors: &[AttributesD
     check_coordinate_space(&merged, dataset.rank())
 }
 
-/// Checks that the keys of the coordinate space are valid and match the rank.
+/// Checks that the attributes of the coordinate space are valid and match the rank.
 fn check_coordinate_space(merged: &Map<String, Value>, rank: usize) -> Result<(), String> {
     let one_per_axis = |key: &str, value: &Value, is_valid: fn(&Value) -> bool| {
         let list = value.as_array().filter(|list| list.iter().all(is_valid));
@@ -104,10 +104,10 @@ pub(crate) fn is_unit(value: &Value) -> bool {
     })
 }
 
-/// Checks that Neuroglancer opens the group of a pyramid with all its levels.
+/// Checks that Neuroglancer can open the group of a pyramid with all its levels.
 ///
 /// # Errors
-/// Returns the reason why Neuroglancer refuses it.
+/// The reason why Neuroglancer refuses the group.
 pub(crate) fn check_group(node: &Node, pyramid: &Pyramid) -> Result<(), String> {
     let mut numbers = Vec::new();
     for level in &pyramid.levels {

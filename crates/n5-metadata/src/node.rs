@@ -1,4 +1,4 @@
-//! A directory of a container, as far as its description needs it.
+//! Input of a description: a directory of a container and the attributes around it.
 
 use std::collections::BTreeMap;
 use std::sync::LazyLock;
@@ -12,14 +12,14 @@ pub const MAX_LEVELS: usize = 64;
 /// A directory of a container, with the data that its description needs.
 #[derive(Debug, Clone, Default)]
 pub struct Node {
-    /// Attributes of the directories above, the container's root first; an empty document for a directory without
-    /// attributes. Empty for the root itself.
+    /// Attributes of the directories above, root first. A directory without attributes has an empty document. The list
+    /// is empty for the root itself.
     pub ancestors: Vec<AttributesDocument>,
     /// The directory's own attributes, or `None` if it has no `attributes.json`.
     pub document: Option<Result<AttributesDocument, DocumentError>>,
-    /// Names of the directories directly below. The grid directories of a dataset may be left out.
+    /// Names of the directories directly below. The grid directories of a dataset need not be listed.
     pub children: Vec<String>,
-    /// Documents of those [`required_paths`](crate::required_paths) that have attributes, by path.
+    /// Attributes at the [`required_paths`](crate::required_paths), by path. Paths without attributes are left out.
     pub child_documents: BTreeMap<String, AttributesDocument>,
 }
 
@@ -48,7 +48,7 @@ impl Node {
         self.ancestors.last().unwrap_or(&NO_ATTRIBUTES).members()
     }
 
-    /// Returns the dataset at a path below, if its attributes were fetched and are valid.
+    /// Returns the dataset at `path`, relative to this directory, if `child_documents` has valid attributes for it.
     pub fn dataset_below(&self, path: &str) -> Option<DescribedDataset> {
         let document = self.child_documents.get(path)?;
         document.describes_dataset().then(|| DescribedDataset::parse(document.clone()).ok()).flatten()

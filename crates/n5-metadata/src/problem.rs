@@ -1,4 +1,4 @@
-//! Problems and unusual properties of attributes: a sentence for people and a kind for programs.
+//! Problems and unusual properties of attributes: each has a human-readable sentence, and a kind for programs.
 
 use std::borrow::Borrow;
 use std::ops::Deref;
@@ -7,7 +7,7 @@ use serde::{Serialize, Serializer};
 
 use crate::json_values::push_unique;
 
-/// A problem with attributes: a sentence and its kind. Serializes as the sentence alone.
+/// A problem with attributes. Only its sentence is serialized.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct MetadataProblem {
     /// Kind of the problem.
@@ -18,11 +18,11 @@ pub struct MetadataProblem {
 /// Kind of a [`MetadataProblem`].
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum MetadataProblemKind {
-    /// The program of this name refuses the dataset, or the group as one image.
+    /// The program with this name refuses the dataset, or refuses to open the group as one image.
     RefusedBy(&'static str),
-    /// A level of a pyramid is missing, does not fit the others or has no usable position.
+    /// A level of a pyramid is missing, does not match the other levels, or has no usable position.
     InvalidLevel,
-    /// A problem of a level that is also reported for the level as a dataset.
+    /// A problem of a level's dataset, which is also reported in the description of that dataset.
     DatasetOfLevel,
     /// Attributes that are meant to describe a dataset do not describe one.
     InvalidDataset,

@@ -11,13 +11,13 @@ use serde_json::{Map, Value, json};
 use crate::codec::block_bytes;
 use crate::json_values::{bounded_integer, truncated_json};
 
-/// Largest block that TensorStore opens, in bytes, inclusive.
+/// Maximum size in bytes of a block that TensorStore opens.
 pub const MAX_BLOCK_BYTES: u128 = 1 << 31;
 
-/// Upper bound of an index interval that TensorStore treats as infinite. Larger bounds are invalid.
+/// Upper bound of an index that TensorStore treats as infinite. Larger bounds are invalid.
 const INFINITE_BOUND: i128 = 1 << 62;
 
-/// Members of `attributes.json` that TensorStore interprets. Its spec repeats all others unchanged.
+/// Members of `attributes.json` that TensorStore interprets. Its spec repeats all other members unchanged.
 const INTERPRETED_MEMBERS: [&str; 7] =
     ["dimensions", "blockSize", "dataType", "compression", "axes", "units", "resolution"];
 
@@ -36,7 +36,7 @@ impl Serialize for TensorStoreInfo {
 }
 
 impl TensorStoreInfo {
-    /// Returns `ts.open(…).spec().to_json()`, with the given member `kvstore`.
+    /// Returns the result of `ts.open(…).spec().to_json()`, with `kvstore` as its member of the same name.
     pub fn spec(&self, kvstore: Option<Value>) -> Value {
         let mut spec = self.spec.clone();
         if let Some(kvstore) = kvstore {
@@ -50,8 +50,8 @@ impl TensorStoreInfo {
         !INTERPRETED_MEMBERS.contains(&name)
     }
 
-    /// Returns spec and schema as JSON, with the given member `kvstore` and the
-    /// [passed-through](Self::is_passed_through) attributes `copied_members`.
+    /// Returns the spec and the schema as one JSON object. The spec includes `kvstore` and `copied_members`, the
+    /// attributes that are [passed through](Self::is_passed_through).
     pub fn to_object_text(&self, kvstore: &Value, copied_members: &JsonObjectBuilder) -> JsonObjectBuilder {
         let mut spec = JsonObjectBuilder::default();
         let mut metadata = JsonObjectBuilder::default();
@@ -71,14 +71,16 @@ impl TensorStoreInfo {
         info
     }
 
-    /// Returns `ts.open(…).schema.to_json()`.
+    /// Returns the result of `ts.open(…).schema.to_json()`.
     pub fn schema(&self) -> &Value {
         &self.schema
     }
 }
 
-/// Returns the `kvstore` member, as TensorStore writes it, for a dataset at `origin` (`https://host:port`, no slash at
-/// the end) and `path` (from the host's root, segments not percent-encoded).
+/// Returns the member `kvstore` for a dataset that is served over HTTP, in the form that TensorStore writes.
+///
+/// - `origin` is `https://host:port`, without a slash at the end.
+/// - `path` is the path of the dataset from the host's root. Its segments are not percent-encoded.
 pub fn http_kvstore(origin: &str, path: &str) -> Value {
     let path = path.trim_matches('/');
     let path = if path.is_empty() { "/".to_owned() } else { format!("/{path}/") };
@@ -144,7 +146,7 @@ pub fn tensorstore_info(dataset: &DescribedDataset) -> Result<TensorStoreInfo, S
     Ok(TensorStoreInfo { spec, schema: Value::Object(schema) })
 }
 
-/// Returns the layout of chunks that have the size of a block.
+/// Returns the chunk layout of a dataset whose chunks are its blocks.
 fn chunk_layout(blocks: &[i128]) -> Value {
     let shape = integers(blocks);
     let order: Vec<usize> = (0..blocks.len()).rev().collect();

@@ -1,4 +1,5 @@
-//! Units of length, time, frequency and angular velocity: parses any spelling and writes those that readers accept.
+//! Units of length, time, frequency and angular velocity: parsing of common spellings, and the spellings that readers
+//! accept.
 //!
 //! Source: Neuroglancer `src/util/si_units.ts` (symbols); OME-NGFF 0.4 §3.1 (UDUNITS-2 names).
 
@@ -15,14 +16,14 @@ pub enum BaseUnit {
     RadianPerSecond,
 }
 
-/// A unit: `factor` · 10^`exponent` of its base unit, e.g. 1 · 10^-9 metres.
+/// A unit: `factor` · 10^`exponent` times its base unit, for example 10^-9 metres.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Unit {
     /// Base unit.
     pub base: BaseUnit,
-    /// Power of ten of the base unit.
+    /// Power of ten by which the base unit is multiplied.
     pub exponent: i8,
-    /// Further factor, positive; 1 except for minute, hour, day, inch, foot and the like.
+    /// Additional positive factor. It is 1 except for units such as minute, hour, day, inch and foot.
     pub factor: f64,
 }
 
@@ -93,14 +94,14 @@ const NON_SI_UNITS: [(&str, Unit); 16] = [
 ];
 
 impl Unit {
-    /// Returns 10^`exponent` of `base`, times `factor`.
+    /// Creates the unit that is `factor` · 10^`exponent` times `base`.
     pub const fn new(base: BaseUnit, exponent: i8, factor: f64) -> Self {
         Self { base, exponent, factor }
     }
 
     /// Parses a unit in any common spelling: symbols (`nm`, `µm` with either mu, `s`, `rad/s`), English names in
     /// singular or plural and any case (`Micrometre`, `microns`, `seconds`), angstrom as `Å` or `A`, minutes, hours and
-    /// days. Returns `None` for anything else (`pixel`, `""`).
+    /// days. Returns `None` for any other text, such as `pixel`.
     pub fn parse(text: &str) -> Option<Self> {
         // ImageJ writes the letter mu as the escape sequence `\u00B5`.
         let text = text.trim().replace("\\u00B5", "u").replace("\\u00b5", "u").replace(['µ', 'μ'], "u");
@@ -156,7 +157,7 @@ impl Unit {
         (self.factor * power_of_ten(self.exponent - exponent), format!("{prefix}{symbol}"))
     }
 
-    /// Returns the OME-NGFF name of a unit of length or time, or `None` if it has none.
+    /// Returns the OME-NGFF name of a unit of length or time, or `None` if OME-NGFF has no name for the unit.
     #[expect(clippy::float_cmp, reason = "factors are constants of this file")]
     pub fn ngff_name(&self) -> Option<String> {
         if let Some((_, name)) = NGFF_UNIT_NAMES.iter().find(|(unit, _)| unit == self && unit.factor == self.factor) {
@@ -174,7 +175,7 @@ impl Unit {
         Some(format!("{}{name}", row.1))
     }
 
-    /// Returns nanometres per unit, or `None` if this is not a unit of length.
+    /// Returns the length of the unit in nanometres, or `None` if this is not a unit of length.
     pub fn nanometers(&self) -> Option<f64> {
         (self.base == BaseUnit::Metre).then(|| self.factor * power_of_ten(self.exponent.saturating_add(9)))
     }

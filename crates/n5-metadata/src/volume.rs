@@ -18,8 +18,8 @@ pub enum VolumeKind {
     Segmentation,
 }
 
-/// Returns the kind of volume, image or segmentation, of a dataset or pyramid named `path`, or `None` for a plain group
-/// and for a type that is not decoded.
+/// Returns the kind of the dataset or pyramid at `path`. Returns `None` for a plain group, and for a type that is not
+/// decoded.
 pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
     let data_type = if node.is_dataset() {
         DescribedDataset::parse(node.own_document().clone()).ok()?.data_type().clone()
@@ -32,15 +32,15 @@ pub fn volume_kind(node: &Node, path: &str) -> Option<VolumeKind> {
     classify_volume(path, &data_type, &attributes)
 }
 
-/// Number of directories, including the volume's own, whose attributes and names are considered. Paintera's levels are
-/// two directories below the one with `painteraData`.
+/// Maximum number of directories whose attributes and names are considered, including the volume's own. Paintera's
+/// levels are two directories below the one with `painteraData`.
 const MAX_ANCESTOR_DISTANCE: usize = 3;
 
-/// Returns the kind of a dataset, or of a pyramid whose levels have this data type, or `None` for a type that is not
-/// decoded.
+/// Returns the kind of a dataset, or of a pyramid whose levels have the type `data_type`. Returns `None` for a type
+/// that is not decoded.
 ///
-/// `path` is the path of the volume. `attributes` are its own and those of the directories above, nearest first; only
-/// the first few are considered. The first of these criteria that applies decides:
+/// `path` is the path of the volume. `attributes` are those of the volume and of the directories above, nearest first.
+/// Only the first few of them are considered. The first of these criteria that applies decides:
 ///
 /// 1. A floating-point volume is an image.
 /// 2. Paintera's `painteraData.type`, `isLabelMultiset` and `maxId`, OME-NGFF's `image-label`, and CellMap's

@@ -11,7 +11,7 @@ use super::report_lines::{MAX_LINE_BYTES, ReportHeader, ReportLine, parse_header
 use crate::store::Key;
 use crate::verify::{Checkpoint, DatasetTally, FindingKind, PreviousRun, Totals};
 
-/// Maximum bytes of finished datasets that are held to resume a report: those of some hundred thousand datasets.
+/// Maximum memory in bytes for the finished datasets of a report. It suffices for some hundred thousand datasets.
 const MAX_REPLAY_BYTES: u64 = 128 << 20;
 
 /// The part of a report that can be resumed.
@@ -148,7 +148,7 @@ impl ReportReplay {
         self.checksum.update(text);
     }
 
-    /// Counts the memory for a line of that length.
+    /// Counts the memory for a line of `bytes` bytes.
     fn reserve(&mut self, bytes: usize) -> Result<(), String> {
         self.held_bytes = self.held_bytes.saturating_add(bytes as u64);
         if self.held_bytes > MAX_REPLAY_BYTES {

@@ -1,4 +1,4 @@
-//! Writing of a report: one JSON object per line, appended as findings are made. The report contains checkpoints, so
+//! Writer of a report: one JSON object per line, appended as findings are made. The report contains checkpoints, so
 //! that everything after the last one can be cut off and verified again.
 
 use std::fs::{File, OpenOptions};
@@ -16,8 +16,8 @@ use super::recovery::{RecoveredReport, checkpoint_sum, recover};
 use super::report_lines::{MAX_LINE_BYTES, ReportHeader, is_header};
 use crate::verify::{PreviousRun, Totals, VerifyEvent};
 
-/// Interval of checkpoints, and thus the most work that is repeated after an interruption. It is not shorter because
-/// the run waits until each checkpoint is on the disk.
+/// Interval between checkpoints. After an interruption, at most this much work is repeated. Shorter intervals would
+/// slow down the run, which waits until each checkpoint is on the disk.
 const CHECKPOINT_INTERVAL: Duration = Duration::from_secs(1);
 
 /// Writes a report.
@@ -34,8 +34,8 @@ pub(super) struct ReportWriter {
 }
 
 impl ReportWriter {
-    /// Opens the report at `path`. With `resume`, continues where its run stopped, if that was the same job and was not
-    /// completed.
+    /// Opens the report at `path`. If `resume` is true, continues where its run stopped, provided that this was the
+    /// same job and was not completed.
     ///
     /// # Errors
     /// A message if the report cannot be opened, is inside the container, is being written, or is about another job.
@@ -118,7 +118,7 @@ impl ReportWriter {
 /// Opens the file for a report at `path`, or creates it. The content of an existing file remains.
 ///
 /// # Errors
-/// A message if the file cannot be opened, is not a regular file of a single name, or is inside the container.
+/// A message if the file cannot be opened, is not a regular file with a single name, or is inside the container.
 fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
     let display_path = path.display();
     let to_message = |error: io::Error| format!("the report {display_path}: {error}");

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::config::ContainerConfig;
 use crate::store::Key;
 
-/// Maximum length of a line in bytes. This program writes no longer lines.
+/// Maximum length of a line in bytes. This program does not write longer lines.
 pub(super) const MAX_LINE_BYTES: u64 = 4 << 20;
 
 /// Version of the report format.
@@ -72,17 +72,17 @@ impl ReportHeader {
     }
 }
 
-/// Parses the first line of a report. Returns `None` if the line is no header.
+/// Parses the first line of a report. Returns `None` if the line is not a header.
 pub(super) fn parse_header(text: &[u8]) -> Option<ReportHeader> {
     is_header(text).then(|| serde_json::from_slice(text).ok())?
 }
 
-/// Returns true if this is the first line of a report, of whatever version.
+/// Returns true if this is the first line of a report of any version.
 pub(super) fn is_header(text: &[u8]) -> bool {
     serde_json::from_slice::<ReportLine<'_>>(text).is_ok_and(|line| line.record == "run")
 }
 
-/// Members of a line that resuming a report needs.
+/// Members of a line that are needed to resume a report.
 #[derive(Deserialize)]
 pub(super) struct ReportLine<'a> {
     #[serde(borrow)]

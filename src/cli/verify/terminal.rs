@@ -14,7 +14,7 @@ use crate::verify::{Checkpoint, FINDING_KINDS, Finding, Severity, Totals, Verify
 /// Maximum number of findings of one kind that are shown for one dataset or group. The report has all of them.
 const MAX_SHOWN_PER_KIND: u64 = 20;
 
-/// Shortest interval between two updates of the progress bar.
+/// Minimum interval between two updates of the progress bar.
 const REDRAW_INTERVAL: Duration = Duration::from_millis(100);
 
 const PROGRESS_TEMPLATE: &str = "{percent:>3}% [{bar:30}] {human_pos}/{human_len} blocks  {msg}  {eta} left";

@@ -15,7 +15,7 @@ const BLOCK_VOXELS: usize = BLOCK_SIDE * BLOCK_SIDE * BLOCK_SIDE;
 /// Largest offset of a table. Offsets have 24 bits.
 const MAX_TABLE_OFFSET: u32 = (1 << 24) - 1;
 
-/// Returns an upper bound of the bytes that encoding a chunk of this shape allocates, for elements of `width` bytes.
+/// Returns an upper bound of the memory in bytes for encoding a chunk of this shape, whose elements have `width` bytes.
 pub(super) fn extra_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64 {
     let side = BLOCK_SIDE as u64;
     let voxels = shape.iter().copied().fold(channels, u64::saturating_mul);
@@ -155,7 +155,7 @@ fn pack_indices(voxels: &[(u64, usize)], table: &[u64], bits: u8, out: &mut Vec<
     out.extend(packed.iter().take(word_count).flat_map(|word| word.to_le_bytes()));
 }
 
-/// Returns the number of bits of an index into a table of this many values. A box has at most 512.
+/// Returns the number of bits that an index into a table of `values` values takes. A box has at most 512 values.
 fn index_bits(values: usize) -> u8 {
     match values {
         0 | 1 => 0,

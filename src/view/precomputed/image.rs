@@ -25,7 +25,7 @@ pub(super) fn image_size(shape: [u64; 3]) -> Option<(u16, u16)> {
     Some((u16::try_from(width).ok()?, u16::try_from(height).ok()?))
 }
 
-/// Returns an upper bound of the bytes that either encoder allocates for this many elements of 1 or 2 bytes.
+/// Returns an upper bound of the memory in bytes for encoding `elements` elements of 1 or 2 bytes as PNG or JPEG.
 ///
 /// Noise takes about one and a half bytes per element in a JPEG of the highest quality, and at worst 12 bits per byte
 /// in a PNG. A vector that grows is up to twice as long as its content. The components are interleaved in a copy.
@@ -81,7 +81,7 @@ pub(super) fn png(
     Ok(out.into())
 }
 
-/// Like [`png()`], as JPEG. Its components keep their full resolution.
+/// Like [`png()`], but encodes as JPEG, without subsampling of any component.
 pub(super) fn jpeg(
     data: &[u8],
     element_bytes: usize,

@@ -148,7 +148,7 @@ impl PrecomputedEncoding {
         }
     }
 
-    /// Checks that chunks of such a dataset can have this encoding.
+    /// Checks that chunks of a dataset with this extent and data type can have this encoding.
     ///
     /// # Errors
     /// A message for the client that says why they cannot.
@@ -183,7 +183,7 @@ impl PrecomputedEncoding {
     }
 }
 
-/// Parses the quality of a query.
+/// Parses the value of the query parameter `quality`.
 ///
 /// # Errors
 /// [`ReadError::InvalidParameter`].
@@ -196,13 +196,13 @@ pub(super) fn quality_parameter(text: &str) -> Result<u8, ReadError> {
     })
 }
 
-/// Returns the error for an unknown value of a parameter, with the known values.
+/// Returns the error for an unknown value of a parameter. It lists the known values.
 pub(super) fn unknown_value(parameter: &'static str, value: &str, known: Vec<&'static str>) -> ReadError {
     let detail = format!("{parameter} is {:?}; known: {}", truncated(value), known.join(", "));
     ReadError::InvalidParameter { parameter, detail, known }
 }
 
-/// Returns the beginning of a client's text, to be repeated in a message.
+/// Returns the beginning of a text from a client, short enough for a message.
 fn truncated(text: &str) -> String {
     text.chars().take(40).collect()
 }

@@ -41,7 +41,8 @@ const LONGEST_RUN_OF_255: usize = 8_421_500;
 const SMALLEST_BLOCK_BYTES: usize = 32;
 const LARGEST_ITEM_BYTES: usize = 255;
 
-/// Decoded size below which this module decodes the parts of zstd buffers. c-blosc takes 3 us to prepare for each part.
+/// Decoded size of a part below which this module decodes zstd buffers, because c-blosc takes 3 us to prepare for each
+/// part.
 const SMALL_PART_BYTES: usize = 2 << 10;
 const INNER_VERSION: u8 = 1;
 const BYTE_SHUFFLE: u8 = 0x01;
@@ -82,7 +83,7 @@ impl Codec for BloscCodec {
         (len > 0 && header.is_memcpyed()).then(|| buffer.get(HEADER_BYTES..)).flatten()
     }
 
-    /// Uses the maximum ratio of zstd, which is the highest of all inner compressions.
+    /// Uses the maximum ratio of zstd, which is higher than that of the other inner compressions.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64 {
         stream::max_at_ratio(payload_len, 32_768)
     }
@@ -266,7 +267,7 @@ impl BloscHeader {
 }
 
 impl<'a> BloscBlock<'a> {
-    /// Iterates over the stored parts, each of which is preceded by its length.
+    /// Iterates over the stored parts. Each part is preceded by its length.
     fn parts(&self) -> impl Iterator<Item = Result<&'a [u8], CodecError>> + use<'a> {
         let mut rest = self.stored;
         (0..self.splits).map(move |_| {
@@ -309,7 +310,7 @@ fn is_decoded_here(header: &BloscHeader) -> bool {
     }
 }
 
-/// Decodes a part with the inner compression of the code `inner` to fill `target`.
+/// Decodes `part` to fill `target`. `inner` is the code of the inner compression.
 fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCheck<'_>) -> Result<(), CodecError> {
     match inner {
         ZLIB => gzip::decode_zlib_part(NAME, part, target, cancel_check),
@@ -484,7 +485,7 @@ fn interleave_two<const HALF: usize, const BOTH: usize>(first: &[u8], second: &[
     }
 }
 
-/// Undoes the bit shuffle of a block whose number of items is a multiple of eight.
+/// Undoes the bit shuffle of a block. The number of items must be a multiple of eight.
 ///
 /// A shuffled block contains the lowest bits of the first bytes of all items, eight to a byte with the first item's bit
 /// lowest. Then come their second bits and so on. Bytes that do not fill an item follow unshuffled.

@@ -55,7 +55,7 @@ pub(super) fn lz4_decompress(block: &[u8], target: &mut [u8]) -> Result<(), c_in
     if written == len { Ok(()) } else { Err(written) }
 }
 
-/// Maximum number of bytes by which a buffer is longer than its content.
+/// Maximum number of bytes that a buffer has in addition to its content.
 pub(super) const OVERHEAD_BYTES: u64 = BLOSC_MAX_OVERHEAD as u64;
 
 /// Encodes `data` as one buffer and appends it to `output`. If `block_size` is 0, c-blosc chooses the size.

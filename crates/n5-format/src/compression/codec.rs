@@ -1,5 +1,6 @@
-//! The contract of a codec: its trait, scratch memory, cancellation, and the reasons why a payload cannot be decoded.
+//! The contract of a codec: its trait, scratch memory, cancellation and errors.
 
+use std::any::Any;
 use std::fmt;
 
 use bytes::Bytes;
@@ -12,15 +13,15 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// several members, streams or frames. All are decoded, and their number is limited in proportion to the bytes they
     /// yield. Zero padding after the last one is ignored.
     ///
-    /// `cancel_check` is polled between members, streams and frames. Within a bzip2, xz, lzma, gzip or zlib stream, it
-    /// is polled if the stream is long. It is not polled within a gzip member or zlib stream of up to 8 MiB, a zstd
-    /// frame, a bare LZ4 block, or a blosc buffer of large parts. The slowest such input that was found is a zstd frame
-    /// of 15 MB of empty blocks with tables, which takes 1.2 s.
+    /// `cancel_check` is polled between members, streams and frames, and at least once per MiB of output within a
+    /// bzip2, xz or lzma stream, or a gzip or zlib payload of more than 8 MiB. It is not polled within a shorter gzip
+    /// or zlib payload, a zstd frame, a bare LZ4 block, or a blosc buffer of large parts. The slowest known input of
+    /// this kind is a zstd frame of 15 MB of empty blocks with tables, which takes 1.2 s.
     ///
     /// Decoding never allocates more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
     ///
     /// # Errors
-    /// [`CodecError`] if the payload is damaged, ends early, decodes to another length than `len`, is followed by
+    /// [`CodecError`] if the payload is damaged, ends early, decodes to a length other than `len`, is followed by
     /// anything but zero padding, or needs more memory than decoding may use. [`CodecError::Cancelled`] if
     /// `cancel_check` cancels.
     fn decode(
@@ -35,8 +36,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
         Ok(output.into())
     }
 
-    /// Like [`Codec::decode`], but replaces the content of `output`, so that a caller that decodes many blocks reuses
-    /// its memory.
+    /// Like [`Codec::decode`], but replaces the content of `output`, whose memory a caller can reuse for many blocks.
     ///
     /// # Errors
     /// As for [`Codec::decode`]; the content of `output` is then unspecified.
@@ -54,7 +54,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns the part of `payload` that is the `len` bytes of decoded elements, if decoding would only copy this
+    /// Returns the part of `payload` that holds the `len` bytes of decoded elements, if decoding would only copy this
     /// part.
     fn uncompressed_slice<'a>(&self, _payload: &'a [u8], _len: usize) -> Option<&'a [u8]> {
         None
@@ -74,7 +74,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
 #[derive(Default)]
 pub struct Scratch {
     bytes: Vec<u8>,
-    pub(super) xz: Option<xz2::stream::Stream>,
+    state: Option<Box<dyn Any + Send + Sync>>,
 }
 
 impl Scratch {
@@ -82,16 +82,27 @@ impl Scratch {
     pub fn buffer(&mut self) -> &mut Vec<u8> {
         &mut self.bytes
     }
+
+    /// Takes the state that a codec stored while it decoded an earlier block. Returns `None` if there is none, or if it
+    /// has a type other than `T` because another codec stored it.
+    pub fn take_state<T: Any>(&mut self) -> Option<Box<T>> {
+        self.state.take()?.downcast().ok()
+    }
+
+    /// Stores state that the next block can reuse, such as a decoder that is expensive to create.
+    pub fn put_state<T: Any + Send + Sync>(&mut self, state: Box<T>) {
+        self.state = Some(state);
+    }
 }
 
 impl fmt::Debug for Scratch {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scratch").field("bytes", &self.bytes.len()).field("xz", &self.xz.is_some()).finish()
+        f.debug_struct("Scratch").field("bytes", &self.bytes.len()).field("state", &self.state.is_some()).finish()
     }
 }
 
-/// A cancellation check that decoders poll between members, frames and blocks, and at least once per MiB of output.
-/// [`Codec::decode`] lists the library calls that cannot be interrupted.
+/// A check that decoders poll to learn whether decoding has been cancelled. [`Codec::decode`] describes how often it is
+/// polled.
 #[derive(Clone, Copy)]
 pub struct CancelCheck<'a>(&'a dyn Fn() -> bool);
 
@@ -120,7 +131,7 @@ impl fmt::Debug for CancelCheck<'_> {
     }
 }
 
-/// Reason why a payload cannot be decoded, or elements cannot be encoded.
+/// Reason why a payload cannot be decoded, or why elements cannot be encoded.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum CodecError {
     /// The stream violates its own format or checksum.
@@ -139,10 +150,10 @@ pub enum CodecError {
         /// Length found, in words ("12 bytes", "more").
         found: String,
     },
-    /// The given elements cannot be encoded: they do not have the given size, or the encoder fails.
+    /// The given elements cannot be encoded: they do not have the given size, or the encoder failed.
     #[error("the elements cannot be encoded: {reason}")]
     Encode {
-        /// Name of the codec, and what is wrong with the elements or the message of the encoder.
+        /// Description of what is wrong with the elements, or the name of the codec and the message of the encoder.
         reason: String,
     },
     /// The stream is followed by bytes that are neither a further stream nor zero padding.

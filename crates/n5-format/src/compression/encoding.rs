@@ -1,4 +1,4 @@
-//! Compression schemes that this crate encodes, each in the form that the strictest reader accepts.
+//! The compression schemes that this crate can write, each in the form that the strictest reader accepts.
 
 use ::zstd::zstd_safe;
 use bytes::Bytes;
@@ -8,7 +8,7 @@ use super::blosc::BloscHeader;
 use super::blosc_sys;
 use super::codec::CodecError;
 
-/// Fast compression levels. On noisy images, higher levels save only a few percent more.
+/// Low compression levels, which are fast. On noisy images, higher levels save only a few percent more.
 const GZIP_LEVEL: i32 = 4;
 const ZSTD_LEVEL: i32 = 1;
 /// Default compression level of c-blosc.
@@ -16,7 +16,7 @@ const BLOSC_LEVEL: u8 = 5;
 /// Code for the byte shuffle in c-blosc.
 const BLOSC_SHUFFLE: u8 = 1;
 
-/// A compression scheme that this build encodes.
+/// A compression scheme that this build can write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum BlockEncoding {
     /// The elements, uncompressed.
@@ -33,7 +33,7 @@ impl BlockEncoding {
     /// All compression schemes.
     pub const ALL: [Self; 4] = [Self::Raw, Self::Gzip, Self::Zstd, Self::Blosc];
 
-    /// Returns the scheme named `name`, or `None` if this build does not encode it.
+    /// Returns the scheme named `name`, or `None` if this build cannot write it.
     pub fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|encoding| encoding.name() == name)
     }
@@ -115,18 +115,19 @@ impl BlockEncoding {
         Ok(output.into())
     }
 
-    /// Returns true if `payload` is a single stream of this scheme that declares `len` decoded bytes and is followed by
-    /// nothing, as the strictest readers require. Nothing is decoded, so damage inside the stream is not detected.
+    /// Returns true if `payload` is exactly one stream of this scheme that declares `len` decoded bytes, as the
+    /// strictest readers require. Nothing is decoded, so damage inside the stream is not detected.
     pub fn is_one_stream(self, payload: &[u8], len: usize) -> bool {
         match self {
             Self::Raw => payload.len() == len,
             // By RFC 1952, a member ends with its decoded size modulo 2^32. If there are several members, the last one
-            // declares less than `len`, unless the others are empty. Zero padding at the end reads as a size of 0.
+            // declares less than `len`, unless the other members are empty. Zero padding at the end reads as a size of
+            // 0.
             Self::Gzip => {
                 let end = payload.last_chunk::<4>().map(|size| u32::from_le_bytes(*size));
                 let modulo = len.to_le_bytes().first_chunk::<4>().map(|size| u32::from_le_bytes(*size));
-                // The member must begin with magic, method deflate and no optional fields, and contain a stream that is
-                // not empty.
+                // The member must begin with the magic bytes, the method deflate and no optional fields. An empty
+                // stream is accepted only for `len` 0, because other members may follow it.
                 let has_header = payload.starts_with(&[0x1f, 0x8b, 8, 0]) && payload.len() >= 18;
                 let is_empty = payload
                     .get(10..)

@@ -1,6 +1,6 @@
 //! `gzip` and `zlib`: RFC 1952 members or RFC 1950 streams, distinguished by their first bytes.
 //!
-//! The member `useZlib` is ignored: z5 and rust-n5 neither write nor read it, while the stored bytes are unambiguous.
+//! The parameter `useZlib` is ignored. z5 and rust-n5 neither write nor read it, and the stored bytes are unambiguous.
 
 use bytes::BufMut;
 use flate2::{Decompress, FlushDecompress, Status};
@@ -11,8 +11,8 @@ use super::codec::{CancelCheck, Codec, CodecError, Scratch, damaged};
 use super::stream::{self, DecodeOutput, DecodeStep};
 
 const NAME: &str = "gzip";
-/// Longest payload that is decoded in one call of libdeflater, which cannot be interrupted. It takes at most 50 ns per
-/// byte, if all deflate blocks are empty.
+/// Longest payload that is decoded in one call of libdeflater, which cannot be interrupted. The call takes at most 50
+/// ns per byte, a rate that payloads of empty deflate blocks reach.
 pub(super) const MAX_ONE_SHOT_BYTES: usize = 8 << 20;
 
 #[derive(Debug)]

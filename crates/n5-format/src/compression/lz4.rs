@@ -108,7 +108,7 @@ fn decode_java_frames(
     if missing > 0 { Err(wrong_length(len, len - missing)) } else { Ok(()) }
 }
 
-/// Header of a frame of lz4-java without its magic: token, two lengths and a checksum, all little-endian.
+/// Header of a frame of lz4-java after its magic: a token, two lengths and a checksum. All numbers are little-endian.
 struct JavaHeader {
     is_compressed: bool,
     stored_bytes: usize,
@@ -232,7 +232,7 @@ fn decode_bare_block(block: &[u8], len: usize, output: &mut Vec<u8>) -> Result<(
     }
 }
 
-/// Returns the length of the shortest prefix of `block` that is a block decoding to `len` bytes.
+/// Returns the length of the shortest prefix of `block` that is a complete block and decodes to `len` bytes.
 ///
 /// A sequence consists of a token, literals, an offset and a match. The last sequence ends after its literals. Source:
 /// `lz4_Block_format.md` of the LZ4 project.
@@ -252,8 +252,8 @@ fn block_len(block: &[u8], len: usize) -> Option<usize> {
     }
 }
 
-/// Reads a length, given the four bits `nibble` of the token. If these are 15, the following bytes are added up to and
-/// including the first one below 255.
+/// Reads a length that begins with `nibble`, four bits of the token. If they are 15, the following bytes are added, up
+/// to and including the first byte below 255.
 fn read_length(nibble: u8, rest: &mut &[u8]) -> Option<usize> {
     let mut total = usize::from(nibble);
     if nibble == 15 {

@@ -1,4 +1,5 @@
-//! Compression schemes: one file and one row of [`CODECS`] each, and the registry to which a program adds its own.
+//! Compression schemes, each with one file and one row of [`CODECS`], and the registry to which a program can add its
+//! own.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;
@@ -24,7 +25,7 @@ pub(crate) use codec::wrong_length;
 pub use codec::{CancelCheck, Codec, CodecError, Scratch};
 pub use encoding::BlockEncoding;
 
-/// The codecs of this crate, by the `type` of the attribute `compression`.
+/// The codecs of this crate. Each row begins with the `type` that selects the codec in the attribute `compression`.
 #[expect(clippy::type_complexity, reason = "a row of a table")]
 const CODECS: &[(&str, fn(&Map<String, Value>) -> Arc<dyn Codec>)] = &[
     ("raw", |_| Arc::new(raw::RawCodec)),
@@ -107,10 +108,10 @@ impl Codecs {
         &BUILT_IN
     }
 
-    /// Adds the codec `name`, or replaces the one of that name. `open` gets the members of the attribute `compression`
-    /// other than `type`, as stored; it is called for each dataset with this compression.
+    /// Adds the codec `name`, or replaces the codec that has this name. `open` is called for each dataset with this
+    /// compression, and gets the members of the attribute `compression` other than `type`, as stored.
     ///
-    /// Documents that were parsed before are not affected.
+    /// Documents that have already been parsed are not affected.
     pub fn register(
         &mut self,
         name: &'static str,
@@ -126,8 +127,8 @@ impl Codecs {
         self.rows.iter().map(|row| row.0)
     }
 
-    /// Creates the codec `name` for a dataset, or `None` if there is none of that name. `parameters` are the members of
-    /// the attribute `compression` other than `type`.
+    /// Creates the codec `name` for a dataset, or returns `None` if there is no such codec. `parameters` are the
+    /// members of the attribute `compression` other than `type`.
     pub fn open(&self, name: &str, parameters: &Map<String, Value>) -> Option<Arc<dyn Codec>> {
         self.rows.iter().find(|row| row.0 == name).map(|row| (row.1)(parameters))
     }
@@ -155,7 +156,7 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// Creates the scheme `name` with its other members as stored. An unknown scheme has no decoder.
+    /// Creates a compression from its name and its other members as stored. An unknown compression has no codec.
     pub(crate) fn new(name: &str, parameters: Map<String, Value>, codecs: &Codecs) -> Self {
         let known_name = codecs.names().find(|known| *known == name);
         let codec = known_name.and_then(|name| Some((name, codecs.open(name, &parameters)?)));
@@ -172,13 +173,13 @@ impl Compression {
         &self.parameters
     }
 
-    /// Returns the decoder, or `None` if the registry has none of that name.
+    /// Returns the codec, or `None` if the registry has none with this name.
     pub fn codec(&self) -> Option<&dyn Codec> {
         self.codec.as_ref().map(|(_, codec)| &**codec)
     }
 
-    /// Returns the name if the registry has a decoder of that name, else `unknown`. Metrics need labels from a small,
-    /// fixed set.
+    /// Returns the name if the registry has a codec with this name, and `unknown` otherwise, as a label for metrics.
+    /// Labels must come from a small, fixed set.
     pub fn label(&self) -> &'static str {
         self.codec.as_ref().map_or("unknown", |(name, _)| name)
     }

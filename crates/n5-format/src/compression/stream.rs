@@ -3,7 +3,7 @@
 
 use super::codec::{CancelCheck, CodecError, damaged, too_long, wrong_length};
 
-/// Result of one call of a decoder that is in the middle of a stream.
+/// Progress of a stream in one call of its decoder.
 pub(super) struct DecodeStep {
     /// Number of input bytes consumed.
     pub(super) consumed: usize,
@@ -13,10 +13,10 @@ pub(super) struct DecodeStep {
     pub(super) is_finished: bool,
 }
 
-/// Maximum number of input bytes per decoder call, which cannot be interrupted.
+/// Maximum number of input bytes of one decoder call. Calls must be short, because they cannot be interrupted.
 pub(super) const INPUT_CHUNK_BYTES: usize = 64 << 10;
 
-/// Maximum number of output bytes per decoder call.
+/// Maximum number of output bytes of one decoder call.
 const OUTPUT_CHUNK_BYTES: usize = 1 << 20;
 
 /// Output buffer to which the streams of a payload are decoded, one after another.
@@ -33,7 +33,7 @@ pub(super) struct DecodeOutput<'a> {
 }
 
 impl DecodeStep {
-    /// Creates the result of a call from the decoder's total input and output before and after it.
+    /// Creates the progress of a call from the decoder's total input and output before and after it.
     pub(super) fn between(before: (u64, u64), after: (u64, u64), is_finished: bool) -> Self {
         let difference = |before: u64, after: u64| usize::try_from(after.saturating_sub(before)).unwrap_or(usize::MAX);
         Self { consumed: difference(before.0, after.0), produced: difference(before.1, after.1), is_finished }
@@ -195,10 +195,10 @@ const CANCEL_CHECK_BYTES: usize = 256 << 10;
 /// empty member, and files that were appended to have a few.
 const FREE_MEMBERS: usize = 64;
 
-/// Bytes that every further member must yield on average if its decoder allocates memory from the system. The
-/// allocation takes 20 us, in which the slowest decoder decodes this many bytes.
+/// Average number of bytes that each further member must yield if its decoder allocates memory from the system. The
+/// allocation takes 20 us. In this time, the slowest decoder yields 1 KiB.
 const MIN_BYTES_PER_COSTLY_MEMBER: usize = 1 << 10;
-/// Bytes that every further member must yield on average if its decoder allocates no memory from the system.
+/// Average number of bytes that each further member must yield if its decoder allocates no memory from the system.
 pub(super) const MIN_BYTES_PER_CHEAP_MEMBER: usize = 64;
 
 /// Polls `cancel_check` once per [`CANCEL_CHECK_BYTES`], for decoders that work in small pieces. `pending` counts the

@@ -120,7 +120,7 @@ fn blosc_zstd(data: &[u8]) -> Vec<u8> {
 
 type Encode = fn(&[u8]) -> Vec<u8>;
 
-/// Every encoding: its name in the attributes, its own name, its encoder.
+/// Every encoding: its name in the attributes, its own name, and its encoder.
 const ENCODINGS: &[(&str, &str, Encode)] = &[
     ("raw", "raw", |data| data.to_vec()),
     ("gzip", "gzip", gzip),
@@ -543,4 +543,20 @@ fn a_registered_codec_replaces_that_of_the_same_name() {
         codec.decode(Bytes::from_static(&[1]), 1, &mut Scratch::default(), CancelCheck::NEVER).unwrap()
     };
     assert_eq!((decode(&codecs)[0], decode(Codecs::built_in())[0]), (254, 1));
+}
+
+#[test]
+fn a_codec_takes_only_state_of_its_own_type_from_the_scratch_memory() {
+    let mut scratch = Scratch::default();
+    assert!(scratch.take_state::<u8>().is_none());
+    scratch.put_state(Box::new(7u8));
+    assert_eq!(scratch.take_state::<u8>(), Some(Box::new(7)));
+    scratch.put_state(Box::new(7u8));
+    assert!(scratch.take_state::<u16>().is_none());
+    // Decoding an xz payload leaves the decoder, which the next block reuses.
+    let (_, name, encode) = ENCODINGS.iter().find(|row| row.0 == "xz").unwrap();
+    let codec = Codecs::built_in().open(name, &Map::new()).unwrap();
+    let mut output = Vec::new();
+    codec.decode_into(&encode(&sample(100)), 100, &mut output, &mut scratch, CancelCheck::NEVER).unwrap();
+    assert!(scratch.take_state::<Stream>().is_some());
 }

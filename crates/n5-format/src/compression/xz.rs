@@ -8,7 +8,7 @@ use super::stream::{self, DecodeOutput, DecodeStep};
 const NAME: &str = "xz";
 const MAGIC: &[u8] = b"\xfd7zXZ\0";
 
-/// Dictionary size of preset 9, the largest preset of any writer.
+/// Dictionary size of preset 9, the largest preset that writers offer.
 const LARGEST_PRESET_BYTES: usize = 64 << 20;
 /// Memory for decoder state, filters and index, in addition to the dictionary.
 const STATE_BYTES: usize = 1 << 20;
@@ -27,8 +27,9 @@ impl Codec for XzCodec {
     ) -> Result<(), CodecError> {
         let limit_bytes = memory_limit(len);
         stream::resize_for_overwrite(output, len);
-        scratch.xz = decode_reusing(payload, DecodeOutput::new(NAME, output, cancel_check), scratch.xz.take());
-        if scratch.xz.is_some() {
+        let target = DecodeOutput::new(NAME, output, cancel_check);
+        if let Some(stream) = decode_reusing(payload, target, scratch.take_state()) {
+            scratch.put_state(stream);
             return Ok(());
         }
         let is_stream_start = |rest: &[u8]| rest.starts_with(MAGIC);
@@ -67,17 +68,21 @@ const EMPTY_STREAM: &[u8] =
 /// Size of the header of an `.xz` stream in bytes.
 const HEADER_BYTES: usize = 12;
 
-/// Decodes a payload that is exactly one intact stream that fills `target`, the common case, with the decoder of an
-/// earlier payload, `reused_stream`. Returns the decoder for the next call. Returns `None` for every other payload, and
-/// on cancellation.
+/// Decodes a payload that is one intact stream and fills `target` exactly, which is the common case. Uses
+/// `reused_stream`, the decoder of an earlier payload, if there is one, and returns the decoder for the next call.
+/// Returns `None` for every other payload, and on cancellation.
 ///
-/// A decoder for a single stream cannot be reused. A decoder for concatenated streams can, but does not report the end
-/// of a stream. After each payload, the decoder is therefore fed an empty stream: it reports the header of this stream
-/// only if the stream before has ended.
-fn decode_reusing(payload: &[u8], mut target: DecodeOutput<'_>, reused_stream: Option<Stream>) -> Option<Stream> {
+/// A decoder for a single stream cannot be reused. A decoder for concatenated streams can, but it does not report the
+/// end of a stream. After each payload, the decoder is therefore fed an empty stream: it reports the header of this
+/// stream only if the previous stream has ended.
+fn decode_reusing(
+    payload: &[u8],
+    mut target: DecodeOutput<'_>,
+    reused_stream: Option<Box<Stream>>,
+) -> Option<Box<Stream>> {
     let limit_bytes = memory_limit(target.len());
     let reused = reused_stream.and_then(|mut stream| stream.set_memlimit(limit_bytes).ok().map(|()| stream));
-    let new = || Stream::new_stream_decoder(limit_bytes, CONCATENATED | TELL_ANY_CHECK).ok();
+    let new = || Stream::new_stream_decoder(limit_bytes, CONCATENATED | TELL_ANY_CHECK).ok().map(Box::new);
     let mut stream = reused.or_else(new)?;
     let (header, rest) = payload.split_at_checked(HEADER_BYTES)?;
     feed_all(&mut stream, header, &mut target, Status::GetCheck)?;
@@ -111,7 +116,8 @@ fn feed_all(stream: &mut Stream, mut input: &[u8], target: &mut DecodeOutput<'_>
     }
 }
 
-/// Memory limit for a block of `len` bytes. A dictionary larger than every preset's is useful only for a larger block.
+/// Returns the memory limit in bytes for a block of `len` bytes. A dictionary larger than that of the
+/// largest preset is useful only for a larger block.
 fn memory_limit(len: usize) -> u64 {
     (len.max(LARGEST_PRESET_BYTES) as u64).saturating_add(4 * STATE_BYTES as u64)
 }
@@ -132,7 +138,7 @@ fn decode_step(
     Ok(DecodeStep::between(before, (stream.total_in(), stream.total_out()), status == Status::StreamEnd))
 }
 
-/// Returns the error with the memory that the stream needs, found by bisection as the lowest limit that liblzma
+/// Returns an error with the memory that the stream needs. It is found by bisection, as the lowest limit that liblzma
 /// accepts.
 fn memory_limit_error(stream: &mut Stream, limit_bytes: u64) -> CodecError {
     let mut too_low = limit_bytes;

@@ -65,8 +65,8 @@ pub(super) fn decode_part(codec: &'static str, part: &[u8], output: &mut [u8]) -
     }
 }
 
-/// Idle decompression contexts, at most as many as were ever in use at the same time. Creating one costs 40 page
-/// faults, a twentieth of the time that a block of 512 KiB takes to decode.
+/// Idle decompression contexts, at most as many as were ever in use at the same time. Creating one causes 40 page
+/// faults, which take a twentieth of the time for decoding a block of 512 KiB.
 static IDLE_CONTEXTS: Mutex<Vec<DCtx<'static>>> = Mutex::new(Vec::new());
 
 /// Calls `decode` with an idle or new decompression context. A context can be reused, because every call decodes from

@@ -1,11 +1,11 @@
-//! BigDataViewer's N5 layout: `setup<i>/timepoint<t>/s<k>`.
+//! BigDataViewer's layout of an N5 container: `setup<i>/timepoint<t>/s<k>`.
 //!
-//! The setup group holds `downsamplingFactors`, a list of lists, and `dataType`. Each timepoint group is a pyramid of
-//! the levels `s<k>` and may hold `resolution`. The full calibration is in an XML file beside the container. Lists are
-//! in N5 axis order.
+//! The setup group holds `dataType`, and `downsamplingFactors` with a list for each level. Each timepoint group is a
+//! pyramid whose levels are the datasets `s<k>`, and may hold `resolution`. The full calibration is in an XML file
+//! beside the container. Lists are in N5 axis order.
 //!
-//! A group is recognised if the group directly above it has factors for all levels and is not a dataset, and the group
-//! itself has no factors. It requires the attributes of the children named `s<number>`.
+//! A group is recognised as a timepoint if it has no factors itself, and if the group directly above is not a dataset
+//! and has factors for all levels. The attributes of the children named `s<number>` are required.
 //!
 //! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
 

@@ -4,9 +4,9 @@
 //! Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed
 //! here.
 //!
-//! Requires the attributes of the listed paths or, if no path is listed, of the children named `s<number>`: a group is
-//! also recognised if each of these has a `transform`. The member `transform` distinguishes this convention from
-//! OME-NGFF.
+//! The attributes of the listed paths are required. If no path is listed, those of the children named `s<number>` are
+//! required, because a group is also recognised if each of these has a `transform`. The member `transform`
+//! distinguishes this convention from OME-NGFF.
 //!
 //! Source: n5-universe `N5CosemMetadata.java`; janelia-cellmap/schemas `multiscale.md`.
 
@@ -18,7 +18,8 @@ use crate::json_values::path_below;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::{MetadataProblem, MetadataProblemKind};
 
-/// Returns path and `transform` of each level that the group lists, or `None` if no listed level has a `transform`.
+/// Returns the path and the `transform` of each level that the group lists, or `None` if no listed level has a
+/// `transform`.
 fn listed_levels(attributes: &Map<String, Value>) -> Option<Vec<(String, Option<&Value>)>> {
     let datasets = attributes.get("multiscales")?.get(0)?.get("datasets")?.as_array()?;
     let is_cosem = datasets.iter().any(|dataset| dataset.get("transform").is_some_and(Value::is_object));

@@ -11,10 +11,10 @@ use self::pyramid::Pyramid;
 use crate::node::{MAX_LEVELS, Node};
 use crate::problem::MetadataProblem;
 
-/// All conventions. The first one that fits a group describes the group.
+/// All conventions. A group is described by the first one that it follows.
 ///
-/// The first function of a convention returns the paths below the directory whose attributes the convention needs. The
-/// list is empty if the directory's own attributes and listing already rule the convention out. The second function
+/// The first function of a convention returns the paths below the directory at which the convention needs attributes.
+/// The list is empty if the directory's own attributes and listing already rule the convention out. The second function
 /// returns the pyramid, or `None` if the directory does not follow the convention.
 ///
 /// The order is that of n5-universe (`N5DatasetDiscoverer.java`). Paintera and BDV, which n5-universe does not know,
@@ -28,11 +28,9 @@ static CONVENTIONS: &[(fn(&Node) -> Vec<String>, fn(&Node, &mut Vec<MetadataProb
     (n5_viewer::required_paths, n5_viewer::read),
 ];
 
-/// Returns the paths below a directory whose `attributes.json` [`describe`](crate::describe) needs, at most
-/// [`MAX_LEVELS`].
+/// Returns the paths below a directory at which [`describe`](crate::describe) needs attributes, at most [`MAX_LEVELS`].
 ///
-/// The paths are relative, consist of valid segments only and need not exist. A dataset needs none. The file of each
-/// convention says which paths it needs.
+/// The paths are relative, consist of valid segments, and need not exist. For a dataset, there are none.
 pub fn required_paths(node: &Node) -> Vec<String> {
     if node.is_dataset() {
         return Vec::new();

@@ -1,13 +1,13 @@
-//! n5-viewer, and Neuroglancer's reading of it: levels `s0`, `s1`, … in one group.
+//! n5-viewer's layout, and Neuroglancer's extension of it: levels `s0`, `s1`, … in one group.
 //!
-//! Modern form: each level has `downsamplingFactors` and `pixelResolution`, the voxel size at *full* resolution, as
-//! `{"unit": …, "dimensions": […]}` or a plain list. Deprecated form: the group has `scales` and `pixelResolution`. On
-//! the group, Neuroglancer also reads `downsamplingFactors` as a list of lists, and `axes`, `units` and `resolution`.
-//! Lists are in N5 axis order.
+//! In the modern form, each level has `downsamplingFactors` and `pixelResolution`, the voxel size at *full* resolution,
+//! as `{"unit": …, "dimensions": […]}` or a plain list. In the deprecated form, the group has `scales` and
+//! `pixelResolution`. On the group, Neuroglancer also reads `downsamplingFactors` as a list of lists, and `axes`,
+//! `units` and `resolution`. Lists are in N5 axis order.
 //!
-//! Requires the attributes of the children named `s<number>`. A group with such datasets is recognised if it has
-//! `scales`, `downsamplingFactors`, `pixelResolution` or `multiScale`, or if one of them has `downsamplingFactors` or
-//! `pixelResolution`.
+//! The attributes of the children named `s<number>` are required. A group with such datasets is recognised if it has
+//! `scales`, `downsamplingFactors`, `pixelResolution` or `multiScale`, or if one of the datasets has
+//! `downsamplingFactors` or `pixelResolution`.
 //!
 //! Source: n5-universe `N5SingleScaleMetadataParser.java`, `N5ViewerMultiscaleMetadataParser.java`;
 //! Neuroglancer `src/datasource/n5/frontend.ts`.

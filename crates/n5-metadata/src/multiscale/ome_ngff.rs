@@ -6,9 +6,9 @@
 //! and the last one is. Versions 0.1 and 0.2 name no axes and mean t, c, z, y, x. Version 0.3 has plain strings.
 //! Versions before 0.4 have no scale.
 //!
-//! Requires the attributes of the listed paths. The shape of the key `multiscales` distinguishes this convention from
-//! the others that use it: a list whose datasets have no `transform` (COSEM), not an object (n5-universe's canonical
-//! form).
+//! The attributes of the listed paths are required. Other conventions use the key `multiscales`, too: COSEM for a list
+//! whose datasets have a `transform`, and n5-universe's canonical form for an object. OME-NGFF is recognised by a list
+//! whose datasets have no `transform`.
 //!
 //! Source: <https://ngff.openmicroscopy.org>; n5-universe `OmeNgffMetadataParser.java`.
 
@@ -67,8 +67,8 @@ pub(super) fn read(node: &Node, problems: &mut Vec<MetadataProblem>) -> Option<P
     Some(Pyramid { convention: Convention::OmeNgff, axes, units, is_calibrated, levels })
 }
 
-/// Returns voxel size and origin after all `scale` and `translation` steps, in N5 axis order, or `None` without any
-/// scale.
+/// Returns the voxel size and the origin that result from all `scale` and `translation` steps, in N5 axis order.
+/// Returns `None` if there is no scale.
 fn compose_transformations(
     lists: &[Option<&Value>],
     is_reversed: bool,
@@ -106,15 +106,15 @@ fn compose_transformations(
     has_scale.then_some((scale, translation))
 }
 
-/// Estimates the voxel size of a level without a scale from its dimensions, in voxels of the finest level.
+/// Estimates the voxel size of a level without a scale from its dimensions. The unit is one voxel of the finest level.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn resolution_from_sizes(level: &LevelDataset, first: &LevelDataset) -> Vec<f64> {
     let sizes = level.dataset.dimensions().iter().zip(first.dataset.dimensions());
     sizes.map(|(size, full)| if *size == 0 { 1.0 } else { (*full as f64 / *size as f64).round().max(1.0) }).collect()
 }
 
-/// Returns the names and the units of the axes, in N5 axis order, and true if the metadata lists the slowest axis
-/// first.
+/// Returns the names and the units of the axes, in N5 axis order, and a flag that is true if the metadata lists the
+/// slowest axis first.
 fn read_axes(
     image: &Map<String, Value>,
     rank: usize,

@@ -1,11 +1,11 @@
 //! Paintera: a group with `painteraData`, whose levels are in the sub-group `data`.
 //!
-//! `data` holds `multiScale`, `resolution`, `offset`, `unit` and the levels `s<k>`, each except the first with
-//! `downsamplingFactors`. Without levels, `data` itself is the dataset. Lists are in N5 axis order.
+//! `data` holds `multiScale`, `resolution`, `offset`, `unit` and the levels `s<k>`. Each level except the first has
+//! `downsamplingFactors`. If there are no levels, `data` itself is the dataset. Lists are in N5 axis order.
 //!
-//! A group with `painteraData` is recognised and requires the attributes of `data` and, because the number of levels is
-//! not known yet, of `data/s0` to `data/s15`. A group directly below one with `painteraData` is recognised as `data`
-//! and requires the attributes of the children named `s<number>`.
+//! A group with `painteraData` is recognised. The attributes of `data` are required and, because the number of levels
+//! is not known yet, those of `data/s0` to `data/s15`. A group directly below one with `painteraData` is recognised as
+//! `data`. The attributes of its children named `s<number>` are required.
 //!
 //! Source: Paintera `README.md`, `util/n5/N5Helpers.kt`.
 
@@ -17,7 +17,8 @@ use crate::json_values::{one_per_axis, push_unique, truncated_json};
 use crate::node::Node;
 use crate::problem::MetadataProblem;
 
-/// Number of levels probed below `data`. At factor 2, the sixteenth level shrinks an axis of 2^15 voxels to one.
+/// Number of levels that are looked for below `data`. With a factor of 2, the sixteenth level of an axis of 2^15 voxels
+/// has one voxel.
 const MAX_PROBED_LEVELS: usize = 16;
 
 pub(super) fn required_paths(node: &Node) -> Vec<String> {

@@ -1,5 +1,5 @@
-//! Common form of all multiscale conventions, and the levels named `s0`, `s1`, … with `downsamplingFactors` that
-//! n5-viewer, BDV and Paintera share.
+//! The common form of all multiscale conventions, and the handling of levels named `s0`, `s1`, … with
+//! `downsamplingFactors`, which n5-viewer, BDV and Paintera share.
 
 use n5_format::DescribedDataset;
 use serde::{Serialize, Serializer};
@@ -46,7 +46,7 @@ pub struct Pyramid {
     /// Units of the axes as written, `""` for an axis without a unit, or `None` if the metadata names no unit.
     #[serde(skip)]
     pub units: Option<Vec<String>>,
-    /// True if the metadata gives a voxel size; otherwise that of the finest level is 1 by convention.
+    /// True if the metadata gives a voxel size. Otherwise, the voxel size of the finest level is 1.
     #[serde(skip)]
     pub is_calibrated: bool,
     /// Levels of the pyramid, finest first.
@@ -58,7 +58,7 @@ pub struct Pyramid {
 pub struct PyramidLevel {
     /// Path of the dataset, relative to the group.
     pub path: String,
-    /// Voxels of the finest level per voxel of this level.
+    /// Number of voxels of the finest level along one voxel of this level.
     #[serde(serialize_with = "whole_as_integers")]
     pub factors: Vec<f64>,
     /// Voxel size in the pyramid's units.
@@ -87,8 +87,8 @@ pub(super) struct LevelDataset {
     pub(super) dataset: DescribedDataset,
 }
 
-/// Returns the levels that exist, in the given order. A level that is missing or differs in rank from the first is left
-/// out with a problem. A level of another data type is kept, also with a problem.
+/// Returns the levels that exist, in the given order. A level that is missing, or that differs in rank from the first,
+/// is left out. A level that differs in data type is kept. A problem is added in each of these cases.
 pub(super) fn find_levels(
     node: &Node,
     listed: impl IntoIterator<Item = (usize, String)>,
@@ -124,7 +124,7 @@ pub(super) fn factors_from_resolution(level: &[f64], first: &[f64]) -> Vec<f64> 
     level.iter().zip(first).map(|(size, base)| if *base == 0.0 { 1.0 } else { snap_to_integer(size / base) }).collect()
 }
 
-/// Returns the children named `s<number>`, by number.
+/// Returns the number and the name of each child named `s<number>`, sorted by number.
 pub(super) fn level_names(node: &Node) -> Vec<(usize, String)> {
     let mut names: Vec<(usize, String)> =
         node.children.iter().filter_map(|name| level_number(name).map(|number| (number, name.clone()))).collect();
@@ -133,7 +133,7 @@ pub(super) fn level_names(node: &Node) -> Vec<(usize, String)> {
     names
 }
 
-/// Returns the paths of the children named `s<number>`, by number.
+/// Returns the names of the children named `s<number>`, sorted by number.
 pub(super) fn level_paths(node: &Node) -> Vec<String> {
     level_names(node).into_iter().map(|(_, name)| name).collect()
 }
@@ -143,12 +143,19 @@ pub(crate) fn listed_factors(attributes: &Map<String, Value>) -> Option<Vec<Vec<
     ["scales", "downsamplingFactors"].iter().find_map(|key| attributes.get(*key).and_then(number_lists))
 }
 
-/// Builds those of the levels `names` that exist. The voxel size of each is the base voxel size times its factors. Its
-/// position is shifted by `(factors - 1) / 2` base voxels, because averaging voxels moves the centre of the first one.
+/// Builds the levels in `names` that exist. The voxel size of a level is the base voxel size times the level's factors.
+/// Its position is shifted by `(factors - 1) / 2` base voxels, because averaging voxels moves the centre of the first
+/// one.
 ///
-/// The factors are the level's own `downsamplingFactors`, else the entry of `listed` at its number, else 1 for `s0`,
-/// else a guess from the sizes, with a problem. `base_placement` gets the first level and returns the voxel size and
-/// the position of the centre of the first voxel at full resolution.
+/// The factors of a level come from the first of these sources that is usable:
+///
+/// 1. the level's own `downsamplingFactors`;
+/// 2. the entry of `listed` at the level's number;
+/// 3. for `s0`, the factor 1;
+/// 4. a guess from the sizes, which adds a problem.
+///
+/// `base_placement` is called with the first level. It returns the voxel size and the position of the centre of the
+/// first voxel at full resolution.
 ///
 /// Source: n5-universe `N5SingleScaleMetadataParser.java`.
 pub(super) fn build_levels(
@@ -209,7 +216,9 @@ fn level_factors(
         .collect()
 }
 
-/// Returns 1 if the size did not change, `power` (a power of two) if that explains the size, else the ratio.
+/// Guesses the downsampling factor of an axis from its `size` and its `full` size at full resolution. Returns 1 if the
+/// axis is not smaller, `power` (a power of two) if this factor explains the size, and otherwise the rounded ratio of
+/// the two sizes.
 #[expect(clippy::cast_precision_loss, reason = "an estimate")]
 fn guess_factor(size: u64, full: u64, power: f64) -> f64 {
     let size = size as f64;

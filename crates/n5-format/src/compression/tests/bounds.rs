@@ -50,7 +50,7 @@ fn decoding_stops_when_it_is_cancelled() {
     for (name, encoding, encode) in ENCODINGS.iter().filter(|row| row.0 != "raw") {
         let payload = encode(&sample(300_000));
         let (checks, result) = decode_until_cancelled(0, name, &payload, 300_000);
-        // The xz codec tries a second decoder after the first is cancelled; that one is cancelled, too.
+        // The xz codec tries a second decoder after the first is cancelled. The second one is cancelled, too.
         let is_cancelled = matches!(result, Err(CodecError::Cancelled));
         assert!(checks <= 2 && is_cancelled, "{encoding}: {checks} checks");
     }
@@ -197,8 +197,8 @@ fn files_of_multi_member_writers_decode() {
     }
 }
 
-/// Returns a blosc buffer without shuffle or split. Each of its blocks of `size` decoded bytes has a copy of `part`, or
-/// all refer to the same copy if `is_shared`.
+/// Returns a blosc buffer without shuffle or split, whose blocks decode to `size` bytes each. If `is_shared` is true,
+/// all blocks refer to the same copy of `part`; otherwise, each block has its own copy.
 fn blosc_of(inner: u8, size: usize, blocks: usize, part: &[u8], is_shared: bool) -> Vec<u8> {
     let word = |n: usize| u32::try_from(n).unwrap().to_le_bytes();
     let starts = 16 + 4 * blocks;
