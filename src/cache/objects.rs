@@ -431,7 +431,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_piece_of_a_started_answer_waits_longer_for_memory() {
+    async fn a_piece_of_a_started_response_waits_longer_for_memory() {
         let objects = ObjectCache::new(0, EvictionPolicy::lru(), 1 << 20, Duration::from_millis(20));
         let meta = ObjectMeta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
         let BudgetedObject::Large(large) = objects.large(meta, Arc::new(Zeros)) else { panic!("it is large") };

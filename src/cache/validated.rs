@@ -113,6 +113,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
             self.lookups.count(result, freshness.lookup_weight());
             return Ok(Arc::clone(entry));
         }
+        // A load waits for the source and for memory.
         freshness.pend_if_nonblocking().await;
         let Some(stale) = cached else {
             self.lookups.count(LookupResult::Miss, 1);

@@ -629,8 +629,8 @@ mod tests {
             let pool = Arc::clone(&pool);
             others.spawn(async move { pool.run(None, move || n).await });
         }
-        while let Some(answer) = others.join_next().await {
-            answer.unwrap().unwrap();
+        while let Some(result) = others.join_next().await {
+            result.unwrap().unwrap();
         }
         drop(release);
         while calls.join_next().await.is_some() {}
