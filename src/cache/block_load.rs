@@ -1,8 +1,8 @@
-//! Loads of blocks into the cache of decoded blocks: a stored block is read and decoded within the decode budget.
+//! Loads blocks into the cache of decoded blocks. A stored block is read and decoded within the decode budget.
 //!
 //! All stored bytes become blocks here, for slices, derived results, statistics and `verify`. The steps are: determine
-//! the size, take the memory, decode, own the elements. The callers differ in what they may wait for and in the use of
-//! the block:
+//! the size, take the memory, decode, attach the permit to the elements. The callers differ in what they may wait for
+//! and in what they do with the block:
 //!
 //! | caller | waits | block |
 //! |---|---|---|
@@ -12,7 +12,8 @@
 //! | `GatherContext::paste_uncached` | never; gives up | is pasted from a buffer that the job reuses |
 //!
 //! A caller that waits takes memory for the stored bytes first and for decoding second. If both come from the decode
-//! budget, it takes one permit for both. A caller that does not wait may take memory in any order.
+//! budget, the caller takes one permit for both, so that callers cannot wait for each other. A caller that does not
+//! wait may take memory in any order.
 
 use std::cell::Cell;
 use std::future::Future;
@@ -22,7 +23,7 @@ use std::time::{Duration, Instant};
 
 use bytes::Bytes;
 
-use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock, StoredBlock};
+use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock};
 use super::budget::Permit;
 use super::buffers::needs_copy;
 use super::datasets::Dataset;
@@ -36,16 +37,17 @@ use crate::telemetry::metrics::{self, BudgetLabel};
 use crate::telemetry::trace;
 use n5_format::{Block, BlockError, CancelCheck, Coords, DecodeBuffers, GridPosition, Scratch};
 
-/// Pause before a damaged block is read again: another program may be writing it.
+/// Pause before a block that cannot be decoded is read again, since another program may be writing the block.
 pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Time for which the decoding of a block to be cached goes on without waiters. A client that cancels its request and
-/// repeats it within this time, as viewers do, joins the running decoding. A slow codec can then finish.
+/// Time for which a block is decoded for the cache although no request waits for it any more. A client that cancels its
+/// request and repeats it within this time, as viewers do, joins the running decoding. Otherwise a codec slower than
+/// the client's timeout would never finish.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
-/// Time spent on a load, and whether it found the cached block unchanged.
+/// Times of a load, and true if the load found the cached block unchanged.
 ///
-/// The atomics are relaxed: the values are read after the load has ended, which orders memory itself.
+/// The atomics are relaxed: the values are read after the load has ended, and its end synchronizes memory.
 #[derive(Debug, Default)]
 pub(crate) struct LoadTimes {
     store_nanos: AtomicU64,
@@ -54,12 +56,12 @@ pub(crate) struct LoadTimes {
 }
 
 impl LoadTimes {
-    /// Adds time for reading from the store.
+    /// Adds time spent on reading from the store.
     pub(crate) fn add_store(&self, elapsed: Duration) {
         Self::add(&self.store_nanos, elapsed);
     }
 
-    /// Adds time for decoding, including the wait for a core.
+    /// Adds time spent on decoding, including the wait for a core.
     pub(crate) fn add_decode(&self, elapsed: Duration) {
         Self::add(&self.decode_nanos, elapsed);
     }
@@ -82,9 +84,9 @@ impl LoadTimes {
 /// The requests that may wait for a block that is being decoded.
 #[derive(Debug, Clone)]
 pub(crate) struct BlockWaiters {
-    /// Alive while the request that started the decoding is.
+    /// Alive as long as the request that started the decoding.
     requester: Weak<()>,
-    /// The flight of other requests that want the block.
+    /// The flight in which other requests wait for the block.
     flight: Option<FlightHandle>,
 }
 
@@ -104,7 +106,8 @@ impl BlockWaiters {
         self.requester.strong_count() > 0 || self.flight.as_ref().is_some_and(FlightHandle::has_waiters)
     }
 
-    /// Returns a function that tells if decoding should continue. Each call first yields the core if `lease` has to.
+    /// Returns a function that the decoder calls to ask if it should continue. Each call first lets another job use the
+    /// core, if one waits for it.
     pub(crate) fn should_continue<'a>(&'a self, lease: &'a CoreLease) -> impl Fn() -> bool + 'a {
         let last_waiter_at = Cell::new(Instant::now());
         move || {
@@ -119,8 +122,8 @@ impl BlockWaiters {
 }
 
 impl BlockCache {
-    /// Loads the block at `location`, which a lookup has just missed, no staler than `fresh_since`. The returned times
-    /// are zero if another request loaded the block.
+    /// Loads the block at `location` as it was at `fresh_since` or later, after a lookup did not find it in the cache.
+    /// The returned times are zero if another request loaded the block.
     pub(crate) async fn load(
         &self,
         location: BlockLocation,
@@ -156,12 +159,12 @@ impl EntrySource<BlockEntry> for BlockLoad {
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
         // The stale block is not held while the new one waits for memory.
-        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version.clone()));
+        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version()));
         async move {
             loop {
                 match this.decode_with_retry(stale.as_ref(), &flight).await {
-                    // Requests that joined just after the load was cancelled still want the block. They may have left
-                    // before they could abort the load.
+                    // Requests that joined just after the decoding was cancelled still want the block. They may have
+                    // left while the flight was detached, when they could not abort the load.
                     Err(error) if error.is_cancelled() && flight.has_waiters() => {
                         flight.attach();
                         if !flight.has_waiters() {
@@ -176,8 +179,8 @@ impl EntrySource<BlockEntry> for BlockLoad {
 }
 
 impl BlockLoad {
-    /// Loads and decodes the block, unless it is unchanged. A block that does not decode is read again. If it
-    /// fails twice and its file is unchanged, the failure is returned as an entry to cache.
+    /// Loads and decodes the block, unless it is unchanged. A block that cannot be decoded is read a second time. If
+    /// that fails, too, and the file is unchanged, returns the failure as an entry to be cached.
     async fn decode_with_retry(
         &self,
         stale: Option<&(Weak<BlockEntry>, BlockVersion)>,
@@ -210,7 +213,7 @@ impl BlockLoad {
         }
     }
 
-    /// Returns the error of a load that failed, or whose block does not decode.
+    /// Returns the error of a failed load, or of a block that cannot be decoded.
     fn failure(&self, loaded: &Result<Arc<BlockEntry>, ReadError>) -> Option<ReadError> {
         let BlockLocation { dataset, position, .. } = &self.location;
         match loaded {
@@ -239,11 +242,14 @@ impl BlockLoad {
             // The cached block has been evicted meanwhile.
             (block, checked_at) = source.load(position, None, fresh_since).await?;
         }
-        let StoredBlock { meta, bytes, permit } = match block {
+        let (meta, bytes, permit) = match block {
             SourceBlock::Unchanged | SourceBlock::Missing => return Ok(Arc::new(BlockEntry::missing(checked_at))),
             SourceBlock::Decoded(block, meta) => return Ok(Arc::new(BlockEntry::new(Ok(block), meta, checked_at))),
-            SourceBlock::Stored(stored) => stored,
-            SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
+            SourceBlock::Stored { meta, bytes, permit } => (meta, bytes, permit),
+            SourceBlock::Large(large) => {
+                let (bytes, permit) = blocks.read_large(location, &large).await?;
+                (large.meta().clone(), bytes, permit)
+            }
         };
         times.add_store(started.elapsed());
         let waiters = BlockWaiters::of_flight(flight);
@@ -258,12 +264,13 @@ impl BlockLoad {
 
 impl BlockCache {
     /// Reads a stored block that is too large for the transfer budget. One permit of the decode budget covers both
-    /// reading and decoding, so that no two loads wait for each other's second permit.
+    /// reading and decoding, so that no two loads wait for each other's second permit. Returns the arguments of
+    /// [`Self::decode`].
     pub(crate) async fn read_large(
         &self,
         location: &BlockLocation,
         large: &LargeObject,
-    ) -> Result<StoredBlock, ReadError> {
+    ) -> Result<(Bytes, Option<Permit>), ReadError> {
         let BlockLocation { source, dataset, position } = location;
         let key = dataset.block_key(position);
         let bytes = large.meta().len;
@@ -275,14 +282,14 @@ impl BlockCache {
         let permit = self.entries.take(needed_bytes.min(limit_bytes)).await?;
         let reading = Box::pin(large.read_all());
         let bytes = self.budget().abort_if_contended(|| source.pressure(), &key, reading).await??;
-        Ok(StoredBlock { meta: large.meta().clone(), bytes, permit: Some(permit) })
+        Ok((bytes, Some(permit)))
     }
 
     /// Decodes a stored block on the CPU pool, after taking memory for decoding. `permit` covers the bytes in `stored`.
     ///
     /// # Errors
-    /// [`ReadError::Block`] if the block does not decode or exceeds the limit for one block; [`ReadError::Budget`] when
-    /// memory is short.
+    /// [`ReadError::Block`] if the block cannot be decoded or exceeds the limit for one block; [`ReadError::Budget`]
+    /// when memory is short.
     pub(crate) async fn decode(
         &self,
         location: &BlockLocation,
@@ -304,8 +311,9 @@ impl BlockCache {
             None => self.entries.take(needed_bytes).await?,
         };
         let started = Instant::now();
-        // The job owns what it uses, because it continues for a while after its clients have disconnected. A client that
-        // retries faster than a slow codec decodes would otherwise never get the block.
+        // The job owns what it uses, because it continues for a while after its clients have disconnected, and its
+        // result is then cached. Otherwise a client that retries faster than a slow codec decodes would never get the
+        // block.
         let blocks = self.clone();
         let location = location.clone();
         let codec = dataset.attributes.compression().label();
@@ -334,8 +342,9 @@ impl BlockCache {
         Ok(block)
     }
 
-    /// Decodes `stored` into a block that the cache of decoded blocks may own, under `permit` of the decode budget.
-    /// `is_shared` is true if the bytes belong to another cache. The decoder works in `scratch`.
+    /// Decodes `stored` into a block that the cache of decoded blocks may own. `permit` covers the memory that decoding
+    /// takes. `is_shared` is true if `stored` belongs to the cache of stored objects. `scratch` is working memory of
+    /// the decoder, which the caller may reuse.
     pub(crate) fn decode_owned(
         &self,
         location: &BlockLocation,
@@ -350,7 +359,7 @@ impl BlockCache {
         let attributes = &dataset.attributes;
         let budget = self.budget();
         let mut buffers = DecodeBuffers { scratch: std::mem::take(scratch), ..DecodeBuffers::default() };
-        // A codec that needs a buffer gets that of an evicted block of the same size, if there is one.
+        // A codec that needs a buffer reuses the buffer of an evicted block of the same size, if there is one.
         if attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed())
             && let Ok(bytes) = Block::decoded_bytes(&stored, attributes, position)
         {
@@ -366,13 +375,14 @@ impl BlockCache {
         let data = if !is_shared && is_stored || needs_copy(&data) {
             permit.own_for_cache(data, !is_stored)
         } else {
-            budget.own(data.into(), permit.into_cache_owned())
+            budget.own_pooled(data.into(), permit.into_cache_owned())
         };
         Ok(Block { size, data })
     }
 
     /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not cached. The caller holds a
-    /// permit for [`Self::decode_bytes`]. Returns the size of the block and its elements, big-endian as stored.
+    /// permit for [`Self::decode_bytes`]. Returns the size of the block, and its elements in big-endian order as
+    /// stored.
     pub(crate) fn decode_in_place<'a>(
         &self,
         dataset: &Dataset,
@@ -388,8 +398,8 @@ impl BlockCache {
         Some(block)
     }
 
-    /// Returns the bytes of memory that decoding `stored` takes, or `None` if it does not decode or exceeds the limit
-    /// for one block.
+    /// Returns the number of bytes that decoding `stored` takes, or `None` if `stored` is not a valid block or exceeds
+    /// the limit for one block.
     pub(crate) fn decode_bytes(&self, dataset: &Dataset, position: &GridPosition, stored: &[u8]) -> Option<u64> {
         let needed_bytes = Block::decode_memory_bytes(stored, &dataset.attributes, position).ok()?;
         (needed_bytes <= self.block_bytes).then_some(needed_bytes)

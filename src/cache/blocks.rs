@@ -1,5 +1,5 @@
-//! The cache of decoded blocks: weighed in bytes and filled in single flights. It remembers holes and blocks that do
-//! not decode, but no other errors. A [`BlockSource`] is the seam between this cache and the origin of its blocks.
+//! The cache of decoded blocks. Its entries are weighed in bytes and loaded in single flights. It also remembers holes
+//! and the errors of blocks that cannot be decoded, but no other errors. Blocks come from a [`BlockSource`].
 
 use std::fmt;
 use std::sync::Arc;
@@ -19,21 +19,21 @@ use super::validated::{CacheEntry, Validated, max_weight_bytes};
 use crate::runtime::cpu_pool::CpuPool;
 use crate::store::{ObjectMeta, Store, StorePressure};
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel, LookupResult};
-use n5_format::{Block, BlockError, Coords, GridPosition};
+use n5_format::{Block, BlockError, GridPosition};
 
-/// Bookkeeping of one entry in bytes, estimated generously.
+/// Generous estimate of the bookkeeping for one entry, in bytes.
 const ENTRY_BYTES: usize = 768;
 
-/// Maximum number of blocks that are revalidated without blocking. Their revalidation takes about 50 us, which is also
-/// the cost of handing it to a thread that may block.
+/// Maximum number of blocks that one request revalidates without blocking. The revalidation of this many blocks takes
+/// about 50 us. Handing them to a thread that may block takes as long.
 pub(crate) const MAX_NONBLOCKING_CHECKS: usize = 64;
 
-/// Source of the blocks of one dataset. The cache does not depend on where blocks come from, so that a source of
-/// computed blocks can be added.
+/// Source of the blocks of one dataset. It hides from the cache where blocks come from: they may be stored or, later,
+/// computed.
 #[async_trait]
 pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
-    /// Compares a cached block of this version, or a hole, with the source at the moment `checked_at`, without
-    /// blocking. Returns `None` if the comparison would block.
+    /// Returns true if the block at `position` still has this version, or is still a hole if `version` is `None`. Marks
+    /// the cached block as compared at the moment `checked_at` if so. Returns `None` if the comparison would block.
     fn try_is_unchanged(
         &self,
         position: &GridPosition,
@@ -42,17 +42,18 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         checked_at: u64,
     ) -> Option<bool>;
 
-    /// Returns the store that has the blocks as objects by their keys, if there is one. Blocks that can be read from its
-    /// page cache without waiting are not requested from the source.
+    /// Returns the store that has the blocks as objects by their keys, if there is one. A block that the store's page
+    /// cache holds is read from there, and [`Self::load`] is not called.
     fn store(&self) -> Option<&dyn Store> {
         None
     }
 
-    /// Returns true if only [`Self::load`] compares a cached block with the source, as in one conditional request.
+    /// Returns true if cached blocks are compared with the source only by [`Self::load`], which sends one conditional
+    /// request for each block.
     fn compares_on_load(&self) -> bool;
 
-    /// Returns the versions of the blocks at `positions` in their order, `None` for holes. Not called if
-    /// [`Self::compares_on_load`] is true.
+    /// Returns the versions of the blocks at `positions`, in the order of `positions`. The version of a hole is `None`.
+    /// Must not be called if [`Self::compares_on_load`] returns true.
     ///
     /// # Errors
     /// [`ReadError`] when the source fails.
@@ -63,8 +64,9 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
         StorePressure::default()
     }
 
-    /// Loads the block at `position`, no staler than `fresh_since`, and returns the moment at which it was current.
-    /// Returns [`SourceBlock::Unchanged`] if the block still has the version `known` of a cached block.
+    /// Loads the block at `position` as it was at `fresh_since` or later, and returns the moment at which it was
+    /// current. `known` is the version of a cached block. If the block still has that version, returns
+    /// [`SourceBlock::Unchanged`].
     ///
     /// # Errors
     /// [`ReadError`] when the source fails or memory is short.
@@ -83,27 +85,24 @@ pub(crate) enum SourceBlock {
     /// There is no block.
     Missing,
     /// A block as stored.
-    Stored(StoredBlock),
-    /// A stored block that the source has only opened, since it takes more memory than a source may use.
+    Stored {
+        meta: ObjectMeta,
+        bytes: Bytes,
+        /// Permit for the bytes; `None` if they belong to the cache of stored objects. It is not attached to the bytes,
+        /// since a decoded block may share their buffer and outlive them by far.
+        permit: Option<Permit>,
+    },
+    /// A stored block that the source has only opened, because its bytes exceed the memory that a source may take.
     Large(Arc<LargeObject>),
-    /// A decoded block, and metadata that stand for a stored one.
+    /// A decoded block, and metadata that take the place of a stored block's metadata.
     #[cfg_attr(not(test), expect(dead_code, reason = "for computed blocks, which come later"))]
     Decoded(Block, ObjectMeta),
 }
 
-/// The bytes of a stored block in memory.
-pub(crate) struct StoredBlock {
-    pub(crate) meta: ObjectMeta,
-    pub(crate) bytes: Bytes,
-    /// Permit for the bytes; `None` if they belong to the cache of stored objects. It is not attached to the bytes,
-    /// since a decoded block may share their buffer and outlive them by far.
-    pub(crate) permit: Option<Permit>,
-}
-
-/// Version of a cached block.
+/// Version of a cached block, for a comparison after the block itself has been dropped.
 #[derive(Debug, Clone)]
 pub(crate) enum BlockVersion {
-    /// There was no block.
+    /// No block was stored.
     Hole,
     /// Entity tag and version of the stored block.
     Stored(Arc<str>, u64),
@@ -122,44 +121,62 @@ impl BlockVersion {
 /// A cached block, hole or decode error.
 #[derive(Debug)]
 pub(crate) struct BlockEntry {
-    /// `None` for a hole and for a block that cannot be decoded.
-    pub(crate) block: Option<Block>,
-    /// The reason why the stored block cannot be decoded.
-    pub(crate) fault: Option<Box<BlockError>>,
-    pub(crate) stored_version: BlockVersion,
+    content: BlockContent,
     pub(crate) validated_at: ValidatedAt,
 }
 
+/// What is cached for one grid position.
+#[derive(Debug)]
+enum BlockContent {
+    /// No block is stored.
+    Hole,
+    /// A stored block: its entity tag, its version, and the decoded block or the reason why it cannot be decoded.
+    Stored { etag: Arc<str>, version: u64, decoded: Result<Block, Box<BlockError>> },
+}
+
 impl BlockEntry {
-    /// Creates an entry for a block decoded from the stored object `meta`, or for the reason why that cannot be
+    /// Creates an entry for a stored object with the metadata `meta`: the decoded block, or the reason why it cannot be
     /// decoded. The object was current at the moment `checked_at`.
     pub(crate) fn new(decoded: Result<Block, BlockError>, meta: ObjectMeta, checked_at: u64) -> Self {
-        let (block, fault) = match decoded {
-            Ok(block) => (Some(block), None),
-            Err(fault) => (None, Some(Box::new(fault))),
-        };
-        let stored_version = BlockVersion::Stored(meta.etag, meta.version);
-        Self { block, fault, stored_version, validated_at: ValidatedAt::at(checked_at) }
+        let ObjectMeta { etag, version, .. } = meta;
+        let content = BlockContent::Stored { etag, version, decoded: decoded.map_err(Box::new) };
+        Self { content, validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Creates an entry for a hole that was seen at the moment `checked_at`.
     pub(crate) fn missing(checked_at: u64) -> Self {
-        let validated_at = ValidatedAt::at(checked_at);
-        Self { block: None, fault: None, stored_version: BlockVersion::Hole, validated_at }
+        Self { content: BlockContent::Hole, validated_at: ValidatedAt::at(checked_at) }
+    }
+
+    /// Returns the decoded block. Returns `None` for a hole and for a block that cannot be decoded.
+    pub(crate) fn block(&self) -> Option<&Block> {
+        if let BlockContent::Stored { decoded: Ok(block), .. } = &self.content { Some(block) } else { None }
     }
 
     /// Returns an error if the stored block cannot be decoded. A hole is not an error.
     pub(crate) fn check_decodable(&self, dataset: &Dataset, position: &GridPosition) -> Result<(), ReadError> {
-        self.fault.as_ref().map_or(Ok(()), |fault| Err(dataset.block_error(position, (**fault).clone())))
+        let BlockContent::Stored { decoded: Err(fault), .. } = &self.content else { return Ok(()) };
+        Err(dataset.block_error(position, (**fault).clone()))
+    }
+
+    /// Returns the entity tag and the version of the stored block, `None` for a hole.
+    pub(crate) fn etag_and_version(&self) -> Option<(&str, u64)> {
+        match &self.content {
+            BlockContent::Hole => None,
+            BlockContent::Stored { etag, version, .. } => Some((etag, *version)),
+        }
+    }
+
+    /// Returns the version of the stored block or hole.
+    pub(crate) fn stored_version(&self) -> BlockVersion {
+        match &self.content {
+            BlockContent::Hole => BlockVersion::Hole,
+            BlockContent::Stored { etag, version, .. } => BlockVersion::Stored(Arc::clone(etag), *version),
+        }
     }
 
     pub(crate) fn version(&self) -> Option<u64> {
-        self.stored_version.etag_and_version().map(|(_, version)| version)
-    }
-
-    /// Returns the block if its size is exactly `size`.
-    pub(crate) fn block_of_size(&self, size: &Coords) -> Option<&Block> {
-        self.block.as_ref().filter(|block| block.size == *size)
+        self.etag_and_version().map(|(_, version)| version)
     }
 }
 
@@ -168,9 +185,8 @@ impl CacheEntry for BlockEntry {
         &self.validated_at
     }
 
-    /// Returns true if no block is stored.
     fn is_missing(&self) -> bool {
-        self.block.is_none() && self.fault.is_none()
+        matches!(self.content, BlockContent::Hole)
     }
 }
 
@@ -203,8 +219,11 @@ impl BlockCache {
         let cached_bytes = max_weight_bytes(capacity_bytes);
         let budget = Budget::with_cache(BudgetLabel::Decode, cached_bytes, decode_bytes, max_wait);
         let weigher = |(_, position): &(u64, GridPosition), entry: &Arc<BlockEntry>| {
-            let bytes = entry.block.as_ref().map_or(0, |block| footprint_bytes(block.data.len()));
-            let bytes = bytes + entry.fault.as_ref().map_or(0, |fault| fault.to_string().len());
+            let bytes = match &entry.content {
+                BlockContent::Hole => 0,
+                BlockContent::Stored { decoded: Ok(block), .. } => footprint_bytes(block.data.len()),
+                BlockContent::Stored { decoded: Err(fault), .. } => fault.to_string().len(),
+            };
             // The position counts twice: in the key and in the map of loads in flight.
             u32::try_from(bytes + ENTRY_BYTES + 16 * position.len()).unwrap_or(u32::MAX)
         };
@@ -214,15 +233,11 @@ impl BlockCache {
 
     /// Returns the decode budget: the memory of the entries and of the blocks that are being decoded.
     pub(crate) fn budget(&self) -> &Budget {
-        self.entries.budget()
+        &self.entries.budget
     }
 
-    /// Replaces the budget by another handle to the same memory.
-    pub(crate) fn set_budget(&mut self, budget: Budget) {
-        self.entries.set_budget(budget);
-    }
-
-    /// Returns the cached blocks among those at `positions`, in their order, none staler than `fresh_since`.
+    /// Returns the cached entries of the blocks at `positions`, in the order of `positions`. Contains `None` for a
+    /// block that is not cached or was not compared with the source at `fresh_since` or later.
     ///
     /// # Errors
     /// [`ReadError`] if the source fails; also [`ReadError::Block`] if one of the blocks is known not to decode.
@@ -242,17 +257,18 @@ impl BlockCache {
             }
             entries.push(entry);
         }
-        let mut changed = compare_nonblocking(source, positions, &entries, &mut stale_indices);
+        let checked_at = freshness::now();
+        let mut changed_indices = compare_nonblocking(source, positions, &entries, &mut stale_indices, checked_at);
         if !stale_indices.is_empty() && !source.compares_on_load() {
-            let stale_indices = std::mem::take(&mut stale_indices);
-            changed.extend(compare_in_bulk(source, positions, &entries, stale_indices).await?);
+            changed_indices.extend(compare_in_bulk(source, positions, &entries, &stale_indices, checked_at).await?);
+            stale_indices.clear();
         }
         // The remaining stale entries stay in the cache: a load compares and counts them.
         let deferred = stale_indices.len() as u64;
         for index in stale_indices {
             entries[index] = None;
         }
-        for index in changed {
+        for index in changed_indices {
             let Some(entry) = entries[index].take() else { continue };
             self.entries.count(LookupResult::Stale, 1);
             let stale = Arc::downgrade(&entry);
@@ -273,46 +289,46 @@ impl BlockCache {
     }
 }
 
-/// Compares the entries at `stale_indices` with their source without blocking, unless they are too many. Returns the
-/// indices of those that have changed. The indices of those that were not compared remain in `stale_indices`.
+/// Compares the entries at `stale_indices` with their source without blocking, unless there are more than
+/// [`MAX_NONBLOCKING_CHECKS`]. Returns the indices of the entries that have changed. The indices of entries that were
+/// not compared remain in `stale_indices`.
 fn compare_nonblocking(
     source: &dyn BlockSource,
     positions: &[GridPosition],
     entries: &[Option<Arc<BlockEntry>>],
     stale_indices: &mut Vec<usize>,
+    checked_at: u64,
 ) -> Vec<usize> {
-    let checked_at = freshness::now();
-    let mut changed = Vec::new();
+    let mut changed_indices = Vec::new();
     if stale_indices.len() <= MAX_NONBLOCKING_CHECKS {
         stale_indices.retain(|index| {
             let Some(entry) = &entries[*index] else { return false };
             let validated_at = &entry.validated_at;
             let is_unchanged = source.try_is_unchanged(&positions[*index], entry.version(), validated_at, checked_at);
-            changed.extend((is_unchanged == Some(false)).then_some(*index));
+            changed_indices.extend((is_unchanged == Some(false)).then_some(*index));
             is_unchanged.is_none()
         });
     }
-    changed
+    changed_indices
 }
 
-/// Compares the entries at `stale_indices` with their source in one call. Returns the indices of those that have
+/// Compares the entries at `stale_indices` with their source in one call. Returns the indices of the entries that have
 /// changed.
 async fn compare_in_bulk(
     source: &dyn BlockSource,
     positions: &[GridPosition],
     entries: &[Option<Arc<BlockEntry>>],
-    mut stale_indices: Vec<usize>,
+    stale_indices: &[usize],
+    checked_at: u64,
 ) -> Result<Vec<usize>, ReadError> {
-    let checked_at = freshness::now();
-    let stale: Vec<GridPosition> = stale_indices.iter().map(|index| positions[*index].clone()).collect();
-    let mut versions = source.versions(&stale).await?.into_iter();
-    stale_indices.retain(|index| {
-        let (Some(entry), Some(version)) = (&entries[*index], versions.next()) else { return false };
-        let is_changed = entry.version() != version;
-        if !is_changed {
-            entry.validated_at.touch(checked_at);
+    let stale_positions: Vec<GridPosition> = stale_indices.iter().map(|index| positions[*index].clone()).collect();
+    let versions = source.versions(&stale_positions).await?;
+    let mut changed_indices = Vec::new();
+    for (index, version) in stale_indices.iter().zip(versions) {
+        match &entries[*index] {
+            Some(entry) if entry.version() == version => entry.validated_at.touch(checked_at),
+            _ => changed_indices.push(*index),
         }
-        is_changed
-    });
-    Ok(stale_indices)
+    }
+    Ok(changed_indices)
 }

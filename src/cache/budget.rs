@@ -1,8 +1,17 @@
-//! Memory budgets: bounded amounts of memory, of which requests take permits by fair queueing. The owner of bytes also
-//! owns their permit.
+//! Memory budgets: bounded amounts of memory. Requests take permits for parts of a budget by fair queueing.
 //!
 //! Memory is *taken* as a [`Permit`] before it is allocated. Cached bytes are in addition *charged* to the client that
 //! they are sent to, for as long as they are being sent.
+//!
+//! The permit is then attached to the bytes and is given back when their last clone is dropped. What happens to the
+//! buffer of the bytes depends on the function:
+//!
+//! | function | buffer |
+//! |---|---|
+//! | [`Permit::own`] | is freed |
+//! | [`Permit::own_for_cache`] | is freed; may first be replaced by one that wastes no memory |
+//! | [`Budget::own_pinned`] | is freed; counts as pinned while the bytes are being sent |
+//! | [`Budget::own_pooled`], [`MemoryPermit::own_pooled`], [`MemoryPermit::own_pooled_part`] | returns to the pool |
 //!
 //! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers
 //! need the memory. A container with stalled storage therefore does not slow down the others.
@@ -29,34 +38,34 @@ use crate::telemetry::trace;
 /// they do not delay the client's short responses.
 const STREAM_FLOW: u64 = 1;
 
-/// Headroom of a permit in the slice budget: this many times its size stays free for smaller permits. However many
-/// responses of one size are left unread by their clients, smaller responses find some memory.
+/// A permit of the slice budget is granted only if this many times its size stays free for smaller permits. Clients
+/// that leave any number of responses of one size unread therefore leave memory for smaller responses.
 const HEADROOM_FACTOR: u64 = 4;
 
-/// Largest headroom, as a divisor of the budget (1/16).
+/// Maximum headroom: the budget divided by this number.
 const MAX_HEADROOM_DIVISOR: u64 = 16;
 
-/// Factor by which a response that has started waits longer for memory than one that can still be refused.
+/// A response that has started waits this many times as long for memory as a response that can still be refused.
 const STARTED_WAIT_FACTOR: u32 = 6;
 
-/// Minimum of the longest wait of a response that has started.
+/// A response that has started waits for memory at least this long before it is aborted.
 const MIN_STARTED_WAIT: Duration = Duration::from_secs(60);
 
-/// Interval at which a waiting stream checks whether earlier parts of it are still being sent.
+/// Interval at which a stream that waits for memory checks if its earlier parts are still being sent.
 const STREAM_POLL_INTERVAL: Duration = Duration::from_millis(5);
 
-/// Longest time that a request holds memory during a storage wait while other requests need the memory.
+/// Maximum time for which a request that waits for the storage holds memory that other requests need.
 pub(crate) const MAX_WAIT_HOLDING_MEMORY: Duration = Duration::from_secs(1);
 
-/// Interval at which a request that waits for storage checks if other containers need its memory. The request gives
-/// up after two positive checks in a row.
+/// Interval at which a request that waits for the storage checks if requests of other containers need its memory. The
+/// request gives up if two checks in a row find that they do.
 pub(crate) const CONTENTION_POLL_INTERVAL: Duration = Duration::from_millis(50);
 
-/// A permit for part of a [`Budget`], given back when it is dropped.
+/// A permit for part of a [`Budget`]. It is given back when it is dropped.
 #[derive(Debug)]
 pub(crate) struct Permit {
-    /// Token that all permits of one stream share. Dropped before `granted`, because the semaphore checks the token when
-    /// it grants the returned units.
+    /// Token that all permits of one stream share. Dropped before `granted`, because the semaphore checks the token
+    /// when it grants the returned units.
     stream_token: Option<Arc<()>>,
     /// The units that the semaphore granted.
     granted: FairPermit,
@@ -69,8 +78,8 @@ impl Permit {
         self.granted.units() as u64 * UNIT_BYTES
     }
 
-    /// Turns this into a permit of a cache. It no longer counts against the quota of a client, since the cache evicts
-    /// entries on demand.
+    /// Turns this into a permit of a cache. The permit no longer counts against the quota of a client, since the cache
+    /// evicts entries when other requests need memory.
     pub(crate) fn into_cache_owned(mut self) -> Self {
         self.granted.transfer_to_server();
         self
@@ -81,7 +90,7 @@ impl Permit {
         drop(self.split_units(self.granted.units().saturating_sub(units(bytes))));
     }
 
-    /// Splits `bytes` off. Returns `None` if the permit is of another budget or smaller than that.
+    /// Splits `bytes` off. Returns `None` if the permit belongs to another budget or covers fewer bytes.
     pub(crate) fn try_split(&mut self, label: BudgetLabel, bytes: u64) -> Option<Self> {
         let is_enough = self.bytes() >= bytes && self.label == label;
         is_enough.then(|| self.split(bytes))
@@ -102,7 +111,7 @@ impl Permit {
         Self { granted: self.granted.split(count), label: self.label, stream_token: self.stream_token.clone() }
     }
 
-    /// Attaches the permit to `bytes`, so that it is given back when their last clone is dropped.
+    /// Attaches the permit to `bytes`. Their last clone frees the buffer and gives the permit back.
     pub(crate) fn own(self, bytes: Bytes) -> Bytes {
         release_with(bytes, move |bytes| {
             drop(bytes);
@@ -110,7 +119,7 @@ impl Permit {
         })
     }
 
-    /// Prepares `bytes` for a cache ([`compact_for_cache`]) and attaches the permit to them.
+    /// Prepares `bytes` for a cache ([`compact_for_cache`]) and attaches the permit to them as [`Self::own`] does.
     pub(crate) fn own_for_cache(self, bytes: Bytes, fills_buffer: bool) -> Bytes {
         self.into_cache_owned().own(compact_for_cache(bytes, fills_buffer))
     }
@@ -122,27 +131,28 @@ impl Drop for Permit {
     }
 }
 
-/// A bounded amount of memory that is lent out as permits. Clients take turns; the permits of one client are granted in
-/// the order of its requests. Cheap to clone; clones share the memory.
+/// A bounded amount of memory, parts of which are lent as permits. Clients take turns; the permits of one client are
+/// granted in the order of its requests. Cheap to clone; clones share the memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
     label: BudgetLabel,
     semaphore: FairSemaphore,
-    /// Number of requests that wait for a permit. It is only a hint, so relaxed atomics suffice.
+    /// Number of requests that wait for a permit. Relaxed atomics suffice, because a number that is briefly wrong only
+    /// makes a request hold memory a little longer or shorter.
     waiters: Arc<AtomicUsize>,
     /// Number of the waiting requests that read the container of this handle.
     container_waiters: Arc<AtomicUsize>,
-    /// Bytes that a cache may fill.
+    /// Number of bytes that a cache may fill.
     pub(crate) cached_bytes: u64,
-    /// Bytes for values that are being loaded or sent without being cached.
+    /// Number of bytes for values that are being loaded, or are being sent without being cached.
     in_flight_bytes: u64,
     /// Longest wait for a permit.
     pub(crate) max_wait: Duration,
-    /// Unused buffers. Together with lent memory they never exceed the budget: they are trimmed before new memory is
-    /// allocated.
+    /// Unused buffers. They are trimmed before new memory is allocated, so that they and the lent memory together never
+    /// exceed the budget.
     pool: Arc<BufferPool>,
-    /// Buffers of caches that are being sent.
-    pinned: Arc<PinnedBuffers>,
+    /// Cached buffers that are being sent.
+    pub(crate) pinned: Arc<PinnedBuffers>,
 }
 
 impl Budget {
@@ -151,7 +161,7 @@ impl Budget {
         Self::with_cache(label, 0, capacity_bytes, max_wait)
     }
 
-    /// Creates a budget of `in_flight_bytes`, and of the `cached_bytes` that a cache may fill.
+    /// Creates a budget that consists of `cached_bytes`, which a cache may fill, and of `in_flight_bytes`.
     pub(crate) fn with_cache(label: BudgetLabel, cached_bytes: u64, in_flight_bytes: u64, max_wait: Duration) -> Self {
         let new_semaphore = || FairSemaphore::new(0, ClientQuota::UNLIMITED, CostBasis::Units);
         let budget = Self {
@@ -163,22 +173,22 @@ impl Budget {
             in_flight_bytes,
             max_wait,
             pool: Arc::default(),
-            // Charges have a semaphore of their own. A request that has its charge for a block may first have to load the
-            // block, which takes a permit.
+            // Charges and permits have separate semaphores: a request that holds the charge for a block may still have
+            // to take a permit to load the block.
             pinned: Arc::new(PinnedBuffers::new(new_semaphore())),
         };
         budget.apply_size();
         budget
     }
 
-    /// Returns this budget with the size and the longest wait of `other`. [`apply_size`](Self::apply_size) puts the
-    /// size into effect. Permits that have been taken stay valid.
+    /// Returns a handle to the same memory with the size and the longest wait of `other`. The size takes effect with
+    /// [`apply_size`](Self::apply_size). Permits that have been taken stay valid.
     pub(crate) fn with_size_of(&self, other: &Self) -> Self {
         let Self { cached_bytes, in_flight_bytes, max_wait, .. } = *other;
         Self { cached_bytes, in_flight_bytes, max_wait, ..self.clone() }
     }
 
-    /// Applies this size to the shared units, which also affects budgets with the old size.
+    /// Puts the size of this handle into effect for all handles to the same memory.
     pub(crate) fn apply_size(&self) {
         let total = units(self.capacity_bytes());
         let in_flight = units(self.in_flight_bytes);
@@ -196,7 +206,7 @@ impl Budget {
         self.trim_pool();
     }
 
-    /// Returns a handle to the same memory for another container.
+    /// Returns a handle to the same memory that counts the waiting requests of another container.
     pub(crate) fn for_container(&self) -> Self {
         Self { container_waiters: Arc::default(), ..self.clone() }
     }
@@ -212,7 +222,7 @@ impl Budget {
         self.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Counts a request as waiting for a permit while the result is held.
+    /// Counts a request as waiting for a permit until the returned values are dropped.
     fn begin_wait(&self) -> (QueueWaitTimer, impl Sized) {
         let timer = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         self.container_waiters.fetch_add(1, Ordering::Relaxed);
@@ -229,7 +239,8 @@ impl Budget {
         self.cached_bytes.saturating_add(self.in_flight_bytes)
     }
 
-    /// Returns the size of the largest permit that may overtake a larger one of another client that waits, in bytes.
+    /// Returns the maximum size in bytes of a permit that may be granted before a larger one for which another client
+    /// already waits.
     pub(crate) fn max_overtaking_bytes(&self) -> u64 {
         let total = units(self.capacity_bytes());
         let in_flight = units(self.in_flight_bytes);
@@ -239,12 +250,13 @@ impl Budget {
     /// Takes a permit for `bytes`, waiting for it if necessary.
     ///
     /// # Errors
-    /// [`BudgetError`] when the budget is too small or others keep its memory.
+    /// [`BudgetError`] when the budget is too small or other requests hold its memory for too long.
     pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.take_within(bytes, self.max_wait).await
     }
 
-    /// Takes a permit for `bytes` if this is possible without waiting and no other request waits.
+    /// Takes a permit for `bytes` without waiting. Returns `None` if the memory is not free or other requests wait for
+    /// it.
     pub(crate) fn try_take(&self, bytes: u64) -> Option<Permit> {
         let flow_id = ClientId::current().flow(SHORT_FLOW);
         let reserve = self.headroom_units(bytes);
@@ -260,20 +272,21 @@ impl Budget {
         Ok(permit)
     }
 
-    /// Takes a permit as [`Self::take`] does, for memory that comes only from [`Self::dirty_or_zeroed`]. Unused buffers
-    /// are not trimmed, since that function reuses them.
+    /// Takes a permit as [`Self::take`] does, but leaves unused buffers in the pool. The caller must allocate the
+    /// memory with [`Self::dirty_or_zeroed`], which reuses these buffers or trims them.
     pub(crate) async fn take_for_pooled_buffers(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.acquire(bytes, self.max_wait).await
     }
 
-    /// Trims unused buffers to the free memory. Must be called after a permit was taken for memory that does not come
-    /// from [`Self::dirty_or_zeroed`].
+    /// Frees unused buffers until the rest fits into the free memory. Must be called after a permit has been taken,
+    /// unless the memory comes from [`Self::dirty_or_zeroed`].
     pub(crate) fn trim_pool(&self) {
         self.pool.trim(self.free_bytes());
     }
 
-    /// Returns the bytes that a permit for `bytes` leaves free for smaller permits, because slow clients keep permits
-    /// for long. The result is 0 for budgets that caches fill, because a cache evicts entries for small permits.
+    /// Returns the number of bytes that must stay free for smaller permits when a permit for `bytes` is granted.
+    /// Without this headroom, slow clients, which keep permits for long, could take all of the memory. Budgets with a
+    /// cache need no headroom, because the cache evicts entries to free memory.
     fn headroom_bytes(&self, bytes: u64) -> u64 {
         if self.label != BudgetLabel::Slice {
             return 0;
@@ -332,21 +345,21 @@ impl Budget {
         (self.semaphore.free() as u64).saturating_mul(UNIT_BYTES)
     }
 
-    /// Returns the longest wait of a response that has started. Aborting it would cost its client everything received
-    /// so far.
+    /// Returns the maximum time for which a response that has started waits for memory. The time is long because an
+    /// aborted response is useless to the client that has received a part of it.
     pub(crate) fn started_wait(&self) -> Duration {
         self.max_wait.saturating_mul(STARTED_WAIT_FACTOR).max(MIN_STARTED_WAIT)
     }
 
-    /// Returns the size of the largest permit of [`Self::take_for_stream`], in bytes. A quarter of the budget is left
-    /// for short responses.
+    /// Returns the maximum size in bytes of a permit from [`Self::take_for_stream`], which leaves a quarter of the
+    /// budget to short responses.
     pub(crate) fn max_stream_bytes(&self) -> u64 {
         (self.capacity_bytes() - self.capacity_bytes() / 4).max(1)
     }
 
     /// Takes a permit for a part of a stream at low priority: short responses go first, and a quarter of the budget
-    /// stays free. Waits while earlier parts of the stream are being sent, because their memory will be free. After that
-    /// waits at most `max_wait`. The memory must come from [`Self::dirty_or_zeroed`].
+    /// stays free. Waits without a limit while earlier parts of the stream are being sent, because their memory will
+    /// become free, and then for at most `max_wait`. The memory must come from [`Self::dirty_or_zeroed`].
     ///
     /// # Errors
     /// As [`Self::take`].
@@ -410,30 +423,21 @@ impl Budget {
         }
     }
 
-    /// Charges `bytes` to `client`, as [`PinnedBuffers::charge_to_client`] does.
-    pub(crate) fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
-        self.pinned.charge_to_client(client, bytes)
-    }
-
-    /// Charges `bytes` with a permit, as [`PinnedBuffers::charge_with_permit`] does.
-    pub(crate) fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
-        self.pinned.charge_with_permit(permit, bytes)
-    }
-
     /// Returns true if the cached bytes that are being sent take more than half of the memory beside the cache.
     pub(crate) fn is_mostly_pinned(&self) -> bool {
         self.pinned.bytes.load(Ordering::Relaxed) > self.in_flight_bytes / 2
     }
 
-    /// Waits until `len` bytes may be charged to the current client, as by [`Self::charge_to_client`]. Times out only
-    /// if no other response could be charged to the client during the longest wait.
+    /// Waits until [`PinnedBuffers::charge_to_client`] could charge `len` bytes to the current client. Times out if no
+    /// other response has been charged to the client for the budget's longest wait.
     ///
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.
     pub(crate) async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
         let client = ClientId::current();
         let charges = &self.pinned.client_charges;
-        // Counted as waiting in the queue, but not among the requests that wait for memory.
+        // The metrics show this wait. `has_waiters` does not, because this request waits for its client, not for
+        // memory.
         let wait_timer = QueueWaitTimer::begin(QueueLabel::for_budget(self.label));
         let mut charge = pin!(charges.charge(client.flow(SHORT_FLOW), units(len as u64)));
         let charge = loop {
@@ -448,8 +452,9 @@ impl Budget {
         Ok(SendPermit { client, charge: charge.map_err(|_elapsed| self.timed_out(self.max_wait))? })
     }
 
-    /// Attaches `permit` to a piece of a large object, which counts as pinned while it is being sent.
-    pub(crate) fn own_piece(&self, piece: Bytes, permit: Permit) -> Bytes {
+    /// Attaches `permit` to a piece of a large object. The piece counts as pinned until its last clone is dropped,
+    /// which frees the buffer.
+    pub(crate) fn own_pinned(&self, piece: Bytes, permit: Permit) -> Bytes {
         let pinned = Arc::clone(&self.pinned);
         pinned.bytes.fetch_add(piece.len() as u64, Ordering::Relaxed);
         release_with(piece, move |piece| {
@@ -459,8 +464,8 @@ impl Budget {
         })
     }
 
-    /// Returns a buffer of `len` bytes, for which the caller holds a permit, and true if the bytes are zeros. Otherwise
-    /// the buffer has been used before and has its old content.
+    /// Returns a buffer of `len` bytes, and true if all of them are zero. Otherwise the buffer has the content of its
+    /// earlier use. The caller holds a permit for the bytes.
     pub(crate) fn dirty_or_zeroed(&self, len: usize) -> (Vec<u8>, bool) {
         self.pool.take_dirty(len).map_or_else(
             || {
@@ -471,7 +476,7 @@ impl Budget {
         )
     }
 
-    /// Returns `len` zeros in a buffer that may have been used before. The caller holds a permit for them.
+    /// Returns a buffer of `len` zeros, which may come from the pool. The caller holds a permit for it.
     pub(crate) fn zeroed(&self, len: usize) -> Vec<u8> {
         let (mut data, is_zero) = self.dirty_or_zeroed(len);
         if !is_zero {
@@ -480,14 +485,14 @@ impl Budget {
         data
     }
 
-    /// Returns a buffer for `len` bytes that may have been used before, with any content. The caller holds a permit for
-    /// it.
+    /// Returns a buffer with room for `len` bytes. It may come from the pool and have any content. The caller holds a
+    /// permit for it.
     pub(crate) fn buffer(&self, len: usize) -> Vec<u8> {
         self.pool.take(len).unwrap_or_else(|| Vec::with_capacity(len))
     }
 
-    /// Returns a used buffer of exactly `len` bytes of capacity with any content, or an empty one. The caller holds a
-    /// permit for it.
+    /// Returns a buffer from the pool with a capacity of exactly `len` bytes and any content, or an empty vector if
+    /// there is none. The caller holds a permit for it.
     pub(crate) fn exact_buffer(&self, len: usize) -> Vec<u8> {
         self.pool.take_exact(len).unwrap_or_default()
     }
@@ -497,8 +502,8 @@ impl Budget {
         self.pool.release_unused();
     }
 
-    /// Wraps `data` such that its permit and its buffer are given back when the last clone is dropped.
-    pub(crate) fn own(&self, data: Vec<u8>, permit: Permit) -> Bytes {
+    /// Attaches `permit` to `data`. The last clone gives the permit back and returns the buffer to the pool.
+    pub(crate) fn own_pooled(&self, data: Vec<u8>, permit: Permit) -> Bytes {
         let budget = self.clone();
         release_with(data, move |data| budget.return_buffers([data], permit))
     }
@@ -514,7 +519,8 @@ impl Budget {
     }
 }
 
-/// A permit of the slice budget for data produced from a slice, such as its encoded form.
+/// A permit of the slice budget for a response: for the elements of a slice, or for data that is produced from them,
+/// such as their encoded form.
 #[derive(Debug)]
 pub struct MemoryPermit {
     permit: Option<Permit>,
@@ -534,21 +540,20 @@ impl MemoryPermit {
         }
     }
 
-    /// Takes a buffer with room for `bytes` and arbitrary content from the pool, for part of the permitted memory.
-    /// Returns an empty vector if the pool has none.
+    /// Takes a buffer with room for `bytes` from the pool. Its content is arbitrary, and the permit covers it. Returns
+    /// an empty vector if the pool has none.
     pub fn pooled_buffer(&self, bytes: usize) -> Vec<u8> {
         self.budget.pool.take(bytes).unwrap_or_default()
     }
 
-    /// Attaches the permit to `bytes`. When the last clone is dropped, the permit is given back and the buffer returns
-    /// to the pool.
-    pub fn own(self, bytes: Bytes) -> Bytes {
-        if self.permit.is_some() { Self::own_part(&Arc::new(self), bytes) } else { bytes }
+    /// Attaches the permit to `bytes`. The last clone gives the permit back and returns the buffer to the pool.
+    pub fn own_pooled(self, bytes: Bytes) -> Bytes {
+        if self.permit.is_some() { Self::own_pooled_part(&Arc::new(self), bytes) } else { bytes }
     }
 
-    /// Attaches the permit to one of several parts of the data, as [`Self::own`] does. The last part gives the permit
-    /// back. The buffer of a part returns to the pool unless it is shared.
-    pub fn own_part(this: &Arc<Self>, bytes: Bytes) -> Bytes {
+    /// Attaches the permit to one of several parts of the data, as [`Self::own_pooled`] does. The last part gives the
+    /// permit back. The buffer of a part returns to the pool, unless the part shares it.
+    pub fn own_pooled_part(this: &Arc<Self>, bytes: Bytes) -> Bytes {
         let budget = this.budget.clone();
         let memory = Arc::clone(this);
         release_with(bytes, move |bytes| {
@@ -570,26 +575,24 @@ mod tests {
         let budget = Budget::new(BudgetLabel::Transfer, 256 << 10, Duration::ZERO);
         let mut charged = Vec::new();
         for _ in 0..256 {
-            charged.extend(
-                (1..=3).filter_map(|client| {
-                    budget.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
-                }),
-            );
+            charged.extend((1..=3).filter_map(|client| {
+                budget.pinned.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
+            }));
         }
         // Three eighths for each client would exceed the budget.
         let free_bytes = budget.capacity_bytes() - budget.pinned.bytes.load(Ordering::Relaxed);
         assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
-        assert!(budget.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
+        assert!(budget.pinned.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
         // Bytes that are sent to several clients count once.
         let shared = Bytes::from(vec![0; 8 << 10]);
         let before = budget.pinned.bytes.load(Ordering::Relaxed);
         let sent: Vec<_> =
-            (5..105).map(|client| budget.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
+            (5..105).map(|client| budget.pinned.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
         assert_eq!(budget.pinned.bytes.load(Ordering::Relaxed) - before, 8 << 10);
         drop((charged, sent));
         assert!(
             budget.pinned.bytes.load(Ordering::Relaxed) == 0
-                && budget.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
+                && budget.pinned.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
         );
     }
 
@@ -598,14 +601,14 @@ mod tests {
         let budget = Budget::new(BudgetLabel::Transfer, 64 << 10, Duration::from_secs(2));
         let client = ClientId::new(1);
         let bytes = |n: usize| Bytes::from(vec![0; n << 10]);
-        let charged = budget.charge_to_client(client, &bytes(24)).unwrap();
+        let charged = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
         // Served one after the other. Each holds its charge for so long that the last one waits longer than the
         // budget's `wait`.
         let tasks: Vec<_> = (0..4)
             .map(|_| {
                 let budget = budget.clone();
                 tokio::spawn(client.scope(async move {
-                    let sent = budget.charge_with_permit(
+                    let sent = budget.pinned.charge_with_permit(
                         budget.acquire_send_permit(24 << 10).await?,
                         Bytes::from(vec![0; 24 << 10]),
                     );
@@ -620,7 +623,7 @@ mod tests {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        let _held = budget.charge_to_client(client, &bytes(24)).unwrap();
+        let _held = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
         let started = Instant::now();
         assert!(
             client.scope(budget.acquire_send_permit(24 << 10)).await.is_err()

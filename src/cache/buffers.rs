@@ -1,4 +1,4 @@
-//! Buffers: the memory that they take of a budget, their reuse, and the cached buffers that are being sent.
+//! Buffers: how much of a budget they take, the pool of unused buffers, and the cached buffers that are being sent.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -16,14 +16,14 @@ pub(crate) const SHORT_FLOW: u64 = 0;
 /// Size of a permit's unit, in bytes.
 pub(crate) const UNIT_BYTES: u64 = 1024;
 
-/// In a cache, buffers smaller than this and larger than a unit have pages of their own.
+/// In a cache, buffers between [`UNIT_BYTES`] and this size are stored in memory pages of their own.
 const PAGED_LIMIT_BYTES: u64 = allocator::LARGE_BYTES as u64;
 
-/// Memory that a large buffer takes in addition to its bytes: the headers of the C library and of a stored block,
-/// rounded up to a page.
+/// Memory that a large buffer takes in addition to its bytes: the header of the allocation and the header of a stored
+/// block, rounded up to a page.
 const LARGE_BUFFER_OVERHEAD_BYTES: u64 = 4 << 10;
 
-/// Returns the units of a permit for `bytes`. Buffers that have pages of their own count as whole pages.
+/// Returns the number of units of a permit for `bytes`. A buffer with pages of its own counts as whole pages.
 pub(crate) fn units(bytes: u64) -> usize {
     let units = if bytes > UNIT_BYTES && bytes < PAGED_LIMIT_BYTES {
         bytes.next_multiple_of(allocator::PAGE_BYTES as u64) / UNIT_BYTES
@@ -33,8 +33,8 @@ pub(crate) fn units(bytes: u64) -> usize {
     usize::try_from(units).unwrap_or(usize::MAX)
 }
 
-/// Returns the memory that a permit for `len` bytes covers. A cache must count this, so that its contents never exceed
-/// its part of a budget.
+/// Returns the number of bytes that a buffer of `len` bytes takes of a budget. A cache must weigh its entries by this
+/// number, so that they never exceed the cache's part of the budget.
 pub(crate) fn footprint_bytes(len: usize) -> usize {
     let overhead_bytes = if len as u64 >= PAGED_LIMIT_BYTES { LARGE_BUFFER_OVERHEAD_BYTES } else { 0 };
     usize::try_from(units(len as u64) as u64 * UNIT_BYTES + overhead_bytes).unwrap_or(usize::MAX)
@@ -58,7 +58,7 @@ pub(crate) fn compact_for_cache(bytes: Bytes, fills_buffer: bool) -> Bytes {
     allocator::PagedBytes::copy_of(&bytes).map_or(bytes, Bytes::from_owner)
 }
 
-/// Bytes that are passed to a function when they are dropped.
+/// Bytes that are passed to the function `F` when they are dropped.
 struct ReleasedBytes<B, F: FnOnce(B)>(ScopeGuard<B, F>);
 
 impl<B: AsRef<[u8]>, F: FnOnce(B)> AsRef<[u8]> for ReleasedBytes<B, F> {
@@ -67,7 +67,7 @@ impl<B: AsRef<[u8]>, F: FnOnce(B)> AsRef<[u8]> for ReleasedBytes<B, F> {
     }
 }
 
-/// Returns `bytes`, for which `release` is called when their last clone is dropped.
+/// Returns `bytes` such that `release` is called with them when their last clone is dropped.
 pub(crate) fn release_with<B>(bytes: B, release: impl FnOnce(B) + Send + 'static) -> Bytes
 where
     B: AsRef<[u8]> + Send + 'static,
@@ -75,44 +75,45 @@ where
     Bytes::from_owner(ReleasedBytes(scopeguard::guard(bytes, release)))
 }
 
-/// Minimum size of a pooled buffer. The allocator itself reuses smaller ones. Debug builds pool all buffers, so that
-/// tests meet the content of earlier responses.
+/// Minimum size of a pooled buffer. The allocator itself reuses smaller buffers well. Debug builds pool all buffers, so
+/// that tests run on buffers that contain data of earlier responses.
 const MIN_POOLED_BYTES: usize = if cfg!(debug_assertions) { 1 } else { 64 << 10 };
 
 /// Byte that debug builds fill pooled buffers with. It shows up in a response that has not been written completely.
 pub(crate) const POISON_BYTE: u8 = 0xd7;
 
-/// Number of calls of [`BufferPool::release_unused`], without use in between, after which the pool is emptied.
+/// Number of calls of [`BufferPool::release_unused`] after which the pool is emptied, if no buffer is taken in between.
 const MAX_IDLE_TICKS: u32 = 4;
 
-/// A pool of unused buffers: of sent results and of evicted blocks.
+/// A pool of unused buffers, which held results that have been sent or blocks that have been evicted.
 ///
-/// A new buffer from the system costs a page fault for every 4 KiB that is written, which takes about one microsecond
-/// here. Giving it back costs as much again. Together this takes longer than all copying of a cached slice.
+/// A new buffer from the system costs a page fault for each 4 KiB, which takes about one microsecond here, and giving
+/// the buffer back takes as long. Without the pool, this would take longer than copying a cached slice.
 #[derive(Debug, Default)]
 pub(crate) struct BufferPool {
     /// The most recently used buffers are at the end.
     buffers: Mutex<Vec<Vec<u8>>>,
-    /// Number of pooled bytes, which changes under the lock and is read without it as a hint.
+    /// Number of pooled bytes. It changes under the lock. [`Self::trim`] reads it without the lock (`Acquire`, which
+    /// pairs with the `Release` of each change) and takes the lock only if there is something to trim.
     bytes: AtomicUsize,
     /// Number of calls of [`Self::release_unused`] since the last use. Changes under the lock.
     idle_ticks: AtomicU32,
 }
 
 impl BufferPool {
-    /// Takes a buffer of `len` bytes with the content of earlier responses, if there is one that fits.
+    /// Takes a buffer of `len` bytes with arbitrary content. Returns `None` if no buffer fits.
     pub(crate) fn take_dirty(&self, len: usize) -> Option<Vec<u8>> {
         let mut buffer = self.take(len)?;
         buffer.resize(len, 0);
         Some(buffer)
     }
 
-    /// Takes a buffer of arbitrary content with a capacity of `len` to twice as many bytes.
+    /// Takes a buffer with arbitrary content and a capacity of `len` to twice `len` bytes.
     pub(crate) fn take(&self, len: usize) -> Option<Vec<u8>> {
         self.take_within(len, len.saturating_mul(2))
     }
 
-    /// Takes a buffer of arbitrary content with a capacity of exactly `len` bytes, for data that is cached.
+    /// Takes a buffer with arbitrary content and a capacity of exactly `len` bytes, for data that will be cached.
     pub(crate) fn take_exact(&self, len: usize) -> Option<Vec<u8>> {
         self.take_within(len, len)
     }
@@ -152,7 +153,7 @@ impl BufferPool {
         }
     }
 
-    /// Gives buffers back to the system until the pool holds at most `max_bytes`, the least recently used ones first.
+    /// Gives the least recently used buffers back to the system until the pool holds at most `max_bytes`.
     pub(crate) fn trim(&self, max_bytes: u64) {
         if self.bytes.load(Ordering::Acquire) as u64 <= max_bytes {
             return;
@@ -199,16 +200,16 @@ pub struct SendPermit {
     pub(crate) charge: FairPermit,
 }
 
-/// The cached buffers that are being sent, with the clients that they are charged to. Bytes that a cache has evicted
-/// take memory while they are being sent.
+/// The cached buffers that are being sent, with the clients that they are charged to. A buffer that a cache has evicted
+/// takes memory until it has been sent, so the number of these buffers is limited for each client.
 #[derive(Debug)]
 pub(crate) struct PinnedBuffers {
     /// Buffers by the address of their first byte.
     buffers: Mutex<HashMap<usize, PinnedBuffer>>,
-    /// Total length of the buffers, each counted once, and of the pieces of large objects. It is read as a hint, so
-    /// relaxed atomics suffice.
+    /// Total length of the buffers, each counted once, and of the pieces of large objects. Relaxed atomics suffice: the
+    /// number only decides if a cache evicts entries early.
     pub(crate) bytes: AtomicU64,
-    /// The units charged to each client.
+    /// Semaphore whose permits are the charges of the clients.
     pub(crate) client_charges: FairSemaphore,
 }
 
@@ -219,7 +220,7 @@ struct PinnedBuffer {
 }
 
 impl PinnedBuffers {
-    /// Creates an empty set, which charges clients in `client_charges`.
+    /// Creates an empty set. Charges are permits of `client_charges`.
     pub(crate) fn new(client_charges: FairSemaphore) -> Self {
         Self { buffers: Mutex::default(), bytes: AtomicU64::new(0), client_charges }
     }
@@ -228,10 +229,10 @@ impl PinnedBuffers {
         self.buffers.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Charges `bytes` to `client` while they are being sent. A cache holds a permit for their memory, or held one
-    /// until it evicted them. The charge keeps a client that does not read from occupying all of the memory. Returns
-    /// `None` if the client does not read what it requested before. The caller must then wait for a
-    /// [`SendPermit`] without holding `bytes`.
+    /// Charges `bytes` to `client` while they are being sent, so that a client that does not read cannot occupy all of
+    /// the memory. The memory itself is covered by the permit that is attached to `bytes`. Returns `None` if the client
+    /// has not read enough of what it requested before. The caller must then wait for a [`SendPermit`] without holding
+    /// `bytes`.
     pub(crate) fn charge_to_client(self: &Arc<Self>, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
         if let Some(charged) = self.reuse_charge(client, bytes) {
             return Some(charged);
@@ -246,7 +247,7 @@ impl PinnedBuffers {
         let buffer = buffers.get(&address(bytes))?;
         let charge = buffer.clients.iter().find(|(other, _)| *other == client)?.1.upgrade()?;
         drop(buffers);
-        // A part of another length may start at the same address: it is the same memory.
+        // A part of the buffer with another length may start at the same address. It is the same memory.
         Some(self.charged_bytes(bytes.clone(), charge))
     }
 

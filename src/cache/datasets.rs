@@ -21,7 +21,7 @@ pub(crate) const CACHED_ATTRIBUTES_BYTES: u64 = 6 << 20;
 /// Memory for attributes that are being parsed and not cached yet, in bytes.
 const PARSING_BYTES: u64 = 2 << 20;
 
-/// Approximate memory of a group in bytes, in addition to its key and the interpreted members of its document.
+/// Approximate memory of a cached group in bytes, without its key and the interpreted members of its document.
 pub(crate) const GROUP_BYTES: u64 = 1536;
 
 /// Maximum memory of the axis names that are cached with a group, in bytes.
@@ -30,8 +30,8 @@ pub(crate) const AXES_BYTES: usize = 4 << 10;
 /// A group with array attributes.
 #[derive(Debug)]
 pub struct Dataset {
-    /// Hash that differs between containers, keys and versions of the attributes, so that blocks cached under older
-    /// attributes are never found. It is the same when the same attributes are parsed again.
+    /// Hash of the container, the key and the version of the attributes. It is part of the keys of cached blocks, so
+    /// that blocks that were decoded with other attributes are never found.
     pub(crate) id: u64,
     /// Key of the dataset.
     pub key: Key,
@@ -44,8 +44,8 @@ pub struct Dataset {
 }
 
 impl Dataset {
-    /// Returns the position with as many components as the dataset has axes, if the grid contains it. For a dataset
-    /// without axes, `position` is `0`.
+    /// Returns `position` if the grid contains it. A dataset without axes has one block, whose `position` is given as
+    /// `0` and returned without components.
     pub fn position_in_grid(&self, position: GridPosition) -> Option<GridPosition> {
         if self.attributes.rank() == 0 {
             return (position.as_slice() == [0]).then(GridPosition::new);
@@ -63,7 +63,7 @@ impl Dataset {
         if position.is_empty() { self.key.join_numbers(&[0]) } else { self.key.join_numbers(position) }
     }
 
-    /// Returns the error of the block at `position`, which cannot be decoded.
+    /// Returns a [`ReadError`] for the block at `position`, which cannot be decoded because of `error`.
     pub(crate) fn block_error(&self, position: &GridPosition, error: BlockError) -> ReadError {
         ReadError::Block { key: self.block_key(position), position: position.clone(), error }
     }
@@ -74,10 +74,10 @@ impl Dataset {
 pub struct Group {
     /// Kind of the group.
     pub state: GroupState,
-    /// Document of a dataset. The dataset itself does not hold it, because waiting requests that hold a dataset would
-    /// hold too much memory.
+    /// Document of a dataset. It is not part of [`Dataset`], because many waiting requests may hold a dataset, and the
+    /// document may be large.
     pub(crate) dataset_document: Option<AttributesDocument>,
-    /// Names of a dataset's axes, once they have been requested.
+    /// Names of the axes of a dataset. They are parsed at the first request for them.
     pub(crate) axes: OnceLock<Arc<[String]>>,
     /// Length of `attributes.json` in bytes.
     len: u64,
@@ -116,8 +116,8 @@ impl Group {
         self.document().and_then(Result::ok).map_or(0, |document| document.tree_bytes())
     }
 
-    /// Returns the attributes as a document, whatever they describe, or the error if they are not a document. Returns
-    /// `None` if there is no file.
+    /// Returns the document of a group or a dataset, or the error if the file is not a document. Returns `None` if
+    /// there is no file.
     pub fn document(&self) -> Option<Result<AttributesDocument, DocumentError>> {
         match &self.state {
             GroupState::NoAttributes => None,
@@ -133,7 +133,7 @@ impl Group {
 pub enum GroupState {
     /// There is no such file: the directory is a group without attributes, or does not exist.
     NoAttributes,
-    /// The file is not a JSON object, or has more values or levels than are read.
+    /// The file is not a JSON object, or has too many values or levels.
     Broken(DocumentError),
     /// Attributes of a group.
     Attributes(AttributesDocument),
@@ -145,13 +145,14 @@ pub enum GroupState {
 
 /// Cache of parsed attributes by container, key and version of the file.
 ///
-/// A request takes a permit of the parsing budget before it parses attributes, and holds it until they are in the cache.
-/// Attributes that are evicted while a waiting request still uses them are covered by a permit of the slice budget.
+/// While attributes are being parsed, a permit of the parsing budget covers their memory. The cache covers it
+/// afterwards. If attributes are evicted while a waiting request still uses them, the request's permit of the slice
+/// budget covers it.
 #[derive(Debug, Clone)]
 pub(crate) struct AttributesCache {
     pub(crate) cache: Cache<(u32, Key, u64), Arc<Group>>,
     pub(crate) parsing_budget: Budget,
-    /// The codecs by which blocks of the datasets are decoded.
+    /// The codecs with which blocks are decoded.
     pub(crate) codecs: Codecs,
 }
 

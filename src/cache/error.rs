@@ -41,7 +41,7 @@ pub enum ReadError {
         /// Largest length that is decoded.
         limit_bytes: u64,
     },
-    /// A result that is too large to produce at once; the text is for the client.
+    /// The result is too large to be produced at once. The text is for the client.
     #[error("{0}")]
     TooLarge(String),
     /// A block that cannot be decoded.
@@ -54,7 +54,7 @@ pub enum ReadError {
         /// Reason of the failure.
         error: BlockError,
     },
-    /// A query parameter whose value does not exist or does not suit the dataset.
+    /// The value of a query parameter is unknown, or not possible for the dataset.
     #[error("{detail}")]
     InvalidParameter {
         /// Name of the parameter.
@@ -73,7 +73,7 @@ pub enum ReadError {
     /// The store failed.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// No memory is available, now or ever.
+    /// No memory is available at present, or the request exceeds the budget.
     #[error(transparent)]
     Budget(#[from] BudgetError),
     /// A bug: a job or a task panicked.
@@ -105,8 +105,8 @@ pub enum BudgetError {
 }
 
 impl ReadError {
-    /// Returns `None` if an object is hidden ([`StoreError::hides_object`]). For callers that treat a hidden object as
-    /// missing, but not for those that would read it as zeros.
+    /// Converts the error of a hidden object ([`StoreError::hides_object`]) to `None`. For callers that treat a hidden
+    /// object as missing. Must not be used where a missing block is read as zeros.
     ///
     /// # Errors
     /// All other errors.
@@ -127,7 +127,8 @@ impl ReadError {
         }
     }
 
-    /// Returns true if attributes exist, but stay unreadable until someone changes them or the access to them.
+    /// Returns true if attributes may exist, but cannot be read until someone changes them, their path or their
+    /// permissions.
     pub(crate) fn hides_attributes(&self) -> bool {
         match self {
             Self::Store(error) => error.hides_object(),
@@ -145,7 +146,7 @@ impl ReadError {
         }
     }
 
-    /// Returns true if decoding was cancelled because no request waited for it. Nothing is known of the block then.
+    /// Returns true if decoding was cancelled because no request waited for it. The block itself may be valid.
     pub(crate) fn is_cancelled(&self) -> bool {
         matches!(self, Self::Block { error, .. } if error.is_cancelled())
     }

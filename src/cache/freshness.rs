@@ -1,4 +1,4 @@
-//! Freshness: the rules by which a cached entry must be compared with the store before it is used.
+//! Freshness: the rules that decide if a cached entry must be compared with the store before it is used.
 
 use std::sync::LazyLock;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -10,7 +10,7 @@ use crate::store::{CachedStat, Key, Store};
 /// Name of the file that holds a group's attributes.
 pub const ATTRIBUTES: &str = "attributes.json";
 
-/// Time for which a check of an object's whole path is valid. During this time, checks of the file alone suffice.
+/// Time for which a check of the whole path of an object is valid. During this time, checks of the file alone suffice.
 const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 
 /// Freshness that one request requires of cached entries, and the mode of its reads.
@@ -24,12 +24,12 @@ const PATH_CHECK_NANOSECONDS: u64 = 1_000_000_000;
 /// - *nonblocking*, after [`Self::nonblocking`]: the read never waits. Its caller polls the future once
 ///   (`now_or_never`). If the future is not ready, the caller drops it and repeats the read in blocking mode.
 ///
-/// Every function that a nonblocking read calls must await `pend_if_nonblocking` before it waits for anything. In
-/// nonblocking mode that future never completes. An error would not do: code in between could take an error for a
-/// missing dataset and send a wrong response.
+/// A function that a nonblocking read may call must await `pend_if_nonblocking` before everything that could wait: a
+/// call of the store, a permit, a load. In nonblocking mode this future never completes, so the read is not ready. An
+/// error would not do instead: code in between could take it for a missing dataset and send a wrong response.
 #[derive(Debug, Clone, Copy)]
 pub struct Freshness {
-    /// Start of the request, as all moments in nanoseconds of [`now`].
+    /// Start of the request. All moments are in nanoseconds, as returned by [`now`].
     pub(crate) request_start: u64,
     pub(crate) metadata_since: u64,
     pub(crate) data_since: u64,
@@ -42,27 +42,28 @@ impl Freshness {
         Self { request_start: now, metadata_since: since(metadata, now), data_since: since(data, now), may_block: true }
     }
 
-    /// Returns the same freshness in nonblocking mode. A read in this mode starts no work that outlasts the poll, and a
-    /// read that is not ready counts nothing in the metrics.
+    /// Returns the same freshness in nonblocking mode. A read in this mode starts no work that outlasts the poll. If
+    /// the read is not ready, it changes no metrics.
     #[must_use]
     pub fn nonblocking(self) -> Self {
         Self { may_block: false, ..self }
     }
 
-    /// Completes at once in blocking mode and never in nonblocking mode. Must be awaited before anything that may wait.
+    /// Completes at once in blocking mode and never in nonblocking mode. Must be awaited before everything that may
+    /// wait.
     pub(crate) async fn pend_if_nonblocking(self) {
         if !self.may_block {
             std::future::pending::<()>().await;
         }
     }
 
-    /// Returns the number by which the metrics count a lookup: 1 in blocking mode, and 0 in nonblocking mode, because a
-    /// lookup that is not ready is repeated in blocking mode.
+    /// Returns the number that a lookup adds to the metrics: 1 in blocking mode. It is 0 in nonblocking mode, because
+    /// the whole read may still turn out not to be ready, and is then repeated in blocking mode.
     pub(crate) fn lookup_weight(self) -> u64 {
         u64::from(self.may_block)
     }
 
-    /// Returns the earliest time of an acceptable comparison of the stored object at `key`.
+    /// Returns the moment at or after which the stored object at `key` must have been compared with the store.
     pub(crate) fn since(self, key: &Key) -> u64 {
         if key.name() == Some(ATTRIBUTES) { self.metadata_since } else { self.data_since }
     }
@@ -78,7 +79,7 @@ fn since(policy: RevalidationPolicy, now: u64) -> u64 {
 
 /// Time at which an entry was last known to equal the stored object.
 ///
-/// The atomics are relaxed: each value stands alone, and the entry that they describe never changes.
+/// The atomics are relaxed: each has a meaning of its own, and the entry itself never changes.
 #[derive(Debug)]
 pub(crate) struct ValidatedAt {
     nanoseconds: AtomicU64,
@@ -101,17 +102,17 @@ impl ValidatedAt {
         self.nanoseconds() >= fresh_since && !self.is_invalid.load(Ordering::Relaxed)
     }
 
-    /// Marks the entry as changed, so that cached responses that still refer to it are not used again.
+    /// Marks the entry as out of date, so that cached responses that depend on it are not used again.
     pub(crate) fn invalidate(&self) {
         self.is_invalid.store(true, Ordering::Relaxed);
     }
 
-    /// Compares an object of this version with the store's, without blocking. Returns `None` if the comparison would
-    /// block.
+    /// Returns true if the object at `key` still has this version, or is still missing if `version` is `None`. Returns
+    /// `None` if the comparison would block.
     ///
-    /// Within a second after a check of the whole path, a check of the file alone suffices, which costs half as much.
-    /// The replacement of a directory by a symbolic link that leads to the same file is therefore detected a second
-    /// late.
+    /// Within a second after a check of the whole path, only the file is checked, which costs half as much. If a
+    /// directory on the path is replaced by a symbolic link that leads to the same file, this is therefore detected up
+    /// to a second late.
     pub(crate) fn try_is_unchanged(
         &self,
         store: &dyn Store,

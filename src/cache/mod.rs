@@ -1,9 +1,7 @@
 //! Caches of stored objects, decoded blocks and parsed attributes, and the memory budgets that bound them.
 //!
-//! `Validated` compares entries with their source before they are used, and loads each in a single flight. Memory is
-//! taken from a `Budget` before it is allocated, and the permit travels with the bytes.
-//!
-//! The rest of the server uses what this file exports, and none of the modules below it.
+//! `Validated` compares entries with their source before they are used, and loads each entry in a single flight. Memory
+//! is taken from a `Budget` before it is allocated, and the permit travels with the bytes.
 
 mod block_load;
 mod blocks;
@@ -11,13 +9,14 @@ mod budget;
 mod buffers;
 mod datasets;
 mod error;
+mod eviction;
 mod freshness;
 mod objects;
 mod validated;
 
 pub(crate) use block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY, record_decode};
 pub(crate) use blocks::{
-    BlockCache, BlockEntry, BlockLocation, BlockSource, BlockVersion, MAX_NONBLOCKING_CHECKS, SourceBlock, StoredBlock,
+    BlockCache, BlockEntry, BlockLocation, BlockSource, BlockVersion, MAX_NONBLOCKING_CHECKS, SourceBlock,
 };
 pub use budget::MemoryPermit;
 pub(crate) use budget::{Budget, Permit};

@@ -1,5 +1,5 @@
-//! The cache of objects as stored, and of the results that are derived from them. It is weighed in bytes, loads in
-//! single flights and remembers missing objects.
+//! The cache of objects as stored, and of the results that are derived from them. Entries are weighed in bytes and
+//! loaded in single flights. The cache also remembers that objects are missing.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -18,16 +18,16 @@ use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError};
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 
-/// Maximum size of an object that is read whole and may be cached. Larger ones are read in pieces.
+/// Maximum size of an object that is held in memory as a whole. Larger objects are read in pieces and not cached.
 pub(crate) const MAX_WHOLE_OBJECT_BYTES: u64 = 16 << 20;
 
-/// Largest object that is read by the same call that opens it, in bytes.
+/// Maximum size of an object that is read inline: by the call that opens it.
 const INLINE_BYTES: u64 = 1 << 20;
 
-/// Minimum of [`INLINE_BYTES`] for a small budget.
+/// Lower bound for the limit of inline reads, which is less than [`INLINE_BYTES`] if the budget is small.
 const MIN_INLINE_BYTES: u64 = 64 << 10;
 
-/// Generous estimate of the bookkeeping of one entry, in bytes.
+/// Generous estimate of the bookkeeping for one entry, in bytes.
 const ENTRY_BYTES: usize = 768;
 
 /// An object as stored.
@@ -72,13 +72,13 @@ impl LargeObject {
         let permit = entries.take_for_started(to.saturating_sub(from)).await?;
         let mut reading = self.reader.read_at(from..to);
         if let Ok(bytes) = tokio::time::timeout(MAX_WAIT_HOLDING_MEMORY, &mut reading).await {
-            return Ok(entries.budget().own_piece(bytes?, permit));
+            return Ok(entries.budget.own_pinned(bytes?, permit));
         }
-        // No memory is held for a stalled store while other requests wait for it.
+        // The store is slow: other requests may use the memory meanwhile.
         drop(permit);
         let bytes = reading.await?;
         let permit = entries.take_for_started(bytes.len() as u64).await?;
-        Ok(entries.budget().own_piece(bytes, permit))
+        Ok(entries.budget.own_pinned(bytes, permit))
     }
 
     /// Returns the object's metadata.
@@ -92,16 +92,16 @@ impl LargeObject {
     }
 }
 
-/// An object from the store, before the cache owns it.
+/// An object that has been got from the store and does not belong to the cache yet.
 pub(crate) enum BudgetedObject {
     /// Metadata and bytes, and the permit for the bytes.
     Whole(ObjectMeta, Bytes, Permit),
-    /// An object that is only open, since it is larger than the store reads inline.
+    /// An open object, which is larger than the limit of inline reads.
     Large(Arc<LargeObject>),
 }
 
 impl BudgetedObject {
-    /// Creates an object that was read under a permit for at least as many bytes.
+    /// Creates an object with the permit under which it was read. Gives back the part of the permit that exceeds it.
     fn whole(meta: ObjectMeta, bytes: Bytes, mut permit: Permit) -> Self {
         permit.shrink(bytes.len() as u64);
         Self::Whole(meta, bytes, permit)
@@ -117,15 +117,15 @@ pub(crate) enum ObjectCacheKey {
     Derived(u128),
 }
 
-/// A cached object, or the fact that there is none.
+/// A cached object, derived result or missing object.
 #[derive(Debug)]
 pub(crate) struct ObjectEntry {
     pub(crate) object: Option<StoredObject>,
-    /// True if there is neither an object nor a directory of that name.
+    /// For a missing object: true if there is not even a directory with that name.
     pub(crate) is_name_absent: bool,
-    /// Hash of the entity tags of the blocks that a derived result comes from; 0 for a stored object.
+    /// For a derived result: the hash of the entity tags of the blocks from which it is derived.
     pub(crate) etags_hash: u128,
-    /// True if the cache accounts for the memory of the object.
+    /// True if the permit for the object belongs to the cache's budget, so that the cache may keep the object.
     pub(crate) is_cacheable: bool,
     pub(crate) validated_at: ValidatedAt,
 }
@@ -140,7 +140,7 @@ impl ObjectEntry {
         Self { is_cacheable: true, ..Self::uncached(StoredObject::Whole(meta, bytes), checked_at) }
     }
 
-    /// Creates an entry that is not cached, but shared by the requests that wait for it.
+    /// Creates an entry that is not cached. Only the requests that wait for its load share it.
     pub(crate) fn uncached(object: StoredObject, checked_at: u64) -> Self {
         let validated_at = ValidatedAt::at(checked_at);
         Self { object: Some(object), is_name_absent: false, etags_hash: 0, is_cacheable: false, validated_at }
@@ -182,9 +182,9 @@ impl CacheEntry for ObjectEntry {
 #[derive(Debug, Clone)]
 pub(crate) struct ObjectCache {
     pub(crate) entries: Validated<ObjectCacheKey, ObjectEntry>,
-    /// Admission filter for larger objects that are sent from the page cache: decides which of them are cached.
+    /// Decides which of the larger objects that are sent from the page cache are cached as well.
     pub(crate) admission: Arc<AdmissionFilter>,
-    /// Maximum size of an object that is read in the same disk pool job that opens it.
+    /// Maximum size of an object that is read inline if no request waits for memory.
     inline_bytes: u64,
 }
 
@@ -192,8 +192,8 @@ impl ObjectCache {
     pub(crate) fn new(capacity_bytes: u64, policy: EvictionPolicy, transfer_bytes: u64, max_wait: Duration) -> Self {
         let cached_bytes = max_weight_bytes(capacity_bytes);
         let budget = Budget::with_cache(BudgetLabel::Transfer, cached_bytes, transfer_bytes, max_wait);
-        // A permit for an object that is read inline can overtake larger ones, which wait for slow clients. It fits
-        // beside a full cache.
+        // Permits for inline reads are small enough to fit beside a full cache, and to be granted before larger
+        // permits, which wait for memory that slow clients hold.
         let inline_bytes = INLINE_BYTES.min(budget.max_overtaking_bytes().max(MIN_INLINE_BYTES)).min(transfer_bytes);
         let weigher = |key: &ObjectCacheKey, entry: &Arc<ObjectEntry>| {
             let bytes = entry.whole_object().map_or(0, |(_, bytes)| footprint_bytes(bytes.len()));
@@ -206,16 +206,12 @@ impl ObjectCache {
 
     /// Returns the transfer budget: the memory of the entries and of the objects that are being read and sent.
     pub(crate) fn budget(&self) -> &Budget {
-        self.entries.budget()
+        &self.entries.budget
     }
 
-    /// Replaces the budget by another handle to the same memory.
-    pub(crate) fn set_budget(&mut self, budget: Budget) {
-        self.entries.set_budget(budget);
-    }
-
-    /// Gets an object whose entry was revalidated with this result, and reads it unless it is too large to hold. An
-    /// object that becomes shorter meanwhile is got again.
+    /// Returns an object for the cache, after the revalidation of its entry had this result. An object larger than
+    /// [`MAX_WHOLE_OBJECT_BYTES`] is only opened. If the object is written or truncated while it is read, it is read
+    /// once more.
     async fn get_for_cache(
         &self,
         store: &dyn Store,
@@ -231,7 +227,8 @@ impl ObjectCache {
         self.read_for_cache(store, key, object).await.map(Some)
     }
 
-    /// Returns an object that the cache may own. Reads it if it is open and not too large to hold.
+    /// Returns an object that the cache may own. Reads an open object unless it is larger than
+    /// [`MAX_WHOLE_OBJECT_BYTES`].
     async fn read_for_cache(
         &self,
         store: &dyn Store,
@@ -253,7 +250,7 @@ impl ObjectCache {
         Ok(StoredObject::Whole(meta, permit.own_for_cache(bytes, false)))
     }
 
-    /// Returns the object at `key` as it is now: the one that a revalidation has found, or else from the store.
+    /// Returns the current object at `key`: the object that the revalidation has returned, or else one from the store.
     pub(crate) async fn get_revalidated(
         &self,
         store: &dyn Store,
@@ -277,8 +274,8 @@ impl ObjectCache {
         BudgetedObject::Large(Arc::new(LargeObject { meta, reader, entries: self.entries.clone() }))
     }
 
-    /// Returns the size up to which objects are read inline now. It is smaller while requests wait for memory, so that
-    /// more reads can overtake large ones.
+    /// Returns the current limit of inline reads. It is lower while requests wait for memory, so that more inline reads
+    /// get their memory before the requests that wait for much.
     fn current_inline_bytes(&self) -> u64 {
         if self.budget().has_waiters() {
             self.inline_bytes.min((self.inline_bytes / 4).max(MIN_INLINE_BYTES))
@@ -308,9 +305,10 @@ impl ObjectCache {
         }))
     }
 
-    /// Gets an object, and its bytes if they are few, under a permit for the most bytes that are read inline. Holds no
-    /// permit for a store that is slow while other requests wait for memory. The object is then only opened, and its
-    /// size is known.
+    /// Gets an object, with its bytes if [`Self::current_inline_bytes`] allows as many, under a permit for that limit.
+    ///
+    /// Takes no permit if the store is unresponsive. Gives the permit back if the store is slow while other requests
+    /// wait for memory. In both cases, the result is an open object without its bytes.
     async fn get_inline(&self, store: &dyn Store, key: &Key) -> Result<(Option<Object>, Option<Permit>), ReadError> {
         if store.pressure().is_unresponsive() {
             return Ok((store.get(key, &InlineLimit::new(0)).await?, None));
@@ -344,7 +342,7 @@ pub(crate) struct ObjectSource<'a> {
 impl EntrySource<ObjectEntry> for ObjectSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
         if entry.is_name_absent {
-            // The entry says that not even a directory has this name, which the comparison below cannot confirm.
+            // The comparison below cannot tell if a directory has this name.
             return Some(false);
         }
         entry.validated_at.try_is_unchanged(&**self.store, self.key, entry.version(), freshness::now())
@@ -383,12 +381,15 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
 /// Number of slots of the admission filter. A version is remembered until another version takes its slot.
 const SLOTS: usize = 4096;
 
-/// Number of repeated requests per admission. It is so large that a client which repeatedly reads more data than the
-/// cache holds does not flush the cache.
+/// The filter admits one object in this many repeated requests. The number is large, so that a client that repeatedly
+/// reads more data than the cache holds does not flush the cache.
 const ADMIT_EVERY: usize = 32;
 
 /// Admission filter of the cache, which admits only objects that are requested repeatedly. It is a direct-mapped table
-/// of the versions of recently requested objects. Its atomics are relaxed: a lost update only delays an admission.
+/// with the versions of recently requested objects. If two versions share a slot, each request for one forgets the
+/// other, which delays the admission of both.
+///
+/// The atomics are relaxed: no other memory depends on them, and `swap` and `fetch_add` lose no update.
 #[derive(Debug)]
 pub(crate) struct AdmissionFilter {
     slots: Box<[AtomicU64]>,
@@ -402,8 +403,8 @@ impl Default for AdmissionFilter {
 }
 
 impl AdmissionFilter {
-    /// Records a request for an object of this version. Returns true if the object is admitted to the cache: never at
-    /// the first request, and soon if it is requested often.
+    /// Records a request for an object with this version. Returns true if the object should be cached. The first
+    /// request for a version always returns false.
     pub(crate) fn record_and_admit(&self, version: u64) -> bool {
         let slot_index = usize::try_from(version % SLOTS as u64).unwrap_or_default();
         let is_known = self.slots.get(slot_index).is_some_and(|slot| slot.swap(version, Ordering::Relaxed) == version);
@@ -430,7 +431,7 @@ mod tests {
     }
 
     #[tokio::test]
-    async fn a_piece_of_a_started_answer_waits_longer_for_memory() {
+    async fn a_piece_of_a_started_response_waits_longer_for_memory() {
         let objects = ObjectCache::new(0, EvictionPolicy::lru(), 1 << 20, Duration::from_millis(20));
         let meta = ObjectMeta { len: 32 << 20, modified: None, etag: "\"x\"".into(), version: 1 };
         let BudgetedObject::Large(large) = objects.large(meta, Arc::new(Zeros)) else { panic!("it is large") };

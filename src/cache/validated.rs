@@ -1,11 +1,13 @@
-//! A cache whose entries are compared with their source before they are used, and loaded in single flights. The cache
-//! fills most of a memory budget. A request that finds the budget short evicts entries.
+//! A cache whose entries are compared with their source before they are used, and are loaded in single flights.
+//!
+//! [`Validated::get`] looks up an entry, compares it with its source, and calls [`Validated::load`] if there is no
+//! entry or it has changed. The rest of the file is used by these two functions, or does the same without waiting. The
+//! memory for the entries is taken in `eviction`.
 
 use std::fmt;
 use std::future::Future;
 use std::hash::Hash;
 use std::sync::{Arc, Weak};
-use std::time::Duration;
 
 use futures_util::FutureExt;
 use moka::future::Cache;
@@ -13,50 +15,38 @@ use moka::notification::RemovalCause;
 use moka::ops::compute::Op;
 use moka::policy::EvictionPolicy;
 
-use super::budget::{Budget, Permit};
-use super::error::{BudgetError, ReadError};
+use super::budget::Budget;
+use super::error::ReadError;
 use super::freshness::{Freshness, ValidatedAt};
 use crate::runtime::fair_queue::{ClientId, FlightHandle, Leader, SingleFlight, Waiter};
 use crate::telemetry::metrics::{self, CacheLabel, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
 use crate::telemetry::trace;
 
-/// Maximum number of lookups by a request whose results keep changing.
+/// Maximum number of shared loads of a request. Each may turn out stale if it began before the request did. After that,
+/// the request loads the entry alone.
 const ATTEMPTS: usize = 3;
-
-/// Maximum number of rounds in which a drained cache frees its entries.
-const MAX_DRAIN_ROUNDS: usize = 100;
-
-/// Delay before pending evictions are run again while a request waits for memory. The delay doubles each time.
-const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
-
-/// Number of retries before the cache is forced to evict entries: 75 ms after the first.
-const RETRIES_BEFORE_FORCED_EVICTION: u32 = 4;
-
-/// A forced eviction removes one in this many entries.
-const FORCED_EVICTION_DIVISOR: usize = 8;
 
 /// A value that [`Validated`] caches.
 pub(crate) trait CacheEntry: Send + Sync + 'static {
     /// Returns the time at which the entry was last known to equal its source.
     fn validated_at(&self) -> &ValidatedAt;
 
-    /// Returns true if the entry says that there is no such object.
+    /// Returns true if the entry says that there is no such object in the source.
     fn is_missing(&self) -> bool;
 
-    /// Returns true if the entry may stay in the cache. Other entries are only handed to the requests that wait for
-    /// them.
+    /// Returns true if the entry may be cached. Otherwise only the requests that wait for its load get the entry.
     fn is_cacheable(&self) -> bool {
         true
     }
 }
 
-/// The source of one entry: loads it, and compares it with what is stored now.
+/// The source of one entry. It loads the entry, and tells if a cached entry is still current.
 pub(crate) trait EntrySource<V> {
-    /// Compares `entry` with the source without blocking. Returns `None` if the comparison would block.
+    /// Returns true if `entry` still equals its source. Returns `None` if the comparison would block.
     fn try_is_unchanged(&self, entry: &V) -> Option<bool>;
 
-    /// Loads the entry. `stale` is a cached entry, which is returned again if it still equals the source. `flight`
-    /// belongs to the requests that wait for the result.
+    /// Loads the entry. If there is a cached entry, `stale`, and it still equals the source, returns `stale`. `flight`
+    /// tells if requests wait for the result.
     fn load(
         &self,
         stale: Option<Arc<V>>,
@@ -64,48 +54,16 @@ pub(crate) trait EntrySource<V> {
     ) -> impl Future<Output = Result<Arc<V>, ReadError>> + Send + 'static;
 }
 
-/// Returns the maximum weight of a cache of `capacity_bytes`. It is larger by 1/64, because weighers also count
-/// bookkeeping, and data of exactly the configured size should fit.
-pub(crate) fn max_weight_bytes(capacity_bytes: u64) -> u64 {
-    capacity_bytes.saturating_add(capacity_bytes / 64)
-}
-
-/// Creates a cache weighed in bytes.
-pub(crate) fn weighted_cache<K, V>(
-    label: CacheLabel,
-    max_weight_bytes: u64,
-    policy: EvictionPolicy,
-    weigher: fn(&K, &V) -> u32,
-) -> Cache<K, V>
-where
-    K: Hash + Eq + Send + Sync + 'static,
-    V: Clone + Send + Sync + 'static,
-{
-    Cache::builder()
-        // A cache of capacity 0 never drops the entries that pass through it, even if its pending tasks are run. It
-        // would keep their permits forever. No entry fits into a cache of 1 byte either.
-        .max_capacity(max_weight_bytes.max(1))
-        .eviction_policy(policy)
-        .weigher(weigher)
-        .eviction_listener(move |_, _, cause| {
-            if cause == RemovalCause::Size {
-                metrics::cache_eviction(label);
-            }
-        })
-        .build()
-}
-
-/// A cache of entries that may become out of date. Each is loaded once for all requests that want it at the same time.
-/// Errors are not cached. Clones share the entries.
+/// A cache of entries that may become out of date. An entry is loaded once for all requests that want it at the same
+/// time. Errors are not cached. Clones share the entries.
 ///
-/// The map only stores. A flight holds its result until the last waiter has it, so entries that the map does not keep
-/// are shared, too.
+/// A flight itself hands its result to all of its waiters, so requests share even an entry that is not cached.
 pub(crate) struct Validated<K: Eq + Hash, V> {
-    map: Cache<K, Arc<V>>,
+    pub(super) map: Cache<K, Arc<V>>,
     flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
     lookups: LookupCounters,
-    /// Budget for the memory of the entries, and of values that are in flight without being cached.
-    budget: Budget,
+    /// Budget for the memory of the entries, and of values that are being loaded or sent without being cached.
+    pub(crate) budget: Budget,
 }
 
 impl<K: Eq + Hash, V> fmt::Debug for Validated<K, V> {
@@ -125,12 +83,8 @@ impl<K: Eq + Hash, V> Clone for Validated<K, V> {
     }
 }
 
-impl<K, V> Validated<K, V>
-where
-    K: Clone + Eq + Hash + Send + Sync + 'static,
-    V: CacheEntry,
-{
-    /// Creates an empty cache that fills the cached part of `budget`.
+impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V> {
+    /// Creates an empty cache that may fill [`Budget::cached_bytes`] of `budget`.
     pub(crate) fn new(
         label: CacheLabel,
         budget: Budget,
@@ -141,17 +95,8 @@ where
         Self { map, flights: SingleFlight::default(), lookups: LookupCounters::new(label), budget }
     }
 
-    /// Returns the budget of the entries, and of values that are in flight without being cached.
-    pub(crate) fn budget(&self) -> &Budget {
-        &self.budget
-    }
-
-    /// Replaces the budget by another handle to the same memory.
-    pub(crate) fn set_budget(&mut self, budget: Budget) {
-        self.budget = budget;
-    }
-
-    /// Returns the entry of `key`, compared with its source at `fresh_since` or later. Loads it if necessary.
+    /// Returns the entry of `key` after a comparison with its source at `fresh_since` or later. Loads the entry if it
+    /// is not cached or has changed.
     pub(crate) async fn get(
         &self,
         key: &K,
@@ -167,6 +112,7 @@ where
             self.lookups.count(result, freshness.lookup_weight());
             return Ok(Arc::clone(entry));
         }
+        // A load waits for the source and for memory.
         freshness.pend_if_nonblocking().await;
         let Some(stale) = cached else {
             self.lookups.count(LookupResult::Miss, 1);
@@ -181,22 +127,22 @@ where
         Ok(loaded)
     }
 
-    /// Loads the entry of `key`, which a lookup has just missed or found stale, in a single flight. The result was
-    /// compared with its source at `fresh_since` or later.
+    /// Loads the entry of `key` in a single flight, after a lookup did not find it or found it stale. The result is as
+    /// fresh as that of [`Self::get`].
     pub(crate) async fn load(
         &self,
         key: &K,
         fresh_since: u64,
         source: &impl EntrySource<V>,
     ) -> Result<Arc<V>, ReadError> {
-        // Another request may have started the load before this request began. Then the result is compared again.
+        // Another request may have started the flight before this request began. The result is then compared again.
         let mut attempts = 0;
         while attempts < ATTEMPTS {
             let (waiter, leader) = self.flights.join(key.clone());
-            let entry = match self.fly(key, fresh_since, source, waiter, leader).await {
+            let entry = match self.lead_or_wait(key, fresh_since, source, waiter, leader).await {
                 Ok(Some(entry)) => entry,
                 Ok(None) => continue,
-                // A load that was given up without waiters, just before this request joined it.
+                // The load was given up because it had no waiters, just before this request joined it.
                 Err(error) if error.is_cancelled() => continue,
                 Err(error) => return Err(error),
             };
@@ -206,16 +152,16 @@ where
             attempts += 1;
         }
         let (waiter, leader) = self.flights.unshared(key.clone());
-        let entry = self.fly(key, fresh_since, source, waiter, Some(leader)).await?;
+        let entry = self.lead_or_wait(key, fresh_since, source, waiter, Some(leader)).await?;
         entry.ok_or_else(|| ReadError::Internal("a load ended without a result".to_owned()))
     }
 
-    /// Waits for a flight, which this request starts if it is the leader. Returns `None` if another request led the
-    /// flight and gave up.
+    /// Starts a flight if this request is its leader, and waits for the result. Returns `None` if another request led
+    /// the flight and gave up.
     ///
-    /// The load runs in a task of its own. It continues when one of the waiting requests is cancelled, and is aborted
-    /// when the last one is. The task gets memory and cores as soon as it is the turn of any of its clients.
-    async fn fly(
+    /// The load runs in a task of its own, which is aborted when the last waiting request is cancelled. The task gets
+    /// memory and cores as soon as it is the turn of a client that waits for it.
+    async fn lead_or_wait(
         &self,
         key: &K,
         fresh_since: u64,
@@ -225,14 +171,14 @@ where
     ) -> Result<Option<Arc<V>>, ReadError> {
         let wait_timer = leader.is_none().then(|| QueueWaitTimer::begin(QueueLabel::Load));
         if let Some(leader) = leader {
-            // An earlier flight may have ended since the lookup.
+            // Another flight may have ended since the lookup.
             let mut cached = self.map.get(key).await;
             if let Some(entry) = cached.as_ref().filter(|entry| entry.validated_at().is_fresh(fresh_since)) {
                 leader.finish(Ok(Arc::clone(entry)));
                 return Ok(cached);
             }
             if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
-                // The removed entry holds no memory while its successor waits for some.
+                // Removed before the load, so that its memory is free while the new entry waits for memory.
                 self.remove(key.clone(), &Arc::downgrade(&changed)).await;
             }
             let flight = leader.handle().clone();
@@ -249,8 +195,8 @@ where
         result.transpose()
     }
 
-    /// Puts the result of `load` into the map in place of `replaced`. After an error, that entry stays; it is compared
-    /// again before it is used.
+    /// Puts the result of `load` into the map in place of the entry `replaced`. If the load fails, the old entry stays;
+    /// it is compared again before it is used.
     async fn load_into_map(
         self,
         key: K,
@@ -265,7 +211,7 @@ where
             Some(replaced) => self.remove(key, &replaced).await,
             None => {}
         }
-        // The map itself evicts only when its own queue is full.
+        // Otherwise the map would evict entries only when its queue of changes is full.
         self.evict_surplus().await;
         Ok(entry)
     }
@@ -279,7 +225,7 @@ where
         insertion.await;
     }
 
-    /// Removes `stale` from the map, unless it has been replaced already.
+    /// Removes the entry of `key` if it is still `stale`.
     pub(crate) async fn remove(&self, key: K, stale: &Weak<V>) {
         let removal = self.map.entry(key).and_compute_with(|current| {
             let is_same = current.is_some_and(|current| Arc::as_ptr(current.value()) == stale.as_ptr());
@@ -288,8 +234,8 @@ where
         removal.await;
     }
 
-    /// Invalidates the entry of `key`, after its source has changed. The cached entry is no longer used. The result of
-    /// an earlier load goes only to the requests that already wait for it.
+    /// Invalidates the entry of `key` after its source has changed. The cached entry is no longer used. A load that
+    /// began before is not cached; only the requests that already wait for it get its result.
     ///
     /// Writes will call this function. Until there are writes, entries become stale only by comparison.
     #[cfg_attr(not(test), expect(dead_code, reason = "for writes, which come next"))]
@@ -321,9 +267,9 @@ where
         self.map.get(key).now_or_never().flatten()
     }
 
-    /// Returns the cached entry of `key`, or loads the entry on the calling thread, which must not block. Returns `None`
-    /// if another request is loading the entry, or if `load` returns `None`. In the second case, a request that has
-    /// begun to wait meanwhile loads the entry.
+    /// Returns the cached entry of `key`, however old, or calls `load`, which must not block. Returns `None` if another
+    /// request is loading the entry or if `load` returns `None`. After `load` has returned `None`, requests that have
+    /// begun to wait for the entry load it themselves.
     pub(crate) fn try_get_or_load(&self, key: K, load: impl FnOnce(&FlightHandle) -> Option<V>) -> Option<Arc<V>> {
         let leader = self.flights.try_lead(key.clone())?;
         if let Some(entry) = self.try_cached(&key) {
@@ -331,7 +277,7 @@ where
             return Some(entry);
         }
         let entry = Arc::new(load(leader.handle())?);
-        // The entry is not cached if the map's own queue is full.
+        // If the map's queue of changes is full, the entry is not cached.
         let _ = self.insert(key, &entry, leader.handle()).now_or_never();
         leader.finish(Ok(Arc::clone(&entry)));
         Some(entry)
@@ -349,7 +295,8 @@ where
         }
     }
 
-    /// Counts the lookup of an entry, or of the fact that there is none, that had to be compared with its source.
+    /// Counts a lookup whose cached entry had to be compared with its source. `is_missing` is true if the cached entry
+    /// said that there is no such object.
     pub(crate) fn count_revalidation(&self, is_missing: bool, is_unchanged: bool) {
         if is_unchanged {
             self.lookups.count(if is_missing { LookupResult::Absent } else { LookupResult::Hit }, 1);
@@ -359,93 +306,53 @@ where
         }
     }
 
-    /// Evicts surplus entries, unless another task is already doing so.
+    /// Evicts entries as [`Self::evict_surplus`] does, unless another task is already doing so.
     pub(crate) fn try_evict(&self) {
         let _ = self.evict_surplus().now_or_never();
+    }
+
+    /// Evicts the entries that exceed the capacity of the map. Without this call, the map evicts them later.
+    pub(crate) async fn evict_surplus(&self) {
+        self.map.run_pending_tasks().await;
     }
 
     /// Returns the weight of the entries in bytes.
     pub(crate) fn weight_bytes(&self) -> u64 {
         self.map.weighted_size()
     }
+}
 
-    /// Frees all entries. The map itself only marks them and frees them at its next use, which may never come.
-    pub(crate) async fn drain(&self) {
-        self.map.invalidate_all();
-        // Each round frees as much as it can within 0.1 s.
-        for _ in 0..MAX_DRAIN_ROUNDS {
-            self.map.run_pending_tasks().await;
-            if self.map.entry_count() == 0 {
-                return;
+/// Returns the maximum weight of a cache with the configured capacity. The weight is larger by 1/64, because it
+/// includes bookkeeping, and data of exactly the configured size should fit.
+pub(crate) fn max_weight_bytes(capacity_bytes: u64) -> u64 {
+    capacity_bytes.saturating_add(capacity_bytes / 64)
+}
+
+/// Creates a cache weighed in bytes.
+pub(crate) fn weighted_cache<K: Hash + Eq + Send + Sync + 'static, V: Clone + Send + Sync + 'static>(
+    label: CacheLabel,
+    max_weight_bytes: u64,
+    policy: EvictionPolicy,
+    weigher: fn(&K, &V) -> u32,
+) -> Cache<K, V> {
+    Cache::builder()
+        // A moka cache of capacity 0 never drops an inserted entry, even if its pending tasks are run, so the permit of
+        // the entry would never be given back. A cache of 1 byte drops entries, and no entry fits into it either.
+        .max_capacity(max_weight_bytes.max(1))
+        .eviction_policy(policy)
+        .weigher(weigher)
+        .eviction_listener(move |_, _, cause| {
+            if cause == RemovalCause::Size {
+                metrics::cache_eviction(label);
             }
-            tokio::task::yield_now().await;
-        }
-    }
-
-    /// Takes a permit for `bytes`, waiting for it if necessary. Waiting is rare, since the budget covers the whole
-    /// cache in addition to what is in flight.
-    ///
-    /// # Errors
-    /// [`ReadError::Budget`] when the budget is too small or others keep its memory.
-    pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
-        self.evict_while(bytes, self.budget.take(bytes)).await
-    }
-
-    /// Takes a permit as [`Self::take`] does, but waits longer, for a response that has started.
-    ///
-    /// # Errors
-    /// As [`Self::take`].
-    pub(crate) async fn take_for_started(&self, bytes: u64) -> Result<Permit, ReadError> {
-        self.evict_while(bytes, self.budget.take_within(bytes, self.budget.started_wait())).await
-    }
-
-    /// Waits for `acquire`, a permit for `bytes`. Runs pending evictions meanwhile, which frees evicted memory sooner.
-    ///
-    /// If the memory stays short because clients are slow to read evicted entries that are being sent to them, the
-    /// cache evicts more entries. This does not help a client that waits for memory that it holds itself.
-    async fn evict_while(
-        &self,
-        bytes: u64,
-        acquire: impl Future<Output = Result<Permit, BudgetError>>,
-    ) -> Result<Permit, ReadError> {
-        let evict = async {
-            for retry in 0u32.. {
-                // Boxed, because every request for memory would reserve space for the unboxed future.
-                Box::pin(self.evict_surplus()).await;
-                let is_short = self.budget.free_bytes() < bytes;
-                if is_short && self.budget.is_mostly_pinned() && retry >= RETRIES_BEFORE_FORCED_EVICTION {
-                    Box::pin(self.evict_part(FORCED_EVICTION_DIVISOR)).await;
-                }
-                // Longer delays are useless, since requests wait for a bounded time.
-                tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(retry.min(8)))).await;
-            }
-        };
-        tokio::select! {
-            biased;
-            permit = acquire => Ok(permit?),
-            () = evict => Err(ReadError::Internal("the eviction loop ended unexpectedly".to_owned())),
-        }
-    }
-
-    /// Evicts the entries that exceed the capacity, which the map otherwise does with a delay.
-    pub(crate) async fn evict_surplus(&self) {
-        self.map.run_pending_tasks().await;
-    }
-
-    /// Evicts one in `divisor` entries.
-    pub(crate) async fn evict_part(&self, divisor: usize) {
-        let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / divisor;
-        let evicted: Vec<K> = self.map.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
-        for key in &evicted {
-            self.map.invalidate(key).await;
-        }
-        self.evict_surplus().await;
-    }
+        })
+        .build()
 }
 
 #[cfg(test)]
 mod tests {
     use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+    use std::time::Duration;
 
     use metrics_exporter_prometheus::PrometheusBuilder;
     use tokio::sync::Semaphore;

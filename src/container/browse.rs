@@ -10,7 +10,7 @@ use n5_format::{Coords, GridPosition, MAX_RANK};
 /// Maximum total size of the names on one page, in bytes. The name that exceeds it begins the next page.
 const MAX_PAGE_NAMES_BYTES: usize = 512 << 10;
 
-/// Maximum total size of the names on a page of few entries, in bytes per entry.
+/// Maximum average length of the names on a page, in bytes. It bounds a page with a low limit of entries.
 const NAME_BYTES_PER_ENTRY: usize = 53;
 
 /// Kind of an entry of a listing.
@@ -99,9 +99,9 @@ impl Container {
         Ok(if is_dataset { EntryKind::Dataset } else { EntryKind::Group })
     }
 
-    /// Returns the nearest dataset at or above `key` and the grid components by which `key` extends its key. Returns
-    /// `None` if `key` does not lead into a grid: the components must be fewer than the dataset's rank by at least
-    /// `missing_components`.
+    /// Returns the nearest dataset at or above `key`, and the grid components that `key` has in addition to the
+    /// dataset's key. Returns `None` if there is no such dataset, or if the dataset's rank does not exceed the number
+    /// of components by at least `missing_components`.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
@@ -142,10 +142,10 @@ impl Container {
             .and_then(|(dataset, numbers)| dataset.position_in_grid(numbers).map(|position| (dataset, position))))
     }
 
-    /// Splits `key` into the key of a dataset and as many grid components as its blocks have. The dataset's grid need
-    /// not contain such a block.
+    /// Splits `key` into the key of a dataset and as many grid components as the dataset has axes. Does not check that
+    /// the grid contains the position.
     ///
-    /// If `key` can be split in several ways, the one with the shorter path to the dataset wins.
+    /// If `key` can be split in several ways, returns the dataset with the shortest key.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails; also if no dataset is found, but attributes that might describe it cannot be
@@ -162,8 +162,7 @@ impl Container {
             let Ok(ancestor) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
             let group = match self.group(freshness, &ancestor).await {
                 Ok(group) => group,
-                // `ancestor` may be the dataset, or only a group above it. The other ancestors are tried before the first
-                // error is returned.
+                // The dataset may be another ancestor, so those are tried before the error is returned.
                 Err(error) if error.hides_attributes() => {
                     first_error.get_or_insert(error);
                     continue;
@@ -220,6 +219,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn is_directory(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
+        // `Store::is_directory` may wait.
         freshness.pend_if_nonblocking().await;
         if !self.is_visible(key) {
             return Ok(false);
@@ -230,7 +230,8 @@ impl Container {
 
     /// Returns a filter for the names in the directory `key` that are visible to the caller.
     fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
-        // Records that the response depends on the caller, even if the entries that an access rule hides do not exist.
+        // Called for its side effect: it records that the response depends on the caller, even if no existing entry is
+        // hidden.
         self.is_subtree_visible(key);
         let visibility = self.visibility.clone();
         let parent = key.clone();

@@ -15,8 +15,8 @@ use crate::store::{Key, ObjectMeta};
 use crate::telemetry::metrics::{self, CacheLabel, LookupResult};
 use n5_format::{AttributesDocument, MAX_INTERPRETED_BYTES};
 
-/// Maximum memory that is assumed for the interpreted members of a document, as a multiple of its text: a B-tree node
-/// for each `{"":`. (Measured: 128 times.)
+/// Maximum memory that is assumed for the interpreted members of a document, as a multiple of the length of its text.
+/// The worst case that was measured is 128 times: a B-tree node for each `{"":`.
 const MAX_PARSED_FACTOR: u64 = 256;
 
 /// Length of the longest document that is processed on the calling thread, in bytes. Longer ones go to the CPU pool.
@@ -29,13 +29,13 @@ const MAX_SHORT_JOB_BYTES: usize = 1 << 20;
 const NAME_BYTES: usize = 56;
 
 impl Container {
-    /// Returns the group at `key`, as described by its attributes.
+    /// Returns the group at `key`, which its attributes describe.
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read or are too large.
     pub async fn group(&self, freshness: Freshness, key: &Key) -> Result<Arc<Group>, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
-        let datasets = &self.resources.datasets;
+        let attributes = &self.resources.attributes;
         let limit_bytes = self.max_attributes_bytes();
         let mut send_permit = None;
         loop {
@@ -48,13 +48,14 @@ impl Container {
                 }
             };
             let cache_key = (self.id, key.clone(), meta.version);
-            if let Some(group) = datasets.cache.get(&cache_key).await {
+            if let Some(group) = attributes.cache.get(&cache_key).await {
                 metrics::cache_requests(CacheLabel::Attributes, LookupResult::Hit, freshness.lookup_weight());
                 return Ok(self.apply_visibility(group));
             }
+            // Everything below may wait: for memory, for a core, or for another request that parses the attributes.
             freshness.pend_if_nonblocking().await;
-            // Until they are parsed, the bytes are charged to the client, which may request many documents. Other
-            // clients keep their part of the memory.
+            // The bytes are charged to the client until they are parsed. Otherwise a client that requests many
+            // documents could take the memory of other clients.
             let charged = match send_permit.take() {
                 Some(permit) => Some(self.charge_with_permit(permit, bytes.clone())),
                 None => self.charge_to_client(ClientId::current(), &bytes),
@@ -64,7 +65,7 @@ impl Container {
                 drop(bytes);
                 send_permit = Some(self.acquire_send_permit(len).await?);
                 // Another request may have parsed the attributes meanwhile. Then they need not be read again.
-                if let Some(group) = datasets.cache.get(&cache_key).await {
+                if let Some(group) = attributes.cache.get(&cache_key).await {
                     return Ok(self.apply_visibility(group));
                 }
                 continue;
@@ -72,7 +73,7 @@ impl Container {
             drop(bytes);
             metrics::cache_requests(CacheLabel::Attributes, LookupResult::Miss, 1);
             let parse = Box::pin(self.parse_group(key, meta, charged));
-            let result = datasets.cache.try_get_with(cache_key, parse).await;
+            let result = attributes.cache.try_get_with(cache_key, parse).await;
             return result.map(|group| self.apply_visibility(group)).map_err(|error| (*error).clone());
         }
     }
@@ -83,9 +84,10 @@ impl Container {
         let id = dataset_id(self.id, key, meta.version);
         let owned_key = key.clone();
         let max_bytes = (len as u64).saturating_mul(MAX_PARSED_FACTOR).min(MAX_INTERPRETED_BYTES);
-        // Holders of this permit wait only for a core, so waiting for it while holding the bytes cannot deadlock.
-        let permit = self.resources.datasets.parsing_budget.take(max_bytes + GROUP_BYTES).await?;
-        let codecs = self.resources.datasets.codecs.clone();
+        // Waiting for this permit while holding the bytes cannot deadlock, because holders of such permits wait only
+        // for a core.
+        let permit = self.resources.attributes.parsing_budget.take(max_bytes + GROUP_BYTES).await?;
+        let codecs = self.resources.attributes.codecs.clone();
         let parse = move || (Group::parse(&bytes, &codecs, id, owned_key, (meta.etag, meta.version)), permit);
         let (group, _permit) = self.run_document_job(len, parse).await?;
         Ok(Arc::new(group))
@@ -104,8 +106,8 @@ impl Container {
         })
     }
 
-    /// Returns the length of the longest `attributes.json` that is read: `limits.attributes`, or less if less can be
-    /// held.
+    /// Returns the maximum length of an `attributes.json` that is read: `limits.attributes`, or less if the transfer
+    /// budget or the limit for whole objects is smaller.
     pub fn max_attributes_bytes(&self) -> u64 {
         let settings = self.resources.settings();
         settings.max_attributes_bytes.min(settings.transfer_budget).min(MAX_WHOLE_OBJECT_BYTES)
@@ -127,9 +129,10 @@ impl Container {
         Ok(self.resources.cpu.run(priority, u64::from(self.id), work).await?)
     }
 
-    /// Returns the group at `key` as [`Self::group`] does, for callers that inspect surrounding groups. Returns `None` if
-    /// the attributes are too large or hidden ([`StoreError::hides_object`](crate::store::StoreError::hides_object)). A
-    /// dataset then looks like a plain group, but its blocks are not read as zeros.
+    /// Returns the group at `key` as [`Self::group`] does, for callers that inspect surrounding groups. Returns `None`
+    /// if the attributes are too large or hidden
+    /// ([`StoreError::hides_object`](crate::store::StoreError::hides_object)). Such a caller may treat a dataset with
+    /// such attributes as a plain group, because it reads no blocks.
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read.
@@ -162,8 +165,8 @@ impl Container {
     }
 
     /// Returns the dataset at `key` and the names of its axes, which `parse_axes` finds in the dataset's document. The
-    /// names are cached with the group, because parsing a long document takes time. The result has no names if they take
-    /// more than 4 KiB.
+    /// names are cached with the group, because parsing a long document takes time. Names of more than 4 KiB together
+    /// are left out.
     ///
     /// # Errors
     /// As [`Self::dataset`].

@@ -1,5 +1,5 @@
-//! The handle to a container: its store, the resources that it shares, and what its caller may see. Reads of stored
-//! objects, and memory for responses.
+//! The handle to a container: its store, the shared resources, and what the caller may see. It reads stored objects and
+//! reserves memory for responses.
 
 use std::fmt;
 use std::future::Future;
@@ -16,11 +16,12 @@ use crate::runtime::fair_queue::ClientId;
 use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, ShedReason};
 
-/// Bodies shorter than this are not charged to the client that they are sent to: the kernel takes them at once.
+/// Bodies shorter than this are not charged to the client: the kernel accepts them at once, so they do not occupy
+/// memory of the cache.
 const UNCHARGED_BYTES: usize = 4 << 10;
 
-/// The part of a container that a caller may see. Hidden objects appear not to exist: in listings, as ancestors with
-/// attributes, and as levels of a pyramid.
+/// The part of a container that a caller may see. A hidden object is treated as missing everywhere: it is not listed,
+/// its attributes do not apply to groups below it, and it is not a level of a pyramid.
 pub trait Visibility: fmt::Debug + Send + Sync {
     /// Returns true if the object or directory at `key` is visible.
     fn is_visible(&self, key: &Key) -> bool;
@@ -49,14 +50,15 @@ impl Container {
         Self { id, store, resources: resources.for_container(), visibility: None }
     }
 
-    /// Returns the same container with other resources. Caches that these took over still have the container's entries.
+    /// Returns the same container with other resources. The container's entries stay in those caches that `resources`
+    /// has taken over.
     #[must_use]
     pub fn with_resources(&self, resources: &Arc<Resources>) -> Self {
         Self { resources: resources.for_container(), ..self.clone() }
     }
 
-    /// Returns the same container with restricted visibility. The caches are shared; hidden objects are not looked up in
-    /// them.
+    /// Returns the same container with restricted visibility. The caches are shared; hidden objects are not looked up
+    /// in them.
     #[must_use]
     pub fn with_visibility(&self, visibility: Arc<dyn Visibility>) -> Self {
         Self { visibility: Some(visibility), ..self.clone() }
@@ -80,8 +82,8 @@ impl Container {
         &self.resources
     }
 
-    /// Returns the object at `key` as stored (attributes or a block), no staler than `freshness` accepts, or `None` if
-    /// there is none.
+    /// Returns the object at `key` as stored (attributes or a block), as fresh as `freshness` requires. Returns `None`
+    /// if there is no object.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
@@ -95,7 +97,7 @@ impl Container {
         Ok(entry.object.clone())
     }
 
-    /// Returns metadata of the object at `key`, from the cache if the entry is fresh. Reads no bytes of the object.
+    /// Returns the metadata of the object at `key`, from the cache if the entry is fresh. Does not read the object.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
@@ -111,18 +113,19 @@ impl Container {
             CachedStat::Object(raw_meta) => Ok(Some(raw_meta.into())),
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown => {
+                // `head` below may wait for the store.
                 freshness.pend_if_nonblocking().await;
                 Ok(self.store.head(key).await?)
             }
         }
     }
 
-    /// Returns the current pressure on the store: the calls that are running or queued.
+    /// Returns the current pressure on the store.
     pub fn store_pressure(&self) -> StorePressure {
         self.store.pressure()
     }
 
-    /// Returns true if requests wait for the store and it has not answered any for a second or more.
+    /// Returns true if requests wait for the store and it has answered none for at least a second.
     pub fn is_store_unresponsive(&self) -> bool {
         self.store_pressure().is_unresponsive()
     }
@@ -145,8 +148,8 @@ impl Container {
         Ok(MemoryPermit::new(Some(self.slice_permit(bytes, budget.take(bytes)).await?), budget))
     }
 
-    /// Returns a permit for `bytes` of the slice budget, which `acquire` waits for. If the store does not respond,
-    /// returns a permit only if the memory is free at once: the request would hold it in vain.
+    /// Returns a permit for `bytes` of the slice budget, for which `acquire` waits. If the store does not respond, the
+    /// request would wait for memory in vain, so a permit is returned only if the memory is free.
     ///
     /// # Errors
     /// [`BudgetError`] and [`StoreError::Stalled`].
@@ -164,8 +167,8 @@ impl Container {
         })
     }
 
-    /// Waits for `work`, which reads below `key` while it holds memory from [`Self::reserve_memory`]. Gives up if the
-    /// store keeps it waiting and requests of other containers need that memory.
+    /// Waits for `work`, which reads objects below `key` while the caller holds memory from [`Self::reserve_memory`].
+    /// Gives up if the store keeps `work` waiting and requests of other containers need that memory.
     ///
     /// # Errors
     /// [`StoreError::Preempted`] when it gives up, and the errors of `work`.
@@ -177,14 +180,14 @@ impl Container {
         self.resources.slice_budget.abort_if_contended(|| self.store_pressure(), key, work).await?
     }
 
-    /// Charges `bytes` to `client` while they are being sent to it. They belong to a stored object or to a result
-    /// derived from one. Returns `None` if the client has too many unsent bytes already. The caller must then drop
-    /// `bytes`, wait for a [permit](Self::acquire_send_permit) and look them up again.
+    /// Charges `bytes`, which come from the cache of stored objects, to `client` while they are being sent. Returns
+    /// `None` if too many bytes are being sent to the client already. The caller must then drop `bytes`, wait for a
+    /// [permit](Self::acquire_send_permit) and look the bytes up again.
     pub fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
         if bytes.len() < UNCHARGED_BYTES {
             Some(bytes.clone())
         } else {
-            self.resources.objects.budget().charge_to_client(client, bytes)
+            self.resources.objects.budget().pinned.charge_to_client(client, bytes)
         }
     }
 
@@ -198,6 +201,6 @@ impl Container {
 
     /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
     pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
-        self.resources.objects.budget().charge_with_permit(permit, bytes)
+        self.resources.objects.budget().pinned.charge_with_permit(permit, bytes)
     }
 }

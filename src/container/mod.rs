@@ -1,5 +1,5 @@
-//! Containers: an N5 hierarchy in a store. Lookups of its objects, groups and datasets, listings, and what a caller may
-//! see.
+//! Containers: N5 hierarchies in a store. A container looks up objects, groups and datasets, lists directories, and
+//! hides what a caller may not see.
 
 mod browse;
 mod groups;
@@ -11,5 +11,5 @@ mod stored_blocks;
 pub(crate) use browse::grid_component;
 pub use browse::{DirectoryEntry, DirectoryPage, EntryKind};
 pub use handle::{Container, Visibility};
-pub use nonblocking::{CachedAnswer, Dependency, NonblockingLookup};
+pub use nonblocking::{CachedResponse, Dependency, NonblockingLookup};
 pub use resources::{Resources, Settings};

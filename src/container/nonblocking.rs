@@ -1,5 +1,5 @@
-//! Lookups that never wait for a disk, for memory or for another request: of stored objects, and of cached responses,
-//! which are reused while their dependencies are unchanged.
+//! Lookups that never wait for a disk, for memory or for another request. They find stored objects, and cached
+//! responses whose dependencies are unchanged.
 
 use std::ops::Range;
 use std::sync::{Arc, Weak};
@@ -30,16 +30,16 @@ const CACHE_TOUCH_NANOSECONDS: u64 = 100_000_000;
 pub enum NonblockingLookup {
     /// The result is not available without blocking.
     WouldBlock,
-    /// There is neither an object nor a directory of that name. The dependency revalidates this.
+    /// No object or directory has that name. The dependency detects if one is created.
     Missing(Dependency),
-    /// Metadata and bytes of the object, and its dependency if there is one. The bytes are empty if they were not
-    /// requested and are not cached.
+    /// Metadata and bytes of the object, and the dependency on it if a response with it may be reused. The bytes are
+    /// empty if they were not requested and are not cached.
     Object(ObjectMeta, Bytes, Option<Dependency>),
     /// An open file that is sent by `sendfile`.
     Sendfile(SendfileSource),
 }
 
-/// Something that a response depends on. The response is reused while it is unchanged.
+/// Something that a response depends on. The response may be reused while all of its dependencies are unchanged.
 #[derive(Debug, Clone)]
 pub struct Dependency {
     kind: DependencyKind,
@@ -50,9 +50,9 @@ pub struct Dependency {
 enum DependencyKind {
     /// A cached stored object. The reference does not keep it in memory.
     CachedObject(Key, Weak<ObjectEntry>),
-    /// A stored object of this version.
+    /// A stored object with this version.
     StoredVersion(Key, u64),
-    /// A cached result derived from stored objects. These are not compared with the store.
+    /// A cached result that is derived from stored objects. A response has separate dependencies on these objects.
     Derived(u128, Weak<ObjectEntry>),
     /// A key that names neither an object nor a directory.
     Missing(Key),
@@ -72,18 +72,20 @@ impl Dependency {
     }
 }
 
-/// A cached response, which [`Container::reuse_answer`] returns again.
+/// A response that may be sent again, and its dependencies. [`Container::reuse_response`] returns its bytes.
 #[derive(Debug)]
-pub struct CachedAnswer {
-    /// Dependencies that must be unchanged. The last one holds the response's bytes.
-    pub dependencies: Vec<Dependency>,
-    /// Range of the response within these bytes.
+pub struct CachedResponse {
+    /// The dependency that has the bytes. It must be unchanged.
+    pub source: Dependency,
+    /// Range of the response within the bytes of `source`.
     pub range: Range<usize>,
+    /// Further dependencies that must be unchanged.
+    pub others: Vec<Dependency>,
 }
 
 impl Container {
-    /// Looks up the object at `key`, no staler than `freshness` accepts, as [`Self::object`] (or [`Self::meta`] without
-    /// `with_bytes`), but without waiting. The result includes the bytes if `with_bytes` is true or they are cached.
+    /// Looks up the object at `key` as [`Self::object`] does, or as [`Self::meta`] does if `with_bytes` is false, but
+    /// never waits. Without `with_bytes`, the result has bytes only if they are cached.
     pub fn try_object(&self, freshness: Freshness, key: &Key, with_bytes: bool) -> NonblockingLookup {
         if !self.is_visible(key) {
             return NonblockingLookup::WouldBlock;
@@ -108,7 +110,7 @@ impl Container {
             CachedStat::Object(raw_meta) if !with_bytes => self.try_meta(freshness, key, raw_meta, is_cached),
             CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => NonblockingLookup::WouldBlock,
             CachedStat::Missing => {
-                // Cached only if a later request can use the entry.
+                // If every request must look again, no later request could use the entry.
                 if !is_cached && freshness.since(key) < freshness.request_start {
                     self.try_cache_missing(key, freshness.request_start);
                 }
@@ -117,15 +119,16 @@ impl Container {
         }
     }
 
-    /// Returns true if a cached object is fresh, or equals the stored one and this is known without blocking.
+    /// Returns true if a cached object is fresh, or if a comparison without blocking finds that it equals the stored
+    /// object.
     fn is_entry_valid(&self, freshness: Freshness, key: &Key, entry: &ObjectEntry) -> bool {
         let validated_at = &entry.validated_at;
         validated_at.is_fresh(freshness.since(key))
             || validated_at.try_is_unchanged(&*self.store, key, entry.version(), freshness.request_start) == Some(true)
     }
 
-    /// Looks up an object that is missing according to the cache. There may be a directory of that name, for which the
-    /// result is not [`NonblockingLookup::Missing`].
+    /// Looks up an object that is missing according to `entry`. If a directory has that name, returns
+    /// [`NonblockingLookup::WouldBlock`].
     fn try_missing(&self, freshness: Freshness, key: &Key, entry: &ObjectEntry) -> NonblockingLookup {
         if entry.is_name_absent && entry.validated_at.is_fresh(freshness.since(key)) {
             return self.known_missing(key, entry.validated_at.nanoseconds());
@@ -145,10 +148,11 @@ impl Container {
         NonblockingLookup::Missing(Dependency { kind: DependencyKind::Missing(key.clone()), last_lookup })
     }
 
-    /// Adds the fact that nothing has this name to the cache.
+    /// Adds an entry to the cache which says that no object or directory has the name `key`.
     fn try_cache_missing(&self, key: &Key, request_start: u64) {
         let entries = &self.resources.objects.entries;
-        // Looked up again within the load, which an invalidation supersedes.
+        // The lookup is repeated inside a load, because the result of a load is not cached if the key is invalidated
+        // meanwhile.
         entries.try_get_or_load(self.object_cache_key(key), |_| {
             let is_missing = self.store.cached_stat(key) == CachedStat::Missing;
             is_missing.then(|| ObjectEntry::missing(true, request_start))
@@ -156,8 +160,8 @@ impl Container {
         entries.try_evict();
     }
 
-    /// Returns the metadata of an object, and also reads a small one into the cache, unless it `is_cached` in another
-    /// version.
+    /// Returns the metadata of the object. Also reads a small object into the cache, unless `is_cached` is true: the
+    /// cache then has an outdated entry, which a load in blocking mode replaces.
     fn try_meta(&self, freshness: Freshness, key: &Key, raw_meta: RawObjectMeta, is_cached: bool) -> NonblockingLookup {
         if is_cached || raw_meta.len > MAX_ALWAYS_CACHED_BYTES {
             let dependency = Dependency::stored_version(key, raw_meta, freshness.request_start);
@@ -168,8 +172,7 @@ impl Container {
         NonblockingLookup::Object(meta, bytes, None)
     }
 
-    /// Reads an object that is not cached into the cache, if it is small or requested often. Otherwise opens it for
-    /// `sendfile`.
+    /// Reads an object into the cache if it is small or requested often. Otherwise opens it for `sendfile`.
     fn try_read(&self, freshness: Freshness, key: &Key, raw_meta: RawObjectMeta) -> NonblockingLookup {
         let objects = &self.resources.objects;
         if raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
@@ -199,62 +202,60 @@ impl Container {
         entries.try_evict();
         let entry = Some(entry).filter(|entry| entry.validated_at.is_fresh(request_start))?;
         let (meta, bytes) = entry.whole_object()?;
-        // Failures are counted by the blocking path.
+        // If this function fails, the request is repeated in blocking mode, which counts the lookup.
         entries.count(LookupResult::Miss, 1);
         Some((meta.clone(), bytes.clone()))
     }
 
-    /// Gets an object of `len` bytes from the store if this does not block. A job on the disk pool and new pages from
-    /// the system would take several times as long as the copy.
+    /// Gets an object of `len` bytes from the page cache if this does not block. Copying the bytes here takes a
+    /// fraction of the time that a job on the disk pool needs for its thread switches and for new memory pages.
     fn try_get(&self, key: &Key, len: u64) -> Option<(ObjectMeta, Bytes)> {
         let store = &self.store;
         let budget = self.resources.objects.budget();
         let permit = budget.try_take(len)?;
-        // Has exactly this capacity, since the cache does not account for more. Large pages come zeroed from the system
-        // and stay untouched until they are read into.
+        // The capacity is exactly `len`, because the cache accounts for no more. The memory of a large buffer comes
+        // zeroed from the system, so this call does not write to it.
         let mut buffer = vec![0; usize::try_from(len).unwrap_or(usize::MAX)];
         let started = Instant::now();
-        let mut reader = store.page_cache()?.reader()?;
-        let CachedGet::Object(meta) = reader.get(key, len, &mut buffer) else { return None };
+        let read = store.page_cache()?.reader()?.get(key, len, &mut buffer);
+        let CachedGet::Object(meta) = read else { return None };
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), buffer.len() as u64);
         let bytes = if needs_copy(&buffer) {
             permit.own_for_cache(buffer.into(), true)
         } else {
-            budget.own(buffer, permit.into_cache_owned())
+            budget.own_pooled(buffer, permit.into_cache_owned())
         };
         Some((meta, bytes))
     }
 
-    /// Revalidates a cached response and returns its bytes. Returns `None` if that would block, if a dependency has
-    /// changed, or if one is staler than `freshness` accepts; the response must then be looked up anew. Without
-    /// `with_bytes`, the content of the returned bytes is unspecified.
-    pub fn reuse_answer(&self, freshness: Freshness, answer: &mut CachedAnswer, with_bytes: bool) -> Option<Bytes> {
-        let (last, others) = answer.dependencies.split_last_mut()?;
+    /// Revalidates a cached response and returns its bytes. Returns `None` if a dependency has changed or cannot be
+    /// compared without blocking. The caller must then look up the response anew. Without `with_bytes`, the returned
+    /// bytes are unspecified.
+    pub fn reuse_response(&self, freshness: Freshness, cached: &mut CachedResponse, with_bytes: bool) -> Option<Bytes> {
         // The dataset is checked after its block: a missing block is a hole only if its dataset exists.
-        let bytes = self.reuse_dependency(freshness, last, with_bytes)?;
-        for dependency in others {
+        let bytes = self.reuse_dependency(freshness, &mut cached.source, with_bytes)?;
+        for dependency in &mut cached.others {
             self.reuse_dependency(freshness, dependency, false)?;
         }
-        match last.kind {
+        match cached.source.kind {
             DependencyKind::CachedObject(..) | DependencyKind::Derived(..) => self.count_lookup(LookupResult::Hit),
             DependencyKind::Missing(_) => self.count_lookup(LookupResult::Absent),
-            // Counted elsewhere.
+            // Not a lookup in the cache.
             DependencyKind::StoredVersion(..) => {}
         }
-        if with_bytes {
-            (answer.range.end <= bytes.len()).then(|| bytes.slice(answer.range.clone()))
-        } else {
-            Some(bytes)
+        if !with_bytes {
+            return Some(bytes);
         }
+        (cached.range.end <= bytes.len()).then(|| bytes.slice(cached.range.clone()))
     }
 
-    /// Returns the bytes of a dependency if it is unchanged and no staler than `freshness` accepts. A stored version
-    /// has no bytes: the result is empty, or `None` with `with_bytes`.
+    /// Returns the bytes of a dependency if it is unchanged, as fresh as `freshness` requires. A stored version has no
+    /// bytes: the result is empty, or `None` if `with_bytes` is true.
     fn reuse_dependency(&self, freshness: Freshness, dependency: &mut Dependency, with_bytes: bool) -> Option<Bytes> {
         let store = &*self.store;
         let request_start = freshness.request_start;
-        // From time to time, a lookup tells the cache that the entry is in use, and checks the whole path.
+        // From time to time, a lookup by key tells the cache that the entry is in use, and checks the whole path.
         if dependency.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < request_start {
             if !self.finds_same(&dependency.kind) {
                 return None;
@@ -286,7 +287,7 @@ impl Container {
         }
     }
 
-    /// Returns true if a lookup of a dependency by its key finds the same now, without blocking.
+    /// Looks up a dependency by its key, without blocking. Returns true if the lookup finds the same entry or version.
     fn finds_same(&self, kind: &DependencyKind) -> bool {
         let is_cached = |key, entry: &Weak<ObjectEntry>| {
             let cached = self.resources.objects.entries.try_cached(&key);
@@ -308,14 +309,14 @@ impl Container {
         self.resources.objects.entries.count(result, 1);
     }
 
-    /// Returns the dependency on the object at `key` if the cache holds this version of it.
+    /// Returns the dependency on the object at `key` if the cache holds the object with this version.
     pub fn cached_dependency(&self, freshness: Freshness, key: &Key, version: u64) -> Option<Dependency> {
         let entry = self.resources.objects.entries.try_cached(&self.object_cache_key(key))?;
         (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, freshness.request_start))
     }
 
-    /// Returns the store's metadata of the object at `key` and the dependency on its version, if the store knows them
-    /// without blocking.
+    /// Returns the metadata of the object at `key` and the dependency on its version, if the store has the metadata in
+    /// memory.
     pub fn stored_dependency(&self, freshness: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
         match self.store.cached_stat(key) {
             _ if !self.is_visible(key) => None,

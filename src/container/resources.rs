@@ -15,14 +15,14 @@ use crate::runtime::cpu_pool::CpuPool;
 use crate::telemetry::metrics::{self, BudgetLabel, CacheLabel};
 use n5_format::Codecs;
 
-/// Limits and cache sizes, in bytes unless the type says otherwise.
+/// Limits and cache sizes. Numbers are bytes unless stated otherwise.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Settings {
     /// Capacity of the cache of decoded blocks.
     pub decoded_cache: u64,
     /// Capacity of the cache of stored objects.
     pub stored_cache: u64,
-    /// True if the caches weigh how often an entry is used (TinyLFU) and not only when it was last used (LRU).
+    /// True if the caches evict by frequency of use (TinyLFU) and not only by the time of the last use (LRU).
     pub use_tiny_lfu: bool,
     /// Policy for revalidating cached attributes.
     pub recheck_metadata: RevalidationPolicy,
@@ -32,11 +32,11 @@ pub struct Settings {
     pub max_slice_bytes: u64,
     /// Budget for results that are being assembled and sent.
     pub slice_budget: u64,
-    /// Budget for blocks that are being decoded, in addition to the cache. Also the maximum memory for one block.
+    /// Budget for blocks that are being decoded, in addition to the cache. One block may take all of it.
     pub decode_budget: u64,
     /// Budget for stored objects that are being read and sent, in addition to the cache.
     pub transfer_budget: u64,
-    /// Maximum number of bytes decoded for a response, as a multiple of the response's size.
+    /// Maximum number of bytes that are decoded for a response, as a multiple of the length of the response.
     pub decode_factor: u64,
     /// Maximum size of an `attributes.json` that is parsed.
     pub max_attributes_bytes: u64,
@@ -66,25 +66,6 @@ impl Settings {
         }
     }
 
-    /// Returns the default settings with small caches and budgets, for tests. Nothing is revalidated.
-    #[cfg(test)]
-    pub(crate) fn small() -> Self {
-        Self {
-            decoded_cache: 1 << 20,
-            stored_cache: 1 << 20,
-            recheck_metadata: RevalidationPolicy::Never,
-            recheck_data: RevalidationPolicy::Never,
-            max_slice_bytes: 1 << 20,
-            slice_budget: 1 << 20,
-            decode_budget: 1 << 20,
-            transfer_budget: 1 << 20,
-            max_attributes_bytes: 1 << 16,
-            budget_wait: Duration::from_millis(20),
-            cores: 1,
-            ..Self::new(&Config::default())
-        }
-    }
-
     /// Returns true if resources for `new` take over the CPU pool.
     fn keeps_cpu(&self, new: &Self) -> bool {
         self.cores == new.cores
@@ -96,21 +77,21 @@ impl Settings {
         parts(self) == parts(new)
     }
 
-    /// Returns true if resources for `new` take over the cache of decoded blocks. These are loaded through the object
-    /// cache and decoded on the CPU pool.
+    /// Returns true if resources for `new` take over the cache of decoded blocks. Blocks are loaded through the cache
+    /// of stored objects and decoded on the CPU pool, so these two must stay the same.
     fn keeps_blocks(&self, new: &Self) -> bool {
         let parts = |settings: &Self| (settings.decoded_cache, settings.decode_budget);
         self.keeps_objects(new) && self.keeps_cpu(new) && parts(self) == parts(new)
     }
 }
 
-/// Caches, budgets and the CPU pool, shared by all containers of a process. Clones share them, and also count the
-/// waiting requests of one container together; the resources of another container count them separately.
+/// Caches, budgets and the CPU pool, which all containers of a process share. Each budget also counts its waiting
+/// requests: clones count them together, [`Self::for_container`] begins a separate count.
 #[derive(Debug, Clone)]
 pub struct Resources {
     pub(crate) settings: Settings,
     pub(crate) objects: ObjectCache,
-    pub(crate) datasets: AttributesCache,
+    pub(crate) attributes: AttributesCache,
     pub(crate) blocks: BlockCache,
     pub(crate) cpu: CpuPool,
     pub(crate) slice_budget: Budget,
@@ -134,7 +115,7 @@ impl Resources {
         let Settings { stored_cache, transfer_budget, decoded_cache, decode_budget, budget_wait, .. } = settings;
         Self {
             objects: ObjectCache::new(stored_cache, policy.clone(), transfer_budget, budget_wait),
-            datasets: AttributesCache::new(budget_wait, codecs),
+            attributes: AttributesCache::new(budget_wait, codecs),
             blocks: BlockCache::new(decoded_cache, policy, cpu.clone(), decode_budget, budget_wait),
             slice_budget: Budget::new(BudgetLabel::Slice, settings.slice_budget, budget_wait),
             next_container_id: Arc::default(),
@@ -143,24 +124,24 @@ impl Resources {
         }
     }
 
-    /// Returns these resources for one container, whose waiting requests are counted separately.
+    /// Returns the same resources for one container, whose waiting requests are counted separately.
     pub(crate) fn for_container(&self) -> Arc<Self> {
         let mut resources = self.clone();
         resources.slice_budget = self.slice_budget.for_container();
-        resources.datasets.parsing_budget = self.datasets.parsing_budget.for_container();
-        resources.objects.set_budget(self.objects.budget().for_container());
-        resources.blocks.set_budget(self.blocks.budget().for_container());
+        resources.attributes.parsing_budget = self.attributes.parsing_budget.for_container();
+        resources.objects.entries.budget = self.objects.budget().for_container();
+        resources.blocks.entries.budget = self.blocks.budget().for_container();
         Arc::new(resources)
     }
 
-    /// Returns the budgets whose sizes are settings.
+    /// Returns the budgets whose sizes are configured.
     fn budgets(&self) -> [&Budget; 3] {
         [&self.slice_budget, self.objects.budget(), self.blocks.budget()]
     }
 
-    /// Returns resources for `settings`. They take over all budgets, and every cache whose own settings are unchanged.
-    /// Other caches start empty. Old and new resources can be used at the same time once the new ones' budgets are
-    /// [applied](Self::apply_budgets).
+    /// Returns resources for `settings`. They take over the memory of all budgets, and those caches whose settings are
+    /// unchanged; the other caches start empty. Old and new resources can be used at the same time after the budgets of
+    /// the new resources have been [applied](Self::apply_budgets).
     pub fn reconfigured(&self, settings: Settings) -> Arc<Self> {
         let old = &self.settings;
         let cpu = if old.keeps_cpu(&settings) { self.cpu.clone() } else { CpuPool::new(settings.cores) };
@@ -175,10 +156,10 @@ impl Resources {
             new.blocks = self.blocks.clone();
         }
         new.slice_budget = slice_budget;
-        new.objects.set_budget(transfer_budget);
-        new.blocks.set_budget(decode_budget);
-        new.datasets = self.datasets.clone();
-        new.datasets.parsing_budget.max_wait = new.settings.budget_wait;
+        new.objects.entries.budget = transfer_budget;
+        new.blocks.entries.budget = decode_budget;
+        new.attributes = self.attributes.clone();
+        new.attributes.parsing_budget.max_wait = new.settings.budget_wait;
         new.next_container_id = Arc::clone(&self.next_container_id);
         Arc::new(new)
     }
@@ -188,8 +169,8 @@ impl Resources {
         self.budgets().into_iter().for_each(Budget::apply_size);
     }
 
-    /// Frees cached entries that resources for `settings` have not taken over. Must be called repeatedly until nothing
-    /// uses these resources any more, since their remaining users may cache more.
+    /// Frees the entries of caches that resources for `settings` have not taken over. Must be called repeatedly until
+    /// nothing uses these resources any more, since their remaining users may add entries.
     pub async fn drain_caches(&self, settings: &Settings) {
         if !self.settings.keeps_objects(settings) {
             self.objects.entries.drain().await;
@@ -206,7 +187,7 @@ impl Resources {
 
     /// Returns the codecs by which blocks are decoded.
     pub fn codecs(&self) -> &Codecs {
-        &self.datasets.codecs
+        &self.attributes.codecs
     }
 
     /// Returns the CPU pool.
@@ -224,14 +205,14 @@ impl Resources {
         Freshness::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 
-    /// Returns the maximum size of a permit of the slice budget that may overtake larger permits, which wait for slow
-    /// clients. A permit may overtake others if four times its size stays free.
+    /// Returns the maximum size in bytes of a permit of the slice budget that may be granted before a larger one for
+    /// which another client already waits.
     pub fn max_overtaking_bytes(&self) -> u64 {
         self.slice_budget.max_overtaking_bytes()
     }
 
-    /// Returns a permit of the slice budget if `bytes` are free. Returns `None` if other requests hold them or wait for
-    /// them.
+    /// Returns a permit for `bytes` of the slice budget without waiting. Returns `None` if the memory is not free or
+    /// other requests wait for it.
     pub fn try_reserve_memory(&self, bytes: u64) -> Option<MemoryPermit> {
         let permit = self.slice_budget.try_take(bytes)?;
         Some(MemoryPermit::new(Some(permit), &self.slice_budget))
@@ -250,7 +231,28 @@ impl Resources {
         metrics::cpu_jobs(self.cpu.running());
         metrics::cache_bytes(CacheLabel::Decoded, self.blocks.entries.weight_bytes(), self.settings.decoded_cache);
         metrics::cache_bytes(CacheLabel::Stored, self.objects.entries.weight_bytes(), self.settings.stored_cache);
-        metrics::cache_bytes(CacheLabel::Attributes, self.datasets.cache.weighted_size(), CACHED_ATTRIBUTES_BYTES);
+        metrics::cache_bytes(CacheLabel::Attributes, self.attributes.cache.weighted_size(), CACHED_ATTRIBUTES_BYTES);
+    }
+}
+
+#[cfg(test)]
+impl Settings {
+    /// Returns the default settings with small caches and budgets. Nothing is revalidated.
+    pub(crate) fn small() -> Self {
+        Self {
+            decoded_cache: 1 << 20,
+            stored_cache: 1 << 20,
+            recheck_metadata: RevalidationPolicy::Never,
+            recheck_data: RevalidationPolicy::Never,
+            max_slice_bytes: 1 << 20,
+            slice_budget: 1 << 20,
+            decode_budget: 1 << 20,
+            transfer_budget: 1 << 20,
+            max_attributes_bytes: 1 << 16,
+            budget_wait: Duration::from_millis(20),
+            cores: 1,
+            ..Self::new(&Config::default())
+        }
     }
 }
 
@@ -273,7 +275,7 @@ mod tests {
             [old.keeps_objects(&new), old.keeps_blocks(&new), old.keeps_cpu(&new)]
         };
         assert_eq!(retained(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
-        assert_eq!(retained(&|new| new.recheck_data = RevalidationPolicy::Never), [true; 3]);
+        assert_eq!(retained(&|new| new.recheck_data = RevalidationPolicy::Always), [true; 3]);
         assert_eq!(retained(&|new| new.slice_budget *= 2), [true, true, true]);
         assert_eq!(retained(&|new| new.decoded_cache *= 2), [true, false, true]);
         assert_eq!(retained(&|new| new.stored_cache *= 2), [false, false, true]);
@@ -293,7 +295,7 @@ mod tests {
         assert!(smaller.slice_budget.try_take(1).is_none());
         drop(permit);
         assert_eq!(smaller.slice_budget.free_bytes(), MIB / 2);
-        // A permit of a request that started earlier and was planned with a larger budget.
+        // A request that started earlier was planned with the larger budget.
         let permit = larger.slice_budget.take(2 * MIB).await.unwrap();
         assert!(smaller.slice_budget.try_take(1).is_none());
         drop(permit);

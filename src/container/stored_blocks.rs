@@ -1,5 +1,7 @@
-//! The stored blocks of a dataset, as a source of the cache of decoded blocks. A missing block is a hole, which was
-//! never written, if its dataset still exists. If the dataset is gone, the block cannot be read at the moment.
+//! The stored blocks of a dataset as the source of the cache of decoded blocks.
+//!
+//! A missing block is a hole, which was never written, only if its dataset still exists. If the dataset is missing,
+//! too, the container is unavailable, and its blocks must not be read as zeros.
 
 use std::sync::Arc;
 
@@ -8,7 +10,7 @@ use async_trait::async_trait;
 use super::handle::Container;
 use crate::cache::{
     self, BlockLocation, BlockSource, BlockVersion, BudgetedObject, Dataset, Freshness, ObjectEntry, ReadError,
-    SourceBlock, StoredBlock, ValidatedAt,
+    SourceBlock, ValidatedAt,
 };
 use crate::store::{CachedStat, Key, Revalidation, Store, StoreError, StorePressure};
 use crate::telemetry::metrics::{self, StoreOperation};
@@ -80,7 +82,7 @@ impl BlockSource for StoredBlocks {
             None => SourceBlock::Missing,
             Some(BudgetedObject::Large(large)) => SourceBlock::Large(large),
             Some(BudgetedObject::Whole(meta, bytes, permit)) => {
-                SourceBlock::Stored(StoredBlock { meta, bytes, permit: Some(permit) })
+                SourceBlock::Stored { meta, bytes, permit: Some(permit) }
             }
         };
         Ok((block, checked_at))
@@ -88,18 +90,17 @@ impl BlockSource for StoredBlocks {
 }
 
 impl StoredBlocks {
-    /// Returns the block that a fresh entry of the cache of stored objects describes, or `None` if the block must be
+    /// Returns the block from a fresh entry of the cache of stored objects. Returns `None` if the block must be
     /// requested from the store.
     fn block_of_entry(&self, entry: &ObjectEntry, known: Option<&BlockVersion>) -> Option<SourceBlock> {
         if let Some((meta, bytes)) = entry.whole_object() {
             if known.and_then(BlockVersion::etag_and_version) == Some((&*meta.etag, meta.version)) {
                 return Some(SourceBlock::Unchanged);
             }
-            let stored = StoredBlock { meta: meta.clone(), bytes: bytes.clone(), permit: None };
-            return Some(SourceBlock::Stored(stored));
+            return Some(SourceBlock::Stored { meta: meta.clone(), bytes: bytes.clone(), permit: None });
         }
-        // A cached hole is trusted only if the store reports a missing root: the request that cached the hole did not
-        // check that the dataset exists.
+        // A missing object in that cache proves a hole only if the store itself reports a missing root. Otherwise the
+        // request that cached the entry did not check that the dataset exists.
         let is_hole = entry.object.is_none() && self.container.store.reports_missing_root();
         is_hole.then_some(SourceBlock::Missing)
     }
@@ -117,8 +118,8 @@ impl Container {
         BlockLocation { source, dataset: Arc::clone(dataset), position: position.clone() }
     }
 
-    /// Confirms that the blocks missing at `positions` are holes, by checking afterwards that the dataset still exists.
-    /// If it does not, removes the cached holes so that no other request trusts them.
+    /// Confirms that the blocks which were missing at `positions` are holes: checks that the dataset still exists. If
+    /// it does not, removes the cached holes, so that no other request trusts them.
     ///
     /// # Errors
     /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
@@ -147,6 +148,7 @@ impl Container {
         match self.store.cached_stat(&key) {
             CachedStat::Object(_) => return Ok(()),
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => {
+                // `head` below may wait for the store.
                 freshness.pend_if_nonblocking().await;
             }
         }
@@ -226,7 +228,7 @@ mod tests {
         let counts = || (computed.loads.load(Ordering::Relaxed), computed.comparisons.load(Ordering::Relaxed));
         let loads = (0..9).map(|_| blocks.load(location.clone(), 0));
         for loaded in futures_util::future::join_all(loads).await {
-            assert_eq!(loaded.unwrap().0.block.as_ref().unwrap().data, [3, 4][..]);
+            assert_eq!(loaded.unwrap().0.block().unwrap().data, [3, 4][..]);
         }
         let cached = blocks.cached(&*computed, &location.dataset, positions, 0).await.unwrap();
         assert!(cached[0].is_some());

@@ -18,7 +18,7 @@ use std::time::Instant;
 use futures_util::FutureExt;
 
 use crate::cache::{ATTRIBUTES, Freshness};
-use crate::container::{CachedAnswer, NonblockingLookup};
+use crate::container::{CachedResponse, NonblockingLookup};
 use crate::http::common_headers::MountHeaders;
 use crate::http::problem::Problem;
 use crate::http::route::{self, Endpoint, RequestTarget};
@@ -180,7 +180,7 @@ fn repeat_reply(
 ) -> Option<Reply> {
     let (mount, template) = public_mount(app, entry.mount_index)?;
     let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
-    let bytes = mount.container.reuse_answer(freshness, &mut entry.cached_answer, with_bytes)?;
+    let bytes = mount.container.reuse_response(freshness, &mut entry.cached_response, with_bytes)?;
     Some(match &entry.headers {
         Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
         None => not_found_reply(app, request, template, route::STORED),
@@ -210,8 +210,8 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, p
     match lookup {
         NonblockingLookup::WouldBlock => None,
         NonblockingLookup::Missing(dependency) => {
-            let cached_answer = CachedAnswer { dependencies: vec![dependency], range: 0..0 };
-            thread_cache::insert(app.id, request.path, mount_index, None, cached_answer);
+            let cached_response = CachedResponse { source: dependency, range: 0..0, others: Vec::new() };
+            thread_cache::insert(app.id, request.path, mount_index, None, cached_response);
             Some(not_found_reply(app, request, template, route::STORED))
         }
         // The kernel cannot encrypt the file that it sends.
@@ -225,8 +225,8 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness, p
             let headers = EntityHeaders::new(route::STORED, meta, is_attributes);
             let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
             if let Some(dependency) = dependency {
-                let cached_answer = CachedAnswer { dependencies: vec![dependency], range };
-                thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
+                let cached_response = CachedResponse { source: dependency, range, others: Vec::new() };
+                thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_response);
             }
             Some(reply)
         }
@@ -265,9 +265,9 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, freshness: Freshness) ->
     let headers = EntityHeaders::new(view.name(), meta, false);
     let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
     if view.has_self_contained_chunks()
-        && let Some(cached_answer) = chunk.cached_answer(&mount.container, freshness, &key, encoded)
+        && let Some(cached_response) = chunk.cached_response(&mount.container, freshness, &key, encoded)
     {
-        thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_answer);
+        thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_response);
     }
     Some(reply)
 }

@@ -10,7 +10,7 @@ use std::cell::RefCell;
 use xxhash_rust::xxh3::xxh3_64;
 
 use super::reply::EntityHeaders;
-use crate::container::CachedAnswer;
+use crate::container::CachedResponse;
 
 /// Maximum number of replies that a thread caches. Each takes about 400 to 700 bytes.
 const SLOT_COUNT: usize = 1024;
@@ -27,7 +27,7 @@ pub(super) struct ThreadCacheEntry {
     pub(super) mount_index: usize,
     /// Headers of the object or chunk; `None` for the 404 of a missing key.
     pub(super) headers: Option<EntityHeaders>,
-    pub(super) cached_answer: CachedAnswer,
+    pub(super) cached_response: CachedResponse,
 }
 
 thread_local! {
@@ -55,7 +55,7 @@ pub(super) fn insert(
     path: &str,
     mount_index: usize,
     headers: Option<EntityHeaders>,
-    cached_answer: CachedAnswer,
+    cached_response: CachedResponse,
 ) {
     if path.len() > MAX_PATH_BYTES {
         return;
@@ -68,7 +68,7 @@ pub(super) fn insert(
         let is_occupied = slot.as_ref().is_some_and(|entry| entry.app == app && entry.headers.is_some());
         let is_same = slot.as_ref().is_some_and(|entry| *entry.path == *path);
         if headers.is_some() || !is_occupied || is_same {
-            *slot = Some(ThreadCacheEntry { app, path: path.into(), mount_index, headers, cached_answer });
+            *slot = Some(ThreadCacheEntry { app, path: path.into(), mount_index, headers, cached_response });
         }
     });
 }

@@ -37,7 +37,7 @@ pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Re
     let compress = move || -> std::io::Result<Bytes> {
         let compressed = Bytes::from(Vec::from(coding.compress(&[bytes])?).into_boxed_slice());
         memory.shrink(compressed.len() as u64);
-        Ok(memory.own(compressed))
+        Ok(memory.own_pooled(compressed))
     };
     let compressed = resources.cpu().run(Priority::for_input_bytes(len), 0, compress).await;
     let compressed = compressed.map_err(Problem::internal)?.map_err(Problem::internal)?;

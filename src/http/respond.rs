@@ -182,7 +182,7 @@ pub(crate) fn text_bytes(mut text: String, memory: Option<MemoryPermit>) -> Byte
     text.shrink_to_fit();
     let Some(mut memory) = memory else { return text.into() };
     memory.shrink(text.len() as u64);
-    memory.own(text.into())
+    memory.own_pooled(text.into())
 }
 
 /// Returns a redirect without a body.

@@ -283,7 +283,7 @@ pub(crate) async fn encode_slice(
             parts = vec![coding.compress(&parts).map_err(Problem::internal)?];
         }
         if is_encoded && let Some(last) = parts.pop() {
-            parts.push(memory.own(last));
+            parts.push(memory.own_pooled(last));
         }
         Ok(parts)
     });
@@ -318,7 +318,7 @@ async fn encode_in_parallel(
     let pieces = try_join_all(jobs).await.map_err(ReadError::from)?;
     let pieces: Vec<EncodedPiece> = pieces.into_iter().collect::<Result<_, _>>().map_err(Problem::internal)?;
     let trailer = format.trailer(&pieces);
-    let pieces = pieces.into_iter().map(|piece| MemoryPermit::own_part(&memory, piece.bytes));
+    let pieces = pieces.into_iter().map(|piece| MemoryPermit::own_pooled_part(&memory, piece.bytes));
     Ok(pieces.chain([trailer]).collect())
 }
 

@@ -275,7 +275,7 @@ mod tests {
     fn budget_with_used_buffers(bytes: u64, count: usize) -> Budget {
         let budget = Budget::new(metrics::BudgetLabel::Slice, 1 << 30, Duration::ZERO);
         let used: Vec<Bytes> = (0..count)
-            .map(|_| budget.own(vec![POISON_BYTE; usize::try_from(bytes).unwrap()], take_permit(&budget, bytes)))
+            .map(|_| budget.own_pooled(vec![POISON_BYTE; usize::try_from(bytes).unwrap()], take_permit(&budget, bytes)))
             .collect();
         drop(used);
         budget
@@ -332,7 +332,7 @@ mod tests {
                 }
             }
             for ((filled, permit), (_, expected)) in canvas.finish().unwrap().into_iter().zip(expected) {
-                prop_assert_eq!(budget.own(filled, permit), expected);
+                prop_assert_eq!(budget.own_pooled(filled, permit), expected);
             }
         }
     }

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use crate::cache::{
-    self, BlockCache, BlockLocation, BlockWaiters, Dataset, Freshness, LoadTimes, ReadError, SourceBlock, StoredBlock,
+    self, BlockCache, BlockLocation, BlockWaiters, Dataset, Freshness, LoadTimes, ReadError, SourceBlock,
     TORN_READ_RETRY_DELAY,
 };
 use crate::container::Container;
@@ -53,10 +53,10 @@ async fn check_once(
     location: &BlockLocation,
     fresh_since: u64,
 ) -> Result<Option<ValidBlock>, ReadError> {
-    let StoredBlock { bytes, permit, .. } = match location.source.load(&location.position, None, fresh_since).await?.0 {
+    let (bytes, permit) = match location.source.load(&location.position, None, fresh_since).await?.0 {
         SourceBlock::Unchanged | SourceBlock::Missing => return Ok(None),
         SourceBlock::Decoded(block, meta) => return Ok(Some(ValidBlock::new(block, meta.len, None))),
-        SourceBlock::Stored(stored) => stored,
+        SourceBlock::Stored { bytes, permit, .. } => (bytes, permit),
         SourceBlock::Large(large) => blocks.read_large(location, &large).await?,
     };
     let header = BlockHeader::parse(&bytes).ok();

@@ -122,7 +122,7 @@ async fn derive(
     let meta = ObjectMeta { len, modified: None, etag: Arc::default(), version: versions_hash };
     // Unchanged elements hold a permit of another budget, which must not stay in this cache.
     if len > MAX_WHOLE_OBJECT_BYTES || !is_new_buffer {
-        let uncached = ObjectEntry::uncached(StoredObject::Whole(meta, memory.own(bytes)), checked_at);
+        let uncached = ObjectEntry::uncached(StoredObject::Whole(meta, memory.own_pooled(bytes)), checked_at);
         return Ok(ObjectEntry { etags_hash, ..uncached });
     }
     // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory

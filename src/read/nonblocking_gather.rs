@@ -211,7 +211,7 @@ impl GatherContext {
     }
 
     fn paste_entry(&self, position: &GridPosition, entry: &BlockEntry, stats: &mut ReadStats) {
-        let Some(block) = &entry.block else { return };
+        let Some(block) = entry.block() else { return };
         let started = Instant::now();
         self.canvas.paste(position, &block.size, &block.data, ElementByteOrder::LittleEndian);
         stats.assemble += started.elapsed();
@@ -222,9 +222,10 @@ impl GatherContext {
         let location = self.block_location(position);
         let load = |flight: &FlightHandle| self.decode_for_cache(&location, job, lease, flight);
         let entry = self.blocks.entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
-        if entry.validated_at.nanoseconds() < self.fresh_since || entry.fault.is_some() {
+        if entry.validated_at.nanoseconds() < self.fresh_since {
             return None;
         }
+        entry.check_decodable(&self.dataset, position).ok()?;
         job.stats.count_load(&job.times);
         job.stats.count_block(position, &entry);
         self.paste_entry(position, &entry, &mut job.stats);

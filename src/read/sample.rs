@@ -269,7 +269,7 @@ impl Accumulation {
     fn push(&mut self, dataset: &Dataset, blocks: Vec<(GridPosition, Arc<BlockEntry>)>) {
         self.blocks_read += blocks.len() as u64;
         for (position, entry) in blocks {
-            if let Some(block) = &entry.block {
+            if let Some(block) = entry.block() {
                 let clipped_size = dataset.attributes.grid().clipped_size(&position);
                 self.pushed_elements += self.accumulator.push_block(&block.data, &block.size, &clipped_size);
             }

@@ -123,7 +123,7 @@ impl SliceReader<'_> {
         }
         let slab = Slab::new(slice.region.clone(), stored_bytes, elements)?;
         let (slabs, stats) = self.gather(&slice.region, vec![slab], Duration::ZERO).await?;
-        let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
+        let pieces = slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect();
         Ok(SliceRead { pieces, memory, stats })
     }
 
@@ -151,7 +151,7 @@ impl SliceReader<'_> {
             _ => cut_slabs(slice, &slice.region, permits.elements, None)?,
         };
         let (slabs, stats) = self.gather(&slice.region, slabs, Duration::ZERO).await?;
-        let pieces = slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect();
+        let pieces = slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect();
         Ok(SliceRead { pieces, memory, stats })
     }
 
@@ -213,7 +213,7 @@ impl SliceReader<'_> {
     async fn single_block_to_send(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
         let Some(bytes) = self.single_block(stats).await? else { return Ok(None) };
         let budget = &self.container.resources.blocks.budget();
-        if let Some(charged) = budget.charge_to_client(ClientId::current(), &bytes) {
+        if let Some(charged) = budget.pinned.charge_to_client(ClientId::current(), &bytes) {
             return Ok(Some(charged));
         }
         // A request that waits for its client must not hold memory that other requests wait for.
@@ -222,7 +222,7 @@ impl SliceReader<'_> {
         let permit = budget.acquire_send_permit(len).await?;
         *stats = ReadStats::default();
         let bytes = self.single_block(stats).await?;
-        Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
+        Ok(bytes.map(|bytes| budget.pinned.charge_with_permit(permit, bytes)))
     }
 
     /// Returns the elements if the slice is exactly one block that is read whole. Returns `None` for all other slices,
@@ -235,11 +235,12 @@ impl SliceReader<'_> {
         }
         let entry = self.read_block(&position, stats).await?;
         stats.count_block(&position, &entry);
-        if entry.block.is_none() {
+        if entry.block().is_none() {
             let confirmation = container.confirm_missing(freshness, &slice.dataset, std::slice::from_ref(&position));
             container.abort_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
         }
-        Ok(entry.block_of_size(slice.region.shape()).map(|block| block.data.clone()))
+        let block = entry.block().filter(|block| block.size == *slice.region.shape());
+        Ok(block.map(|block| block.data.clone()))
     }
 
     /// Returns the position of the block that has exactly the slice's elements, if there is one.
@@ -346,7 +347,7 @@ impl BandStream {
         let (slabs, _) = reader.gather(&band, slabs, retry_time).await?;
         drop(loading);
         if self.finish.is_none() && !slice.is_converted() {
-            return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own(data, permit)).collect()));
+            return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect()));
         }
         self.finish_slabs(slabs).await.map(Some)
     }

@@ -1,8 +1,8 @@
-//! Pool of threads that may block on the disk of one store. Their number is limited, so a disk that hangs does not
-//! delay the calls of other stores.
+//! Pool of threads that may block on the disk of one store. The number of threads is limited, so a disk that hangs does
+//! not take the threads of other stores.
 //!
-//! The pool has threads of its own. The runtime's blocking threads are shared by all stores, and the runtime panics if
-//! the system cannot start one.
+//! The blocking threads of the tokio runtime would not do: all stores would share them, and the runtime panics if the
+//! system cannot start a thread.
 
 mod state;
 
@@ -20,51 +20,51 @@ use super::key::Key;
 use crate::config::SHARED_DISK_THREADS;
 use crate::runtime::fair_queue::ClientId;
 
-/// Pressure on a store: the calls that wait for its responses.
+/// Pressure on a store: how many calls wait for it, and for how long.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct StorePressure {
     /// Number of calls that have started.
     pub running: usize,
     /// Number of calls that have not started.
     pub queued: usize,
-    /// True if no call has ended for so long that further calls fail at once, except for an occasional probe.
+    /// True if no call has ended for so long that further calls fail at once, except for one probe per second.
     pub is_stalled: bool,
-    /// Time for which no call has ended, while calls run whose callers may still wait.
+    /// Time since a call last ended, if calls run whose callers may still wait; otherwise 0.
     pub no_progress_for: Duration,
     /// Age of the longest-running call whose caller may still wait.
     pub longest_running: Duration,
 }
 
 impl StorePressure {
-    /// Time without a response after which the store counts as unresponsive.
+    /// Time after which the store is unresponsive if no call has ended.
     const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
-    /// Returns true if the store has answered no request for so long that requests should hold no memory while they
-    /// wait for it.
+    /// Returns true if no call has ended for so long that requests should hold no memory while they wait for the store.
     pub fn is_unresponsive(&self) -> bool {
         self.no_progress_for >= Self::UNRESPONSIVE_AFTER
     }
 }
 
-/// Number of [`SHARED_DISK_THREADS`] that are free. The counter guards no other memory, so its changes need no ordering.
+/// Number of [`SHARED_DISK_THREADS`] that are free. Relaxed atomics suffice, since no other memory depends on the
+/// number.
 static FREE_SHARED_THREADS: LazyLock<Arc<AtomicUsize>> =
     LazyLock::new(|| Arc::new(AtomicUsize::new(SHARED_DISK_THREADS)));
 
-/// Maximum number of queued calls, each of which costs memory and keeps a caller waiting. The number is twice the calls
-/// of 1,024 slices that load 8 blocks each. With a disk that takes a millisecond per call, the last call waits for a
-/// quarter of a second.
+/// Maximum number of queued calls, since each takes memory and keeps a caller waiting. It suffices for 2,048 slices
+/// that load 8 blocks at once. If each call takes a millisecond on one of 64 threads, the last call waits for a quarter
+/// of a second.
 const MAX_QUEUED: usize = 16 << 10;
 
-/// A store is stalled if calls run and none has ended for the deadline divided by this number.
+/// A store is stalled if calls run and none has ended for the stall time: the deadline divided by this number.
 const STALL_DIVISOR: u32 = 6;
 
-/// Minimum stall time: the time after which a store is stalled.
+/// Lower bound for the stall time.
 const MIN_STALL: Duration = Duration::from_secs(1);
 
-/// Longest time for which other calls wait for the result of a probe.
+/// Maximum time for which other calls wait for the end of a probe.
 const STALL_PROBE_WAIT: Duration = Duration::from_millis(500);
 
-/// Runs jobs that may block on the disk. The threads end when the pool is dropped.
+/// A pool that runs jobs which may block on the disk. Its threads end when it is dropped.
 #[derive(Debug)]
 pub(super) struct DiskPool(Arc<DiskPoolShared>);
 
@@ -80,7 +80,7 @@ struct DiskPoolShared {
     work_available: Condvar,
     /// Notified when a job has ended.
     call_ended: Notify,
-    /// Notified when a job has ended whose caller had gone.
+    /// Notified when an abandoned job has ended.
     abandoned_call_ended: Notify,
     stall_after: Duration,
     deadline: Duration,
@@ -129,7 +129,7 @@ impl DiskPool {
         })))
     }
 
-    /// Runs `call` for `action` on the object or directory at `key`, like [`Self::run`].
+    /// Runs `call`, an action on the object or directory at `key`, as [`Self::run`] does. `action` names it in errors.
     ///
     /// # Errors
     /// Those of the call and of the pool.
@@ -143,13 +143,13 @@ impl DiskPool {
         result.flatten().map_err(|error| error.of_call(action, key))
     }
 
-    /// Runs a job that may block on the disk, and waits for it up to the deadline. A job is abandoned when its caller
-    /// gives up or its deadline passes. An abandoned job does not start. If it already runs, it keeps its thread until
-    /// it ends.
+    /// Runs a job that may block on the disk, and waits for its end up to the deadline. The job is abandoned if the
+    /// caller drops the future or the deadline passes. An abandoned job is not started. If it is already running, it
+    /// occupies its thread until it ends.
     ///
     /// # Errors
-    /// [`LocalError`]: within half a second if the store is stalled, and at once if earlier calls for the same operation
-    /// hang or too many calls wait.
+    /// [`LocalError`]: at once if earlier calls for the same operation hang or too many calls wait, within half a
+    /// second if the store is stalled, and otherwise at the deadline.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: Option<DiskOperation>,
@@ -169,9 +169,9 @@ impl DiskPool {
                 return result.map_err(job_lost)?;
             }
             let remaining = shared.deadline.saturating_sub(started.elapsed());
-            // The flag only decides how to wait on. The result comes through the channel, which orders memory itself.
+            // Relaxed, since the flag only decides how long to wait next. The channel synchronizes the result.
             let is_queued = !has_started.load(Ordering::Relaxed);
-            // A queued call gives up early if all threads that it may use hang.
+            // If all threads that a queued call may use hang, the call gives up before its deadline.
             if is_queued {
                 let state = shared.lock();
                 if state.all_threads_stalled_for(client, shared.stall_after) {
@@ -186,17 +186,17 @@ impl DiskPool {
         }
     }
 
-    /// Returns the maximum time for which a job is waited for.
+    /// Returns the maximum time for which callers wait for a job.
     pub(super) fn deadline(&self) -> Duration {
         self.0.deadline
     }
 
-    /// Returns the pressure on the disk at this moment.
+    /// Returns the current pressure on the disk.
     pub(super) fn pressure(&self) -> StorePressure {
         let shared = &self.0;
         let state = shared.lock();
         let ages = state.running.iter().map(|call| call.started.elapsed());
-        // A call that hangs forever on one bad file says nothing about the others.
+        // Calls older than the deadline do not count: they may hang forever on a bad file while the disk is fine.
         let longest = ages.filter(|age| *age <= shared.deadline).max().unwrap_or_default();
         StorePressure {
             running: state.running.len(),
@@ -210,12 +210,12 @@ impl DiskPool {
 
 impl DiskPoolShared {
     fn lock(&self) -> MutexGuard<'_, DiskPoolState> {
-        // No code that runs under the lock can leave the state inconsistent.
+        // A panic cannot poison the state: the code under the lock never leaves it inconsistent.
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Waits until a call may be queued: until neither the store nor the operation is stalled, or the call is the one
-    /// per second that probes a stalled store.
+    /// Waits until a call may be queued: the store and the operation are not stalled, or the call has become the probe
+    /// of a stalled store, which is one call per second.
     async fn wait_while_stalled(&self, client: ClientId, operation: Option<&DiskOperation>) -> Result<(), LocalError> {
         let started = Instant::now();
         loop {
@@ -224,7 +224,7 @@ impl DiskPoolShared {
             // From here on, no notification is missed.
             call_ended.as_mut().enable();
             abandoned_call_ended.as_mut().enable();
-            let Some((error, timeout)) = self.check_stall(client, operation, started.elapsed()) else { return Ok(()) };
+            let Some((error, timeout)) = self.check_stall(client, operation, started) else { return Ok(()) };
             let notified = if matches!(error, LocalError::Stalled) { call_ended } else { abandoned_call_ended };
             if timeout.is_zero() || tokio::time::timeout(timeout, notified).await.is_err() {
                 return Err(error);
@@ -232,16 +232,18 @@ impl DiskPoolShared {
         }
     }
 
-    /// Returns `None` if a call that has waited for `waited` may be queued. Otherwise returns the error with which the
-    /// call fails, unless another call ends within the returned time.
+    /// Returns `None` if the call may be queued. If the store is stalled, the call has then claimed the next probe:
+    /// other calls wait for its result. Otherwise returns an error and a time: the call fails with the error unless
+    /// another call ends within the time.
     ///
-    /// A call waits briefly for the probe of a stalled store. If many calls for the same operation were abandoned, the
-    /// call waits for at most the stall time until one of the abandoned calls ends.
+    /// A call waits for at most half a second for the probe of a stalled store. If callers have abandoned many running
+    /// calls for the same operation, the call waits for at most the stall time, counted from `waiting_since`, until one
+    /// of these ends.
     fn check_stall(
         &self,
         client: ClientId,
         operation: Option<&DiskOperation>,
-        waited: Duration,
+        waiting_since: Instant,
     ) -> Option<(LocalError, Duration)> {
         let mut state = self.lock();
         if operation.is_some_and(|operation| state.is_operation_stalled(operation, self.stall_after, self.deadline)) {
@@ -249,19 +251,19 @@ impl DiskPoolShared {
         }
         let has_many_abandoned = operation.is_some_and(|operation| state.has_many_abandoned(operation, self.deadline));
         if !state.is_stalled(self.stall_after) {
-            let remaining = self.stall_after.saturating_sub(waited);
-            return has_many_abandoned.then_some((LocalError::OperationStalled, remaining));
+            let remaining = || self.stall_after.saturating_sub(waiting_since.elapsed());
+            return has_many_abandoned.then(|| (LocalError::OperationStalled, remaining()));
         }
         if !has_many_abandoned && state.claim_stall_probe(client) {
             return None;
         }
-        let since_probe = state.last_stall_probe.map_or(STALL_PROBE_WAIT, |probed_at| probed_at.elapsed());
-        let waited_for_probe = if has_many_abandoned { waited } else { since_probe };
-        Some((LocalError::Stalled, STALL_PROBE_WAIT.saturating_sub(waited_for_probe)))
+        let wait_start = if has_many_abandoned { Some(waiting_since) } else { state.last_stall_probe };
+        let waited = wait_start.map_or(STALL_PROBE_WAIT, |start| start.elapsed());
+        Some((LocalError::Stalled, STALL_PROBE_WAIT.saturating_sub(waited)))
     }
 
-    /// Queues a job and makes sure that a thread runs it. If the queue is full, the client with the most queued jobs
-    /// loses its newest one.
+    /// Queues a job and makes sure that a thread runs it. If the queue is full, removes the newest job of the client
+    /// with the most queued jobs.
     fn enqueue(self: &Arc<Self>, client: ClientId, job: DiskJob) -> Result<(), LocalError> {
         let mut state = self.lock();
         let is_full = state.queue.len() >= self.max_queued;
@@ -270,7 +272,7 @@ impl DiskPoolShared {
             let is_full = state.queue.len() >= self.max_queued;
             let evicted = if is_full { state.queue.evict_from_longest(client) } else { None };
             drop(state);
-            // Dropped outside the lock, as in `run_job`.
+            // Dropped without the lock, for the reason given in `run_job`.
             drop(abandoned);
             if is_full {
                 let Some(evicted) = evicted else {
@@ -325,12 +327,13 @@ impl DiskPoolShared {
         Some(error)
     }
 
-    /// Runs a job that was taken from the queue, unless it is abandoned. Releases the lock on `state` meanwhile.
+    /// Runs a job that was taken from the queue, unless it is abandoned. Releases the lock on `state` before the job
+    /// runs.
     fn run_job(self: &Arc<Self>, mut state: MutexGuard<'_, DiskPoolState>, client: ClientId, job: DiskJob) {
-        // An abandoned job says nothing about the disk.
+        // An abandoned job does not count as progress, because it says nothing about the disk.
         if !job.has_waiter() {
             state.queue.finish(client);
-            // Dropped outside the lock: the job may hold the last reference to the pool, whose drop takes the lock.
+            // Dropped without the lock: the job may hold the last reference to the pool, whose `drop` takes the lock.
             drop(state);
             drop(job);
             return;
@@ -349,7 +352,7 @@ impl DiskPoolShared {
         job.run(&|| self.finish_call(id));
     }
 
-    /// Records that a call has ended, and notifies the calls that wait for that.
+    /// Records that a call has ended, and notifies the calls that wait for the end of calls.
     fn finish_call(&self, id: u64) {
         let mut state = self.lock();
         let index = state.running.iter().position(|call| call.id == id);
@@ -626,8 +629,8 @@ mod tests {
             let pool = Arc::clone(&pool);
             others.spawn(async move { pool.run(None, move || n).await });
         }
-        while let Some(answer) = others.join_next().await {
-            answer.unwrap().unwrap();
+        while let Some(result) = others.join_next().await {
+            result.unwrap().unwrap();
         }
         drop(release);
         while calls.join_next().await.is_some() {}

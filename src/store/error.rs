@@ -38,17 +38,17 @@ pub enum StoreError {
     /// The store did not answer within its deadline.
     #[error("{0} {1:?}: no answer in time")]
     Timeout(&'static str, Key),
-    /// The store has answered no call for so long that this one was not tried.
+    /// No call of the store has returned for so long that this call was not tried.
     #[error("{0} {1:?}: not tried, the storage has not responded for a while")]
     Stalled(&'static str, Key),
-    /// Other calls have waited for the same operation for so long that this one was not tried.
+    /// Earlier calls for the same operation have not returned for so long that this call was not tried.
     #[error("{0} {1:?}: not tried, earlier calls for the same operation got no answer")]
     KeyStalled(&'static str, Key),
-    /// So many calls wait for the store that this one was not tried.
+    /// The call was not tried, because the queue of waiting calls is full.
     #[error("{0} {1:?}: not tried, too many calls are waiting for the storage")]
     Overloaded(&'static str, Key),
-    /// The request was given up: the storage kept it waiting while it held memory that requests of other containers
-    /// needed.
+    /// The request was aborted: it held memory that requests of other containers needed while the storage kept it
+    /// waiting.
     #[error("{0:?}: aborted, the storage kept the request waiting and other requests needed the memory that it held")]
     Preempted(Key),
 }
@@ -85,8 +85,7 @@ impl StoreError {
         &["io", "permission", "stale", "descriptors", "torn", "gone", "link", "timeout", "stalled", "crowded"];
 }
 
-/// Reason why a call that may block on a disk failed. [`Self::of_call`] turns it into a [`StoreError`] with the action
-/// and the key.
+/// Reason why a call that may block on a disk failed. [`Self::of_call`] turns it into a [`StoreError`].
 #[derive(Debug, thiserror::Error)]
 pub(super) enum LocalError {
     /// The system returned an error.
@@ -101,16 +100,16 @@ pub(super) enum LocalError {
     /// A symbolic link is not followed: the policy follows none, or the target is outside the root.
     #[error("a symbolic link on the way to {0:?} is not followed")]
     LinkNotFollowed(Key),
-    /// The target of a symbolic link does not exist: it was not fetched yet, or its volume is not mounted.
+    /// The target of a symbolic link does not exist, for example because its volume is not mounted.
     #[error("{0:?} is a dangling symbolic link, or lies behind one")]
     DanglingLink(Key),
     /// The call took longer than the deadline.
     #[error("no answer in time")]
     Timeout,
-    /// The disk has answered no call for so long that this one was not tried.
+    /// No call has returned for so long that this call was not tried.
     #[error("the storage has not responded for a while")]
     Stalled,
-    /// Other calls for the same operation have waited for too long.
+    /// Earlier calls for the same operation have not returned for so long that this call was not tried.
     #[error("earlier calls for the same operation got no answer")]
     OperationStalled,
     /// The queue is full.
@@ -124,7 +123,7 @@ impl LocalError {
         if let Self::Io(cause) = self { Errno::from_io_error(cause) } else { None }
     }
 
-    /// Returns true if a symbolic link hides what is at the key.
+    /// Returns true if a symbolic link hides an object or directory.
     pub(super) fn is_link(&self) -> bool {
         matches!(self, Self::LinkNotFollowed(_) | Self::DanglingLink(_))
     }
@@ -134,7 +133,8 @@ impl LocalError {
         matches!(self, Self::Io(cause) if cause.kind() == io::ErrorKind::PermissionDenied)
     }
 
-    /// Returns the [`StoreError`] for this failure of `action` on the object or directory at `key`.
+    /// Returns the [`StoreError`] for the failure of `action` on the object or directory at `key`. Errors that already
+    /// name a path, or do not depend on one, keep their text.
     pub(super) fn of_call(self, action: &'static str, key: &Key) -> StoreError {
         let key = key.clone();
         match self {

@@ -10,8 +10,8 @@ use xxhash_rust::xxh3::xxh3_64;
 use super::object::{ObjectMeta, RawObjectMeta};
 pub use crate::config::EntityTagSource;
 
-/// Age up to which a file may be written again within the same tick of the file system's clock. The times and lengths
-/// of two versions of a younger file may be equal.
+/// Maximum duration of a tick of a file system's clock. A file that was written more recently may be written again
+/// within the same tick. Its two versions could then have the same times and length.
 pub(super) const CLOCK_TICK: Duration = Duration::from_millis(20);
 
 /// Returns the system's metadata of an open file.
@@ -23,7 +23,7 @@ pub(super) fn file_type(stat: &Statx) -> FileType {
     FileType::from_raw_mode(stat.stx_mode.into())
 }
 
-/// Returns the facts from which a store builds the metadata of a file.
+/// Returns the metadata of a file, from which a store makes an [`ObjectMeta`].
 pub(super) fn raw_meta_of(stat: &Statx, tag: EntityTagSource) -> RawObjectMeta {
     let modified = nanoseconds(stat.stx_mtime);
     let changed = (tag == EntityTagSource::Inode).then(|| (nanoseconds(stat.stx_ctime), stat.stx_ino));
@@ -35,19 +35,19 @@ pub(super) fn has_same_content(now: &Statx, at_open: &RawObjectMeta) -> bool {
     (now.stx_size, nanoseconds(now.stx_mtime)) == (at_open.len, at_open.modified)
 }
 
-/// Returns true if the last write to a file is long enough ago that another write would change the result of
-/// [`raw_meta_of`].
+/// Returns true if the last write to a file is so long ago that another write will change the file's times, and thereby
+/// the result of [`raw_meta_of`].
 pub(super) fn is_settled(meta: &RawObjectMeta) -> bool {
     racy_nonce(meta.modified) == 0
 }
 
-/// Returns true if the file still has this version, and its times told its versions apart when the version was
-/// assigned.
+/// Returns true if the file still has this version. Returns false for every version that was assigned within a
+/// [`CLOCK_TICK`] after a write.
 pub(super) fn has_version(stat: &Statx, version: u64) -> bool {
     version_hash(stat) == version
 }
 
-/// Returns a hash of the facts that tell versions of a file apart.
+/// Returns a hash of the metadata by which versions of a file differ.
 fn version_hash(stat: &Statx) -> u64 {
     let modified = nanoseconds(stat.stx_mtime);
     let changed = nanoseconds(stat.stx_ctime);
@@ -71,7 +71,7 @@ impl From<RawObjectMeta> for ObjectMeta {
     }
 }
 
-/// Returns a time in nanoseconds since 1970.
+/// Returns a time in nanoseconds since the Unix epoch.
 fn nanoseconds(time: StatxTimestamp) -> i128 {
     i128::from(time.tv_sec) * 1_000_000_000 + i128::from(time.tv_nsec)
 }
@@ -86,8 +86,8 @@ fn system_time(nanoseconds: i128) -> Option<SystemTime> {
     base?.checked_add(subsecond)
 }
 
-/// Returns a different, non-zero number at every call while a file is too recent for its times to tell its versions
-/// apart, and 0 after that.
+/// Returns 0, or a non-zero number that differs from call to call if the file was written within the last
+/// [`CLOCK_TICK`]. Combined with it, the versions of such a file are never equal.
 fn racy_nonce(modified: i128) -> u64 {
     #[expect(clippy::disallowed_methods, reason = "compared with the file system's own clock")]
     let now = SystemTime::now();

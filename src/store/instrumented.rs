@@ -1,7 +1,7 @@
-//! A decorator that records the duration, the errors and the bytes of every call of a store, in metrics and traces.
+//! A decorator that records the calls of a store in metrics and traces: their duration, errors and bytes.
 //!
 //! Deadlines and stall detection are not here: they belong to threads that block on a disk, which only a local store
-//! has. A store behind a network gets its deadlines from its client.
+//! has. A store behind a network relies on the timeouts of its network client.
 
 use std::future::Future;
 use std::ops::Range;
@@ -31,7 +31,7 @@ impl InstrumentedStore {
         Self(store)
     }
 
-    /// Counts the bytes of an object, and those that will be read from it.
+    /// Counts the bytes of an object, now or when they are read from it.
     fn count_bytes(&self, Object { meta, data }: Object) -> Object {
         let data = match data {
             ObjectData::InMemory(bytes) => {
@@ -74,6 +74,9 @@ impl Store for InstrumentedStore {
         record(StoreOperation::Head, self.backend(), self.0.head_many(keys)).await
     }
 
+    /// Returns the page cache of the inner store itself, so that the fast path reads no clock and makes no additional
+    /// dynamic call for each comparison. Callers record the objects that they read from the page cache: `container` for
+    /// stored objects, `read` for blocks.
     fn page_cache(&self) -> Option<&dyn PageCache> {
         self.0.page_cache()
     }

@@ -62,7 +62,7 @@ impl Key {
         if path.len() > MAX_LEN { Err(KeyError::Length) } else { Ok(Self(path.into())) }
     }
 
-    /// Parses a key from the form that [`Self::as_str`] returns. Does not accept the root.
+    /// Parses a key in the form that [`Self::as_str`] returns. Does not accept the root.
     ///
     /// # Errors
     /// As [`Self::from_segments`].
@@ -79,7 +79,7 @@ impl Key {
         segment_fault(name).is_none()
     }
 
-    /// Returns the key of `name` in this directory.
+    /// Returns the key of the object or directory `name` in this directory.
     ///
     /// # Errors
     /// [`KeyError`] if `name` is not a valid segment, or if the key becomes too deep or too long.
@@ -136,7 +136,7 @@ impl fmt::Display for Key {
     }
 }
 
-/// Checks a segment that has `depth` segments before it.
+/// Checks the segment that follows `depth` other segments.
 fn check_segment(depth: usize, segment: &str) -> Result<(), KeyError> {
     match segment_fault(segment) {
         _ if depth >= MAX_DEPTH => Err(KeyError::Depth),

@@ -1,5 +1,5 @@
-//! Listings of a store's directories, and the limit of concurrent listings. The listing of a large directory keeps a
-//! core busy. Without a limit for all stores together, many listings would keep all other threads waiting for a core.
+//! Listings of directories, and the limit for concurrent listings of all stores. Listing a large directory keeps a core
+//! busy, so unlimited listings would leave no core to other work.
 
 use std::future::Future;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -15,12 +15,12 @@ pub struct Listing {
     pub entries: Vec<DirEntry>,
     /// True if more entries follow.
     pub has_more: bool,
-    /// Names of omitted entries as text, at most [`MAX_OMITTED_NAMES`]. An entry is omitted if no key can have its
-    /// name, if it is a link that is dangling or not followed, or if it is neither a file nor a directory. Names that
-    /// no key can have are reported on every page.
+    /// Names of omitted entries as text, at most [`MAX_OMITTED_NAMES`]. An entry is omitted if its name is not valid in
+    /// a key, if it is a link that is dangling or not followed, or if it is neither a file nor a directory. Names that
+    /// are not valid in a key are reported on every page.
     pub omitted_names: Vec<String>,
-    /// Number of omitted entries, including those in [`Self::omitted_names`]. If [`Self::has_more`] is true, the next
-    /// page may count some of them again.
+    /// Number of omitted entries, including the named ones. If [`Self::has_more`] is true, the next page may count some
+    /// of these entries again.
     pub omitted_count: u64,
 }
 
@@ -36,8 +36,8 @@ pub struct DirEntry {
     pub is_directory: bool,
 }
 
-/// Filter of the entries that [`Store::list`](super::Store::list) returns. It is called while the directory is scanned,
-/// so rejected entries cost neither memory nor another scan.
+/// Filter for the entries that [`Store::list`](super::Store::list) returns. The filter is called while the directory is
+/// scanned, so rejected entries cost neither memory nor another scan.
 pub type EntryFilter = Arc<dyn Fn(&DirEntry) -> FilterDecision + Send + Sync>;
 
 /// Decision of an [`EntryFilter`] about an entry.
@@ -58,10 +58,10 @@ impl FilterDecision {
     }
 }
 
-/// Number of concurrent listings per core. It is more than one because some listings wait for the disk.
+/// Number of concurrent listings for each core. It is more than one because some listings wait for the disk.
 const LISTINGS_PER_CORE: usize = 2;
 
-/// Time without progress after which a listing releases its permit: it waits for the disk or for a thread.
+/// A listing releases its permit after this time without progress, because it then waits for the disk or for a thread.
 const PROGRESS_TIMEOUT: Duration = Duration::from_millis(100);
 
 /// Permits for the listings of all stores of the process.
@@ -70,8 +70,8 @@ pub(super) static LISTING_PERMITS: LazyLock<FairSemaphore> = LazyLock::new(|| {
     listing_permits(LISTINGS_PER_CORE * cores)
 });
 
-/// Returns a semaphore for this many listings. One client gets at most three quarters of the permits while it is alone,
-/// and at most half of them while other clients are active.
+/// Returns a semaphore with `listings` permits. One client gets at most three quarters of the permits while it is
+/// alone, and at most half of the permits while other clients are active.
 fn listing_permits(listings: usize) -> FairSemaphore {
     let quota = ClientQuota { alone: (listings / 4 * 3).max(1), among_others: (listings / 2).max(1) };
     FairSemaphore::new(listings, quota, CostBasis::Time)

@@ -1,5 +1,5 @@
-//! A container on the file system, and a stand-in for one that could not be reached at startup. Every async call runs
-//! on a thread that may block on the disk.
+//! A store on the file system, and a stand-in for one whose directory was missing at startup. Every async call runs on
+//! a thread that may block on the disk.
 
 mod open_file;
 mod page_cache;
@@ -36,12 +36,12 @@ use tree::LocalTree;
 pub struct LocalStore {
     tree: LocalTree,
     disk_pool: Arc<DiskPool>,
-    /// Device of the root, if its files may be read from the page cache without waiting.
+    /// Device number of the root, if files on that device may be read from the page cache without waiting.
     cached_device: Option<(u32, u32)>,
 }
 
 impl LocalStore {
-    /// Opens the tree below `root`. A call that takes longer than `deadline` is given up.
+    /// Opens the tree below `root`. A call that takes longer than `deadline` fails.
     ///
     /// # Errors
     /// If `root` is not a readable directory.
@@ -186,7 +186,7 @@ impl Store for LocalStore {
         filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError> {
         let after = after.map(str::to_owned);
-        // A directory may be large: a listing without a caller is not read to its end.
+        // The listing of a large directory stops when its caller has gone.
         let progress = Arc::default();
         let is_wanted = progress_reporter(&progress);
         let list = move |tree: &LocalTree, key: &Key| {
@@ -215,12 +215,14 @@ impl Store for LocalStore {
     }
 }
 
-/// Used only if `cached_device` is known: otherwise [`Store::page_cache`] returns `None`.
+/// These functions are called only if `cached_device` is known; otherwise [`Store::page_cache`] returns `None`.
 impl PageCache for LocalStore {
-    /// A key that leads through a symbolic link is unknown, unless all links are followed.
+    /// The result for a key that leads through a symbolic link is [`CachedStat::Unknown`], unless all links are
+    /// followed.
     ///
-    /// Costs one path lookup in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`: 0.8 us. A switch to a
-    /// thread that may block takes 10 to 90 us. A missing file costs another `statx`, of the root.
+    /// The call takes 0.8 us: one path lookup in the kernel's cache (`RESOLVE_CACHED`, Linux 5.12) and one `statx`. A
+    /// switch to a thread that may block would take 10 to 90 us. If the file is missing, the root costs another
+    /// `statx`.
     fn stat(&self, key: &Key) -> CachedStat {
         let path = path_below(&self.tree.root, key);
         let follows_links = self.tree.symlinks == SymlinkPolicy::Follow;
@@ -244,8 +246,8 @@ impl PageCache for LocalStore {
         }
     }
 
-    /// A bare `statx` takes 0.35 us, less than half the time of [`Self::stat`]. It could block, but the kernel still has
-    /// in memory what it looked up a moment ago. It follows links, but a version includes device and inode, so that
+    /// A bare `statx` takes 0.35 us, less than half the time of [`Self::stat`]. It reads the disk if the kernel has
+    /// dropped the inode since that call. It follows links, but a version includes the device and the inode, so that
     /// another file has another version.
     fn is_unchanged(&self, key: &Key, version: u64) -> bool {
         let flags = AtFlags::STATX_DONT_SYNC | AtFlags::NO_AUTOMOUNT;
@@ -263,7 +265,7 @@ impl PageCache for LocalStore {
     }
 }
 
-/// Stands in for a tree that is not available yet. Every call fails; no object is reported as missing.
+/// A stand-in for a tree that is not available yet. Every call fails, so that no object is reported as missing.
 #[derive(Debug)]
 pub struct UnavailableStore(String);
 

@@ -23,7 +23,7 @@ pub struct MemoryStore {
 }
 
 impl MemoryStore {
-    /// Creates a store of these objects, all last modified `modified_seconds` after 1970.
+    /// Creates a store with `objects`. Their last modification is `modified_seconds` after the Unix epoch.
     pub fn new(objects: impl IntoIterator<Item = (Key, Bytes)>, modified_seconds: u64) -> Self {
         let mut store = Self::default();
         store.directories.insert(Key::root(), BTreeSet::new());

@@ -1,4 +1,4 @@
-//! Object storage: maps keys to bytes. Knows nothing of N5 or of attributes.
+//! Object storage: maps keys to bytes. Nothing here depends on N5.
 
 mod disk_pool;
 mod error;
@@ -55,27 +55,28 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(metas)
     }
 
-    /// Returns access to the objects that are in memory, without waiting. `None` for a store that cannot tell, such as
-    /// one behind a network.
+    /// Returns access to objects that are in memory. Returns `None` if the store cannot tell which objects are, as a
+    /// store behind a network.
     fn page_cache(&self) -> Option<&dyn PageCache> {
         None
     }
 
-    /// Returns what is known of `key` without waiting.
+    /// Returns what is known about the object or directory at `key` without waiting.
     fn cached_stat(&self, key: &Key) -> CachedStat {
         self.page_cache().map_or(CachedStat::Unknown, |cache| cache.stat(key))
     }
 
-    /// Returns an object: its bytes if `inline` allows as many when the object is opened, otherwise a handle to read
-    /// them from.
+    /// Returns an object with its bytes if they do not exceed `inline` when the object is opened. Otherwise returns an
+    /// open object, from which the bytes can be read.
     ///
     /// # Errors
     /// [`StoreError`] if the object cannot be read.
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError>;
 
-    /// Compares an object with `known`, the entity tag and version of a cached copy, or `None` if it was missing. A
-    /// store behind a network sends one conditional request, whose answer may be the changed object; its bytes are not
-    /// in memory yet.
+    /// Compares an object with `known`, the entity tag and version of a cached copy; `None` if the object was missing.
+    ///
+    /// A store behind a network sends one conditional request. If the response is the changed object, returns it as an
+    /// open object, so that its bytes are read only when there is memory for them.
     ///
     /// # Errors
     /// As [`Self::head`].
@@ -85,14 +86,14 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(if is_unchanged { Revalidation::Unchanged } else { Revalidation::Changed })
     }
 
-    /// Returns true if [`Self::revalidate`] sends one request whose answer may be the object. Otherwise many objects
-    /// are compared at once, by [`Self::head_many`].
+    /// Returns true if [`Self::revalidate`] sends one conditional request, which returns a changed object. Otherwise
+    /// callers compare many objects at once with [`Self::head_many`].
     fn sends_conditional_requests(&self) -> bool {
         false
     }
 
-    /// Returns true if the store itself tells a missing object from a missing root. Otherwise a missing block is a hole
-    /// only if its dataset is found afterwards.
+    /// Returns true if every call fails while the root is missing. Otherwise all objects may appear to be missing then,
+    /// so a missing block is a hole only if its dataset is found afterwards.
     fn reports_missing_root(&self) -> bool {
         false
     }
@@ -119,14 +120,15 @@ pub trait Store: fmt::Debug + Send + Sync {
         filter: EntryFilter,
     ) -> Result<Option<Listing>, StoreError>;
 
-    /// Returns true if [`Self::list`] costs no more than a few reads of blocks. Then directories are listed to count
-    /// the blocks of large slices; otherwise all blocks count as existing.
+    /// Returns true if [`Self::list`] costs no more than reading a few blocks. Directories are then listed to count the
+    /// blocks of large slices. Otherwise all blocks are assumed to exist.
     fn lists_cheaply(&self) -> bool {
         false
     }
 
-    /// Returns a number that is equal for all keys of the same directory. Symbolic links can give a directory several
-    /// keys. Returns `None` if there is no such directory, or if a directory of this store has only one key.
+    /// Returns a number that identifies the directory at `key`. Symbolic links can give a directory several keys, for
+    /// which the number is equal. Returns `None` if there is no such directory, or if each directory of this store has
+    /// one key.
     ///
     /// # Errors
     /// [`StoreError`] if the store cannot tell.
@@ -134,12 +136,12 @@ pub trait Store: fmt::Debug + Send + Sync {
         Ok(None)
     }
 
-    /// Returns the pressure on the store: its calls that wait now.
+    /// Returns the current pressure on the store.
     fn pressure(&self) -> StorePressure {
         StorePressure::default()
     }
 
-    /// Checks that the store can be read at all, for readiness.
+    /// Checks that the store can be read at all. The readiness endpoint reports the result.
     ///
     /// # Errors
     /// [`StoreError`] with the reason if it cannot be read.

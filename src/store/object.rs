@@ -18,7 +18,8 @@ pub struct ObjectMeta {
     pub len: u64,
     /// Last modification, if the store knows it.
     pub modified: Option<SystemTime>,
-    /// Strong, quoted entity tag. Equal for equal copies of the object on other machines if the store can tell.
+    /// Strong, quoted entity tag. If the store can tell, copies of an object on several machines have the same entity
+    /// tag.
     pub etag: Arc<str>,
     /// Version, which changes whenever the object is replaced or written, as far as the store can tell.
     pub version: u64,
@@ -29,7 +30,7 @@ pub struct ObjectMeta {
 pub struct RawObjectMeta {
     /// Length in bytes.
     pub len: u64,
-    /// Last modification, in nanoseconds since 1970.
+    /// Last modification, in nanoseconds since the Unix epoch.
     pub modified: i128,
     /// Change time and inode, if the entity tag contains them.
     pub changed: Option<(i128, u64)>,
@@ -37,19 +38,19 @@ pub struct RawObjectMeta {
     pub version: u64,
 }
 
-/// Maximum number of bytes of an object that [`Store::get`](super::Store::get) returns inline. The caller may revoke
-/// the limit while the call waits, when the memory for the bytes is no longer available. Clones share the limit. The
-/// number guards no other memory, so relaxed atomics suffice.
+/// Limit in bytes up to which [`Store::get`](super::Store::get) returns an object with its bytes. The caller may revoke
+/// the limit while the call waits, to use the memory for other requests. Clones share the limit. Relaxed atomics
+/// suffice, since no other memory depends on the number.
 #[derive(Debug, Clone)]
 pub struct InlineLimit(Arc<AtomicU64>);
 
 impl InlineLimit {
-    /// Creates a limit of this many bytes.
+    /// Creates a limit of `bytes`.
     pub fn new(bytes: u64) -> Self {
         Self(Arc::new(AtomicU64::new(bytes)))
     }
 
-    /// Returns the number of bytes that may be read now.
+    /// Returns the current limit.
     pub fn bytes(&self) -> u64 {
         self.0.load(Ordering::Relaxed)
     }
@@ -89,7 +90,7 @@ pub enum Revalidation {
     Current(Option<Object>),
 }
 
-/// An open object. Every call reads the same version, even after another object has replaced it at its key.
+/// An open object. All calls read the same object, even after another one has replaced it at its key.
 #[async_trait]
 pub trait ReadAt: fmt::Debug + Send + Sync {
     /// Reads the bytes of `range`, which must lie within the object.

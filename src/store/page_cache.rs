@@ -1,5 +1,5 @@
-//! Access to objects without waiting: local files that the kernel holds in memory. The process reads them, or the kernel
-//! sends them without a copy into the process.
+//! Access to objects without waiting: to local files that the kernel holds in memory. The process reads such a file, or
+//! the kernel sends it without a copy into the process.
 
 use std::fmt;
 use std::fs::File;
@@ -19,18 +19,25 @@ use super::key::Key;
 use super::object::{ObjectMeta, RawObjectMeta};
 use crate::runtime::fair_queue::ClientId;
 
-/// Access to objects that are in memory. No call waits for a disk or a network, so threads that must not block may use
-/// it. A store returns it from [`Store::page_cache`](super::Store::page_cache).
+/// Access to objects that are in memory, for threads that must not block. A store returns it from
+/// [`Store::page_cache`](super::Store::page_cache).
+///
+/// No call waits for a network, and only [`Self::is_unchanged`] may read a disk: it does not ask the kernel whether the
+/// metadata are still in memory, because that would take twice as long. They are, unless the kernel has dropped them
+/// since the last [`Self::stat`]. All other calls fail instead of waiting.
 pub trait PageCache: fmt::Debug + Send + Sync {
-    /// Returns what is known of `key`.
+    /// Returns what is known about the object or directory at `key`.
     fn stat(&self, key: &Key) -> CachedStat;
 
-    /// Returns true if the object at `key`, which [`Self::stat`] saw with this version a moment ago, still has it. Also
-    /// returns false if that is not known.
+    /// Returns true if the object at `key` still has this version. Returns false if it has changed or that is not
+    /// known.
+    ///
+    /// May be called only if [`Self::stat`] found the object with this version within about the last second.
     fn is_unchanged(&self, key: &Key, version: u64) -> bool;
 
-    /// Returns a reader for use within the next few milliseconds. The reader looks up the root of the store once for all
-    /// objects. Returns `None` if reading might block; use [`Store::get`](super::Store::get) then.
+    /// Returns a reader, which looks up the root of the store once for all objects. The reader should be dropped after
+    /// a few milliseconds, because it does not notice that the root is replaced. Returns `None` if reading might block;
+    /// use [`Store::get`](super::Store::get) then.
     fn reader(&self) -> Option<Box<dyn NonblockingReader>> {
         None
     }
@@ -72,14 +79,14 @@ pub enum CachedGet {
     Object(ObjectMeta),
 }
 
-/// Minimum distance between the bytes that are sampled to see if a file is in the page cache. The kernel mostly evicts
-/// larger pieces than this.
+/// Minimum distance between the bytes that are read to find out if a file is in the page cache. The kernel mostly
+/// evicts pieces larger than this.
 const MIN_SAMPLE_STRIDE: u64 = 64 << 10;
 
-/// Maximum number of sampled bytes, not counting the last byte.
+/// Maximum number of bytes that are read to find this out, in addition to the last byte.
 const MAX_SAMPLES: u64 = 16;
 
-/// Maximum number of bytes sent by one call. It limits the time for which other connections wait.
+/// Maximum number of bytes that one call sends. Other connections of the thread wait during the call.
 const CHUNK_BYTES: u64 = 512 << 10;
 
 /// An open file of a [`super::Store`], with its metadata at the time of opening.
@@ -113,8 +120,8 @@ impl SendfileSource {
         &self.meta
     }
 
-    /// Returns true if the bytes that [`Self::send`] sends next are still in the page cache. Always true for a file
-    /// that was just opened (`from` is 0).
+    /// Returns true if the bytes that [`Self::send`] sends next are still in the page cache. Returns true without a
+    /// check if `from` is 0, because the file was checked when it was opened.
     pub fn is_next_chunk_cached(&self, from: u64) -> bool {
         let last = self.next_chunk(from).end - 1;
         from == 0 || (is_in_page_cache(&self.file, from) && (last == from || is_in_page_cache(&self.file, last)))
@@ -156,12 +163,13 @@ impl SendfileSource {
         chunk.end - chunk.start
     }
 
-    /// Sends bytes from `from` on to a nonblocking socket, as many as it accepts, up to `max_bytes` and 512 KiB.
+    /// Sends bytes from `from` on to a nonblocking socket: as many as the socket accepts, at most `max_bytes` and at
+    /// most 512 KiB.
     ///
-    /// The last byte is sent alone, after a second check of the file. A file that was written during the transfer is
-    /// never sent to its end, so the client notices. A file whose name, mode or owner changed has the same bytes and is
-    /// sent. Bytes that wait in the socket while the file is overwritten in place, without being truncated or replaced
-    /// first, are sent as they are then.
+    /// The last byte is sent alone, after a check that the file still has its length and modification time. A file that
+    /// was written during the transfer is therefore never sent to its end, so that the client notices. A change of its
+    /// name, mode or owner does not matter. If the file is overwritten in place, without being truncated or replaced
+    /// first, while bytes of it wait in the socket, the new bytes are sent.
     ///
     /// # Errors
     /// Errors of the socket; `UnexpectedEof` if the file has become shorter or was written.

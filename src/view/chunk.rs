@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 
 use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use crate::cache::{Dataset, Freshness, LargeObject, ReadError, StoredObject};
-use crate::container::{CachedAnswer, Container, Dependency, grid_component};
+use crate::container::{CachedResponse, Container, Dependency, grid_component};
 use crate::read::{
     self, Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery, SlicePlanner,
 };
@@ -270,16 +270,16 @@ impl Chunk {
         self.dataset.attributes.data_type().size_bytes().unwrap_or(1)
     }
 
-    /// Returns the chunk in the form in which later requests for `key` get it without resolving the key again, as long
-    /// as its dependencies are unchanged. Returns `None` if the chunk is not one block, if it depends on more than this
-    /// block and the attributes of its dataset, or if these are not available without waiting.
-    pub fn cached_answer(
+    /// Returns a cached response that a later request for `key` may get without resolving the key again. Returns `None`
+    /// if the chunk is not one block, if it depends on more than this block and the attributes of its dataset, or if
+    /// these are not available without waiting.
+    pub fn cached_response(
         &self,
         container: &Container,
         freshness: Freshness,
         key: &Key,
         encoded: EncodedChunk,
-    ) -> Option<CachedAnswer> {
+    ) -> Option<CachedResponse> {
         let dataset = &self.dataset;
         let position = self.position.as_ref()?;
         if !is_block_path(&dataset.key, key) {
@@ -288,15 +288,16 @@ impl Chunk {
         let attributes = container.cached_dependency(freshness, &dataset.attributes_key()?, dataset.version)?;
         let block = dataset.block_key(position);
         match encoded.source {
-            ChunkSource::Stored { version, range, .. } => Some(CachedAnswer {
-                dependencies: vec![attributes, container.cached_dependency(freshness, &block, version)?],
+            ChunkSource::Stored { version, range, .. } => Some(CachedResponse {
+                source: container.cached_dependency(freshness, &block, version)?,
                 range,
+                others: vec![attributes],
             }),
             ChunkSource::Derived { bytes, versions_hash, dependency } => {
                 let (meta, block) = container.stored_dependency(freshness, &block)?;
                 let is_same = single_block_fingerprint(position, &meta).versions_hash == versions_hash;
-                let dependencies = vec![attributes, block, dependency.filter(|_| is_same)?];
-                Some(CachedAnswer { dependencies, range: 0..bytes.len() })
+                let source = dependency.filter(|_| is_same)?;
+                Some(CachedResponse { source, range: 0..bytes.len(), others: vec![attributes, block] })
             }
             ChunkSource::LargeStored(..) | ChunkSource::Elements(_) => None,
         }

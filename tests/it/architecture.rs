@@ -51,7 +51,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// file, which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
-    ("cache", "block_load blocks datasets objects validated budget buffers error freshness"),
+    ("cache", "block_load blocks datasets objects eviction validated budget buffers error freshness"),
     ("cli", "run healthcheck inspect serve verify arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
     ("config", "load memory_bounds summary validate sections values"),

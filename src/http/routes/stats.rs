@@ -106,7 +106,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let path = mount.path_of(&key);
     let text = document(&path, &sampled, &query, &statistics).to_string();
     let len = text.len() as u64;
-    Ok(respond::with_body(response, memory.own(text.into()), len))
+    Ok(respond::with_body(response, memory.own_pooled(text.into()), len))
 }
 
 /// Chooses the dataset to sample: the dataset at `key`, or a level of the multiscale group at `key`. This is the

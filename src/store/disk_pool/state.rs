@@ -1,8 +1,8 @@
-//! State of a disk pool: the queued calls of each client, the running calls, and the threads. The age of the running
-//! calls tells whether the disk is stalled.
+//! State of a disk pool: the queued calls of each client, the running calls, and the threads. The ages of the running
+//! calls show if the disk is stalled.
 //!
-//! Clients are served round-robin: however many calls a client queues and however long they take, they delay another
-//! client by at most one turn.
+//! Clients are served round-robin, so a client with any number of queued calls delays another client by at most one
+//! turn.
 
 use std::collections::{HashMap, VecDeque};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -21,12 +21,12 @@ use crate::store::key::Key;
 /// A thread ends when it has been idle for this long.
 pub(super) const IDLE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Interval at which a stalled store is probed by one call. A probe is needed because the running calls may hang
-/// forever on one bad file.
+/// Interval at which one call may probe a stalled store. Without probes, calls that hang forever on a bad file would
+/// block the store even if the disk is fine.
 pub(super) const STALL_PROBE_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Number of calls for the same operation that have run for the stall time at which the operation counts as stalled.
-/// Further calls for the operation would take the threads of all other operations.
+/// An operation is stalled if this many calls for it have run for the stall time. Without this limit, calls for one
+/// operation that hangs would take the threads of all other operations.
 pub(super) const MAX_STALLED_PER_OPERATION: usize = 4;
 
 /// Length below which the queue is not searched for abandoned calls.
@@ -35,7 +35,7 @@ const MIN_PURGE_LEN: usize = 1024;
 /// Minimum interval between two searches of a full queue.
 const PURGE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Operation of a call: the action and the key.
+/// Operation of a call: its action and its key.
 pub(in crate::store) type DiskOperation = (&'static str, Key);
 
 /// A job and its caller.
@@ -43,9 +43,9 @@ pub(super) struct DiskJob {
     pub(super) operation: Option<DiskOperation>,
     /// Held by the caller while it waits.
     pub(super) waiter: Weak<AtomicBool>,
-    /// Runs the job if its argument is a function, which it calls before the caller gets the result. If its argument is
-    /// an error, does not run the job and returns the error to the caller.
-    #[expect(clippy::type_complexity, reason = "named by the two methods that call it")]
+    /// Called with `Ok(on_end)`, runs the job, calls `on_end` and then hands the result to the caller. Called with an
+    /// error, hands the error to the caller instead of running the job.
+    #[expect(clippy::type_complexity, reason = "only two methods call it")]
     run_or_reject: Box<dyn FnOnce(Result<&dyn Fn(), LocalError>) + Send>,
 }
 
@@ -64,13 +64,13 @@ impl DiskJob {
                 Ok(on_end) => on_end,
                 Err(error) => return drop(reply.send(Err(error))),
             };
-            // Relaxed: the caller only uses the flag to decide how to wait on.
+            // Relaxed, since the caller only uses the flag to decide how long to wait next.
             if let Some(has_started) = has_started.upgrade() {
                 has_started.store(true, Ordering::Relaxed);
             }
             let result = catch_unwind(AssertUnwindSafe(job));
             on_end();
-            // After a panic, the reply never comes, which tells the caller.
+            // After a panic, the sender is dropped without a reply, which tells the caller.
             if let Ok(value) = result {
                 let _ = reply.send(Ok(value));
             }
@@ -148,7 +148,7 @@ impl DiskQueue {
             return None;
         }
         self.len -= 1;
-        // That client still has a job and keeps its turn.
+        // The client still has a job, so it keeps its turn.
         client_queue.waiting.pop_back()
     }
 
@@ -244,8 +244,8 @@ pub(super) struct DiskPoolState {
     pub(super) woken: usize,
     /// Number of threads that have been started but do not run yet.
     pub(super) starting: usize,
-    /// Minimum number of idle threads since the given time. It shows surplus threads, which the idle time of a single
-    /// thread does not: threads are woken in turn, so none is idle for [`IDLE_TIMEOUT`] while there is work.
+    /// Minimum number of idle threads since the given time. This many threads are surplus. The idle time of a single
+    /// thread would not show that: threads are woken in turn, so none is idle for [`IDLE_TIMEOUT`] while there is work.
     pub(super) min_idle: (usize, Instant),
     /// Running calls, at most one per thread.
     pub(super) running: Vec<RunningCall>,
@@ -283,7 +283,7 @@ impl DiskPoolState {
             .min(MAX_DISK_THREADS_PER_CONTAINER)
     }
 
-    /// Counts another thread if one may be started. Returns true if so.
+    /// Counts another thread and returns true if one may be started.
     pub(super) fn add_thread(&mut self) -> bool {
         let take_shared =
             || self.free_shared_threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1));
@@ -293,7 +293,7 @@ impl DiskPoolState {
         may_add
     }
 
-    /// Counts one thread less.
+    /// Counts one thread less, when a thread ends or could not be started.
     pub(super) fn remove_thread(&mut self) {
         if self.threads > RESERVED_DISK_THREADS_PER_CONTAINER {
             self.free_shared_threads.fetch_add(1, Ordering::Relaxed);
@@ -306,7 +306,7 @@ impl DiskPoolState {
         !self.running.is_empty() && self.last_progress.elapsed() > stall_after
     }
 
-    /// Returns true if the calling thread should end, because some threads were idle all the time for
+    /// Returns true if the calling thread should end, because at least one thread was idle at every moment of the last
     /// [`IDLE_TIMEOUT`].
     pub(super) fn has_surplus_thread(&mut self) -> bool {
         let (min_idle, period_start) = self.min_idle;
@@ -322,10 +322,10 @@ impl DiskPoolState {
         is_full || (self.queue.is_stalled(client, stall_after) && !self.queue.may_run(client, self.max_threads()))
     }
 
-    /// Removes and returns the abandoned calls of the queue if the queue has doubled in length or is full. Abandoned
-    /// calls therefore never greatly outnumber the others, and each call is examined only a few times.
+    /// Removes and returns the abandoned calls of the queue if the queue is full or has doubled in length since the
+    /// last search. Thus abandoned calls take a bounded part of the queue, and each call is examined only a few times.
     pub(super) fn purge_abandoned(&mut self, is_full: bool) -> Vec<DiskJob> {
-        // The queue has become shorter since the last search.
+        // The limit also falls if the queue has become shorter since the last search.
         self.purge_at_len = self.purge_at_len.min(self.queue.len().saturating_mul(4).max(MIN_PURGE_LEN));
         if self.queue.len() < self.purge_at_len && !(is_full && self.last_purge.elapsed() >= PURGE_INTERVAL) {
             return Vec::new();
@@ -336,7 +336,8 @@ impl DiskPoolState {
         abandoned
     }
 
-    /// Returns true if a call of `client` may probe a stalled store.
+    /// Claims the probe of a stalled store for a call of `client`. Returns false if the last probe was less than
+    /// [`STALL_PROBE_INTERVAL`] ago or the client may use no thread.
     pub(super) fn claim_stall_probe(&mut self, client: ClientId) -> bool {
         let may_probe = self.running.len() < self.max_threads()
             && self.queue.may_run(client, self.max_threads())
@@ -352,15 +353,16 @@ impl DiskPoolState {
         self.running.iter().filter(move |call| call.operation.as_ref() == Some(operation))
     }
 
-    /// Returns true if so many abandoned calls for `operation` run that another one must wait for their end. A caller
-    /// that repeatedly gives up and retries would otherwise take one thread after another. Calls older than the
-    /// deadline do not count, since [`Self::is_operation_stalled`] decides when they are retried.
+    /// Returns true if [`MAX_STALLED_PER_OPERATION`] abandoned calls for `operation` run, so that another call must
+    /// wait until one of them ends. Otherwise a caller that repeatedly gives up and retries would take one thread after
+    /// another. Calls older than the deadline do not count: [`Self::is_operation_stalled`] decides about their
+    /// operation.
     pub(super) fn has_many_abandoned(&self, operation: &DiskOperation, deadline: Duration) -> bool {
         let is_abandoned = |call: &&RunningCall| call.waiter.strong_count() == 0 && call.started.elapsed() <= deadline;
         self.calls_for(operation).filter(is_abandoned).count() >= MAX_STALLED_PER_OPERATION
     }
 
-    /// Returns true if running calls for `operation` hang, so that another one would hang as well.
+    /// Returns true if running calls for `operation` hang, so that another call would probably hang as well.
     pub(super) fn is_operation_stalled(
         &self,
         operation: &DiskOperation,
@@ -370,8 +372,8 @@ impl DiskPoolState {
         let ages = || self.calls_for(operation).map(|call| call.started.elapsed());
         let is_stalled = ages().any(|age| age > deadline)
             || ages().filter(|age| *age > stall_after).count() >= MAX_STALLED_PER_OPERATION;
-        // The operation is retried after exponentially growing intervals: the hanging call may have been lost while the
-        // file is fine.
+        // The operation is retried after exponentially growing intervals, because the system may have lost the hanging
+        // call while the file is fine.
         let attempts = u32::try_from(ages().count()).unwrap_or(u32::MAX).min(16);
         is_stalled && ages().min().is_some_and(|youngest| youngest <= deadline.saturating_mul(1 << attempts))
     }

@@ -1,4 +1,5 @@
-//! Reads of open files. They stop early when their caller has gone, since its memory for the bytes is gone, too.
+//! Reads of open files. A read stops early when its caller has gone, because the caller's permit for the memory is then
+//! given back.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, Read};
@@ -31,7 +32,7 @@ pub(super) struct OpenFile {
 impl ReadAt for OpenFile {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         let file = Arc::clone(&self.file);
-        // The caller holds the permit for the memory of the bytes, so the bytes must not outlive the caller for long.
+        // The permit for the memory goes with the caller, so the bytes must not outlive the caller for long.
         let wait_token = Arc::new(());
         let is_wanted = Arc::downgrade(&wait_token);
         let job = move || {
@@ -57,7 +58,7 @@ impl ReadAt for OpenFile {
 /// Errors of the system.
 pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
     if !is_wanted() {
-        // The file may be larger than the memory.
+        // Not even the buffer is allocated: its permit may have been given back.
         return Ok(None);
     }
     let max_bytes = len.saturating_add(1);

@@ -1,7 +1,7 @@
 //! Reads of local files that do not block, because the kernel already holds the files in memory.
 //!
-//! CPU jobs read blocks this way. Compared with the disk pool, that saves two thread switches for each block, and a
-//! buffer: the bytes go into memory that the caller reuses from block to block.
+//! CPU jobs read blocks this way. Compared with the disk pool, a read saves two thread switches and a buffer: the bytes
+//! go into memory that the caller reuses from block to block.
 
 use std::fs::File;
 use std::io::IoSliceMut;
@@ -20,8 +20,8 @@ use crate::store::key::Key;
 use crate::store::object::RawObjectMeta;
 use crate::store::page_cache::{CachedGet, NonblockingReader};
 
-/// A reader of files below a root directory, which is opened once for the time that a job keeps its core. The reader
-/// keeps this directory even if another one takes its name.
+/// A reader of files below a root directory. The root is opened once, for the time that a job keeps its core, and stays
+/// the same directory even if another one takes its name.
 #[derive(Debug)]
 pub(super) struct PageCacheReader {
     tree: LocalTree,
@@ -75,14 +75,14 @@ impl PageCacheReader {
         Ok((reopen(&path_file).ok_or(Errno::AGAIN)??.into(), raw_meta_of(&stat, self.tree.tag)))
     }
 
-    /// Opens what `key` names as a path (`O_PATH`).
+    /// Opens a descriptor that only names the file or directory at `key` (`O_PATH`).
     fn open_path(&self, key: &Key) -> Result<OwnedFd, Errno> {
         let open = |resolve| {
             let flags = OFlags::PATH | OFlags::CLOEXEC;
             let resolve = ResolveFlags::CACHED | ResolveFlags::NO_XDEV | resolve;
             openat2(&self.root_fd, key.as_str(), flags, Mode::empty(), resolve)
         };
-        // Without a link on the path, nothing can be hidden. One call is mostly enough to find that a file is missing.
+        // If no link is on the path, no link hides the file, so one call is mostly enough to find that it is missing.
         match open(ResolveFlags::BENEATH | ResolveFlags::NO_SYMLINKS) {
             Err(Errno::NOENT | Errno::NOTDIR) if !self.tree.is_still_mounted(&self.root_fd) => Err(Errno::AGAIN),
             Err(Errno::LOOP) if self.tree.symlinks != SymlinkPolicy::Deny => {
@@ -109,7 +109,7 @@ pub(super) fn path_below(root: &Path, key: &Key) -> SmallVec<[u8; PATH_BYTES]> {
     path
 }
 
-/// `statfs` magic numbers of file systems without a server behind them: cached metadata is never older than the disk's.
+/// `statfs` magic numbers of local file systems. Without a server, the cached metadata of a file are always current.
 const LOCAL_FILESYSTEM_MAGICS: &[u64] = &[
     0xef53,      // ext2, ext3, ext4
     0x5846_5342, // xfs
@@ -132,8 +132,8 @@ pub(super) fn device_of(stat: &Statx) -> (u32, u32) {
     (stat.stx_dev_major, stat.stx_dev_minor)
 }
 
-/// Returns true if nothing exists at `path` and no symbolic link on the way could hide it, as far as the kernel has
-/// that in memory. The path is absolute or relative to the directory `directory`.
+/// Returns true if the kernel knows from memory that nothing exists at `path` and that no symbolic link on the path
+/// could hide something. The path is absolute, or relative to `directory`.
 pub(super) fn is_certainly_missing(directory: impl AsFd, path: &[u8]) -> bool {
     let resolve = ResolveFlags::CACHED | ResolveFlags::NO_SYMLINKS;
     let result = openat2(directory, path, OFlags::PATH | OFlags::CLOEXEC, Mode::empty(), resolve);

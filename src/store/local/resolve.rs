@@ -1,13 +1,13 @@
-//! Resolution of keys and descriptors to open files, where the kernel does not do that in one call.
+//! Opens files by key or by descriptor where one call of the kernel does not suffice.
 //!
-//! [`resolve_path`] resolves a key component by component, for systems that refuse `openat2` and for links that it does
-//! not resolve.
+//! [`resolve_path`] resolves a key component by component, for systems that refuse `openat2` and for links that
+//! `openat2` does not resolve.
 //!
 //! Every component is opened relative to its parent's descriptor, without following links. Replacing a directory by a
 //! link therefore cannot lead out of the root. Links are read and resolved here. `..` is resolved with the names on the
 //! path so far, never by the file system. A link may leave the root and come back, as an absolute link does. Outside
-//! the root, only directories are opened, and only as paths. Everything that fails or ends there is refused in the same
-//! way, so no response reveals what exists there.
+//! the root, only directories are opened, and only as paths. Every path that fails or ends outside the root is refused
+//! in the same way, so no response reveals what exists there.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::OnceLock;
@@ -22,17 +22,19 @@ use crate::store::key::Key;
 /// Maximum number of links that one key may lead through, as in the kernel.
 const MAX_LINKS: usize = 40;
 
-/// Maximum number of components that are opened for one key. A single link may have a path of two thousand.
+/// Maximum number of components that are opened for one key. The text of a single link may have two thousand
+/// components.
 const MAX_STEPS: usize = 4096;
 
-/// Maximum number of components that are held at once.
+/// Maximum number of components in memory at any time.
 const MAX_COMPONENTS: usize = 1024;
 
-/// Flags of every descriptor in this file: it names a file or directory without opening it for reading.
+/// Flags with which the components of a path are opened. Links are not followed, and the descriptor only names a file
+/// or directory (`O_PATH`): nothing can be read through it.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Opens what `key` names below `root` as a path. A file is opened for reading if `flags` lack `O_PATH`. With
-/// `O_DIRECTORY`, only a directory is opened.
+/// Opens the file or directory at `key` below `root`. The result only names it (`O_PATH`), unless it is a file and
+/// `flags` lack `O_PATH`: the file is then opened for reading. With `O_DIRECTORY`, only a directory is opened.
 ///
 /// # Errors
 /// [`LocalError::LinkNotFollowed`], and errors of the system.
@@ -62,14 +64,15 @@ pub(super) fn resolve_path(
 /// A component that is still to be opened.
 struct PathComponent {
     name: Vec<u8>,
-    /// True if a link outside the root contains it, and not the key or a link below the root.
+    /// True if the component comes from the text of a link outside the root; false if it comes from the key or from a
+    /// link below the root.
     is_from_outside: bool,
 }
 
 /// A directory outside the root.
 struct OutsideDirectory {
     directory: OwnedFd,
-    /// True if the path entered the directory by its name; false if it came there by `..` or is at `/`.
+    /// True if the path entered the directory by its name; false if it entered by `..` or the directory is `/`.
     was_entered: bool,
 }
 
@@ -80,7 +83,8 @@ struct PathResolver<'a> {
     remaining: Vec<PathComponent>,
     /// Names from the root to `current`. None of them is a link.
     names: Vec<Vec<u8>>,
-    /// Descriptor of what `names` lead to. `None` for the root, and if it must be opened again.
+    /// Descriptor of the directory to which `names` lead. `None` if that is the root, or after `..`, when the directory
+    /// must be opened again.
     current: Option<OwnedFd>,
     outside: Option<OutsideDirectory>,
     follows_links: bool,
@@ -128,7 +132,8 @@ impl PathResolver<'_> {
         LocalError::LinkNotFollowed(self.key.clone())
     }
 
-    /// Conceals an error outside the root, unless the process lacks a resource or was interrupted.
+    /// Replaces an error outside the root by [`LocalError::LinkNotFollowed`], so that it reveals nothing. Errors
+    /// because the process lacks a resource or was interrupted stay as they are.
     fn conceal_error(&self, error: LocalError) -> LocalError {
         match error.errno() {
             Some(Errno::MFILE | Errno::NFILE | Errno::NOMEM | Errno::INTR) => error,
@@ -136,7 +141,7 @@ impl PathResolver<'_> {
         }
     }
 
-    /// Schedules the names on the path so far to be opened again.
+    /// Puts the names on the path so far before the remaining components, so that they are opened again from the root.
     fn reopen_from_root(&mut self) {
         let names = self.names.drain(..).rev();
         self.remaining.extend(names.map(|name| PathComponent { name, is_from_outside: false }));
@@ -197,7 +202,7 @@ impl PathResolver<'_> {
         self.enter_outside(OutsideDirectory { directory, was_entered: true })
     }
 
-    /// Continues in the given directory, inside the root if it is the root.
+    /// Continues in the directory `outside`. If it is the root, the path is inside again.
     fn enter_outside(&mut self, outside: OutsideDirectory) -> Result<(), LocalError> {
         let stat = fstat(&outside.directory)?;
         let root_stat = fstat(self.root)?;
@@ -246,8 +251,8 @@ impl PathResolver<'_> {
     }
 }
 
-/// Opens `name` in the directory `parent` as a path, without following links. If `must_be_directory` is set, anything
-/// other than a link must be a directory. If it is a link, its text is returned as well.
+/// Opens `name` in the directory `parent` with [`PATH_FLAGS`]. If `name` is a link, also returns the text of the link.
+/// With `must_be_directory`, returns an error if `name` is neither a directory nor a link.
 fn open_component(parent: &OwnedFd, name: &[u8], must_be_directory: bool) -> Result<(OwnedFd, Option<Vec<u8>>), Errno> {
     if must_be_directory {
         // Triggers an automount.
@@ -270,12 +275,12 @@ fn open_component(parent: &OwnedFd, name: &[u8], must_be_directory: bool) -> Res
     }
 }
 
-/// Opens a regular file for reading through a descriptor that names it (`O_PATH`). The caller has checked the type:
-/// opening a FIFO or a device has side effects, and by now the name may lead to another file. Returns `None` without
-/// `/proc`; then the file can only be opened by name.
+/// Opens a regular file for reading through a descriptor that names it (`O_PATH`). The caller has checked the type of
+/// the file through this descriptor, since opening a FIFO or a device has side effects. The name itself could lead to
+/// another file by now. Returns `None` if `/proc` is missing; the file can then only be opened by name.
 pub(super) fn reopen(path_fd: impl AsFd) -> Option<Result<OwnedFd, Errno>> {
     let descriptors = proc_self_fd()?;
-    // NONBLOCK: fails instead of waiting if another process has a lease on the file.
+    // With `NONBLOCK`, the call fails instead of waiting if another process has a lease on the file.
     let flags = OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK;
     Some(openat(descriptors, DecInt::from_fd(path_fd), flags, Mode::empty()).map_err(|errno| match errno {
         // The file existed, so none of these errors means that it is missing.
@@ -313,7 +318,7 @@ mod tests {
 
     use super::*;
 
-    /// As on a system without /proc, where files are opened by name.
+    /// Opens files by name, as on a system without /proc.
     #[test]
     fn only_a_file_is_opened_for_reading() {
         let directory = tempfile::tempdir().unwrap();

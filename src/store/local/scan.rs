@@ -1,5 +1,5 @@
-//! Lists the entries of a directory, page by page. Each page scans the directory once, or twice if many entries turn
-//! out not to be listed.
+//! Lists the entries of a directory, page by page. Each page scans the directory once, or twice if many of its entries
+//! turn out not to be listed.
 
 use std::collections::BTreeMap;
 use std::ffi::CStr;
@@ -15,8 +15,8 @@ use crate::store::error::LocalError;
 use crate::store::key::Key;
 use crate::store::listing::{DirEntry, EntryFilter, FilterDecision, Listing, MAX_OMITTED_NAMES};
 
-/// Number of entries between two calls of `is_wanted`, which also reports progress. It is small because a thread that
-/// resolves links may get a core for only a millisecond at a time.
+/// Number of entries between two calls of [`PageRequest::is_wanted`], which also reports progress. The number is small,
+/// because a thread that resolves links may get a core for only a millisecond at a time.
 const CANCEL_CHECK_INTERVAL: usize = 16;
 
 /// The part of a directory that is listed.
@@ -25,7 +25,7 @@ pub(super) struct PageRequest<'a> {
     pub(super) after: Option<&'a str>,
     /// Maximum number of entries.
     pub(super) limit: usize,
-    /// Filter that the entries must pass.
+    /// Filter for the entries.
     pub(super) filter: &'a EntryFilter,
     /// Returns true while the caller waits.
     pub(super) is_wanted: &'a dyn Fn() -> bool,
@@ -44,7 +44,7 @@ impl LocalTree {
             tracing::warn!(directory = %key, left_out, "names that are not UTF-8 or cannot be addressed are not listed");
         }
         let last = candidates.last_key_value().filter(|_| has_more_candidates).map(|(name, _)| name.clone());
-        // Candidates are resolved one by one until the page is full.
+        // Resolving a candidate costs system calls, so it ends when the page is full.
         for (n, (name, kind)) in candidates.into_iter().enumerate() {
             if listing.entries.len() > page.limit {
                 break;
@@ -54,8 +54,8 @@ impl LocalTree {
             listing.entries.extend(entry.map(|(name, is_directory)| DirEntry { name, is_directory }));
         }
         if let Some(last) = last.filter(|_| listing.entries.len() <= page.limit) {
-            // Many candidates were not listed. The directory is read a second time, and entries after the last
-            // candidate are resolved as they are read. No number of unlisted entries causes further reads.
+            // Many candidates were not listed. The directory is scanned a second time, and entries after the last
+            // candidate are resolved during the scan, so that no third scan is needed.
             let page = PageRequest { after: Some(&last), limit: page.limit - listing.entries.len(), ..*page };
             let select = |name, kind| self.resolve_candidate(&root, key, name, kind, &page, &mut listing);
             let (entries, _) = scan(&directory, &page, |_| (), select)?;
@@ -66,7 +66,7 @@ impl LocalTree {
         Ok(Some(listing))
     }
 
-    /// Returns the name of a candidate, and true if it is a directory, if it is listed.
+    /// Returns the name of a candidate and true if it is a directory. Returns `None` if the candidate is not listed.
     fn resolve_candidate(
         &self,
         root: &OwnedFd,
@@ -98,7 +98,7 @@ impl LocalTree {
     /// links that are dangling or not followed.
     ///
     /// # Errors
-    /// If the kind cannot be determined. Only an entry that is known to be neither may be omitted.
+    /// If the kind cannot be determined: an entry is omitted only if it is known to be neither a file nor a directory.
     fn classify_entry(
         &self,
         root: &OwnedFd,
@@ -118,9 +118,9 @@ impl LocalTree {
     }
 }
 
-/// Returns the first entries of a directory by name that come after `page.after` and for which `select` returns one, up
-/// to one more than the page holds. The second value is true if there are more. Calls `omit` with each name that no key
-/// can have.
+/// Scans a directory. Returns the first entries after `page.after`, in the order of their names, for which `select`
+/// returns a value: at most one more than the page holds. The second value is true if there are more such entries.
+/// Calls `omit` with each name that is not valid in a key.
 fn scan<T>(
     directory: &File,
     page: &PageRequest<'_>,
@@ -161,7 +161,8 @@ fn scan<T>(
     Ok((smallest, has_more))
 }
 
-/// Returns an entry unless the filter rejects it, as far as its directory tells what it is.
+/// Returns an entry unless the filter rejects it. An entry that may be a file or a directory, such as a link, is
+/// rejected only if the filter rejects both.
 fn candidate(page: &PageRequest<'_>, name: String, kind: FileType) -> Option<(String, FileType)> {
     let is_known = matches!(kind, FileType::Directory | FileType::RegularFile);
     let mut entry = DirEntry { name, is_directory: kind != FileType::RegularFile };
@@ -173,7 +174,8 @@ fn candidate(page: &PageRequest<'_>, name: String, kind: FileType) -> Option<(St
     may_be_listed.then_some((entry.name, kind))
 }
 
-/// Checks that the caller still waits, once every [`CANCEL_CHECK_INTERVAL`] entries.
+/// Checks that the caller still waits. To be called for the `n`th entry; only one call in [`CANCEL_CHECK_INTERVAL`]
+/// checks.
 ///
 /// # Errors
 /// `Interrupted` if the caller has gone.
@@ -184,8 +186,8 @@ fn check_cancelled(page: &PageRequest<'_>, n: usize) -> Result<(), LocalError> {
     Ok(())
 }
 
-/// [`LocalTree::classify_entry`] of the result of opening an entry. An entry that may not be opened is listed as a
-/// file, so that one such entry does not hide all others.
+/// Classifies an opened entry, as [`LocalTree::classify_entry`] does. If the permission to open the entry is missing,
+/// returns false (a file), because an error would fail the listing of all other entries.
 fn classify_opened(opened: Result<File, LocalError>) -> Result<Option<bool>, LocalError> {
     match opened.and_then(|file| Ok(file.metadata()?)) {
         Ok(metadata) => Ok((metadata.is_dir() || metadata.is_file()).then(|| metadata.is_dir())),

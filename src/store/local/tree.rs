@@ -38,10 +38,11 @@ const ROOT_FLAGS: OFlags = OFlags::PATH.union(OFlags::DIRECTORY).union(OFlags::C
 pub(super) struct LocalTree {
     /// Path of the root, without symbolic links in it.
     pub(super) root: Arc<Path>,
-    /// True if the root was a mount point at startup. Then an empty directory remains after it is unmounted.
+    /// True if the root was a mount point at startup. After an unmount, an empty directory remains, whose objects must
+    /// not be reported as missing.
     pub(super) is_mount: bool,
     pub(super) symlinks: SymlinkPolicy,
-    /// True if the kernel resolves names within bounds. Otherwise [`resolve_path`] does.
+    /// True if `openat2` is available. Otherwise [`resolve_path`] resolves names.
     pub(super) has_openat2: bool,
     pub(super) tag: EntityTagSource,
 }
@@ -66,7 +67,7 @@ impl LocalTree {
         openat2(CWD, &*self.root, ROOT_FLAGS, Mode::empty(), ResolveFlags::CACHED)
     }
 
-    /// Returns the error of `openat2` if it fails here although `openat` succeeds, as on an old kernel or in a sandbox.
+    /// Returns the error of `openat2` if it fails although `openat` succeeds, as on an old kernel or in a sandbox.
     ///
     /// # Errors
     /// [`LocalError::RootMissing`], and any other error of the system.
@@ -126,8 +127,8 @@ fn is_mount_root(stat: &Statx) -> bool {
 
 /// Looking up names.
 impl LocalTree {
-    /// Opens what `key` names as a path (`O_PATH`), within the bounds of the symlink policy. The descriptor only allows
-    /// inspection.
+    /// Opens the file or directory at `key` within the bounds of the symlink policy. The descriptor only names it
+    /// (`O_PATH`): its metadata can be read, its content cannot.
     pub(super) fn open_path(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<File, LocalError> {
         self.open_with_flags(root, key, OFlags::PATH | flags).map(File::from)
     }
@@ -171,9 +172,8 @@ impl LocalTree {
         if file_id(&stat_file(&opened)?) == file_id(&stat) { Ok(Some((opened, meta))) } else { Err(LocalError::Torn) }
     }
 
-    /// Converts a system error for `key` to `None` if it means that nothing exists there. The root must be present, and
-    /// no link may hide an object. All other errors, including missing permission, may be transient. They do not prove
-    /// that nothing exists.
+    /// Returns `None` if `error` proves that nothing exists at `key`: the root is present, and no link hides an object.
+    /// Other errors, such as a missing permission, prove nothing and are returned.
     ///
     /// # Errors
     /// All other errors, [`LocalError::DanglingLink`] and [`LocalError::RootMissing`].
@@ -201,13 +201,13 @@ impl LocalTree {
         if is_dangling { Err(LocalError::DanglingLink(key.clone())) } else { Ok(None) }
     }
 
-    /// Opens what `key` names as a path, if it exists: [`Self::open_path`], [`Self::none_if_missing`].
+    /// Opens the file or directory at `key` as [`Self::open_path`] does, or returns `None` if it does not exist.
     fn find(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<Option<File>, LocalError> {
         self.open_path(root, key, flags).map(Some).or_else(|error| self.none_if_missing(root, error, key))
     }
 
-    /// Like [`Self::find`], but also returns `None` behind a link that is not followed. Only for answers that do not
-    /// turn missing blocks into zeros.
+    /// Like [`Self::find`], but also returns `None` behind a link that is not followed. Must not be used where a
+    /// missing block is read as zeros.
     pub(super) fn find_visible(&self, root: &OwnedFd, key: &Key, flags: OFlags) -> Result<Option<File>, LocalError> {
         match self.find(root, key, flags) {
             Err(LocalError::LinkNotFollowed(_)) => Ok(None),
@@ -267,8 +267,8 @@ impl LocalTree {
     }
 
     pub(super) fn probe(&self) -> Result<(), LocalError> {
-        // Opened for reading: with `O_PATH`, a file system such as FUSE is not asked, and autofs mounts nothing. Other
-        // file systems may still answer from memory, so calls that hang are observed too.
+        // Opened for reading: with `O_PATH`, the kernel would not ask a file system such as FUSE, and autofs would
+        // mount nothing. Some file systems still answer from memory, so the disk pool also watches for calls that hang.
         openat(&self.open_root()?, ".", OFlags::RDONLY | OFlags::DIRECTORY | OFlags::CLOEXEC, Mode::empty())?;
         self.check_root()
     }
@@ -283,8 +283,7 @@ impl LocalTree {
         Ok(file_type(&stat).is_file().then(|| raw_meta_of(&stat, self.tag).into()))
     }
 
-    /// Returns the facts of the file at `key`, and either its bytes or the open file, if there are more bytes than may
-    /// be read inline.
+    /// Returns the metadata of the file at `key` with its bytes, or with the open file if the bytes exceed `inline`.
     #[expect(clippy::type_complexity, reason = "the only function with this result")]
     pub(super) fn get(
         &self,
@@ -293,11 +292,11 @@ impl LocalTree {
         is_wanted: impl Fn() -> bool,
     ) -> Result<Option<(RawObjectMeta, Result<Bytes, File>)>, LocalError> {
         let root = self.open_root()?;
-        // A file that is being written is read again a clock tick later, when its times tell its versions apart.
+        // A file that is being written is read again a clock tick later, when its versions have different times.
         for _ in 0..MAX_READ_ATTEMPTS {
             let opened = self.open_file(&root, key).or_else(|error| self.none_if_missing(&root, error, key))?;
             let Some((mut file, meta)) = opened else { return Ok(None) };
-            // The caller may release the memory meanwhile.
+            // The caller may revoke the limit or go away during the read.
             let may_read = || meta.len <= inline.bytes() && is_wanted();
             if let Some(bytes) = read_whole(&mut file, meta.len, may_read)? {
                 let is_same = bytes.len() as u64 == meta.len && has_same_content(&stat_file(&file)?, &meta);
@@ -305,7 +304,7 @@ impl LocalTree {
                     return Ok(Some((meta, Ok(bytes.into()))));
                 }
             } else if is_settled(&meta) {
-                // Parts of a file that is not settled could not be told from parts of its next version.
+                // Only for a settled file: otherwise the caller could not detect that the file is written again.
                 return Ok(Some((meta, Err(file))));
             }
             std::thread::sleep(CLOCK_TICK);
@@ -324,8 +323,8 @@ impl LocalTree {
         Ok(opened.map(|(file, _)| file))
     }
 
-    /// Returns true if the object exists. Returns false if it is unreadable or behind a link that hides it, so that one
-    /// such directory does not hide all others.
+    /// Returns true if the object exists. Returns false if it cannot be read or a link hides it, because an error would
+    /// fail the listing of all other directories.
     pub(super) fn has_object(&self, root: &OwnedFd, object: &Key) -> Result<bool, LocalError> {
         match self.head_below(root, object) {
             Err(error) if error.is_permission_denied() || error.is_link() => Ok(false),
