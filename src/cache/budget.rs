@@ -131,8 +131,8 @@ impl Drop for Permit {
     }
 }
 
-/// A bounded amount of memory, parts of which are lent as permits. Clients take turns; the permits of one client are
-/// granted in the order of its requests. Cheap to clone; clones share the memory.
+/// A bounded amount of memory. Parts of it are lent as permits. Clients take turns, and the requests of one client are
+/// granted in their order. Cheap to clone; clones share the memory.
 #[derive(Debug, Clone)]
 pub(crate) struct Budget {
     label: BudgetLabel,

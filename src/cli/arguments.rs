@@ -195,8 +195,8 @@ pub(super) struct VerifyArgs {
 
 /// Arguments of `n5-server inspect`.
 ///
-/// The command prints the contents of `/info` as readable text: shape, type, blocks, axes, voxel size, levels, the programs
-/// that can read the dataset, and unusual properties. For a group, it prints the tree below it.
+/// The command prints the contents of `/info` as readable text: shape, type, blocks, axes, voxel size, levels, the
+/// programs that can read the dataset, and unusual properties. For a group, it prints the tree below it.
 #[derive(Debug, Clone, Args)]
 #[command(after_help = AFTER_INSPECT)]
 pub(super) struct InspectArgs {

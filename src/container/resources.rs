@@ -185,7 +185,7 @@ impl Resources {
         &self.settings
     }
 
-    /// Returns the codecs by which blocks are decoded.
+    /// Returns the codecs that decode blocks.
     pub fn codecs(&self) -> &Codecs {
         &self.attributes.codecs
     }

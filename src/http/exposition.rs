@@ -12,9 +12,8 @@ use crate::cache::release_with;
 /// Maximum number of texts in memory before the latest one is reused. A text has about 100 kB on a typical server.
 const REUSE_THRESHOLD: usize = 16;
 
-/// Time by which each text in memory above [`REUSE_THRESHOLD`] extends the reuse of the latest text. Slow clients may
-/// take a quarter of an hour to receive a text. If a new text were rendered for them every second, hundreds would be in
-/// memory.
+/// Additional time that the latest text is reused for each text in memory above [`REUSE_THRESHOLD`]. A slow client may
+/// take a quarter of an hour to receive a text. If a new one were rendered every second, hundreds would be in memory.
 const REUSE_TIME_STEP: Duration = Duration::from_secs(1);
 
 /// The latest text, and the number of texts in memory.

@@ -82,8 +82,8 @@ pub struct Bands {
 }
 
 impl Bands {
-    /// Creates the bands of a slice. Each band takes at most `budget_bytes` of memory. The blocks that the first band
-    /// touches take about `first_part_bytes`. Returns `None` if not even one element fits.
+    /// Creates the bands of a slice. Each band takes at most `budget_bytes` of memory. If the first plane touches many
+    /// blocks, the first band touches about `first_part_bytes` of them. Returns `None` if not even one element fits.
     pub(crate) fn new(geometry: SliceGeometry<'_>, budget_bytes: u64, first_part_bytes: u64) -> Option<Self> {
         let SliceGeometry { region, grid, widths } = geometry;
         let mut plane_bytes = widths.in_memory;

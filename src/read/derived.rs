@@ -47,8 +47,8 @@ pub struct DerivedBytes {
     /// Hash of the versions of the source blocks: their
     /// [`Fingerprint::versions_hash`](super::Fingerprint::versions_hash).
     pub versions_hash: u64,
-    /// Dependency by which a reply finds the cached result again while the blocks are unchanged; `None` if the result
-    /// is not cached.
+    /// Dependency of a reply on the cached result, so that the reply can be sent again while the blocks are
+    /// unchanged; `None` if the result is not cached.
     pub dependency: Option<Dependency>,
 }
 

@@ -47,8 +47,7 @@ const INLINE_PASTE_BYTES: u64 = 64 << 10;
 /// Largest file that is read without blocking, in bytes. A larger file would keep the job on its core for too long.
 const MAX_NONBLOCKING_FILE_BYTES: u64 = 16 << 20;
 
-/// Maximum number of bytes by which a file exceeds its decoded block, for the header and for what a codec adds to
-/// incompressible data.
+/// Bytes that a file may have in addition to its decoded block: a header, and what a codec adds to incompressible data.
 const FILE_SLACK_BYTES: u64 = 64 << 10;
 
 /// A block to paste.

@@ -6,7 +6,7 @@
 //! | `/slice`, if the elements are converted or encoded | [`SliceReader::read_whole`] | one buffer |
 //! | `/slice`, if the elements are sent unchanged | [`SliceReader::read_pieces`] | buffers of about 1 MiB |
 //! | responses in bands | [`BandStream::next`] | buffers of about 1 MiB, for each band |
-//! | results that are cached, [`derived`](super::derived) | [`SliceReader::read_whole`] | one buffer |
+//! | derived results, [`derived`](super::derived) | [`SliceReader::read_whole`] | one buffer |
 //!
 //! A slice that is exactly one stored block shares the cached block's buffer.
 

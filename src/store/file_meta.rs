@@ -47,7 +47,7 @@ pub(super) fn has_version(stat: &Statx, version: u64) -> bool {
     version_hash(stat) == version
 }
 
-/// Returns a hash of the metadata by which versions of a file differ.
+/// Returns a hash of the metadata that distinguish the versions of a file.
 fn version_hash(stat: &Statx) -> u64 {
     let modified = nanoseconds(stat.stx_mtime);
     let changed = nanoseconds(stat.stx_ctime);

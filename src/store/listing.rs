@@ -77,8 +77,8 @@ fn listing_permits(listings: usize) -> FairSemaphore {
     FairSemaphore::new(listings, quota, CostBasis::Time)
 }
 
-/// Returns a function that a listing calls to report that it has examined more entries. The function returns true while the
-/// caller holds `progress`.
+/// Returns a function that a listing calls to report that it has examined more entries. The function returns true while
+/// the caller holds `progress`.
 pub(super) fn progress_reporter(progress: &Arc<AtomicUsize>) -> impl Fn() -> bool + Send + use<> {
     let progress = Arc::downgrade(progress);
     move || progress.upgrade().map(|count| count.fetch_add(1, Ordering::Relaxed)).is_some()

@@ -21,7 +21,7 @@ pub enum BaseUnit {
 pub struct Unit {
     /// Base unit.
     pub base: BaseUnit,
-    /// Power of ten by which the base unit is multiplied.
+    /// Power of ten that multiplies the base unit.
     pub exponent: i8,
     /// Additional positive factor. It is 1 except for units such as minute, hour, day, inch and foot.
     pub factor: f64,

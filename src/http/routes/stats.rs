@@ -29,7 +29,7 @@ const MAX_PERCENTILES: usize = 100;
 /// Minimum number of elements in the sampled pyramid level, if any level has that many.
 const ENOUGH_ELEMENTS: u64 = 1 << 20;
 
-/// Upper bound of the memory of the response without its bins, in bytes.
+/// Generous estimate of the memory of the response without its bins, in bytes.
 const RESPONSE_BYTES: u64 = 64 << 10;
 
 /// Parsed query parameters.
@@ -124,7 +124,7 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
         n5_metadata::pyramid(&loaded.node, &mut Vec::new())
     };
     let Some(pyramid) = pyramid else {
-        // This fails, with an error that says why there is no dataset.
+        // The error says why there is no dataset.
         return Ok(whole(container.dataset(freshness, key).await?));
     };
     let mut levels = Vec::new();
