@@ -369,7 +369,7 @@ fn indexed(numbers: &mut Numbers<'_>, model: &Model, server: &Server) {
 
 fn check(response: &Response, path: &str, shape: &[u64], expected: &[u8], c_order: bool) {
     assert_eq!(response.status, StatusCode::OK, "{path}: {response:?}");
-    assert!(response.body == expected, "{path} responses {:?} in place of {expected:?}", response.body);
+    assert!(response.body == expected, "{path} answers {:?} in place of {expected:?}", response.body);
     let mut shape = shape.to_vec();
     if c_order {
         shape.reverse();

@@ -24,8 +24,8 @@ use n5_format::{Block, BlockError, GridPosition};
 /// Generous estimate of the bookkeeping for one entry, in bytes.
 const ENTRY_BYTES: usize = 768;
 
-/// Maximum number of blocks that one request revalidates without blocking. The revalidation of this many blocks takes
-/// about 50 us. Handing them to a thread that may block takes as long.
+/// Maximum number of blocks that one lookup revalidates without blocking. The revalidation of this many blocks takes
+/// about 50 us, as long as handing them to a thread that may block.
 pub(crate) const MAX_NONBLOCKING_CHECKS: usize = 64;
 
 /// Source of the blocks of one dataset. It hides from the cache where blocks come from: they may be stored or, later,

@@ -18,7 +18,7 @@ use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{InlineLimit, Key, Object, ObjectData, ObjectMeta, ReadAt, Revalidation, Store, StoreError};
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};
 
-/// Maximum size of an object that is held in memory as a whole. Larger objects are read in pieces and not cached.
+/// Maximum size of an object that this cache reads whole and holds. Larger objects are opened, and read in pieces.
 pub(crate) const MAX_WHOLE_OBJECT_BYTES: u64 = 16 << 20;
 
 /// Maximum size of an object that is read inline: by the call that opens it.

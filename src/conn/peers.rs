@@ -138,8 +138,8 @@ impl Peers {
             }
             next
         };
-        // Sent without holding the lock. If the waiter has just given up, the slot is dropped here. The drop passes it
-        // to the next waiter and takes the lock for that.
+        // Sent without holding the lock: if the waiter has just given up, the slot is dropped here, and its `Drop`
+        // takes the lock to pass the slot to the next waiter.
         if let Some((waiter, slot)) = next.take() {
             drop(waiter.send(slot));
         }

@@ -37,8 +37,8 @@ impl Mount {
         Entity { has_ranges: true, ..Entity::new(media_type, self.found_cache_control.clone()) }
     }
 
-    /// Converts an error about this container to a problem. The problem of a missing object tells caches how long they
-    /// may store it.
+    /// Converts an error about this container into a problem. If an object is missing, the problem carries the
+    /// `Cache-Control` of this mount's 404s.
     pub(crate) fn problem(&self, error: impl Into<Problem>) -> Problem {
         error.into().with_cache_control_if_missing(self.missing_cache_control.clone())
     }

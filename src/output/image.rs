@@ -1,5 +1,5 @@
-//! Common parts of the image formats: the size of an image with a given shape, and the conversion of elements to grey
-//! values through a window.
+//! Code shared by the image formats: it computes an image's width and height from an array's shape, and maps elements
+//! to grey values through a window.
 
 use super::encoding::EncodeOptions;
 use n5_format::DataType;

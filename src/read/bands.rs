@@ -256,7 +256,7 @@ fn first_plane_parts(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_by
     // if there is one layer of blocks along all further axes.
     let mut split_axis = 0;
     let mut touched_bytes = block_bytes;
-    // With one layer of blocks along an axis, further samples touch no further blocks.
+    // Along an axis with one layer of blocks, all samples are in the same blocks.
     while split_axis < cut_axis
         && (layers(split_axis) == 1 || touched_bytes.saturating_mul(layers(split_axis)) <= first_part_bytes)
     {

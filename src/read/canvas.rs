@@ -14,8 +14,8 @@ use n5_format::{BlockGrid, Coords, GridPosition, Region, paste, paste_big_endian
 /// which costs less than tracking the unwritten blocks. Debug builds always track, so that tests exercise the tracking.
 const MIN_TRACKED_CELL_BYTES: u64 = if cfg!(debug_assertions) { 0 } else { 1024 };
 
-/// Maximum size of the samples that a job gathers before it locks a slab, in bytes. The buffer is not counted in any
-/// budget.
+/// Maximum size of the samples that a job gathers before it locks a slab, in bytes. The buffer is not charged to
+/// any budget.
 const MAX_GATHER_BYTES: u64 = 32 << 10;
 
 /// A part of the result, complete along all axes but one.

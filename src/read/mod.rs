@@ -1,6 +1,6 @@
 //! Reads of regions: plans a slice, gathers its blocks from the cache or the store, and pastes them.
 //!
-//! Read `plan` first, then `slice_reader`, `gather` and `nonblocking_gather`. A block takes this way:
+//! Read `plan` first, then `slice_reader`, `gather` and `nonblocking_gather`. A block takes this path:
 //!
 //! 1. `plan` decides whether the slice is read as a whole or in `bands`. `existing_blocks` counts blocks if the
 //!    decision depends on them.

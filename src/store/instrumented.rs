@@ -38,7 +38,9 @@ impl InstrumentedStore {
                 metrics::store_read_bytes(self.backend(), bytes.len() as u64);
                 ObjectData::InMemory(bytes)
             }
-            ObjectData::Open(inner) => ObjectData::Open(Arc::new(GuardedReader { inner, backend: self.backend() })),
+            ObjectData::Open(inner) => {
+                ObjectData::Open(Arc::new(InstrumentedReader { inner, backend: self.backend() }))
+            }
         };
         Object { meta, data }
     }
@@ -134,13 +136,13 @@ impl Store for InstrumentedStore {
 
 /// An open object whose reads are recorded.
 #[derive(Debug)]
-struct GuardedReader {
+struct InstrumentedReader {
     inner: Arc<dyn ReadAt>,
     backend: &'static str,
 }
 
 #[async_trait]
-impl ReadAt for GuardedReader {
+impl ReadAt for InstrumentedReader {
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError> {
         let bytes = record(StoreOperation::GetRange, self.backend, self.inner.read_at(range)).await?;
         metrics::store_read_bytes(self.backend, bytes.len() as u64);

@@ -92,8 +92,8 @@ pub trait Store: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Returns true if every call fails while the root is missing. Otherwise all objects may appear to be missing then,
-    /// so a missing block is a hole only if its dataset is found afterwards.
+    /// Returns true if every call fails while the root is missing. If false, a missing root can make every object look
+    /// missing, so a missing block counts as a hole only if its dataset still exists afterwards.
     fn reports_missing_root(&self) -> bool {
         false
     }

@@ -25,7 +25,7 @@ pub struct Totals {
     pub datasets: u64,
     /// Number of stored blocks within the grids.
     pub blocks: u64,
-    /// Number of stored blocks within the grids that were not decoded.
+    /// Number of stored blocks within the grids that could not be decoded, for any reason.
     pub unverified: u64,
     /// Number of blocks of the grids that are not stored.
     pub missing: u64,

@@ -18,7 +18,8 @@ use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, to_bi
 /// Kind of node that a directory is in a Zarr hierarchy.
 #[derive(Debug)]
 pub(super) enum ZarrNodeType {
-    /// No node: there is no directory, or it is a part of a dataset's grid or a dataset that is not decoded.
+    /// Not a node: the directory does not exist, lies inside a dataset's grid, or is a dataset that this server cannot
+    /// decode.
     Missing,
     /// A group.
     Group,

@@ -16,7 +16,7 @@ const MAX_ARRAY_MEMBER_BYTES: u64 = 8 << 10;
 /// Maximum number of pyramid levels that are read.
 const MAX_LEVELS: usize = 64;
 
-/// The part of a member's value that is read. The rest counts as absent.
+/// The part of a member's value that is read. The rest is treated as absent.
 #[derive(Debug, Clone, Copy)]
 enum Projection {
     /// The whole value.

@@ -118,7 +118,7 @@ impl FrameAdmission {
     }
 }
 
-/// A wait for memory, during which the connection is not read.
+/// A wait for memory. Nothing is read from the connection meanwhile.
 struct MemoryWait {
     started: Instant,
     pause: Duration,
@@ -153,8 +153,8 @@ impl MemoryWait {
     /// after each failed attempt to take memory.
     fn refuse_if_blocked_too_long(&self) {
         if self.memory.blocked_since().is_some_and(|since| since.max(self.started).elapsed() >= MAX_BLOCKED) {
-            // The client may have hung up. The connection is not read, so it does not see the end of the client's
-            // stream.
+            // The client may have hung up unnoticed: while the kernel's receive buffer is full, the end of the stream
+            // does not arrive.
             self.memory.refuse(GoawayReason::BlockedTooLong);
         }
     }

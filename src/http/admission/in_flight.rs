@@ -40,8 +40,8 @@ const BATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// Maximum delay of a rejection.
 const MAX_DELAY: Duration = Duration::from_secs(4);
 
-/// Returns the number of requests in flight up to which a client may take spare slots. The number is at most that of
-/// the spare slots left, so that the first clients leave some for the next. Once no spare slot is left, each client
+/// Returns the number of requests in flight that a client must stay below to take a spare slot. It is at most the
+/// number of spare slots left, so that the first clients leave some for the next. Once no spare slot is left, each client
 /// without requests in flight may have one, up to twice the limit.
 fn light_client_limit(limit: usize, in_flight: usize) -> usize {
     match limit.saturating_add(limit / SPARE_DIVISOR).saturating_sub(in_flight) {
@@ -203,7 +203,7 @@ impl Drop for InFlightGuard {
 }
 
 /// Waits until the response to a rejected request may be sent. `pending` is the counter of rejected requests whose
-/// responses wait. Responses are sent in batches, at multiples of [`BATCH_INTERVAL`] after `epoch`.
+/// responses are being delayed. Responses are sent in batches, at multiples of [`BATCH_INTERVAL`] after `epoch`.
 pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
     let pending_before = count_until_dropped(pending);
     let wait_timer = QueueWaitTimer::begin(QueueLabel::Refused);
@@ -212,7 +212,7 @@ pub(crate) async fn delay_rejection(pending: &AtomicUsize, epoch: Instant) {
 }
 
 /// Returns the time at which to send the response to a request that is rejected at `now`: the first multiple of
-/// [`BATCH_INTERVAL`] after `epoch` that is later than `now` and `min_delay`.
+/// [`BATCH_INTERVAL`] after `epoch` that is more than `min_delay` later than `now`.
 fn release_time(epoch: Instant, now: Instant, min_delay: Duration) -> Instant {
     let intervals = (now.duration_since(epoch) + min_delay).as_millis() / BATCH_INTERVAL.as_millis() + 1;
     epoch + BATCH_INTERVAL.saturating_mul(u32::try_from(intervals).unwrap_or(u32::MAX))

@@ -189,7 +189,8 @@ fn redirect_to_token_path(context: &RequestContext<'_>, is_html: bool) -> Option
     }
     let inner = context.parts.uri.path().strip_prefix(context.app.options.base_path.as_str())?.trim_start_matches('/');
     let query = context.parts.uri.query().map(|query| format!("?{query}")).unwrap_or_default();
-    // If the path begins with a token, too, the new token follows it in the location.
+    // A token in the path was stripped from `uri` earlier. The location is relative to the URL that the client sees, so
+    // the new token ends up after the old one.
     let token = format!("token/{}/", route::encode_segment(token));
     let location = HeaderValue::from_str(&format!("{}{token}{inner}{query}", relative_root(context))).ok()?;
     Some(respond::redirect(StatusCode::SEE_OTHER, Some(location), "no-store"))

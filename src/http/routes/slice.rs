@@ -18,7 +18,7 @@ use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
-use crate::output::{self, AxisOrder, Format};
+use crate::output::{self, AxisOrder, EncodeOptions, Format};
 use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader};
 use n5_format::{AttributesDocument, DescribedDataset};
 
@@ -174,6 +174,8 @@ async fn respond_unread(
 fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
     let request = &plan.request;
     let region = &request.selection.region;
+    // Without `..`, so that a new option cannot be forgotten. The selection contains `start` and `step`.
+    let EncodeOptions { order, endian, window, quality, start: _, step: _ } = &request.options;
     let hashed_text = format!(
         "attributes={} start={:?} shape={:?} step={:?} axes={:?} dtype={} format={} order={} endian={} window={:?} \
          quality={:?} coding={} blocks={blocks_hash:x}",
@@ -184,10 +186,10 @@ fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
         request.selection.kept_axes,
         request.data_type.name(),
         request.format.name(),
-        request.options.order.name(),
-        request.options.endian.name(),
-        request.options.window,
-        request.options.quality,
+        order.name(),
+        endian.name(),
+        window,
+        quality,
         plan.content_coding.map_or("", ContentCoding::name),
     );
     format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))

@@ -283,7 +283,7 @@ impl DiskPoolState {
             .min(MAX_DISK_THREADS_PER_CONTAINER)
     }
 
-    /// Counts another thread and returns true if one may be started.
+    /// If another thread may be started, counts it and returns true.
     pub(super) fn add_thread(&mut self) -> bool {
         let take_shared =
             || self.free_shared_threads.fetch_update(Ordering::Relaxed, Ordering::Relaxed, |free| free.checked_sub(1));

@@ -33,8 +33,6 @@ use n5_server::http::{App, HttpOptions, Mount, router};
 use n5_server::store::{LocalStore, Store, SymlinkPolicy};
 use tower::ServiceExt;
 
-use program::PATIENCE;
-
 const MIB: u64 = 1 << 20;
 
 /// Time between two checks of a test that waits for an event.
@@ -72,11 +70,14 @@ pub fn let_files_settle() {
     std::thread::sleep(Duration::from_millis(40));
 }
 
-/// Polls until `is_true` returns true, for up to [`PATIENCE`]. Returns false if it never does.
+/// Longest wait of [`wait_until`]. Slow machines decode for tens of seconds.
+const MAX_WAIT: Duration = Duration::from_secs(60);
+
+/// Polls until `is_true` returns true, for up to [`MAX_WAIT`]. Returns false if it never does.
 #[must_use]
 pub async fn wait_until(mut is_true: impl AsyncFnMut() -> bool) -> bool {
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < MAX_WAIT {
         if is_true().await {
             return true;
         }
@@ -89,7 +90,7 @@ pub async fn wait_until(mut is_true: impl AsyncFnMut() -> bool) -> bool {
 #[must_use]
 pub fn wait_until_blocking(mut is_true: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
-    while started.elapsed() < PATIENCE {
+    while started.elapsed() < MAX_WAIT {
         if is_true() {
             return true;
         }

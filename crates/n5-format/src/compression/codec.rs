@@ -89,7 +89,8 @@ impl Scratch {
         self.state.take()?.downcast().ok()
     }
 
-    /// Stores state that the next block can reuse, such as a decoder that is expensive to create.
+    /// Stores state that the next block can reuse, such as a decoder that is expensive to create. Its memory must be
+    /// included in [`Codec::scratch_bytes`].
     pub fn put_state<T: Any + Send + Sync>(&mut self, state: Box<T>) {
         self.state = Some(state);
     }

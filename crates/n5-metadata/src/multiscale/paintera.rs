@@ -3,9 +3,10 @@
 //! `data` holds `multiScale`, `resolution`, `offset`, `unit` and the levels `s<k>`. Each level except the first has
 //! `downsamplingFactors`. If there are no levels, `data` itself is the dataset. Lists are in N5 axis order.
 //!
-//! A group with `painteraData` is recognised. The attributes of `data` are required and, because the number of levels
-//! is not known yet, those of `data/s0` to `data/s15`. A group directly below one with `painteraData` is recognised as
-//! `data`. The attributes of its children named `s<number>` are required.
+//! A group with `painteraData` is recognised. The caller must load the attributes of `data` and, because the number of
+//! levels is unknown at that point, those of `data/s0` to `data/s15`; any of them may be absent. A group directly below
+//! one with `painteraData` is recognised as `data`. The caller must load the attributes of its children named
+//! `s<number>`.
 //!
 //! Source: Paintera `README.md`, `util/n5/N5Helpers.kt`.
 
