@@ -280,7 +280,7 @@ fn listen(connection: &mut TcpStream, data: &[u8]) {
             break;
         }
     }
-    // Whatever it receives, the server sends valid frames, an HTTP/1 response, or nothing.
+    // The server sends valid frames, an HTTP/1 response, or nothing, for every input.
     let mut rest = &heard[..];
     if rest.starts_with(b"HTTP/1.1 ") {
         return;

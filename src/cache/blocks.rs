@@ -125,7 +125,7 @@ pub(crate) struct BlockEntry {
     pub(crate) validated_at: ValidatedAt,
 }
 
-/// What is cached for one grid position.
+/// Cached result for one grid position.
 #[derive(Debug)]
 enum BlockContent {
     /// No block is stored.

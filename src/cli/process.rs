@@ -1,4 +1,4 @@
-//! What commands need of the process: a runtime, the signals that end a command, output, and exit statuses.
+//! Process-level parts that all commands use: a runtime, the signals that end a command, output, and exit statuses.
 
 use std::borrow::Cow;
 use std::future::Future;

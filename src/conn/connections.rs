@@ -276,7 +276,7 @@ fn log_open_error<S>(stream: io::Result<S>) -> Option<S> {
     stream.inspect_err(|error| tracing::warn!(%error, "connection not served")).ok()
 }
 
-/// What a connection needs from the server while it is served.
+/// Parts of the server that a connection uses while it is served.
 struct ConnectionContext {
     snapshots: watch::Receiver<Arc<ServingSnapshot>>,
     unflushed_counter: Weak<()>,

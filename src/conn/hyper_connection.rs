@@ -52,7 +52,7 @@ const CONNECTION_WINDOW_BYTES: u32 = 65_535;
 /// Time to send GOAWAY before the connection is closed.
 const GOAWAY_TIMEOUT: Duration = Duration::from_secs(1);
 
-/// What the service that hyper calls shares with the loop that drives hyper.
+/// State shared by the service that hyper calls and the loop that drives hyper.
 #[derive(Clone)]
 struct HyperSession {
     peer: Option<IpAddr>,

@@ -86,7 +86,7 @@ impl Settings {
 }
 
 /// Caches, budgets and the CPU pool, which all containers of a process share. Each budget also counts its waiting
-/// requests: clones count them together, [`Self::for_container`] begins a separate count.
+/// requests: clones count them together, `for_container` begins a separate count.
 #[derive(Debug, Clone)]
 pub struct Resources {
     pub(crate) settings: Settings,

@@ -1,6 +1,6 @@
 //! HTTP layer: syntax, statuses and headers. [`route::endpoints`] lists the endpoints.
 //!
-//! A request passes [`observe`], then `handle_request`, `authorize_and_admit` and `dispatch` of this file, and the
+//! A request passes `observe`, then `handle_request`, `authorize_and_admit` and `dispatch` of this file, and the
 //! handler of its route.
 
 mod admission;

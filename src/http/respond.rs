@@ -44,7 +44,7 @@ pub(crate) struct Entity<'a> {
     pub(crate) is_compressible: bool,
     /// Further headers of the response, which a 304 has, too.
     pub(crate) extra: HeaderMap,
-    /// What the entity is called in the detail of a failed precondition.
+    /// Name of the entity in the detail of a failed precondition.
     pub(crate) subject: &'static str,
     /// Key of a stored object, which takes the place of `subject`.
     pub(crate) key: Option<&'a Key>,

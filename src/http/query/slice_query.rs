@@ -53,7 +53,7 @@ enum SampleSelector {
     Index(Vec<IndexItem>),
 }
 
-/// What to do with a region that extends beyond the dataset: the parameter `outside`.
+/// Treatment of a region that extends beyond the dataset: the parameter `outside`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum OutsidePolicy {
     Error,
