@@ -57,7 +57,7 @@ impl Container {
         limit: usize,
         include_blocks: bool,
     ) -> Result<Option<DirectoryPage>, ReadError> {
-        if !self.is_visible(key) {
+        if !self.check_visible(key) {
             return Ok(None);
         }
         let is_in_grid = self.enclosing_dataset(freshness, key, 1).await?.is_some();
@@ -199,7 +199,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
-        if !self.is_visible(key) {
+        if !self.check_visible(key) {
             return Ok(None);
         }
         let is_entry_visible = self.visible_entry_filter(key);
@@ -221,7 +221,7 @@ impl Container {
     pub async fn is_directory(&self, freshness: Freshness, key: &Key) -> Result<bool, ReadError> {
         // `Store::is_directory` may wait.
         freshness.pend_if_nonblocking().await;
-        if !self.is_visible(key) {
+        if !self.check_visible(key) {
             return Ok(false);
         }
         let is_directory = self.store.is_directory(key).await;
@@ -230,13 +230,15 @@ impl Container {
 
     /// Returns a filter for the names in the directory `key` that are visible to the caller.
     fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
-        // Called for its side effect: it records that the response depends on the caller, even if no existing entry is
-        // hidden.
-        self.is_subtree_visible(key);
+        // Only for the record: a listing of a directory that may have hidden entries depends on the caller, even if no
+        // entry is hidden now.
+        self.check_subtree_visible(key);
         let visibility = self.visibility.clone();
         let parent = key.clone();
         move |name| {
-            visibility.as_ref().is_none_or(|visibility| parent.child(name).is_ok_and(|key| visibility.is_visible(&key)))
+            visibility
+                .as_ref()
+                .is_none_or(|visibility| parent.child(name).is_ok_and(|key| visibility.check_visible(&key)))
         }
     }
 }

@@ -146,7 +146,7 @@ impl Container {
     /// Returns the group, or a group without attributes in place of a dataset that the caller may not see as a whole.
     fn apply_visibility(&self, group: Arc<Group>) -> Arc<Group> {
         match &group.state {
-            GroupState::Dataset(dataset) if !self.is_subtree_visible(&dataset.key) => Group::without_attributes(),
+            GroupState::Dataset(dataset) if !self.check_subtree_visible(&dataset.key) => Group::without_attributes(),
             GroupState::Dataset(_)
             | GroupState::NoAttributes
             | GroupState::Broken(_)

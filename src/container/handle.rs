@@ -22,13 +22,15 @@ const UNCHARGED_BYTES: usize = 4 << 10;
 
 /// The part of a container that a caller may see. A hidden object is treated as missing everywhere: it is not listed,
 /// its attributes do not apply to groups below it, and it is not a level of a pyramid.
+///
+/// An implementation may record its decisions. The server does so to learn whether a response depends on the caller.
 pub trait Visibility: fmt::Debug + Send + Sync {
     /// Returns true if the object or directory at `key` is visible.
-    fn is_visible(&self, key: &Key) -> bool;
+    fn check_visible(&self, key: &Key) -> bool;
 
     /// Returns true if everything at `key` and below is visible. A dataset that is partly hidden is treated as missing,
     /// since its blocks are read without a check for each.
-    fn is_subtree_visible(&self, key: &Key) -> bool;
+    fn check_subtree_visible(&self, key: &Key) -> bool;
 }
 
 /// An N5 hierarchy in a store. Cheap to clone.
@@ -64,12 +66,12 @@ impl Container {
         Self { visibility: Some(visibility), ..self.clone() }
     }
 
-    pub(crate) fn is_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|visibility| visibility.is_visible(key))
+    pub(crate) fn check_visible(&self, key: &Key) -> bool {
+        self.visibility.as_ref().is_none_or(|visibility| visibility.check_visible(key))
     }
 
-    pub(crate) fn is_subtree_visible(&self, key: &Key) -> bool {
-        self.visibility.as_ref().is_none_or(|visibility| visibility.is_subtree_visible(key))
+    pub(crate) fn check_subtree_visible(&self, key: &Key) -> bool {
+        self.visibility.as_ref().is_none_or(|visibility| visibility.check_subtree_visible(key))
     }
 
     /// Returns the key of the stored object at `key` in the object cache.
@@ -88,7 +90,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
     pub async fn object(&self, freshness: Freshness, key: &Key) -> Result<Option<StoredObject>, ReadError> {
-        if !self.is_visible(key) {
+        if !self.check_visible(key) {
             return Ok(None);
         }
         let objects = &self.resources.objects;
@@ -102,7 +104,7 @@ impl Container {
     /// # Errors
     /// [`ReadError`] when the store fails.
     pub async fn meta(&self, freshness: Freshness, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
-        if !self.is_visible(key) {
+        if !self.check_visible(key) {
             return Ok(None);
         }
         let cached = self.resources.objects.entries.cached(&self.object_cache_key(key)).await;

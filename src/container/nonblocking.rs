@@ -87,7 +87,7 @@ impl Container {
     /// Looks up the object at `key` as [`Self::object`] does, or as [`Self::meta`] does if `with_bytes` is false, but
     /// never waits. Without `with_bytes`, the result has bytes only if they are cached.
     pub fn try_object(&self, freshness: Freshness, key: &Key, with_bytes: bool) -> NonblockingLookup {
-        if !self.is_visible(key) {
+        if !self.check_visible(key) {
             return NonblockingLookup::WouldBlock;
         }
         let entries = &self.resources.objects.entries;
@@ -319,7 +319,7 @@ impl Container {
     /// memory.
     pub fn stored_dependency(&self, freshness: Freshness, key: &Key) -> Option<(ObjectMeta, Dependency)> {
         match self.store.cached_stat(key) {
-            _ if !self.is_visible(key) => None,
+            _ if !self.check_visible(key) => None,
             CachedStat::Object(raw_meta) => {
                 Some((raw_meta.into(), Dependency::stored_version(key, raw_meta, freshness.request_start)))
             }

@@ -81,7 +81,7 @@ impl CallerView {
         decision != Decision::Refused
     }
 
-    /// Returns true if the caller may read the path, which begins with the mount's name.
+    /// Returns true if the caller may read the path, which begins with the mount's name, and records the decision.
     pub(crate) fn may_read(&self, path: &str) -> bool {
         self.record_decision(self.control.policy().decide(path, self.caller.as_ref()))
     }
@@ -96,11 +96,11 @@ impl CallerView {
 }
 
 impl Visibility for CallerView {
-    fn is_visible(&self, key: &Key) -> bool {
+    fn check_visible(&self, key: &Key) -> bool {
         self.may_read(&path_in_mount(&self.mount, key))
     }
 
-    fn is_subtree_visible(&self, key: &Key) -> bool {
+    fn check_subtree_visible(&self, key: &Key) -> bool {
         let path = path_in_mount(&self.mount, key);
         self.record_decision(self.control.policy().decide_below(&path, self.caller.as_ref()))
     }

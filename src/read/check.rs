@@ -33,7 +33,7 @@ pub async fn check_block(
     dataset: &Arc<Dataset>,
     position: &GridPosition,
 ) -> Result<Option<ValidBlock>, ReadError> {
-    if !container.is_visible(&dataset.key) {
+    if !container.check_visible(&dataset.key) {
         return Ok(None);
     }
     let blocks = &container.resources.blocks;
