@@ -193,7 +193,8 @@ impl BufferPool {
     }
 }
 
-/// Permission to send cached bytes to a client.
+/// Permission to send cached bytes to a client. It becomes the charge for these bytes, which ends when their last clone
+/// is dropped.
 #[derive(Debug)]
 pub struct SendPermit {
     pub(crate) client: ClientId,

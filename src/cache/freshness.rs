@@ -50,7 +50,7 @@ impl Freshness {
     }
 
     /// Completes at once in blocking mode and never in nonblocking mode. Must be awaited before everything that may
-    /// wait.
+    /// wait. Without it, a nonblocking read could start work or count in the metrics, although it is repeated later.
     pub(crate) async fn pend_if_nonblocking(self) {
         if !self.may_block {
             std::future::pending::<()>().await;
