@@ -236,6 +236,12 @@ impl BlockCache {
         &self.entries.budget
     }
 
+    /// Replaces the handle to the decode budget. If the cache holds memory, `budget` must be a handle to that
+    /// memory.
+    pub(crate) fn set_budget(&mut self, budget: Budget) {
+        self.entries.budget = budget;
+    }
+
     /// Returns the cached entries of the blocks at `positions`, in the order of `positions`. Contains `None` for a
     /// block that is not cached or was not compared with the source at `fresh_since` or later.
     ///

@@ -13,6 +13,17 @@
 //! | [`Budget::own_pinned`] | is freed; counts as pinned while the bytes are being sent |
 //! | [`Budget::own_pooled`], [`MemoryPermit::own_pooled`], [`MemoryPermit::own_pooled_part`] | returns to the pool |
 //!
+//! Three kinds of permits concern memory. Each is given back when it is dropped, or when the last clone of the bytes
+//! that it is attached to is dropped:
+//!
+//! | type | holds |
+//! |---|---|
+//! | [`Permit`] | part of a budget, for bytes that are being loaded, cached or sent |
+//! | [`MemoryPermit`] | a [`Permit`] of the slice budget, for the data of one response |
+//! | [`SendPermit`] | the charge of cached bytes to a client; a [`Permit`] of the cache covers their memory |
+//!
+//! All of them consist of units of a [`FairSemaphore`] ([`FairPermit`]).
+//!
 //! Backpressure: a request gives its memory back if the storage keeps it waiting while requests of other containers
 //! need the memory. A container with stalled storage therefore does not slow down the others.
 
@@ -143,7 +154,7 @@ pub(crate) struct Budget {
     /// Number of the waiting requests that read the container of this handle.
     container_waiters: Arc<AtomicUsize>,
     /// Number of bytes that a cache may fill.
-    pub(crate) cached_bytes: u64,
+    pub(super) cached_bytes: u64,
     /// Number of bytes for values that are being loaded, or are being sent without being cached.
     in_flight_bytes: u64,
     /// Longest wait for a permit.
@@ -152,7 +163,7 @@ pub(crate) struct Budget {
     /// exceed the budget.
     pool: Arc<BufferPool>,
     /// Cached buffers that are being sent.
-    pub(crate) pinned: Arc<PinnedBuffers>,
+    pinned: Arc<PinnedBuffers>,
 }
 
 impl Budget {
@@ -428,8 +439,18 @@ impl Budget {
         self.pinned.bytes.load(Ordering::Relaxed) > self.in_flight_bytes / 2
     }
 
-    /// Waits until [`PinnedBuffers::charge_to_client`] could charge `len` bytes to the current client. Times out if no
-    /// other response has been charged to the client for the budget's longest wait.
+    /// Charges `bytes` to `client` while they are being sent ([`PinnedBuffers::charge_to_client`]).
+    pub(crate) fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
+        self.pinned.charge_to_client(client, bytes)
+    }
+
+    /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
+    pub(crate) fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
+        self.pinned.charge_with_permit(permit, bytes)
+    }
+
+    /// Waits until [`Self::charge_to_client`] could charge `len` bytes to the current client. Times out if no other
+    /// response has been charged to the client for the budget's longest wait.
     ///
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.
@@ -575,24 +596,26 @@ mod tests {
         let budget = Budget::new(BudgetLabel::Transfer, 256 << 10, Duration::ZERO);
         let mut charged = Vec::new();
         for _ in 0..256 {
-            charged.extend((1..=3).filter_map(|client| {
-                budget.pinned.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
-            }));
+            charged.extend(
+                (1..=3).filter_map(|client| {
+                    budget.charge_to_client(ClientId::new(client), &Bytes::from(vec![0; 1 << 10]))
+                }),
+            );
         }
         // Three eighths for each client would exceed the budget.
         let free_bytes = budget.capacity_bytes() - budget.pinned.bytes.load(Ordering::Relaxed);
         assert!((64 << 10..128 << 10).contains(&free_bytes), "{free_bytes}");
-        assert!(budget.pinned.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
+        assert!(budget.charge_to_client(ClientId::new(4), &Bytes::from(vec![0; 9 << 10])).is_some());
         // Bytes that are sent to several clients count once.
         let shared = Bytes::from(vec![0; 8 << 10]);
         let before = budget.pinned.bytes.load(Ordering::Relaxed);
         let sent: Vec<_> =
-            (5..105).map(|client| budget.pinned.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
+            (5..105).map(|client| budget.charge_to_client(ClientId::new(client), &shared).unwrap()).collect();
         assert_eq!(budget.pinned.bytes.load(Ordering::Relaxed) - before, 8 << 10);
         drop((charged, sent));
         assert!(
             budget.pinned.bytes.load(Ordering::Relaxed) == 0
-                && budget.pinned.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
+                && budget.charge_to_client(ClientId::new(1), &Bytes::from(vec![0; 96 << 10])).is_some()
         );
     }
 
@@ -601,14 +624,14 @@ mod tests {
         let budget = Budget::new(BudgetLabel::Transfer, 64 << 10, Duration::from_secs(2));
         let client = ClientId::new(1);
         let bytes = |n: usize| Bytes::from(vec![0; n << 10]);
-        let charged = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
+        let charged = budget.charge_to_client(client, &bytes(24)).unwrap();
         // Served one after the other. Each holds its charge for so long that the last one waits longer than the
         // budget's `wait`.
         let tasks: Vec<_> = (0..4)
             .map(|_| {
                 let budget = budget.clone();
                 tokio::spawn(client.scope(async move {
-                    let sent = budget.pinned.charge_with_permit(
+                    let sent = budget.charge_with_permit(
                         budget.acquire_send_permit(24 << 10).await?,
                         Bytes::from(vec![0; 24 << 10]),
                     );
@@ -623,7 +646,7 @@ mod tests {
         for task in tasks {
             task.await.unwrap().unwrap();
         }
-        let _held = budget.pinned.charge_to_client(client, &bytes(24)).unwrap();
+        let _held = budget.charge_to_client(client, &bytes(24)).unwrap();
         let started = Instant::now();
         assert!(
             client.scope(budget.acquire_send_permit(24 << 10)).await.is_err()

@@ -33,4 +33,4 @@ pub(crate) use objects::{
     BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,
 };
 pub use objects::{LargeObject, StoredObject};
-pub(crate) use validated::EntrySource;
+pub(crate) use validated::{EntrySource, Validated};

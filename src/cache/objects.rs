@@ -209,6 +209,12 @@ impl ObjectCache {
         &self.entries.budget
     }
 
+    /// Replaces the handle to the transfer budget. If the cache holds memory, `budget` must be a handle to that
+    /// memory.
+    pub(crate) fn set_budget(&mut self, budget: Budget) {
+        self.entries.budget = budget;
+    }
+
     /// Returns an object for the cache, after the revalidation of its entry had this result. An object larger than
     /// [`MAX_WHOLE_OBJECT_BYTES`] is only opened. If the object is written or truncated while it is read, it is read
     /// once more.

@@ -63,7 +63,7 @@ pub(crate) struct Validated<K: Eq + Hash, V> {
     flights: SingleFlight<K, Result<Arc<V>, ReadError>>,
     lookups: LookupCounters,
     /// Budget for the memory of the entries, and of values that are being loaded or sent without being cached.
-    pub(crate) budget: Budget,
+    pub(super) budget: Budget,
 }
 
 impl<K: Eq + Hash, V> fmt::Debug for Validated<K, V> {

@@ -10,7 +10,8 @@ use bytes::Bytes;
 
 use super::resources::Resources;
 use crate::cache::{
-    BudgetError, Freshness, MemoryPermit, ObjectCacheKey, ObjectSource, Permit, ReadError, SendPermit, StoredObject,
+    BudgetError, Freshness, MemoryPermit, ObjectCacheKey, ObjectEntry, ObjectSource, Permit, ReadError, SendPermit,
+    StoredObject, Validated,
 };
 use crate::runtime::fair_queue::ClientId;
 use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreError, StorePressure};
@@ -79,6 +80,11 @@ impl Container {
         ObjectCacheKey::Stored(self.id, key.clone())
     }
 
+    /// Returns the entries of the cache of stored objects.
+    pub(crate) fn object_entries(&self) -> &Validated<ObjectCacheKey, ObjectEntry> {
+        &self.resources.objects.entries
+    }
+
     /// Returns the resources that all containers share.
     pub fn resources(&self) -> &Arc<Resources> {
         &self.resources
@@ -93,9 +99,9 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(None);
         }
-        let objects = &self.resources.objects;
-        let source = ObjectSource { objects, store: &self.store, key };
-        let entry = objects.entries.get(&self.object_cache_key(key), freshness, freshness.since(key), &source).await?;
+        let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key };
+        let entry =
+            self.object_entries().get(&self.object_cache_key(key), freshness, freshness.since(key), &source).await?;
         Ok(entry.object.clone())
     }
 
@@ -107,7 +113,7 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(None);
         }
-        let cached = self.resources.objects.entries.cached(&self.object_cache_key(key)).await;
+        let cached = self.object_entries().cached(&self.object_cache_key(key)).await;
         if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(freshness.since(key))) {
             return Ok(entry.meta().cloned());
         }
@@ -189,7 +195,7 @@ impl Container {
         if bytes.len() < UNCHARGED_BYTES {
             Some(bytes.clone())
         } else {
-            self.resources.objects.budget().pinned.charge_to_client(client, bytes)
+            self.resources.objects.budget().charge_to_client(client, bytes)
         }
     }
 
@@ -203,6 +209,6 @@ impl Container {
 
     /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
     pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
-        self.resources.objects.budget().pinned.charge_with_permit(permit, bytes)
+        self.resources.objects.budget().charge_with_permit(permit, bytes)
     }
 }

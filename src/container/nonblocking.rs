@@ -90,7 +90,7 @@ impl Container {
         if !self.check_visible(key) {
             return NonblockingLookup::WouldBlock;
         }
-        let entries = &self.resources.objects.entries;
+        let entries = self.object_entries();
         let cached = entries.try_cached(&self.object_cache_key(key));
         if let Some(entry) = &cached {
             if entry.object.is_none() {
@@ -138,7 +138,7 @@ impl Container {
             return self.known_missing(key, freshness.request_start);
         }
         if entry.is_name_absent {
-            self.resources.objects.entries.try_remove(&self.object_cache_key(key));
+            self.object_entries().try_remove(&self.object_cache_key(key));
         }
         NonblockingLookup::WouldBlock
     }
@@ -150,7 +150,7 @@ impl Container {
 
     /// Adds an entry to the cache which says that no object or directory has the name `key`.
     fn try_cache_missing(&self, key: &Key, request_start: u64) {
-        let entries = &self.resources.objects.entries;
+        let entries = self.object_entries();
         // The lookup is repeated inside a load, because the result of a load is not cached if the key is invalidated
         // meanwhile.
         entries.try_get_or_load(self.object_cache_key(key), |_| {
@@ -194,7 +194,7 @@ impl Container {
 
     /// Reads an object of `len` bytes into the cache if this does not block.
     fn try_read_into_cache(&self, key: &Key, len: u64, request_start: u64) -> Option<(ObjectMeta, Bytes)> {
-        let entries = &self.resources.objects.entries;
+        let entries = self.object_entries();
         let entry = entries.try_get_or_load(self.object_cache_key(key), |_| {
             let (meta, bytes) = self.try_get(key, len)?;
             Some(ObjectEntry::whole(meta, bytes, request_start))
@@ -290,7 +290,7 @@ impl Container {
     /// Looks up a dependency by its key, without blocking. Returns true if the lookup finds the same entry or version.
     fn finds_same(&self, kind: &DependencyKind) -> bool {
         let is_cached = |key, entry: &Weak<ObjectEntry>| {
-            let cached = self.resources.objects.entries.try_cached(&key);
+            let cached = self.object_entries().try_cached(&key);
             cached.is_some_and(|cached| std::ptr::eq(entry.as_ptr(), Arc::as_ptr(&cached)))
         };
         match kind {
@@ -306,12 +306,12 @@ impl Container {
 
     /// Counts a lookup of a stored object that was answered without blocking.
     pub fn count_lookup(&self, result: LookupResult) {
-        self.resources.objects.entries.count(result, 1);
+        self.object_entries().count(result, 1);
     }
 
     /// Returns the dependency on the object at `key` if the cache holds the object with this version.
     pub fn cached_dependency(&self, freshness: Freshness, key: &Key, version: u64) -> Option<Dependency> {
-        let entry = self.resources.objects.entries.try_cached(&self.object_cache_key(key))?;
+        let entry = self.object_entries().try_cached(&self.object_cache_key(key))?;
         (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, freshness.request_start))
     }
 

@@ -89,13 +89,13 @@ impl Settings {
 /// requests: clones count them together, `for_container` begins a separate count.
 #[derive(Debug, Clone)]
 pub struct Resources {
-    pub(crate) settings: Settings,
+    settings: Settings,
     pub(crate) objects: ObjectCache,
     pub(crate) attributes: AttributesCache,
     pub(crate) blocks: BlockCache,
     pub(crate) cpu: CpuPool,
     pub(crate) slice_budget: Budget,
-    pub(crate) next_container_id: Arc<AtomicU32>,
+    pub(super) next_container_id: Arc<AtomicU32>,
 }
 
 impl Resources {
@@ -129,8 +129,8 @@ impl Resources {
         let mut resources = self.clone();
         resources.slice_budget = self.slice_budget.for_container();
         resources.attributes.parsing_budget = self.attributes.parsing_budget.for_container();
-        resources.objects.entries.budget = self.objects.budget().for_container();
-        resources.blocks.entries.budget = self.blocks.budget().for_container();
+        resources.objects.set_budget(self.objects.budget().for_container());
+        resources.blocks.set_budget(self.blocks.budget().for_container());
         Arc::new(resources)
     }
 
@@ -156,8 +156,8 @@ impl Resources {
             new.blocks = self.blocks.clone();
         }
         new.slice_budget = slice_budget;
-        new.objects.entries.budget = transfer_budget;
-        new.blocks.entries.budget = decode_budget;
+        new.objects.set_budget(transfer_budget);
+        new.blocks.set_budget(decode_budget);
         new.attributes = self.attributes.clone();
         new.attributes.parsing_budget.max_wait = new.settings.budget_wait;
         new.next_container_id = Arc::clone(&self.next_container_id);

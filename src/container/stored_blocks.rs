@@ -64,7 +64,7 @@ impl BlockSource for StoredBlocks {
         let store = &*self.container.store;
         let objects = &self.container.resources.objects;
         let key = self.dataset.block_key(position);
-        let cached = objects.entries.cached(&self.container.object_cache_key(&key)).await;
+        let cached = self.container.object_entries().cached(&self.container.object_cache_key(&key)).await;
         if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(fresh_since))
             && let Some(block) = self.block_of_entry(&entry, known)
         {
@@ -137,7 +137,7 @@ impl Container {
             for position in positions {
                 self.resources.blocks.entries.forget_missing(&(dataset.id, position.clone())).await;
                 let entry_key = self.object_cache_key(&dataset.block_key(position));
-                self.resources.objects.entries.forget_missing(&entry_key).await;
+                self.object_entries().forget_missing(&entry_key).await;
             }
         }
         existence

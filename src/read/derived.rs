@@ -65,8 +65,8 @@ pub async fn read_derived(
 ) -> Result<Option<DerivedBytes>, ReadError> {
     let id = derivation.id ^ slice.region_hash();
     let source = DerivedSource { reader: SliceReader { container, freshness, slice }, derivation };
-    let entries = &container.resources.objects.entries;
-    let entry = entries.get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
+    let entry =
+        container.object_entries().get(&ObjectCacheKey::Derived(id), freshness, freshness.data_since, &source).await?;
     Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
         bytes: bytes.clone(),
         etags_hash: entry.etags_hash,
@@ -127,7 +127,7 @@ async fn derive(
     }
     // Cached results are charged like stored bytes. Waiting here cannot deadlock: no holder of transfer memory
     // waits for the slice budget.
-    let permit = resources.objects.entries.take(len).await?;
+    let permit = reader.container.object_entries().take(len).await?;
     Ok(ObjectEntry { etags_hash, ..ObjectEntry::whole(meta, permit.own_for_cache(bytes, false), checked_at) })
 }
 

@@ -128,7 +128,7 @@ impl Gather<'_> {
     fn bypasses_cache(&self) -> bool {
         let total = self.slice.dataset.attributes.grid().covering(&self.slice.region).total();
         let bytes = total.saturating_mul(u128::from(self.context.block_bytes));
-        total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(self.container.resources.settings.decoded_cache)
+        total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(self.container.resources.settings().decoded_cache)
     }
 
     /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded.

@@ -305,7 +305,7 @@ fn max_sample_elements(container: &Container, dataset: &Dataset, is_exhaustive: 
     let data_type = dataset.attributes.data_type();
     let width = data_type.size_bytes().unwrap_or(1) as u64;
     let max_listed = if is_exhaustive { MAX_EXHAUSTIVE_LISTED_ELEMENTS } else { MAX_SAMPLED_LISTED_ELEMENTS };
-    let max_listed = max_listed.min(container.resources.settings.slice_budget / 16).max(1);
+    let max_listed = max_listed.min(container.resources.settings().slice_budget / 16).max(1);
     let max_sampled = MAX_SAMPLED_BYTES.checked_div(width).unwrap_or(MAX_SAMPLED_BYTES);
     if StatisticsAccumulator::counts_by_value(data_type) { max_sampled } else { max_sampled.min(max_listed) }
 }

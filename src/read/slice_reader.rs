@@ -213,7 +213,7 @@ impl SliceReader<'_> {
     async fn single_block_to_send(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
         let Some(bytes) = self.single_block(stats).await? else { return Ok(None) };
         let budget = &self.container.resources.blocks.budget();
-        if let Some(charged) = budget.pinned.charge_to_client(ClientId::current(), &bytes) {
+        if let Some(charged) = budget.charge_to_client(ClientId::current(), &bytes) {
             return Ok(Some(charged));
         }
         // A request that waits for its client must not hold memory that other requests wait for.
@@ -222,7 +222,7 @@ impl SliceReader<'_> {
         let permit = budget.acquire_send_permit(len).await?;
         *stats = ReadStats::default();
         let bytes = self.single_block(stats).await?;
-        Ok(bytes.map(|bytes| budget.pinned.charge_with_permit(permit, bytes)))
+        Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
     }
 
     /// Returns the elements if the slice is exactly one block that is read whole. Returns `None` for all other slices,
