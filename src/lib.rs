@@ -22,8 +22,8 @@
 //!
 //! # Glossary
 //!
-//! Only terms of N5, and words that this code uses in a narrower sense than usual. Other terms are explained at their
-//! types.
+//! The terms of N5 come first. The other words have a narrower sense in this code than usual. Any further term is
+//! explained at its type.
 //!
 //! Data:
 //!
@@ -65,7 +65,7 @@
 //! | permit | a part of a budget, which is taken before memory is allocated and travels with the bytes |
 //! | own | bytes own a permit if freeing their memory gives the permit back |
 //! | grant | units of a budget or of a core's time that a fair queue gives to a waiting request |
-//! | band | a part of a slice that is too large to be assembled in memory as a whole |
+//! | band | a part of a slice; a slice that is too large for memory is read and sent band by band |
 //! | validated | compared with the store, and found to be current at that time |
 //! | fresh | validated recently enough for the request |
 //!
