@@ -22,7 +22,10 @@
 //!
 //! # Glossary
 //!
-//! Terms of N5:
+//! The terms of N5 come first. The other words have a narrower sense in this code than usual. Any further term is
+//! explained at its type.
+//!
+//! Data:
 //!
 //! | term | meaning |
 //! |---|---|
@@ -30,42 +33,31 @@
 //! | group | a directory of a container |
 //! | dataset | a group with array attributes: `dimensions`, `blockSize`, `dataType`, `compression` |
 //! | block | the stored unit: one file with one box of elements |
-//! | grid position | the index of a block along every axis |
-//! | region | samples of a dataset: start, shape and step along every axis, in N5 axis order |
-//! | header, payload | the two parts of a stored block |
 //! | missing block, hole | a block that was never written; its elements are 0 |
+//! | region | samples of a dataset: start, shape and step along every axis, in N5 axis order |
+//! | slice | a region in the encoding that a client asks for |
+//! | view | a presentation of a container in another format, such as Zarr or Neuroglancer precomputed |
+//! | chunk | the unit of a view: a region of a dataset in the view's encoding |
+//! | version | a hash of a file's metadata, which changes when the file does |
 //!
-//! Terms of the server, for a first reading:
+//! Requests:
 //!
 //! | term | meaning |
 //! |---|---|
-//! | mount | a container as it is served: with a name and options |
-//! | view | a presentation of a container in another format, such as Zarr or Neuroglancer precomputed |
-//! | chunk | the unit of a view: a region of a dataset in the view's encoding |
-//! | slice | a region in the encoding that a client asks for |
-//! | array | a decoded result: little-endian elements, first axis fastest |
-//! | version | a hash of a file's metadata, which changes when the file does |
-//! | entity tag | the version of a response, by which clients and proxies revalidate it |
-//! | response | status, headers and body as they are sent; to answer a request is to send one |
-//! | fast path, reply | responses without the HTTP library, from memory or the page cache; a reply is one of them |
+//! | mount | a container as it is served, with a name and options |
 //! | peer | the other end of a connection: a client or a proxy |
 //! | caller | whom the token of a request names |
 //! | client | the party to which requests, memory and cores are charged: a caller, or else an address |
-//!
-//! Admission:
-//!
-//! | term | meaning |
-//! |---|---|
+//! | fast path | the code that answers requests without the HTTP library, from memory or the kernel's page cache |
+//! | reply | a response of the fast path |
 //! | admission | the decision to begin a request, to let it wait or to refuse it |
 //! | refuse | to answer with an error because of a rule or a limit |
 //! | reject | to refuse because there are too many requests; metrics count such requests as shed |
-//! | visibility | the part of a container that a caller may see |
 //! | flow | the requests of a client that wait in one fair queue |
 //! | slot | one of a fixed number of places: of requests in flight, or of entries in a small table |
 //! | lease | a part of a core that a job holds, and may yield to other jobs |
-//! | charge | to count bytes or time as used by a client |
 //!
-//! Memory:
+//! Memory and caches:
 //!
 //! | term | meaning |
 //! |---|---|
@@ -73,19 +65,9 @@
 //! | permit | a part of a budget, which is taken before memory is allocated and travels with the bytes |
 //! | own | bytes own a permit if freeing their memory gives the permit back |
 //! | grant | units of a budget or of a core's time that a fair queue gives to a waiting request |
-//! | canvas, slab | the result of a read while blocks are pasted into it, cut into slabs along one axis |
-//! | band | a part of a slice that is too large to be assembled in memory as a whole |
-//!
-//! Caching:
-//!
-//! | term | meaning |
-//! |---|---|
-//! | dependency | an object, with its version, from which a cached result was made |
+//! | band | a part of a slice; a slice that is too large for memory is read and sent band by band |
 //! | validated | compared with the store, and found to be current at that time |
-//! | freshness | the age that a cached entry may have before it is compared with the store (revalidated) |
-//! | fresh since | a time: an entry that was last validated before it is stale |
-//! | single flight | one load for all requests that want the same key at the same time; they are its waiters |
-//! | page cache | the kernel's cache of files; reads from it do not block |
+//! | fresh | validated recently enough for the request |
 //!
 //! Verbs: *parse* text or bytes into a value, *decode* compressed bytes, *get* from the store, *load* a stored block
 //! and decode it, *read* through the cache, *fetch* over a network, *paste* a box of elements, *encode* an array into a

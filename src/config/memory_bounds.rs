@@ -50,8 +50,8 @@ const WAITING_REQUEST_BYTES: u64 = 16 << 10;
 /// queue that is not counted in [`SEND_QUEUES_BYTES`].
 const SOCKET_BYTES: u64 = 19 << 10;
 
-/// Kernel memory for the send queues of all connections.
-const SEND_QUEUES_BYTES: u64 = 40 << 20;
+/// Kernel memory that the send queues of all connections share, in bytes.
+pub const SEND_QUEUES_BYTES: u64 = 40 << 20;
 
 /// Kernel memory of 2,048 connections in the accept queue, including the data that they have sent.
 const ACCEPT_QUEUE_BYTES: u64 = 26 << 20;
@@ -91,15 +91,10 @@ impl Config {
         POOL_BYTES_PER_CONNECTION.saturating_mul(self.server.max_connections as u64).max(MIN_POOL_BYTES)
     }
 
-    /// Returns the maximum kernel memory of the connections' sockets in bytes. It includes [`Self::send_queues_bytes`].
+    /// Returns the maximum kernel memory of the connections' sockets in bytes. It includes [`SEND_QUEUES_BYTES`].
     pub fn sockets_bytes(&self) -> u64 {
         let sockets = SOCKET_BYTES.saturating_mul(self.server.max_connections as u64);
-        sockets.saturating_add(self.send_queues_bytes()).saturating_add(ACCEPT_QUEUE_BYTES)
-    }
-
-    /// Returns the kernel memory in bytes that the send queues of all connections share.
-    pub fn send_queues_bytes(&self) -> u64 {
-        SEND_QUEUES_BYTES
+        sockets.saturating_add(SEND_QUEUES_BYTES).saturating_add(ACCEPT_QUEUE_BYTES)
     }
 
     /// Returns the maximum memory of caches, budgets and additional threads together, in bytes. Connections and the

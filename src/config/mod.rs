@@ -11,7 +11,9 @@ mod validate;
 mod values;
 
 pub use load::{ConfigFile, ConfigSources, parse_root};
-pub use memory_bounds::{MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SHARED_DISK_THREADS};
+pub use memory_bounds::{
+    MAX_DISK_THREADS_PER_CONTAINER, RESERVED_DISK_THREADS_PER_CONTAINER, SEND_QUEUES_BYTES, SHARED_DISK_THREADS,
+};
 pub use sections::{
     AccessConfig, CacheConfig, ClientsConfig, CompressionConfig, Config, ContainerConfig, ContainerDefaults,
     CorsConfig, DEFAULTS, DefaultAccess, EntityTagSource, EvictionPolicy, JwtConfig, LimitsConfig, LogConfig,

@@ -1,4 +1,6 @@
 //! The configuration and its sections. Their defaults come from `config/default.toml`.
+//!
+//! To add a key, start with a field of its section in this file, and follow "A config key" in `CONTRIBUTING.md`.
 
 use std::path::PathBuf;
 use std::time::Duration;

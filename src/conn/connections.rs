@@ -26,7 +26,7 @@ use super::socket::{Socket, TokioSocket};
 use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 use super::tls::TlsTerminator;
 use super::workers::WorkerPool;
-use crate::config::Config;
+use crate::config::{Config, SEND_QUEUES_BYTES};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::{self, CloseReason, ConnectionPoolLabel, QueueLabel, QueueWaitTimer};
 
@@ -74,8 +74,7 @@ impl ConnectionServer {
             DynamicThresholdPool::new(pool, usize::try_from(bytes).unwrap_or(usize::MAX), divisor)
         };
         let memory_pool = new_pool(ConnectionPoolLabel::Memory, config.connection_pool_bytes(), 0);
-        let send_queue_pool =
-            new_pool(ConnectionPoolLabel::Sockets, config.send_queues_bytes(), send_queue::CONNECTION_DIVISOR);
+        let send_queue_pool = new_pool(ConnectionPoolLabel::Sockets, SEND_QUEUES_BYTES, send_queue::CONNECTION_DIVISOR);
         Self {
             memory_pool: Arc::new(memory_pool.with_guarantee(GUARANTEED_BYTES)),
             send_queue_pool: Arc::new(send_queue_pool),

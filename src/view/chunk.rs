@@ -122,7 +122,8 @@ impl Chunk {
     ///
     /// The first of these ways that is possible is taken:
     ///
-    /// 1. If the payload of the stored block has the required form, the chunk is a range of the stored object.
+    /// 1. If the payload of the stored block already has the form of the chunk, the chunk is a range of the stored
+    ///    object.
     /// 2. If the elements and the encoded chunk fit into memory, the elements are read and encoded. The result may be
     ///    cached. A chunk that can be streamed is read in this way only within [`read::max_buffered_bytes`].
     /// 3. If the chunk can be streamed, because its encoder encodes one element after the other, the elements are read
@@ -199,7 +200,8 @@ impl Chunk {
         is_one_stream.then_some(if self.encoder.includes_block_header() { 0 } else { payload_start }..stored_bytes)
     }
 
-    /// Returns the chunk as a range of its stored block, or `None` if the block does not have the required form.
+    /// Returns the chunk as a range of its stored block, or `None` if the block does not already have the form of the
+    /// chunk.
     async fn pass_through(
         &self,
         position: &GridPosition,

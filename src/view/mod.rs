@@ -8,6 +8,8 @@
 //! For example, `/zarr3/a/s0/c/0/0/1` becomes the key `a/s0/c/0/0/1` of the view `zarr3`. Its `resolve` splits the key
 //! into the array `a/s0` and the coordinates `0, 0, 1` in Zarr's order, and reads the attributes of `a/s0`. It returns
 //! [`Chunk::of_block`] with the dataset, the block's position in N5's order, and the encoder of the array's chunks.
+//!
+//! To add a view, start from the example of [`View`], and follow the row "view" of the table in `CONTRIBUTING.md`.
 
 mod chunk;
 mod chunk_encoder;

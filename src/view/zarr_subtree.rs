@@ -128,7 +128,7 @@ async fn zarr_nodes(
     Ok(zarr_nodes)
 }
 
-/// Adds the documents that the description of the node at `index` requires. `index_of` returns the index of the node at
+/// Adds the loaded documents at the required paths to the node at `index`. `index_of` returns the index of the node at
 /// a path relative to this node.
 fn add_child_documents(nodes: &mut [Node], index: usize, index_of: impl Fn(&str) -> Option<usize>) {
     let required = nodes.get(index).map(n5_metadata::required_paths).unwrap_or_default();

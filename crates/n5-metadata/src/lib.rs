@@ -56,8 +56,8 @@ mod testing {
         value
     }
 
-    /// Returns a group with the attributes of its ancestors, its own, and those of the documents in `descendants` that
-    /// [`required_paths`] asks for.
+    /// Returns a group with the attributes of its ancestors, its own, and those of the `descendants` that are among its
+    /// [`required_paths`].
     pub(crate) fn group(ancestors: &[Value], own: &Value, descendants: &[(&str, Value)]) -> Node {
         let mut children: Vec<String> =
             descendants.iter().filter_map(|(path, _)| path.split('/').next()).map(str::to_owned).collect();

@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use n5_format::{AttributesDocument, DescribedDataset, DocumentError};
 use serde_json::{Map, Value};
 
-/// Maximum number of documents that [`required_paths`](crate::required_paths) asks for.
+/// Maximum number of paths that [`required_paths`](crate::required_paths) returns.
 pub const MAX_LEVELS: usize = 64;
 
 /// A directory of a container, with the data that its description needs.
@@ -19,7 +19,8 @@ pub struct Node {
     pub document: Option<Result<AttributesDocument, DocumentError>>,
     /// Names of the directories directly below. The grid directories of a dataset need not be listed.
     pub children: Vec<String>,
-    /// Attributes at the [`required_paths`](crate::required_paths), by path. Paths without attributes are left out.
+    /// Loaded attributes of the [`required_paths`](crate::required_paths), by path. Paths without attributes are left
+    /// out.
     pub child_documents: BTreeMap<String, AttributesDocument>,
 }
 

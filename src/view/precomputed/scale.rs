@@ -188,11 +188,9 @@ impl PrecomputedEncoding {
 /// # Errors
 /// [`ReadError::InvalidParameter`].
 pub(super) fn quality_parameter(text: &str) -> Result<u8, ReadError> {
-    let detail = || format!("quality is {:?}; it must be a whole number from 1 to 100", truncated(text));
-    parse_quality(text).ok_or_else(|| ReadError::InvalidParameter {
-        parameter: "quality",
-        detail: detail(),
-        known: Vec::new(),
+    parse_quality(text).ok_or_else(|| {
+        let detail = format!("quality is {:?}; it must be a whole number from 1 to 100", truncated(text));
+        ReadError::InvalidParameter { parameter: "quality", detail, known: Vec::new() }
     })
 }
 
@@ -267,10 +265,10 @@ fn parse_number(text: &str) -> Option<i64> {
     text.parse().ok().filter(|number: &i64| number.to_string() == text)
 }
 
-/// Returns the size, the number of channels and the bytes per element of an array.
-fn volume_shape(shape: &[u64], width: usize) -> ([u64; 3], u64, usize) {
+/// Returns the size in voxels and the number of channels of an array.
+fn volume_shape(shape: &[u64]) -> ([u64; 3], u64) {
     let size = |axis: usize| shape.get(axis).copied().unwrap_or(1);
-    ([size(0), size(1), size(2)], size(3), width)
+    ([size(0), size(1), size(2)], size(3))
 }
 
 impl ChunkEncoder for PrecomputedEncoding {
@@ -287,7 +285,7 @@ impl ChunkEncoder for PrecomputedEncoding {
     }
 
     fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
-        let (size, channels, width) = volume_shape(shape, width);
+        let (size, channels) = volume_shape(shape);
         match self {
             Self::Raw => 0,
             Self::Jpeg { .. } | Self::Png => {
@@ -317,7 +315,8 @@ impl ChunkEncoder for PrecomputedEncoding {
 
 impl PrecomputedEncoding {
     fn encode_array(self, array: Array) -> Result<Bytes, String> {
-        let (size, channels, width) = volume_shape(&array.shape, array.data_type.size_bytes().unwrap_or(1));
+        let (size, channels) = volume_shape(&array.shape);
+        let width = array.data_type.size_bytes().unwrap_or(1);
         let to_usize = |size: u64| usize::try_from(size).map_err(|error| error.to_string());
         let channels = to_usize(channels)?;
         let image_size =

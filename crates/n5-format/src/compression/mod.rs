@@ -1,5 +1,7 @@
 //! Compression schemes, each with one file and one row of [`CODECS`], and the registry to which a program can add its
 //! own.
+//!
+//! To add a codec, start with a file that implements [`Codec`], and follow "A codec" in `CONTRIBUTING.md`.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;

@@ -5,7 +5,7 @@
 //! beside the container. Lists are in N5 axis order.
 //!
 //! A group is recognised as a timepoint if it has no factors itself, and if the group directly above is not a dataset
-//! and has factors for all levels. The attributes of the children named `s<number>` are required.
+//! and has factors for all levels. The attributes of the children named `s<number>` are loaded.
 //!
 //! Source: bigdataviewer-core `BDV N5 format.md`, `bdv/img/n5/BdvN5Format.java`.
 

@@ -4,8 +4,8 @@
 //! Lists are in C order, slowest axis first, unless `ordering` (or `order`) is `"F"`. Lists in C order are reversed
 //! here.
 //!
-//! The attributes of the listed paths are required. If no path is listed, those of the children named `s<number>` are
-//! required, because a group is also recognised if each of these has a `transform`. The member `transform`
+//! The attributes of the listed paths are loaded. If no path is listed, those of the children named `s<number>` are
+//! loaded, because a group is also recognised if each of these children has a `transform`. The member `transform`
 //! distinguishes this convention from OME-NGFF.
 //!
 //! Source: n5-universe `N5CosemMetadata.java`; janelia-cellmap/schemas `multiscale.md`.

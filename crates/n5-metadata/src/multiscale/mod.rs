@@ -1,4 +1,7 @@
 //! Multiscale conventions: one file and one row of [`CONVENTIONS`] each.
+//!
+//! A convention says in two steps whether it describes a group. `required_paths` returns the paths whose attributes the
+//! caller loads, as far as they exist. `read` then makes the pyramid from the loaded attributes.
 
 mod bdv;
 mod cosem;
@@ -13,9 +16,9 @@ use crate::problem::MetadataProblem;
 
 /// All conventions. A group is described by the first one that it follows.
 ///
-/// The first function of a convention returns the paths below the directory at which the convention needs attributes.
-/// The list is empty if the directory's own attributes and listing already rule the convention out. The second function
-/// returns the pyramid, or `None` if the directory does not follow the convention.
+/// The first function of a convention returns the paths below the directory whose attributes are to be loaded. The list
+/// is empty if the directory's own attributes and listing already rule the convention out. The second function returns
+/// the pyramid, or `None` if the directory does not follow the convention.
 ///
 /// The order is that of n5-universe (`N5DatasetDiscoverer.java`). Paintera and BDV, which n5-universe does not know,
 /// come before n5-viewer, because they share its keys.
@@ -28,9 +31,10 @@ static CONVENTIONS: &[(fn(&Node) -> Vec<String>, fn(&Node, &mut Vec<MetadataProb
     (n5_viewer::required_paths, n5_viewer::read),
 ];
 
-/// Returns the paths below a directory at which [`describe`](crate::describe) needs attributes, at most [`MAX_LEVELS`].
+/// Returns the paths below a directory whose attributes must be loaded before [`describe`](crate::describe) is called,
+/// at most [`MAX_LEVELS`].
 ///
-/// The paths are relative, consist of valid segments, and need not exist. For a dataset, there are none.
+/// The paths are relative and consist of valid segments. They need not exist. For a dataset, there are none.
 pub fn required_paths(node: &Node) -> Vec<String> {
     if node.is_dataset() {
         return Vec::new();

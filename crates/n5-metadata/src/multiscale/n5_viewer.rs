@@ -5,7 +5,7 @@
 //! `pixelResolution`. On the group, Neuroglancer also reads `downsamplingFactors` as a list of lists, and `axes`,
 //! `units` and `resolution`. Lists are in N5 axis order.
 //!
-//! The attributes of the children named `s<number>` are required. A group with such datasets is recognised if it has
+//! The attributes of the children named `s<number>` are loaded. A group with such datasets is recognised if it has
 //! `scales`, `downsamplingFactors`, `pixelResolution` or `multiScale`, or if one of the datasets has
 //! `downsamplingFactors` or `pixelResolution`.
 //!

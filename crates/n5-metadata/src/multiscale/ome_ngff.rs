@@ -6,7 +6,7 @@
 //! and the last one is. Versions 0.1 and 0.2 name no axes and mean t, c, z, y, x. Version 0.3 has plain strings.
 //! Versions before 0.4 have no scale.
 //!
-//! The attributes of the listed paths are required. Other conventions use the key `multiscales`, too: COSEM for a list
+//! The attributes of the listed paths are loaded. Other conventions use the key `multiscales`, too: COSEM for a list
 //! whose datasets have a `transform`, and n5-universe's canonical form for an object. OME-NGFF is recognised by a list
 //! whose datasets have no `transform`.
 //!

@@ -3,10 +3,9 @@
 //! `data` holds `multiScale`, `resolution`, `offset`, `unit` and the levels `s<k>`. Each level except the first has
 //! `downsamplingFactors`. If there are no levels, `data` itself is the dataset. Lists are in N5 axis order.
 //!
-//! A group with `painteraData` is recognised. The caller must load the attributes of `data` and, because the number of
-//! levels is unknown at that point, those of `data/s0` to `data/s15`; any of them may be absent. A group directly below
-//! one with `painteraData` is recognised as `data`. The caller must load the attributes of its children named
-//! `s<number>`.
+//! A group with `painteraData` is recognised. The attributes of `data` are loaded. Those of `data/s0` to `data/s15` are
+//! loaded, too, as far as they exist, because the number of levels is not known at that point. A group directly below
+//! one with `painteraData` is recognised as `data`. The attributes of its children named `s<number>` are loaded.
 //!
 //! Source: Paintera `README.md`, `util/n5/N5Helpers.kt`.
 
