@@ -23,7 +23,7 @@ use tower::ServiceExt;
 use super::request::objects;
 use super::server::{Server, wait_for};
 
-/// Maximum length of a request head, as in `src/conn/http2/memory.rs`.
+/// Maximum length of a request head, as in `src/conn/connection_memory.rs`.
 const HEADER_BYTES: usize = 96 << 10;
 
 /// First bytes of an HTTP/2 connection, as in `src/conn/fast_connection.rs`.

@@ -13,8 +13,8 @@ use tokio::net::{TcpStream, UnixStream};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot, watch};
 use tokio::time::Instant;
 
+use super::connection_memory::{ConnectionMemory, GUARANTEED_BYTES};
 use super::fast_connection::{FastConnection, FastPathEnd, PeerAccount};
-use super::http2::memory::{ConnectionMemory, GUARANTEED_BYTES};
 use super::http2::watchdog::Http2Watchdog;
 use super::hyper_connection::serve_with_hyper;
 use super::metered_socket::{LingeringSocket, MeteredSocket, drain_lingering};

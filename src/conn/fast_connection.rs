@@ -24,8 +24,8 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::time::{Instant, Sleep};
 use tokio_util::io::poll_read_buf;
 
+use super::connection_memory::ConnectionMemory;
 use super::http2::admission::FrameAdmission;
-use super::http2::memory::ConnectionMemory;
 use super::peers::IdleTracker;
 use super::reply_writer::ReplyWriter;
 use super::serving_snapshot::SnapshotCache;

@@ -27,11 +27,11 @@ use tokio::sync::watch;
 use tokio::time::Instant;
 use tower::ServiceExt;
 
-use super::fast_connection::FastConnection;
-use super::header_filter::strip_unread_headers;
-use super::http2::memory::{
+use super::connection_memory::{
     ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_HEAD_BYTES, MAX_STREAMS, MAX_UNCOUNTED_COOKIES,
 };
+use super::fast_connection::FastConnection;
+use super::header_filter::strip_unread_headers;
 use super::http2::watchdog::{Http2Watchdog, StreamTracker, TrackedBytes};
 use super::serving_snapshot::ServingSnapshot;
 use super::signals::{ConnectionSignals, wait_until_set};

@@ -1,5 +1,6 @@
 //! Connections: the listening address, what is accepted there, TLS, HTTP/1.1 and HTTP/2, and what each client may take.
 
+mod connection_memory;
 mod connections;
 mod fast_connection;
 mod header_filter;

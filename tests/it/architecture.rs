@@ -57,10 +57,10 @@ const ORDER: &[(&str, &str)] = &[
     ("config", "load memory_bounds summary validate sections values"),
     (
         "conn",
-        "listener connections hyper_connection fast_connection header_filter http2 peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",
+        "listener connections hyper_connection fast_connection header_filter http2 connection_memory peers reply_writer serving_snapshot signals tls metered_socket send_queue so_meminfo socket threshold_pool workers",
     ),
     ("conn::fast_connection", "header_timer receive_buffer"),
-    ("conn::http2", "watchdog admission memory frames hpack"),
+    ("conn::http2", "watchdog admission frames hpack"),
     ("container", "browse groups nonblocking stored_blocks handle resources"),
     ("fastpath", "thread_cache reply"),
     (

@@ -3,7 +3,7 @@
 use bytes::{Buf, BytesMut};
 use tokio::io::ReadBuf;
 
-use super::super::http2::memory::{ConnectionMemory, HEAD_COPIES, MAX_HEAD_BYTES};
+use super::super::connection_memory::{ConnectionMemory, HEAD_COPIES, MAX_HEAD_BYTES};
 
 /// Minimum capacity of the receive buffer in bytes. A browser's request head fits, or dozens of request heads of curl.
 pub(super) const READ_BYTES: usize = 2 << 10;

@@ -13,10 +13,10 @@ use std::time::Duration;
 use bytes::{Buf, BytesMut};
 use tokio::time::{Instant, Sleep};
 
+use super::super::connection_memory::{ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_UNCOUNTED_COOKIES};
 use super::super::socket::Socket;
 use super::super::workers::schedule_yield;
 use super::frames::FrameScanner;
-use super::memory::{ConnectionMemory, GoawayReason, MAX_FIELDS, MAX_UNCOUNTED_COOKIES};
 use crate::telemetry::log_throttle::LogThrottle;
 use crate::telemetry::metrics::{QueueLabel, QueueWaitTimer};
 

@@ -5,6 +5,7 @@
 
 use std::ops::ControlFlow;
 
+use super::super::connection_memory::HeaderFrame;
 use super::hpack::HpackTableScanner;
 
 /// Length of a frame's header (RFC 9113, section 4.1).
@@ -51,19 +52,6 @@ impl FrameHeader {
             stream: u32::from_be_bytes(stream) & (u32::MAX >> 1),
         })
     }
-}
-
-/// A frame that carries a part of a request's header list.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct HeaderFrame {
-    /// Length of the payload on the wire.
-    pub(crate) payload_bytes: usize,
-    /// True for the first frame of a header list, false for `CONTINUATION`.
-    pub(crate) begins_list: bool,
-    /// True if the frame opens a stream.
-    pub(crate) opens_stream: bool,
-    /// True if clients must not send this frame. hyper would store its header list before it reports the error.
-    pub(crate) is_forbidden: bool,
 }
 
 /// Scans the frames in the bytes that a client sends.

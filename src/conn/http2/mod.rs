@@ -1,8 +1,7 @@
-//! Limits of HTTP/2 connections: the frames that hyper gets, the memory that these frames cost, and the time for which
-//! a client may not read its responses. `memory` also accounts for long HTTP/1 heads.
+//! Limits of HTTP/2 connections: the frames that hyper gets, and the time for which a client may not read its
+//! responses.
 
 pub(super) mod admission;
 mod frames;
 mod hpack;
-pub(super) mod memory;
 pub(super) mod watchdog;

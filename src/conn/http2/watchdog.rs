@@ -12,7 +12,7 @@ use bytes::{Buf, Bytes};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::memory::StreamMemory;
+use super::super::connection_memory::StreamMemory;
 use crate::telemetry::metrics::CloseReason;
 
 /// Number of bytes that a stream must send to count as advanced. If fewer bytes are pending, the stream must send

@@ -14,24 +14,23 @@ use axum::http::request::Parts;
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::super::threshold_pool::{AddressMemory, DynamicThresholdPool};
-use super::frames::HeaderFrame;
+use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 
 /// Maximum length of a request head, in bytes. A head with the longest possible path (64 KiB) fits. A connection that
 /// sends only a head costs no more than this.
-pub(crate) const MAX_HEAD_BYTES: usize = 96 << 10;
+pub(super) const MAX_HEAD_BYTES: usize = 96 << 10;
 
 /// Number of copies of a head in memory: as received, as parsed, and in the text of a problem response.
-pub(crate) const HEAD_COPIES: usize = 3;
+pub(super) const HEAD_COPIES: usize = 3;
 
 /// Maximum number of fields of a request. hyper has the same limit for HTTP/1.
-pub(crate) const MAX_FIELDS: usize = 100;
+pub(super) const MAX_FIELDS: usize = 100;
 
 /// Maximum number of cookie fields that do not count towards [`MAX_FIELDS`].
-pub(crate) const MAX_UNCOUNTED_COOKIES: usize = 200;
+pub(super) const MAX_UNCOUNTED_COOKIES: usize = 200;
 
 /// Maximum number of concurrent HTTP/2 streams of one connection. Viewers request 100 blocks at once.
-pub(crate) const MAX_STREAMS: u32 = 128;
+pub(super) const MAX_STREAMS: u32 = 128;
 
 /// Memory of an open stream (6.5 KiB): its state in hyper, the task that answers its request, and a short response. A
 /// 404 that the client did not read was measured to take 2.9 KiB, with a peak of 5.3 KiB.
@@ -77,12 +76,12 @@ const MIN_STREAMLESS_IDLE: Duration = Duration::from_millis(500);
 
 /// An address that holds less memory than this may use the pool's reserve. The memory is enough for a head of 597 bytes
 /// on the wire, where each byte may be a field. A browser's first head is shorter, unless it has long cookies.
-pub(crate) const GUARANTEED_BYTES: usize = 64 << 10;
+pub(super) const GUARANTEED_BYTES: usize = 64 << 10;
 const _: () = assert!(597 * FIELD_BYTES + STREAM_BYTES + RETAINED_BYTES <= GUARANTEED_BYTES);
 
 /// Reason to end an HTTP/2 connection that its client keeps open.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum GoawayReason {
+pub(super) enum GoawayReason {
     /// A header list has more fields than hyper could count in reasonable time.
     TooManyFields,
     /// The client sent a frame that only servers may send.
@@ -96,12 +95,12 @@ pub(crate) enum GoawayReason {
 impl GoawayReason {
     /// Returns true if the reason is a shortage of memory, for which the client may not be responsible. The client is
     /// then told which requests it can repeat, and still receives its last response.
-    pub(crate) const fn is_memory_shortage(self) -> bool {
+    pub(super) const fn is_memory_shortage(self) -> bool {
         matches!(self, Self::NoTableMemory | Self::BlockedTooLong)
     }
 
     /// Returns the text for the log.
-    pub(crate) const fn text(self) -> &'static str {
+    pub(super) const fn text(self) -> &'static str {
         match self {
             Self::TooManyFields => "the client sends too many header fields in one request",
             Self::ForbiddenFrame => "the client sends a frame that only servers may send",
@@ -113,12 +112,25 @@ impl GoawayReason {
     }
 }
 
+/// A frame that carries a part of a request's header list.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct HeaderFrame {
+    /// Length of the payload on the wire.
+    pub(super) payload_bytes: usize,
+    /// True for the first frame of a header list, false for `CONTINUATION`.
+    pub(super) begins_list: bool,
+    /// True if the frame opens a stream.
+    pub(super) opens_stream: bool,
+    /// True if clients must not send this frame. hyper would store its header list before it reports the error.
+    pub(super) is_forbidden: bool,
+}
+
 /// Account of the memory that a connection has taken from the pool. Dropping the account gives the memory back.
 ///
 /// Relaxed ordering is enough for all counters and flags here. They guard no other data, and only one thread at a time
 /// uses a connection. A load and a store that follows are therefore not interrupted by another store.
 #[derive(Debug)]
-pub(crate) struct ConnectionMemory {
+pub(super) struct ConnectionMemory {
     pool: Arc<DynamicThresholdPool>,
     /// Memory of all connections from the client's address; `None` if many clients share the address.
     address_memory: Option<Arc<AddressMemory>>,
@@ -153,7 +165,7 @@ pub(crate) struct ConnectionMemory {
 
 impl ConnectionMemory {
     /// Creates the account of a connection. The memory that the connection takes also counts for the client's address.
-    pub(crate) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
+    pub(super) fn new(pool: &Arc<DynamicThresholdPool>, address_memory: Option<Arc<AddressMemory>>) -> Arc<Self> {
         Arc::new(Self {
             pool: Arc::clone(pool),
             address_memory,
@@ -178,7 +190,7 @@ impl ConnectionMemory {
 
     /// Takes `bytes` if the limits of the pool and the address allow it. Returns true if it took them. Threads that
     /// take memory for the same address at the same time may exceed its limit slightly.
-    pub(crate) fn try_take(&self, bytes: usize) -> bool {
+    pub(super) fn try_take(&self, bytes: usize) -> bool {
         let Self { pool, address_memory, taken_bytes, .. } = self;
         let address_bytes = address_memory.as_ref().map(|held| held.memory_bytes.load(Ordering::Relaxed));
         if !pool.try_take(address_bytes, bytes) {
@@ -192,7 +204,7 @@ impl ConnectionMemory {
     }
 
     /// Gives back bytes that were taken.
-    pub(crate) fn give_back(&self, bytes: usize) {
+    pub(super) fn give_back(&self, bytes: usize) {
         self.taken_bytes.fetch_sub(bytes, Ordering::Relaxed);
         self.pool.give_back(bytes);
         if let Some(address) = &self.address_memory {
@@ -201,38 +213,38 @@ impl ConnectionMemory {
     }
 
     /// Begins a poll of the connection: resets the number of frames that count towards it.
-    pub(crate) fn begin_poll(&self) {
+    pub(super) fn begin_poll(&self) {
         self.frames_this_poll.store(0, Ordering::Relaxed);
     }
 
     /// Counts a read from the socket towards this poll.
-    pub(crate) fn count_read(&self) {
+    pub(super) fn count_read(&self) {
         self.frames_this_poll.fetch_add(FRAMES_PER_READ, Ordering::Relaxed);
     }
 
     /// Returns true if this poll has admitted the maximum number of frames.
-    pub(crate) fn is_poll_budget_spent(&self) -> bool {
+    pub(super) fn is_poll_budget_spent(&self) -> bool {
         self.frames_this_poll.load(Ordering::Relaxed) >= MAX_FRAMES_PER_POLL
     }
 
     /// Stops admitting frames, and ends the connection for this reason. Only the first reason counts.
-    pub(crate) fn refuse(&self, reason: GoawayReason) {
+    pub(super) fn refuse(&self, reason: GoawayReason) {
         self.refusal.get_or_init(|| reason);
         self.refusal_notify.notify_one();
     }
 
     /// Returns true if [`Self::refuse`] was called.
-    pub(crate) fn is_refusing(&self) -> bool {
+    pub(super) fn is_refusing(&self) -> bool {
         self.refusal().is_some()
     }
 
     /// Returns the reason given to [`Self::refuse`], if it was called.
-    pub(crate) fn refusal(&self) -> Option<GoawayReason> {
+    pub(super) fn refusal(&self) -> Option<GoawayReason> {
         self.refusal.get().copied()
     }
 
     /// Waits for a call of [`Self::refuse`] and returns its reason.
-    pub(crate) async fn wait_for_refusal(&self) -> GoawayReason {
+    pub(super) async fn wait_for_refusal(&self) -> GoawayReason {
         loop {
             self.refusal_notify.notified().await;
             if let Some(reason) = self.refusal.get() {
@@ -243,7 +255,7 @@ impl ConnectionMemory {
 
     /// Returns the time at which the last stream of the connection ended, if the connection holds memory that no stream
     /// can give back. Returns `None` if it has a stream, holds no memory, or is still sending its last response.
-    pub(crate) fn blocked_since(&self) -> Option<Instant> {
+    pub(super) fn blocked_since(&self) -> Option<Instant> {
         let holds = |bytes: &AtomicUsize| bytes.load(Ordering::Relaxed) > 0;
         let is_blocked =
             self.open_streams.load(Ordering::Relaxed) == 0 && holds(&self.taken_bytes) && !holds(&self.unflushed_bytes);
@@ -252,7 +264,7 @@ impl ConnectionMemory {
 
     /// Asks idle connections to give back the memory that hyper keeps for their past streams. If the client's address
     /// holds a large share of the pool, only connections from that address are asked.
-    pub(crate) fn request_reclaim(&self) {
+    pub(super) fn request_reclaim(&self) {
         let address_memory = self.address_memory.as_ref();
         let address = address_memory.filter(|held| self.pool.is_large_share(held.memory_bytes.load(Ordering::Relaxed)));
         let reclaim_requested = address.map_or(&self.pool.reclaim_requested, |address| &address.reclaim_requested);
@@ -263,7 +275,7 @@ impl ConnectionMemory {
 
     /// Waits until other connections need the memory that hyper keeps for this connection. Ready only if this
     /// connection has been idle for [`MIN_STREAMLESS_IDLE`].
-    pub(crate) async fn wait_for_reclaim(&self) {
+    pub(super) async fn wait_for_reclaim(&self) {
         loop {
             let by_address = async {
                 match &self.address_memory {
@@ -284,7 +296,7 @@ impl ConnectionMemory {
     }
 
     /// Returns true if no stream is open, about to be opened, or waiting for memory.
-    pub(crate) fn is_idle(&self) -> bool {
+    pub(super) fn is_idle(&self) -> bool {
         self.open_streams.load(Ordering::Relaxed) == 0
             && self.pending_request_streams.load(Ordering::Relaxed) == 0
             && !self.is_waiting.load(Ordering::Relaxed)
@@ -292,7 +304,7 @@ impl ConnectionMemory {
 
     /// Takes memory for a frame of a header list before hyper sees the frame. Returns `Break` if there is no memory, or
     /// after [`Self::refuse`].
-    pub(crate) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
+    pub(super) fn admit(&self, frame: HeaderFrame) -> ControlFlow<()> {
         if frame.is_forbidden {
             self.refuse(GoawayReason::ForbiddenFrame);
         }
@@ -316,7 +328,7 @@ impl ConnectionMemory {
     /// Sets the number of bytes that hyper's HPACK table retains, and takes or gives back memory accordingly.
     /// Additional bytes come from the memory that was taken for the current header list, and then from the pool. If the
     /// pool has none, the connection ends.
-    pub(crate) fn set_table_bytes(&self, bytes: usize) {
+    pub(super) fn set_table_bytes(&self, bytes: usize) {
         let current_bytes = self.table_bytes.load(Ordering::Relaxed);
         if bytes <= current_bytes {
             self.table_bytes.store(bytes, Ordering::Relaxed);
@@ -335,12 +347,12 @@ impl ConnectionMemory {
     }
 
     /// Records whether the last header list passed to hyper is incomplete.
-    pub(crate) fn set_in_header_list(&self, in_header_list: bool) {
+    pub(super) fn set_in_header_list(&self, in_header_list: bool) {
         self.in_header_list.store(in_header_list, Ordering::Relaxed);
     }
 
     /// Records whether hyper has read all bytes passed to it and wants more.
-    pub(crate) fn set_input_drained(&self, is_drained: bool) {
+    pub(super) fn set_input_drained(&self, is_drained: bool) {
         self.is_input_drained.store(is_drained, Ordering::Relaxed);
     }
 
@@ -349,7 +361,7 @@ impl ConnectionMemory {
     ///
     /// Must be called after a poll of hyper. Once hyper has read all bytes passed to it, each complete header list has
     /// become a request or was refused.
-    pub(crate) fn release_pending(&self) {
+    pub(super) fn release_pending(&self) {
         if self.pending_request_bytes.load(Ordering::Relaxed) > 0
             && self.is_input_drained.load(Ordering::Relaxed)
             && !self.in_header_list.load(Ordering::Relaxed)
@@ -364,7 +376,7 @@ impl ConnectionMemory {
     }
 
     /// Takes the memory of the stream of a request. Returns `None` if there is no memory for a head of this length.
-    pub(crate) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
+    pub(super) fn open_stream(self: &Arc<Self>, request: &Parts) -> Option<StreamMemory> {
         let path = request.uri.path_and_query().map_or(0, |path| path.as_str().len());
         let head_bytes: usize = request
             .headers
@@ -391,7 +403,7 @@ impl ConnectionMemory {
     }
 
     /// Gives back the memory of streams that have ended. Must be called only when hyper has flushed all its frames.
-    pub(crate) fn release_flushed(&self) {
+    pub(super) fn release_flushed(&self) {
         if self.unflushed_bytes.load(Ordering::Relaxed) > 0 {
             self.give_back(self.unflushed_bytes.swap(0, Ordering::Relaxed));
         }
@@ -406,7 +418,7 @@ impl Drop for ConnectionMemory {
 
 /// Memory of an open stream. Dropping it ends the stream; the memory stays taken until the last frame is sent.
 #[derive(Debug)]
-pub(crate) struct StreamMemory {
+pub(super) struct StreamMemory {
     connection: Arc<ConnectionMemory>,
     bytes: usize,
 }
