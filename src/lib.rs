@@ -16,9 +16,10 @@
 //! 5. [`SliceReader::read_pieces`](read::SliceReader::read_pieces) takes a permit of the slice budget, looks up the
 //!    blocks, loads those that are not cached (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
 //!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
-//! 6. [`Format::header`](output::Format::header) makes the bytes before the elements, and the response is sent. If the
-//!    elements must be converted or encoded, [`SliceReader::read_whole`](read::SliceReader::read_whole) and
-//!    [`Format::encode`](output::Format::encode) take the places of these two.
+//! 6. [`StreamedFormat::header`](output::StreamedFormat::header) makes the bytes before the elements, and the response
+//!    is sent. If the elements must be converted or encoded,
+//!    [`SliceReader::read_whole`](read::SliceReader::read_whole) and [`Format::encode`](output::Format::encode) take
+//!    the places of these two.
 //!
 //! # Glossary
 //!

@@ -13,7 +13,7 @@ use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::{self, Problem};
 use crate::http::query::numpy_index::Selection;
 use crate::http::query::slice_query::SliceQuery;
-use crate::output::{self, EncodeOptions, EncodedPiece, Format};
+use crate::output::{self, EncodeOptions, EncodedPiece, Format, PiecewiseFormat};
 use crate::read::{self, PlanError, PlannedSlice, SliceDelivery, SlicePlanner, Streaming};
 use crate::runtime::cpu_pool::Priority;
 use crate::telemetry::{metrics, trace};
@@ -135,10 +135,10 @@ impl SliceRequest {
     fn encoding_cost(&self, region: &Region) -> Result<EncodingCost, String> {
         let Self { format, data_type, options, selection, .. } = self;
         let shape = selection.kept(region.shape());
-        format.accepts(&shape, data_type, options)?;
+        output::check_supported(*format, &shape, data_type, options)?;
         Ok(EncodingCost {
             extra_bytes: format.extra_bytes(&shape, data_type, options),
-            header_bytes: format.header_bytes(&shape, data_type, options),
+            header_bytes: format.as_streamed().and_then(|format| format.header_bytes(&shape, data_type, options)),
         })
     }
 
@@ -187,7 +187,7 @@ impl SliceRequest {
         }
         let streamed_formats: Vec<&str> = output::FORMATS
             .iter()
-            .filter(|format| format.header_bytes(&[1, 1], &DataType::UInt8, &EncodeOptions::default()).is_some())
+            .filter(|format| format.as_streamed().is_some())
             .map(|format| format.name())
             .collect();
         let detail = format!(
@@ -261,15 +261,17 @@ pub(crate) async fn encode_slice(
     let SliceRequest { format, ref data_type, ref options, ref selection, .. } = plan.request;
     let shape = selection.shape();
     if plan.is_verbatim() {
-        return Ok(format.header(&shape, data_type, options).into_iter().chain(pieces).collect());
+        let header = format.as_streamed().and_then(|format| format.header(&shape, data_type, options));
+        return Ok(header.into_iter().chain(pieces).collect());
     }
     let data = pieces.into_iter().next().unwrap_or_default();
     let array = Array { shape, data_type: data_type.clone(), data };
     if plan.content_coding.is_none()
         && !plan.slice.is_converted()
+        && let Some(format) = format.as_piecewise()
         && format.piece_count(&array.shape, data_type, options) > 1
     {
-        return encode_in_parallel(container, plan, array, memory).await;
+        return encode_in_parallel(container, plan, format, array, memory).await;
     }
     let is_encoded = plan.is_encoded();
     let PlannedResponse { request: SliceRequest { options, .. }, slice, content_coding, .. } = plan;
@@ -298,11 +300,12 @@ pub(crate) async fn encode_slice(
 async fn encode_in_parallel(
     container: &Container,
     plan: PlannedResponse,
+    format: &'static dyn PiecewiseFormat,
     array: Array,
     memory: MemoryPermit,
 ) -> Result<Vec<Bytes>, Problem> {
     let dataset_id = plan.slice.dataset_id();
-    let SliceRequest { format, options, .. } = plan.request;
+    let options = plan.request.options;
     let piece_numbers = 0..format.piece_count(&array.shape, &array.data_type, &options);
     // The jobs own their memory permit, because they continue when the client has disconnected.
     let inputs = Arc::new((array, options));

@@ -2,6 +2,8 @@
 
 use bytes::Bytes;
 
+use n5_format::{DataType, to_big_endian};
+
 /// Options that the client sets, and properties of the region that some formats write into the response.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct EncodeOptions {
@@ -88,6 +90,24 @@ impl Endian {
             Self::Little => "little",
             Self::Big => "big",
         }
+    }
+
+    /// Returns little-endian elements in this byte order. Their length is unchanged.
+    pub fn arrange(self, elements: Bytes, data_type: &DataType) -> Bytes {
+        match self.swapped_width(data_type) {
+            Some(width) => to_big_endian(elements, width),
+            None => elements,
+        }
+    }
+
+    /// Returns the width of the elements if [`Self::arrange`] reverses their bytes; `None` if it changes nothing.
+    pub fn swapped_width(self, data_type: &DataType) -> Option<usize> {
+        data_type.size_bytes().filter(|width| *width > 1 && self == Self::Big)
+    }
+
+    /// Returns the size of the elements in bytes if [`Self::arrange`] reverses their bytes, otherwise 0.
+    pub(super) fn swapped_bytes(self, shape: &[u64], data_type: &DataType) -> u64 {
+        self.swapped_width(data_type).map_or(0, |width| element_count(shape).saturating_mul(width as u64))
     }
 }
 

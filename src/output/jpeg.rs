@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use jpeg_encoder::{Encoder, ImageBuffer, JpegColorType, SamplingFactor};
 
-use super::Format;
 use super::encoding::{EncodeError, EncodeOptions, buffer};
 use super::image::{append_windowed, check_window, plane_size};
+use super::{Format, check_array};
 use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image, like `png` but with 8 bits only.
@@ -58,7 +58,7 @@ impl Format for JpegFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        self.check(array, options)?;
+        check_array(self, array, options)?;
         let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let side = |pixels: u32| u16::try_from(pixels).map_err(|error| encoder_error(error.to_string()));
@@ -106,6 +106,7 @@ impl ImageBuffer for LazyGreyImage<'_> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check_supported;
     use super::*;
 
     fn file(shape: &[u64], data: Vec<u8>, data_type: DataType, options: &EncodeOptions) -> Vec<u8> {
@@ -151,12 +152,16 @@ mod tests {
 
     #[test]
     fn shapes_that_are_not_images_are_refused_with_a_remedy() {
-        let refusal =
-            |shape: &[u64], data_type| JpegFormat.accepts(shape, &data_type, &EncodeOptions::default()).unwrap_err();
+        let refusal = |shape: &[u64], data_type| {
+            check_supported(&JpegFormat, shape, &data_type, &EncodeOptions::default()).unwrap_err()
+        };
         assert!(refusal(&[65_536, 2], DataType::UInt8).contains("65535"));
         assert!(refusal(&[2, 2, 2], DataType::UInt8).contains("two axes"));
         assert!(refusal(&[2, 0], DataType::UInt8).contains("empty"));
         assert!(refusal(&[2, 2], DataType::UInt16).contains("window=lo,hi"));
-        assert_eq!(JpegFormat.accepts(&[65_535, 65_535], &DataType::UInt8, &EncodeOptions::default()), Ok(()));
+        assert_eq!(
+            check_supported(&JpegFormat, &[65_535, 65_535], &DataType::UInt8, &EncodeOptions::default()),
+            Ok(())
+        );
     }
 }

@@ -32,15 +32,15 @@ use encoding::element_count;
 ///
 /// # Adding a format
 /// Write one file with a type that implements this trait, and add one row to [`FORMATS`]. `CONTRIBUTING.md` lists the
-/// documents and tests to extend. The following is a complete format of comma-separated values, with one line for each
-/// index of the second axis:
+/// documents and tests to extend. A format that is sent whole needs neither [`StreamedFormat`] nor [`PiecewiseFormat`].
+/// The following is such a format: comma-separated values, with one line for each index of the second axis.
 ///
 /// ```
 /// use std::fmt::Write;
 ///
 /// use bytes::Bytes;
 /// use n5_format::{Array, DataType, convert};
-/// use n5_server::output::{EncodeError, EncodeOptions, Format};
+/// use n5_server::output::{EncodeError, EncodeOptions, Format, check_array};
 ///
 /// #[derive(Debug)]
 /// struct Csv;
@@ -64,7 +64,7 @@ use encoding::element_count;
 ///     }
 ///
 ///     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-///         self.check(array, options)?;
+///         check_array(self, array, options)?;
 ///         let fault = |reason: String| EncodeError::Encoder { format: self.name(), reason };
 ///         let numbers = convert(array.data.clone(), &array.data_type, &DataType::Float64);
 ///         let numbers = numbers.map_err(|error| fault(error.to_string()))?;
@@ -108,109 +108,62 @@ pub trait Format: fmt::Debug + Send + Sync {
         false
     }
 
-    /// Checks the requirements of this format. Called by [`Format::accepts`], which has checked the data type and the
+    /// Checks the requirements of this format. [`check_supported`] calls this after checking the data type and the
     /// parameters.
     ///
     /// # Errors
-    /// As for [`Format::accepts`].
+    /// As for [`check_supported`].
     fn supports(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> Result<(), String> {
         Ok(())
-    }
-
-    /// Checks that arrays of this shape and type can be encoded with these options.
-    ///
-    /// # Errors
-    /// A text for the client: why the array is refused, and what to request instead.
-    fn accepts(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Result<(), String> {
-        if data_type.size_bytes().is_none() {
-            return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
-        }
-        let parameters = [
-            ("endian", options.endian == Endian::Big),
-            ("window", options.window.is_some()),
-            ("quality", options.quality.is_some()),
-        ];
-        for (parameter, is_given) in parameters {
-            if is_given && !self.parameters().contains(&parameter) {
-                let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
-                let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
-                return Err(format!(
-                    "{parameter} is for format={} only, but the format is {}",
-                    names.join(" or "),
-                    self.name()
-                ));
-            }
-        }
-        self.supports(shape, data_type, options)
-    }
-
-    /// Checks that the format accepts the array and that the array's length matches its shape.
-    ///
-    /// # Errors
-    /// [`EncodeError::Refused`] and [`EncodeError::Length`].
-    fn check(&self, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
-        self.accepts(&array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
-        let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
-        if array.data.len() as u64 == expected {
-            Ok(())
-        } else {
-            Err(EncodeError::Length { expected, found: array.data.len() })
-        }
     }
 
     /// Returns an upper bound of the bytes that encoding allocates in addition to the array or band. Returns `u64::MAX`
     /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
 
-    /// Returns the bytes before the elements. Returns `None` if the encoding is not a header followed by the elements
-    /// in memory order.
+    /// Encodes the array, in parts that are sent one after another. The elements are not copied if
+    /// [`Format::extra_bytes`] is 0.
     ///
-    /// A format with a header can be sent in bands: the header first, then the bands in memory order, each passed
-    /// through [`Format::finish_band`].
-    fn header(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> Option<Bytes> {
+    /// # Errors
+    /// [`EncodeError`] if [`check_array`] refuses the array or the encoder fails.
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError>;
+
+    /// Returns this format if it can be sent in bands. Other formats are sent whole.
+    fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
         None
     }
 
-    /// Returns the exact length of [`Format::header`] in bytes. A format with a large header must compute the length
-    /// without building the header, because this is called before memory is taken.
+    /// Returns this format if it can encode the pieces of one array in parallel.
+    fn as_piecewise(&self) -> Option<&dyn PiecewiseFormat> {
+        None
+    }
+}
+
+/// A format whose encoding is a header followed by the elements in memory order.
+///
+/// An array can be sent in bands: first the header, then the bands, each with its elements in the format's byte order.
+pub trait StreamedFormat: Format {
+    /// Returns the bytes before the elements. Returns `None` if the format cannot represent the shape or the type.
+    fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes>;
+
+    /// Returns the exact length of [`StreamedFormat::header`] in bytes. A format with a large header must compute the
+    /// length without building the header, because this is called before memory is taken.
     fn header_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<u64> {
         self.header(shape, data_type, options).map(|header| header.len() as u64)
     }
 
-    /// Returns true if [`Format::finish_band`] changes the bytes of a band.
-    fn changes_bands(&self, _data_type: &DataType, _options: &EncodeOptions) -> bool {
-        false
+    /// Returns the byte order of the elements that are sent.
+    fn byte_order(&self, _options: &EncodeOptions) -> Endian {
+        Endian::Little
     }
+}
 
-    /// Converts the little-endian elements of a band to the form in which this format sends them. The length is
-    /// unchanged.
-    fn finish_band(&self, band: Bytes, _data_type: &DataType, _options: &EncodeOptions) -> Bytes {
-        band
-    }
+/// A format whose encoding is a sequence of pieces, which can be encoded in parallel, and a trailer.
+pub trait PiecewiseFormat: Format {
+    /// Returns the number of pieces of an array of this shape. The number does not depend on the machine.
+    fn piece_count(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> usize;
 
-    /// Encodes the array, in parts that are sent one after another. The elements are not copied if
-    /// [`Format::extra_bytes`] is 0. A format without a header must implement this.
-    ///
-    /// # Errors
-    /// [`EncodeError`] if [`Format::accepts`] refuses the array or the array's data do not match its shape.
-    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        self.check(array, options)?;
-        let Array { shape, data_type, data } = array;
-        let header = self.header(shape, data_type, options).ok_or_else(|| EncodeError::Encoder {
-            format: self.name(),
-            reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
-        })?;
-        let elements = self.finish_band(data.clone(), data_type, options);
-        Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
-    }
-
-    /// Returns the number of pieces into which [`Format::encode_piece`] encodes an array of this shape. The number is 1
-    /// if the format implements only [`Format::encode`]. It does not depend on the machine.
-    fn piece_count(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> usize {
-        1
-    }
-
-    /// Encodes the piece of the given number, counted from 0. Pieces can be encoded in parallel.
+    /// Encodes the piece of the given number, counted from 0.
     ///
     /// `take_buffer` supplies the piece's buffer: it takes a number of bytes and returns a buffer of any content and
     /// any capacity.
@@ -219,18 +172,76 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// As for [`Format::encode`].
     fn encode_piece(
         &self,
-        _number: usize,
-        _take_buffer: &dyn Fn(usize) -> Vec<u8>,
+        number: usize,
+        take_buffer: &dyn Fn(usize) -> Vec<u8>,
         array: &Array,
         options: &EncodeOptions,
-    ) -> Result<EncodedPiece, EncodeError> {
-        Ok(EncodedPiece { bytes: self.encode(array, options)?.concat().into(), ..EncodedPiece::default() })
-    }
+    ) -> Result<EncodedPiece, EncodeError>;
 
     /// Returns the few bytes that follow all pieces.
-    fn trailer(&self, _pieces: &[EncodedPiece]) -> Bytes {
-        Bytes::new()
+    fn trailer(&self, pieces: &[EncodedPiece]) -> Bytes;
+}
+
+/// Checks that `format` can encode arrays of this shape and type with these options.
+///
+/// # Errors
+/// A text for the client: why the array is refused, and what to request instead.
+pub fn check_supported(
+    format: &dyn Format,
+    shape: &[u64],
+    data_type: &DataType,
+    options: &EncodeOptions,
+) -> Result<(), String> {
+    if data_type.size_bytes().is_none() {
+        return Err(format!("elements of type {data_type} cannot be decoded; request the stored blocks instead"));
     }
+    let parameters = [
+        ("endian", options.endian == Endian::Big),
+        ("window", options.window.is_some()),
+        ("quality", options.quality.is_some()),
+    ];
+    for (parameter, is_given) in parameters {
+        if is_given && !format.parameters().contains(&parameter) {
+            let supporting_formats = FORMATS.iter().filter(|format| format.parameters().contains(&parameter));
+            let names: Vec<&str> = supporting_formats.map(|format| format.name()).collect();
+            return Err(format!(
+                "{parameter} is for format={} only, but the format is {}",
+                names.join(" or "),
+                format.name()
+            ));
+        }
+    }
+    format.supports(shape, data_type, options)
+}
+
+/// Checks that `format` can encode the array with these options, and that the array's length matches its shape.
+///
+/// # Errors
+/// [`EncodeError::Refused`] and [`EncodeError::Length`].
+pub fn check_array(format: &dyn Format, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
+    check_supported(format, &array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
+    let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
+    if array.data.len() as u64 == expected {
+        Ok(())
+    } else {
+        Err(EncodeError::Length { expected, found: array.data.len() })
+    }
+}
+
+/// Implements [`Format::encode`] for a streamed format: returns the header and the elements in the format's byte order.
+fn encode_streamed(
+    format: &dyn StreamedFormat,
+    array: &Array,
+    options: &EncodeOptions,
+) -> Result<Vec<Bytes>, EncodeError> {
+    check_array(format, array, options)?;
+    let Array { shape, data_type, data } = array;
+    let header = format.header(shape, data_type, options).ok_or_else(|| EncodeError::Encoder {
+        format: format.name(),
+        reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
+    })?;
+    let elements = format.byte_order(options).arrange(data.clone(), data_type);
+    Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
 }
 
 /// All output formats. The first one is the default, and wins among equally acceptable ones.
@@ -314,7 +325,7 @@ mod tests {
     fn an_undecodable_type_is_refused_by_every_format() {
         let other = DataType::from_name("string");
         for format in FORMATS {
-            assert!(format.accepts(&[2, 2], &other, &EncodeOptions::default()).is_err(), "{format:?}");
+            assert!(check_supported(*format, &[2, 2], &other, &EncodeOptions::default()).is_err(), "{format:?}");
         }
     }
 
@@ -326,7 +337,7 @@ mod tests {
         for (options, supporting_formats) in [(endian, &["raw"][..]), (window, &["png", "jpeg"]), (quality, &["jpeg"])]
         {
             for format in FORMATS {
-                let accepted = format.accepts(&[2, 2], &DataType::UInt8, &options);
+                let accepted = check_supported(*format, &[2, 2], &DataType::UInt8, &options);
                 assert_eq!(accepted.is_ok(), supporting_formats.contains(&format.name()), "{format:?}");
                 if let Err(message) = accepted {
                     assert!(message.contains(&format!("format={} only", supporting_formats.join(" or "))), "{message}");
@@ -362,7 +373,7 @@ mod tests {
                             step: vec![u64::MAX; rank],
                             ..EncodeOptions::default()
                         };
-                        if format.accepts(shape, &data_type, &options).is_err() {
+                        if check_supported(*format, shape, &data_type, &options).is_err() {
                             assert!(window.is_some() && shape.len() == 3, "{format:?} {data_type} {shape:?}");
                             continue;
                         }
@@ -400,7 +411,7 @@ mod tests {
         ) {
             let options = EncodeOptions { order, ..EncodeOptions::default() };
             for shape in [&shape[..], &[1 << 15, 7, pages], &[1 << 31, 1 << 31, 1 << 31, 1]] {
-                for format in FORMATS {
+                for format in FORMATS.iter().filter_map(|format| format.as_streamed()) {
                     let header = format.header(shape, &data_type, &options).map(|header| header.len() as u64);
                     prop_assert_eq!(format.header_bytes(shape, &data_type, &options), header, "{:?} {:?}", format, shape);
                 }
@@ -418,17 +429,17 @@ mod tests {
 
     #[test]
     fn streamed_bands_equal_the_whole_encoding() {
-        for format in FORMATS {
+        for format in FORMATS.iter().filter_map(|format| format.as_streamed()) {
             let data: Bytes = (0..48u8).collect::<Vec<u8>>().into();
             let array = Array { shape: [3, 4, 2].as_slice().into(), data_type: DataType::UInt16, data: data.clone() };
             for endian in [Endian::Little, Endian::Big] {
                 let options = EncodeOptions { endian, ..EncodeOptions::default() };
-                let Some(header) = format.header(&array.shape, &array.data_type, &options) else { continue };
-                if format.accepts(&array.shape, &array.data_type, &options).is_err() {
+                if check_supported(format, &array.shape, &array.data_type, &options).is_err() {
                     continue;
                 }
-                let bands =
-                    [data.slice(..24), data.slice(24..)].map(|b| format.finish_band(b, &DataType::UInt16, &options));
+                let header = format.header(&array.shape, &array.data_type, &options).unwrap();
+                let bands = [data.slice(..24), data.slice(24..)]
+                    .map(|band| format.byte_order(&options).arrange(band, &DataType::UInt16));
                 let streamed = [&header[..], &bands[0], &bands[1]].concat();
                 assert_eq!(streamed, format.encode(&array, &options).unwrap().concat(), "{format:?} {endian:?}");
             }

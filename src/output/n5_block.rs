@@ -2,10 +2,9 @@
 
 use bytes::Bytes;
 
-use super::Format;
-use super::encoding::{EncodeOptions, Endian};
-use super::raw::{in_byte_order, swapped_bytes, width_to_swap};
-use n5_format::{DataType, block_header};
+use super::encoding::{EncodeError, EncodeOptions, Endian};
+use super::{Format, StreamedFormat, encode_streamed};
+use n5_format::{Array, DataType, block_header};
 
 /// A block header of mode 0 and the elements, most significant byte first. A dataset whose `blockSize` is the shape and
 /// whose compression is `raw` stores the same bytes at its first grid position.
@@ -35,30 +34,37 @@ impl Format for N5BlockFormat {
 
     /// Returns the size of the swapped elements plus that of a header with a hundred axes.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> u64 {
-        match width_to_swap(data_type, Endian::Big) {
-            Some(_) => swapped_bytes(shape, data_type, Endian::Big).saturating_add(512),
+        match Endian::Big.swapped_width(data_type) {
+            Some(_) => Endian::Big.swapped_bytes(shape, data_type).saturating_add(512),
             None => 0,
         }
     }
 
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        encode_streamed(self, array, options)
+    }
+
+    fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
+        Some(self)
+    }
+}
+
+impl StreamedFormat for N5BlockFormat {
     fn header(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         block_header(shape).map(Bytes::from)
     }
 
-    fn changes_bands(&self, data_type: &DataType, _: &EncodeOptions) -> bool {
-        width_to_swap(data_type, Endian::Big).is_some()
-    }
-
-    fn finish_band(&self, band: Bytes, data_type: &DataType, _: &EncodeOptions) -> Bytes {
-        in_byte_order(band, data_type, Endian::Big)
+    fn byte_order(&self, _: &EncodeOptions) -> Endian {
+        Endian::Big
     }
 }
 
 #[cfg(test)]
 mod tests {
+    use super::super::check_supported;
     use super::super::encoding::element_count;
     use super::*;
-    use n5_format::{Array, AttributesDocument, Block, DatasetAttributes};
+    use n5_format::{AttributesDocument, Block, DatasetAttributes};
 
     #[test]
     fn a_block_is_read_back_by_the_decoder() {
@@ -92,8 +98,12 @@ mod tests {
 
     #[test]
     fn an_axis_beyond_32_bits_is_refused() {
-        let refusal = N5BlockFormat.accepts(&[1 << 32, 0], &DataType::UInt8, &EncodeOptions::default()).unwrap_err();
+        let refusal =
+            check_supported(&N5BlockFormat, &[1 << 32, 0], &DataType::UInt8, &EncodeOptions::default()).unwrap_err();
         assert!(refusal.contains("4294967295"), "{refusal}");
-        assert_eq!(N5BlockFormat.accepts(&[(1 << 32) - 1], &DataType::UInt8, &EncodeOptions::default()), Ok(()));
+        assert_eq!(
+            check_supported(&N5BlockFormat, &[(1 << 32) - 1], &DataType::UInt8, &EncodeOptions::default()),
+            Ok(())
+        );
     }
 }

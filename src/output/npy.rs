@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
-use super::Format;
-use super::encoding::{AxisOrder, EncodeOptions};
-use n5_format::DataType;
+use super::encoding::{AxisOrder, EncodeError, EncodeOptions};
+use super::{Format, StreamedFormat, encode_streamed};
+use n5_format::{Array, DataType};
 
 /// A NumPy header, then the elements.
 ///
@@ -29,6 +29,16 @@ impl Format for NpyFormat {
         0
     }
 
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        encode_streamed(self, array, options)
+    }
+
+    fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
+        Some(self)
+    }
+}
+
+impl StreamedFormat for NpyFormat {
     fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes> {
         let dictionary = format!(
             "{{'descr': '{}', 'fortran_order': {}, 'shape': {}, }}",
@@ -70,7 +80,6 @@ fn tuple(numbers: &[u64]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use n5_format::Array;
 
     fn header(shape: &[u64], data_type: &DataType, order: AxisOrder) -> Bytes {
         NpyFormat.header(shape, data_type, &EncodeOptions { order, ..EncodeOptions::default() }).unwrap()

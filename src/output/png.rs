@@ -8,9 +8,9 @@ use std::ops::Range;
 use bytes::Bytes;
 use png_gray::{BitDepth, ImageLayout, MAX_SIDE, PieceChecksum, Pixels};
 
-use super::Format;
 use super::encoding::{EncodeError, EncodeOptions, EncodedPiece, buffer_from};
 use super::image::{append_windowed, check_window, plane_size};
+use super::{Format, PiecewiseFormat, check_array};
 use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image.
@@ -55,6 +55,12 @@ impl Format for PngFormat {
         Ok(pieces.into_iter().map(|piece| piece.bytes).chain([trailer]).collect())
     }
 
+    fn as_piecewise(&self) -> Option<&dyn PiecewiseFormat> {
+        Some(self)
+    }
+}
+
+impl PiecewiseFormat for PngFormat {
     fn piece_count(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> usize {
         layout(shape, data_type, options).map_or(1, |layout| layout.piece_count())
     }
@@ -66,7 +72,7 @@ impl Format for PngFormat {
         array: &Array,
         options: &EncodeOptions,
     ) -> Result<EncodedPiece, EncodeError> {
-        self.check(array, options)?;
+        check_array(self, array, options)?;
         let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
         let layout = layout(&array.shape, &array.data_type, options)
             .ok_or_else(|| encoder_error(format!("no image has the shape {:?}", array.shape)))?;
@@ -117,6 +123,7 @@ fn is_converted(data_type: &DataType, options: &EncodeOptions) -> bool {
 mod tests {
     use png::ColorType;
 
+    use super::super::check_supported;
     use super::*;
 
     fn options(window: Option<(f64, f64)>) -> EncodeOptions {
@@ -140,7 +147,7 @@ mod tests {
     }
 
     fn refusal(shape: &[u64], data_type: &DataType, window: Option<(f64, f64)>) -> String {
-        PngFormat.accepts(shape, data_type, &options(window)).unwrap_err()
+        check_supported(&PngFormat, shape, data_type, &options(window)).unwrap_err()
     }
 
     #[test]
@@ -202,7 +209,7 @@ mod tests {
         assert!(refusal(&[2, 2, 2], &DataType::UInt8, None).contains("two axes"));
         assert!(refusal(&[2, 0], &DataType::UInt8, None).contains("empty"));
         assert!(refusal(&[1 << 31, 2], &DataType::UInt8, None).contains("2147483647"));
-        assert_eq!(PngFormat.accepts(&[(1 << 31) - 1, 1], &DataType::UInt8, &options(None)), Ok(()));
+        assert_eq!(check_supported(&PngFormat, &[(1 << 31) - 1, 1], &DataType::UInt8, &options(None)), Ok(()));
     }
 
     #[test]

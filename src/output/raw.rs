@@ -2,9 +2,9 @@
 
 use bytes::Bytes;
 
-use super::Format;
-use super::encoding::{EncodeOptions, Endian, element_count};
-use n5_format::{DataType, to_big_endian};
+use super::encoding::{EncodeError, EncodeOptions, Endian};
+use super::{Format, StreamedFormat, encode_streamed};
+use n5_format::{Array, DataType};
 
 /// The elements, first axis fastest, in the requested byte order.
 #[derive(Debug)]
@@ -30,46 +30,31 @@ impl Format for RawFormat {
     /// Returns the size of the byte-swapped elements, which may need their own buffer: the buffer of a cached block is
     /// shared, and a buffer with a memory permit cannot become mutable again.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
-        swapped_bytes(shape, data_type, options.endian)
+        options.endian.swapped_bytes(shape, data_type)
     }
 
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        encode_streamed(self, array, options)
+    }
+
+    fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
+        Some(self)
+    }
+}
+
+impl StreamedFormat for RawFormat {
     fn header(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         Some(Bytes::new())
     }
 
-    fn changes_bands(&self, data_type: &DataType, options: &EncodeOptions) -> bool {
-        width_to_swap(data_type, options.endian).is_some()
+    fn byte_order(&self, options: &EncodeOptions) -> Endian {
+        options.endian
     }
-
-    fn finish_band(&self, band: Bytes, data_type: &DataType, options: &EncodeOptions) -> Bytes {
-        in_byte_order(band, data_type, options.endian)
-    }
-}
-
-/// Returns the size of the elements in bytes if their bytes must be reversed, otherwise 0.
-pub(super) fn swapped_bytes(shape: &[u64], data_type: &DataType, endian: Endian) -> u64 {
-    width_to_swap(data_type, endian).map_or(0, |width| element_count(shape).saturating_mul(width as u64))
-}
-
-/// Returns little-endian elements in the given byte order.
-pub(super) fn in_byte_order(elements: Bytes, data_type: &DataType, endian: Endian) -> Bytes {
-    match width_to_swap(data_type, endian) {
-        Some(width) => to_big_endian(elements, width),
-        None => elements,
-    }
-}
-
-/// Returns the width of the elements if their bytes must be reversed; `None` if they are sent unchanged.
-pub(super) fn width_to_swap(data_type: &DataType, endian: Endian) -> Option<usize> {
-    data_type.size_bytes().filter(|width| *width > 1 && endian == Endian::Big)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use n5_format::Array;
-
-    const BIG_ENDIAN: fn() -> EncodeOptions = || EncodeOptions { endian: Endian::Big, ..EncodeOptions::default() };
 
     #[test]
     fn little_endian_data_is_not_copied() {
@@ -84,7 +69,7 @@ mod tests {
         let data: Vec<u8> = (0..16).collect();
         for (name, width) in [("int8", 1), ("uint16", 2), ("float32", 4), ("int64", 8)] {
             let expected: Vec<u8> = data.chunks(width).flat_map(|e| e.iter().rev().copied()).collect();
-            let band = RawFormat.finish_band(data.clone().into(), &DataType::from_name(name), &BIG_ENDIAN());
+            let band = Endian::Big.arrange(data.clone().into(), &DataType::from_name(name));
             assert_eq!(band, expected, "{name}");
         }
     }
@@ -93,13 +78,13 @@ mod tests {
     fn an_unshared_band_is_swapped_in_place() {
         let band = Bytes::from(vec![1, 2, 3, 4]);
         let pointer = band.as_ptr();
-        assert_eq!(RawFormat.finish_band(band, &DataType::UInt16, &BIG_ENDIAN()).as_ptr(), pointer);
+        assert_eq!(Endian::Big.arrange(band, &DataType::UInt16).as_ptr(), pointer);
     }
 
     #[test]
     fn a_shared_band_is_not_modified() {
         let cached = Bytes::from(vec![1, 2, 3, 4]);
-        assert_eq!(RawFormat.finish_band(cached.clone(), &DataType::UInt32, &BIG_ENDIAN()), &[4, 3, 2, 1][..]);
+        assert_eq!(Endian::Big.arrange(cached.clone(), &DataType::UInt32), &[4, 3, 2, 1][..]);
         assert_eq!(cached, &[1, 2, 3, 4][..]);
     }
 }

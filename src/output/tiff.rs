@@ -6,10 +6,10 @@
 
 use bytes::Bytes;
 
-use super::Format;
-use super::encoding::{EncodeOptions, element_count};
+use super::encoding::{EncodeError, EncodeOptions, element_count};
 use super::image::long_axes;
-use n5_format::DataType;
+use super::{Format, StreamedFormat, encode_streamed};
+use n5_format::{Array, DataType};
 
 /// Directories of all pages, then the elements of all pages without gaps.
 ///
@@ -62,6 +62,16 @@ impl Format for TiffFormat {
         }
     }
 
+    fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        encode_streamed(self, array, options)
+    }
+
+    fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
+        Some(self)
+    }
+}
+
+impl StreamedFormat for TiffFormat {
     fn header(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> Option<Bytes> {
         let stack = ImageStack::of(shape, data_type).ok()?;
         stack.header(&stack.layout()?).map(Bytes::from)
@@ -242,8 +252,8 @@ impl ImageStack {
 
 #[cfg(test)]
 mod tests {
+    use super::super::check_supported;
     use super::*;
-    use n5_format::Array;
 
     /// Returns the tags and values of every page, parsed according to the specification.
     fn pages(file: &[u8]) -> Vec<Vec<(u16, u64)>> {
@@ -319,8 +329,9 @@ mod tests {
 
     #[test]
     fn shapes_that_are_not_stacks_are_refused_with_a_remedy() {
-        let refusal =
-            |shape: &[u64]| TiffFormat.accepts(shape, &DataType::UInt8, &EncodeOptions::default()).unwrap_err();
+        let refusal = |shape: &[u64]| {
+            check_supported(&TiffFormat, shape, &DataType::UInt8, &EncodeOptions::default()).unwrap_err()
+        };
         assert!(refusal(&[2, 2, 2, 2]).contains("three axes"));
         assert!(refusal(&[2, 0]).contains("empty"));
         assert!(refusal(&[2, 2, 65_536]).contains("65535 pages"));

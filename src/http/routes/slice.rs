@@ -18,7 +18,7 @@ use crate::http::request::RequestContext;
 use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
-use crate::output::{self, AxisOrder, EncodeOptions, Format};
+use crate::output::{self, AxisOrder, EncodeOptions, Endian, Format};
 use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader};
 use n5_format::{AttributesDocument, DescribedDataset};
 
@@ -152,17 +152,18 @@ async fn respond_unread(
     }
     let PlannedResponse { request, slice, .. } = plan;
     let SliceRequest { format, data_type, options, selection, .. } = request;
-    let transform = format.changes_bands(&data_type, &options).then(|| {
+    let streamed_format = format.as_streamed();
+    let endian = streamed_format.map_or(Endian::Little, |format| format.byte_order(&options));
+    let transform = endian.swapped_width(&data_type).is_some().then(|| {
         let data_type = data_type.clone();
-        let options = options.clone();
-        Arc::new(move |piece| format.finish_band(piece, &data_type, &options)) as PieceTransform
+        Arc::new(move |piece| endian.arrange(piece, &data_type)) as PieceTransform
     });
     let bands = BandStream::new(container.clone(), context.freshness, slice, transform);
     let mut bands = BandReader::new(container.clone(), bands);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.
-    let header = format.header(&selection.shape(), &data_type, &options).unwrap_or_default();
-    *response.body_mut() = bands.into_body(header, first_band, context.id.to_owned());
+    let header = streamed_format.and_then(|format| format.header(&selection.shape(), &data_type, &options));
+    *response.body_mut() = bands.into_body(header.unwrap_or_default(), first_band, context.id.to_owned());
     Ok(response)
 }
 
