@@ -219,7 +219,7 @@ fn container_warm_block(bencher: Bencher) {
     let axes = |n: u64| [n; 3].into_iter().collect();
     let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();
     let read = async || {
-        let slice = SlicePlanner::whole(&container, &dataset).plan(region.clone()).unwrap();
+        let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
         let reader = SliceReader { container: &container, freshness: access, slice: &slice };
         reader.read_whole(0, ReadPurpose::Response).await.unwrap().pieces
     };

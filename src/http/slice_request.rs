@@ -99,7 +99,7 @@ impl SliceRequest {
         let region = &self.selection.region;
         let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
         let planner = self.planner(container, self.delivery(cost, is_rate_limited, false));
-        let planned = match planner.plan_sparse(region.clone(), freshness).await {
+        let planned = match planner.plan_sparse(region, freshness).await {
             Ok(slice) => self.check_memory(container, &slice, cost).map(|()| slice),
             Err(PlanError::Refused(refusal)) => Err(refusal.into()),
             Err(PlanError::Read(error)) => return Err(error.into()),
@@ -112,7 +112,7 @@ impl SliceRequest {
             && !read::has_capacity_for(container, &slice, self.extra_bytes(&slice, cost))
         {
             let planner = self.planner(container, self.delivery(cost, false, true));
-            if let Ok(streamed) = planner.plan(region.clone())
+            if let Ok(streamed) = planner.plan(region)
                 && streamed.is_streamed()
                 && self.check_memory(container, &streamed, cost).is_ok()
             {

@@ -19,39 +19,46 @@ const FREE_MEMORY_DIVISOR: u64 = 32;
 /// may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
 const PROVEN_FAST_BYTES: u64 = 24 << 20;
 
-/// Bytes per element at the stages of a response.
-#[derive(Debug, Clone, Copy)]
-pub(crate) struct ElementWidths {
-    /// Width as decoded.
-    pub(crate) stored: u64,
-    /// Width as sent.
-    pub(crate) sent: u64,
-    /// Bytes in memory while the response is built: the width as decoded plus, if converted, the width as sent.
-    pub(crate) in_memory: u64,
-}
-
-impl ElementWidths {
-    /// Creates the widths of elements that are stored in `stored` bytes and, if they are converted, sent in `converted`
-    /// bytes.
-    pub(crate) fn new(stored: usize, converted: Option<usize>) -> Self {
-        let stored = stored as u64;
-        let converted = converted.map(|width| width as u64);
-        Self { stored, sent: converted.unwrap_or(stored), in_memory: stored.saturating_add(converted.unwrap_or(0)) }
-    }
-}
-
-/// Samples of a dataset, the blocks that hold them, and the size of each sample.
+/// A slice before it is planned: its samples, the blocks that hold them, and the size of each sample.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SliceGeometry<'a> {
     pub(crate) region: &'a Region,
     pub(crate) grid: &'a BlockGrid,
-    pub(crate) widths: ElementWidths,
+    /// Width of an element as decoded, in bytes.
+    pub(crate) stored_width: u64,
+    /// Width of an element as sent, in bytes.
+    pub(crate) sent_width: u64,
+    /// Bytes that an element takes in memory: the width as decoded plus, if converted, the width as sent.
+    pub(crate) memory_width: u64,
+    /// Number of blocks that the region touches.
+    pub(crate) touched_blocks: u128,
+    /// Number of touched blocks that may exist; `None` for all. A block that does not exist costs a lookup.
+    pub(crate) existing_blocks: Option<u128>,
+    /// True if the blocks are stored uncompressed and read only where the region has samples.
+    pub(crate) uses_partial_reads: bool,
 }
 
-impl SliceGeometry<'_> {
+impl<'a> SliceGeometry<'a> {
+    /// Creates the geometry of a slice whose elements are stored in `stored` bytes and, if they are converted, sent in
+    /// `converted` bytes. Every block that the region touches may exist and is decoded whole.
+    pub(crate) fn new(region: &'a Region, grid: &'a BlockGrid, stored: usize, converted: Option<usize>) -> Self {
+        let stored_width = stored as u64;
+        let converted_width = converted.map(|width| width as u64);
+        Self {
+            region,
+            grid,
+            stored_width,
+            sent_width: converted_width.unwrap_or(stored_width),
+            memory_width: stored_width.saturating_add(converted_width.unwrap_or(0)),
+            touched_blocks: grid.covering(region).total(),
+            existing_blocks: None,
+            uses_partial_reads: false,
+        }
+    }
+
     /// Returns the size of all samples as sent, in bytes; `None` if it exceeds 64 bits.
     pub(crate) fn sent_bytes(&self) -> Option<u64> {
-        self.region.elements().and_then(|elements| elements.checked_mul(self.widths.sent))
+        self.region.elements().and_then(|elements| elements.checked_mul(self.sent_width))
     }
 }
 
@@ -85,8 +92,8 @@ impl Bands {
     /// Creates the bands of a slice. Each band takes at most `budget_bytes` of memory. If the first plane touches many
     /// blocks, the first band touches about `first_part_bytes` of them. Returns `None` if not even one element fits.
     pub(crate) fn new(geometry: SliceGeometry<'_>, budget_bytes: u64, first_part_bytes: u64) -> Option<Self> {
-        let SliceGeometry { region, grid, widths } = geometry;
-        let mut plane_bytes = widths.in_memory;
+        let SliceGeometry { region, grid, memory_width, .. } = geometry;
+        let mut plane_bytes = memory_width;
         let mut cut = None;
         for axis in 0..region.rank() {
             if plane_bytes > budget_bytes {
@@ -106,7 +113,7 @@ impl Bands {
             next_bytes: INITIAL_BAND_BYTES.min(budget_bytes),
             done_bytes: 0,
             min_depth: 1,
-            first_plane_parts: first_plane_parts(geometry, axis, first_part_bytes),
+            first_plane_parts: split_first_plane(geometry, axis, first_part_bytes),
             is_done: false,
         };
         if !bands.first_plane_parts.is_empty() {
@@ -241,15 +248,19 @@ impl Iterator for Bands {
     }
 }
 
-/// Splits the first plane (one sample of `cut_axis` and of the slower axes) into parts. Returns them in reverse order.
-/// The first part touches few blocks. Each further part extends the parts before it along one more axis. Returns no
-/// parts if the whole plane touches few blocks.
+/// Splits the first plane into parts, so that a stream begins with a part that touches few blocks. The plane has one
+/// sample of `cut_axis` and of each slower axis. Returns the parts in reverse order, or none if the whole plane touches
+/// blocks of at most `first_part_bytes`.
+///
+/// Each part after the first completes one more axis. For example, the first plane of 1024 × 1024 elements of one byte
+/// in blocks of 64 × 64 × 64, with `first_part_bytes` of 1 MiB, has three parts: x from 0 to 255 of the first row (4
+/// blocks of 256 KiB), the rest of that row, and the other 1023 rows.
 ///
 /// Several parts may touch the same block of the first layer. Their number is at most the number of axes plus one.
-fn first_plane_parts(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_bytes: u64) -> Vec<Region> {
-    let SliceGeometry { region, grid, widths } = geometry;
+fn split_first_plane(geometry: SliceGeometry<'_>, cut_axis: usize, first_part_bytes: u64) -> Vec<Region> {
+    let SliceGeometry { region, grid, stored_width, .. } = geometry;
     let size = |axis: usize| grid.block_size()[axis].min(grid.dimensions()[axis]).max(1);
-    let block_bytes = (0..region.rank()).map(size).fold(widths.stored, u64::saturating_mul).max(1);
+    let block_bytes = (0..region.rank()).map(size).fold(stored_width, u64::saturating_mul).max(1);
     let samples_per_block = |axis: usize| size(axis).div_ceil(region.step()[axis]).max(1);
     let layers = |axis: usize| region.shape()[axis].div_ceil(samples_per_block(axis));
     // The first part takes the axes below `split_axis` whole. `touched_bytes` is the size of the blocks that it touches
@@ -317,26 +328,26 @@ mod tests {
     use proptest::prelude::*;
     use smallvec::smallvec;
 
-    use super::super::plan::{self, BLOCK_COST_BYTES, CostAssumptions, SliceLimits, SliceRefusal, max_touched_blocks};
+    use super::super::plan::{self, BLOCK_COST_BYTES, SliceLimits, SliceRefusal, max_touched_blocks};
     use super::*;
 
-    fn plan(
-        region: &Region,
-        grid: &BlockGrid,
-        widths: ElementWidths,
-        limits: SliceLimits,
-    ) -> Result<(u64, Option<Bands>), SliceRefusal> {
-        plan::size_and_bands(SliceGeometry { region, grid, widths }, limits, CostAssumptions::default())
+    fn plan(geometry: SliceGeometry<'_>, limits: SliceLimits) -> Result<(u64, Option<Bands>), SliceRefusal> {
+        plan::size_and_bands(geometry, limits)
+    }
+
+    /// Returns the geometry of a slice whose elements are sent as stored, in `width` bytes.
+    fn unconverted<'a>(region: &'a Region, grid: &'a BlockGrid, width: usize) -> SliceGeometry<'a> {
+        SliceGeometry::new(region, grid, width, None)
     }
 
     /// Returns the shape of a part that is accepted wherever it lies.
-    fn accepted_part(region: &Region, grid: &BlockGrid, widths: ElementWidths, limits: SliceLimits) -> Coords {
+    fn accepted_part(geometry: SliceGeometry<'_>, limits: SliceLimits) -> Coords {
+        let grid = geometry.grid;
         let accepts = |part: &Region| {
-            let assumptions =
-                CostAssumptions { touched_blocks: Some(max_touched_blocks(part, grid)), ..CostAssumptions::default() };
-            plan::size_and_bands(SliceGeometry { region: part, grid, widths }, limits, assumptions).is_ok()
+            plan(SliceGeometry { region: part, touched_blocks: max_touched_blocks(part, grid), ..geometry }, limits)
+                .is_ok()
         };
-        shrink_until_accepted(region, grid, accepts).unwrap()
+        shrink_until_accepted(geometry.region, grid, accepts).unwrap()
     }
 
     fn limits_for_budget(budget_bytes: u64) -> SliceLimits {
@@ -364,8 +375,7 @@ mod tests {
     fn an_answer_within_the_budget_is_not_split() {
         let grid = grid(&[100, 100], &[50, 50]);
         let (bytes, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(2, None), limits_for_budget(20_000))
-                .unwrap();
+            plan(unconverted(&Region::whole(grid.dimensions()), &grid, 2), limits_for_budget(20_000)).unwrap();
         assert_eq!(bytes, 20_000);
         assert!(bands.is_none());
     }
@@ -375,8 +385,7 @@ mod tests {
         let grid = grid(&[1024, 1024, 200], &[64, 64, 64]);
         let layer = 1024 * 1024 * 64;
         let (_, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(layer))
-                .unwrap();
+            plan(unconverted(&Region::whole(grid.dimensions()), &grid, 1), limits_for_budget(layer)).unwrap();
         let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         // The stream begins with some blocks, the rest of their row, and the rest of the first plane.
         assert_eq!(depths, [1, 1, 1, 63, 64, 64, 8]);
@@ -387,7 +396,7 @@ mod tests {
         for shape in [[1 << 12, 1 << 12, 1 << 11], [1 << 14, 64, 1 << 14], [64, 1 << 14, 1 << 14]] {
             let grid = grid(&shape, &[64, 64, 64]);
             let region = Region::whole(grid.dimensions());
-            let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(96 << 20)).unwrap();
+            let (_, bands) = plan(unconverted(&region, &grid, 1), limits_for_budget(96 << 20)).unwrap();
             let bands: Vec<Region> = bands.unwrap().take(6).collect();
             assert!(grid.covering(&bands[0]).total() <= 4, "{:?}", bands[0]);
             assert!(bands[0].elements().unwrap() >= 256);
@@ -398,8 +407,7 @@ mod tests {
     fn a_layer_that_does_not_fit_is_cut_into_equal_parts() {
         let grid = grid(&[1024, 1024, 64], &[64, 64, 64]);
         let (_, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(20 << 20))
-                .unwrap();
+            plan(unconverted(&Region::whole(grid.dimensions()), &grid, 1), limits_for_budget(20 << 20)).unwrap();
         let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [1, 1, 1, 16, 16, 16, 15]);
     }
@@ -408,7 +416,7 @@ mod tests {
     fn bands_grow_as_long_as_the_client_waits_for_them() {
         let grid = grid(&[1024, 1024, 512], &[64, 64, 64]);
         let region = Region::whole(grid.dimensions());
-        let (_, bands) = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(32 << 20)).unwrap();
+        let (_, bands) = plan(unconverted(&region, &grid, 1), limits_for_budget(32 << 20)).unwrap();
         let mut bands = bands.unwrap();
         let mut depths = Vec::new();
         let mut decodes = [0; 8];
@@ -429,8 +437,7 @@ mod tests {
     fn thin_layers_are_joined() {
         let grid = grid(&[1024, 1024, 100], &[64, 64, 1]);
         let (_, bands) =
-            plan(&Region::whole(grid.dimensions()), &grid, ElementWidths::new(1, None), limits_for_budget(64 << 20))
-                .unwrap();
+            plan(unconverted(&Region::whole(grid.dimensions()), &grid, 1), limits_for_budget(64 << 20)).unwrap();
         assert_eq!(fully_grown(bands.unwrap()).next().unwrap().shape()[2], 16);
     }
 
@@ -438,11 +445,11 @@ mod tests {
     fn a_slice_that_decodes_blocks_too_often_is_refused_with_an_acceptable_part() {
         let grid = grid(&[1 << 14, 1 << 14, 64, 64], &[64, 64, 64, 64]);
         let region = Region::whole(grid.dimensions());
-        let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20));
+        let refusal = plan(unconverted(&region, &grid, 1), limits_for_budget(128 << 20));
         assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
-        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20));
+        let piece = accepted_part(unconverted(&region, &grid, 1), limits_for_budget(128 << 20));
         let part = Region::new(smallvec![0, 0, 0, 0], piece, smallvec![1, 1, 1, 1]).unwrap();
-        assert!(plan(&part, &grid, ElementWidths::new(1, None), limits_for_budget(128 << 20)).is_ok());
+        assert!(plan(unconverted(&part, &grid, 1), limits_for_budget(128 << 20)).is_ok());
     }
 
     #[test]
@@ -450,14 +457,13 @@ mod tests {
         let grid = grid(&[1 << 14, 1 << 14, 1 << 13], &[64, 64, 64]);
         let limits = SliceLimits { max_slice_bytes: 1 << 36, ..limits_for_budget(128 << 20) };
         let region = Region::whole(grid.dimensions());
-        let Err(SliceRefusal::TooLarge { bytes, .. }) = plan(&region, &grid, ElementWidths::new(1, None), limits)
-        else {
+        let Err(SliceRefusal::TooLarge { bytes, .. }) = plan(unconverted(&region, &grid, 1), limits) else {
             panic!("accepted");
         };
-        let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits);
+        let piece = accepted_part(unconverted(&region, &grid, 1), limits);
         assert_eq!(bytes, Some(1 << 41));
         let part = Region::new(smallvec![0, 0, 0], piece.clone(), smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&part, &grid, ElementWidths::new(1, None), limits).is_ok(), "{piece:?}");
+        assert!(plan(unconverted(&part, &grid, 1), limits).is_ok(), "{piece:?}");
     }
 
     #[test]
@@ -465,16 +471,16 @@ mod tests {
         let grid = grid(&[100, 100, 100], &[50, 50, 50]);
         let region = Region::whole(grid.dimensions());
         let (bytes, bands) =
-            plan(&region, &grid, ElementWidths::new(1, Some(4)), limits_for_budget(5_000_000)).unwrap();
+            plan(SliceGeometry::new(&region, &grid, 1, Some(4)), limits_for_budget(5_000_000)).unwrap();
         assert_eq!((bytes, bands.is_some()), (4_000_000, false));
-        let (_, bands) = plan(&region, &grid, ElementWidths::new(1, Some(4)), limits_for_budget(4_999_999)).unwrap();
+        let (_, bands) = plan(SliceGeometry::new(&region, &grid, 1, Some(4)), limits_for_budget(4_999_999)).unwrap();
         let depths: Vec<u64> = fully_grown(bands.unwrap()).map(|band| band.shape()[2]).collect();
         assert_eq!(depths, [50, 50]);
         let (bytes, bands) =
-            plan(&region, &grid, ElementWidths::new(8, Some(1)), limits_for_budget(8_999_999)).unwrap();
+            plan(SliceGeometry::new(&region, &grid, 8, Some(1)), limits_for_budget(8_999_999)).unwrap();
         assert_eq!((bytes, bands.is_some()), (1_000_000, true));
         let limits = SliceLimits { extra_bytes: 1_000_000, ..limits_for_budget(1_999_999) };
-        assert!(plan(&region, &grid, ElementWidths::new(1, None), limits).unwrap().1.is_some());
+        assert!(plan(unconverted(&region, &grid, 1), limits).unwrap().1.is_some());
     }
 
     #[test]
@@ -483,11 +489,11 @@ mod tests {
         for (shape, step) in [([1, 8192, 8192], [1, 1, 1]), ([128, 128, 128], [64, 64, 64])] {
             let step = Coords::from_slice(&step);
             let region = Region::new(smallvec![0, 0, 0], Coords::from_slice(&shape), step.clone()).unwrap();
-            let refusal = plan(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
+            let refusal = plan(unconverted(&region, &grid, 1), limits_for_budget(16 << 20));
             assert!(matches!(refusal, Err(SliceRefusal::TooCostly { .. })));
-            let piece = accepted_part(&region, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20));
+            let piece = accepted_part(unconverted(&region, &grid, 1), limits_for_budget(16 << 20));
             let part = Region::new(smallvec![0, 0, 0], piece.clone(), step).unwrap();
-            assert!(plan(&part, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20)).is_ok(), "{piece:?}");
+            assert!(plan(unconverted(&part, &grid, 1), limits_for_budget(16 << 20)).is_ok(), "{piece:?}");
         }
     }
 
@@ -496,10 +502,9 @@ mod tests {
         let grid = grid(&[4096, 4096, 1280], &[128, 128, 128]);
         let region = Region::whole(grid.dimensions());
         let plan = |existing_blocks| {
-            let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
-            let geometry = SliceGeometry { region: &region, grid: &grid, widths: ElementWidths::new(1, None) };
+            let geometry = SliceGeometry { existing_blocks, ..unconverted(&region, &grid, 1) };
             let limits = SliceLimits { max_band_bytes: 96 << 20, ..limits_for_budget(128 << 20) };
-            plan::size_and_bands(geometry, limits, assumptions)
+            plan::size_and_bands(geometry, limits)
         };
         let Err(SliceRefusal::TooCostly { affordable_blocks, .. }) = plan(None) else { panic!("accepted") };
         assert!(affordable_blocks > 5000 && affordable_blocks < 10_240, "{affordable_blocks}");
@@ -514,15 +519,14 @@ mod tests {
     #[test]
     fn uncompressed_blocks_count_only_the_bytes_that_are_read() {
         let plan_partial_reads = |region: &Region, grid: &BlockGrid| {
-            let assumptions = CostAssumptions { uses_partial_reads: true, ..CostAssumptions::default() };
-            let geometry = SliceGeometry { region, grid, widths: ElementWidths::new(1, None) };
-            plan::size_and_bands(geometry, limits_for_budget(16 << 20), assumptions)
+            let geometry = SliceGeometry { uses_partial_reads: true, ..unconverted(region, grid, 1) };
+            plan::size_and_bands(geometry, limits_for_budget(16 << 20))
         };
         let single_block_grid = grid(&[4096, 4096, 1280], &[4096, 4096, 1280]);
         assert!(plan_partial_reads(&Region::whole(single_block_grid.dimensions()), &single_block_grid).is_ok());
         let plane = Region::new(smallvec![0, 0, 9], smallvec![8192, 8192, 1], smallvec![1, 1, 1]).unwrap();
         let grid = grid(&[8192, 8192, 8192], &[64, 64, 512]);
-        assert!(plan(&plane, &grid, ElementWidths::new(1, None), limits_for_budget(16 << 20)).is_err());
+        assert!(plan(unconverted(&plane, &grid, 1), limits_for_budget(16 << 20)).is_err());
         assert!(plan_partial_reads(&plane, &grid).is_ok());
     }
 
@@ -530,14 +534,14 @@ mod tests {
     fn a_plane_of_a_usual_volume_is_not_too_costly() {
         let grid = grid(&[2048, 2048, 2048], &[64, 64, 64]);
         let plane = Region::new(smallvec![9, 0, 0], smallvec![1, 2048, 2048], smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&plane, &grid, ElementWidths::new(2, None), limits_for_budget(128 << 20)).is_ok());
+        assert!(plan(unconverted(&plane, &grid, 2), limits_for_budget(128 << 20)).is_ok());
     }
 
     #[test]
     fn one_element_is_never_too_costly() {
         let grid = grid(&[4096, 4096, 4096], &[256, 256, 256]);
         let element = Region::new(smallvec![7, 7, 7], smallvec![1, 1, 1], smallvec![1, 1, 1]).unwrap();
-        assert!(plan(&element, &grid, ElementWidths::new(8, None), limits_for_budget(128 << 20)).is_ok());
+        assert!(plan(unconverted(&element, &grid, 8), limits_for_budget(128 << 20)).is_ok());
     }
 
     proptest! {
@@ -559,13 +563,13 @@ mod tests {
             // The budget always suffices to decode one block.
             let budget = budget + 9 * 9 * 9 * 8 + u64::try_from(BLOCK_COST_BYTES).unwrap();
             let tight = SliceLimits { max_slice_bytes: budget, decode_factor: factor, ..limits_for_budget(budget) };
-            if plan(&region, &grid, ElementWidths::new(8, None), tight).is_err() {
-                let piece = accepted_part(&region, &grid, ElementWidths::new(8, None), tight);
+            if plan(unconverted(&region, &grid, 8), tight).is_err() {
+                let piece = accepted_part(unconverted(&region, &grid, 8), tight);
                 // The part is accepted at every position, because a client requests one part after another.
                 for at in 0..4 {
                     let start = axes.iter().zip(&piece).map(|(a, n)| i64::try_from(at * n * a.2).unwrap()).collect();
                     let part = Region::new(start, piece.clone(), region.step().clone()).unwrap();
-                    prop_assert!(plan(&part, &grid, ElementWidths::new(8, None), tight).is_ok(), "{:?}", piece);
+                    prop_assert!(plan(unconverted(&part, &grid, 8), tight).is_ok(), "{:?}", piece);
                 }
             }
         }
@@ -589,7 +593,7 @@ mod tests {
             ).unwrap();
             let strides: Vec<u64> = region.shape().iter().scan(1, |n, s| { let at = *n; *n *= s; Some(at) }).collect();
             let mut next = 0;
-            let geometry = SliceGeometry { region: &region, grid: &grid, widths: ElementWidths::new(1, None) };
+            let geometry = unconverted(&region, &grid, 1);
             if let Some(bands) = Bands::new(geometry, budget, opening) {
                 let mut bands = bands.with_max_decodes(times, &grid);
                 bands.next_bytes = 1;

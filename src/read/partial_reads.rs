@@ -51,9 +51,9 @@ pub(crate) fn is_read_in_parts(
     }
     let grid = attributes.grid();
     let size = grid.clipped_size(position);
-    let bytes = size.iter().fold(slice.widths.stored, |bytes, n| bytes.saturating_mul(*n));
+    let bytes = size.iter().fold(slice.stored_width() as u64, |bytes, n| bytes.saturating_mul(*n));
     // A file also has a header, and padding if the block lies at the end of the dataset.
-    let full = grid.block_size().iter().fold(slice.widths.stored, |bytes, n| bytes.saturating_mul(*n));
+    let full = grid.block_size().iter().fold(slice.stored_width() as u64, |bytes, n| bytes.saturating_mul(*n));
     let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(BlockHeader::max_len(region.rank()));
     let is_too_large = max_bytes > container.resources.blocks.block_bytes;
     if !is_too_large && !slice.uses_partial_reads && bytes <= MAX_WHOLE_BLOCK_BYTES {

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use bytes::Bytes;
 use xxhash_rust::xxh3::xxh3_128;
 
-use super::bands::{Bands, ElementWidths, SliceGeometry};
+use super::bands::{Bands, SliceGeometry};
 use super::existing_blocks::count_existing_blocks;
 use crate::cache::{Dataset, Freshness, ReadError};
 use crate::container::Container;
@@ -32,7 +32,8 @@ pub(crate) const BLOCK_COST_BYTES: u128 = 4 << 10;
 pub struct PlannedSlice {
     pub(crate) dataset: Arc<Dataset>,
     pub(crate) region: Region,
-    pub(crate) widths: ElementWidths,
+    /// Bytes that an element takes in memory: the width as decoded plus, if converted, the width as sent.
+    pub(crate) memory_width: u64,
     /// Type that the elements are converted to; `None` if they keep their stored type.
     convert_to: Option<DataType>,
     /// Size of the elements as sent, in bytes.
@@ -64,7 +65,7 @@ impl PlannedSlice {
     /// Returns the bytes of memory that the elements take if the slice is read whole. Converted elements take memory
     /// twice: as stored and as converted.
     pub fn memory_bytes(&self) -> u64 {
-        self.region.elements().unwrap_or(u64::MAX).saturating_mul(self.widths.in_memory)
+        self.region.elements().unwrap_or(u64::MAX).saturating_mul(self.memory_width)
     }
 
     /// Converts the elements to the requested type.
@@ -180,17 +181,6 @@ pub enum SliceRefusal {
     },
 }
 
-/// Assumptions about the blocks to decode. By default, every block that the region touches is decoded whole.
-#[derive(Debug, Clone, Copy, Default)]
-pub(crate) struct CostAssumptions {
-    /// Number of touched blocks; `None` for the number of blocks that the region touches where it lies.
-    pub(crate) touched_blocks: Option<u128>,
-    /// Number of touched blocks that may exist; `None` for all. A block that does not exist costs a lookup.
-    pub(crate) existing_blocks: Option<u128>,
-    /// The blocks are stored uncompressed and read only where the region has samples.
-    pub(crate) uses_partial_reads: bool,
-}
-
 /// Reason why there is no plan for a slice.
 #[derive(Debug)]
 pub enum PlanError {
@@ -221,8 +211,8 @@ impl<'a> SlicePlanner<'a> {
     ///
     /// # Errors
     /// [`SliceRefusal`] if the slice is too large or too costly.
-    pub fn plan(&self, region: Region) -> Result<PlannedSlice, SliceRefusal> {
-        self.plan_assuming(region, CostAssumptions::default())
+    pub fn plan(&self, region: &Region) -> Result<PlannedSlice, SliceRefusal> {
+        self.plan_geometry(self.geometry(region))
     }
 
     /// Plans a slice like [`Self::plan`]. If it is too costly only because of blocks that do not exist, accepts it.
@@ -232,17 +222,17 @@ impl<'a> SlicePlanner<'a> {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub async fn plan_sparse(&self, region: Region, freshness: Freshness) -> Result<PlannedSlice, PlanError> {
-        let affordable_blocks = match self.plan(region.clone()) {
+    pub async fn plan_sparse(&self, region: &Region, freshness: Freshness) -> Result<PlannedSlice, PlanError> {
+        let mut geometry = self.geometry(region);
+        let affordable_blocks = match self.plan_geometry(geometry) {
             Ok(slice) => return Ok(slice),
             Err(SliceRefusal::TooCostly { affordable_blocks, .. }) => affordable_blocks,
             Err(refusal) => return Err(PlanError::Refused(refusal)),
         };
         freshness.pend_if_nonblocking().await;
-        let counted = count_existing_blocks(self.container, self.dataset, &region, affordable_blocks).await;
-        let existing_blocks = Some(counted.map_err(PlanError::Read)?);
-        let assumptions = CostAssumptions { existing_blocks, ..CostAssumptions::default() };
-        self.plan_assuming(region, assumptions).map_err(PlanError::Refused)
+        let counted = count_existing_blocks(self.container, self.dataset, region, affordable_blocks).await;
+        geometry.existing_blocks = Some(counted.map_err(PlanError::Read)?);
+        self.plan_geometry(geometry).map_err(PlanError::Refused)
     }
 
     /// Plans a slice like [`Self::plan`], but accepts it only if every region with the shape and the steps of `part`
@@ -251,11 +241,23 @@ impl<'a> SlicePlanner<'a> {
     /// # Errors
     /// [`SliceRefusal`].
     pub fn plan_anywhere(&self, part: &Region) -> Result<PlannedSlice, SliceRefusal> {
-        let touched_blocks = Some(max_touched_blocks(part, self.dataset.attributes.grid()));
-        self.plan_assuming(part.clone(), CostAssumptions { touched_blocks, ..CostAssumptions::default() })
+        let touched_blocks = max_touched_blocks(part, self.dataset.attributes.grid());
+        self.plan_geometry(SliceGeometry { touched_blocks, ..self.geometry(part) })
     }
 
-    fn plan_assuming(&self, region: Region, assumptions: CostAssumptions) -> Result<PlannedSlice, SliceRefusal> {
+    /// Returns the type that the elements are converted to; `None` if they keep their stored type.
+    fn converted_type(&self) -> Option<&'a DataType> {
+        Some(self.delivery.data_type).filter(|data_type| *data_type != self.dataset.attributes.data_type())
+    }
+
+    fn geometry<'r>(&'r self, region: &'r Region) -> SliceGeometry<'r> {
+        let attributes = &self.dataset.attributes;
+        let stored_width = attributes.data_type().size_bytes().unwrap_or(1);
+        let converted_width = self.converted_type().map(|to| to.size_bytes().unwrap_or(1));
+        SliceGeometry::new(region, attributes.grid(), stored_width, converted_width)
+    }
+
+    fn plan_geometry(&self, geometry: SliceGeometry<'_>) -> Result<PlannedSlice, SliceRefusal> {
         let limits = self.limits();
         if self.delivery.streaming == Streaming::IfLargeInSmallBands {
             let small_bytes = limits.budget_bytes / RATE_LIMITED_BUDGET_DIVISOR;
@@ -266,11 +268,11 @@ impl<'a> SlicePlanner<'a> {
                 ..limits
             };
             // If small bands would decode blocks too often, the slice is planned as for any other client.
-            if let Ok(slice) = self.plan_within_limits(region.clone(), small_limits, assumptions) {
+            if let Ok(slice) = self.plan_within_limits(geometry, small_limits) {
                 return Ok(slice);
             }
         }
-        self.plan_within_limits(region, limits, assumptions)
+        self.plan_within_limits(geometry, limits)
     }
 
     /// Returns the limits that the settings of the server set to these slices.
@@ -295,31 +297,25 @@ impl<'a> SlicePlanner<'a> {
     /// read parts of them.
     fn plan_within_limits(
         &self,
-        region: Region,
+        mut geometry: SliceGeometry<'_>,
         limits: SliceLimits,
-        mut assumptions: CostAssumptions,
     ) -> Result<PlannedSlice, SliceRefusal> {
-        let attributes = &self.dataset.attributes;
-        let converted = Some(self.delivery.data_type).filter(|data_type| *data_type != attributes.data_type());
-        let stored_width = attributes.data_type().size_bytes().unwrap_or(1);
-        let widths = ElementWidths::new(stored_width, converted.map(|to| to.size_bytes().unwrap_or(1)));
-        let geometry = SliceGeometry { region: &region, grid: attributes.grid(), widths };
-        let is_uncompressed = attributes.compression().codec().is_some_and(Codec::is_uncompressed);
-        let mut planned = size_and_bands(geometry, limits, assumptions);
-        if is_uncompressed && matches!(planned, Err(SliceRefusal::TooCostly { .. })) {
-            assumptions.uses_partial_reads = true;
-            planned = size_and_bands(geometry, limits, assumptions);
+        let codec = self.dataset.attributes.compression().codec();
+        let mut planned = size_and_bands(geometry, limits);
+        if codec.is_some_and(Codec::is_uncompressed) && matches!(planned, Err(SliceRefusal::TooCostly { .. })) {
+            geometry.uses_partial_reads = true;
+            planned = size_and_bands(geometry, limits);
         }
         let (bytes, bands) = planned?;
         Ok(PlannedSlice {
             dataset: Arc::clone(self.dataset),
-            region,
-            widths,
-            convert_to: converted.cloned(),
+            region: geometry.region.clone(),
+            memory_width: geometry.memory_width,
+            convert_to: self.converted_type().cloned(),
             bytes,
             prefix_bytes: self.delivery.prefix_bytes,
             bands,
-            uses_partial_reads: assumptions.uses_partial_reads,
+            uses_partial_reads: geometry.uses_partial_reads,
         })
     }
 }
@@ -347,14 +343,13 @@ pub fn has_capacity_for(container: &Container, slice: &PlannedSlice, extra_bytes
 pub(crate) fn size_and_bands(
     geometry: SliceGeometry<'_>,
     limits: SliceLimits,
-    assumptions: CostAssumptions,
 ) -> Result<(u64, Option<Bands>), SliceRefusal> {
     let limit_bytes = limits.max_slice_bytes;
     let bytes = geometry.sent_bytes();
     let Some(bytes) = bytes.filter(|bytes| *bytes <= limit_bytes) else {
         return Err(SliceRefusal::TooLarge { bytes, limit_bytes });
     };
-    let held_bytes = geometry.region.elements().unwrap_or(u64::MAX).saturating_mul(geometry.widths.in_memory);
+    let held_bytes = geometry.region.elements().unwrap_or(u64::MAX).saturating_mul(geometry.memory_width);
     let is_streamed = limits.must_stream || held_bytes.saturating_add(limits.extra_bytes) > limits.max_whole_bytes;
     let mut bands = None;
     if is_streamed {
@@ -364,7 +359,7 @@ pub(crate) fn size_and_bands(
             return Err(SliceRefusal::TooLarge { bytes: Some(bytes), limit_bytes });
         }
     }
-    let max_decodes = max_decodes(geometry, bands.as_ref(), limits, assumptions)?;
+    let max_decodes = max_decodes(geometry, bands.as_ref(), limits)?;
     Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes, geometry.grid))))
 }
 
@@ -372,17 +367,11 @@ pub(crate) fn size_and_bands(
 ///
 /// # Errors
 /// [`SliceRefusal::TooCostly`].
-fn max_decodes(
-    geometry: SliceGeometry<'_>,
-    bands: Option<&Bands>,
-    limits: SliceLimits,
-    assumptions: CostAssumptions,
-) -> Result<u64, SliceRefusal> {
-    let SliceGeometry { region, grid, .. } = geometry;
+fn max_decodes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, limits: SliceLimits) -> Result<u64, SliceRefusal> {
+    let SliceGeometry { touched_blocks, grid, .. } = geometry;
     let bytes = geometry.sent_bytes().unwrap_or(u64::MAX);
-    let touched_blocks = assumptions.touched_blocks.unwrap_or_else(|| grid.covering(region).total());
-    let existing_blocks = assumptions.existing_blocks.unwrap_or(touched_blocks).min(touched_blocks);
-    let block_bytes = block_cost_bytes(geometry, bands, assumptions.uses_partial_reads);
+    let existing_blocks = geometry.existing_blocks.unwrap_or(touched_blocks).min(touched_blocks);
+    let block_bytes = block_cost_bytes(geometry, bands);
     // A whole response needs a block once. A streamed response may need it for several bands.
     let decodes_per_block = bands.map_or(1, |bands| bands.decodes_per_block(grid));
     let missing_cost_bytes = touched_blocks.saturating_sub(existing_blocks).saturating_mul(BLOCK_COST_BYTES);
@@ -392,7 +381,7 @@ fn max_decodes(
     let factor = u128::from(limits.decode_factor.max(1));
     let limit_bytes = factor.saturating_mul(u128::from(bytes.max(limits.budget_bytes)));
     // If bands cut layers of blocks that may all exist, no block may be decoded more than `factor` times.
-    let is_dense = assumptions.existing_blocks.is_none() && !assumptions.uses_partial_reads;
+    let is_dense = geometry.existing_blocks.is_none() && !geometry.uses_partial_reads;
     let is_decoded_too_often = is_dense && u128::from(decodes_per_block) > factor;
     if decoded_bytes > limit_bytes || is_decoded_too_often {
         let decoded_bytes = decoded_bytes.max(if is_decoded_too_often { limit_bytes.saturating_add(1) } else { 0 });
@@ -408,18 +397,18 @@ fn max_decodes(
 
 /// Returns the cost of one use of a block: the number of bytes that are decoded, or that are read if the block is read
 /// in parts.
-fn block_cost_bytes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, uses_partial_reads: bool) -> u128 {
-    let SliceGeometry { region, grid, widths } = geometry;
+fn block_cost_bytes(geometry: SliceGeometry<'_>, bands: Option<&Bands>) -> u128 {
+    let SliceGeometry { region, grid, stored_width, .. } = geometry;
     let sizes = grid.block_size().iter().zip(grid.dimensions());
     let size: Coords = sizes.map(|(block, dimension)| *block.min(dimension)).collect();
-    let mut bytes = size.iter().fold(u128::from(widths.stored), |bytes, n| bytes.saturating_mul(u128::from(*n)));
-    if uses_partial_reads {
+    let mut bytes = size.iter().fold(u128::from(stored_width), |bytes, n| bytes.saturating_mul(u128::from(*n)));
+    if geometry.uses_partial_reads {
         // Maximum number of samples that one band takes from a block along each axis.
         let counts = (0..region.rank()).map(|axis| {
             let samples = size[axis].div_ceil(region.step()[axis]).min(region.shape()[axis]).max(1);
             bands.map_or(samples, |bands| bands.samples_per_band(axis, samples))
         });
-        let reads = RangeReads::from_counts(&size, widths.stored, &counts.collect(), region.step());
+        let reads = RangeReads::from_counts(&size, stored_width, &counts.collect(), region.step());
         bytes = bytes.min(reads.cost_bytes().into());
     }
     bytes.max(BLOCK_COST_BYTES)

@@ -108,7 +108,7 @@ impl SliceReader<'_> {
             };
             return Ok(SliceRead { pieces: Vec::new(), memory: MemoryPermit::new(permit, budget), stats });
         }
-        let stored_bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.stored);
+        let stored_bytes = slice.region.elements().unwrap_or(u64::MAX).saturating_mul(slice.stored_width() as u64);
         let extra_bytes = held_bytes.saturating_add(extra_bytes).saturating_sub(stored_bytes);
         let take = |bytes| container.slice_permit(bytes, budget.take(bytes));
         let permits = self.reserve(&slice.region, stored_bytes, extra_bytes, take).await?;
@@ -190,10 +190,10 @@ impl SliceReader<'_> {
         let grid = dataset.attributes.grid();
         let block_bytes = (0..region.rank())
             .map(|axis| grid.block_size()[axis].min(grid.dimensions()[axis]))
-            .fold(slice.widths.stored, u64::saturating_mul);
+            .fold(slice.stored_width() as u64, u64::saturating_mul);
         let is_contiguous =
             region.shape().first().is_some_and(|samples| *samples > 1) && region.step().first() == Some(&1);
-        let sample_bytes = if is_contiguous { slice.widths.stored } else { CACHE_LINE_BYTES };
+        let sample_bytes = if is_contiguous { slice.stored_width() as u64 } else { CACHE_LINE_BYTES };
         let axis = slowest_cut_axis(region);
         let budget = &container.resources.slice_budget;
         let context = Arc::new(GatherContext {
@@ -327,7 +327,7 @@ impl BandStream {
         let budget = &self.container.resources.slice_budget;
         let is_first = waited.is_none();
         let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
-        let elements_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.widths.in_memory);
+        let elements_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.memory_width);
         let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
         let started = Instant::now();
         let reader = SliceReader { container: &self.container, freshness: self.freshness, slice };
@@ -412,16 +412,16 @@ fn cut_slabs(
         return Ok(Vec::new());
     }
     let plane_elements = elements / planes.max(1);
-    let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.widths.in_memory).max(1)).max(1);
+    let depth = (SLAB_BYTES / plane_elements.saturating_mul(slice.memory_width).max(1)).max(1);
     let mut slabs = Vec::new();
     for from in (0..planes).step_by(usize::try_from(depth).unwrap_or(usize::MAX)) {
         let region = region.narrow(axis, from, depth);
         let elements = region.shape()[axis].saturating_mul(plane_elements);
-        let mut slab_permit = permit.split(elements.saturating_mul(slice.widths.in_memory));
+        let mut slab_permit = permit.split(elements.saturating_mul(slice.memory_width));
         if let Some(prefix) = prefix_permit.take() {
             slab_permit.merge(prefix);
         }
-        slabs.push(Slab::new(region, elements.saturating_mul(slice.widths.stored), slab_permit)?);
+        slabs.push(Slab::new(region, elements.saturating_mul(slice.stored_width() as u64), slab_permit)?);
     }
     Ok(slabs)
 }
@@ -455,7 +455,7 @@ mod tests {
         let freshness = container.resources.request_freshness();
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let region = Region::whole(dataset.attributes.dimensions());
-        let slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+        let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
         let mut bands = BandStream::new(container.clone(), freshness, slice, None);
         let mut next = async |waited, memory_waited| {
             bands.memory_waited = memory_waited;
@@ -506,7 +506,7 @@ mod tests {
         let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
         let slice = |shape: [u64; 2]| {
             let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
-            SlicePlanner::whole(&container, &dataset).plan(region).unwrap()
+            SlicePlanner::whole(&container, &dataset).plan(&region).unwrap()
         };
         // Another request waits for all of the memory, so that not even a permit for 0 bytes is granted.
         let budget = &container.resources.slice_budget;
@@ -558,7 +558,7 @@ mod tests {
         let total_bytes = free();
         for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
             let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
-            let slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+            let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
             let reader = SliceReader { container: &container, freshness, slice: &slice };
             let mut reading = Box::pin(reader.read_whole(0, ReadPurpose::Response));
             assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
@@ -566,7 +566,7 @@ mod tests {
         }
         drop(held_permit);
         let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
-        let slice = SlicePlanner::whole(&container, &dataset).plan(region).unwrap();
+        let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
         let reader = SliceReader { container: &container, freshness, slice: &slice };
         let read = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
         let element_bytes: usize = read.pieces.iter().map(Bytes::len).sum();
@@ -584,7 +584,7 @@ mod tests {
         let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());
         let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
-        let stream = || BandStream::new(container.clone(), freshness, planner.plan(region.clone()).unwrap(), None);
+        let stream = || BandStream::new(container.clone(), freshness, planner.plan(&region).unwrap(), None);
         for budget in [&resources.slice_budget, resources.blocks.budget()] {
             let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
             let held_permit = take_all().await;

@@ -340,7 +340,7 @@ impl Chunk {
     /// Plans to read the region in one piece and to encode it. Returns `None` if this takes too much memory, or if the
     /// planner refuses the slice.
     fn plan_whole(&self, container: &Container) -> Option<PlannedSlice> {
-        let slice = SlicePlanner::whole(container, &self.dataset).plan(self.region.clone()).ok()?;
+        let slice = SlicePlanner::whole(container, &self.dataset).plan(&self.region).ok()?;
         // A chunk that can be streamed is read as a whole only if it is small, because a slow client may keep its
         // memory for a long time.
         let max_bytes = match self.stream_layout() {
@@ -361,7 +361,7 @@ impl Chunk {
     ) -> Result<PlannedSlice, ReadError> {
         let delivery = SliceDelivery::streamed(self.streamed_type(layout));
         let planner = SlicePlanner { container, dataset: &self.dataset, delivery };
-        planner.plan(region.clone()).map_err(|_refusal| self.too_large(container))
+        planner.plan(region).map_err(|_refusal| self.too_large(container))
     }
 
     fn too_large(&self, container: &Container) -> ReadError {

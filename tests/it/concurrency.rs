@@ -274,7 +274,7 @@ async fn a_slice_of_one_block_is_not_copied() {
         [16, 16].into_iter().collect(),
         [1, 1].into_iter().collect(),
     );
-    let slice = SlicePlanner::whole(&client.container, &dataset).plan(region.unwrap()).unwrap();
+    let slice = SlicePlanner::whole(&client.container, &dataset).plan(&region.unwrap()).unwrap();
     let reader = SliceReader { container: &client.container, freshness: access, slice: &slice };
     let a = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
     let b = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
