@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use jpeg_encoder::{Encoder, ImageBuffer, JpegColorType, SamplingFactor};
 
+use super::Format;
 use super::encoding::{EncodeError, EncodeOptions, buffer};
 use super::image::{append_windowed, check_window, plane_size};
-use super::{Format, check_array};
 use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image, like `png` but with 8 bits only.
@@ -58,7 +58,7 @@ impl Format for JpegFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let side = |pixels: u32| u16::try_from(pixels).map_err(|error| encoder_error(error.to_string()));

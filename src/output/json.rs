@@ -4,8 +4,8 @@ use bytes::Bytes;
 use serde::Serialize;
 use smallvec::SmallVec;
 
+use super::Format;
 use super::encoding::{AxisOrder, EncodeError, EncodeOptions, buffer, element_count};
-use super::{Format, check_array};
 use n5_format::{Array, DataType};
 
 /// An object with the members `data_type`, `shape`, `order`, `start`, `step` and `data`.
@@ -48,7 +48,7 @@ impl Format for JsonFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
         write_document(&mut out, array, options)
             .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;

@@ -40,7 +40,7 @@ use encoding::element_count;
 ///
 /// use bytes::Bytes;
 /// use n5_format::{Array, DataType, convert};
-/// use n5_server::output::{EncodeError, EncodeOptions, Format, check_array};
+/// use n5_server::output::{EncodeError, EncodeOptions, Format};
 ///
 /// #[derive(Debug)]
 /// struct Csv;
@@ -64,7 +64,7 @@ use encoding::element_count;
 ///     }
 ///
 ///     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-///         check_array(self, array, options)?;
+///         self.check(array, options)?;
 ///         let fault = |reason: String| EncodeError::Encoder { format: self.name(), reason };
 ///         let numbers = convert(array.data.clone(), &array.data_type, &DataType::Float64);
 ///         let numbers = numbers.map_err(|error| fault(error.to_string()))?;
@@ -117,6 +117,21 @@ pub trait Format: fmt::Debug + Send + Sync {
         Ok(())
     }
 
+    /// Checks that this format can encode the array with these options, and that the array's length matches its shape.
+    /// Not to be overridden.
+    ///
+    /// # Errors
+    /// [`EncodeError::Refused`] and [`EncodeError::Length`].
+    fn check(&self, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
+        check_supported(self, &array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
+        let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
+        if array.data.len() as u64 == expected {
+            Ok(())
+        } else {
+            Err(EncodeError::Length { expected, found: array.data.len() })
+        }
+    }
+
     /// Returns an upper bound of the bytes that encoding allocates in addition to the array or band. Returns `u64::MAX`
     /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
     fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
@@ -125,7 +140,7 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// [`Format::extra_bytes`] is 0.
     ///
     /// # Errors
-    /// [`EncodeError`] if [`check_array`] refuses the array or the encoder fails.
+    /// [`EncodeError`] if [`Format::check`] refuses the array or the encoder fails.
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError>;
 
     /// Returns this format if it can be sent in bands. Other formats are sent whole.
@@ -155,6 +170,22 @@ pub trait StreamedFormat: Format {
     /// Returns the byte order of the elements that are sent.
     fn byte_order(&self, _options: &EncodeOptions) -> Endian {
         Endian::Little
+    }
+
+    /// Implements [`Format::encode`]: returns the header and the elements in the format's byte order. Not to be
+    /// overridden.
+    ///
+    /// # Errors
+    /// As for [`Format::encode`].
+    fn encode_whole(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
+        self.check(array, options)?;
+        let Array { shape, data_type, data } = array;
+        let header = self.header(shape, data_type, options).ok_or_else(|| EncodeError::Encoder {
+            format: self.name(),
+            reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
+        })?;
+        let elements = self.byte_order(options).arrange(data.clone(), data_type);
+        Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
     }
 }
 
@@ -186,8 +217,8 @@ pub trait PiecewiseFormat: Format {
 ///
 /// # Errors
 /// A text for the client: why the array is refused, and what to request instead.
-pub fn check_supported(
-    format: &dyn Format,
+pub fn check_supported<F: Format + ?Sized>(
+    format: &F,
     shape: &[u64],
     data_type: &DataType,
     options: &EncodeOptions,
@@ -212,36 +243,6 @@ pub fn check_supported(
         }
     }
     format.supports(shape, data_type, options)
-}
-
-/// Checks that `format` can encode the array with these options, and that the array's length matches its shape.
-///
-/// # Errors
-/// [`EncodeError::Refused`] and [`EncodeError::Length`].
-pub fn check_array(format: &dyn Format, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
-    check_supported(format, &array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
-    let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
-    if array.data.len() as u64 == expected {
-        Ok(())
-    } else {
-        Err(EncodeError::Length { expected, found: array.data.len() })
-    }
-}
-
-/// Implements [`Format::encode`] for a streamed format: returns the header and the elements in the format's byte order.
-fn encode_streamed(
-    format: &dyn StreamedFormat,
-    array: &Array,
-    options: &EncodeOptions,
-) -> Result<Vec<Bytes>, EncodeError> {
-    check_array(format, array, options)?;
-    let Array { shape, data_type, data } = array;
-    let header = format.header(shape, data_type, options).ok_or_else(|| EncodeError::Encoder {
-        format: format.name(),
-        reason: format!("cannot make a header for the shape {shape:?} of {data_type}"),
-    })?;
-    let elements = format.byte_order(options).arrange(data.clone(), data_type);
-    Ok(if header.is_empty() { vec![elements] } else { vec![header, elements] })
 }
 
 /// All output formats. The first one is the default, and wins among equally acceptable ones.

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::encoding::{EncodeError, EncodeOptions, Endian};
-use super::{Format, StreamedFormat, encode_streamed};
+use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType, block_header};
 
 /// A block header of mode 0 and the elements, most significant byte first. A dataset whose `blockSize` is the shape and
@@ -41,7 +41,7 @@ impl Format for N5BlockFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        encode_streamed(self, array, options)
+        self.encode_whole(array, options)
     }
 
     fn as_streamed(&self) -> Option<&dyn StreamedFormat> {

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::encoding::{AxisOrder, EncodeError, EncodeOptions};
-use super::{Format, StreamedFormat, encode_streamed};
+use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType};
 
 /// A NumPy header, then the elements.
@@ -30,7 +30,7 @@ impl Format for NpyFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        encode_streamed(self, array, options)
+        self.encode_whole(array, options)
     }
 
     fn as_streamed(&self) -> Option<&dyn StreamedFormat> {

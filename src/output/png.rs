@@ -10,7 +10,7 @@ use png_gray::{BitDepth, ImageLayout, MAX_SIDE, PieceChecksum, Pixels};
 
 use super::encoding::{EncodeError, EncodeOptions, EncodedPiece, buffer_from};
 use super::image::{append_windowed, check_window, plane_size};
-use super::{Format, PiecewiseFormat, check_array};
+use super::{Format, PiecewiseFormat};
 use n5_format::{Array, DataType};
 
 /// A plane or a line as a grey image.
@@ -72,7 +72,7 @@ impl PiecewiseFormat for PngFormat {
         array: &Array,
         options: &EncodeOptions,
     ) -> Result<EncodedPiece, EncodeError> {
-        check_array(self, array, options)?;
+        self.check(array, options)?;
         let encoder_error = |reason: String| EncodeError::Encoder { format: self.name(), reason };
         let layout = layout(&array.shape, &array.data_type, options)
             .ok_or_else(|| encoder_error(format!("no image has the shape {:?}", array.shape)))?;

@@ -3,7 +3,7 @@
 use bytes::Bytes;
 
 use super::encoding::{EncodeError, EncodeOptions, Endian};
-use super::{Format, StreamedFormat, encode_streamed};
+use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType};
 
 /// The elements, first axis fastest, in the requested byte order.
@@ -34,7 +34,7 @@ impl Format for RawFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        encode_streamed(self, array, options)
+        self.encode_whole(array, options)
     }
 
     fn as_streamed(&self) -> Option<&dyn StreamedFormat> {

@@ -8,7 +8,7 @@ use bytes::Bytes;
 
 use super::encoding::{EncodeError, EncodeOptions, element_count};
 use super::image::long_axes;
-use super::{Format, StreamedFormat, encode_streamed};
+use super::{Format, StreamedFormat};
 use n5_format::{Array, DataType};
 
 /// Directories of all pages, then the elements of all pages without gaps.
@@ -63,7 +63,7 @@ impl Format for TiffFormat {
     }
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
-        encode_streamed(self, array, options)
+        self.encode_whole(array, options)
     }
 
     fn as_streamed(&self) -> Option<&dyn StreamedFormat> {
