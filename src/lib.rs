@@ -23,8 +23,8 @@
 //!
 //! # Glossary
 //!
-//! The terms of N5 come first. The other words have a narrower sense in this code than usual. Any further term is
-//! explained at its type.
+//! These words have a narrower sense in this code than usual. Any further term is explained at its type.
+//! Container, group, dataset and block are terms of N5.
 //!
 //! Data:
 //!
@@ -66,7 +66,10 @@
 //! | permit | a part of a budget, which is taken before memory is allocated and travels with the bytes |
 //! | own | bytes own a permit if freeing their memory gives the permit back |
 //! | grant | units of a budget or of a core's time that a fair queue gives to a waiting request |
-//! | band | a part of a slice; a slice that is too large for memory is read and sent band by band |
+//! | band | a part of a slice; a slice that would take too much of the budget is read and sent band by band |
+//! | slab | a part of a slice in a buffer of its own, which is sent as one piece |
+//! | canvas | the slabs into which the blocks of a slice are pasted |
+//! | flight | a load in progress, which all requests for the same key share (single flight) |
 //! | validated | compared with the store, and found to be current at that time |
 //! | fresh | validated recently enough for the request |
 //!

@@ -289,7 +289,7 @@ impl BlockCache {
     ///
     /// # Errors
     /// [`ReadError::Block`] if the block cannot be decoded or exceeds the limit for one block; [`ReadError::Budget`]
-    /// when memory is short.
+    /// when there is not enough memory.
     pub(crate) async fn decode(
         &self,
         location: &BlockLocation,

@@ -69,7 +69,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// [`SourceBlock::Unchanged`].
     ///
     /// # Errors
-    /// [`ReadError`] when the source fails or memory is short.
+    /// [`ReadError`] when the source fails or there is not enough memory.
     async fn load(
         &self,
         position: &GridPosition,

@@ -20,7 +20,7 @@
 //! |---|---|
 //! | [`Permit`] | part of a budget, for bytes that are being loaded, cached or sent |
 //! | [`MemoryPermit`] | a [`Permit`] of the slice budget, for the data of one response |
-//! | [`SendPermit`] | the charge of cached bytes to a client; a [`Permit`] of the cache covers their memory |
+//! | [`SendPermit`] | the right to charge cached bytes to a client; a [`Permit`] of the cache covers their memory |
 //!
 //! All of them consist of units of a [`FairSemaphore`] ([`FairPermit`]).
 //!

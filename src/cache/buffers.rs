@@ -23,7 +23,8 @@ const PAGED_LIMIT_BYTES: u64 = allocator::LARGE_BYTES as u64;
 /// block, rounded up to a page.
 const LARGE_BUFFER_OVERHEAD_BYTES: u64 = 4 << 10;
 
-/// Returns the number of units of a permit for `bytes`. A buffer with pages of its own counts as whole pages.
+/// Returns the number of units of a permit for `bytes`. The size of a buffer with pages of
+/// its own is rounded up to whole pages.
 pub(crate) fn units(bytes: u64) -> usize {
     let units = if bytes > UNIT_BYTES && bytes < PAGED_LIMIT_BYTES {
         bytes.next_multiple_of(allocator::PAGE_BYTES as u64) / UNIT_BYTES
@@ -193,8 +194,8 @@ impl BufferPool {
     }
 }
 
-/// Permission to send cached bytes to a client. It becomes the charge for these bytes, which ends when their last clone
-/// is dropped.
+/// Permission to send cached bytes to a client. It becomes the charge for these bytes, which ends when the last clone
+/// that is being sent is dropped.
 #[derive(Debug)]
 pub struct SendPermit {
     pub(crate) client: ClientId,

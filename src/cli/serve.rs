@@ -155,19 +155,19 @@ impl SdNotifier {
         Self(socket.ok().zip(address.ok()))
     }
 
-    /// Notifies that connections are accepted.
+    /// Tells the supervisor that connections are accepted.
     pub(super) fn ready(&self) {
         self.send("READY=1\n");
     }
 
-    /// Notifies that the configuration is being reloaded. [`Self::ready`] ends the reload.
+    /// Tells the supervisor that the configuration is being reloaded. [`Self::ready`] ends the reload.
     pub(super) fn reloading(&self) {
         let now = clock_gettime(ClockId::Monotonic);
         let now = Duration::try_from(now).unwrap_or_default();
         self.send(&format!("RELOADING=1\nMONOTONIC_USEC={}\n", now.as_micros()));
     }
 
-    /// Notifies that the shutdown has begun.
+    /// Tells the supervisor that the shutdown has begun.
     pub(super) fn stopping(&self) {
         self.send("STOPPING=1\n");
     }

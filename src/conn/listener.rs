@@ -30,7 +30,8 @@ const RECEIVE_BUFFER_BYTES: usize = 4 << 10;
 /// Time limit for checking or removing the file of a Unix socket.
 const SOCKET_FILE_TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Time limit at shutdown for accepting the connections that wait, in case slots or descriptors are short.
+/// Time limit at shutdown for accepting the connections that wait, in case there are not enough slots or
+/// file descriptors.
 const BACKLOG_DRAIN_TIMEOUT: Duration = Duration::from_secs(2);
 
 /// A listening socket.
@@ -167,8 +168,8 @@ fn serve_tcp(
     connections.serve_tcp(|| TcpStream::from_std(stream), peer.ip().to_canonical(), slot);
 }
 
-/// Counts and logs a connection that could not be accepted, because descriptors are short or the client has gone. Then
-/// pauses before the next connection is accepted.
+/// Counts and logs a connection that could not be accepted, for example because the process has run out of file
+/// descriptors or the client has disconnected. Then pauses before the next connection is accepted.
 async fn accept_failed(error: &io::Error) {
     static REFUSED: LogThrottle = LogThrottle::new();
     metrics::accept_error();

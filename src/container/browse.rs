@@ -230,8 +230,8 @@ impl Container {
 
     /// Returns a filter for the names in the directory `key` that are visible to the caller.
     fn visible_entry_filter(&self, key: &Key) -> impl Fn(&str) -> bool + Send + Sync + 'static {
-        // Only for the record: a listing of a directory that may have hidden entries depends on the caller, even if no
-        // entry is hidden now.
+        // Called for its side effect: it records that a listing of a directory that may have hidden entries depends on
+        // the caller, even if no entry is hidden now.
         self.check_subtree_visible(key);
         let visibility = self.visibility.clone();
         let parent = key.clone();

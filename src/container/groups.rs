@@ -97,7 +97,7 @@ impl Container {
     /// than `max_bytes`.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails, or memory is short.
+    /// [`ReadError`] when the store fails, or there is not enough memory.
     pub async fn attributes_bytes(&self, freshness: Freshness, key: &Key, max_bytes: u64) -> Result<Bytes, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Bytes::new()) };
         Ok(match self.object(freshness, &file).await? {

@@ -94,7 +94,7 @@ impl Container {
     /// if there is no object.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails, a link hides a block, or memory is short.
+    /// [`ReadError`] when the store fails, a link hides a block, or there is not enough memory.
     pub async fn object(&self, freshness: Freshness, key: &Key) -> Result<Option<StoredObject>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);

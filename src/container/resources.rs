@@ -205,8 +205,8 @@ impl Resources {
         Freshness::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 
-    /// Returns the maximum size in bytes of a permit of the slice budget that may be granted before a larger one for
-    /// which another client already waits.
+    /// Returns the maximum size in bytes of a permit of the slice budget that may overtake a larger request of another
+    /// client.
     pub fn max_overtaking_bytes(&self) -> u64 {
         self.slice_budget.max_overtaking_bytes()
     }

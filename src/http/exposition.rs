@@ -1,6 +1,6 @@
-//! The text of `/metrics`. Each text takes memory until all clients that it is sent to have received it. While many
-//! texts are in memory, requests get the latest text again instead of a new one. The more texts are in memory, the
-//! longer the latest one is reused.
+//! The response body of `/metrics`. A body stays in memory until every client has received it. While many bodies are
+//! in memory, requests share the latest one instead of rendering another. The more bodies are in memory, the longer the
+//! latest one is shared.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};

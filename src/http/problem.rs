@@ -276,7 +276,8 @@ impl Problem {
         self.with_body(String::new())
     }
 
-    /// Returns true if an `Accept` header names problem documents. The 404 of a missing key then has one.
+    /// Returns true if an `Accept` header names `application/problem+json`. The 404 response for a missing key then has
+    /// a problem document as its body.
     pub(crate) fn is_named_in_accept(accept: &[u8]) -> bool {
         accept.windows(MEDIA_TYPE.len()).any(|part| part.eq_ignore_ascii_case(MEDIA_TYPE.as_bytes()))
     }

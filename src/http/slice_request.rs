@@ -43,8 +43,8 @@ pub(crate) struct PlannedResponse {
     pub(crate) slice: PlannedSlice,
     /// Memory that encoding takes, in bytes.
     pub(crate) extra_bytes: u64,
-    /// Length of the format's header in bytes, if the elements follow the header as they are in memory. The header is
-    /// built after its memory has been taken.
+    /// Length of the header in bytes if the format is streamed, or else `None`. The header is built only after its
+    /// memory has been taken.
     pub(crate) header_bytes: Option<u64>,
     pub(crate) content_coding: Option<ContentCoding>,
 }
@@ -54,7 +54,7 @@ pub(crate) struct PlannedResponse {
 struct EncodingCost {
     /// Memory of the encoder, in bytes.
     extra_bytes: u64,
-    /// Length of the format's header in bytes, if the elements follow the header as they are in memory.
+    /// Length of the header in bytes if the format is streamed, or else `None`.
     header_bytes: Option<u64>,
 }
 

@@ -157,6 +157,8 @@ pub trait Format: fmt::Debug + Send + Sync {
 /// A format whose encoding is a header followed by the elements in memory order.
 ///
 /// An array can be sent in bands: first the header, then the bands, each with its elements in the format's byte order.
+/// Such a format returns itself from [`Format::as_streamed`], and its [`Format::encode`] calls
+/// [`StreamedFormat::encode_whole`].
 pub trait StreamedFormat: Format {
     /// Returns the bytes before the elements. Returns `None` if the format cannot represent the shape or the type.
     fn header(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> Option<Bytes>;
@@ -426,6 +428,15 @@ mod tests {
             let bound = format.extra_bytes(&[u64::MAX, 3, 1 << 40], &DataType::Float64, &EncodeOptions::default());
             assert!(bound == 0 || bound == u64::MAX, "{format:?}: {bound}");
         }
+    }
+
+    #[test]
+    fn formats_that_can_be_streamed_or_encoded_in_parallel_say_so() {
+        let names = |is_selected: fn(&dyn Format) -> bool| -> Vec<&str> {
+            FORMATS.iter().filter(|format| is_selected(**format)).map(|format| format.name()).collect()
+        };
+        assert_eq!(names(|format| format.as_streamed().is_some()), ["raw", "npy", "tiff", "n5"]);
+        assert_eq!(names(|format| format.as_piecewise().is_some()), ["png"]);
     }
 
     #[test]

@@ -19,7 +19,8 @@ const FREE_MEMORY_DIVISOR: u64 = 32;
 /// may still be in the kernel's buffers or in the two bands ahead, and say nothing about the client's speed.
 const PROVEN_FAST_BYTES: u64 = 24 << 20;
 
-/// A slice before it is planned: its samples, the blocks that hold them, and the size of each sample.
+/// A slice before it is planned: its samples, the size of each sample, the blocks that hold the samples, and what is
+/// assumed about these blocks.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct SliceGeometry<'a> {
     pub(crate) region: &'a Region,
@@ -30,7 +31,8 @@ pub(crate) struct SliceGeometry<'a> {
     pub(crate) sent_width: u64,
     /// Bytes that an element takes in memory: the width as decoded plus, if converted, the width as sent.
     pub(crate) memory_width: u64,
-    /// Number of blocks that the region touches.
+    /// Number of blocks that the region touches. For a part that may lie anywhere in the dataset, the maximum over all
+    /// positions.
     pub(crate) touched_blocks: u128,
     /// Number of touched blocks that may exist; `None` for all. A block that does not exist costs a lookup.
     pub(crate) existing_blocks: Option<u128>,
@@ -250,7 +252,7 @@ impl Iterator for Bands {
 
 /// Splits the first plane into parts, so that a stream begins with a part that touches few blocks. The plane has one
 /// sample of `cut_axis` and of each slower axis. Returns the parts in reverse order, or none if the whole plane touches
-/// blocks of at most `first_part_bytes`.
+/// only one block, or blocks of at most `first_part_bytes`.
 ///
 /// Each part after the first completes one more axis. For example, the first plane of 1024 × 1024 elements of one byte
 /// in blocks of 64 × 64 × 64, with `first_part_bytes` of 1 MiB, has three parts: x from 0 to 255 of the first row (4

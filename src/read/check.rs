@@ -1,4 +1,5 @@
-//! Checks that stored blocks can be decoded. Decoded blocks bypass the cache, but take memory of the same budgets.
+//! Checks that stored blocks can be decoded. Decoded blocks are not cached, but their memory comes from the same
+//! budgets as that of slices.
 
 use std::sync::Arc;
 
@@ -26,7 +27,7 @@ pub struct ValidBlock {
 /// stored.
 ///
 /// # Errors
-/// [`ReadError`] with which a slice would fail.
+/// The [`ReadError`] that a slice of this block would return.
 pub async fn check_block(
     container: &Container,
     freshness: Freshness,

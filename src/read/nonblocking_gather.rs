@@ -5,8 +5,8 @@
 //! core's cache.
 //!
 //! A block is deferred if its file is not in the page cache, if the block is damaged, if another request is loading it,
-//! or if memory is short. The caller loads deferred blocks afterwards. Only the caller handles errors, retries and
-//! waits.
+//! or if there is not enough memory. The caller loads deferred blocks afterwards. Only the caller handles errors,
+//! retries and waits.
 //!
 //! One pass is faster than handing each block from thread to thread for reading, decoding and pasting. Times of a slice
 //! of 256^3 uint16 in 64 blocks that are not cached, including the transport, in one pass and from thread to thread:

@@ -50,17 +50,17 @@ pub(crate) fn is_read_in_parts(
         return false;
     }
     let grid = attributes.grid();
+    let stored_width = slice.stored_width();
     let size = grid.clipped_size(position);
-    let bytes = size.iter().fold(slice.stored_width() as u64, |bytes, n| bytes.saturating_mul(*n));
+    let bytes = size.iter().fold(stored_width as u64, |bytes, n| bytes.saturating_mul(*n));
     // A file also has a header, and padding if the block lies at the end of the dataset.
-    let full = grid.block_size().iter().fold(slice.stored_width() as u64, |bytes, n| bytes.saturating_mul(*n));
+    let full = grid.block_size().iter().fold(stored_width as u64, |bytes, n| bytes.saturating_mul(*n));
     let max_bytes = full.min(bytes.saturating_mul(2)).saturating_add(BlockHeader::max_len(region.rank()));
     let is_too_large = max_bytes > container.resources.blocks.block_bytes;
     if !is_too_large && !slice.uses_partial_reads && bytes <= MAX_WHOLE_BLOCK_BYTES {
         return false;
     }
-    let parts =
-        RangeReads::new(region, &grid.origin(position), &size, grid.dimensions(), slice.stored_width(), u64::MAX);
+    let parts = RangeReads::new(region, &grid.origin(position), &size, grid.dimensions(), stored_width, u64::MAX);
     let cost = parts.map_or(0, |parts| parts.cost_bytes());
     is_too_large || cost <= if slice.uses_partial_reads { bytes } else { bytes / PARTIAL_READ_DIVISOR }
 }

@@ -71,7 +71,7 @@ impl ReadStats {
         self.oldest_check = [self.oldest_check, other.oldest_check].into_iter().flatten().min();
     }
 
-    /// Counts a load by its times. A block that was unchanged in the store counts as a hit.
+    /// Records a load and the time that it took. A block that was unchanged in the store counts as a hit.
     pub(crate) fn count_load(&mut self, times: &LoadTimes) {
         let [store, decode] = times.totals();
         *if times.is_unchanged() { &mut self.hits } else { &mut self.loaded } += 1;

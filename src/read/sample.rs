@@ -148,7 +148,8 @@ impl SamplePlan {
 /// Damaged blocks are skipped and counted.
 ///
 /// # Errors
-/// [`ReadError`] when the store fails or memory is short, or the error of a block when all blocks are damaged.
+/// [`ReadError`] when the store fails or there is not enough memory, or the error of a block when all blocks are
+/// damaged.
 pub async fn sample_statistics(
     container: &Container,
     freshness: Freshness,

@@ -37,10 +37,10 @@ const CACHE_LINE_BYTES: u64 = 64;
 const SLAB_BYTES: u64 = 1 << 20;
 
 /// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
-/// may grow even where memory is short.
+/// may grow even where there is not enough memory.
 const FAST_CLIENT_WAIT: Duration = Duration::from_millis(250);
 
-/// Wait after which a client counts as slow. Its bands become smaller where memory is short.
+/// Wait after which a client counts as slow. Its bands become smaller where there is not enough memory.
 const SLOW_CLIENT_WAIT: Duration = Duration::from_secs(1);
 
 /// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
@@ -95,7 +95,7 @@ impl SliceReader<'_> {
     /// addition to the converted elements.
     ///
     /// # Errors
-    /// [`ReadError`] of the first block that cannot be read, or when memory is short.
+    /// [`ReadError`] of the first block that cannot be read, or when there is not enough memory.
     pub async fn read_whole(&self, extra_bytes: u64, purpose: ReadPurpose) -> Result<SliceRead, ReadError> {
         let Self { container, slice, .. } = *self;
         let budget = &container.resources.slice_budget;
@@ -352,8 +352,8 @@ impl BandStream {
         self.finish_slabs(slabs).await.map(Some)
     }
 
-    /// Adapts the size of the next band to the client: if memory is short, a slow client gets small bands. The speed is
-    /// judged by `waited`, as in [`Self::next`], plus the time that the last band waited for memory.
+    /// Adapts the size of the next band to the client: if there is not enough memory, a slow client gets small bands.
+    /// The speed is judged by `waited`, as in [`Self::next`], plus the time that the last band waited for memory.
     fn adapt_band_size(&mut self, waited: Duration) {
         let budget = &self.container.resources.slice_budget;
         let waited = waited.saturating_add(self.memory_waited);

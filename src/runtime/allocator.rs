@@ -204,7 +204,7 @@ pub fn trim() {
 /// Minimum time between two collections of one thread's heap.
 const COLLECT_INTERVAL: Duration = Duration::from_millis(100);
 
-/// Divisor of a thread's time: collections take at most 1/100 of it. A heap with gigabytes of cached blocks has many
+/// Heap collections take at most 1/100 of a thread's time, because a heap with gigabytes of cached blocks has many
 /// pages to examine.
 const COLLECT_TIME_DIVISOR: u32 = 100;
 

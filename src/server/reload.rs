@@ -1,5 +1,5 @@
 //! Reloads the configuration while serving. All parts that depend on the configuration are built while the current
-//! parts stay in use, and then replace these at once. If building one of them fails, nothing changes.
+//! parts stay in use, and then replace them in one step. If building one of them fails, nothing changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};

@@ -70,7 +70,7 @@ impl LocalStore {
         Self { tree: LocalTree { has_openat2: false, ..self.tree }, cached_device: None, ..self }
     }
 
-    /// Returns the same tree with another policy and deadline. Does not check that the tree is present.
+    /// Returns the same tree with a different symlink policy and deadline. Does not check that the tree is present.
     #[must_use]
     pub fn with_settings(&self, symlinks: SymlinkPolicy, deadline: Duration) -> Self {
         let tree = LocalTree { symlinks, ..self.tree.clone() };

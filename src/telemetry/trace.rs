@@ -33,7 +33,8 @@ struct Tracer {
     follows_caller: bool,
     /// Number of requests so far. One in `one_in` of them is traced.
     requests: AtomicU64,
-    /// The current second, and the number of requests in it that were sampled because of their callers.
+    /// The current second, and the number of requests in it that were sampled because their `traceparent` asked
+    /// for it.
     caller_sampled: Mutex<(u64, u32)>,
 }
 

@@ -117,8 +117,8 @@ impl ContainerWalker {
         self.send(WalkItem::Finding(Finding::new(kind, key.as_str(), message))).await
     }
 
-    /// Walks a directory. Returns true if the directory is a part of the grid of a dataset above. `resume` holds the
-    /// names that lead from the directory to the position where an earlier run stopped.
+    /// Walks a directory. Returns true if the directory belongs to the block grid of an ancestor dataset. `resume`
+    /// holds the names that lead from the directory to the position where an earlier run stopped.
     fn walk_directory(
         &self,
         key: Key,
@@ -204,7 +204,8 @@ impl ContainerWalker {
         }
     }
 
-    /// Returns the ancestors of the entries of `key`, or `None` if `key` is one of its own ancestors.
+    /// Appends the identity of the directory `key` to `ancestors`, which holds those of its ancestors. If it is there
+    /// already, a link leads back: reports a link loop and returns `None`.
     async fn push_ancestor(&self, key: &Key, mut ancestors: Vec<u64>) -> Result<Option<Vec<u64>>, SendError<()>> {
         let read_identity = || async { self.store.identity(key).await.map_err(ReadError::Store) };
         match self.retry.run(read_identity).await {

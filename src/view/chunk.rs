@@ -130,7 +130,7 @@ impl Chunk {
     ///    and encoded while the chunk is sent.
     ///
     /// # Errors
-    /// [`ReadError`] of the first block that cannot be read, or if memory is short.
+    /// [`ReadError`] of the first block that cannot be read, or if there is not enough memory.
     pub async fn read(&self, container: &Container, freshness: Freshness) -> Result<Option<EncodedChunk>, ReadError> {
         let chunk = self.read_unconfirmed(container, freshness).await?;
         if chunk.is_none() {

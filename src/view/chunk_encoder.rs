@@ -28,8 +28,8 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
-    /// Returns the encoding that the payload of a stored block must have, as one stream, to be sent as a chunk without
-    /// being decoded. Returns `None` if blocks of the dataset must always be decoded.
+    /// Returns the encoding in which a stored payload can be sent as a chunk unchanged, if it is a single stream.
+    /// Returns `None` if blocks of the dataset must always be decoded.
     ///
     /// This method is called only for chunks that are exactly one block. A block is sent as it is stored only if
     /// [`Self::accepts_block_size`] returns true, too.

@@ -77,7 +77,8 @@ impl LoadedNode {
 /// Loads the attributes of the directory `key`, and all other attributes that its description needs.
 ///
 /// # Errors
-/// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or memory is short.
+/// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or there is not enough
+/// memory.
 pub async fn read_node(container: &Container, freshness: Freshness, key: &Key) -> Result<LoadedNode, ReadError> {
     container.abort_if_contended(key, Box::pin(read(container, freshness, key, false))).await
 }

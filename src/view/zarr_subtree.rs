@@ -42,7 +42,7 @@ struct SurveyedDirectory {
 /// permit. Returns `None` if they are too many for one document or for the memory, or if some are hidden.
 ///
 /// # Errors
-/// [`ReadError`] if the store fails or memory is short.
+/// [`ReadError`] if the store fails or there is not enough memory.
 pub(super) async fn read_subtree(
     lookup: &ViewLookup<'_>,
     key: &Key,

@@ -365,7 +365,8 @@ impl<'a> IdatStream<'a> {
     }
 }
 
-/// Returns the checksum of two concatenated texts, each given by its checksum and length. Source: RFC 1950 §8.2.
+/// Returns the Adler-32 checksum of the concatenation of two byte sequences, each given by its checksum and length.
+/// Source: RFC 1950 §8.2.
 fn adler32_combine((first, first_bytes): (u32, u64), (second, second_bytes): (u32, u64)) -> (u32, u64) {
     const BASE: u64 = 65_521;
     let low = |sum: u32| u64::from(sum & 0xffff);

@@ -72,7 +72,7 @@ impl ReceiveBuffer {
         self.scanned_bytes = self.bytes.len();
     }
 
-    /// Returns true if the received bytes are as long as a head may be.
+    /// Returns true if the received bytes have the maximum length of a head.
     pub(super) fn is_full(&self) -> bool {
         self.bytes.len() >= MAX_HEAD_BYTES
     }

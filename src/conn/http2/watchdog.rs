@@ -44,7 +44,7 @@ pub(crate) struct Http2Watchdog {
     /// Time for which a client may accept no bytes, before it is multiplied by [`STALL_FACTOR`] or
     /// [`LONG_STALL_FACTOR`].
     stall_limit: Duration,
-    /// Longest time that a connection may have no stream.
+    /// Maximum time that a connection may stay open without a stream.
     idle_limit: Duration,
     state: Mutex<WatchdogState>,
     /// Number of streams opened so far.

@@ -58,7 +58,7 @@ fn percent_decode(parameter: &str, raw: &str) -> Result<String, Problem> {
     })
 }
 
-/// Creates the 400 for a value that is none of the `known` ones.
+/// Creates the 400 response for a value that is not in `known`.
 pub(crate) fn unknown_value(parameter: &str, value: &str, known: &[&'static str]) -> Problem {
     let detail = format!("{parameter} is {:?}; known: {}", excerpt(value), known.join(", "));
     Problem::invalid_parameter(parameter, detail).with_member("known", known)

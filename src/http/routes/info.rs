@@ -33,8 +33,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     } else {
         JsonObjectBuilder::default()
     };
-    // The response is never immutable, because it depends on the server's release and on the groups around the
-    // directory.
+    // The response is never immutable, because it depends on the version of the server and on the enclosing groups.
     let cache_control = mount.missing_cache_control.clone();
     document(context, &mount.path_of(&key), loaded, (attributes, tensorstore_attributes), cache_control)
 }

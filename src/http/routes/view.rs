@@ -57,8 +57,8 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
         ResolvedKey::Document { text, memory } => {
             let text = respond::text_bytes(text, memory);
             let etag = format!("\"{:032x}\"", xxh3_128(&text));
-            // The response is never immutable, because it depends on the release and on the groups around the
-            // directory.
+            // The response is never immutable, because it depends on the version of the server and on the
+            // enclosing groups.
             let entity = Entity::new("application/json", mount.missing_cache_control.clone());
             Entity { etag: Some(etag.into()), has_ranges: true, ..entity }.respond(context.parts, text)
         }
@@ -67,7 +67,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
     }
 }
 
-/// Returns the response with a chunk.
+/// Returns the response whose body is `chunk`.
 async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chunk) -> HandlerResult {
     let container = &mount.container;
     let entity = |etag: &str, len: Option<u64>| Entity {

@@ -227,7 +227,7 @@ pub(super) unsafe fn deallocate(run: *mut u8, bytes: usize) {
         return;
     }
     drop(lists);
-    // At most the runs of one shard are returned, so that no thread is delayed for long.
+    // Gives at most the runs of one shard back to the kernel, so that no thread is delayed for long.
     let mut purged = FreeLists::new();
     surplus.drain(arena, |page, pages| {
         arena.purge(page, pages);
@@ -271,7 +271,7 @@ impl AsRef<[u8]> for PagedBytes {
 
 impl Drop for PagedBytes {
     fn drop(&mut self) {
-        // SAFETY: the run is freed once, for the same number of bytes.
+        // SAFETY: the run was allocated with this length, and only `drop` frees it.
         unsafe {
             deallocate(self.run.as_ptr(), self.len);
         }

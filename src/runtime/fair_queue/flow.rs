@@ -90,9 +90,9 @@ impl ClientQuota {
     /// are free. The result is proportional to `free`, so that some units are always left for the next client
     /// (Choudhury and Hahne, "Dynamic Queue Length Thresholds for Shared-Memory Packet Switches", 1998).
     ///
-    /// For example, let `alone` be 9 of 12 units, so that a client alone leaves 3. The factor is then 9 / 3 = 3. A
-    /// client may hold 6 units only if at least 2 units stay free. Among 3 clients that take all they can, each holds
-    /// about 3.6 units, and 1.2 units stay free.
+    /// For example, let `alone` be 9 of 12 units, so that a client alone leaves 3. The factor of proportionality is
+    /// then 9 / 3 = 3. A client may hold 6 units only if at least 2 units stay free. Among 3 clients that take all they
+    /// can, each holds about 3.6 units, and 1.2 units stay free.
     pub(super) fn dynamic_threshold(&self, total: usize, free: usize) -> usize {
         let remaining = total.saturating_sub(self.alone).max(1);
         self.among_others.min(free.saturating_mul(self.alone) / remaining)

@@ -54,8 +54,8 @@ pub struct FlightHandle(Arc<FlightState>);
 
 #[derive(Debug, Default)]
 struct FlightState {
-    /// Clients for which the work is done. Clients may join until the work is complete. The work then also gets permits
-    /// in the turn of the clients that joined late.
+    /// Clients on whose behalf the work runs. If a client joins later, the work also uses that client's turn in the
+    /// fair queues.
     clients: watch::Sender<Vec<ClientId>>,
     waiters: AtomicUsize,
     is_detached: AtomicBool,
@@ -68,7 +68,7 @@ impl FlightHandle {
         self.0.waiters.load(Ordering::Relaxed) > 0
     }
 
-    /// Lets the work run to its end from now on, even without waiters, because it cannot be interrupted.
+    /// Lets the work run to completion even if no waiters remain. Called when the work can no longer be interrupted.
     pub fn detach(&self) {
         self.0.is_detached.store(true, Ordering::Relaxed);
     }
@@ -119,7 +119,7 @@ impl<K: Eq + Hash, T> SingleFlight<K, T> {
         }
     }
 
-    /// Keeps later requests from joining the flight of `key`, because its result will be out of date. The present
+    /// Keeps later requests from joining the flight of `key`, because its result will be out of date. The current
     /// waiters still get the result.
     pub fn supersede(&self, key: &K) {
         if let Some(flight) = self.lock().remove(key) {

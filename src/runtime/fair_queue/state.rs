@@ -86,7 +86,8 @@ pub(super) struct FairSemaphoreState {
 struct SearchLimits {
     /// False if a stream waits for units. Other streams then wait behind it.
     may_grant_streams: bool,
-    /// `Some` if a request waits for units. Requests behind it may then only overtake it.
+    /// `Some` if the search has passed over a request that waits for units. Requests behind it are then granted only
+    /// within these limits.
     overtaking: Option<OvertakingLimits>,
 }
 

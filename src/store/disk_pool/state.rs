@@ -35,7 +35,7 @@ const MIN_PURGE_LEN: usize = 1024;
 /// Minimum interval between two searches of a full queue.
 const PURGE_INTERVAL: Duration = Duration::from_millis(50);
 
-/// Operation of a call: its action and its key.
+/// A disk operation: the name of the action and the key that it accesses.
 pub(in crate::store) type DiskOperation = (&'static str, Key);
 
 /// A job and its caller.
@@ -195,7 +195,7 @@ impl DiskQueue {
         client_queue.is_none_or(|client_queue| client_queue.running < max_running)
     }
 
-    /// Returns true if calls of `client` are running and none of its calls has ended for `stall_after`.
+    /// Returns true if calls of `client` are running and none of its calls has ended within the last `stall_after`.
     pub(super) fn is_stalled(&self, client: ClientId, stall_after: Duration) -> bool {
         self.clients.get(&client).is_some_and(|client_queue| {
             client_queue.running > 0
@@ -257,7 +257,7 @@ pub(super) struct DiskPoolState {
     pub(super) last_stall_probe: Option<Instant>,
     /// Time of the last search of the queue for abandoned calls.
     pub(super) last_purge: Instant,
-    /// Length of the queue at which it is searched again.
+    /// Length of the queue that triggers the next search for abandoned calls.
     pub(super) purge_at_len: usize,
     /// True once the pool has been dropped.
     pub(super) is_closed: bool,

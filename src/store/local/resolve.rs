@@ -33,11 +33,12 @@ const MAX_COMPONENTS: usize = 1024;
 /// or directory (`O_PATH`): nothing can be read through it.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
-/// Opens the file or directory at `key` below `root`. The result only names it (`O_PATH`), unless it is a file and
-/// `flags` lack `O_PATH`: the file is then opened for reading. With `O_DIRECTORY`, only a directory is opened.
+/// Opens the file or directory at `key` below `root`. Returns an `O_PATH` descriptor if the target is a
+/// directory or `flags` contains `O_PATH`; otherwise, opens the file for reading. With `O_DIRECTORY`, only a directory
+/// is opened.
 ///
 /// # Errors
-/// [`LocalError::LinkNotFollowed`], and errors of the system.
+/// [`LocalError::LinkNotFollowed`], and system errors.
 pub(super) fn resolve_path(
     root: &OwnedFd,
     key: &Key,

@@ -62,7 +62,7 @@ impl LocalTree {
         openat(CWD, &*self.root, ROOT_FLAGS, Mode::empty()).map_err(|errno| self.root_error(errno))
     }
 
-    /// Like [`Self::open_root`], but only if the kernel has the path in memory.
+    /// Like [`Self::open_root`], but fails with `EAGAIN` if the kernel would have to read a part of the path from disk.
     pub(super) fn open_root_nonblocking(&self) -> Result<OwnedFd, Errno> {
         openat2(CWD, &*self.root, ROOT_FLAGS, Mode::empty(), ResolveFlags::CACHED)
     }

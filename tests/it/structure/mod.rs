@@ -1,4 +1,4 @@
-//! Counts what a reader of the sources has to learn: circles of imports, imports that run back up, names with two
+//! Counts what a reader of the sources has to learn: cycles of imports, imports that run back up, names with two
 //! meanings, lines and types.
 //!
 //! `cargo test --test it structure::report -- --nocapture` prints it.
@@ -33,20 +33,20 @@ pub fn workspace_imports() -> Imports {
 }
 
 /// Groups of files that import each other, directly or through others (strongly connected components).
-fn circles(imports: &Imports) -> Vec<Vec<&ModulePath>> {
+fn cycles(imports: &Imports) -> Vec<Vec<&ModulePath>> {
     let reachable: BTreeMap<&ModulePath, BTreeSet<&ModulePath>> =
         imports.keys().map(|module| (module, reachable_from(module, imports))).collect();
     let mut seen = BTreeSet::new();
     let mut found = Vec::new();
     for module in imports.keys() {
-        let circle: Vec<&ModulePath> = reachable[module]
+        let cycle: Vec<&ModulePath> = reachable[module]
             .iter()
             .copied()
             .filter(|other| reachable[*other].contains(module))
             .filter(|other| seen.insert(*other))
             .collect();
-        if circle.len() > 1 {
-            found.push(circle);
+        if cycle.len() > 1 {
+            found.push(cycle);
         }
     }
     found
@@ -98,10 +98,10 @@ impl Structure {
 #[expect(clippy::print_stdout, reason = "prints the report")]
 fn report() {
     let structure = Structure::read(&src());
-    let circles = circles(&structure.imports);
-    println!("circles of imports: {}", circles.len());
-    for circle in &circles {
-        let names: Vec<String> = circle.iter().map(|module| module.join("::")).collect();
+    let cycles = cycles(&structure.imports);
+    println!("cycles of imports: {}", cycles.len());
+    for cycle in &cycles {
+        let names: Vec<String> = cycle.iter().map(|module| module.join("::")).collect();
         println!("    {}", names.join(" "));
     }
     let upward = upward(&structure.imports);
@@ -120,9 +120,9 @@ fn report() {
 }
 
 #[test]
-fn no_imports_form_a_circle_or_run_back_up() {
+fn no_imports_form_a_cycle_or_run_back_up() {
     let structure = Structure::read(&src());
-    assert_eq!(circles(&structure.imports), Vec::<Vec<&ModulePath>>::new());
+    assert_eq!(cycles(&structure.imports), Vec::<Vec<&ModulePath>>::new());
     assert_eq!(upward(&structure.imports), []);
 }
 
@@ -134,7 +134,7 @@ fn type_names_are_unique() {
 }
 
 #[test]
-fn circles_are_found_through_other_files_and_re_exports() {
+fn cycles_are_found_through_other_files_and_re_exports() {
     let folder = tempfile::tempdir().unwrap();
     let write = |file: &str, text: &str| {
         let path = folder.path().join(file);
@@ -156,8 +156,8 @@ fn circles_are_found_through_other_files_and_re_exports() {
     let Structure { sources, imports } = &structure;
 
     let names = |modules: &[&ModulePath]| modules.iter().map(|module| module.join("::")).collect::<Vec<_>>();
-    let circles: Vec<_> = circles(imports).iter().map(|circle| names(circle)).collect();
-    assert_eq!(circles, [["a", "a::inner", "b", "c"]]);
+    let cycles: Vec<_> = cycles(imports).iter().map(|cycle| names(cycle)).collect();
+    assert_eq!(cycles, [["a", "a::inner", "b", "c"]]);
     let [(module, imported)] = upward(imports)[..] else { panic!("one import runs up") };
     assert_eq!((module.join("::"), imported.join("::")), ("a::inner".to_owned(), "a".to_owned()));
     let twice: Vec<_> =

@@ -36,8 +36,8 @@ pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Res
     if usize::try_from(written) != Ok(len) {
         return Err(written);
     }
-    // SAFETY: c-blosc returns the number of bytes it decoded, part by part from the start of `spare`. It is `len`, so
-    // all of them have been written. The capacity was checked above.
+    // SAFETY: c-blosc has filled `spare` from its start and returned the number of these bytes, which is `len`. The
+    // capacity was checked above.
     unsafe { output.set_len(output.len() + len) };
     Ok(())
 }

@@ -61,7 +61,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
     }
 
     /// Returns an upper bound of the bytes that `payload_len` encoded bytes can decode to. A block header that claims
-    /// more is rejected before anything is allocated.
+    /// more is refused before anything is allocated.
     fn max_decoded_bytes(&self, payload_len: usize) -> u64;
 
     /// Returns the memory in bytes that decoding `payload` to `len` bytes needs in addition to the result. For an empty

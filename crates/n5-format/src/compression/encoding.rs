@@ -48,7 +48,8 @@ impl BlockEncoding {
         }
     }
 
-    /// Returns the attribute `compression` for blocks in this scheme, with the members that the strictest reader knows.
+    /// Returns the attribute `compression` for blocks in this encoding. It contains every member that a known reader
+    /// requires, and none that a strict reader rejects.
     ///
     /// Source: TensorStore `driver/n5/*_compressor.cc`, and z5, which requires a level.
     pub fn compression_attribute(self) -> Value {

@@ -1,7 +1,8 @@
 //! Compression schemes, each with one file and one row of [`CODECS`], and the registry to which a program can add its
 //! own.
 //!
-//! To add a codec, start with a file that implements [`Codec`], and follow "A codec" in `CONTRIBUTING.md`.
+//! To add a codec, start with a file that implements [`Codec`], and follow "A codec" in `CONTRIBUTING.md` of the
+//! repository.
 #![cfg_attr(not(test), deny(clippy::indexing_slicing))]
 
 mod blosc;
