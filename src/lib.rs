@@ -1,25 +1,9 @@
 //! n5-server: serves N5 containers over HTTP, their metadata, their blocks as stored, and arbitrary regions assembled
 //! from decoded blocks.
 //!
-//! The design and its reasons are in `docs/ARCHITECTURE.md`, the contract is in `docs/API.md` and `openapi.yaml`.
-//!
-//! # One request
-//!
-//! `GET /slice/a/b/s0?start=0,0,100&stop=256,256,101&format=npy`
-//!
-//! 1. [`http::router`] has one handler. [`RequestTarget::parse`](http::route::RequestTarget::parse) splits the raw
-//!    path, then decodes each segment once; the first segment names the endpoint.
-//! 2. The query is parsed and [`output::negotiate`] chooses the format, both before anything is read.
-//! 3. [`Container::dataset_and_axes`](container::Container::dataset_and_axes) returns the attributes.
-//! 4. [`SlicePlanner`](read::SlicePlanner) decides whether the slice is sent whole or in bands, or refused with 413. If
-//!    it can, it decides from sizes alone.
-//! 5. [`SliceReader::read_pieces`](read::SliceReader::read_pieces) takes a permit of the slice budget, looks up the
-//!    blocks, loads those that are not cached (store, then [`Block::decode_with`](n5_format::Block::decode_with) on the
-//!    [`CpuPool`](runtime::cpu_pool::CpuPool)) and [`paste`](n5_format::paste)s each block when it is ready.
-//! 6. [`StreamedFormat::header`](output::StreamedFormat::header) makes the bytes before the elements, and the response
-//!    is sent. If the elements must be converted or encoded,
-//!    [`SliceReader::read_whole`](read::SliceReader::read_whole) and [`Format::encode`](output::Format::encode) take
-//!    the places of these two.
+//! `docs/ARCHITECTURE.md` follows three requests through the code and gives the reasons for its design. The HTTP
+//! contract is in `docs/API.md` and `openapi.yaml`. A request enters at [`fastpath::try_answer`] or
+//! [`http::router`]; regions are planned by [`read::SlicePlanner`] and read by [`read::SliceReader`].
 //!
 //! # Glossary
 //!

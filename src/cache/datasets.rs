@@ -152,7 +152,7 @@ pub enum GroupState {
 pub(crate) struct AttributesCache {
     pub(crate) cache: Cache<(u32, Key, u64), Arc<Group>>,
     pub(crate) parsing_budget: Budget,
-    /// The codecs with which blocks are decoded.
+    /// The codecs that decode blocks.
     pub(crate) codecs: Codecs,
 }
 

@@ -141,6 +141,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
             let (waiter, leader) = self.flights.join(key.clone());
             let entry = match self.lead_or_wait(key, fresh_since, source, waiter, leader).await {
                 Ok(Some(entry)) => entry,
+                // Another request led the flight and gave up. In the next round, this request may lead a new one.
                 Ok(None) => continue,
                 // The load was given up because it had no waiters, just before this request joined it.
                 Err(error) if error.is_cancelled() => continue,

@@ -18,8 +18,7 @@ use super::threshold_pool::{AddressMemory, DynamicThresholdPool};
 /// the pool.
 pub(super) const UNPOOLED_BYTES: usize = 4 << 10;
 
-/// Divisor of the limit of a connection: it holds at most the bytes that its address may still take, divided by this
-/// number.
+/// A connection holds at most 1/3 of the bytes that its address may still take.
 pub(super) const CONNECTION_DIVISOR: usize = 3;
 
 /// Memory of a packet in addition to its bytes: `sk_buff`, `skb_shared_info` and room for headers.
@@ -33,8 +32,8 @@ const SMALL_SEGMENT_BYTES: usize = 1000;
 /// split its queue into segments.
 const SEGMENT_OVERHEAD_BYTES: usize = 1024;
 
-/// Divisor of the tolerated growth: if the pool is empty, a queue may exceed its grant by half of the grant, plus
-/// [`GROWTH_BYTES`]. The queue of an honest client grows by up to a third, because the kernel splits long packets.
+/// If the pool is empty, a queue may exceed its grant by 1/2 of the grant, plus [`GROWTH_BYTES`]. The queue of an
+/// honest client grows by up to a third, because the kernel splits long packets.
 const GROWTH_DIVISOR: usize = 2;
 
 /// Excess in bytes that a queue may always have over its grant.

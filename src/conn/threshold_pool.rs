@@ -14,10 +14,10 @@ use tokio::sync::Notify;
 
 use crate::telemetry::metrics::{ConnectionPoolLabel, PoolGauge};
 
-/// Divisor of the capacity: a share of at least 1/8 counts as large.
+/// A share of at least 1/8 of the capacity counts as large.
 const LARGE_SHARE_DIVISOR: usize = 8;
 
-/// Divisor of the capacity: 1/3 can be reserved for addresses that hold little.
+/// At most 1/3 of the capacity is reserved for addresses that hold little.
 const RESERVE_DIVISOR: usize = 3;
 
 /// Bytes that all connections of one address have taken from the pools.

@@ -9,27 +9,27 @@ use bytes::Bytes;
 
 use crate::cache::release_with;
 
-/// Maximum number of texts in memory before the latest one is reused. A text has about 100 kB on a typical server.
+/// Maximum number of bodies in memory before the latest one is reused. A body has about 100 kB on a typical server.
 const REUSE_THRESHOLD: usize = 16;
 
-/// Additional time that the latest text is reused for each text in memory above [`REUSE_THRESHOLD`]. A slow client may
-/// take a quarter of an hour to receive a text. If a new one were rendered every second, hundreds would be in memory.
+/// Additional time that the latest body is reused for each body in memory above [`REUSE_THRESHOLD`]. A slow client may
+/// take a quarter of an hour to receive a body. If a new one were rendered every second, hundreds would be in memory.
 const REUSE_TIME_STEP: Duration = Duration::from_secs(1);
 
-/// The latest text, and the number of texts in memory.
+/// The latest body, and the number of bodies in memory.
 #[derive(Debug, Default)]
 pub(crate) struct ExpositionCache {
-    /// Cloned into every text, so that its reference count tells how many texts are in memory.
-    live_texts: Arc<()>,
+    /// Cloned into every body, so that its reference count tells how many bodies are in memory.
+    live_bodies: Arc<()>,
     last: Mutex<Option<(Instant, Bytes)>>,
 }
 
 impl ExpositionCache {
-    /// Returns a new text of `render`, or the latest text if many are in memory.
+    /// Returns the output of `render`, or the latest body if many are in memory.
     pub(crate) fn get_or_render(&self, now: Instant, render: impl FnOnce() -> String) -> Bytes {
-        // The text is counted before it is rendered, because several threads may render at once.
-        let live_guard = Arc::clone(&self.live_texts);
-        let excess = Arc::strong_count(&self.live_texts).saturating_sub(1 + REUSE_THRESHOLD);
+        // The body is counted before it is rendered, because several threads may render at once.
+        let live_guard = Arc::clone(&self.live_bodies);
+        let excess = Arc::strong_count(&self.live_bodies).saturating_sub(1 + REUSE_THRESHOLD);
         {
             let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
             if excess == 0 {
@@ -53,8 +53,8 @@ impl ExpositionCache {
 mod tests {
     use super::*;
 
-    /// Simulates an hour with ten scrapes per second, whose texts are kept for `hold_seconds`. Returns the largest
-    /// number of texts in memory, and the age in seconds of the oldest text that was returned.
+    /// Simulates an hour with ten scrapes per second, whose bodies are kept for `hold_seconds`. Returns the largest
+    /// number of bodies in memory, and the age in seconds of the oldest body that was returned.
     fn simulate_an_hour(hold_seconds: usize) -> (usize, u64) {
         let exposition = ExpositionCache::default();
         let started = Instant::now();
@@ -69,7 +69,7 @@ mod tests {
             if held_texts.len() > 10 * hold_seconds {
                 held_texts.pop_front();
             }
-            max_live = max_live.max(Arc::strong_count(&exposition.live_texts) - 1);
+            max_live = max_live.max(Arc::strong_count(&exposition.live_bodies) - 1);
         }
         held_texts.clear();
         for text in ["first", "second"] {
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn the_number_of_live_texts_stays_small_while_clients_are_slow() {
+    fn the_number_of_live_bodies_stays_small_while_clients_are_slow() {
         let (max_live, max_age) = simulate_an_hour(900);
         assert!((REUSE_THRESHOLD..4 * REUSE_THRESHOLD).contains(&max_live), "{max_live} texts");
         assert!((10..60).contains(&max_age), "{max_age} s");

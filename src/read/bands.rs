@@ -11,8 +11,7 @@ const MERGED_LAYERS_BYTES: u64 = 16 << 20;
 /// not hold much memory.
 const INITIAL_BAND_BYTES: u64 = 1 << 20;
 
-/// Divisor of the free memory: bands grow at most to the quotient, so that 16 slow clients with three bands each leave
-/// memory free.
+/// A band grows at most to 1/32 of the free memory, so that 16 slow clients with three bands each leave memory free.
 const FREE_MEMORY_DIVISOR: u64 = 32;
 
 /// Total size of the first bands, whose growth the free memory limits, in bytes. While no more has been read, all bytes

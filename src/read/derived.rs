@@ -102,7 +102,8 @@ async fn derive(
     }
     let apply = Arc::clone(&derivation.apply);
     let priority = Priority::for_input_bytes(data.len());
-    // The job owns its inputs, so that it runs to its end and its result is cached even if no request waits any more.
+    // The job owns its inputs, so that it runs to completion and its result is cached even if no request waits any
+    // more.
     let job = move || {
         flight.detach();
         let input_range = data.as_ptr_range();

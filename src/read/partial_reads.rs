@@ -27,8 +27,7 @@ use n5_format::{BlockHeader, Codec, Coords, GridPosition, RangeRead, RangeReads,
 /// plane from the cache. In parts, 0.7 ms for a plane along the rows and 15 ms for a plane across them.
 const MAX_WHOLE_BLOCK_BYTES: u64 = 16 << 20;
 
-/// Divisor of a block's size. A block above [`MAX_WHOLE_BLOCK_BYTES`] is read in parts if this costs at most a quarter
-/// of a whole read.
+/// A block above [`MAX_WHOLE_BLOCK_BYTES`] is read in parts if this costs at most 1/4 of a whole read.
 const PARTIAL_READ_DIVISOR: u64 = 4;
 
 /// Number of blocks that are read in parts concurrently.

@@ -15,8 +15,8 @@ use n5_format::{BlockGrid, Codec, ConvertError, Coords, DataType, RangeReads, Re
 /// Largest response that is not worth sending in bands, in bytes.
 const ALWAYS_WHOLE_BYTES: u64 = 1 << 20;
 
-/// Divisor of the slice budget: the quotient is the maximum size of a rate-limited response's bands. Such bands hold
-/// their memory for long, and up to three of them exist at once.
+/// A band of a rate-limited response takes at most 1/16 of the slice budget. Such bands hold their memory for long, and
+/// up to three of them exist at once.
 const RATE_LIMITED_BUDGET_DIVISOR: u64 = 16;
 
 /// Approximate total size of the blocks that the first part of a stream touches, in bytes. The first part is small, so

@@ -213,7 +213,7 @@ impl CpuPool {
     /// Runs `job` when a core is free and its flow is next. A flow is identified by the client for which the calling
     /// task works and by `flow_number`, which stands for a dataset. Thus neither a client with many jobs nor a dataset
     /// with a slow codec delays the jobs of other flows for long. Dropping the future before the job starts cancels the
-    /// job. A job that has started runs to its end and keeps its core until then.
+    /// job. A job that has started runs to completion and keeps its core until then.
     ///
     /// # Errors
     /// [`JobDied`] if the job panics.

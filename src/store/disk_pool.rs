@@ -27,7 +27,7 @@ pub struct StorePressure {
     pub running: usize,
     /// Number of calls that have not started.
     pub queued: usize,
-    /// True if no call has ended for so long that further calls fail at once, except for one probe per second.
+    /// True if no call has ended for too long. Further calls then fail at once, except for one probe per second.
     pub is_stalled: bool,
     /// Time since a call last ended, if calls run whose callers may still wait; otherwise 0.
     pub no_progress_for: Duration,
@@ -676,7 +676,7 @@ mod tests {
         assert!(matches!(call("bad").await, Err(LocalError::OperationStalled)), "the retry interval grows");
         assert_eq!(pool.run(operation("good"), || 7).await.unwrap(), 7, "other operations are answered");
         assert_eq!(pool.run(Some(("stat", Key::parse("bad").unwrap())), || 7).await.unwrap(), 7);
-        // However many calls were lost, one at a time is let through.
+        // Only one call at a time is let through, even if many calls were lost.
         for hung_calls in 2..=MAX_STALLED_PER_OPERATION {
             let later = Duration::from_secs(2 << hung_calls);
             for call in &mut pool.0.lock().running {

@@ -23,7 +23,7 @@ const TREE_MEMORY_FACTOR: u64 = 2;
 
 /// Maximum total memory of all interpreted attributes, in bytes.
 const MAX_TREE_BYTES: u64 = 16 << 20;
-/// Maximum total length of all attributes' texts, in bytes.
+/// Maximum total length of the attributes of all nodes as text, in bytes.
 const MAX_TEXT_BYTES: u64 = 4 << 20;
 
 /// A directory that the survey found.

@@ -1,4 +1,4 @@
-//! Description of a group or dataset, and the data source with which Neuroglancer should open it. The server adds the
+//! Description of a group or dataset, and the data source that Neuroglancer should open for it. The server adds the
 //! members that depend on the request (`path`, `urls`).
 
 use n5_format::{DataType, DescribedDataset, DocumentError};
@@ -192,7 +192,7 @@ fn size_bytes(dataset: &DescribedDataset) -> Option<String> {
     Some(text)
 }
 
-/// A data source with which Neuroglancer can open a directory.
+/// A data source that Neuroglancer can open for a directory.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum NeuroglancerSource {
     /// N5 as stored, which the server sends without decoding.

@@ -28,8 +28,7 @@ const MAX_CODE_LENGTH_BITS: usize = 7;
 /// Lengths of the runs that a single code can encode.
 const RUN_BYTES: std::ops::RangeInclusive<usize> = 3..=258;
 
-/// Divisor of the number of groups of eight bytes in a block. Runs are searched only if more groups than the quotient
-/// repeat a single byte.
+/// Runs are searched only if more than 1/64 of the groups of eight bytes in a block repeat a single byte.
 const GROUPS_PER_RUN: usize = 64;
 
 /// Appends a block of `bytes`, at most [`BLOCK_BYTES`]. After the last block and after an empty one, the stream ends at

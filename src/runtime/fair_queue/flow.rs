@@ -60,8 +60,7 @@ pub struct FlowId {
     pub(super) kind: u64,
 }
 
-/// Divisor of the units that a flow holds without having overtaken a request: 1/16 of them counts as if they had
-/// overtaken one.
+/// Of the units that a flow holds without having overtaken a request, 1/16 count as if they had overtaken one.
 const HELD_UNITS_DIVISOR: usize = 16;
 
 /// Limit of the units that one client may hold.

@@ -47,7 +47,7 @@ struct Flight<T> {
     result: watch::Sender<Option<Result<Option<T>, String>>>,
 }
 
-/// Handle with which the work of a flight observes its waiters. Cheap to clone. The default handle belongs to no
+/// Handle by which the work of a flight observes its waiters. Cheap to clone. The default handle belongs to no
 /// flight.
 #[derive(Debug, Clone, Default)]
 pub struct FlightHandle(Arc<FlightState>);

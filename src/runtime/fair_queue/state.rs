@@ -24,22 +24,22 @@ use std::time::Duration;
 
 use super::flow::{ClientId, ClientQuota, Flow, FlowId, GrantKind, PendingAcquire};
 
-/// Divisor of all units: a permit that overtakes a larger request may have at most 1/64 of them.
+/// A permit that overtakes a larger request has at most 1/64 of all units.
 const OVERTAKING_PERMIT_DIVISOR: usize = 64;
 
-/// Divisor of the units that no cache fills: all overtaking permits together may have at most 1/8 of them.
+/// All overtaking permits together have at most 1/8 of the units that no cache fills.
 const OVERTAKING_DIVISOR: usize = 8;
 
-/// Divisor of the limit for all overtaking permits together: they may always have 1/4 of it, even if the request that
-/// they overtake leaves fewer units.
+/// Overtaking permits may always have 1/4 of their common limit, even if the request that they overtake leaves fewer
+/// units.
 const MIN_OVERTAKING_DIVISOR: usize = 4;
 
-/// Divisor of all units: streams count as starved while they together hold less than 1/2 of them. Starved streams take
+/// Streams count as starved while they together hold less than 1/2 of all units. Starved streams take
 /// turns with other requests. Otherwise the other requests would take all released units for as long as any of them
 /// wait.
 const STARVED_STREAMS_DIVISOR: usize = 2;
 
-/// Divisor of all units: a starved stream leaves 1/16 of them free, instead of its reserve.
+/// A starved stream leaves 1/16 of all units free, instead of its reserve.
 const STARVED_STREAMS_RESERVE_DIVISOR: usize = 16;
 
 /// Returns the maximum number of units that a permit may have to overtake a larger request. `in_flight` is the number

@@ -29,7 +29,7 @@ const MAX_STEPS: usize = 4096;
 /// Maximum number of components in memory at any time.
 const MAX_COMPONENTS: usize = 1024;
 
-/// Flags with which the components of a path are opened. Links are not followed, and the descriptor only names a file
+/// Flags for opening the components of a path. Links are not followed, and the descriptor only names a file
 /// or directory (`O_PATH`): nothing can be read through it.
 const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CLOEXEC);
 
@@ -93,7 +93,7 @@ struct PathResolver<'a> {
     links_left: usize,
     steps_left: usize,
     must_be_directory: bool,
-    /// Flags with which a file at the end of the path is opened for reading, if at all.
+    /// Flags for opening a file at the end of the path for reading, if it is opened at all.
     file_flags: Option<OFlags>,
 }
 

@@ -22,8 +22,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
     ///
     /// # Errors
     /// [`CodecError`] if the payload is damaged, ends early, decodes to a length other than `len`, is followed by
-    /// anything but zero padding, or needs more memory than decoding may use. [`CodecError::Cancelled`] if
-    /// `cancel_check` cancels.
+    /// anything but zero padding (`raw` accepts no padding), or needs more memory than decoding may use.
+    /// [`CodecError::Cancelled`] if `cancel_check` cancels.
     fn decode(
         &self,
         payload: Bytes,
