@@ -47,8 +47,8 @@ struct Flight<T> {
     result: watch::Sender<Option<Result<Option<T>, String>>>,
 }
 
-/// Handle by which the work of a flight observes its waiters. Cheap to clone. The default handle belongs to no
-/// flight.
+/// Handle of a flight. The work of the flight uses it to observe its waiters. Cheap to clone. The default handle belongs
+/// to no flight.
 #[derive(Debug, Clone, Default)]
 pub struct FlightHandle(Arc<FlightState>);
 
