@@ -39,8 +39,8 @@ impl StorePressure {
     /// Time after which the store is unresponsive if no call has ended.
     const UNRESPONSIVE_AFTER: Duration = Duration::from_secs(1);
 
-    /// Returns true if no call has ended for [`Self::UNRESPONSIVE_AFTER`]. Requests should then release their memory
-    /// before they wait for the store.
+    /// Returns true if no call has ended for a second. Requests should then release their memory before they wait for
+    /// the store.
     pub fn is_unresponsive(&self) -> bool {
         self.no_progress_for >= Self::UNRESPONSIVE_AFTER
     }
