@@ -444,9 +444,28 @@ impl Budget {
         self.pinned.charge_to_client(client, bytes)
     }
 
-    /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
-    pub(crate) fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
-        self.pinned.charge_with_permit(permit, bytes)
+    /// Charges `bytes` to the current client while they are being sent. If too many bytes are being sent to the client
+    /// already, drops `bytes`, waits for a permit, and returns `None`. The caller must then look the bytes up again and
+    /// call this function with the same `permit`, which is `None` at first.
+    ///
+    /// # Errors
+    /// [`BudgetError`] when the client does not read what it requested before.
+    pub(crate) async fn charge_or_wait(
+        &self,
+        permit: &mut Option<SendPermit>,
+        bytes: Bytes,
+    ) -> Result<Option<Bytes>, BudgetError> {
+        if let Some(permit) = permit.take() {
+            return Ok(Some(self.pinned.charge_with_permit(permit, bytes)));
+        }
+        if let Some(charged) = self.charge_to_client(ClientId::current(), &bytes) {
+            return Ok(Some(charged));
+        }
+        // A request that waits for its client must not hold memory that other requests wait for.
+        let len = bytes.len();
+        drop(bytes);
+        *permit = Some(self.acquire_send_permit(len).await?);
+        Ok(None)
     }
 
     /// Waits until [`Self::charge_to_client`] could charge `len` bytes to the current client. Times out if no other
@@ -454,7 +473,7 @@ impl Budget {
     ///
     /// # Errors
     /// [`BudgetError`] when the client does not read what it requested before.
-    pub(crate) async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
+    async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
         let client = ClientId::current();
         let charges = &self.pinned.client_charges;
         // The metrics show this wait. `has_waiters` does not, because this request waits for its client, not for
@@ -631,7 +650,7 @@ mod tests {
             .map(|_| {
                 let budget = budget.clone();
                 tokio::spawn(client.scope(async move {
-                    let sent = budget.charge_with_permit(
+                    let sent = budget.pinned.charge_with_permit(
                         budget.acquire_send_permit(24 << 10).await?,
                         Bytes::from(vec![0; 24 << 10]),
                     );

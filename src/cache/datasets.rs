@@ -9,7 +9,7 @@ use xxhash_rust::xxh3::xxh3_64;
 
 use super::budget::Budget;
 use super::error::ReadError;
-use super::freshness::ATTRIBUTES;
+use super::read_options::ATTRIBUTES;
 use super::validated::{max_weight_bytes, weighted_cache};
 use crate::store::Key;
 use crate::telemetry::metrics::{BudgetLabel, CacheLabel};

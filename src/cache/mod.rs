@@ -12,6 +12,7 @@ mod error;
 mod eviction;
 mod freshness;
 mod objects;
+mod read_options;
 mod validated;
 
 pub(crate) use block_load::{BlockWaiters, LoadTimes, TORN_READ_RETRY_DELAY, record_decode};
@@ -27,10 +28,10 @@ pub(crate) use buffers::{needs_copy, release_with};
 pub(crate) use datasets::{AXES_BYTES, AttributesCache, CACHED_ATTRIBUTES_BYTES, GROUP_BYTES, dataset_id};
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};
-pub use freshness::{ATTRIBUTES, Freshness, RevalidationPolicy};
 pub(crate) use freshness::{ValidatedAt, now};
 pub(crate) use objects::{
     BudgetedObject, MAX_WHOLE_OBJECT_BYTES, ObjectCache, ObjectCacheKey, ObjectEntry, ObjectSource,
 };
 pub use objects::{LargeObject, StoredObject};
+pub use read_options::{ATTRIBUTES, ReadOptions, RevalidationPolicy};
 pub(crate) use validated::{EntrySource, Validated};

@@ -10,7 +10,7 @@ use bytes::Bytes;
 
 use super::resources::Resources;
 use crate::cache::{
-    BudgetError, Freshness, MemoryPermit, ObjectCacheKey, ObjectEntry, ObjectSource, Permit, ReadError, SendPermit,
+    BudgetError, MemoryPermit, ObjectCacheKey, ObjectEntry, ObjectSource, Permit, ReadError, ReadOptions, SendPermit,
     StoredObject, Validated,
 };
 use crate::runtime::fair_queue::ClientId;
@@ -90,18 +90,20 @@ impl Container {
         &self.resources
     }
 
-    /// Returns the object at `key` as stored (attributes or a block), as fresh as `freshness` requires. Returns `None`
+    /// Returns the object at `key` as stored (attributes or a block), as fresh as `read_options` requires. Returns `None`
     /// if there is no object.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or there is not enough memory.
-    pub async fn object(&self, freshness: Freshness, key: &Key) -> Result<Option<StoredObject>, ReadError> {
+    pub async fn object(&self, read_options: ReadOptions, key: &Key) -> Result<Option<StoredObject>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
         }
         let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key };
-        let entry =
-            self.object_entries().get(&self.object_cache_key(key), freshness, freshness.since(key), &source).await?;
+        let entry = self
+            .object_entries()
+            .get(&self.object_cache_key(key), read_options, read_options.since(key), &source)
+            .await?;
         Ok(entry.object.clone())
     }
 
@@ -109,12 +111,12 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn meta(&self, freshness: Freshness, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
+    pub async fn meta(&self, read_options: ReadOptions, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
         }
         let cached = self.object_entries().cached(&self.object_cache_key(key)).await;
-        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(freshness.since(key))) {
+        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(read_options.since(key))) {
             return Ok(entry.meta().cloned());
         }
         match self.store.cached_stat(key) {
@@ -122,7 +124,7 @@ impl Container {
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown => {
                 // `head` below may wait for the store.
-                freshness.pend_if_nonblocking().await;
+                read_options.pend_if_nonblocking().await;
                 Ok(self.store.head(key).await?)
             }
         }
@@ -189,8 +191,7 @@ impl Container {
     }
 
     /// Charges `bytes`, which come from the cache of stored objects, to `client` while they are being sent. Returns
-    /// `None` if too many bytes are being sent to the client already. The caller must then drop `bytes`, wait for a
-    /// [permit](Self::acquire_send_permit) and look the bytes up again.
+    /// `None` if too many bytes are being sent to the client already.
     pub fn charge_to_client(&self, client: ClientId, bytes: &Bytes) -> Option<Bytes> {
         if bytes.len() < UNCHARGED_BYTES {
             Some(bytes.clone())
@@ -199,16 +200,20 @@ impl Container {
         }
     }
 
-    /// Waits until `len` more bytes may be sent to the current client.
+    /// Charges `bytes` to the current client as [`Self::charge_to_client`] does. If the client must read other
+    /// responses first, drops `bytes`, waits for a permit, and returns `None`. The caller must then look the bytes up
+    /// again and call this function with the same `permit`, which is `None` at first.
     ///
     /// # Errors
     /// [`ReadError::Budget`] when the client does not read what it requested before.
-    pub async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, ReadError> {
-        Ok(self.resources.objects.budget().acquire_send_permit(len).await?)
-    }
-
-    /// Charges `bytes` as [`Self::charge_to_client`] does, with a permit that was acquired before.
-    pub fn charge_with_permit(&self, permit: SendPermit, bytes: Bytes) -> Bytes {
-        self.resources.objects.budget().charge_with_permit(permit, bytes)
+    pub async fn charge_or_wait(
+        &self,
+        permit: &mut Option<SendPermit>,
+        bytes: Bytes,
+    ) -> Result<Option<Bytes>, ReadError> {
+        if permit.is_none() && bytes.len() < UNCHARGED_BYTES {
+            return Ok(Some(bytes));
+        }
+        Ok(self.resources.objects.budget().charge_or_wait(permit, bytes).await?)
     }
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use moka::policy::EvictionPolicy;
 
 use crate::cache::{
-    AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, Freshness, MemoryPermit, ObjectCache, ReadError,
+    AttributesCache, BlockCache, Budget, CACHED_ATTRIBUTES_BYTES, MemoryPermit, ObjectCache, ReadError, ReadOptions,
     RevalidationPolicy,
 };
 use crate::config::{self, Config};
@@ -200,9 +200,9 @@ impl Resources {
         self.budgets().into_iter().for_each(Budget::release_unused_buffers);
     }
 
-    /// Returns the freshness that a request starting now requires of cached entries.
-    pub fn request_freshness(&self) -> Freshness {
-        Freshness::begin(self.settings.recheck_metadata, self.settings.recheck_data)
+    /// Returns the options of the reads of a request that starts now.
+    pub fn read_options(&self) -> ReadOptions {
+        ReadOptions::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 
     /// Returns the maximum size in bytes of a permit of the slice budget that may overtake a larger request of another

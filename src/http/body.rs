@@ -15,7 +15,7 @@ use futures_util::{StreamExt, stream};
 use http_body::{Frame, SizeHint};
 use tokio::sync::mpsc;
 
-use crate::cache::{LargeObject, ReadError, SendPermit};
+use crate::cache::{LargeObject, ReadError};
 use crate::container::Container;
 use crate::http::observe;
 use crate::read::BandStream;
@@ -25,16 +25,6 @@ use crate::view::Chunk;
 
 /// Maximum number of bands that wait to be sent while the next one is assembled.
 const BANDS_AHEAD: usize = 1;
-
-/// Charges cached `bytes` to the current client while they are sent. Drops them and returns `None` if the client must
-/// receive other responses first. The caller then waits for a send permit, reads the bytes again and passes the permit.
-/// Bytes with a permit are always returned.
-pub(crate) fn charge(container: &Container, permit: Option<SendPermit>, bytes: Bytes) -> Option<Bytes> {
-    match permit {
-        Some(permit) => Some(container.charge_with_permit(permit, bytes)),
-        None => container.charge_to_client(ClientId::current(), &bytes),
-    }
-}
 
 /// Returns a body of `parts` and the length of the body.
 pub(crate) fn from_parts(mut parts: Vec<Bytes>) -> (Body, u64) {

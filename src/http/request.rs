@@ -8,7 +8,7 @@ use axum::http::request::Parts;
 use axum::http::{HeaderValue, Method, Response, StatusCode, Version};
 use percent_encoding::percent_decode_str;
 
-use crate::cache::Freshness;
+use crate::cache::ReadOptions;
 use crate::http::app::App;
 use crate::http::credentials::PresentedTokens;
 use crate::http::mount::{CallerView, Mount};
@@ -25,7 +25,7 @@ pub(crate) struct RequestContext<'a> {
     pub(crate) id: &'a str,
     /// IP address of the peer of the connection.
     pub(crate) peer: Option<IpAddr>,
-    pub(crate) freshness: Freshness,
+    pub(crate) read_options: ReadOptions,
     pub(crate) target: &'a RequestTarget,
     pub(crate) presented: &'a PresentedTokens,
     /// The part of the mount that the caller may read; `None` if everyone may read all of it.
@@ -42,7 +42,7 @@ impl<'a> RequestContext<'a> {
             parts,
             id: observe::request_id(&parts.headers),
             peer: observe::peer_address(&parts.extensions),
-            freshness: app.resources.request_freshness(),
+            read_options: app.resources.read_options(),
             target,
             presented: PresentedTokens::of(parts),
             caller_view: None,

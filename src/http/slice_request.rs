@@ -7,7 +7,7 @@ use std::time::Instant;
 use bytes::Bytes;
 use futures_util::future::try_join_all;
 
-use crate::cache::{Dataset, Freshness, MemoryPermit, ReadError};
+use crate::cache::{Dataset, MemoryPermit, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::http::compress::{self, ContentCoding};
 use crate::http::problem::{self, Problem};
@@ -21,9 +21,6 @@ use n5_format::{Array, Coords, DataType, Region};
 
 /// Largest share of a stream's memory that its header may take (1/6, which is 1/8 of the slice budget).
 const HEADER_SHARE_DIVISOR: u64 = 6;
-
-/// Size up to which a format's header is not counted as memory.
-const MAX_UNCOUNTED_HEADER_BYTES: u64 = 64 << 10;
 
 /// A slice as a client requests it: samples of a dataset, and their encoding.
 pub(crate) struct SliceRequest {
@@ -41,28 +38,12 @@ pub(crate) struct SliceRequest {
 pub(crate) struct PlannedResponse {
     pub(crate) request: SliceRequest,
     pub(crate) slice: PlannedSlice,
-    /// Memory that encoding takes, in bytes.
-    pub(crate) extra_bytes: u64,
+    /// Memory that encoding and compression take in addition to the elements, in bytes.
+    pub(crate) encoding_bytes: u64,
     /// Length of the header in bytes if the format is streamed, or else `None`. The header is built only after its
     /// memory has been taken.
     pub(crate) header_bytes: Option<u64>,
     pub(crate) content_coding: Option<ContentCoding>,
-}
-
-/// Memory for the encoding of a response, in addition to the samples.
-#[derive(Clone, Copy)]
-struct EncodingCost {
-    /// Memory of the encoder, in bytes.
-    extra_bytes: u64,
-    /// Length of the header in bytes if the format is streamed, or else `None`.
-    header_bytes: Option<u64>,
-}
-
-impl EncodingCost {
-    /// Returns the bytes of the header that count as memory.
-    fn counted_header_bytes(self) -> u64 {
-        self.header_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0)
-    }
 }
 
 impl SliceRequest {
@@ -83,8 +64,8 @@ impl SliceRequest {
         Ok(Self { dataset, selection, data_type, format, options, content_coding })
     }
 
-    /// Plans the response: as a whole, or streamed in bands. If `may_stream_early` is true, a response for which there
-    /// is no memory now may be streamed although it could be sent as a whole.
+    /// Plans the response: as a whole, or streamed in bands as `streaming` says. If `may_stream_early` is true, a
+    /// response for which there is no memory now may be streamed although it could be sent as a whole.
     ///
     /// # Errors
     /// 400 if the format cannot represent the samples. 413 if the response takes too much memory or work; the problem
@@ -92,15 +73,16 @@ impl SliceRequest {
     pub(crate) async fn plan(
         self,
         container: &Container,
-        freshness: Freshness,
-        is_rate_limited: bool,
+        read_options: ReadOptions,
+        streaming: Streaming,
         may_stream_early: bool,
     ) -> Result<PlannedResponse, Problem> {
         let region = &self.selection.region;
-        let cost = self.encoding_cost(region).map_err(|reason| Problem::invalid_parameter("format", reason))?;
-        let planner = self.planner(container, self.delivery(cost, is_rate_limited, false));
-        let planned = match planner.plan_sparse(region, freshness).await {
-            Ok(slice) => self.check_memory(container, &slice, cost).map(|()| slice),
+        let delivery =
+            self.delivery(region, streaming).map_err(|reason| Problem::invalid_parameter("format", reason))?;
+        let planner = SlicePlanner { container, dataset: &self.dataset, delivery };
+        let planned = match planner.plan_sparse(region, read_options).await {
+            Ok(slice) => self.check_memory(&planner, &slice).map(|()| slice),
             Err(PlanError::Refused(refusal)) => Err(refusal.into()),
             Err(PlanError::Read(error)) => return Err(error.into()),
         };
@@ -109,78 +91,60 @@ impl SliceRequest {
         // A streamed response need not wait for slow clients that hold the memory for a whole one.
         if may_stream_early
             && !slice.is_streamed()
-            && !read::has_capacity_for(container, &slice, self.extra_bytes(&slice, cost))
+            && !read::has_capacity_for(container, &slice, self.encoding_bytes(&delivery, &slice))
         {
-            let planner = self.planner(container, self.delivery(cost, false, true));
-            if let Ok(streamed) = planner.plan(region)
+            let delivery = SliceDelivery { streaming: Streaming::Always, ..delivery };
+            if let Ok(streamed) = (SlicePlanner { delivery, ..planner }).plan(region)
                 && streamed.is_streamed()
-                && self.check_memory(container, &streamed, cost).is_ok()
+                && self.check_memory(&planner, &streamed).is_ok()
             {
                 slice = streamed;
             }
         }
-        let extra_bytes = self.extra_bytes(&slice, cost);
+        let encoding_bytes = self.encoding_bytes(&delivery, &slice);
+        let header_bytes = delivery.header_bytes;
         let content_coding = self.content_coding.filter(|_| !slice.is_streamed());
-        Ok(PlannedResponse { request: self, slice, extra_bytes, header_bytes: cost.header_bytes, content_coding })
+        Ok(PlannedResponse { request: self, slice, encoding_bytes, header_bytes, content_coding })
     }
 
-    fn planner<'a>(&'a self, container: &'a Container, delivery: SliceDelivery<'a>) -> SlicePlanner<'a> {
-        SlicePlanner { container, dataset: &self.dataset, delivery }
-    }
-
-    /// Returns the memory for encoding the samples of `region`. Computes sizes only, because no memory has been taken.
+    /// Returns how the samples of `region` may be sent. Computes sizes only, because no memory has been taken.
     ///
     /// # Errors
     /// A message to the client if the format cannot represent these samples.
-    fn encoding_cost(&self, region: &Region) -> Result<EncodingCost, String> {
+    fn delivery(&self, region: &Region, streaming: Streaming) -> Result<SliceDelivery<'_>, String> {
         let Self { format, data_type, options, selection, .. } = self;
         let shape = selection.kept(region.shape());
         output::check_supported(*format, &shape, data_type, options)?;
-        Ok(EncodingCost {
-            extra_bytes: format.extra_bytes(&shape, data_type, options),
+        Ok(SliceDelivery {
+            data_type,
+            encoder_bytes: format.encoder_bytes(&shape, data_type, options),
             header_bytes: format.as_streamed().and_then(|format| format.header_bytes(&shape, data_type, options)),
+            streaming,
         })
     }
 
-    /// Returns how the response may be sent. Only a format whose elements follow a header can be streamed.
-    fn delivery(&self, cost: EncodingCost, is_rate_limited: bool, must_stream: bool) -> SliceDelivery<'_> {
-        let is_streamable = cost.header_bytes.is_some();
-        let prefix_bytes = cost.counted_header_bytes();
-        let has_small_bands = is_rate_limited && prefix_bytes == 0 && self.content_coding.is_none();
-        let streaming = match is_streamable {
-            false => Streaming::Never,
-            true if must_stream => Streaming::Always,
-            true if has_small_bands => Streaming::IfLargeInSmallBands,
-            true => Streaming::IfLarge,
-        };
-        SliceDelivery {
-            data_type: &self.data_type,
-            extra_bytes: if is_streamable { cost.extra_bytes } else { 0 },
-            prefix_bytes,
-            streaming,
-        }
-    }
-
-    /// Returns the bytes of memory that encoding `slice` takes in addition to its samples.
-    fn extra_bytes(&self, slice: &PlannedSlice, cost: EncodingCost) -> u64 {
+    /// Returns the bytes of memory that encoding and compressing `slice` take in addition to its elements.
+    fn encoding_bytes(&self, delivery: &SliceDelivery<'_>, slice: &PlannedSlice) -> u64 {
+        let encoder_bytes = delivery.encoder_bytes;
         if self.content_coding.is_none() || slice.is_streamed() {
-            return cost.extra_bytes;
+            return encoder_bytes;
         }
-        let encoded_bytes = slice.bytes().saturating_add(cost.extra_bytes);
-        cost.extra_bytes.saturating_add(compress::compression_bytes(encoded_bytes))
+        let encoded_bytes = slice.bytes().saturating_add(encoder_bytes);
+        encoder_bytes.saturating_add(compress::compression_bytes(encoded_bytes))
     }
 
     /// Checks that there can be enough memory for the response.
     ///
     /// # Errors
     /// 413 if there cannot.
-    fn check_memory(&self, container: &Container, slice: &PlannedSlice, cost: EncodingCost) -> Result<(), Problem> {
-        let limit_bytes = read::max_buffered_bytes(container);
+    fn check_memory(&self, planner: &SlicePlanner<'_>, slice: &PlannedSlice) -> Result<(), Problem> {
+        let delivery = &planner.delivery;
+        let limit_bytes = read::max_buffered_bytes(planner.container);
         // Bands always fit into the memory of a stream. Only the header's share of that memory must be checked.
-        let needed_bytes = if cost.header_bytes.is_some() && slice.is_streamed() {
-            cost.counted_header_bytes().saturating_mul(HEADER_SHARE_DIVISOR)
+        let needed_bytes = if delivery.header_bytes.is_some() && slice.is_streamed() {
+            delivery.counted_header_bytes().saturating_mul(HEADER_SHARE_DIVISOR)
         } else {
-            slice.memory_bytes().saturating_add(self.extra_bytes(slice, cost))
+            slice.memory_bytes().saturating_add(self.encoding_bytes(delivery, slice))
         };
         if needed_bytes <= limit_bytes {
             return Ok(());
@@ -203,9 +167,10 @@ impl SliceRequest {
     /// not even a single sample is accepted.
     fn acceptable_piece_shape(&self, container: &Container) -> Option<Coords> {
         let is_acceptable = |part: &Region| {
-            let Ok(cost) = self.encoding_cost(part) else { return false };
-            let planned = self.planner(container, self.delivery(cost, false, false)).plan_anywhere(part);
-            planned.is_ok_and(|slice| !slice.is_streamed() && self.check_memory(container, &slice, cost).is_ok())
+            let Ok(delivery) = self.delivery(part, Streaming::IfLarge) else { return false };
+            let planner = SlicePlanner { container, dataset: &self.dataset, delivery };
+            let planned = planner.plan_anywhere(part);
+            planned.is_ok_and(|slice| !slice.is_streamed() && self.check_memory(&planner, &slice).is_ok())
         };
         read::shrink_until_accepted(&self.selection.region, self.dataset.attributes.grid(), is_acceptable)
     }
@@ -214,7 +179,7 @@ impl SliceRequest {
 impl PlannedResponse {
     /// Returns true if the format or a conversion changes the elements.
     pub(crate) fn is_encoded(&self) -> bool {
-        self.extra_bytes > 0 || self.slice.is_converted()
+        self.encoding_bytes > 0 || self.slice.is_converted()
     }
 
     /// Returns true if the elements are sent as they are in memory, so that they need not be in one buffer.

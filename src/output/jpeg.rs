@@ -49,7 +49,7 @@ impl Format for JpegFormat {
 
     /// Returns the size of the largest possible file, of eight encoder rows for each of four components, and of one row
     /// of grey values.
-    fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
         let width = long_sizes.next().unwrap_or(1).div_ceil(8);
         let blocks = long_sizes.map(|size| size.div_ceil(8)).fold(width, u64::saturating_mul);
@@ -63,7 +63,7 @@ impl Format for JpegFormat {
         let (width, height) = plane_size(self.name(), &array.shape, MAX_SIDE).map_err(EncodeError::Refused)?;
         let side = |pixels: u32| u16::try_from(pixels).map_err(|error| encoder_error(error.to_string()));
         let rows = LazyGreyImage { array, window: options.window, width: side(width)?, height: side(height)? };
-        let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
+        let mut out = buffer(self.encoder_bytes(&array.shape, &array.data_type, options))?;
         let mut encoder = Encoder::new(&mut out, options.quality.unwrap_or(DEFAULT_QUALITY));
         // A grey image has one component, which is encoded at full resolution.
         encoder.set_sampling_factor(SamplingFactor::F_1_1);

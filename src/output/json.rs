@@ -30,7 +30,7 @@ impl Format for JsonFormat {
         true
     }
 
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         let labelled = options.order.label(shape);
         // Two brackets and a comma are counted for each list: one list for the whole array, one for each index of the
         // first axis, and so on.
@@ -49,7 +49,7 @@ impl Format for JsonFormat {
 
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
         self.check(array, options)?;
-        let mut out = buffer(self.extra_bytes(&array.shape, &array.data_type, options))?;
+        let mut out = buffer(self.encoder_bytes(&array.shape, &array.data_type, options))?;
         write_document(&mut out, array, options)
             .map_err(|error| EncodeError::Encoder { format: self.name(), reason: error.to_string() })?;
         Ok(vec![out.into()])
@@ -218,7 +218,7 @@ mod tests {
 
     #[test]
     fn empty_lists_without_elements_count_in_the_bound() {
-        let bound = JsonFormat.extra_bytes(&[1 << 40, 0], &DataType::UInt8, &EncodeOptions::default());
+        let bound = JsonFormat.encoder_bytes(&[1 << 40, 0], &DataType::UInt8, &EncodeOptions::default());
         assert!(bound > 1 << 41, "{bound}");
     }
 

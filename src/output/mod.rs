@@ -59,7 +59,7 @@ use encoding::element_count;
 ///     }
 ///
 ///     // The numbers as float64, plus at most 25 bytes of text each.
-///     fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
+///     fn encoder_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
 ///         shape.iter().fold(8 + 25, |bytes, size| bytes.saturating_mul(*size))
 ///     }
 ///
@@ -134,10 +134,10 @@ pub trait Format: fmt::Debug + Send + Sync {
 
     /// Returns an upper bound of the bytes that encoding allocates in addition to the array or band. Returns `u64::MAX`
     /// if the bound overflows. Headers and row buffers of a few hundred bytes are not counted.
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64;
 
     /// Encodes the array, in parts that are sent one after another. The elements are not copied if
-    /// [`Format::extra_bytes`] is 0.
+    /// [`Format::encoder_bytes`] is 0.
     ///
     /// # Errors
     /// [`EncodeError`] if [`Format::check`] refuses the array or the encoder fails.
@@ -393,7 +393,7 @@ mod tests {
                         let parts = format.encode(&array, &options).unwrap();
                         let allocated_bytes: u64 =
                             parts.iter().filter(|p| p.as_ptr() != array.data.as_ptr()).map(|p| p.len() as u64).sum();
-                        let bound = format.extra_bytes(shape, &data_type, &options).max(1024);
+                        let bound = format.encoder_bytes(shape, &data_type, &options).max(1024);
                         assert!(
                             allocated_bytes <= bound,
                             "{format:?} {data_type} {shape:?}: {allocated_bytes} > {bound}"
@@ -425,7 +425,7 @@ mod tests {
     #[test]
     fn bounds_saturate() {
         for format in FORMATS {
-            let bound = format.extra_bytes(&[u64::MAX, 3, 1 << 40], &DataType::Float64, &EncodeOptions::default());
+            let bound = format.encoder_bytes(&[u64::MAX, 3, 1 << 40], &DataType::Float64, &EncodeOptions::default());
             assert!(bound == 0 || bound == u64::MAX, "{format:?}: {bound}");
         }
     }

@@ -33,7 +33,7 @@ impl Format for N5BlockFormat {
     }
 
     /// Returns the size of the swapped elements plus that of a header with a hundred axes.
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, _: &EncodeOptions) -> u64 {
         match Endian::Big.swapped_width(data_type) {
             Some(_) => Endian::Big.swapped_bytes(shape, data_type).saturating_add(512),
             None => 0,

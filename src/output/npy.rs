@@ -25,7 +25,7 @@ impl Format for NpyFormat {
         "application/x-npy"
     }
 
-    fn extra_bytes(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, _: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         0
     }
 

@@ -39,7 +39,7 @@ impl Format for PngFormat {
         &["window"]
     }
 
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         layout(shape, data_type, options).map_or(u64::MAX, |layout| {
             let piece_bytes =
                 layout.max_piece_bytes().saturating_add(layout.scratch_bytes(is_converted(data_type, options)));

@@ -29,7 +29,7 @@ impl Format for RawFormat {
 
     /// Returns the size of the byte-swapped elements, which may need their own buffer: the buffer of a cached block is
     /// shared, and a buffer with a memory permit cannot become mutable again.
-    fn extra_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, shape: &[u64], data_type: &DataType, options: &EncodeOptions) -> u64 {
         options.endian.swapped_bytes(shape, data_type)
     }
 

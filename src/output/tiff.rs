@@ -53,7 +53,7 @@ impl Format for TiffFormat {
     }
 
     /// Returns the size of the directories of all pages.
-    fn extra_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
+    fn encoder_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let pages = shape.iter().copied().filter(|size| *size > 1).nth(2).unwrap_or(1);
         if element_count(shape) == u64::MAX {
             u64::MAX
@@ -324,7 +324,7 @@ mod tests {
         let pages = pages(&header);
         assert_eq!(pages.len(), 5);
         assert_eq!(value(&pages[4], 273), header.len() as u64 + 4 * (1 << 30));
-        assert!(header.len() as u64 <= TiffFormat.extra_bytes(&shape, &DataType::UInt8, &EncodeOptions::default()));
+        assert!(header.len() as u64 <= TiffFormat.encoder_bytes(&shape, &DataType::UInt8, &EncodeOptions::default()));
     }
 
     #[test]

@@ -355,11 +355,9 @@ mod tests {
         SliceLimits {
             max_slice_bytes: 1 << 40,
             budget_bytes,
-            max_whole_bytes: budget_bytes,
-            extra_bytes: 0,
+            max_whole_bytes: Some(budget_bytes),
             max_band_bytes: budget_bytes,
             decode_factor: 16,
-            must_stream: false,
         }
     }
 
@@ -480,7 +478,7 @@ mod tests {
         let (bytes, bands) =
             plan(SliceGeometry::new(&region, &grid, 8, Some(1)), limits_for_budget(8_999_999)).unwrap();
         assert_eq!((bytes, bands.is_some()), (1_000_000, true));
-        let limits = SliceLimits { extra_bytes: 1_000_000, ..limits_for_budget(1_999_999) };
+        let limits = SliceLimits { max_whole_bytes: Some(999_999), ..limits_for_budget(1_999_999) };
         assert!(plan(unconverted(&region, &grid, 1), limits).unwrap().1.is_some());
     }
 

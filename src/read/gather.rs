@@ -12,7 +12,7 @@ use super::nonblocking_gather::{GatherContext, PasteItem};
 use super::partial_reads::{is_read_in_parts, paste_parts};
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::{BlockEntry, BudgetError, Freshness, Permit, ReadError};
+use crate::cache::{BlockEntry, BudgetError, Permit, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use n5_format::{GridPosition, Region};
@@ -39,7 +39,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The gathering of one region, which is a whole slice or one band.
 pub(crate) struct Gather<'a> {
     pub(crate) container: &'a Container,
-    pub(crate) freshness: Freshness,
+    pub(crate) read_options: ReadOptions,
     pub(crate) slice: &'a PlannedSlice,
     /// State shared with the pasting jobs. Its canvas has the region to gather.
     pub(crate) context: Arc<GatherContext>,
@@ -76,7 +76,8 @@ impl Gather<'_> {
     async fn gather_batch(&mut self, positions: &[GridPosition]) -> Result<(), ReadError> {
         let dataset = &self.slice.dataset;
         let started = Instant::now();
-        let cached = self.context.blocks.cached(&*self.context.source, dataset, positions, self.freshness.data_since);
+        let cached =
+            self.context.blocks.cached(&*self.context.source, dataset, positions, self.read_options.data_since);
         let cached = self.container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
         self.stats.cache += started.elapsed();
         let (items, read_in_parts) = self.split_batch(positions, cached);
@@ -89,7 +90,7 @@ impl Gather<'_> {
         let parts_stats = paste_parts(self.container, &self.context, read_in_parts).await?;
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
-            let confirmation = self.container.confirm_missing(self.freshness, dataset, positions);
+            let confirmation = self.container.confirm_missing(self.read_options, dataset, positions);
             self.container.abort_if_contended(&dataset.key, Box::pin(confirmation)).await?;
         }
         Ok(())

@@ -4,7 +4,8 @@
 //!
 //! 1. `plan` decides whether the slice is read as a whole or in `bands`. `existing_blocks` counts blocks if the
 //!    decision depends on them.
-//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region or band.
+//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region. `band_stream` does so
+//!    for one band after another.
 //! 3. `gather` looks up the region's blocks in the cache, in batches. A block of a batch is a hit, a miss, or is read
 //!    in parts.
 //! 4. Jobs of `nonblocking_gather` paste the hits into the canvas. They load and paste those misses that need no
@@ -15,6 +16,7 @@
 //! `read_stats` counts the blocks. `derived` caches what is encoded from a region. `sample` and `check` load blocks for
 //! statistics and for `verify`, without a canvas.
 
+mod band_stream;
 mod bands;
 mod canvas;
 mod check;
@@ -28,6 +30,7 @@ mod read_stats;
 mod sample;
 mod slice_reader;
 
+pub use band_stream::{BandStream, PieceTransform};
 pub use bands::{Bands, shrink_until_accepted};
 pub use check::{ValidBlock, check_block};
 pub use derived::{Derivation, DerivedBytes, read_derived};
@@ -36,4 +39,4 @@ pub use plan::{
 };
 pub use read_stats::{Fingerprint, ReadStats, fingerprint};
 pub use sample::{SamplePlan, SampleStatistics, plan_sample, sample_statistics};
-pub use slice_reader::{BandStream, PieceTransform, ReadPurpose, SliceRead, SliceReader};
+pub use slice_reader::{ReadPurpose, SliceRead, SliceReader};

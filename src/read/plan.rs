@@ -8,7 +8,7 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use super::bands::{Bands, SliceGeometry};
 use super::existing_blocks::count_existing_blocks;
-use crate::cache::{Dataset, Freshness, ReadError};
+use crate::cache::{Dataset, ReadError, ReadOptions};
 use crate::container::Container;
 use n5_format::{BlockGrid, Codec, ConvertError, Coords, DataType, RangeReads, Region, convert};
 
@@ -24,6 +24,9 @@ const RATE_LIMITED_BUDGET_DIVISOR: u64 = 16;
 /// first byte of 20 GiB took 2.4 s.
 const FIRST_PART_BYTES: u64 = 1 << 20;
 
+/// Size up to which a header is not counted as memory, in bytes.
+const MAX_UNCOUNTED_HEADER_BYTES: u64 = 64 << 10;
+
 /// Cost of looking up a block, in bytes that could be decoded in the same time. No touched block costs less.
 pub(crate) const BLOCK_COST_BYTES: u128 = 4 << 10;
 
@@ -38,8 +41,8 @@ pub struct PlannedSlice {
     convert_to: Option<DataType>,
     /// Size of the elements as sent, in bytes.
     bytes: u64,
-    /// Bytes that a streamed response sends before its elements.
-    pub(crate) prefix_bytes: u64,
+    /// Memory of the header that a streamed response sends before its elements, in bytes.
+    pub(crate) header_bytes: u64,
     /// All bands of a slice that is streamed.
     pub(crate) bands: Option<Bands>,
     /// True if the slice was accepted on condition that its blocks are read only where it has samples.
@@ -99,42 +102,46 @@ impl PlannedSlice {
 }
 
 /// Form in which the elements of a slice are sent.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
-    /// Bytes of memory that a whole response takes in addition to the stored and the converted elements. If that much
-    /// memory is not available, the response is sent in bands. 0 for a response that cannot be sent in bands.
-    pub extra_bytes: u64,
-    /// Bytes that a streamed response sends before its elements. Their memory is taken with the first band.
-    pub prefix_bytes: u64,
-    /// Condition on which the response is sent in bands.
+    /// Bytes of memory that encoding a whole response takes in addition to the stored and the converted elements.
+    pub encoder_bytes: u64,
+    /// Length of the header in bytes if the response can be sent in bands: the header, then the elements. `None` if it
+    /// can only be sent as a whole.
+    pub header_bytes: Option<u64>,
+    /// Condition on which a response that can be sent in bands is sent in bands.
     pub streaming: Streaming,
 }
 
 /// Condition on which a response is sent in bands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Streaming {
-    /// The format allows only whole responses.
-    Never,
     /// The response is sent in bands if sending it whole would leave less than a quarter of the slice budget to other
     /// clients, because its client may be slow.
     IfLarge,
-    /// Like [`Self::IfLarge`], but in small bands if possible, because the client is rate-limited.
+    /// Like [`Self::IfLarge`], but in small bands if possible, because the client is rate-limited. A response with a
+    /// long header is sent as with [`Self::IfLarge`].
     IfLargeInSmallBands,
     /// The response is sent in bands even if there is memory for all of it.
     Always,
 }
 
 impl<'a> SliceDelivery<'a> {
-    /// Creates a delivery of elements of `data_type` that are sent as a whole, without a prefix.
+    /// Creates a delivery of elements of `data_type` that are sent as a whole, unencoded.
     pub fn whole(data_type: &'a DataType) -> Self {
-        Self { data_type, extra_bytes: 0, prefix_bytes: 0, streaming: Streaming::Never }
+        Self { data_type, encoder_bytes: 0, header_bytes: None, streaming: Streaming::IfLarge }
     }
 
-    /// Creates a delivery of elements of `data_type` that are sent in bands, without a prefix.
+    /// Creates a delivery of elements of `data_type` that are sent in bands, without a header.
     pub fn streamed(data_type: &'a DataType) -> Self {
-        Self { streaming: Streaming::Always, ..Self::whole(data_type) }
+        Self { header_bytes: Some(0), streaming: Streaming::Always, ..Self::whole(data_type) }
+    }
+
+    /// Returns the bytes of the header that count as memory. Their memory is taken with the first band.
+    pub(crate) fn counted_header_bytes(&self) -> u64 {
+        self.header_bytes.filter(|bytes| *bytes > MAX_UNCOUNTED_HEADER_BYTES).unwrap_or(0)
     }
 }
 
@@ -145,16 +152,13 @@ pub(crate) struct SliceLimits {
     pub(crate) max_slice_bytes: u64,
     /// Maximum number of bytes assembled at once.
     pub(crate) budget_bytes: u64,
-    /// Largest response that is sent whole, in bytes.
-    pub(crate) max_whole_bytes: u64,
-    /// Bytes that a whole response takes in addition to its elements, if it can be sent in bands instead.
-    pub(crate) extra_bytes: u64,
+    /// Maximum memory of the elements of a response that is sent whole, in bytes. `None` if every response is sent in
+    /// bands.
+    pub(crate) max_whole_bytes: Option<u64>,
     /// Largest band in bytes. It leaves a part of the budget to other clients.
     pub(crate) max_band_bytes: u64,
     /// Maximum ratio of decoded bytes to the bytes of the response.
     pub(crate) decode_factor: u64,
-    /// The response is sent in bands even if it fits the budget.
-    pub(crate) must_stream: bool,
 }
 
 /// Reason why a slice is refused before anything is read.
@@ -191,7 +195,7 @@ pub enum PlanError {
 }
 
 /// Plans slices of one dataset that are sent in the same form.
-#[derive(Debug, Clone)]
+#[derive(Debug, Clone, Copy)]
 pub struct SlicePlanner<'a> {
     /// Container of the dataset.
     pub container: &'a Container,
@@ -202,7 +206,7 @@ pub struct SlicePlanner<'a> {
 }
 
 impl<'a> SlicePlanner<'a> {
-    /// Creates a planner of slices that are sent as a whole, unconverted and without a prefix.
+    /// Creates a planner of slices that are sent as a whole, unconverted and unencoded.
     pub fn whole(container: &'a Container, dataset: &'a Arc<Dataset>) -> Self {
         Self { container, dataset, delivery: SliceDelivery::whole(dataset.attributes.data_type()) }
     }
@@ -222,14 +226,14 @@ impl<'a> SlicePlanner<'a> {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub async fn plan_sparse(&self, region: &Region, freshness: Freshness) -> Result<PlannedSlice, PlanError> {
+    pub async fn plan_sparse(&self, region: &Region, read_options: ReadOptions) -> Result<PlannedSlice, PlanError> {
         let mut geometry = self.geometry(region);
         let affordable_blocks = match self.plan_geometry(geometry) {
             Ok(slice) => return Ok(slice),
             Err(SliceRefusal::TooCostly { affordable_blocks, .. }) => affordable_blocks,
             Err(refusal) => return Err(PlanError::Refused(refusal)),
         };
-        freshness.pend_if_nonblocking().await;
+        read_options.pend_if_nonblocking().await;
         let counted = count_existing_blocks(self.container, self.dataset, region, affordable_blocks).await;
         geometry.existing_blocks = Some(counted.map_err(PlanError::Read)?);
         self.plan_geometry(geometry).map_err(PlanError::Refused)
@@ -258,13 +262,17 @@ impl<'a> SlicePlanner<'a> {
     }
 
     fn plan_geometry(&self, geometry: SliceGeometry<'_>) -> Result<PlannedSlice, SliceRefusal> {
+        let SliceDelivery { header_bytes, encoder_bytes, streaming, .. } = self.delivery;
         let limits = self.limits();
-        if self.delivery.streaming == Streaming::IfLargeInSmallBands {
+        if streaming == Streaming::IfLargeInSmallBands
+            && header_bytes.is_some()
+            && self.delivery.counted_header_bytes() == 0
+        {
             let small_bytes = limits.budget_bytes / RATE_LIMITED_BUDGET_DIVISOR;
             let small_limits = SliceLimits {
                 budget_bytes: small_bytes,
-                max_whole_bytes: small_bytes,
-                max_band_bytes: small_bytes.saturating_sub(self.delivery.prefix_bytes),
+                max_whole_bytes: small_bytes.checked_sub(encoder_bytes),
+                max_band_bytes: small_bytes,
                 ..limits
             };
             // If small bands would decode blocks too often, the slice is planned as for any other client.
@@ -279,17 +287,17 @@ impl<'a> SlicePlanner<'a> {
     fn limits(&self) -> SliceLimits {
         let settings = self.container.resources.settings();
         let max_stream_bytes = self.container.resources.slice_budget.max_stream_bytes();
+        let SliceDelivery { header_bytes, encoder_bytes, streaming, .. } = self.delivery;
         SliceLimits {
             max_slice_bytes: settings.max_slice_bytes,
             budget_bytes: settings.slice_budget,
-            max_whole_bytes: match self.delivery.streaming {
-                Streaming::Never => settings.slice_budget,
-                Streaming::IfLarge | Streaming::IfLargeInSmallBands | Streaming::Always => max_stream_bytes,
+            max_whole_bytes: match streaming {
+                _ if header_bytes.is_none() => Some(settings.slice_budget),
+                Streaming::IfLarge | Streaming::IfLargeInSmallBands => max_stream_bytes.checked_sub(encoder_bytes),
+                Streaming::Always => None,
             },
-            extra_bytes: self.delivery.extra_bytes,
-            max_band_bytes: max_stream_bytes.saturating_sub(self.delivery.prefix_bytes),
+            max_band_bytes: max_stream_bytes.saturating_sub(self.delivery.counted_header_bytes()),
             decode_factor: settings.decode_factor,
-            must_stream: self.delivery.streaming == Streaming::Always,
         }
     }
 
@@ -313,7 +321,7 @@ impl<'a> SlicePlanner<'a> {
             memory_width: geometry.memory_width,
             convert_to: self.converted_type().cloned(),
             bytes,
-            prefix_bytes: self.delivery.prefix_bytes,
+            header_bytes: self.delivery.counted_header_bytes(),
             bands,
             uses_partial_reads: geometry.uses_partial_reads,
         })
@@ -350,9 +358,9 @@ pub(crate) fn size_and_bands(
         return Err(SliceRefusal::TooLarge { bytes, limit_bytes });
     };
     let held_bytes = geometry.region.elements().unwrap_or(u64::MAX).saturating_mul(geometry.memory_width);
-    let is_streamed = limits.must_stream || held_bytes.saturating_add(limits.extra_bytes) > limits.max_whole_bytes;
+    let is_whole = limits.max_whole_bytes.is_some_and(|max_bytes| held_bytes <= max_bytes);
     let mut bands = None;
-    if is_streamed {
+    if !is_whole {
         bands = Bands::new(geometry, limits.max_band_bytes, FIRST_PART_BYTES);
         if bands.is_none() {
             // Not even one element fits.

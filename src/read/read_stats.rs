@@ -6,7 +6,7 @@ use std::time::Duration;
 use xxhash_rust::xxh3::{xxh3_64_with_seed, xxh3_128_with_seed};
 
 use super::plan::PlannedSlice;
-use crate::cache::{BlockEntry, Dataset, Freshness, LoadTimes, MAX_NONBLOCKING_CHECKS, ReadError};
+use crate::cache::{BlockEntry, Dataset, LoadTimes, MAX_NONBLOCKING_CHECKS, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
 use crate::store::{CachedStat, Key, ObjectMeta, Store};
@@ -120,7 +120,7 @@ impl Fingerprint {
 /// [`ReadError`] when the store fails.
 pub async fn fingerprint(
     container: &Container,
-    freshness: Freshness,
+    read_options: ReadOptions,
     slice: &PlannedSlice,
 ) -> Result<Fingerprint, ReadError> {
     let mut sum = Fingerprint::default();
@@ -138,14 +138,14 @@ pub async fn fingerprint(
         let (known, unknown) = if is_small {
             probe()
         } else {
-            freshness.pend_if_nonblocking().await;
+            read_options.pend_if_nonblocking().await;
             container.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
         };
         sum.merge(&known);
         if unknown.is_empty() {
             continue;
         }
-        freshness.pend_if_nonblocking().await;
+        read_options.pend_if_nonblocking().await;
         let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
         let metas = container.store.head_many(keys).await?;
         for (position, meta) in positions.iter().zip(metas) {

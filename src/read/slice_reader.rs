@@ -5,7 +5,7 @@
 //! |---|---|---|
 //! | `/slice`, if the elements are converted or encoded | [`SliceReader::read_whole`] | one buffer |
 //! | `/slice`, if the elements are sent unchanged | [`SliceReader::read_pieces`] | buffers of about 1 MiB |
-//! | responses in bands | [`BandStream::next`] | buffers of about 1 MiB, for each band |
+//! | responses in bands | [`BandStream::next`](super::BandStream::next) | buffers of about 1 MiB, for each band |
 //! | derived results, [`derived`](super::derived) | [`SliceReader::read_whole`] | one buffer |
 //!
 //! A slice that is exactly one stored block shares the cached block's buffer.
@@ -14,20 +14,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use futures_util::stream::{self, StreamExt, TryStreamExt};
 
-use super::bands::Bands;
 use super::canvas::{Canvas, Slab};
 use super::gather::{Gather, load_overhead_bytes};
 use super::nonblocking_gather::GatherContext;
 use super::partial_reads::is_read_in_parts;
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::{BlockEntry, Freshness, MemoryPermit, Permit, ReadError};
+use crate::cache::{BlockEntry, MemoryPermit, Permit, ReadError, ReadOptions};
 use crate::container::Container;
-use crate::runtime::cpu_pool::Priority;
-use crate::runtime::fair_queue::ClientId;
-use n5_format::{ConvertError, GridPosition, Region};
+use n5_format::{GridPosition, Region};
 
 /// Size of a CPU cache line in bytes. Reading a single sample loads a whole line into the CPU's cache.
 const CACHE_LINE_BYTES: u64 = 64;
@@ -35,16 +31,6 @@ const CACHE_LINE_BYTES: u64 = 64;
 /// Approximate size in bytes of the buffers in which a slice that is sent in pieces is assembled. A buffer is reused as
 /// soon as it has been sent.
 const SLAB_BYTES: u64 = 1 << 20;
-
-/// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
-/// may grow even where there is not enough memory.
-const FAST_CLIENT_WAIT: Duration = Duration::from_millis(250);
-
-/// Wait after which a client counts as slow. Its bands become smaller where there is not enough memory.
-const SLOW_CLIENT_WAIT: Duration = Duration::from_secs(1);
-
-/// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
-pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 
 /// Reads a planned slice that is not streamed.
 ///
@@ -54,8 +40,8 @@ pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 pub struct SliceReader<'a> {
     /// Container of the dataset.
     pub container: &'a Container,
-    /// Maximum age of the blocks.
-    pub freshness: Freshness,
+    /// Options of the reads.
+    pub read_options: ReadOptions,
     /// The slice.
     pub slice: &'a PlannedSlice,
 }
@@ -82,12 +68,12 @@ pub struct SliceRead {
 }
 
 /// Permits for the memory of a read.
-struct ReadPermits {
-    elements: Permit,
+pub(super) struct ReadPermits {
+    pub(super) elements: Permit,
     /// Permit for what the caller keeps beside the elements.
-    extra: Permit,
+    pub(super) extra: Permit,
     /// Permit for looking up and loading blocks, which is dropped when all of them are pasted.
-    loading: Permit,
+    pub(super) loading: Permit,
 }
 
 impl SliceReader<'_> {
@@ -160,7 +146,7 @@ impl SliceReader<'_> {
     ///
     /// The part for loading is cut to what the other two parts leave of the maximum for a stream. It is empty for a
     /// slice of nearly the whole budget, but only one such slice exists at a time.
-    async fn reserve<F: Future<Output = Result<Permit, ReadError>>>(
+    pub(super) async fn reserve<F: Future<Output = Result<Permit, ReadError>>>(
         &self,
         region: &Region,
         elements_bytes: u64,
@@ -179,13 +165,13 @@ impl SliceReader<'_> {
 
     /// Fills `slabs`, the parts of `region`, with the samples of all blocks. Loads that get no memory are retried for
     /// `retry_time`.
-    async fn gather(
+    pub(super) async fn gather(
         &self,
         region: &Region,
         slabs: Vec<Slab>,
         retry_time: Duration,
     ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
-        let Self { container, freshness, slice } = *self;
+        let Self { container, read_options, slice } = *self;
         let dataset = &slice.dataset;
         let grid = dataset.attributes.grid();
         let block_bytes = (0..region.rank())
@@ -201,34 +187,31 @@ impl SliceReader<'_> {
             source: container.block_source(dataset),
             dataset: Arc::clone(dataset),
             canvas: Canvas::new(grid.clone(), slice.stored_width(), region.clone(), axis, slabs, budget),
-            fresh_since: freshness.data_since,
+            fresh_since: read_options.data_since,
             block_bytes,
             sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
         });
-        Gather { container, freshness, slice, context, retry_time, stats: ReadStats::default() }.run().await
+        Gather { container, read_options, slice, context, retry_time, stats: ReadStats::default() }.run().await
     }
 
     /// Returns the elements if the slice is exactly one block, like [`Self::single_block`], and charges them to the
     /// client while they are being sent.
     async fn single_block_to_send(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
-        let Some(bytes) = self.single_block(stats).await? else { return Ok(None) };
-        let budget = &self.container.resources.blocks.budget();
-        if let Some(charged) = budget.charge_to_client(ClientId::current(), &bytes) {
-            return Ok(Some(charged));
+        let budget = self.container.resources.blocks.budget();
+        let mut send_permit = None;
+        loop {
+            let Some(bytes) = self.single_block(stats).await? else { return Ok(None) };
+            if let Some(charged) = budget.charge_or_wait(&mut send_permit, bytes).await? {
+                return Ok(Some(charged));
+            }
+            *stats = ReadStats::default();
         }
-        // A request that waits for its client must not hold memory that other requests wait for.
-        let len = bytes.len();
-        drop(bytes);
-        let permit = budget.acquire_send_permit(len).await?;
-        *stats = ReadStats::default();
-        let bytes = self.single_block(stats).await?;
-        Ok(bytes.map(|bytes| budget.charge_with_permit(permit, bytes)))
     }
 
     /// Returns the elements if the slice is exactly one block that is read whole. Returns `None` for all other slices,
     /// and if the stored block is missing or smaller than its place in the grid.
     async fn single_block(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
-        let Self { container, freshness, slice } = *self;
+        let Self { container, read_options, slice } = *self;
         let Some(position) = self.single_block_position() else { return Ok(None) };
         if is_read_in_parts(container, slice, &slice.region, &position) {
             return Ok(None);
@@ -236,7 +219,7 @@ impl SliceReader<'_> {
         let entry = self.read_block(&position, stats).await?;
         stats.count_block(&position, &entry);
         if entry.block().is_none() {
-            let confirmation = container.confirm_missing(freshness, &slice.dataset, std::slice::from_ref(&position));
+            let confirmation = container.confirm_missing(read_options, &slice.dataset, std::slice::from_ref(&position));
             container.abort_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
         }
         let block = entry.block().filter(|block| block.size == *slice.region.shape());
@@ -258,151 +241,32 @@ impl SliceReader<'_> {
 
     /// Returns the block at `position`, from the cache if it is fresh there.
     async fn read_block(&self, position: &GridPosition, stats: &mut ReadStats) -> Result<Arc<BlockEntry>, ReadError> {
-        let Self { container, freshness, slice } = *self;
+        let Self { container, read_options, slice } = *self;
         let blocks = &container.resources.blocks;
         let started = Instant::now();
         let location = container.block_location(&slice.dataset, position);
         let positions = std::slice::from_ref(position);
-        let cached = blocks.cached(&*location.source, &slice.dataset, positions, freshness.data_since);
+        let cached = blocks.cached(&*location.source, &slice.dataset, positions, read_options.data_since);
         let cached = container.abort_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
         stats.cache += started.elapsed();
         if let Some(entry) = cached {
             stats.hits += 1;
             return Ok(entry);
         }
-        let load = blocks.load(location, freshness.data_since);
+        let load = blocks.load(location, read_options.data_since);
         let (entry, times) = container.abort_if_contended(&slice.dataset.key, Box::pin(load)).await?;
         stats.count_load(&times);
         Ok(entry)
     }
 }
 
-/// Reads a streamed slice band by band.
-pub struct BandStream {
-    container: Container,
-    freshness: Freshness,
-    slice: Arc<PlannedSlice>,
-    /// Bands that have not been read yet; `None` if the slice is not streamed.
-    bands: Option<Bands>,
-    finish: Option<PieceTransform>,
-    /// Time that the last band waited for memory, which earlier bands may have held.
-    memory_waited: Duration,
-    /// Token held by every piece of the stream that has not been sent yet.
-    token: Arc<()>,
-}
-
-impl BandStream {
-    /// Creates a stream of the bands of `slice`. The elements are converted if the slice requires it. If given,
-    /// `finish` then transforms each piece in place, on the CPU pool.
-    pub fn new(
-        container: Container,
-        freshness: Freshness,
-        mut slice: PlannedSlice,
-        finish: Option<PieceTransform>,
-    ) -> Self {
-        let bands = slice.bands.take();
-        let slice = Arc::new(slice);
-        Self { container, freshness, slice, bands, finish, memory_waited: Duration::ZERO, token: Arc::default() }
-    }
-
-    /// Returns true if all bands have been read.
-    pub fn is_exhausted(&self) -> bool {
-        self.bands.as_ref().is_none_or(Bands::is_done)
-    }
-
-    /// Reads the next band. Returns its pieces in the order in which they are sent; `None` after the last band. Each
-    /// piece gives its memory back as soon as it is sent.
-    ///
-    /// `waited` is the time that the previous band waited until the client had read the band before it; `None` for the
-    /// first band.
-    ///
-    /// # Errors
-    /// As [`SliceReader::read_whole`], and [`ReadError::Convert`] when an element cannot be converted.
-    pub async fn next(&mut self, waited: Option<Duration>) -> Result<Option<Vec<Bytes>>, ReadError> {
-        if let Some(waited) = waited {
-            self.adapt_band_size(waited);
-        }
-        let Some(band) = self.bands.as_mut().and_then(Iterator::next) else { return Ok(None) };
-        let slice = &*self.slice;
-        let budget = &self.container.resources.slice_budget;
-        let is_first = waited.is_none();
-        let prefix_bytes = if is_first { slice.prefix_bytes } else { 0 };
-        let elements_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.memory_width);
-        let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
-        let started = Instant::now();
-        let reader = SliceReader { container: &self.container, freshness: self.freshness, slice };
-        let token = &self.token;
-        let take = |bytes| async move { Ok(budget.take_for_stream(bytes, token, max_wait).await?) };
-        let ReadPermits { elements, extra: prefix, loading } =
-            reader.reserve(&band, elements_bytes, prefix_bytes, take).await?;
-        self.memory_waited = started.elapsed();
-        if slice.is_converted() || prefix_bytes > 0 {
-            budget.trim_pool();
-        }
-        // The prefix is sent before the first slab, so the memory of both is given back together.
-        let slabs = cut_slabs(slice, &band, elements, Some(prefix))?;
-        // After the first band, the response can no longer be refused.
-        let retry_time =
-            if is_first { Duration::ZERO } else { self.container.resources.blocks.budget().started_wait() };
-        let (slabs, _) = reader.gather(&band, slabs, retry_time).await?;
-        drop(loading);
-        if self.finish.is_none() && !slice.is_converted() {
-            return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect()));
-        }
-        self.finish_slabs(slabs).await.map(Some)
-    }
-
-    /// Adapts the size of the next band to the client: if there is not enough memory, a slow client gets small bands.
-    /// The speed is judged by `waited`, as in [`Self::next`], plus the time that the last band waited for memory.
-    fn adapt_band_size(&mut self, waited: Duration) {
-        let budget = &self.container.resources.slice_budget;
-        let waited = waited.saturating_add(self.memory_waited);
-        let Some(bands) = &mut self.bands else { return };
-        let free_bytes = budget.free_bytes();
-        let is_memory_plentiful = free_bytes > budget.capacity_bytes() / 2;
-        if waited < if is_memory_plentiful { SLOW_CLIENT_WAIT } else { FAST_CLIENT_WAIT } {
-            bands.grow(free_bytes);
-        } else if waited > SLOW_CLIENT_WAIT && !is_memory_plentiful {
-            bands.shrink();
-        }
-        // A band that fits into the free memory does not wait for memory that other clients hold.
-        if waited > SLOW_CLIENT_WAIT || Arc::strong_count(&self.token) == 1 {
-            bands.cap_next_bytes(free_bytes.saturating_sub(budget.capacity_bytes() - budget.max_stream_bytes()));
-        }
-    }
-
-    /// Converts and transforms the elements of a band on the CPU pool, in one job per slab, so that other jobs can run
-    /// in between.
-    async fn finish_slabs(&self, slabs: Vec<(Vec<u8>, Permit)>) -> Result<Vec<Bytes>, ReadError> {
-        let cpu = &self.container.resources.cpu;
-        let jobs = slabs.into_iter().map(|(data, mut permit)| {
-            let slice = Arc::clone(&self.slice);
-            let finish = self.finish.clone();
-            let finish_slab = move || -> Result<Bytes, ConvertError> {
-                let stored_bytes = data.len() as u64;
-                let mut bytes = slice.convert(data.into())?;
-                if let Some(finish) = &finish {
-                    bytes = finish(bytes);
-                }
-                // The unconverted elements have been dropped.
-                if slice.is_converted() {
-                    drop(permit.split(stored_bytes));
-                }
-                Ok(permit.own(bytes))
-            };
-            async move { Ok::<_, ReadError>(cpu.run(Priority::High, self.slice.dataset.id, finish_slab).await??) }
-        });
-        stream::iter(jobs).buffered(cpu.cores()).try_collect().await
-    }
-}
-
 /// Cuts `region` into slabs, along the slowest axis that has more than one sample. Each slab gets its part of `permit`.
-/// The first slab also gets `prefix_permit`.
-fn cut_slabs(
+/// The first slab also gets `header_permit`.
+pub(super) fn cut_slabs(
     slice: &PlannedSlice,
     region: &Region,
     mut permit: Permit,
-    mut prefix_permit: Option<Permit>,
+    mut header_permit: Option<Permit>,
 ) -> Result<Vec<Slab>, ReadError> {
     let axis = slowest_cut_axis(region);
     let planes = region.shape()[axis];
@@ -418,8 +282,8 @@ fn cut_slabs(
         let region = region.narrow(axis, from, depth);
         let elements = region.shape()[axis].saturating_mul(plane_elements);
         let mut slab_permit = permit.split(elements.saturating_mul(slice.memory_width));
-        if let Some(prefix) = prefix_permit.take() {
-            slab_permit.merge(prefix);
+        if let Some(header) = header_permit.take() {
+            slab_permit.merge(header);
         }
         slabs.push(Slab::new(region, elements.saturating_mul(slice.stored_width() as u64), slab_permit)?);
     }
@@ -432,8 +296,8 @@ fn slowest_cut_axis(region: &Region) -> usize {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::super::plan::{SliceDelivery, SlicePlanner};
+pub(super) mod tests {
+    use super::super::plan::SlicePlanner;
     use super::*;
     use crate::container::{Resources, Settings};
     use crate::store::{Key, MemoryStore};
@@ -443,42 +307,9 @@ mod tests {
     }
 
     /// Creates a container of one dataset without blocks.
-    fn container(max_slice_bytes: u64, slice_budget: u64, attributes: &'static str) -> Container {
+    pub(crate) fn container(max_slice_bytes: u64, slice_budget: u64, attributes: &'static str) -> Container {
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
         Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(max_slice_bytes, slice_budget)))
-    }
-
-    #[tokio::test]
-    async fn the_size_of_bands_follows_the_speed_of_the_client() {
-        let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
-        let container = container(1 << 40, 64 << 20, attributes);
-        let freshness = container.resources.request_freshness();
-        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let region = Region::whole(dataset.attributes.dimensions());
-        let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-        let mut bands = BandStream::new(container.clone(), freshness, slice, None);
-        let mut next = async |waited, memory_waited| {
-            bands.memory_waited = memory_waited;
-            let pieces = bands.next(waited).await.unwrap().unwrap();
-            pieces.iter().map(|piece| piece.len() as u64).sum::<u64>() >> 20
-        };
-        let fast_client = Some(Duration::ZERO);
-        let slow_client = Some(Duration::from_secs(2));
-        next(None, Duration::ZERO).await;
-        let mut largest = 0;
-        for _ in 0..24 {
-            largest = largest.max(next(fast_client, Duration::ZERO).await);
-        }
-        assert!(largest > 16, "{largest} MiB");
-        // Slow clients get large bands, too, while there is plenty of memory.
-        assert!(next(slow_client, Duration::ZERO).await > 16);
-        let _held = container.resources.slice_budget.take(20 << 20).await.unwrap();
-        let _more = container.resources.slice_budget.take(13 << 20).await.unwrap();
-        // Limited by the memory that is left of the part for streams.
-        let first = next(fast_client, Duration::ZERO).await;
-        assert!(first > 8 && first <= 15, "{first} MiB");
-        assert!(next(slow_client, Duration::ZERO).await <= 8);
-        assert!(next(fast_client, Duration::from_secs(2)).await <= 5);
     }
 
     #[tokio::test]
@@ -502,8 +333,8 @@ mod tests {
     async fn an_empty_slice_does_not_wait_for_memory() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 1 << 20, attributes);
-        let freshness = container.resources.request_freshness();
-        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let read_options = container.resources.read_options();
+        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
         let slice = |shape: [u64; 2]| {
             let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
             SlicePlanner::whole(&container, &dataset).plan(&region).unwrap()
@@ -516,7 +347,7 @@ mod tests {
             async move { budget.take_within(1 << 20, Duration::from_secs(60)).await.map(drop) }
         });
         tokio::task::yield_now().await;
-        let waiting = SliceReader { container: &container, freshness, slice: &slice([4, 1]) };
+        let waiting = SliceReader { container: &container, read_options, slice: &slice([4, 1]) };
         assert!(waiting.read_pieces().await.is_err(), "the request must wait in the queue");
         for shape in [[0, 4], [4, 0], [0, 0]] {
             let reader = SliceReader { slice: &slice(shape), ..waiting };
@@ -527,7 +358,7 @@ mod tests {
     }
 
     /// Creates a container with 16 blocks of 64 KiB of zeros, none of them cached. All of them may be decoded at once.
-    fn container_with_blocks(budget_wait: Duration) -> Container {
+    pub(crate) fn container_with_blocks(budget_wait: Duration) -> Container {
         let settings = Settings {
             decoded_cache: 0,
             stored_cache: 0,
@@ -551,15 +382,15 @@ mod tests {
     async fn loads_of_a_slice_count_toward_its_memory() {
         let container = container_with_blocks(Duration::from_secs(60));
         let resources = &container.resources;
-        let freshness = resources.request_freshness();
-        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
+        let read_options = resources.read_options();
+        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
         let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
         let total_bytes = free();
         for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
             let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
             let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-            let reader = SliceReader { container: &container, freshness, slice: &slice };
+            let reader = SliceReader { container: &container, read_options, slice: &slice };
             let mut reading = Box::pin(reader.read_whole(0, ReadPurpose::Response));
             assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
             assert_eq!(total_bytes - free(), 256 * rows + loading_bytes, "{rows}");
@@ -567,39 +398,10 @@ mod tests {
         drop(held_permit);
         let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
         let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-        let reader = SliceReader { container: &container, freshness, slice: &slice };
+        let reader = SliceReader { container: &container, read_options, slice: &slice };
         let read = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
         let element_bytes: usize = read.pieces.iter().map(Bytes::len).sum();
         assert_eq!(element_bytes, 256 * 2048);
         assert_eq!(total_bytes - free(), element_bytes as u64, "only the elements are held");
-    }
-
-    #[tokio::test]
-    async fn a_started_answer_waits_longer_for_memory() {
-        let budget_wait = Duration::from_millis(500);
-        let container = container_with_blocks(budget_wait);
-        let resources = &container.resources;
-        let freshness = resources.request_freshness();
-        let dataset = container.dataset(freshness, &Key::parse("v").unwrap()).await.unwrap();
-        let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
-        let region = Region::whole(dataset.attributes.dimensions());
-        let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
-        let stream = || BandStream::new(container.clone(), freshness, planner.plan(&region).unwrap(), None);
-        for budget in [&resources.slice_budget, resources.blocks.budget()] {
-            let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
-            let held_permit = take_all().await;
-            assert!(stream().next(None).await.is_err());
-            drop(held_permit);
-            let mut bands = stream();
-            drop(bands.next(None).await.unwrap());
-            // Longer than the wait of a response that has not started.
-            let held_permit = take_all().await;
-            let release_task = tokio::spawn(async move {
-                tokio::time::sleep(3 * budget_wait).await;
-                drop(held_permit);
-            });
-            assert!(bands.next(Some(Duration::ZERO)).await.unwrap().is_some());
-            release_task.await.unwrap();
-        }
     }
 }

@@ -164,17 +164,17 @@ impl Verifier {
 
     /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the progress bar.
     pub async fn estimate_blocks(&self) -> u64 {
-        let freshness = self.container.resources().request_freshness();
+        let read_options = self.container.resources().read_options();
         let mut pending = self.roots.clone();
         let mut blocks = 0_u64;
         for _ in 0..MAX_SURVEYED_DIRECTORIES {
             let Some(key) = pending.pop() else { break };
-            if let Ok(group) = self.container.group(freshness, &key).await
+            if let Ok(group) = self.container.group(read_options, &key).await
                 && let GroupState::Dataset(dataset) = &group.state
             {
                 blocks = blocks.saturating_add(DatasetTally::of(dataset).grid_blocks);
             }
-            let Ok(Some(page)) = self.container.list(freshness, &key, None, MAX_SURVEYED_DIRECTORIES, false).await
+            let Ok(Some(page)) = self.container.list(read_options, &key, None, MAX_SURVEYED_DIRECTORIES, false).await
             else {
                 continue;
             };
@@ -192,8 +192,8 @@ impl Verifier {
             return WalkItem::VerifiedBlock { dataset, position, lengths: None, finding: None };
         }
         let check = || {
-            let freshness = self.container.resources().request_freshness();
-            read::check_block(&self.container, freshness, &dataset, &position)
+            let read_options = self.container.resources().read_options();
+            read::check_block(&self.container, read_options, &dataset, &position)
         };
         let (lengths, finding) = match retry.run(check).await {
             Ok(Some(block)) => (
@@ -225,7 +225,7 @@ impl Verifier {
             }
             let key = if dataset.is_empty() { Ok(Key::root()) } else { Key::parse(dataset) };
             let Ok(key) = key else { continue };
-            let read_dataset = || self.container.dataset(self.container.resources().request_freshness(), &key);
+            let read_dataset = || self.container.dataset(self.container.resources().read_options(), &key);
             let (kind, message) = match retry.run(read_dataset).await {
                 Ok(current) if *current.etag == **attributes => continue,
                 Ok(_) => {
@@ -250,12 +250,12 @@ impl Verifier {
 /// # Errors
 /// A message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be read.
 pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> {
-    let freshness = container.resources().request_freshness();
+    let read_options = container.resources().read_options();
     let to_message = |error: ReadError| error.to_string();
-    if !container.is_directory(freshness, key).await.map_err(to_message)? {
+    if !container.is_directory(read_options, key).await.map_err(to_message)? {
         return Err(format!("there is no group or dataset {:?}", key.as_str()));
     }
-    match container.enclosing_dataset(freshness, key, 0).await.map_err(to_message)? {
+    match container.enclosing_dataset(read_options, key, 0).await.map_err(to_message)? {
         Some((dataset, position)) if !position.is_empty() => {
             Err(format!("{:?} is a part of the dataset {:?}", key.as_str(), dataset.key.as_str()))
         }

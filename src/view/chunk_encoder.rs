@@ -20,7 +20,7 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
 
     /// Returns an upper bound of the memory in bytes for encoding a chunk of `shape`: the result and everything else
     /// except the elements. An element has `width` bytes.
-    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64;
+    fn encoder_bytes(&self, shape: &Coords, width: usize) -> u64;
 
     /// Encodes elements as a chunk.
     ///

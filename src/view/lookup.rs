@@ -1,7 +1,7 @@
 //! Lookups in a view, and their results.
 
 use super::chunk::Chunk;
-use crate::cache::{Freshness, MemoryPermit};
+use crate::cache::{MemoryPermit, ReadOptions};
 use crate::container::Container;
 use crate::store::Key;
 
@@ -10,8 +10,8 @@ use crate::store::Key;
 pub struct ViewLookup<'a> {
     /// Container to look in.
     pub container: &'a Container,
-    /// Required freshness of cached entries.
-    pub freshness: Freshness,
+    /// Options of the reads.
+    pub read_options: ReadOptions,
     /// Path segments between the name of the view and the path in the container.
     pub path_parameters: &'a [String],
     /// Path in the view's format, which follows the path parameters.

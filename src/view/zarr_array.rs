@@ -32,8 +32,8 @@ pub(super) enum ZarrNodeType {
 /// # Errors
 /// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
 pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
-    let ViewLookup { container, freshness, .. } = *lookup;
-    let group = container.group(freshness, key).await?;
+    let ViewLookup { container, read_options, .. } = *lookup;
+    let group = container.group(read_options, key).await?;
     Ok(match &group.state {
         GroupState::Dataset(dataset) if ZarrEncoding::of(&dataset.attributes).is_some() => {
             ZarrNodeType::Array(Arc::clone(dataset))
@@ -41,8 +41,8 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
         GroupState::Dataset(_) | GroupState::Unusable(..) => ZarrNodeType::Missing,
         GroupState::Attributes(_) | GroupState::Broken(_) => ZarrNodeType::Group,
         GroupState::NoAttributes => {
-            let is_group = container.is_directory(freshness, key).await?
-                && container.enclosing_dataset(freshness, key, 0).await?.is_none();
+            let is_group = container.is_directory(read_options, key).await?
+                && container.enclosing_dataset(read_options, key, 0).await?.is_none();
             if is_group { ZarrNodeType::Group } else { ZarrNodeType::Missing }
         }
     })
@@ -116,7 +116,7 @@ impl ChunkEncoder for ZarrEncoding {
         format!("zarr {} {}", self.compression.name(), if self.is_big_endian { "big" } else { "little" })
     }
 
-    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
+    fn encoder_bytes(&self, shape: &Coords, width: usize) -> u64 {
         let elements = shape.iter().fold(1u64, |product, size| product.saturating_mul(*size));
         let raw_bytes = elements.saturating_mul(width as u64);
         // Swapping the bytes of a shared buffer needs a copy.
@@ -283,7 +283,7 @@ mod tests {
         let encode = |compression: Value| {
             let dataset = dataset(&[2], &[2], "uint16", &compression);
             let encoding = ZarrEncoding::of(&dataset).unwrap();
-            assert!(encoding.extra_bytes(&[2].as_slice().into(), 2) >= 8);
+            assert!(encoding.encoder_bytes(&[2].as_slice().into(), 2) >= 8);
             encoding.encode(array()).unwrap()
         };
         assert_eq!(encode(json!({"type": "raw"})).as_ref(), [0, 1, 0, 2]);

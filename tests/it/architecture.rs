@@ -51,7 +51,7 @@ const IMPORTS: &[(&str, &[&str])] = &[
 /// file, which lists them, is not among them.
 const ORDER: &[(&str, &str)] = &[
     ("access", "jwt jwks token_file policy caller"),
-    ("cache", "block_load blocks datasets objects eviction validated budget buffers error freshness"),
+    ("cache", "block_load blocks datasets objects eviction validated budget buffers error read_options freshness"),
     ("cli", "run healthcheck inspect serve verify arguments process"),
     ("cli::verify", "report recovery report_lines terminal"),
     ("config", "load memory_bounds summary validate sections values"),
@@ -84,7 +84,7 @@ const ORDER: &[(&str, &str)] = &[
     ("png_gray", "layout deflate filter huffman"),
     (
         "read",
-        "check derived slice_reader sample gather partial_reads nonblocking_gather canvas read_stats plan existing_blocks bands",
+        "check derived band_stream slice_reader sample gather partial_reads nonblocking_gather canvas read_stats plan existing_blocks bands",
     ),
     ("runtime", "cpu_pool off_thread watched_files allocator fair_queue"),
     ("runtime::fair_queue", "semaphore single_flight state flow"),

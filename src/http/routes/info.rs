@@ -22,7 +22,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
         return document(context, "", LoadedNode::default(), no_attributes, no_cache);
     };
     let to_problem = |error| mount.problem(error);
-    let loaded = view::read_node_with_text(&mount.container, context.freshness, &key).await.map_err(to_problem)?;
+    let loaded = view::read_node_with_text(&mount.container, context.read_options, &key).await.map_err(to_problem)?;
     let attributes = loaded.attributes(&mount.container, |_| true).await.map_err(to_problem)?;
     let is_dataset = matches!(&loaded.node.document, Some(Ok(document)) if document.describes_dataset());
     let tensorstore_attributes = if is_dataset && loaded.text_bytes() <= MAX_REPEATED_BYTES {

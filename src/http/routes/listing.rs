@@ -92,7 +92,7 @@ async fn read_page(
     let read_entries = async |bytes: u64| {
         let max_entries = usize::try_from(bytes / (PAGE_BYTES / MAX_PAGE_ENTRIES as u64)).unwrap_or(MAX_PAGE_ENTRIES);
         let max_entries = max_entries.clamp(1, MAX_PAGE_ENTRIES);
-        let listing = container.list(context.freshness, key, query.after.as_deref(), max_entries, query.with_blocks);
+        let listing = container.list(context.read_options, key, query.after.as_deref(), max_entries, query.with_blocks);
         let page = ReadError::hidden_as_none(container.abort_if_contended(key, Box::pin(listing)).await)?;
         page.ok_or_else(|| mount.not_found())
     };

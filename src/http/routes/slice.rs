@@ -19,7 +19,7 @@ use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
 use crate::output::{self, AxisOrder, EncodeOptions, Endian, Format};
-use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader};
+use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader, Streaming};
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
@@ -28,7 +28,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let format = negotiate_format(context, &query)?;
     let (mount, key) = context.locate(&context.target.segments)?.ok_or_else(Problem::not_found)?;
     let container = &mount.container;
-    let found = container.dataset_and_axes(context.freshness, &key, axis_names).await;
+    let found = container.dataset_and_axes(context.read_options, &key, axis_names).await;
     let (dataset, axes) = found.map_err(|error| mount.problem(error))?;
 
     let may_compress = context.app.options.compress_slices && format.is_compressible();
@@ -38,7 +38,13 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     // A streamed response has no entity tag, so a request with a precondition waits for memory.
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
     let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
-    let plan = request.plan(container, context.freshness, is_rate_limited, !has_precondition).await?;
+    // Only a whole response is compressed. The limits of small bands would leave more responses uncompressed.
+    let streaming = if is_rate_limited && content_coding.is_none() {
+        Streaming::IfLargeInSmallBands
+    } else {
+        Streaming::IfLarge
+    };
+    let plan = request.plan(container, context.read_options, streaming, !has_precondition).await?;
 
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
     entity.subject = "this slice";
@@ -55,7 +61,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     }
     if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current. Nothing needs to be decoded.
-        let blocks = read::fingerprint(container, context.freshness, &plan.slice).await?;
+        let blocks = read::fingerprint(container, context.read_options, &plan.slice).await?;
         entity.etag = Some(etag(&plan, blocks.etags_hash).into());
         if let Some(response) = entity.not_modified(context.parts) {
             return Ok(response);
@@ -71,11 +77,11 @@ async fn respond_whole(
     plan: PlannedResponse,
     mut entity: Entity<'_>,
 ) -> HandlerResult {
-    let reader = SliceReader { container, freshness: context.freshness, slice: &plan.slice };
+    let reader = SliceReader { container, read_options: context.read_options, slice: &plan.slice };
     let SliceRead { pieces, memory, stats } = if plan.is_verbatim() {
         reader.read_pieces().await?
     } else {
-        reader.read_whole(plan.extra_bytes, ReadPurpose::Response).await?
+        reader.read_whole(plan.encoding_bytes, ReadPurpose::Response).await?
     };
     entity.etag = Some(etag(&plan, stats.fingerprint.etags_hash).into());
     entity.extra.extend(plan.content_coding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
@@ -158,7 +164,7 @@ async fn respond_unread(
         let data_type = data_type.clone();
         Arc::new(move |piece| endian.arrange(piece, &data_type)) as PieceTransform
     });
-    let bands = BandStream::new(container.clone(), context.freshness, slice, transform);
+    let bands = BandStream::new(container.clone(), context.read_options, slice, transform);
     let mut bands = BandReader::new(container.clone(), bands);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.

@@ -38,8 +38,8 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
 pub(crate) async fn redirect_to_listing(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> HandlerResult {
     // If a directory lies at the key of a block, the block is missing. Only the attributes tell whether a key is that
     // of a block. They are read only if there is a directory.
-    if !mount.container.is_directory(context.freshness, key).await?
-        || mount.container.is_block_position(context.freshness, key).await?
+    if !mount.container.is_directory(context.read_options, key).await?
+        || mount.container.is_block_position(context.read_options, key).await?
     {
         return Err(mount.not_found());
     }
@@ -57,11 +57,11 @@ async fn object_response(
     loop {
         // HEAD reads no bytes. An object that is too large for memory is only opened.
         let (meta, stored) = if context.parts.method == Method::HEAD {
-            let meta = ReadError::hidden_as_none(container.meta(context.freshness, key).await)?;
+            let meta = ReadError::hidden_as_none(container.meta(context.read_options, key).await)?;
             let Some(meta) = meta else { return Ok(None) };
             (meta, None)
         } else {
-            let stored = ReadError::hidden_as_none(container.object(context.freshness, key).await)?;
+            let stored = ReadError::hidden_as_none(container.object(context.read_options, key).await)?;
             let Some(stored) = stored else { return Ok(None) };
             (stored.meta().clone(), Some(stored))
         };
@@ -76,11 +76,7 @@ async fn object_response(
         let (Some(range), Some(stored)) = (range, stored) else { return Ok(Some(response)) };
         *response.body_mut() = match stored {
             StoredObject::Whole(_, bytes) => {
-                let len = bytes.len();
-                let Some(bytes) = body::charge(container, send_permit.take(), bytes) else {
-                    send_permit = Some(container.acquire_send_permit(len).await?);
-                    continue;
-                };
+                let Some(bytes) = container.charge_or_wait(&mut send_permit, bytes).await? else { continue };
                 Body::from(respond::slice_bytes(&bytes, &range))
             }
             StoredObject::Large(large) => body::stream_range(large, range, context.id.to_owned()),

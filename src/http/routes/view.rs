@@ -40,7 +40,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
     };
     let lookup = ViewLookup {
         container: &mount.container,
-        freshness: context.freshness,
+        read_options: context.read_options,
         path_parameters: parameters,
         key: &key,
         query: &query,
@@ -78,23 +78,21 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
     };
     if context.parts.headers.contains_key(IF_NONE_MATCH) {
         // The blocks' entity tags tell whether the client's copy is current, so that nothing needs to be encoded.
-        let etag = chunk.lookup_etag(container, context.freshness).await?.ok_or_else(|| mount.not_found())?;
+        let etag = chunk.lookup_etag(container, context.read_options).await?.ok_or_else(|| mount.not_found())?;
         if let Some(response) = entity(&etag, None).not_modified(context.parts) {
             return Ok(response);
         }
     }
     let mut send_permit = None;
     loop {
-        let chunk_read = chunk.read(container, context.freshness).await?;
+        let chunk_read = chunk.read(container, context.read_options).await?;
         let EncodedChunk { len, etag, source } = chunk_read.ok_or_else(|| mount.not_found())?;
         let entity = entity(&etag, Some(len));
         match source {
             ChunkSource::Stored { bytes, .. } | ChunkSource::Derived { bytes, .. } => {
-                let len = bytes.len();
-                if let Some(bytes) = body::charge(container, send_permit.take(), bytes) {
+                if let Some(bytes) = container.charge_or_wait(&mut send_permit, bytes).await? {
                     return entity.respond(context.parts, bytes);
                 }
-                send_permit = Some(container.acquire_send_permit(len).await?);
             }
             ChunkSource::LargeStored(large, block_range) => {
                 let (mut response, range) = entity.select(context.parts)?;
@@ -135,7 +133,7 @@ async fn elements_body(
         return Ok(Body::from(prefix));
     }
     let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
-    let bands = BandStream::new(container.clone(), context.freshness, slice, chunk.byte_swap(layout));
+    let bands = BandStream::new(container.clone(), context.read_options, slice, chunk.byte_swap(layout));
     let mut reader = BandReader::new(container.clone(), bands);
     reader.etag_check = Some(tagged_chunk);
     (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));

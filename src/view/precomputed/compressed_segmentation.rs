@@ -16,7 +16,7 @@ const BLOCK_VOXELS: usize = BLOCK_SIDE * BLOCK_SIDE * BLOCK_SIDE;
 const MAX_TABLE_OFFSET: u32 = (1 << 24) - 1;
 
 /// Returns an upper bound of the memory in bytes for encoding a chunk of this shape, whose elements have `width` bytes.
-pub(super) fn extra_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64 {
+pub(super) fn encoder_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64 {
     let side = BLOCK_SIDE as u64;
     let voxels = shape.iter().copied().fold(channels, u64::saturating_mul);
     let boxes = shape.iter().map(|size| size.div_ceil(side)).fold(channels, u64::saturating_mul);
@@ -46,7 +46,7 @@ pub(super) fn encode(data: &[u8], shape: [usize; 3], channels: usize, width: usi
 
 fn encode_as<const WIDTH: usize>(data: &[[u8; WIDTH]], shape: [usize; 3], channels: usize) -> Result<Bytes, String> {
     let extents = shape.map(|size| size as u64);
-    let bound = extra_bytes(extents, channels as u64, WIDTH);
+    let bound = encoder_bytes(extents, channels as u64, WIDTH);
     let mut out = Vec::with_capacity(usize::try_from(bound).map_err(|_too_large| too_large(shape))?);
     out.resize(channels.saturating_mul(4), 0);
     let elements = shape.iter().product::<usize>().max(1);
@@ -224,7 +224,7 @@ mod tests {
     fn check_round_trip(values: &[u64], shape: [usize; 3], channels: usize, width: usize) -> usize {
         let file = encode(&bytes(values, width), shape, channels, width).unwrap();
         assert_eq!(decode(&file, shape, channels, width), values, "{shape:?} {channels} {width}");
-        let bound = extra_bytes(shape.map(|size| size as u64), channels as u64, width);
+        let bound = encoder_bytes(shape.map(|size| size as u64), channels as u64, width);
         assert!(file.len() as u64 <= bound, "{} > {bound} for {shape:?}", file.len());
         file.len()
     }

@@ -29,7 +29,7 @@ pub(super) fn image_size(shape: [u64; 3]) -> Option<(u16, u16)> {
 ///
 /// Noise takes about one and a half bytes per element in a JPEG of the highest quality, and at worst 12 bits per byte
 /// in a PNG. A vector that grows is up to twice as long as its content. The components are interleaved in a copy.
-pub(super) fn extra_bytes(elements: u64, width: usize) -> u64 {
+pub(super) fn encoder_bytes(elements: u64, width: usize) -> u64 {
     let bytes = elements.saturating_mul(width as u64);
     // JPEG rounds sides up to a multiple of 8, and both encoders buffer a few rows.
     bytes.saturating_mul(5).saturating_add(MAX_SIDE.saturating_mul(64))

@@ -284,14 +284,14 @@ impl ChunkEncoder for PrecomputedEncoding {
         format!("precomputed {}", ScaleKey { encoding: *self, offset: [0; 3] })
     }
 
-    fn extra_bytes(&self, shape: &Coords, width: usize) -> u64 {
+    fn encoder_bytes(&self, shape: &Coords, width: usize) -> u64 {
         let (size, channels) = volume_shape(shape);
         match self {
             Self::Raw => 0,
             Self::Jpeg { .. } | Self::Png => {
-                image::extra_bytes(size.iter().fold(channels, |voxels, size| voxels.saturating_mul(*size)), width)
+                image::encoder_bytes(size.iter().fold(channels, |voxels, size| voxels.saturating_mul(*size)), width)
             }
-            Self::CompressedSegmentation => compressed_segmentation::extra_bytes(size, channels, width),
+            Self::CompressedSegmentation => compressed_segmentation::encoder_bytes(size, channels, width),
         }
     }
 
