@@ -214,13 +214,13 @@ fn not_found_always(bencher: Bencher) {
 fn container_warm_block(bencher: Bencher) {
     let (_, container) = server(RevalidationPolicy::Never);
     let key = Key::from_segments(["gzip"]).unwrap();
-    let access = container.resources().read_options();
-    let dataset = RUNTIME.block_on(container.dataset(access, &key)).unwrap();
+    let options = container.resources().read_options();
+    let dataset = RUNTIME.block_on(container.dataset(options, &key)).unwrap();
     let axes = |n: u64| [n; 3].into_iter().collect();
     let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();
     let read = async || {
         let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-        let reader = SliceReader { container: &container, read_options: access, slice: &slice };
+        let reader = SliceReader { container: &container, options, slice: &slice };
         reader.read_whole(0, ReadPurpose::Response).await.unwrap().pieces
     };
     let warm = RUNTIME.block_on(read());

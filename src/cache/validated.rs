@@ -101,7 +101,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     pub(crate) async fn get(
         &self,
         key: &K,
-        read_options: ReadOptions,
+        options: ReadOptions,
         fresh_since: u64,
         source: &impl EntrySource<V>,
     ) -> Result<Arc<V>, ReadError> {
@@ -110,11 +110,11 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
             && (entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(entry) == Some(true))
         {
             let result = if entry.is_missing() { LookupResult::Absent } else { LookupResult::Hit };
-            self.lookups.count(result, read_options.lookup_weight());
+            self.lookups.count(result, options.lookup_weight());
             return Ok(Arc::clone(entry));
         }
         // A load waits for the source and for memory.
-        read_options.pend_if_nonblocking().await;
+        options.pend_if_nonblocking().await;
         let Some(stale) = cached else {
             self.lookups.count(LookupResult::Miss, 1);
             return self.load(key, fresh_since, source).await;
@@ -567,8 +567,8 @@ mod tests {
         remote.set_version(2);
         remote.close();
         let now = freshness::now();
-        let read_options = ReadOptions::begin(RevalidationPolicy::Always, RevalidationPolicy::Always);
-        let mut get = cache.get(&1, read_options, now, &remote).boxed();
+        let options = ReadOptions::begin(RevalidationPolicy::Always, RevalidationPolicy::Always);
+        let mut get = cache.get(&1, options, now, &remote).boxed();
         assert!((&mut get).now_or_never().is_none());
         tokio::task::yield_now().await;
         assert_eq!(stale.strong_count(), 1, "only the map holds it, which can evict it");

@@ -162,7 +162,7 @@ async fn info_or_null(app: &Arc<App>, config: &Config, key: &Key) -> Value {
 
 /// Renders the tree below a group, depth first. Large trees are cut off.
 async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
-    let read_options = container.resources().read_options();
+    let options = container.resources().read_options();
     let mut lines = Vec::new();
     let mut is_truncated = false;
     // Stack of the groups and datasets still to visit, each with its depth; the last one is next.
@@ -177,7 +177,7 @@ async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key
             lines.push(tree_line(key.name().unwrap_or_default(), depth - 1, &info_or_null(app, config, &key).await));
         }
         if depth <= MAX_TREE_DEPTH
-            && let Some(page) = container.list(read_options, &key, None, MAX_ENTRIES, false).await?
+            && let Some(page) = container.list(options, &key, None, MAX_ENTRIES, false).await?
         {
             is_truncated |= page.has_more;
             let directories = page.entries.iter().rev().filter(|entry| entry.kind != EntryKind::File);

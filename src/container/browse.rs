@@ -51,7 +51,7 @@ impl Container {
     /// [`ReadError`] when the store fails.
     pub async fn list(
         &self,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &Key,
         after: Option<&str>,
         limit: usize,
@@ -60,7 +60,7 @@ impl Container {
         if !self.check_visible(key) {
             return Ok(None);
         }
-        let is_in_grid = self.enclosing_dataset(read_options, key, 1).await?.is_some();
+        let is_in_grid = self.enclosing_dataset(options, key, 1).await?.is_some();
         let is_too_deep = key.child("0").is_err();
         let is_entry_visible = self.visible_entry_filter(key);
         let filter = Arc::new(move |entry: &DirEntry| {
@@ -84,22 +84,17 @@ impl Container {
                 result.has_more = true;
                 break;
             }
-            let kind = self.entry_kind(read_options, key, &entry).await?;
+            let kind = self.entry_kind(options, key, &entry).await?;
             result.entries.push(DirectoryEntry { name: entry.name, kind });
         }
         Ok(Some(result))
     }
 
-    async fn entry_kind(
-        &self,
-        read_options: ReadOptions,
-        parent: &Key,
-        entry: &DirEntry,
-    ) -> Result<EntryKind, ReadError> {
+    async fn entry_kind(&self, options: ReadOptions, parent: &Key, entry: &DirEntry) -> Result<EntryKind, ReadError> {
         let Some(key) = parent.child(&entry.name).ok().filter(|_| entry.is_directory) else {
             return Ok(EntryKind::File);
         };
-        let group = self.group_if_readable(read_options, &key).await?;
+        let group = self.group_if_readable(options, &key).await?;
         let is_dataset = group.is_some_and(|group| matches!(group.state, GroupState::Dataset(_)));
         Ok(if is_dataset { EntryKind::Dataset } else { EntryKind::Group })
     }
@@ -112,14 +107,14 @@ impl Container {
     /// [`ReadError`] when the store fails.
     pub async fn enclosing_dataset(
         &self,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &Key,
         missing_components: usize,
     ) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
         let mut ancestor = key.clone();
         let mut position: Vec<u64> = Vec::new();
         loop {
-            let Some(group) = self.group_if_readable(read_options, &ancestor).await? else { return Ok(None) };
+            let Some(group) = self.group_if_readable(options, &ancestor).await? else { return Ok(None) };
             if let GroupState::Dataset(dataset) = &group.state {
                 let prefix: Coords = position.iter().rev().copied().collect();
                 let is_inside = prefix.len() + missing_components <= dataset.attributes.rank().max(1);
@@ -139,10 +134,10 @@ impl Container {
     /// [`ReadError`] when the store fails.
     pub async fn block_at(
         &self,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &Key,
     ) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
-        let candidate = self.dataset_and_coordinates(read_options, key).await?;
+        let candidate = self.dataset_and_coordinates(options, key).await?;
         Ok(candidate
             .and_then(|(dataset, numbers)| dataset.position_in_grid(numbers).map(|position| (dataset, position))))
     }
@@ -157,7 +152,7 @@ impl Container {
     /// read.
     pub async fn dataset_and_coordinates(
         &self,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &Key,
     ) -> Result<Option<(Arc<Dataset>, Coords)>, ReadError> {
         let segments: Vec<&str> = key.segments().collect();
@@ -165,7 +160,7 @@ impl Container {
         let mut first_error = None;
         for rank in (1..=numbers.len().min(MAX_RANK)).rev() {
             let Ok(ancestor) = Key::from_segments(segments.iter().take(segments.len() - rank)) else { continue };
-            let group = match self.group(read_options, &ancestor).await {
+            let group = match self.group(options, &ancestor).await {
                 Ok(group) => group,
                 // The dataset may be another ancestor, so those are tried before the error is returned.
                 Err(error) if error.hides_attributes() => {
@@ -187,11 +182,11 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_block_position(&self, read_options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
+    pub async fn is_block_position(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
         let (Some(component), Some(parent)) = (key.name().and_then(grid_component), key.parent()) else {
             return Ok(false);
         };
-        let Some((dataset, mut position)) = self.enclosing_dataset(read_options, &parent, 1).await? else {
+        let Some((dataset, mut position)) = self.enclosing_dataset(options, &parent, 1).await? else {
             return Ok(false);
         };
         position.push(component);
@@ -223,9 +218,9 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn is_directory(&self, read_options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
+    pub async fn is_directory(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
         // `Store::is_directory` may wait.
-        read_options.pend_if_nonblocking().await;
+        options.pend_if_nonblocking().await;
         if !self.check_visible(key) {
             return Ok(false);
         }

@@ -32,13 +32,13 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read or are too large.
-    pub async fn group(&self, read_options: ReadOptions, key: &Key) -> Result<Arc<Group>, ReadError> {
+    pub async fn group(&self, options: ReadOptions, key: &Key) -> Result<Arc<Group>, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
         let attributes = &self.resources.attributes;
         let limit_bytes = self.max_attributes_bytes();
         let mut send_permit = None;
         loop {
-            let (meta, bytes) = match self.object(read_options, &file).await? {
+            let (meta, bytes) = match self.object(options, &file).await? {
                 None => return Ok(Group::without_attributes()),
                 Some(StoredObject::Whole(meta, bytes)) if meta.len <= limit_bytes => (meta, bytes),
                 Some(stored) => {
@@ -48,11 +48,11 @@ impl Container {
             };
             let cache_key = (self.id, key.clone(), meta.version);
             if let Some(group) = attributes.cache.get(&cache_key).await {
-                metrics::cache_requests(CacheLabel::Attributes, LookupResult::Hit, read_options.lookup_weight());
+                metrics::cache_requests(CacheLabel::Attributes, LookupResult::Hit, options.lookup_weight());
                 return Ok(self.apply_visibility(group));
             }
             // Everything below may wait: for memory, for a core, or for another request that parses the attributes.
-            read_options.pend_if_nonblocking().await;
+            options.pend_if_nonblocking().await;
             // The bytes are charged to the client until they are parsed. Otherwise a client that requests many
             // documents could take the memory of other clients.
             let Some(bytes) = self.charge_or_wait(&mut send_permit, bytes).await? else {
@@ -89,14 +89,9 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, or there is not enough memory.
-    pub async fn attributes_bytes(
-        &self,
-        read_options: ReadOptions,
-        key: &Key,
-        max_bytes: u64,
-    ) -> Result<Bytes, ReadError> {
+    pub async fn attributes_bytes(&self, options: ReadOptions, key: &Key, max_bytes: u64) -> Result<Bytes, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Bytes::new()) };
-        Ok(match self.object(read_options, &file).await? {
+        Ok(match self.object(options, &file).await? {
             Some(StoredObject::Whole(_, bytes)) if bytes.len() as u64 <= max_bytes => bytes,
             Some(StoredObject::Whole(..) | StoredObject::Large(_)) | None => Bytes::new(),
         })
@@ -132,12 +127,8 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when they cannot be read.
-    pub async fn group_if_readable(
-        &self,
-        read_options: ReadOptions,
-        key: &Key,
-    ) -> Result<Option<Arc<Group>>, ReadError> {
-        match self.group(read_options, key).await {
+    pub async fn group_if_readable(&self, options: ReadOptions, key: &Key) -> Result<Option<Arc<Group>>, ReadError> {
+        match self.group(options, key).await {
             Err(ReadError::AttributesTooLarge { .. }) => Ok(None),
             result => ReadError::hidden_as_none(result.map(Some)),
         }
@@ -159,8 +150,8 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError::NotFound`] or [`ReadError::NotADataset`], which gives the reason; as [`Self::group`].
-    pub async fn dataset(&self, read_options: ReadOptions, key: &Key) -> Result<Arc<Dataset>, ReadError> {
-        let (_group, dataset) = self.group_of_dataset(read_options, key).await?;
+    pub async fn dataset(&self, options: ReadOptions, key: &Key) -> Result<Arc<Dataset>, ReadError> {
+        let (_group, dataset) = self.group_of_dataset(options, key).await?;
         Ok(dataset)
     }
 
@@ -172,11 +163,11 @@ impl Container {
     /// As [`Self::dataset`].
     pub async fn dataset_and_axes(
         &self,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &Key,
         parse_axes: impl FnOnce(AttributesDocument) -> Vec<String>,
     ) -> Result<(Arc<Dataset>, Arc<[String]>), ReadError> {
-        let (group, dataset) = self.group_of_dataset(read_options, key).await?;
+        let (group, dataset) = self.group_of_dataset(options, key).await?;
         let axes = group.axes.get_or_init(|| {
             let names = group.dataset_document.clone().map_or_else(Vec::new, parse_axes);
             let bytes: usize = names.iter().map(|name| NAME_BYTES + name.len()).sum();
@@ -185,13 +176,9 @@ impl Container {
         Ok((dataset, Arc::clone(axes)))
     }
 
-    async fn group_of_dataset(
-        &self,
-        read_options: ReadOptions,
-        key: &Key,
-    ) -> Result<(Arc<Group>, Arc<Dataset>), ReadError> {
+    async fn group_of_dataset(&self, options: ReadOptions, key: &Key) -> Result<(Arc<Group>, Arc<Dataset>), ReadError> {
         let not_a_dataset = |reason: String| Err(ReadError::NotADataset { key: key.clone(), reason });
-        let group = self.group(read_options, key).await?;
+        let group = self.group(options, key).await?;
         match &group.state {
             GroupState::Dataset(dataset) => {
                 let dataset = Arc::clone(dataset);
@@ -202,7 +189,7 @@ impl Container {
             GroupState::Attributes(_) => not_a_dataset(
                 "it is a group; its attributes lack dimensions, blockSize, dataType or compression".to_owned(),
             ),
-            GroupState::NoAttributes if self.is_directory(read_options, key).await? => {
+            GroupState::NoAttributes if self.is_directory(options, key).await? => {
                 not_a_dataset("it is a group without attributes".to_owned())
             }
             GroupState::NoAttributes => Err(ReadError::NotFound(key.clone())),

@@ -90,20 +90,18 @@ impl Container {
         &self.resources
     }
 
-    /// Returns the object at `key` as stored (attributes or a block), as fresh as `read_options` requires. Returns `None`
+    /// Returns the object at `key` as stored (attributes or a block), as fresh as `options` requires. Returns `None`
     /// if there is no object.
     ///
     /// # Errors
     /// [`ReadError`] when the store fails, a link hides a block, or there is not enough memory.
-    pub async fn object(&self, read_options: ReadOptions, key: &Key) -> Result<Option<StoredObject>, ReadError> {
+    pub async fn object(&self, options: ReadOptions, key: &Key) -> Result<Option<StoredObject>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
         }
         let source = ObjectSource { objects: &self.resources.objects, store: &self.store, key };
-        let entry = self
-            .object_entries()
-            .get(&self.object_cache_key(key), read_options, read_options.since(key), &source)
-            .await?;
+        let entry =
+            self.object_entries().get(&self.object_cache_key(key), options, options.since(key), &source).await?;
         Ok(entry.object.clone())
     }
 
@@ -111,12 +109,12 @@ impl Container {
     ///
     /// # Errors
     /// [`ReadError`] when the store fails.
-    pub async fn meta(&self, read_options: ReadOptions, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
+    pub async fn meta(&self, options: ReadOptions, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
         }
         let cached = self.object_entries().cached(&self.object_cache_key(key)).await;
-        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(read_options.since(key))) {
+        if let Some(entry) = cached.filter(|entry| entry.validated_at.is_fresh(options.since(key))) {
             return Ok(entry.meta().cloned());
         }
         match self.store.cached_stat(key) {
@@ -124,7 +122,7 @@ impl Container {
             CachedStat::Missing | CachedStat::NotAnObject => Ok(None),
             CachedStat::Unknown => {
                 // `head` below may wait for the store.
-                read_options.pend_if_nonblocking().await;
+                options.pend_if_nonblocking().await;
                 Ok(self.store.head(key).await?)
             }
         }

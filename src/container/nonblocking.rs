@@ -86,7 +86,7 @@ pub struct CachedResponse {
 impl Container {
     /// Looks up the object at `key` as [`Self::object`] does, or as [`Self::meta`] does if `with_bytes` is false, but
     /// never waits. Without `with_bytes`, the result has bytes only if they are cached.
-    pub fn try_object(&self, read_options: ReadOptions, key: &Key, with_bytes: bool) -> NonblockingLookup {
+    pub fn try_object(&self, options: ReadOptions, key: &Key, with_bytes: bool) -> NonblockingLookup {
         if !self.check_visible(key) {
             return NonblockingLookup::WouldBlock;
         }
@@ -94,49 +94,48 @@ impl Container {
         let cached = entries.try_cached(&self.object_cache_key(key));
         if let Some(entry) = &cached {
             if entry.object.is_none() {
-                return self.try_missing(read_options, key, entry);
+                return self.try_missing(options, key, entry);
             }
-            if self.is_entry_valid(read_options, key, entry)
+            if self.is_entry_valid(options, key, entry)
                 && let Some((meta, bytes)) = entry.whole_object()
             {
                 entries.count(LookupResult::Hit, 1);
-                let dependency = Dependency::entry(key, entry, read_options.request_start);
+                let dependency = Dependency::entry(key, entry, options.request_start);
                 return NonblockingLookup::Object(meta.clone(), bytes.clone(), Some(dependency));
             }
         }
         let is_cached = cached.is_some();
         match self.store.cached_stat(key) {
-            CachedStat::Object(raw_meta) if with_bytes && !is_cached => self.try_read(read_options, key, raw_meta),
-            CachedStat::Object(raw_meta) if !with_bytes => self.try_meta(read_options, key, raw_meta, is_cached),
+            CachedStat::Object(raw_meta) if with_bytes && !is_cached => self.try_read(options, key, raw_meta),
+            CachedStat::Object(raw_meta) if !with_bytes => self.try_meta(options, key, raw_meta, is_cached),
             CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => NonblockingLookup::WouldBlock,
             CachedStat::Missing => {
                 // If every request must look again, no later request could use the entry.
-                if !is_cached && read_options.since(key) < read_options.request_start {
-                    self.try_cache_missing(key, read_options.request_start);
+                if !is_cached && options.since(key) < options.request_start {
+                    self.try_cache_missing(key, options.request_start);
                 }
-                self.known_missing(key, read_options.request_start)
+                self.known_missing(key, options.request_start)
             }
         }
     }
 
     /// Returns true if a cached object is fresh, or if a comparison without blocking finds that it equals the stored
     /// object.
-    fn is_entry_valid(&self, read_options: ReadOptions, key: &Key, entry: &ObjectEntry) -> bool {
+    fn is_entry_valid(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> bool {
         let validated_at = &entry.validated_at;
-        validated_at.is_fresh(read_options.since(key))
-            || validated_at.try_is_unchanged(&*self.store, key, entry.version(), read_options.request_start)
-                == Some(true)
+        validated_at.is_fresh(options.since(key))
+            || validated_at.try_is_unchanged(&*self.store, key, entry.version(), options.request_start) == Some(true)
     }
 
     /// Looks up an object that is missing according to `entry`. If a directory has that name, returns
     /// [`NonblockingLookup::WouldBlock`].
-    fn try_missing(&self, read_options: ReadOptions, key: &Key, entry: &ObjectEntry) -> NonblockingLookup {
-        if entry.is_name_absent && entry.validated_at.is_fresh(read_options.since(key)) {
+    fn try_missing(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> NonblockingLookup {
+        if entry.is_name_absent && entry.validated_at.is_fresh(options.since(key)) {
             return self.known_missing(key, entry.validated_at.nanoseconds());
         }
         if self.store.cached_stat(key) == CachedStat::Missing {
-            entry.validated_at.touch(read_options.request_start);
-            return self.known_missing(key, read_options.request_start);
+            entry.validated_at.touch(options.request_start);
+            return self.known_missing(key, options.request_start);
         }
         if entry.is_name_absent {
             self.object_entries().try_remove(&self.object_cache_key(key));
@@ -163,24 +162,18 @@ impl Container {
 
     /// Returns the metadata of the object. Also reads a small object into the cache, unless `is_cached` is true: the
     /// cache then has an outdated entry, which a load in blocking mode replaces.
-    fn try_meta(
-        &self,
-        read_options: ReadOptions,
-        key: &Key,
-        raw_meta: RawObjectMeta,
-        is_cached: bool,
-    ) -> NonblockingLookup {
+    fn try_meta(&self, options: ReadOptions, key: &Key, raw_meta: RawObjectMeta, is_cached: bool) -> NonblockingLookup {
         if is_cached || raw_meta.len > MAX_ALWAYS_CACHED_BYTES {
-            let dependency = Dependency::stored_version(key, raw_meta, read_options.request_start);
+            let dependency = Dependency::stored_version(key, raw_meta, options.request_start);
             return NonblockingLookup::Object(raw_meta.into(), Bytes::new(), Some(dependency));
         }
-        let read = self.try_read_into_cache(key, raw_meta.len, read_options.request_start);
+        let read = self.try_read_into_cache(key, raw_meta.len, options.request_start);
         let (meta, bytes) = read.unwrap_or_else(|| (raw_meta.into(), Bytes::new()));
         NonblockingLookup::Object(meta, bytes, None)
     }
 
     /// Reads an object into the cache if it is small or requested often. Otherwise opens it for `sendfile`.
-    fn try_read(&self, read_options: ReadOptions, key: &Key, raw_meta: RawObjectMeta) -> NonblockingLookup {
+    fn try_read(&self, options: ReadOptions, key: &Key, raw_meta: RawObjectMeta) -> NonblockingLookup {
         let objects = &self.resources.objects;
         if raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
             return NonblockingLookup::WouldBlock;
@@ -188,7 +181,7 @@ impl Container {
         let should_cache = raw_meta.len <= MAX_ALWAYS_CACHED_BYTES
             || raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.record_and_admit(raw_meta.version);
         if should_cache {
-            return match self.try_read_into_cache(key, raw_meta.len, read_options.request_start) {
+            return match self.try_read_into_cache(key, raw_meta.len, options.request_start) {
                 Some((meta, bytes)) => NonblockingLookup::Object(meta, bytes, None),
                 None => NonblockingLookup::WouldBlock,
             };
@@ -239,16 +232,11 @@ impl Container {
     /// Revalidates a cached response and returns its bytes. Returns `None` if a dependency has changed or cannot be
     /// compared without blocking. The caller must then look up the response anew. Without `with_bytes`, the returned
     /// bytes are unspecified.
-    pub fn reuse_response(
-        &self,
-        read_options: ReadOptions,
-        cached: &mut CachedResponse,
-        with_bytes: bool,
-    ) -> Option<Bytes> {
+    pub fn reuse_response(&self, options: ReadOptions, cached: &mut CachedResponse, with_bytes: bool) -> Option<Bytes> {
         // The dataset is checked after its block: a missing block is a hole only if its dataset exists.
-        let bytes = self.reuse_dependency(read_options, &mut cached.source, with_bytes)?;
+        let bytes = self.reuse_dependency(options, &mut cached.source, with_bytes)?;
         for dependency in &mut cached.others {
-            self.reuse_dependency(read_options, dependency, false)?;
+            self.reuse_dependency(options, dependency, false)?;
         }
         match cached.source.kind {
             DependencyKind::CachedObject(..) | DependencyKind::Derived(..) => self.count_lookup(LookupResult::Hit),
@@ -262,16 +250,11 @@ impl Container {
         (cached.range.end <= bytes.len()).then(|| bytes.slice(cached.range.clone()))
     }
 
-    /// Returns the bytes of a dependency if it is unchanged, as fresh as `read_options` requires. A stored version has no
+    /// Returns the bytes of a dependency if it is unchanged, as fresh as `options` requires. A stored version has no
     /// bytes: the result is empty, or `None` if `with_bytes` is true.
-    fn reuse_dependency(
-        &self,
-        read_options: ReadOptions,
-        dependency: &mut Dependency,
-        with_bytes: bool,
-    ) -> Option<Bytes> {
+    fn reuse_dependency(&self, options: ReadOptions, dependency: &mut Dependency, with_bytes: bool) -> Option<Bytes> {
         let store = &*self.store;
-        let request_start = read_options.request_start;
+        let request_start = options.request_start;
         // From time to time, a lookup by key tells the cache that the entry is in use, and checks the whole path.
         if dependency.last_lookup.saturating_add(CACHE_TOUCH_NANOSECONDS) < request_start {
             if !self.finds_same(&dependency.kind) {
@@ -282,18 +265,18 @@ impl Container {
         match &dependency.kind {
             DependencyKind::CachedObject(key, entry) => {
                 let entry = entry.upgrade()?;
-                let is_valid = self.is_entry_valid(read_options, key, &entry);
+                let is_valid = self.is_entry_valid(options, key, &entry);
                 entry.whole_object().filter(|_| is_valid).map(|(_, bytes)| bytes.clone())
             }
             DependencyKind::StoredVersion(key, version) => {
                 let is_valid = !with_bytes
-                    && (dependency.last_lookup >= read_options.since(key)
+                    && (dependency.last_lookup >= options.since(key)
                         || store.page_cache().is_some_and(|cache| cache.is_unchanged(key, *version)));
                 is_valid.then(Bytes::new)
             }
             DependencyKind::Derived(_, entry) => Some(entry.upgrade()?.whole_object()?.1.clone()),
             DependencyKind::Missing(key) => {
-                if dependency.last_lookup < read_options.since(key) {
+                if dependency.last_lookup < options.since(key) {
                     if store.cached_stat(key) != CachedStat::Missing {
                         return None;
                     }
@@ -327,18 +310,18 @@ impl Container {
     }
 
     /// Returns the dependency on the object at `key` if the cache holds the object with this version.
-    pub fn cached_dependency(&self, read_options: ReadOptions, key: &Key, version: u64) -> Option<Dependency> {
+    pub fn cached_dependency(&self, options: ReadOptions, key: &Key, version: u64) -> Option<Dependency> {
         let entry = self.object_entries().try_cached(&self.object_cache_key(key))?;
-        (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, read_options.request_start))
+        (entry.version() == Some(version)).then(|| Dependency::entry(key, &entry, options.request_start))
     }
 
     /// Returns the metadata of the object at `key` and the dependency on its version, if the store has the metadata in
     /// memory.
-    pub fn stored_dependency(&self, read_options: ReadOptions, key: &Key) -> Option<(ObjectMeta, Dependency)> {
+    pub fn stored_dependency(&self, options: ReadOptions, key: &Key) -> Option<(ObjectMeta, Dependency)> {
         match self.store.cached_stat(key) {
             _ if !self.check_visible(key) => None,
             CachedStat::Object(raw_meta) => {
-                Some((raw_meta.into(), Dependency::stored_version(key, raw_meta, read_options.request_start)))
+                Some((raw_meta.into(), Dependency::stored_version(key, raw_meta, options.request_start)))
             }
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => None,
         }

@@ -125,14 +125,14 @@ impl Container {
     /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
     pub async fn confirm_missing(
         &self,
-        read_options: ReadOptions,
+        options: ReadOptions,
         dataset: &Arc<Dataset>,
         positions: &[GridPosition],
     ) -> Result<(), ReadError> {
         if self.store.reports_missing_root() {
             return Ok(());
         }
-        let existence = self.ensure_dataset_exists(read_options, dataset).await;
+        let existence = self.ensure_dataset_exists(options, dataset).await;
         if existence.is_err() {
             for position in positions {
                 self.resources.blocks.entries.forget_missing(&(dataset.id, position.clone())).await;
@@ -143,13 +143,13 @@ impl Container {
         existence
     }
 
-    async fn ensure_dataset_exists(&self, read_options: ReadOptions, dataset: &Dataset) -> Result<(), ReadError> {
+    async fn ensure_dataset_exists(&self, options: ReadOptions, dataset: &Dataset) -> Result<(), ReadError> {
         let key = dataset.attributes_key().unwrap_or_else(Key::root);
         match self.store.cached_stat(&key) {
             CachedStat::Object(_) => return Ok(()),
             CachedStat::Missing | CachedStat::NotAnObject | CachedStat::Unknown => {
                 // `head` below may wait for the store.
-                read_options.pend_if_nonblocking().await;
+                options.pend_if_nonblocking().await;
             }
         }
         if self.store.head(&key).await?.is_some() {
@@ -219,8 +219,8 @@ mod tests {
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
         let resources = Resources::new(Settings::small());
         let container = Container::new(Arc::new(MemoryStore::new([object], 0)), resources);
-        let read_options = container.resources().read_options();
-        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
+        let options = container.resources().read_options();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let blocks = &container.resources().blocks;
         let computed = Arc::new(Computed::default());
         let location = BlockLocation { source: Arc::<Computed>::clone(&computed), dataset, position: smallvec![3, 4] };

@@ -27,7 +27,7 @@ pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
 /// Reads a streamed slice band by band.
 pub struct BandStream {
     container: Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     slice: Arc<PlannedSlice>,
     /// Bands that have not been read yet; `None` if the slice is not streamed.
     bands: Option<Bands>,
@@ -43,13 +43,13 @@ impl BandStream {
     /// `finish` then transforms each piece in place, on the CPU pool.
     pub fn new(
         container: Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
         mut slice: PlannedSlice,
         finish: Option<PieceTransform>,
     ) -> Self {
         let bands = slice.bands.take();
         let slice = Arc::new(slice);
-        Self { container, read_options, slice, bands, finish, memory_waited: Duration::ZERO, token: Arc::default() }
+        Self { container, options, slice, bands, finish, memory_waited: Duration::ZERO, token: Arc::default() }
     }
 
     /// Returns true if all bands have been read.
@@ -77,7 +77,7 @@ impl BandStream {
         let elements_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.memory_width);
         let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
         let started = Instant::now();
-        let reader = SliceReader { container: &self.container, read_options: self.read_options, slice };
+        let reader = SliceReader { container: &self.container, options: self.options, slice };
         let token = &self.token;
         let take = |bytes| async move { Ok(budget.take_for_stream(bytes, token, max_wait).await?) };
         let ReadPermits { elements, extra: header, loading } =
@@ -146,7 +146,7 @@ impl BandStream {
 #[cfg(test)]
 mod tests {
     use super::super::plan::{SliceDelivery, SlicePlanner};
-    use super::super::slice_reader::tests::{container, container_with_blocks};
+    use super::super::tests::{container, container_with_blocks};
     use super::*;
     use crate::store::Key;
     use n5_format::Region;
@@ -155,11 +155,11 @@ mod tests {
     async fn the_size_of_bands_follows_the_speed_of_the_client() {
         let attributes = r#"{"dimensions":[1024,1024,4096],"blockSize":[64,64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
         let container = container(1 << 40, 64 << 20, attributes);
-        let read_options = container.resources.read_options();
-        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
+        let options = container.resources.read_options();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let region = Region::whole(dataset.attributes.dimensions());
         let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-        let mut bands = BandStream::new(container.clone(), read_options, slice, None);
+        let mut bands = BandStream::new(container.clone(), options, slice, None);
         let mut next = async |waited, memory_waited| {
             bands.memory_waited = memory_waited;
             let pieces = bands.next(waited).await.unwrap().unwrap();
@@ -189,12 +189,12 @@ mod tests {
         let budget_wait = Duration::from_millis(500);
         let container = container_with_blocks(budget_wait);
         let resources = &container.resources;
-        let read_options = resources.read_options();
-        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
+        let options = resources.read_options();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let delivery = SliceDelivery::streamed(dataset.attributes.data_type());
         let region = Region::whole(dataset.attributes.dimensions());
         let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
-        let stream = || BandStream::new(container.clone(), read_options, planner.plan(&region).unwrap(), None);
+        let stream = || BandStream::new(container.clone(), options, planner.plan(&region).unwrap(), None);
         for budget in [&resources.slice_budget, resources.blocks.budget()] {
             let take_all = async || budget.take_within(budget.capacity_bytes(), Duration::from_secs(60)).await.unwrap();
             let held_permit = take_all().await;

@@ -30,7 +30,7 @@ pub struct ValidBlock {
 /// The [`ReadError`] that a slice of this block would return.
 pub async fn check_block(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     dataset: &Arc<Dataset>,
     position: &GridPosition,
 ) -> Result<Option<ValidBlock>, ReadError> {
@@ -39,7 +39,7 @@ pub async fn check_block(
     }
     let blocks = &container.resources.blocks;
     let location = container.block_location(dataset, position);
-    match check_once(blocks, &location, read_options.since(&dataset.block_key(position))).await {
+    match check_once(blocks, &location, options.since(&dataset.block_key(position))).await {
         // The block may have been written while it was read. A slice loads such a block again, too.
         Err(error) if error.may_be_torn() => {
             tokio::time::sleep(TORN_READ_RETRY_DELAY).await;

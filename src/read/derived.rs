@@ -59,28 +59,26 @@ pub struct DerivedBytes {
 /// As [`SliceReader::read_whole`]; [`ReadError::NotRepresentable`] when the derivation fails.
 pub async fn read_derived(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     slice: &PlannedSlice,
     derivation: &Derivation,
 ) -> Result<Option<DerivedBytes>, ReadError> {
     let id = derivation.id ^ slice.region_hash();
-    let source = DerivedSource { reader: SliceReader { container, read_options, slice }, derivation };
-    let entry = container
-        .object_entries()
-        .get(&ObjectCacheKey::Derived(id), read_options, read_options.data_since, &source)
-        .await?;
+    let source = DerivedSource { reader: SliceReader { container, options, slice }, derivation };
+    let entry =
+        container.object_entries().get(&ObjectCacheKey::Derived(id), options, options.data_since, &source).await?;
     Ok(entry.whole_object().map(|(meta, bytes)| DerivedBytes {
         bytes: bytes.clone(),
         etags_hash: entry.etags_hash,
         versions_hash: meta.version,
-        dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, read_options.request_start)),
+        dependency: entry.is_cacheable.then(|| Dependency::derived(id, &entry, options.request_start)),
     }))
 }
 
 /// Returns true if the blocks from which `entry` was derived are unchanged in the store.
 async fn is_unchanged(reader: SliceReader<'_>, entry: &ObjectEntry) -> Result<bool, ReadError> {
     let checked_at = cache::now();
-    let current = fingerprint(reader.container, reader.read_options, reader.slice).await?;
+    let current = fingerprint(reader.container, reader.options, reader.slice).await?;
     let is_unchanged = entry.version() == (current.blocks > 0).then_some(current.versions_hash);
     if is_unchanged {
         entry.validated_at.touch(checked_at);
@@ -142,7 +140,7 @@ struct DerivedSource<'a> {
 
 impl EntrySource<ObjectEntry> for DerivedSource<'_> {
     fn try_is_unchanged(&self, entry: &ObjectEntry) -> Option<bool> {
-        let reader = SliceReader { read_options: self.reader.read_options.nonblocking(), ..self.reader };
+        let reader = SliceReader { options: self.reader.options.nonblocking(), ..self.reader };
         is_unchanged(reader, entry).now_or_never()?.ok()
     }
 
@@ -152,11 +150,11 @@ impl EntrySource<ObjectEntry> for DerivedSource<'_> {
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<ObjectEntry>, ReadError>> + Send + 'static {
         let container = self.reader.container.clone();
-        let read_options = self.reader.read_options;
+        let options = self.reader.options;
         let slice = self.reader.slice.clone();
         let derivation = self.derivation.clone();
         async move {
-            let reader = SliceReader { container: &container, read_options, slice: &slice };
+            let reader = SliceReader { container: &container, options, slice: &slice };
             if let Some(stale) = stale
                 && is_unchanged(reader, &stale).await?
             {

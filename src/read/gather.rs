@@ -39,7 +39,7 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 /// The gathering of one region, which is a whole slice or one band.
 pub(crate) struct Gather<'a> {
     pub(crate) container: &'a Container,
-    pub(crate) read_options: ReadOptions,
+    pub(crate) options: ReadOptions,
     pub(crate) slice: &'a PlannedSlice,
     /// State shared with the pasting jobs. Its canvas has the region to gather.
     pub(crate) context: Arc<GatherContext>,
@@ -76,8 +76,7 @@ impl Gather<'_> {
     async fn gather_batch(&mut self, positions: &[GridPosition]) -> Result<(), ReadError> {
         let dataset = &self.slice.dataset;
         let started = Instant::now();
-        let cached =
-            self.context.blocks.cached(&*self.context.source, dataset, positions, self.read_options.data_since);
+        let cached = self.context.blocks.cached(&*self.context.source, dataset, positions, self.options.data_since);
         let cached = self.container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
         self.stats.cache += started.elapsed();
         let (items, read_in_parts) = self.split_batch(positions, cached);
@@ -90,7 +89,7 @@ impl Gather<'_> {
         let parts_stats = paste_parts(self.container, &self.context, read_in_parts).await?;
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
-            let confirmation = self.container.confirm_missing(self.read_options, dataset, positions);
+            let confirmation = self.container.confirm_missing(self.options, dataset, positions);
             self.container.abort_if_contended(&dataset.key, Box::pin(confirmation)).await?;
         }
         Ok(())

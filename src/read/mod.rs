@@ -29,6 +29,8 @@ mod plan;
 mod read_stats;
 mod sample;
 mod slice_reader;
+#[cfg(test)]
+mod tests;
 
 pub use band_stream::{BandStream, PieceTransform};
 pub use bands::{Bands, shrink_until_accepted};

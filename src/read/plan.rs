@@ -226,14 +226,14 @@ impl<'a> SlicePlanner<'a> {
     ///
     /// # Errors
     /// [`PlanError`].
-    pub async fn plan_sparse(&self, region: &Region, read_options: ReadOptions) -> Result<PlannedSlice, PlanError> {
+    pub async fn plan_sparse(&self, region: &Region, options: ReadOptions) -> Result<PlannedSlice, PlanError> {
         let mut geometry = self.geometry(region);
         let affordable_blocks = match self.plan_geometry(geometry) {
             Ok(slice) => return Ok(slice),
             Err(SliceRefusal::TooCostly { affordable_blocks, .. }) => affordable_blocks,
             Err(refusal) => return Err(PlanError::Refused(refusal)),
         };
-        read_options.pend_if_nonblocking().await;
+        options.pend_if_nonblocking().await;
         let counted = count_existing_blocks(self.container, self.dataset, region, affordable_blocks).await;
         geometry.existing_blocks = Some(counted.map_err(PlanError::Read)?);
         self.plan_geometry(geometry).map_err(PlanError::Refused)

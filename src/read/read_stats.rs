@@ -120,7 +120,7 @@ impl Fingerprint {
 /// [`ReadError`] when the store fails.
 pub async fn fingerprint(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     slice: &PlannedSlice,
 ) -> Result<Fingerprint, ReadError> {
     let mut sum = Fingerprint::default();
@@ -138,14 +138,14 @@ pub async fn fingerprint(
         let (known, unknown) = if is_small {
             probe()
         } else {
-            read_options.pend_if_nonblocking().await;
+            options.pend_if_nonblocking().await;
             container.resources.cpu().run(Priority::Low, slice.dataset_id(), probe).await?
         };
         sum.merge(&known);
         if unknown.is_empty() {
             continue;
         }
-        read_options.pend_if_nonblocking().await;
+        options.pend_if_nonblocking().await;
         let (positions, keys): (Vec<_>, Vec<_>) = unknown.into_iter().unzip();
         let metas = container.store.head_many(keys).await?;
         for (position, meta) in positions.iter().zip(metas) {

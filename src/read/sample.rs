@@ -152,7 +152,7 @@ impl SamplePlan {
 /// damaged.
 pub async fn sample_statistics(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     sample: SamplePlan,
     bins: usize,
     percentages: Vec<f64>,
@@ -161,7 +161,7 @@ pub async fn sample_statistics(
     let elements = sample.element_count();
     let accumulation = Accumulation::new(container, &sample, elements).await?;
     let is_exhaustive = accumulation.accumulator.is_exhaustive();
-    let mut accumulation = read_blocks(container, read_options, &sample, accumulation).await?;
+    let mut accumulation = read_blocks(container, options, &sample, accumulation).await?;
     let Accumulation { pushed_elements, blocks_read, blocks_unreadable, .. } = accumulation;
     if blocks_read == 0
         && let Some(error) = accumulation.first_error.take()
@@ -195,7 +195,7 @@ pub async fn sample_statistics(
 /// Loads the blocks of a sample concurrently, and accumulates each as soon as it is loaded.
 async fn read_blocks(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     sample: &SamplePlan,
     mut accumulation: Accumulation,
 ) -> Result<Accumulation, ReadError> {
@@ -206,7 +206,7 @@ async fn read_blocks(
         while loads.len() < MAX_CONCURRENT_LOADS
             && let Some(position) = pending.next()
         {
-            loads.push(read_block(container, read_options, dataset, position).map(move |result| (position, result)));
+            loads.push(read_block(container, options, dataset, position).map(move |result| (position, result)));
         }
         let next = loads.next().map(Ok::<_, ReadError>);
         let Some(first) = container.abort_if_contended(&dataset.key, next).await? else { return Ok(accumulation) };
@@ -287,17 +287,17 @@ impl Accumulation {
 /// Returns the block at `position`, from the cache if it is fresh there.
 async fn read_block(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     dataset: &Arc<Dataset>,
     position: &GridPosition,
 ) -> Result<Arc<BlockEntry>, ReadError> {
     let blocks = &container.resources.blocks;
     let location = container.block_location(dataset, position);
     let positions = std::slice::from_ref(position);
-    let cached = blocks.cached(&*location.source, dataset, positions, read_options.data_since).await?;
+    let cached = blocks.cached(&*location.source, dataset, positions, options.data_since).await?;
     match cached.into_iter().next().flatten() {
         Some(entry) => Ok(entry),
-        None => blocks.load(location, read_options.data_since).await.map(|(entry, _)| entry),
+        None => blocks.load(location, options.data_since).await.map(|(entry, _)| entry),
     }
 }
 

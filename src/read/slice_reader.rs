@@ -41,7 +41,7 @@ pub struct SliceReader<'a> {
     /// Container of the dataset.
     pub container: &'a Container,
     /// Options of the reads.
-    pub read_options: ReadOptions,
+    pub options: ReadOptions,
     /// The slice.
     pub slice: &'a PlannedSlice,
 }
@@ -171,7 +171,7 @@ impl SliceReader<'_> {
         slabs: Vec<Slab>,
         retry_time: Duration,
     ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
-        let Self { container, read_options, slice } = *self;
+        let Self { container, options, slice } = *self;
         let dataset = &slice.dataset;
         let grid = dataset.attributes.grid();
         let block_bytes = (0..region.rank())
@@ -187,11 +187,11 @@ impl SliceReader<'_> {
             source: container.block_source(dataset),
             dataset: Arc::clone(dataset),
             canvas: Canvas::new(grid.clone(), slice.stored_width(), region.clone(), axis, slabs, budget),
-            fresh_since: read_options.data_since,
+            fresh_since: options.data_since,
             block_bytes,
             sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
         });
-        Gather { container, read_options, slice, context, retry_time, stats: ReadStats::default() }.run().await
+        Gather { container, options, slice, context, retry_time, stats: ReadStats::default() }.run().await
     }
 
     /// Returns the elements if the slice is exactly one block, like [`Self::single_block`], and charges them to the
@@ -211,7 +211,7 @@ impl SliceReader<'_> {
     /// Returns the elements if the slice is exactly one block that is read whole. Returns `None` for all other slices,
     /// and if the stored block is missing or smaller than its place in the grid.
     async fn single_block(&self, stats: &mut ReadStats) -> Result<Option<Bytes>, ReadError> {
-        let Self { container, read_options, slice } = *self;
+        let Self { container, options, slice } = *self;
         let Some(position) = self.single_block_position() else { return Ok(None) };
         if is_read_in_parts(container, slice, &slice.region, &position) {
             return Ok(None);
@@ -219,7 +219,7 @@ impl SliceReader<'_> {
         let entry = self.read_block(&position, stats).await?;
         stats.count_block(&position, &entry);
         if entry.block().is_none() {
-            let confirmation = container.confirm_missing(read_options, &slice.dataset, std::slice::from_ref(&position));
+            let confirmation = container.confirm_missing(options, &slice.dataset, std::slice::from_ref(&position));
             container.abort_if_contended(&slice.dataset.key, Box::pin(confirmation)).await?;
         }
         let block = entry.block().filter(|block| block.size == *slice.region.shape());
@@ -241,19 +241,19 @@ impl SliceReader<'_> {
 
     /// Returns the block at `position`, from the cache if it is fresh there.
     async fn read_block(&self, position: &GridPosition, stats: &mut ReadStats) -> Result<Arc<BlockEntry>, ReadError> {
-        let Self { container, read_options, slice } = *self;
+        let Self { container, options, slice } = *self;
         let blocks = &container.resources.blocks;
         let started = Instant::now();
         let location = container.block_location(&slice.dataset, position);
         let positions = std::slice::from_ref(position);
-        let cached = blocks.cached(&*location.source, &slice.dataset, positions, read_options.data_since);
+        let cached = blocks.cached(&*location.source, &slice.dataset, positions, options.data_since);
         let cached = container.abort_if_contended(&slice.dataset.key, Box::pin(cached)).await?.pop().flatten();
         stats.cache += started.elapsed();
         if let Some(entry) = cached {
             stats.hits += 1;
             return Ok(entry);
         }
-        let load = blocks.load(location, read_options.data_since);
+        let load = blocks.load(location, options.data_since);
         let (entry, times) = container.abort_if_contended(&slice.dataset.key, Box::pin(load)).await?;
         stats.count_load(&times);
         Ok(entry)
@@ -296,21 +296,11 @@ fn slowest_cut_axis(region: &Region) -> usize {
 }
 
 #[cfg(test)]
-pub(super) mod tests {
+mod tests {
     use super::super::plan::SlicePlanner;
+    use super::super::tests::{container, container_with_blocks};
     use super::*;
-    use crate::container::{Resources, Settings};
-    use crate::store::{Key, MemoryStore};
-
-    fn settings(max_slice_bytes: u64, slice_budget: u64) -> Settings {
-        Settings { max_slice_bytes, slice_budget, ..Settings::small() }
-    }
-
-    /// Creates a container of one dataset without blocks.
-    pub(crate) fn container(max_slice_bytes: u64, slice_budget: u64, attributes: &'static str) -> Container {
-        let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
-        Container::new(Arc::new(MemoryStore::new([object], 0)), Resources::new(settings(max_slice_bytes, slice_budget)))
-    }
+    use crate::store::Key;
 
     #[tokio::test]
     async fn permits_of_one_size_leave_memory_for_smaller_ones() {
@@ -333,8 +323,8 @@ pub(super) mod tests {
     async fn an_empty_slice_does_not_wait_for_memory() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 1 << 20, attributes);
-        let read_options = container.resources.read_options();
-        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
+        let options = container.resources.read_options();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let slice = |shape: [u64; 2]| {
             let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
             SlicePlanner::whole(&container, &dataset).plan(&region).unwrap()
@@ -347,7 +337,7 @@ pub(super) mod tests {
             async move { budget.take_within(1 << 20, Duration::from_secs(60)).await.map(drop) }
         });
         tokio::task::yield_now().await;
-        let waiting = SliceReader { container: &container, read_options, slice: &slice([4, 1]) };
+        let waiting = SliceReader { container: &container, options, slice: &slice([4, 1]) };
         assert!(waiting.read_pieces().await.is_err(), "the request must wait in the queue");
         for shape in [[0, 4], [4, 0], [0, 0]] {
             let reader = SliceReader { slice: &slice(shape), ..waiting };
@@ -357,40 +347,19 @@ pub(super) mod tests {
         queue.abort();
     }
 
-    /// Creates a container with 16 blocks of 64 KiB of zeros, none of them cached. All of them may be decoded at once.
-    pub(crate) fn container_with_blocks(budget_wait: Duration) -> Container {
-        let settings = Settings {
-            decoded_cache: 0,
-            stored_cache: 0,
-            decode_budget: 16 << 20,
-            budget_wait,
-            ..settings(1 << 30, 1 << 20)
-        };
-        let attributes =
-            r#"{"dimensions":[256,4096],"blockSize":[256,256],"dataType":"uint8","compression":{"type":"gzip"}}"#;
-        let mut objects = vec![(Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()))];
-        let mut block = vec![0, 0, 0, 2, 0, 0, 1, 0, 0, 0, 1, 0];
-        let mut gzip = flate2::write::GzEncoder::new(&mut block, flate2::Compression::fast());
-        std::io::Write::write_all(&mut gzip, &vec![0; 1 << 16]).unwrap();
-        gzip.finish().unwrap();
-        let block = Bytes::from(block);
-        objects.extend((0..16).map(|n| (Key::parse(&format!("v/0/{n}")).unwrap(), block.clone())));
-        Container::new(Arc::new(MemoryStore::new(objects, 0)), Resources::new(settings))
-    }
-
     #[tokio::test]
     async fn loads_of_a_slice_count_toward_its_memory() {
         let container = container_with_blocks(Duration::from_secs(60));
         let resources = &container.resources;
-        let read_options = resources.read_options();
-        let dataset = container.dataset(read_options, &Key::parse("v").unwrap()).await.unwrap();
+        let options = resources.read_options();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();
         let total_bytes = free();
         for (rows, loading_bytes) in [(256, 13_312), (2048, 100_352), (3072, 0)] {
             let region = Region::new([0, 0][..].into(), [256, rows][..].into(), [1, 1][..].into()).unwrap();
             let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-            let reader = SliceReader { container: &container, read_options, slice: &slice };
+            let reader = SliceReader { container: &container, options, slice: &slice };
             let mut reading = Box::pin(reader.read_whole(0, ReadPurpose::Response));
             assert!(tokio::time::timeout(Duration::from_millis(20), &mut reading).await.is_err());
             assert_eq!(total_bytes - free(), 256 * rows + loading_bytes, "{rows}");
@@ -398,7 +367,7 @@ pub(super) mod tests {
         drop(held_permit);
         let region = Region::new([0, 0][..].into(), [256, 2048][..].into(), [1, 1][..].into()).unwrap();
         let slice = SlicePlanner::whole(&container, &dataset).plan(&region).unwrap();
-        let reader = SliceReader { container: &container, read_options, slice: &slice };
+        let reader = SliceReader { container: &container, options, slice: &slice };
         let read = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
         let element_bytes: usize = read.pieces.iter().map(Bytes::len).sum();
         assert_eq!(element_bytes, 256 * 2048);

@@ -164,18 +164,17 @@ impl Verifier {
 
     /// Returns a quick estimate of the number of blocks in the grids of all datasets, for the progress bar.
     pub async fn estimate_blocks(&self) -> u64 {
-        let read_options = self.container.resources().read_options();
+        let options = self.container.resources().read_options();
         let mut pending = self.roots.clone();
         let mut blocks = 0_u64;
         for _ in 0..MAX_SURVEYED_DIRECTORIES {
             let Some(key) = pending.pop() else { break };
-            if let Ok(group) = self.container.group(read_options, &key).await
+            if let Ok(group) = self.container.group(options, &key).await
                 && let GroupState::Dataset(dataset) = &group.state
             {
                 blocks = blocks.saturating_add(DatasetTally::of(dataset).grid_blocks);
             }
-            let Ok(Some(page)) = self.container.list(read_options, &key, None, MAX_SURVEYED_DIRECTORIES, false).await
-            else {
+            let Ok(Some(page)) = self.container.list(options, &key, None, MAX_SURVEYED_DIRECTORIES, false).await else {
                 continue;
             };
             let directories = page.entries.into_iter().filter(|entry| entry.kind != EntryKind::File);
@@ -192,8 +191,8 @@ impl Verifier {
             return WalkItem::VerifiedBlock { dataset, position, lengths: None, finding: None };
         }
         let check = || {
-            let read_options = self.container.resources().read_options();
-            read::check_block(&self.container, read_options, &dataset, &position)
+            let options = self.container.resources().read_options();
+            read::check_block(&self.container, options, &dataset, &position)
         };
         let (lengths, finding) = match retry.run(check).await {
             Ok(Some(block)) => (
@@ -250,12 +249,12 @@ impl Verifier {
 /// # Errors
 /// A message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be read.
 pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> {
-    let read_options = container.resources().read_options();
+    let options = container.resources().read_options();
     let to_message = |error: ReadError| error.to_string();
-    if !container.is_directory(read_options, key).await.map_err(to_message)? {
+    if !container.is_directory(options, key).await.map_err(to_message)? {
         return Err(format!("there is no group or dataset {:?}", key.as_str()));
     }
-    match container.enclosing_dataset(read_options, key, 0).await.map_err(to_message)? {
+    match container.enclosing_dataset(options, key, 0).await.map_err(to_message)? {
         Some((dataset, position)) if !position.is_empty() => {
             Err(format!("{:?} is a part of the dataset {:?}", key.as_str(), dataset.key.as_str()))
         }

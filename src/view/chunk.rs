@@ -131,15 +131,11 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] of the first block that cannot be read, or if there is not enough memory.
-    pub async fn read(
-        &self,
-        container: &Container,
-        read_options: ReadOptions,
-    ) -> Result<Option<EncodedChunk>, ReadError> {
-        let chunk = self.read_unconfirmed(container, read_options).await?;
+    pub async fn read(&self, container: &Container, options: ReadOptions) -> Result<Option<EncodedChunk>, ReadError> {
+        let chunk = self.read_unconfirmed(container, options).await?;
         if chunk.is_none() {
             // Clients read a missing chunk as zeros, so the dataset must still exist.
-            container.confirm_missing(read_options, &self.dataset, self.position.as_slice()).await?;
+            container.confirm_missing(options, &self.dataset, self.position.as_slice()).await?;
         }
         Ok(chunk)
     }
@@ -147,10 +143,10 @@ impl Chunk {
     async fn read_unconfirmed(
         &self,
         container: &Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
     ) -> Result<Option<EncodedChunk>, ReadError> {
         if let Some((position, encoding)) = self.passthrough_candidate() {
-            let stored = container.object(read_options, &self.dataset.block_key(position)).await?;
+            let stored = container.object(options, &self.dataset.block_key(position)).await?;
             let Some(stored) = stored else { return Ok(None) };
             // The stored object is dropped here, because a request that holds memory must not wait for more.
             if let Some(chunk) = self.pass_through(position, encoding, stored).await? {
@@ -158,10 +154,10 @@ impl Chunk {
             }
         }
         if let Some(slice) = self.plan_whole(container) {
-            return self.derive(container, read_options, &slice).await;
+            return self.derive(container, options, &slice).await;
         }
         match self.stream_layout() {
-            Some(layout) => self.stream(container, read_options, layout).await,
+            Some(layout) => self.stream(container, options, layout).await,
             None => Err(self.too_large(container)),
         }
     }
@@ -237,7 +233,7 @@ impl Chunk {
     async fn derive(
         &self,
         container: &Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
         slice: &PlannedSlice,
     ) -> Result<Option<EncodedChunk>, ReadError> {
         let encoder = Arc::clone(&self.encoder);
@@ -250,7 +246,7 @@ impl Chunk {
                 encoder.encode(Array { shape: shape.clone(), data_type: data_type.clone(), data })
             }),
         };
-        let derived = read::read_derived(container, read_options, slice, &derivation).await?;
+        let derived = read::read_derived(container, options, slice, &derivation).await?;
         Ok(derived.map(|derived| {
             let DerivedBytes { bytes, etags_hash, versions_hash, dependency } = derived;
             let len = bytes.len() as u64;
@@ -263,10 +259,10 @@ impl Chunk {
     async fn stream(
         &self,
         container: &Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
         layout: StreamLayout,
     ) -> Result<Option<EncodedChunk>, ReadError> {
-        let Some(etag) = self.lookup_etag_unconfirmed(container, read_options).await? else { return Ok(None) };
+        let Some(etag) = self.lookup_etag_unconfirmed(container, options).await? else { return Ok(None) };
         let elements_bytes = self.plan_banded(container, &self.region, &layout)?.bytes();
         let len = elements_bytes.saturating_add(layout.header.len() as u64);
         Ok(Some(EncodedChunk { len, etag, source: ChunkSource::Elements(layout) }))
@@ -282,7 +278,7 @@ impl Chunk {
     pub fn cached_response(
         &self,
         container: &Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &Key,
         encoded: EncodedChunk,
     ) -> Option<CachedResponse> {
@@ -291,16 +287,16 @@ impl Chunk {
         if !is_block_path(&dataset.key, key) {
             return None;
         }
-        let attributes = container.cached_dependency(read_options, &dataset.attributes_key()?, dataset.version)?;
+        let attributes = container.cached_dependency(options, &dataset.attributes_key()?, dataset.version)?;
         let block = dataset.block_key(position);
         match encoded.source {
             ChunkSource::Stored { version, range, .. } => Some(CachedResponse {
-                source: container.cached_dependency(read_options, &block, version)?,
+                source: container.cached_dependency(options, &block, version)?,
                 range,
                 others: vec![attributes],
             }),
             ChunkSource::Derived { bytes, versions_hash, dependency } => {
-                let (meta, block) = container.stored_dependency(read_options, &block)?;
+                let (meta, block) = container.stored_dependency(options, &block)?;
                 let is_same = single_block_fingerprint(position, &meta).versions_hash == versions_hash;
                 let source = dependency.filter(|_| is_same)?;
                 Some(CachedResponse { source, range: 0..bytes.len(), others: vec![attributes, block] })
@@ -314,14 +310,10 @@ impl Chunk {
     ///
     /// # Errors
     /// [`ReadError`] if the store fails.
-    pub async fn lookup_etag(
-        &self,
-        container: &Container,
-        read_options: ReadOptions,
-    ) -> Result<Option<String>, ReadError> {
-        let etag = self.lookup_etag_unconfirmed(container, read_options).await?;
+    pub async fn lookup_etag(&self, container: &Container, options: ReadOptions) -> Result<Option<String>, ReadError> {
+        let etag = self.lookup_etag_unconfirmed(container, options).await?;
         if etag.is_none() {
-            container.confirm_missing(read_options, &self.dataset, self.position.as_slice()).await?;
+            container.confirm_missing(options, &self.dataset, self.position.as_slice()).await?;
         }
         Ok(etag)
     }
@@ -329,10 +321,10 @@ impl Chunk {
     async fn lookup_etag_unconfirmed(
         &self,
         container: &Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
     ) -> Result<Option<String>, ReadError> {
         if let Some(position) = &self.position {
-            let meta = container.meta(read_options, &self.dataset.block_key(position)).await?;
+            let meta = container.meta(options, &self.dataset.block_key(position)).await?;
             return Ok(meta.map(|meta| self.etag(single_block_fingerprint(position, &meta).etags_hash)));
         }
         let slice = if let Some(slice) = self.plan_whole(container) {
@@ -341,7 +333,7 @@ impl Chunk {
             let layout = self.stream_layout().ok_or_else(|| self.too_large(container))?;
             self.plan_banded(container, &self.region, &layout)?
         };
-        let fingerprint = read::fingerprint(container, read_options, &slice).await?;
+        let fingerprint = read::fingerprint(container, options, &slice).await?;
         Ok((!fingerprint.is_empty()).then(|| self.etag(fingerprint.etags_hash)))
     }
 
@@ -415,8 +407,8 @@ impl Chunk {
     /// # Errors
     /// [`ReadError::Store`] if they are not, or if the store fails.
     pub async fn verify_etag(&self, container: &Container, etag: &str) -> Result<(), ReadError> {
-        let read_options = container.resources().read_options();
-        let is_same = self.lookup_etag(container, read_options).await?.as_deref() == Some(etag);
+        let options = container.resources().read_options();
+        let is_same = self.lookup_etag(container, options).await?.as_deref() == Some(etag);
         if is_same { Ok(()) } else { Err(StoreError::Torn(self.dataset.key.clone()).into()) }
     }
 

@@ -11,7 +11,7 @@ pub struct ViewLookup<'a> {
     /// Container to look in.
     pub container: &'a Container,
     /// Options of the reads.
-    pub read_options: ReadOptions,
+    pub options: ReadOptions,
     /// Path segments between the name of the view and the path in the container.
     pub path_parameters: &'a [String],
     /// Path in the view's format, which follows the path parameters.

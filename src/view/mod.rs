@@ -62,11 +62,11 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///
 ///     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError> {
 ///         if let (Some("shape.json"), Some(path)) = (lookup.key.name(), lookup.key.parent()) {
-///             let dataset = lookup.container.dataset(lookup.read_options, &path).await?;
+///             let dataset = lookup.container.dataset(lookup.options, &path).await?;
 ///             let shape = serde_json::json!(dataset.attributes.dimensions().to_vec());
 ///             return Ok(ResolvedKey::from(&shape));
 ///         }
-///         let Some((dataset, position)) = lookup.container.block_at(lookup.read_options, lookup.key).await? else {
+///         let Some((dataset, position)) = lookup.container.block_at(lookup.options, lookup.key).await? else {
 ///             return Ok(ResolvedKey::Missing);
 ///         };
 ///         let shape = dataset.attributes.grid().clipped_size(&position);
@@ -74,7 +74,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 ///     }
 ///
 ///     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError> {
-///         let is_dataset = lookup.container.dataset(lookup.read_options, lookup.key).await.is_ok();
+///         let is_dataset = lookup.container.dataset(lookup.options, lookup.key).await.is_ok();
 ///         Ok(if is_dataset { vec!["shape.json".to_owned()] } else { Vec::new() })
 ///     }
 /// }
@@ -103,14 +103,14 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #     let container = Container::new(store, Arc::clone(&resources));
 /// #     let segments = ["volume", "em", "s2", "shape.json"];
 /// #     let key = n5_server::store::Key::from_segments(segments).unwrap();
-/// #     let lookup = ViewLookup { container: &container, read_options: resources.read_options(),
+/// #     let lookup = ViewLookup { container: &container, options: resources.read_options(),
 /// #         path_parameters: &[], key: &key, query: &[] };
 /// #     let ResolvedKey::Document { text, .. } = Plain.resolve(&lookup).await.unwrap() else { panic!() };
 /// #     assert!(text.starts_with("[48,"));
 /// #     let key = n5_server::store::Key::from_segments(["volume", "em", "s2", "0", "0", "0"]).unwrap();
 /// #     let lookup = ViewLookup { key: &key, ..lookup };
 /// #     let ResolvedKey::Chunk(chunk) = Plain.resolve(&lookup).await.unwrap() else { panic!() };
-/// #     assert!(chunk.read(&container, lookup.read_options).await.unwrap().is_some());
+/// #     assert!(chunk.read(&container, lookup.options).await.unwrap().is_some());
 /// # });
 /// ```
 #[async_trait]

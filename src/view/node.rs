@@ -79,8 +79,8 @@ impl LoadedNode {
 /// # Errors
 /// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or there is not enough
 /// memory.
-pub async fn read_node(container: &Container, read_options: ReadOptions, key: &Key) -> Result<LoadedNode, ReadError> {
-    container.abort_if_contended(key, Box::pin(read(container, read_options, key, false))).await
+pub async fn read_node(container: &Container, options: ReadOptions, key: &Key) -> Result<LoadedNode, ReadError> {
+    container.abort_if_contended(key, Box::pin(read(container, options, key, false))).await
 }
 
 /// Like [`read_node`], but also loads the text of the directory's own attributes, for a response that repeats them.
@@ -89,19 +89,19 @@ pub async fn read_node(container: &Container, read_options: ReadOptions, key: &K
 /// As [`read_node`].
 pub async fn read_node_with_text(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     key: &Key,
 ) -> Result<LoadedNode, ReadError> {
-    container.abort_if_contended(key, Box::pin(read(container, read_options, key, true))).await
+    container.abort_if_contended(key, Box::pin(read(container, options, key, true))).await
 }
 
 async fn read(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     key: &Key,
     with_text: bool,
 ) -> Result<LoadedNode, ReadError> {
-    let mut loader = NodeLoader::measure(container, read_options, key, with_text).await?;
+    let mut loader = NodeLoader::measure(container, options, key, with_text).await?;
     let mut loaded = loader.load().await?;
     let required = loader.measure_required_paths(&loaded.node).await?;
     if !required.is_empty() {
@@ -109,13 +109,13 @@ async fn read(
         drop(loaded);
         loaded = loader.load().await?;
         for (path, key) in required {
-            if let Some(Ok(document)) = read_document(container, read_options, &key).await? {
+            if let Some(Ok(document)) = read_document(container, options, &key).await? {
                 loaded.node.child_documents.insert(path, document);
             }
         }
     }
     if loader.text_bytes > 0 && matches!(loaded.node.document, Some(Ok(_))) {
-        loaded.text = container.attributes_bytes(read_options, key, loader.text_bytes).await?;
+        loaded.text = container.attributes_bytes(options, key, loader.text_bytes).await?;
     }
     loaded.problems = loader.problems;
     Ok(loaded)
@@ -125,7 +125,7 @@ async fn read(
 /// memory permit for all of them and loads them.
 struct NodeLoader<'a> {
     container: &'a Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     key: &'a Key,
     has_attributes: bool,
     /// Length of the directory's own attributes in bytes, if their text is loaded; otherwise 0.
@@ -146,7 +146,7 @@ impl<'a> NodeLoader<'a> {
     /// Measures the attributes of the directory `key` and of those above.
     async fn measure(
         container: &'a Container,
-        read_options: ReadOptions,
+        options: ReadOptions,
         key: &'a Key,
         with_text: bool,
     ) -> Result<Self, ReadError> {
@@ -155,7 +155,7 @@ impl<'a> NodeLoader<'a> {
             MAX_CONTEXT_BYTES.min(budget_bytes.saturating_sub(MIN_DESCRIPTION_BYTES) / DESCRIPTION_MEMORY_FACTOR);
         let mut loader = Self {
             container,
-            read_options,
+            options,
             key,
             has_attributes: false,
             text_bytes: 0,
@@ -166,7 +166,7 @@ impl<'a> NodeLoader<'a> {
             problems: Vec::new(),
         };
         let text_bytes = loader.measure_attributes(key).await?;
-        if text_bytes.is_none() && !container.is_directory(read_options, key).await? {
+        if text_bytes.is_none() && !container.is_directory(options, key).await? {
             return Err(ReadError::NotFound(key.clone()));
         }
         loader.has_attributes = text_bytes.is_some();
@@ -191,11 +191,11 @@ impl<'a> NodeLoader<'a> {
         let memory = self.container.reserve_memory(description_bytes.saturating_add(copy_bytes)).await?;
         let mut node = Node::default();
         if self.has_attributes {
-            node.document = read_document(self.container, self.read_options, self.key).await?;
+            node.document = read_document(self.container, self.options, self.key).await?;
         }
         for ancestor in &self.ancestors {
             let document = match ancestor {
-                Some(ancestor) => read_document(self.container, self.read_options, ancestor).await?,
+                Some(ancestor) => read_document(self.container, self.options, ancestor).await?,
                 None => None,
             };
             node.ancestors.push(document.and_then(Result::ok).unwrap_or_default());
@@ -235,7 +235,7 @@ impl<'a> NodeLoader<'a> {
     /// bytes. Returns `None` if there are none, and adds a problem if they cannot be read or take too much memory.
     async fn measure_attributes(&mut self, key: &Key) -> Result<Option<u64>, ReadError> {
         let name = || format!("{}{}{ATTRIBUTES}", key.as_str(), if key.is_root() { "" } else { "/" });
-        let group = match self.container.group(self.read_options, key).await {
+        let group = match self.container.group(self.options, key).await {
             Err(ReadError::Store(error)) if error.hides_object() => {
                 self.problems
                     .push(format!("{} counts as missing: the server is not able or not allowed to read it", name()));
@@ -271,9 +271,9 @@ impl<'a> NodeLoader<'a> {
 /// Returns the attributes of `key`, or `None` if there are none or they cannot be read.
 pub(super) async fn read_document(
     container: &Container,
-    read_options: ReadOptions,
+    options: ReadOptions,
     key: &Key,
 ) -> Result<Option<Result<AttributesDocument, DocumentError>>, ReadError> {
-    let group = container.group_if_readable(read_options, key).await?;
+    let group = container.group_if_readable(options, key).await?;
     Ok(group.and_then(|group| group.document()))
 }

@@ -83,7 +83,7 @@ async fn resolve_chunk(lookup: &ViewLookup<'_>, directory: &Key, name: &str) -> 
     let Some(bounds) = parse_box(name) else { return Ok(None) };
     let Some(scale_key) = directory.name().and_then(ScaleKey::parse) else { return Ok(None) };
     let Some(key) = directory.parent() else { return Ok(None) };
-    let group = lookup.container.group(lookup.read_options, &key).await?;
+    let group = lookup.container.group(lookup.options, &key).await?;
     let GroupState::Dataset(dataset) = &group.state else { return Ok(None) };
     let attributes = &dataset.attributes;
     let Ok(extent) = Extent::of(attributes) else { return Ok(None) };
@@ -152,8 +152,8 @@ impl PrecomputedScale {
 /// Returns the `info` document of the dataset or pyramid at `key`, with its memory permit.
 async fn read_info(lookup: &ViewLookup<'_>, key: &Key) -> Result<(Value, Option<MemoryPermit>), ReadError> {
     // Fails if the attributes cannot be read, because the directory may still be a dataset.
-    lookup.container.group(lookup.read_options, key).await?;
-    let loaded = read_node(lookup.container, lookup.read_options, key).await?;
+    lookup.container.group(lookup.options, key).await?;
+    let loaded = read_node(lookup.container, lookup.options, key).await?;
     let not_a_dataset = |reason| ReadError::NotADataset { key: key.clone(), reason };
     let levels = scales(&loaded.node).map_err(not_a_dataset)?;
     let (kind, encoding) = choose_kind_and_encoding(lookup, key, &loaded.node, &levels)?;

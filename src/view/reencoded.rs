@@ -103,10 +103,10 @@ async fn attributes_document(
     target: &ReencodeTarget,
 ) -> Result<ResolvedKey, ReadError> {
     // Fails if the attributes cannot be read, because the directory may still be a dataset.
-    lookup.container.group(lookup.read_options, key).await?;
-    let loaded = match read_node_with_text(lookup.container, lookup.read_options, key).await {
+    lookup.container.group(lookup.options, key).await?;
+    let loaded = match read_node_with_text(lookup.container, lookup.options, key).await {
         Err(ReadError::NotFound(_)) => match resolve_level_alias(lookup, key).await? {
-            Some(path) => read_node(lookup.container, lookup.read_options, &path).await?,
+            Some(path) => read_node(lookup.container, lookup.options, &path).await?,
             None => return Ok(ResolvedKey::Missing),
         },
         loaded => loaded?,
@@ -178,7 +178,7 @@ async fn group_attributes(
 /// Returns the dataset and the grid position of the block at the lookup's key. The key may contain the alias of a
 /// level.
 async fn find_block(lookup: &ViewLookup<'_>) -> Result<Option<(Arc<Dataset>, GridPosition)>, ReadError> {
-    if let Some(block) = lookup.container.block_at(lookup.read_options, lookup.key).await? {
+    if let Some(block) = lookup.container.block_at(lookup.options, lookup.key).await? {
         return Ok(Some(block));
     }
     let segments: Vec<&str> = lookup.key.segments().collect();
@@ -187,17 +187,17 @@ async fn find_block(lookup: &ViewLookup<'_>) -> Result<Option<(Arc<Dataset>, Gri
     let Ok(path) = Key::from_segments(path) else { return Ok(None) };
     let Some(level) = resolve_level_alias(lookup, &path).await? else { return Ok(None) };
     let Ok(key) = Key::from_segments(level.segments().chain(rest.iter().copied())) else { return Ok(None) };
-    lookup.container.block_at(lookup.read_options, &key).await
+    lookup.container.block_at(lookup.options, &key).await
 }
 
 /// Resolves the alias `s<i>` of a pyramid's level whose real name is different. Returns the key of the level.
 /// Neuroglancer's `n5` source knows only the names `s<i>`.
 async fn resolve_level_alias(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<Key>, ReadError> {
     let (Some(number), Some(group)) = (key.name().and_then(level_number), key.parent()) else { return Ok(None) };
-    if lookup.container.dataset(lookup.read_options, key).await.is_ok() {
+    if lookup.container.dataset(lookup.options, key).await.is_ok() {
         return Ok(None);
     }
-    let loaded = match read_node(lookup.container, lookup.read_options, &group).await {
+    let loaded = match read_node(lookup.container, lookup.options, &group).await {
         Ok(loaded) => loaded,
         Err(ReadError::NotFound(_)) => return Ok(None),
         Err(error) => return Err(error),

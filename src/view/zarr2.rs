@@ -52,7 +52,7 @@ impl View for Zarr2 {
                 Ok(node.map_or(ResolvedKey::Missing, |(node, memory)| document(zattrs_text(node), memory)))
             }
             ZMETADATA => consolidated(lookup, &directory).await,
-            _ => match lookup.container.dataset_and_coordinates(lookup.read_options, lookup.key).await? {
+            _ => match lookup.container.dataset_and_coordinates(lookup.options, lookup.key).await? {
                 Some((dataset, coordinates)) => resolve_chunk(&dataset, &coordinates),
                 None => Ok(ResolvedKey::Missing),
             },

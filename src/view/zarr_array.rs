@@ -32,8 +32,8 @@ pub(super) enum ZarrNodeType {
 /// # Errors
 /// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
 pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
-    let ViewLookup { container, read_options, .. } = *lookup;
-    let group = container.group(read_options, key).await?;
+    let ViewLookup { container, options, .. } = *lookup;
+    let group = container.group(options, key).await?;
     Ok(match &group.state {
         GroupState::Dataset(dataset) if ZarrEncoding::of(&dataset.attributes).is_some() => {
             ZarrNodeType::Array(Arc::clone(dataset))
@@ -41,8 +41,8 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
         GroupState::Dataset(_) | GroupState::Unusable(..) => ZarrNodeType::Missing,
         GroupState::Attributes(_) | GroupState::Broken(_) => ZarrNodeType::Group,
         GroupState::NoAttributes => {
-            let is_group = container.is_directory(read_options, key).await?
-                && container.enclosing_dataset(read_options, key, 0).await?.is_none();
+            let is_group = container.is_directory(options, key).await?
+                && container.enclosing_dataset(options, key, 0).await?.is_none();
             if is_group { ZarrNodeType::Group } else { ZarrNodeType::Missing }
         }
     })

@@ -163,7 +163,7 @@ pub(super) async fn read_zarr_node(
         ZarrNodeType::Group => None,
         ZarrNodeType::Array(_) => space_in_pyramid(lookup, key).await?,
     };
-    let loaded = match read_node_with_text(lookup.container, lookup.read_options, key).await {
+    let loaded = match read_node_with_text(lookup.container, lookup.options, key).await {
         // The directory was removed after its node type was read.
         Err(ReadError::NotFound(_)) => return Ok(None),
         loaded => loaded?,
@@ -179,7 +179,7 @@ async fn space_in_pyramid(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<C
     let mut group = key.parent();
     for _ in 0..MAX_LEVEL_DEPTH {
         let Some(group_key) = group else { break };
-        let loaded = match read_node(lookup.container, lookup.read_options, &group_key).await {
+        let loaded = match read_node(lookup.container, lookup.options, &group_key).await {
             Err(ReadError::NotFound(_)) => return Ok(None),
             loaded => loaded?,
         };

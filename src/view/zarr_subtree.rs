@@ -68,13 +68,13 @@ async fn load_nodes(
 ) -> Result<Vec<Node>, ReadError> {
     let mut outer_ancestors = Vec::new();
     for ancestor in std::iter::successors(key.parent(), Key::parent) {
-        let document = read_document(lookup.container, lookup.read_options, &ancestor).await?;
+        let document = read_document(lookup.container, lookup.options, &ancestor).await?;
         outer_ancestors.push(document.and_then(Result::ok).unwrap_or_default());
     }
     outer_ancestors.reverse();
     let mut nodes: Vec<Node> = Vec::with_capacity(directories.len());
     for directory in directories {
-        let document = read_document(lookup.container, lookup.read_options, &directory.key).await?;
+        let document = read_document(lookup.container, lookup.options, &directory.key).await?;
         // The first directory is its own parent, and is not among the nodes yet.
         let ancestors = match nodes.get_mut(directory.parent_index) {
             Some(parent) => {
@@ -116,7 +116,7 @@ async fn zarr_nodes(
         let is_dataset = node.is_dataset();
         let text = match directory.text_bytes {
             0 => Bytes::new(),
-            bytes => lookup.container.attributes_bytes(lookup.read_options, &directory.key, bytes).await?,
+            bytes => lookup.container.attributes_bytes(lookup.options, &directory.key, bytes).await?,
         };
         let text_bytes = text.len();
         let copy = move || CopiedAttributes::of(&text, is_dataset);
@@ -164,21 +164,20 @@ async fn survey(lookup: &ViewLookup<'_>, key: &Key) -> Result<Option<(Vec<Survey
     // Memory of all interpreted attributes, including those of the directories above `key`.
     let mut all_tree_bytes = 0;
     for ancestor in std::iter::successors(key.parent(), Key::parent) {
-        let group = lookup.container.group_if_readable(lookup.read_options, &ancestor).await?;
+        let group = lookup.container.group_if_readable(lookup.options, &ancestor).await?;
         all_tree_bytes += group.map_or(0, |group| group.tree_bytes());
     }
     let mut next_index = 0;
     while let Some(directory_key) = directories.get(next_index).map(|directory| directory.key.clone()) {
-        let (is_dataset, text_bytes, tree_bytes) =
-            match lookup.container.group(lookup.read_options, &directory_key).await {
-                Ok(group) => {
-                    let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
-                    (is_dataset, group.text_bytes(), group.tree_bytes())
-                }
-                // A directory with attributes that are too large to be parsed counts as a group without attributes.
-                Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
-                Err(error) => return Err(error),
-            };
+        let (is_dataset, text_bytes, tree_bytes) = match lookup.container.group(lookup.options, &directory_key).await {
+            Ok(group) => {
+                let is_dataset = matches!(group.state, GroupState::Dataset(_) | GroupState::Unusable(..));
+                (is_dataset, group.text_bytes(), group.tree_bytes())
+            }
+            // A directory with attributes that are too large to be parsed counts as a group without attributes.
+            Err(ReadError::AttributesTooLarge { .. }) => (false, 0, 0),
+            Err(error) => return Err(error),
+        };
         all_text_bytes += text_bytes;
         all_tree_bytes += tree_bytes;
         if all_text_bytes > MAX_TEXT_BYTES || all_tree_bytes > MAX_TREE_BYTES {

@@ -266,16 +266,16 @@ async fn a_slice_of_one_block_is_not_copied() {
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
     let_files_settle();
     let (_, client) = probed(&n5, settings());
-    let access = client.container.resources().read_options();
+    let options = client.container.resources().read_options();
     let dataset =
-        client.container.dataset(access, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
+        client.container.dataset(options, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
     let region = n5_format::Region::new(
         [16, 0].into_iter().collect(),
         [16, 16].into_iter().collect(),
         [1, 1].into_iter().collect(),
     );
     let slice = SlicePlanner::whole(&client.container, &dataset).plan(&region.unwrap()).unwrap();
-    let reader = SliceReader { container: &client.container, read_options: access, slice: &slice };
+    let reader = SliceReader { container: &client.container, options, slice: &slice };
     let a = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
     let b = reader.read_whole(0, ReadPurpose::Response).await.unwrap();
     assert_eq!(a.pieces.len(), 1);

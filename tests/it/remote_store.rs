@@ -171,20 +171,20 @@ async fn a_read_that_must_not_block_never_calls_the_store() {
         let container = Container::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, resources);
         let (dataset, block) = (Key::parse("v").unwrap(), Key::parse("v/0/0").unwrap());
         for is_warm in [false, true] {
-            let read_options = container.resources().read_options();
+            let options = container.resources().read_options();
             if is_warm {
-                container.object(read_options, &block).await.unwrap();
-                container.dataset(read_options, &dataset).await.unwrap();
+                container.object(options, &block).await.unwrap();
+                container.dataset(options, &dataset).await.unwrap();
                 remote.take_requests();
             }
-            let read_options = container.resources().read_options().nonblocking();
-            drop(container.object(read_options, &block).now_or_never());
-            drop(container.meta(read_options, &block).now_or_never());
-            drop(container.group(read_options, &dataset).now_or_never());
-            drop(container.attributes_bytes(read_options, &dataset, 1 << 10).now_or_never());
-            drop(container.is_directory(read_options, &dataset).now_or_never());
-            drop(container.block_at(read_options, &block).now_or_never());
-            drop(container.is_block_position(read_options, &block).now_or_never());
+            let options = container.resources().read_options().nonblocking();
+            drop(container.object(options, &block).now_or_never());
+            drop(container.meta(options, &block).now_or_never());
+            drop(container.group(options, &dataset).now_or_never());
+            drop(container.attributes_bytes(options, &dataset, 1 << 10).now_or_never());
+            drop(container.is_directory(options, &dataset).now_or_never());
+            drop(container.block_at(options, &block).now_or_never());
+            drop(container.is_block_position(options, &block).now_or_never());
             assert!(remote.take_requests().is_empty(), "{policy:?}, warm: {is_warm}");
         }
     }

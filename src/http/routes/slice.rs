@@ -39,11 +39,8 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
     let has_precondition = [IF_MATCH, IF_NONE_MATCH].iter().any(|name| context.parts.headers.contains_key(name));
     let is_rate_limited = context.app.options.client_limits.bytes_per_second > 0;
     // Only a whole response is compressed. The limits of small bands would leave more responses uncompressed.
-    let streaming = if is_rate_limited && content_coding.is_none() {
-        Streaming::IfLargeInSmallBands
-    } else {
-        Streaming::IfLarge
-    };
+    let streaming =
+        if is_rate_limited && content_coding.is_none() { Streaming::IfLargeInSmallBands } else { Streaming::IfLarge };
     let plan = request.plan(container, context.read_options, streaming, !has_precondition).await?;
 
     let mut entity = Entity::new(format.media_type(), mount.found_cache_control.clone());
@@ -77,7 +74,7 @@ async fn respond_whole(
     plan: PlannedResponse,
     mut entity: Entity<'_>,
 ) -> HandlerResult {
-    let reader = SliceReader { container, read_options: context.read_options, slice: &plan.slice };
+    let reader = SliceReader { container, options: context.read_options, slice: &plan.slice };
     let SliceRead { pieces, memory, stats } = if plan.is_verbatim() {
         reader.read_pieces().await?
     } else {

@@ -113,25 +113,25 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
 /// coarsest level that has enough elements, or the finest level if no level has.
 async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) -> Result<SampledLevel, ReadError> {
     let container = &mount.container;
-    let read_options = context.read_options;
+    let options = context.read_options;
     let whole = |dataset| SampledLevel { dataset, level: String::new(), is_finest: true, reason: String::new() };
-    if let GroupState::Dataset(dataset) = &container.group(read_options, key).await?.state {
+    if let GroupState::Dataset(dataset) = &container.group(options, key).await?.state {
         return Ok(whole(Arc::clone(dataset)));
     }
     // The description is dropped here, so that the request does not hold its memory while it waits for the sample's.
     let pyramid = {
-        let loaded = view::read_node(container, read_options, key).await?;
+        let loaded = view::read_node(container, options, key).await?;
         n5_metadata::pyramid(&loaded.node, &mut Vec::new())
     };
     let Some(pyramid) = pyramid else {
         // The error says why there is no dataset.
-        return Ok(whole(container.dataset(read_options, key).await?));
+        return Ok(whole(container.dataset(options, key).await?));
     };
     let mut levels = Vec::new();
     for level in pyramid.levels {
         let Ok(level_key) = Key::from_segments(key.segments().chain(level.path.split('/'))) else { continue };
         // A level that is missing or cannot be decoded does not exclude the others.
-        match container.dataset(read_options, &level_key).await {
+        match container.dataset(options, &level_key).await {
             Ok(dataset) if dataset.attributes.is_decodable() => levels.push((level.path, dataset)),
             Ok(_) | Err(ReadError::NotFound(_) | ReadError::NotADataset { .. }) => {}
             Err(error) => return Err(error),

@@ -40,7 +40,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>, view: &dyn View) -> Han
     };
     let lookup = ViewLookup {
         container: &mount.container,
-        read_options: context.read_options,
+        options: context.read_options,
         path_parameters: parameters,
         key: &key,
         query: &query,
