@@ -672,4 +672,35 @@ mod tests {
                 && started.elapsed() < Duration::from_secs(20)
         );
     }
+
+    #[tokio::test]
+    async fn a_request_that_waits_for_its_client_does_not_hold_the_bytes() {
+        let budget = Budget::new(BudgetLabel::Transfer, 64 << 10, Duration::from_millis(500));
+        let client = ClientId::new(1);
+        let held = budget.charge_to_client(client, &Bytes::from(vec![0; 24 << 10])).unwrap();
+        let owner = Arc::new(vec![0u8; 24 << 10]);
+        let lookup = || Bytes::from_owner(OwnedBytes(Arc::clone(&owner)));
+        let mut permit = None;
+        {
+            let mut waiting = pin!(client.scope(budget.charge_or_wait(&mut permit, lookup())));
+            assert!(tokio::time::timeout(Duration::from_millis(1), &mut waiting).await.is_err());
+            assert_eq!(Arc::strong_count(&owner), 1, "the bytes are dropped before the wait");
+            drop(held);
+            assert!(waiting.await.unwrap().is_none(), "the bytes must be looked up again");
+        }
+        assert!(permit.is_some());
+        let charged = client.scope(budget.charge_or_wait(&mut permit, lookup())).await.unwrap().unwrap();
+        assert!(permit.is_none() && charged.len() == 24 << 10);
+        let refusal = client.scope(budget.charge_or_wait(&mut permit, Bytes::from(vec![0; 24 << 10]))).await;
+        assert!(refusal.is_err() && permit.is_none(), "the client reads nothing");
+    }
+
+    /// Bytes with a counted owner.
+    struct OwnedBytes(Arc<Vec<u8>>);
+
+    impl AsRef<[u8]> for OwnedBytes {
+        fn as_ref(&self) -> &[u8] {
+            &self.0
+        }
+    }
 }

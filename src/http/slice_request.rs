@@ -38,12 +38,11 @@ pub(crate) struct SliceRequest {
 pub(crate) struct PlannedResponse {
     pub(crate) request: SliceRequest,
     pub(crate) slice: PlannedSlice,
-    /// Memory that encoding and compression take in addition to the elements, in bytes.
-    pub(crate) encoding_bytes: u64,
+    /// Memory of the encoder and the compressor, in bytes.
+    pub(crate) extra_bytes: u64,
     /// Length of the header in bytes if the format is streamed, or else `None`. The header is built only after its
     /// memory has been taken.
     pub(crate) header_bytes: Option<u64>,
-    pub(crate) content_coding: Option<ContentCoding>,
 }
 
 impl SliceRequest {
@@ -78,6 +77,8 @@ impl SliceRequest {
         may_stream_early: bool,
     ) -> Result<PlannedResponse, Problem> {
         let region = &self.selection.region;
+        // Only a whole response is compressed. The limits of small bands would leave more responses uncompressed.
+        let streaming = if self.content_coding.is_some() { Streaming::IfLarge } else { streaming };
         let delivery =
             self.delivery(region, streaming).map_err(|reason| Problem::invalid_parameter("format", reason))?;
         let planner = SlicePlanner { container, dataset: &self.dataset, delivery };
@@ -91,20 +92,20 @@ impl SliceRequest {
         // A streamed response need not wait for slow clients that hold the memory for a whole one.
         if may_stream_early
             && !slice.is_streamed()
-            && !read::has_capacity_for(container, &slice, self.encoding_bytes(&delivery, &slice))
+            && !read::has_capacity_for(container, &slice, self.extra_bytes(&delivery, &slice))
         {
             let delivery = SliceDelivery { streaming: Streaming::Always, ..delivery };
-            if let Ok(streamed) = (SlicePlanner { delivery, ..planner }).plan(region)
+            let planner = SlicePlanner { delivery, ..planner };
+            if let Ok(streamed) = planner.plan(region)
                 && streamed.is_streamed()
                 && self.check_memory(&planner, &streamed).is_ok()
             {
                 slice = streamed;
             }
         }
-        let encoding_bytes = self.encoding_bytes(&delivery, &slice);
+        let extra_bytes = self.extra_bytes(&delivery, &slice);
         let header_bytes = delivery.header_bytes;
-        let content_coding = self.content_coding.filter(|_| !slice.is_streamed());
-        Ok(PlannedResponse { request: self, slice, encoding_bytes, header_bytes, content_coding })
+        Ok(PlannedResponse { request: self, slice, extra_bytes, header_bytes })
     }
 
     /// Returns how the samples of `region` may be sent. Computes sizes only, because no memory has been taken.
@@ -123,8 +124,8 @@ impl SliceRequest {
         })
     }
 
-    /// Returns the bytes of memory that encoding and compressing `slice` take in addition to its elements.
-    fn encoding_bytes(&self, delivery: &SliceDelivery<'_>, slice: &PlannedSlice) -> u64 {
+    /// Returns the memory that the encoder and the compressor take in addition to the elements of `slice`, in bytes.
+    fn extra_bytes(&self, delivery: &SliceDelivery<'_>, slice: &PlannedSlice) -> u64 {
         let encoder_bytes = delivery.encoder_bytes;
         if self.content_coding.is_none() || slice.is_streamed() {
             return encoder_bytes;
@@ -144,7 +145,7 @@ impl SliceRequest {
         let needed_bytes = if delivery.header_bytes.is_some() && slice.is_streamed() {
             delivery.counted_header_bytes().saturating_mul(HEADER_SHARE_DIVISOR)
         } else {
-            slice.memory_bytes().saturating_add(self.encoding_bytes(delivery, slice))
+            slice.memory_bytes().saturating_add(self.extra_bytes(delivery, slice))
         };
         if needed_bytes <= limit_bytes {
             return Ok(());
@@ -179,7 +180,7 @@ impl SliceRequest {
 impl PlannedResponse {
     /// Returns true if the format or a conversion changes the elements.
     pub(crate) fn is_encoded(&self) -> bool {
-        self.encoding_bytes > 0 || self.slice.is_converted()
+        self.extra_bytes > 0 || self.slice.is_converted()
     }
 
     /// Returns true if the elements are sent as they are in memory, so that they need not be in one buffer.
@@ -187,10 +188,15 @@ impl PlannedResponse {
         self.header_bytes.is_some() && !self.is_encoded()
     }
 
+    /// Returns the content coding of the response. A streamed response has none.
+    pub(crate) fn content_coding(&self) -> Option<ContentCoding> {
+        self.request.content_coding.filter(|_| !self.slice.is_streamed())
+    }
+
     /// Returns the length of the response in bytes, if it is known before a block is read.
     pub(crate) fn response_bytes(&self) -> Option<u64> {
         self.header_bytes
-            .filter(|_| self.content_coding.is_none())
+            .filter(|_| self.content_coding().is_none())
             .map(|header| self.slice.bytes().saturating_add(header))
     }
 }
@@ -231,7 +237,8 @@ pub(crate) async fn encode_slice(
     }
     let data = pieces.into_iter().next().unwrap_or_default();
     let array = Array { shape, data_type: data_type.clone(), data };
-    if plan.content_coding.is_none()
+    let content_coding = plan.content_coding();
+    if content_coding.is_none()
         && !plan.slice.is_converted()
         && let Some(format) = format.as_piecewise()
         && format.piece_count(&array.shape, data_type, options) > 1
@@ -239,7 +246,7 @@ pub(crate) async fn encode_slice(
         return encode_in_parallel(container, plan, format, array, memory).await;
     }
     let is_encoded = plan.is_encoded();
-    let PlannedResponse { request: SliceRequest { options, .. }, slice, content_coding, .. } = plan;
+    let PlannedResponse { request: SliceRequest { options, .. }, slice, .. } = plan;
     let dataset_id = slice.dataset_id();
     let priority = Priority::for_input_bytes(array.data.len());
     // The job holds its memory permit, because it continues if the client disconnects.

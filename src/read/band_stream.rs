@@ -12,7 +12,7 @@ use super::slice_reader::{ReadPermits, SliceReader, cut_slabs};
 use crate::cache::{Permit, ReadError, ReadOptions};
 use crate::container::Container;
 use crate::runtime::cpu_pool::Priority;
-use n5_format::ConvertError;
+use n5_format::{ConvertError, to_big_endian};
 
 /// Longest wait for a client that counts as fast. A fast client does not hold its memory for long, so its next bands
 /// may grow even where there is not enough memory.
@@ -21,9 +21,6 @@ const FAST_CLIENT_WAIT: Duration = Duration::from_millis(250);
 /// Wait after which a client counts as slow. Its bands become smaller where there is not enough memory.
 const SLOW_CLIENT_WAIT: Duration = Duration::from_secs(1);
 
-/// Transforms a converted piece of a streamed slice into the bytes that are sent. The length stays the same.
-pub type PieceTransform = Arc<dyn Fn(Bytes) -> Bytes + Send + Sync>;
-
 /// Reads a streamed slice band by band.
 pub struct BandStream {
     container: Container,
@@ -31,7 +28,8 @@ pub struct BandStream {
     slice: Arc<PlannedSlice>,
     /// Bands that have not been read yet; `None` if the slice is not streamed.
     bands: Option<Bands>,
-    finish: Option<PieceTransform>,
+    /// Width of the elements, as sent, if their bytes are swapped.
+    swapped_width: Option<usize>,
     /// Time that the last band waited for memory, which earlier bands may have held.
     memory_waited: Duration,
     /// Token held by every piece of the stream that has not been sent yet.
@@ -39,17 +37,17 @@ pub struct BandStream {
 }
 
 impl BandStream {
-    /// Creates a stream of the bands of `slice`. The elements are converted if the slice requires it. If given,
-    /// `finish` then transforms each piece in place, on the CPU pool.
+    /// Creates a stream of the bands of `slice`. The elements are converted if the slice requires it. Then
+    /// their bytes are swapped if `swapped_width`, their width, is given.
     pub fn new(
         container: Container,
         options: ReadOptions,
         mut slice: PlannedSlice,
-        finish: Option<PieceTransform>,
+        swapped_width: Option<usize>,
     ) -> Self {
         let bands = slice.bands.take();
         let slice = Arc::new(slice);
-        Self { container, options, slice, bands, finish, memory_waited: Duration::ZERO, token: Arc::default() }
+        Self { container, options, slice, bands, swapped_width, memory_waited: Duration::ZERO, token: Arc::default() }
     }
 
     /// Returns true if all bands have been read.
@@ -73,7 +71,7 @@ impl BandStream {
         let slice = &*self.slice;
         let budget = &self.container.resources.slice_budget;
         let is_first = waited.is_none();
-        let header_bytes = if is_first { slice.header_bytes } else { 0 };
+        let header_bytes = if is_first { slice.counted_header_bytes } else { 0 };
         let elements_bytes = band.elements().unwrap_or(u64::MAX).saturating_mul(slice.memory_width);
         let max_wait = if is_first { budget.max_wait } else { budget.started_wait() };
         let started = Instant::now();
@@ -93,7 +91,7 @@ impl BandStream {
             if is_first { Duration::ZERO } else { self.container.resources.blocks.budget().started_wait() };
         let (slabs, _) = reader.gather(&band, slabs, retry_time).await?;
         drop(loading);
-        if self.finish.is_none() && !slice.is_converted() {
+        if self.swapped_width.is_none() && !slice.is_converted() {
             return Ok(Some(slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect()));
         }
         self.finish_slabs(slabs).await.map(Some)
@@ -118,18 +116,18 @@ impl BandStream {
         }
     }
 
-    /// Converts and transforms the elements of a band on the CPU pool, in one job per slab, so that other jobs can run
+    /// Converts the elements of a band, or swaps their bytes, on the CPU pool, in one job per slab, so that other jobs can run
     /// in between.
     async fn finish_slabs(&self, slabs: Vec<(Vec<u8>, Permit)>) -> Result<Vec<Bytes>, ReadError> {
         let cpu = &self.container.resources.cpu;
         let jobs = slabs.into_iter().map(|(data, mut permit)| {
             let slice = Arc::clone(&self.slice);
-            let finish = self.finish.clone();
+            let swapped_width = self.swapped_width;
             let finish_slab = move || -> Result<Bytes, ConvertError> {
                 let stored_bytes = data.len() as u64;
                 let mut bytes = slice.convert(data.into())?;
-                if let Some(finish) = &finish {
-                    bytes = finish(bytes);
+                if let Some(width) = swapped_width {
+                    bytes = to_big_endian(bytes, width);
                 }
                 // The unconverted elements have been dropped.
                 if slice.is_converted() {

@@ -70,6 +70,8 @@ impl<'a> SliceGeometry<'a> {
 #[derive(Debug, Clone)]
 pub struct Bands {
     region: Region,
+    /// Maximum number of samples that the region has in one block, along each axis.
+    samples_per_block: Coords,
     block_depth: u64,
     /// Axis that is cut. Slower axes advance by one sample per band.
     cut_axis: usize,
@@ -104,7 +106,12 @@ impl Bands {
             plane_bytes = plane_bytes.saturating_mul(region.shape()[axis]);
         }
         let (axis, plane_bytes) = cut.filter(|(_, bytes)| *bytes <= budget_bytes)?;
+        let samples_per_block = |axis: usize| {
+            let in_block = grid.block_size()[axis].div_ceil(region.step()[axis]);
+            in_block.min(region.shape()[axis]).max(1)
+        };
         let mut bands = Self {
+            samples_per_block: (0..region.rank()).map(samples_per_block).collect(),
             block_depth: grid.block_size()[axis],
             cursor: region.shape()[axis..].iter().map(|_| 0).collect(),
             region: region.clone(),
@@ -125,9 +132,9 @@ impl Bands {
 
     /// Returns the maximum number of times that a block is decoded, if the cache keeps no block and bands have their
     /// full size.
-    pub(crate) fn decodes_per_block(&self, grid: &BlockGrid) -> u64 {
+    pub(crate) fn decodes_per_block(&self) -> u64 {
         let planes = (self.budget_bytes / self.plane_bytes.max(1)).max(1);
-        self.decodes_by_slower_axes(grid).saturating_mul(self.samples_per_block(self.cut_axis, grid).div_ceil(planes))
+        self.decodes_by_slower_axes().saturating_mul(self.samples_per_block[self.cut_axis].div_ceil(planes))
     }
 
     /// Returns the maximum number of samples along `axis` that one band takes from a block with `samples` samples.
@@ -139,23 +146,15 @@ impl Bands {
         }
     }
 
-    fn decodes_by_slower_axes(&self, grid: &BlockGrid) -> u64 {
-        (self.cut_axis + 1..self.region.rank())
-            .map(|axis| self.samples_per_block(axis, grid))
-            .fold(1, u64::saturating_mul)
-    }
-
-    /// Returns the maximum number of samples along `axis` that the region has in one block.
-    fn samples_per_block(&self, axis: usize, grid: &BlockGrid) -> u64 {
-        let in_block = grid.block_size()[axis].div_ceil(self.region.step()[axis]);
-        in_block.min(self.region.shape()[axis]).max(1)
+    fn decodes_by_slower_axes(&self) -> u64 {
+        self.samples_per_block[self.cut_axis + 1..].iter().copied().fold(1, u64::saturating_mul)
     }
 
     /// Sets the minimum depth of bands such that no block is decoded more than `max_decodes` times.
-    pub(crate) fn with_max_decodes(self, max_decodes: u64, grid: &BlockGrid) -> Self {
-        let parts = max_decodes / self.decodes_by_slower_axes(grid);
+    pub(crate) fn with_max_decodes(self, max_decodes: u64) -> Self {
+        let parts = max_decodes / self.decodes_by_slower_axes();
         let parts = parts.saturating_sub(self.first_plane_parts.len() as u64).max(1);
-        Self { min_depth: self.samples_per_block(self.cut_axis, grid).div_ceil(parts), ..self }
+        Self { min_depth: self.samples_per_block[self.cut_axis].div_ceil(parts), ..self }
     }
 
     /// Returns true if the whole region has been taken.
@@ -594,7 +593,7 @@ mod tests {
             let mut next = 0;
             let geometry = unconverted(&region, &grid, 1);
             if let Some(bands) = Bands::new(geometry, budget, opening) {
-                let mut bands = bands.with_max_decodes(times, &grid);
+                let mut bands = bands.with_max_decodes(times);
                 bands.next_bytes = 1;
                 let mut paces = paces.iter().cycle();
                 while let Some(band) = bands.next() {

@@ -12,8 +12,7 @@ use super::nonblocking_gather::{GatherContext, PasteItem};
 use super::partial_reads::{is_read_in_parts, paste_parts};
 use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
-use crate::cache::{BlockEntry, BudgetError, Permit, ReadError, ReadOptions};
-use crate::container::Container;
+use crate::cache::{BlockEntry, BudgetError, Permit, ReadError};
 use crate::runtime::cpu_pool::Priority;
 use n5_format::{GridPosition, Region};
 
@@ -38,8 +37,6 @@ const RETRY_DELAY: Duration = Duration::from_millis(100);
 
 /// The gathering of one region, which is a whole slice or one band.
 pub(crate) struct Gather<'a> {
-    pub(crate) container: &'a Container,
-    pub(crate) options: ReadOptions,
     pub(crate) slice: &'a PlannedSlice,
     /// State shared with the pasting jobs. Its canvas has the region to gather.
     pub(crate) context: Arc<GatherContext>,
@@ -62,11 +59,11 @@ impl Gather<'_> {
         }
         let context =
             Arc::into_inner(self.context).ok_or_else(|| ReadError::Internal("a job outlived its slice".to_owned()))?;
-        let canvas = context.canvas;
+        let GatherContext { container, canvas, .. } = context;
         let slabs = if canvas.is_complete() {
             canvas.finish()?
         } else {
-            let cpu = &self.container.resources.cpu;
+            let cpu = &container.resources.cpu;
             cpu.run(Priority::High, self.slice.dataset.id, || canvas.finish()).await??
         };
         Ok((slabs, self.stats))
@@ -74,10 +71,10 @@ impl Gather<'_> {
 
     /// Pastes the blocks at `positions`: first the cached ones, then those that must be loaded.
     async fn gather_batch(&mut self, positions: &[GridPosition]) -> Result<(), ReadError> {
-        let dataset = &self.slice.dataset;
+        let GatherContext { container, options, source, dataset, .. } = &*self.context;
         let started = Instant::now();
-        let cached = self.context.blocks.cached(&*self.context.source, dataset, positions, self.options.data_since);
-        let cached = self.container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
+        let cached = self.context.blocks().cached(&**source, dataset, positions, options.data_since);
+        let cached = container.abort_if_contended(&dataset.key, Box::pin(cached)).await?;
         self.stats.cache += started.elapsed();
         let (items, read_in_parts) = self.split_batch(positions, cached);
 
@@ -86,11 +83,12 @@ impl Gather<'_> {
         let missing_before = self.stats.missing;
         let deferred = self.context.paste(items, &mut self.stats).await?;
         self.load_and_paste(deferred).await?;
-        let parts_stats = paste_parts(self.container, &self.context, read_in_parts).await?;
+        let parts_stats = paste_parts(&self.context, read_in_parts).await?;
         self.stats.merge(&parts_stats);
         if self.stats.missing > missing_before {
-            let confirmation = self.container.confirm_missing(self.options, dataset, positions);
-            self.container.abort_if_contended(&dataset.key, Box::pin(confirmation)).await?;
+            let GatherContext { container, options, dataset, .. } = &*self.context;
+            let confirmation = container.confirm_missing(*options, dataset, positions);
+            container.abort_if_contended(&dataset.key, Box::pin(confirmation)).await?;
         }
         Ok(())
     }
@@ -111,12 +109,12 @@ impl Gather<'_> {
             if let Some(entry) = entry {
                 self.stats.hits += 1;
                 self.stats.count_block(&position, &entry);
-                items.push(PasteItem::Hit(position, entry));
-            } else if is_read_in_parts(self.container, self.slice, region, &position) {
+                items.push(PasteItem::Decoded(position, entry));
+            } else if is_read_in_parts(&self.context.container, self.slice, region, &position) {
                 read_in_parts.push(position);
             } else {
                 let should_cache = !(bypasses_cache && takes_all_samples(self.slice, region, &position));
-                items.push(PasteItem::Miss { position, should_cache });
+                items.push(PasteItem::Stored { position, should_cache });
             }
         }
         (items, read_in_parts)
@@ -128,7 +126,8 @@ impl Gather<'_> {
     fn bypasses_cache(&self) -> bool {
         let total = self.slice.dataset.attributes.grid().covering(&self.slice.region).total();
         let bytes = total.saturating_mul(u128::from(self.context.block_bytes));
-        total > MAX_CONCURRENT_LOADS as u128 && bytes > u128::from(self.container.resources.settings().decoded_cache)
+        total > MAX_CONCURRENT_LOADS as u128
+            && bytes > u128::from(self.context.container.resources.settings().decoded_cache)
     }
 
     /// Loads the blocks at `positions` concurrently and pastes each as soon as it is loaded.
@@ -145,12 +144,13 @@ impl Gather<'_> {
                     if is_retry {
                         tokio::time::sleep(RETRY_DELAY).await;
                     }
-                    let result = context.blocks.load(context.block_location(&position), context.fresh_since).await;
+                    let result =
+                        context.blocks().load(context.block_location(&position), context.options.data_since).await;
                     (position, result)
                 });
             }
             let next = loads.next().map(Ok::<_, ReadError>);
-            let Some(first) = self.container.abort_if_contended(&context.dataset.key, next).await? else {
+            let Some(first) = context.container.abort_if_contended(&context.dataset.key, next).await? else {
                 return Ok(());
             };
             let mut ready = vec![first];
@@ -168,7 +168,7 @@ impl Gather<'_> {
                 let (block, times) = result?;
                 self.stats.count_load(&times);
                 self.stats.count_block(&position, &block);
-                items.push(PasteItem::Hit(position, block));
+                items.push(PasteItem::Decoded(position, block));
             }
             context.paste(items, &mut self.stats).await?;
         }

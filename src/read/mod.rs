@@ -4,8 +4,8 @@
 //!
 //! 1. `plan` decides whether the slice is read as a whole or in `bands`. `existing_blocks` counts blocks if the
 //!    decision depends on them.
-//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region. `band_stream` does so
-//!    for one band after another.
+//! 2. `slice_reader` takes memory, and creates a `canvas` of slabs for the elements of the region. `band_stream` reads
+//!    one band after another with it.
 //! 3. `gather` looks up the region's blocks in the cache, in batches. A block of a batch is a hit, a miss, or is read
 //!    in parts.
 //! 4. Jobs of `nonblocking_gather` paste the hits into the canvas. They load and paste those misses that need no
@@ -29,10 +29,8 @@ mod plan;
 mod read_stats;
 mod sample;
 mod slice_reader;
-#[cfg(test)]
-mod tests;
 
-pub use band_stream::{BandStream, PieceTransform};
+pub use band_stream::BandStream;
 pub use bands::{Bands, shrink_until_accepted};
 pub use check::{ValidBlock, check_block};
 pub use derived::{Derivation, DerivedBytes, read_derived};
@@ -42,3 +40,6 @@ pub use plan::{
 pub use read_stats::{Fingerprint, ReadStats, fingerprint};
 pub use sample::{SamplePlan, SampleStatistics, plan_sample, sample_statistics};
 pub use slice_reader::{ReadPurpose, SliceRead, SliceReader};
+
+#[cfg(test)]
+mod tests;

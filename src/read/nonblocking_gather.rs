@@ -20,11 +20,13 @@ use bytes::Bytes;
 use futures_util::future::try_join_all;
 
 use super::canvas::{Canvas, ElementByteOrder};
+use super::plan::PlannedSlice;
 use super::read_stats::ReadStats;
 use crate::cache::{
     self, BlockCache, BlockEntry, BlockLocation, BlockSource, BlockWaiters, Dataset, LoadTimes, Permit, ReadError,
-    record_decode,
+    ReadOptions, record_decode,
 };
+use crate::container::Container;
 use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{CachedGet, NonblockingReader, ObjectMeta};
@@ -47,15 +49,18 @@ const INLINE_PASTE_BYTES: u64 = 64 << 10;
 /// Largest file that is read without blocking, in bytes. A larger file would keep the job on its core for too long.
 const MAX_NONBLOCKING_FILE_BYTES: u64 = 16 << 20;
 
+/// Size of a CPU cache line in bytes. Reading a single sample loads a whole line into the CPU's cache.
+const CACHE_LINE_BYTES: u64 = 64;
+
 /// Bytes that a file may have in addition to its decoded block: a header, and what a codec adds to incompressible data.
 const FILE_SLACK_BYTES: u64 = 64 << 10;
 
 /// A block to paste.
 pub(crate) enum PasteItem {
-    /// A cached block.
-    Hit(GridPosition, Arc<BlockEntry>),
-    /// A block that is not cached.
-    Miss {
+    /// A block that is in memory.
+    Decoded(GridPosition, Arc<BlockEntry>),
+    /// A block that must be loaded.
+    Stored {
         /// Grid position of the block.
         position: GridPosition,
         /// True if the block enters the cache when it is loaded.
@@ -63,14 +68,14 @@ pub(crate) enum PasteItem {
     },
 }
 
-/// State that all jobs of one slice share.
+/// State that all jobs of one slice or band share.
 pub(crate) struct GatherContext {
-    pub(crate) blocks: BlockCache,
+    pub(crate) container: Container,
+    pub(crate) options: ReadOptions,
     pub(crate) source: Arc<dyn BlockSource>,
     pub(crate) dataset: Arc<Dataset>,
+    /// Canvas with the region to gather.
     pub(crate) canvas: Canvas,
-    /// A block last compared with the store before this moment is stale.
-    pub(crate) fresh_since: u64,
     /// Decoded size of a whole block in bytes.
     pub(crate) block_bytes: u64,
     /// Bytes that enter a core's cache when all samples are copied out of decoded blocks.
@@ -104,16 +109,44 @@ struct PasteJob {
 }
 
 impl GatherContext {
+    /// Creates the state for gathering the region of `canvas`, which is `slice` or a band of it.
+    pub(crate) fn new(container: &Container, options: ReadOptions, slice: &PlannedSlice, canvas: Canvas) -> Self {
+        let dataset = Arc::clone(&slice.dataset);
+        let grid = dataset.attributes.grid();
+        let region = canvas.region();
+        let stored_width = slice.stored_width() as u64;
+        let block_bytes = (0..region.rank())
+            .map(|axis| grid.block_size()[axis].min(grid.dimensions()[axis]))
+            .fold(stored_width, u64::saturating_mul);
+        let is_contiguous =
+            region.shape().first().is_some_and(|samples| *samples > 1) && region.step().first() == Some(&1);
+        let sample_width = if is_contiguous { stored_width } else { CACHE_LINE_BYTES };
+        Self {
+            container: container.clone(),
+            options,
+            source: container.block_source(&dataset),
+            block_bytes,
+            sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_width),
+            dataset,
+            canvas,
+        }
+    }
+
+    /// Returns the cache of the blocks.
+    pub(crate) fn blocks(&self) -> &BlockCache {
+        &self.container.resources.blocks
+    }
+
     /// Pastes the `items` that need no waiting. Returns the positions of the deferred ones.
     pub(crate) async fn paste(
         self: &Arc<Self>,
         items: Vec<PasteItem>,
         stats: &mut ReadStats,
     ) -> Result<Vec<GridPosition>, ReadError> {
-        let misses = items.iter().filter(|item| matches!(item, PasteItem::Miss { .. })).count();
+        let misses = items.iter().filter(|item| matches!(item, PasteItem::Stored { .. })).count();
         if misses == 0 && self.sample_bytes <= INLINE_PASTE_BYTES {
             for item in &items {
-                if let PasteItem::Hit(position, entry) = item {
+                if let PasteItem::Decoded(position, entry) = item {
                     self.paste_entry(position, entry, stats);
                 }
             }
@@ -134,7 +167,7 @@ impl GatherContext {
         for mut job in try_join_all(jobs).await? {
             stats.merge(&job.stats);
             deferred.append(&mut job.deferred);
-            job.return_buffers(&self.blocks);
+            job.return_buffers(self.blocks());
         }
         Ok(deferred)
     }
@@ -145,7 +178,7 @@ impl GatherContext {
         let hit_bytes = self.block_bytes.saturating_mul(hits).min(self.sample_bytes);
         let bytes = hit_bytes.saturating_add(self.block_bytes.saturating_mul(misses as u64));
         let jobs = usize::try_from(bytes / BYTES_PER_JOB).unwrap_or(usize::MAX).clamp(1, items.max(1));
-        jobs.min(self.blocks.cpu.cores())
+        jobs.min(self.blocks().cpu.cores())
     }
 
     /// Runs a job in quanta until the queue is empty.
@@ -166,8 +199,8 @@ impl GatherContext {
                 (job, has_more)
             };
             let has_more;
-            (job, has_more) = self.blocks.cpu.run_cooperative(priority, self.dataset.id, quantum).await?;
-            self.blocks.entries.evict_surplus().await;
+            (job, has_more) = self.blocks().cpu.run_cooperative(priority, self.dataset.id, quantum).await?;
+            self.blocks().entries.evict_surplus().await;
             if !has_more {
                 return Ok(job);
             }
@@ -184,8 +217,8 @@ impl GatherContext {
             }
             match job.next_item() {
                 None => return false,
-                Some(PasteItem::Hit(position, entry)) => self.paste_entry(&position, &entry, &mut job.stats),
-                Some(PasteItem::Miss { position, should_cache }) => {
+                Some(PasteItem::Decoded(position, entry)) => self.paste_entry(&position, &entry, &mut job.stats),
+                Some(PasteItem::Stored { position, should_cache }) => {
                     job.times = LoadTimes::default();
                     let result = if should_cache {
                         self.paste_through_cache(&position, job, lease)
@@ -198,11 +231,11 @@ impl GatherContext {
                 }
             }
             if started.elapsed() > JOB_QUANTUM {
-                if self.blocks.cpu.has_waiters(job.priority) {
+                if self.blocks().cpu.has_waiters(job.priority) {
                     return true;
                 }
                 // Evictions free memory for the next blocks.
-                self.blocks.entries.try_evict();
+                self.blocks().entries.try_evict();
                 job.reader = None;
                 started = Instant::now();
             }
@@ -220,8 +253,8 @@ impl GatherContext {
     fn paste_through_cache(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
         let location = self.block_location(position);
         let load = |flight: &FlightHandle| self.decode_for_cache(&location, job, lease, flight);
-        let entry = self.blocks.entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
-        if entry.validated_at.nanoseconds() < self.fresh_since {
+        let entry = self.blocks().entries.try_get_or_load((self.dataset.id, position.clone()), load)?;
+        if entry.validated_at.nanoseconds() < self.options.data_since {
             return None;
         }
         entry.check_decodable(&self.dataset, position).ok()?;
@@ -244,8 +277,8 @@ impl GatherContext {
         let Some(meta) = job.file_meta.take() else { return Some(BlockEntry::missing(checked_at)) };
         // Memory that decoding needs in addition to the block stays with this job.
         let scratch_bytes = needed_bytes.saturating_sub(self.block_bytes);
-        job.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(scratch_bytes))?;
-        let decode_permit = self.blocks.budget().try_take(needed_bytes)?;
+        job.try_reserve(self.blocks(), self.max_file_bytes().saturating_add(scratch_bytes))?;
+        let decode_permit = self.blocks().budget().try_take(needed_bytes)?;
         let started = Instant::now();
         // A raw block takes over the file's buffer. After any other codec, the next file reuses the buffer.
         let compression = self.dataset.attributes.compression();
@@ -259,7 +292,7 @@ impl GatherContext {
         let should_continue = waiters.should_continue(lease);
         let cancel_check = CancelCheck::new(&should_continue);
         let scratch = &mut job.buffers.scratch;
-        let block = self.blocks.decode_owned(location, stored, false, decode_permit, scratch, cancel_check);
+        let block = self.blocks().decode_owned(location, stored, false, decode_permit, scratch, cancel_check);
         job.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
         job.times.add_decode(started.elapsed());
@@ -270,16 +303,16 @@ impl GatherContext {
     /// Decodes a block and pastes it without caching it. Returns `None` if that would block or fails.
     fn paste_uncached(&self, position: &GridPosition, job: &mut PasteJob, lease: &CoreLease) -> Option<()> {
         let checked_at = cache::now();
-        job.take_buffers(&self.blocks, self.max_file_bytes(), self.block_bytes)?;
+        job.take_buffers(self.blocks(), self.max_file_bytes(), self.block_bytes)?;
         let needed_bytes = self.try_get(position, job)?;
         if job.file_meta.is_some() {
-            job.try_reserve(&self.blocks, self.max_file_bytes().saturating_add(needed_bytes))?;
+            job.try_reserve(self.blocks(), self.max_file_bytes().saturating_add(needed_bytes))?;
             let started = Instant::now();
             let waiters = BlockWaiters::new(Weak::clone(&job.requester), None);
             let should_continue = waiters.should_continue(lease);
             let cancel_check = CancelCheck::new(&should_continue);
             let buffers = &mut job.buffers;
-            let decoded = self.blocks.decode_in_place(&self.dataset, position, &job.file, buffers, cancel_check);
+            let decoded = self.blocks().decode_in_place(&self.dataset, position, &job.file, buffers, cancel_check);
             let (size, elements) = decoded?;
             job.times.add_decode(started.elapsed());
             let started = Instant::now();
@@ -296,7 +329,7 @@ impl GatherContext {
     /// `None` if that would block or fails.
     fn try_get(&self, position: &GridPosition, job: &mut PasteJob) -> Option<u64> {
         let max_bytes = self.max_file_bytes();
-        job.try_reserve(&self.blocks, max_bytes)?;
+        job.try_reserve(self.blocks(), max_bytes)?;
         let started = Instant::now();
         let store = self.source.store()?;
         if job.reader.is_none() {
@@ -315,7 +348,7 @@ impl GatherContext {
             return Some(0);
         }
         metrics::store_read_bytes(store.backend(), job.file.len() as u64);
-        self.blocks.decode_bytes(&self.dataset, position, &job.file)
+        self.blocks().decode_bytes(&self.dataset, position, &job.file)
     }
 
     fn max_file_bytes(&self) -> u64 {

@@ -66,11 +66,10 @@ pub(crate) fn is_read_in_parts(
 
 /// Reads and pastes those parts of the blocks at `positions` that hold samples of the canvas. Returns the counters.
 pub(crate) async fn paste_parts(
-    container: &Container,
     context: &Arc<GatherContext>,
     positions: Vec<GridPosition>,
 ) -> Result<ReadStats, ReadError> {
-    let blocks = stream::iter(positions).map(|position| paste_block_parts(container, context, position));
+    let blocks = stream::iter(positions).map(|position| paste_block_parts(context, position));
     let mut blocks = std::pin::pin!(blocks.buffer_unordered(CONCURRENT_BLOCKS));
     let mut stats = ReadStats::default();
     while let Some(block_stats) = blocks.try_next().await? {
@@ -80,16 +79,12 @@ pub(crate) async fn paste_parts(
 }
 
 /// Reads and pastes the parts of one block. If the file changes during the read, reads the parts once more.
-async fn paste_block_parts(
-    container: &Container,
-    context: &Arc<GatherContext>,
-    position: GridPosition,
-) -> Result<ReadStats, ReadError> {
+async fn paste_block_parts(context: &Arc<GatherContext>, position: GridPosition) -> Result<ReadStats, ReadError> {
     let times = LoadTimes::default();
     let mut is_retry = false;
     loop {
         let checked_at = cache::now();
-        match paste_parts_once(container, context, &position, &times).await {
+        match paste_parts_once(context, &position, &times).await {
             Ok(meta) => {
                 let mut stats = ReadStats::default();
                 stats.count_load(&times);
@@ -108,12 +103,11 @@ async fn paste_block_parts(
 
 /// Reads and pastes the parts of one block. Returns the metadata of its file; `None` if it does not exist.
 async fn paste_parts_once(
-    container: &Container,
     context: &Arc<GatherContext>,
     position: &GridPosition,
     times: &LoadTimes,
 ) -> Result<Option<ObjectMeta>, ReadError> {
-    let dataset = &context.dataset;
+    let GatherContext { container, dataset, .. } = &**context;
     let attributes = &dataset.attributes;
     let key = dataset.block_key(position);
     let started = Instant::now();
@@ -170,7 +164,7 @@ async fn paste_part(
         // Dropped before the job reports its end, so that the caller then has the only reference to the canvas.
         drop(job_context);
     };
-    context.blocks.cpu.run(Priority::High, context.dataset.id, paste).await?;
+    context.blocks().cpu.run(Priority::High, context.dataset.id, paste).await?;
     Ok(())
 }
 

@@ -41,8 +41,8 @@ pub struct PlannedSlice {
     convert_to: Option<DataType>,
     /// Size of the elements as sent, in bytes.
     bytes: u64,
-    /// Memory of the header that a streamed response sends before its elements, in bytes.
-    pub(crate) header_bytes: u64,
+    /// Memory of the header that a streamed response sends before its elements, in bytes; 0 for a short header.
+    pub(crate) counted_header_bytes: u64,
     /// All bands of a slice that is streamed.
     pub(crate) bands: Option<Bands>,
     /// True if the slice was accepted on condition that its blocks are read only where it has samples.
@@ -106,10 +106,12 @@ impl PlannedSlice {
 pub struct SliceDelivery<'a> {
     /// Type that the elements are converted to. If it is the dataset's own type, they are sent unchanged.
     pub data_type: &'a DataType,
-    /// Bytes of memory that encoding a whole response takes in addition to the stored and the converted elements.
+    /// Bytes of memory that encoding a whole response takes in addition to the stored and the converted elements. If
+    /// that much memory is not available, a response that can be sent in bands is sent in bands.
     pub encoder_bytes: u64,
     /// Length of the header in bytes if the response can be sent in bands: the header, then the elements. `None` if it
-    /// can only be sent as a whole.
+    /// can only be sent as a whole. The caller must then refuse a slice that is planned in bands, because it is larger
+    /// than the slice budget.
     pub header_bytes: Option<u64>,
     /// Condition on which a response that can be sent in bands is sent in bands.
     pub streaming: Streaming,
@@ -264,10 +266,8 @@ impl<'a> SlicePlanner<'a> {
     fn plan_geometry(&self, geometry: SliceGeometry<'_>) -> Result<PlannedSlice, SliceRefusal> {
         let SliceDelivery { header_bytes, encoder_bytes, streaming, .. } = self.delivery;
         let limits = self.limits();
-        if streaming == Streaming::IfLargeInSmallBands
-            && header_bytes.is_some()
-            && self.delivery.counted_header_bytes() == 0
-        {
+        let has_short_header = header_bytes.is_some_and(|bytes| bytes <= MAX_UNCOUNTED_HEADER_BYTES);
+        if streaming == Streaming::IfLargeInSmallBands && has_short_header {
             let small_bytes = limits.budget_bytes / RATE_LIMITED_BUDGET_DIVISOR;
             let small_limits = SliceLimits {
                 budget_bytes: small_bytes,
@@ -291,10 +291,12 @@ impl<'a> SlicePlanner<'a> {
         SliceLimits {
             max_slice_bytes: settings.max_slice_bytes,
             budget_bytes: settings.slice_budget,
-            max_whole_bytes: match streaming {
-                _ if header_bytes.is_none() => Some(settings.slice_budget),
-                Streaming::IfLarge | Streaming::IfLargeInSmallBands => max_stream_bytes.checked_sub(encoder_bytes),
-                Streaming::Always => None,
+            max_whole_bytes: match (header_bytes, streaming) {
+                (None, _) => Some(settings.slice_budget),
+                (Some(_), Streaming::Always) => None,
+                (Some(_), Streaming::IfLarge | Streaming::IfLargeInSmallBands) => {
+                    max_stream_bytes.checked_sub(encoder_bytes)
+                }
             },
             max_band_bytes: max_stream_bytes.saturating_sub(self.delivery.counted_header_bytes()),
             decode_factor: settings.decode_factor,
@@ -321,7 +323,7 @@ impl<'a> SlicePlanner<'a> {
             memory_width: geometry.memory_width,
             convert_to: self.converted_type().cloned(),
             bytes,
-            header_bytes: self.delivery.counted_header_bytes(),
+            counted_header_bytes: self.delivery.counted_header_bytes(),
             bands,
             uses_partial_reads: geometry.uses_partial_reads,
         })
@@ -368,7 +370,7 @@ pub(crate) fn size_and_bands(
         }
     }
     let max_decodes = max_decodes(geometry, bands.as_ref(), limits)?;
-    Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes, geometry.grid))))
+    Ok((bytes, bands.map(|bands| bands.with_max_decodes(max_decodes))))
 }
 
 /// Returns how often a block may be decoded for the response, if the cache keeps none of the blocks.
@@ -376,12 +378,12 @@ pub(crate) fn size_and_bands(
 /// # Errors
 /// [`SliceRefusal::TooCostly`].
 fn max_decodes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, limits: SliceLimits) -> Result<u64, SliceRefusal> {
-    let SliceGeometry { touched_blocks, grid, .. } = geometry;
+    let SliceGeometry { touched_blocks, .. } = geometry;
     let bytes = geometry.sent_bytes().unwrap_or(u64::MAX);
     let existing_blocks = geometry.existing_blocks.unwrap_or(touched_blocks).min(touched_blocks);
     let block_bytes = block_cost_bytes(geometry, bands);
     // A whole response needs a block once. A streamed response may need it for several bands.
-    let decodes_per_block = bands.map_or(1, |bands| bands.decodes_per_block(grid));
+    let decodes_per_block = bands.map_or(1, Bands::decodes_per_block);
     let missing_cost_bytes = touched_blocks.saturating_sub(existing_blocks).saturating_mul(BLOCK_COST_BYTES);
     let decoded_bytes = missing_cost_bytes
         .saturating_add(existing_blocks.saturating_mul(block_bytes))
@@ -433,4 +435,46 @@ pub(crate) fn max_touched_blocks(region: &Region, grid: &BlockGrid) -> u128 {
         let touched_blocks = last.saturating_add(block - 1) / block + 1;
         product.saturating_mul(touched_blocks.min(samples).min(u128::from(blocks[axis])))
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::tests::container;
+    use super::*;
+    use crate::store::Key;
+
+    #[tokio::test]
+    async fn the_delivery_decides_whether_a_slice_is_sent_in_bands() {
+        // 1 MiB of elements. The budget leaves 3 MiB to one response, and 256 KiB to one of a rate-limited client.
+        let attributes =
+            r#"{"dimensions":[1024,1024],"blockSize":[64,64],"dataType":"uint8","compression":{"type":"gzip"}}"#;
+        let container = container(1 << 40, 4 << 20, attributes);
+        let options = container.resources.read_options();
+        let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
+        let whole = Region::whole(dataset.attributes.dimensions());
+        let empty = whole.narrow(1, 0, 0);
+        let is_streamed = |region: &Region, header_bytes, encoder_bytes, streaming| {
+            let data_type = dataset.attributes.data_type();
+            let delivery = SliceDelivery { data_type, encoder_bytes, header_bytes, streaming };
+            let planner = SlicePlanner { container: &container, dataset: &dataset, delivery };
+            planner.plan(region).unwrap().is_streamed()
+        };
+        let short_header = Some(MAX_UNCOUNTED_HEADER_BYTES);
+        let long_header = Some(MAX_UNCOUNTED_HEADER_BYTES + 1);
+        for header_bytes in [Some(0), short_header, long_header] {
+            assert!(!is_streamed(&whole, header_bytes, 0, Streaming::IfLarge));
+            assert!(!is_streamed(&whole, header_bytes, 2 << 20, Streaming::IfLarge), "all memory is needed");
+            assert!(is_streamed(&whole, header_bytes, (2 << 20) + 1, Streaming::IfLarge), "one byte is missing");
+            assert!(is_streamed(&whole, header_bytes, u64::MAX, Streaming::IfLarge));
+            assert!(is_streamed(&whole, header_bytes, 0, Streaming::Always));
+            assert!(!is_streamed(&empty, header_bytes, 3 << 20, Streaming::IfLarge));
+            assert!(is_streamed(&empty, header_bytes, (3 << 20) + 1, Streaming::IfLarge));
+        }
+        assert!(is_streamed(&whole, short_header, 0, Streaming::IfLargeInSmallBands));
+        assert!(!is_streamed(&empty, short_header, 256 << 10, Streaming::IfLargeInSmallBands));
+        assert!(!is_streamed(&whole, long_header, 0, Streaming::IfLargeInSmallBands), "as with IfLarge");
+        for streaming in [Streaming::IfLarge, Streaming::IfLargeInSmallBands, Streaming::Always] {
+            assert!(!is_streamed(&whole, None, u64::MAX, streaming), "the format needs the whole array");
+        }
+    }
 }

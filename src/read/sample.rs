@@ -22,13 +22,13 @@ const MAX_EXHAUSTIVE_BLOCKS: usize = 512;
 /// Maximum decoded size of a sample in bytes, unless a single block is larger.
 const MAX_SAMPLED_BYTES: u64 = 32 << 20;
 
-/// Maximum number of elements that are listed if a dataset is read completely. Elements of types with few values are
+/// Maximum number of elements that are collected if a dataset is read completely. Elements of types with few values are
 /// counted by value instead, without a maximum.
-const MAX_EXHAUSTIVE_LISTED_ELEMENTS: u64 = 4 << 20;
+const MAX_EXHAUSTIVE_COLLECTED: u64 = 4 << 20;
 
-/// Maximum number of elements that are listed if a dataset is sampled. If the sample has more, only every nth element
-/// is listed. All blocks of the sample are read nevertheless.
-const MAX_SAMPLED_LISTED_ELEMENTS: u64 = 1 << 20;
+/// Maximum number of elements that are collected if a dataset is sampled. From a larger sample, only every nth element
+/// is collected, but all blocks of the sample are read.
+const MAX_SAMPLED_COLLECTED: u64 = 1 << 20;
 
 /// Maximum number of blocks whose existence is checked.
 const MAX_PROBED_BLOCKS: usize = 1024;
@@ -301,12 +301,12 @@ async fn read_block(
     }
 }
 
-/// Returns the maximum number of elements in a sample, from the limits of decoded and listed elements.
+/// Returns the maximum number of elements in a sample, from the limits of decoded and collected elements.
 fn max_sample_elements(container: &Container, dataset: &Dataset, is_exhaustive: bool) -> u64 {
     let data_type = dataset.attributes.data_type();
     let width = data_type.size_bytes().unwrap_or(1) as u64;
-    let max_listed = if is_exhaustive { MAX_EXHAUSTIVE_LISTED_ELEMENTS } else { MAX_SAMPLED_LISTED_ELEMENTS };
-    let max_listed = max_listed.min(container.resources.settings().slice_budget / 16).max(1);
+    let max_collected = if is_exhaustive { MAX_EXHAUSTIVE_COLLECTED } else { MAX_SAMPLED_COLLECTED };
+    let max_collected = max_collected.min(container.resources.settings().slice_budget / 16).max(1);
     let max_sampled = MAX_SAMPLED_BYTES.checked_div(width).unwrap_or(MAX_SAMPLED_BYTES);
-    if StatisticsAccumulator::counts_by_value(data_type) { max_sampled } else { max_sampled.min(max_listed) }
+    if StatisticsAccumulator::counts_by_value(data_type) { max_sampled } else { max_sampled.min(max_collected) }
 }

@@ -25,14 +25,11 @@ use crate::cache::{BlockEntry, MemoryPermit, Permit, ReadError, ReadOptions};
 use crate::container::Container;
 use n5_format::{GridPosition, Region};
 
-/// Size of a CPU cache line in bytes. Reading a single sample loads a whole line into the CPU's cache.
-const CACHE_LINE_BYTES: u64 = 64;
-
 /// Approximate size in bytes of the buffers in which a slice that is sent in pieces is assembled. A buffer is reused as
 /// soon as it has been sent.
 const SLAB_BYTES: u64 = 1 << 20;
 
-/// Reads a planned slice that is not streamed.
+/// Reads a planned slice as a whole. A [`BandStream`](super::BandStream) uses the reader for each of its bands.
 ///
 /// The elements have the type of the dataset: they are not converted yet. They are little-endian, first axis fastest.
 /// Holes and elements outside the dataset are zero.
@@ -40,7 +37,7 @@ const SLAB_BYTES: u64 = 1 << 20;
 pub struct SliceReader<'a> {
     /// Container of the dataset.
     pub container: &'a Container,
-    /// Options of the reads.
+    /// How fresh the blocks must be, and whether the read may wait.
     pub options: ReadOptions,
     /// The slice.
     pub slice: &'a PlannedSlice,
@@ -108,9 +105,7 @@ impl SliceReader<'_> {
             return Ok(SliceRead { pieces: vec![elements], memory, stats });
         }
         let slab = Slab::new(slice.region.clone(), stored_bytes, elements)?;
-        let (slabs, stats) = self.gather(&slice.region, vec![slab], Duration::ZERO).await?;
-        let pieces = slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect();
-        Ok(SliceRead { pieces, memory, stats })
+        self.gather_whole(vec![slab], memory).await
     }
 
     /// Reads a slice that is sent unchanged. Each piece gives its memory back as soon as it is sent.
@@ -136,7 +131,14 @@ impl SliceReader<'_> {
             0 => vec![Slab::new(slice.region.clone(), held_bytes, permits.elements)?],
             _ => cut_slabs(slice, &slice.region, permits.elements, None)?,
         };
-        let (slabs, stats) = self.gather(&slice.region, slabs, Duration::ZERO).await?;
+        // `permits.loading` is dropped when all blocks have been pasted.
+        self.gather_whole(slabs, memory).await
+    }
+
+    /// Fills `slabs`, the parts of the slice.
+    async fn gather_whole(&self, slabs: Vec<Slab>, memory: MemoryPermit) -> Result<SliceRead, ReadError> {
+        let (slabs, stats) = self.gather(&self.slice.region, slabs, Duration::ZERO).await?;
+        let budget = &self.container.resources.slice_budget;
         let pieces = slabs.into_iter().map(|(data, permit)| budget.own_pooled(data, permit)).collect();
         Ok(SliceRead { pieces, memory, stats })
     }
@@ -172,26 +174,12 @@ impl SliceReader<'_> {
         retry_time: Duration,
     ) -> Result<(Vec<(Vec<u8>, Permit)>, ReadStats), ReadError> {
         let Self { container, options, slice } = *self;
-        let dataset = &slice.dataset;
-        let grid = dataset.attributes.grid();
-        let block_bytes = (0..region.rank())
-            .map(|axis| grid.block_size()[axis].min(grid.dimensions()[axis]))
-            .fold(slice.stored_width() as u64, u64::saturating_mul);
-        let is_contiguous =
-            region.shape().first().is_some_and(|samples| *samples > 1) && region.step().first() == Some(&1);
-        let sample_bytes = if is_contiguous { slice.stored_width() as u64 } else { CACHE_LINE_BYTES };
+        let grid = slice.dataset.attributes.grid().clone();
         let axis = slowest_cut_axis(region);
         let budget = &container.resources.slice_budget;
-        let context = Arc::new(GatherContext {
-            blocks: container.resources.blocks.clone(),
-            source: container.block_source(dataset),
-            dataset: Arc::clone(dataset),
-            canvas: Canvas::new(grid.clone(), slice.stored_width(), region.clone(), axis, slabs, budget),
-            fresh_since: options.data_since,
-            block_bytes,
-            sample_bytes: region.elements().unwrap_or(u64::MAX).saturating_mul(sample_bytes),
-        });
-        Gather { container, options, slice, context, retry_time, stats: ReadStats::default() }.run().await
+        let canvas = Canvas::new(grid, slice.stored_width(), region.clone(), axis, slabs, budget);
+        let context = Arc::new(GatherContext::new(container, options, slice, canvas));
+        Gather { slice, context, retry_time, stats: ReadStats::default() }.run().await
     }
 
     /// Returns the elements if the slice is exactly one block, like [`Self::single_block`], and charges them to the

@@ -9,13 +9,9 @@ use xxhash_rust::xxh3::{Xxh3, xxh3_128};
 use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use crate::cache::{Dataset, LargeObject, ReadError, ReadOptions, StoredObject};
 use crate::container::{CachedResponse, Container, Dependency, grid_component};
-use crate::read::{
-    self, Derivation, DerivedBytes, Fingerprint, PieceTransform, PlannedSlice, SliceDelivery, SlicePlanner,
-};
+use crate::read::{self, Derivation, DerivedBytes, Fingerprint, PlannedSlice, SliceDelivery, SlicePlanner};
 use crate::store::{Key, ObjectMeta, StoreError};
-use n5_format::{
-    Array, BlockEncoding, BlockHeader, BlockMode, DataType, GridPosition, Region, SignedCoords, to_big_endian,
-};
+use n5_format::{Array, BlockEncoding, BlockHeader, BlockMode, DataType, GridPosition, Region, SignedCoords};
 
 /// Version of this release. Entity tags depend on it, because another release may encode the same chunk to other bytes.
 const RELEASE: &str = env!("CARGO_PKG_VERSION");
@@ -395,11 +391,9 @@ impl Chunk {
         Ok((slice, from.saturating_sub(first.saturating_mul(sample_bytes))))
     }
 
-    /// Returns a transform that swaps the bytes of converted elements in place, or `None` if the chunk is sent in the
-    /// byte order that they already have.
-    pub fn byte_swap(&self, layout: &StreamLayout) -> Option<PieceTransform> {
-        let width = self.streamed_type(layout).size_bytes().filter(|width| layout.is_big_endian && *width > 1)?;
-        Some(Arc::new(move |elements| to_big_endian(elements, width)))
+    /// Returns the width of the converted elements if they are sent big-endian; `None` if their bytes are not swapped.
+    pub fn swapped_width(&self, layout: &StreamLayout) -> Option<usize> {
+        self.streamed_type(layout).size_bytes().filter(|width| layout.is_big_endian && *width > 1)
     }
 
     /// Checks that the blocks are still those that `etag` was computed from.

@@ -10,7 +10,7 @@ use crate::store::Key;
 pub struct ViewLookup<'a> {
     /// Container to look in.
     pub container: &'a Container,
-    /// Options of the reads.
+    /// How fresh cached entries must be, and whether the lookup may wait.
     pub options: ReadOptions,
     /// Path segments between the name of the view and the path in the container.
     pub path_parameters: &'a [String],

@@ -1,6 +1,5 @@
 //! `GET /slice/{dataset}`: samples of a dataset in the format that the client asks for.
 
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use axum::http::header::{
@@ -19,7 +18,7 @@ use crate::http::respond::{self, Entity, HandlerResult};
 use crate::http::route;
 use crate::http::slice_request::{self, PlannedResponse, SliceRequest};
 use crate::output::{self, AxisOrder, EncodeOptions, Endian, Format};
-use crate::read::{self, BandStream, PieceTransform, ReadPurpose, ReadStats, SliceRead, SliceReader, Streaming};
+use crate::read::{self, BandStream, ReadPurpose, ReadStats, SliceRead, SliceReader, Streaming};
 use n5_format::{AttributesDocument, DescribedDataset};
 
 /// Handles `GET /slice/{dataset}`.
@@ -78,10 +77,12 @@ async fn respond_whole(
     let SliceRead { pieces, memory, stats } = if plan.is_verbatim() {
         reader.read_pieces().await?
     } else {
-        reader.read_whole(plan.encoding_bytes, ReadPurpose::Response).await?
+        reader.read_whole(plan.extra_bytes, ReadPurpose::Response).await?
     };
     entity.etag = Some(etag(&plan, stats.fingerprint.etags_hash).into());
-    entity.extra.extend(plan.content_coding.map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
+    entity
+        .extra
+        .extend(plan.content_coding().map(|coding| (CONTENT_ENCODING, HeaderValue::from_static(coding.name()))));
     let (mut response, range) = entity.select(context.parts)?;
     if range.is_none() {
         return Ok(response);
@@ -157,11 +158,8 @@ async fn respond_unread(
     let SliceRequest { format, data_type, options, selection, .. } = request;
     let streamed_format = format.as_streamed();
     let endian = streamed_format.map_or(Endian::Little, |format| format.byte_order(&options));
-    let transform = endian.swapped_width(&data_type).is_some().then(|| {
-        let data_type = data_type.clone();
-        Arc::new(move |piece| endian.arrange(piece, &data_type)) as PieceTransform
-    });
-    let bands = BandStream::new(container.clone(), context.read_options, slice, transform);
+    let swapped_width = endian.swapped_width(&data_type);
+    let bands = BandStream::new(container.clone(), context.read_options, slice, swapped_width);
     let mut bands = BandReader::new(container.clone(), bands);
     let first_band = bands.next().await?.unwrap_or_default();
     // The first band's memory permit covers the header as well.
@@ -194,7 +192,7 @@ fn etag(plan: &PlannedResponse, blocks_hash: u128) -> String {
         endian.name(),
         window,
         quality,
-        plan.content_coding.map_or("", ContentCoding::name),
+        plan.content_coding().map_or("", ContentCoding::name),
     );
     format!("\"{:032x}\"", xxh3_128(hashed_text.as_bytes()))
 }

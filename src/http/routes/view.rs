@@ -133,7 +133,7 @@ async fn elements_body(
         return Ok(Body::from(prefix));
     }
     let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
-    let bands = BandStream::new(container.clone(), context.read_options, slice, chunk.byte_swap(layout));
+    let bands = BandStream::new(container.clone(), context.read_options, slice, chunk.swapped_width(layout));
     let mut reader = BandReader::new(container.clone(), bands);
     reader.etag_check = Some(tagged_chunk);
     (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));
