@@ -49,7 +49,7 @@ impl SliceRequest {
     /// Creates the request of `query` for a dataset.
     ///
     /// # Errors
-    /// 400 if the query does not fit the dataset, 501 if the dataset cannot be decoded.
+    /// Returns 400 if the query does not fit the dataset, and 501 if the dataset cannot be decoded.
     pub(crate) fn new(
         dataset: Arc<Dataset>,
         query: &SliceQuery,
@@ -67,8 +67,8 @@ impl SliceRequest {
     /// response for which there is no memory now may be streamed although it could be sent as a whole.
     ///
     /// # Errors
-    /// 400 if the format cannot represent the samples. 413 if the response takes too much memory or work; the problem
-    /// then has the shape of a piece that passes the same checks.
+    /// Returns 400 if the format cannot represent the samples, and 413 if the response takes too much memory or work.
+    /// That problem has the shape of a piece that passes the same checks.
     pub(crate) async fn plan(
         self,
         container: &Container,
@@ -111,7 +111,7 @@ impl SliceRequest {
     /// Returns how the samples of `region` may be sent. Computes sizes only, because no memory has been taken.
     ///
     /// # Errors
-    /// A message to the client if the format cannot represent these samples.
+    /// Returns a message to the client if the format cannot represent these samples.
     fn delivery(&self, region: &Region, streaming: Streaming) -> Result<SliceDelivery<'_>, String> {
         let Self { format, data_type, options, selection, .. } = self;
         let shape = selection.kept(region.shape());
@@ -137,7 +137,7 @@ impl SliceRequest {
     /// Checks that there can be enough memory for the response.
     ///
     /// # Errors
-    /// 413 if there cannot.
+    /// Returns 413 if there cannot.
     fn check_memory(&self, planner: &SlicePlanner<'_>, slice: &PlannedSlice) -> Result<(), Problem> {
         let delivery = &planner.delivery;
         let limit_bytes = read::max_buffered_bytes(planner.container);
@@ -204,7 +204,7 @@ impl PlannedResponse {
 /// Checks that this server can decode a dataset.
 ///
 /// # Errors
-/// 501 if its compression or data type is not supported.
+/// Returns 501 if its compression or data type is not supported.
 pub(crate) fn check_decodable(dataset: &Dataset) -> Result<(), Problem> {
     if dataset.attributes.is_decodable() {
         return Ok(());
@@ -222,7 +222,7 @@ pub(crate) fn check_decodable(dataset: &Dataset) -> Result<(), Problem> {
 /// sent.
 ///
 /// # Errors
-/// 422 if the requested type cannot represent an element, 500 if the encoder fails.
+/// Returns 422 if the requested type cannot represent an element, and 500 if the encoder fails.
 pub(crate) async fn encode_slice(
     container: &Container,
     plan: PlannedResponse,

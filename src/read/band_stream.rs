@@ -62,7 +62,7 @@ impl BandStream {
     /// first band.
     ///
     /// # Errors
-    /// As [`SliceReader::read_whole`], and [`ReadError::Convert`] when an element cannot be converted.
+    /// Returns the errors of [`SliceReader::read_whole`], and [`ReadError::Convert`] if an element cannot be converted.
     pub async fn next(&mut self, waited: Option<Duration>) -> Result<Option<Vec<Bytes>>, ReadError> {
         if let Some(waited) = waited {
             self.adapt_band_size(waited);

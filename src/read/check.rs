@@ -27,7 +27,7 @@ pub struct ValidBlock {
 /// stored.
 ///
 /// # Errors
-/// The [`ReadError`] that a slice of this block would return.
+/// Returns the [`ReadError`] that a slice of this block would return.
 pub async fn check_block(
     container: &Container,
     options: ReadOptions,

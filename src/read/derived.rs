@@ -56,7 +56,7 @@ pub struct DerivedBytes {
 /// none of the blocks exists. Concurrent requests share one derivation. Errors are not cached.
 ///
 /// # Errors
-/// As [`SliceReader::read_whole`]; [`ReadError::NotRepresentable`] when the derivation fails.
+/// Returns the errors of [`SliceReader::read_whole`], and [`ReadError::NotRepresentable`] if the derivation fails.
 pub async fn read_derived(
     container: &Container,
     options: ReadOptions,

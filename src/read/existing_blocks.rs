@@ -27,7 +27,7 @@ const LISTING_TIME_LIMIT: Duration = Duration::from_secs(1);
 /// limit of pages, directories or time is reached first.
 ///
 /// # Errors
-/// When the store fails.
+/// Returns [`ReadError`] if the store fails.
 pub(crate) async fn count_existing_blocks(
     container: &Container,
     dataset: &Dataset,

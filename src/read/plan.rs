@@ -74,7 +74,7 @@ impl PlannedSlice {
     /// Converts the elements to the requested type.
     ///
     /// # Errors
-    /// [`ConvertError`] if the type cannot represent an element.
+    /// Returns [`ConvertError`] if the type cannot represent an element.
     pub fn convert(&self, data: Bytes) -> Result<Bytes, ConvertError> {
         match &self.convert_to {
             Some(to) => convert(data, self.dataset.attributes.data_type(), to),
@@ -216,7 +216,7 @@ impl<'a> SlicePlanner<'a> {
     /// Plans a slice from sizes alone: as a whole, or in bands.
     ///
     /// # Errors
-    /// [`SliceRefusal`] if the slice is too large or too costly.
+    /// Returns [`SliceRefusal`] if the slice is too large or too costly.
     pub fn plan(&self, region: &Region) -> Result<PlannedSlice, SliceRefusal> {
         self.plan_geometry(self.geometry(region))
     }
@@ -227,7 +227,7 @@ impl<'a> SlicePlanner<'a> {
     /// `limits.decode_factor` by the size of these blocks.
     ///
     /// # Errors
-    /// [`PlanError`].
+    /// Returns [`PlanError`] if the slice is refused or the store fails.
     pub async fn plan_sparse(&self, region: &Region, options: ReadOptions) -> Result<PlannedSlice, PlanError> {
         let mut geometry = self.geometry(region);
         let affordable_blocks = match self.plan_geometry(geometry) {
@@ -245,7 +245,7 @@ impl<'a> SlicePlanner<'a> {
     /// would be accepted, wherever in the dataset it lies.
     ///
     /// # Errors
-    /// [`SliceRefusal`].
+    /// Returns [`SliceRefusal`] if one of these regions would be refused.
     pub fn plan_anywhere(&self, part: &Region) -> Result<PlannedSlice, SliceRefusal> {
         let touched_blocks = max_touched_blocks(part, self.dataset.attributes.grid());
         self.plan_geometry(SliceGeometry { touched_blocks, ..self.geometry(part) })
@@ -349,7 +349,7 @@ pub fn has_capacity_for(container: &Container, slice: &PlannedSlice, extra_bytes
 /// Returns the size of a response in bytes, and its bands if it must be streamed. Arithmetic only.
 ///
 /// # Errors
-/// [`SliceRefusal`] if the slice is too large or too costly.
+/// Returns [`SliceRefusal`] if the slice is too large or too costly.
 pub(crate) fn size_and_bands(
     geometry: SliceGeometry<'_>,
     limits: SliceLimits,
@@ -376,7 +376,7 @@ pub(crate) fn size_and_bands(
 /// Returns how often a block may be decoded for the response, if the cache keeps none of the blocks.
 ///
 /// # Errors
-/// [`SliceRefusal::TooCostly`].
+/// Returns [`SliceRefusal::TooCostly`] if too many bytes would be decoded.
 fn max_decodes(geometry: SliceGeometry<'_>, bands: Option<&Bands>, limits: SliceLimits) -> Result<u64, SliceRefusal> {
     let SliceGeometry { touched_blocks, .. } = geometry;
     let bytes = geometry.sent_bytes().unwrap_or(u64::MAX);

@@ -117,7 +117,7 @@ impl Fingerprint {
 /// Returns the [`ReadStats::fingerprint`] of all blocks that `slice` touches, without reading them.
 ///
 /// # Errors
-/// [`ReadError`] when the store fails.
+/// Returns [`ReadError`] if the store fails.
 pub async fn fingerprint(
     container: &Container,
     options: ReadOptions,

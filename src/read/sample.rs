@@ -75,7 +75,7 @@ pub struct SampleStatistics {
 /// Skips blocks that do not exist. The sample of a dataset is the same for every request.
 ///
 /// # Errors
-/// [`ReadError`] when the store fails.
+/// Returns [`ReadError`] if the store fails.
 pub async fn plan_sample(container: &Container, dataset: &Arc<Dataset>) -> Result<SamplePlan, ReadError> {
     let grid = dataset.attributes.grid();
     let blocks_total = grid.shape().iter().fold(1_u128, |blocks, count| blocks.saturating_mul(u128::from(*count)));
@@ -148,8 +148,8 @@ impl SamplePlan {
 /// Damaged blocks are skipped and counted.
 ///
 /// # Errors
-/// [`ReadError`] when the store fails or there is not enough memory, or the error of a block when all blocks are
-/// damaged.
+/// Returns [`ReadError`] if the store fails, if there is not enough memory, or if all blocks are damaged: then that of
+/// one of the blocks.
 pub async fn sample_statistics(
     container: &Container,
     options: ReadOptions,

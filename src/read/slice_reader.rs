@@ -78,7 +78,7 @@ impl SliceReader<'_> {
     /// addition to the converted elements.
     ///
     /// # Errors
-    /// [`ReadError`] of the first block that cannot be read, or when there is not enough memory.
+    /// Returns the [`ReadError`] of the first block that cannot be read, or an error if there is not enough memory.
     pub async fn read_whole(&self, extra_bytes: u64, purpose: ReadPurpose) -> Result<SliceRead, ReadError> {
         let Self { container, slice, .. } = *self;
         let budget = &container.resources.slice_budget;
@@ -111,7 +111,7 @@ impl SliceReader<'_> {
     /// Reads a slice that is sent unchanged. Each piece gives its memory back as soon as it is sent.
     ///
     /// # Errors
-    /// As [`Self::read_whole`].
+    /// Returns the errors of [`Self::read_whole`].
     pub async fn read_pieces(&self) -> Result<SliceRead, ReadError> {
         let Self { container, slice, .. } = *self;
         let budget = &container.resources.slice_budget;
