@@ -18,7 +18,7 @@ use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreE
 use crate::telemetry::metrics::{self, ShedReason};
 
 /// Bodies shorter than this are not charged to the client: the kernel accepts them at once, so they do not occupy
-/// memory of the cache.
+/// memory of the cache. The fast path has a higher bound; see `MIN_CHARGED_BYTES` in `src/fastpath/reply.rs`.
 const UNCHARGED_BYTES: usize = 4 << 10;
 
 /// The part of a container that a caller may see. A hidden object is treated as missing everywhere: it is not listed,
