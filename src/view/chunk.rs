@@ -171,8 +171,8 @@ impl Chunk {
         (attributes.compression().name() == encoding.name()).then_some((position, encoding))
     }
 
-    /// Returns the range of the chunk within its stored block, if the block is of the default mode and has an accepted
-    /// size, and if its payload is one stream in `encoding`.
+    /// Returns the range of the chunk within its stored block, if the block is of the default mode, its header is
+    /// accepted by the encoder, and its payload is one stream in `encoding`.
     ///
     /// The block has `stored_bytes` bytes and begins with `head`. For an uncompressed block, `head` need not go beyond
     /// the header. For a compressed block, it must be the whole block.
@@ -184,11 +184,11 @@ impl Chunk {
         stored_bytes: u64,
     ) -> Option<Range<u64>> {
         let header = BlockHeader::parse(head).ok()?;
-        let is_accepted = self.encoder.accepts_block_size(&self.dataset.attributes, position, &header.size);
-        if header.mode != BlockMode::Default || !is_accepted {
+        if header.mode != BlockMode::Default {
             return None;
         }
         let payload_start = header.len as u64;
+        let start = self.encoder.start_in_block(&self.dataset.attributes, position, &header)?;
         let payload_bytes = header.elements?.checked_mul(self.element_bytes() as u64)?;
         let is_one_stream = match encoding {
             BlockEncoding::Raw => payload_start.checked_add(payload_bytes) == Some(stored_bytes),
@@ -197,7 +197,7 @@ impl Chunk {
                     && encoding.is_one_stream(head.get(header.len..)?, usize::try_from(payload_bytes).ok()?)
             }
         };
-        is_one_stream.then_some(if self.encoder.includes_block_header() { 0 } else { payload_start }..stored_bytes)
+        is_one_stream.then_some(start as u64..stored_bytes)
     }
 
     /// Returns the chunk as a range of its stored block, or `None` if the block does not already have the form of the

@@ -13,7 +13,7 @@ use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use crate::cache::{Dataset, GroupState, ReadError};
 use crate::store::Key;
-use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, to_big_endian};
+use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes, to_big_endian};
 
 /// Kind of node that a directory is in a Zarr hierarchy.
 #[derive(Debug)]
@@ -134,8 +134,8 @@ impl ChunkEncoder for ZarrEncoding {
         self.allows_passthrough.then_some(self.compression)
     }
 
-    fn accepts_block_size(&self, dataset: &DatasetAttributes, _: &[u64], size: &Coords) -> bool {
-        *size == chunk_shape(dataset)
+    fn start_in_block(&self, dataset: &DatasetAttributes, _: &[u64], header: &BlockHeader) -> Option<usize> {
+        (header.size == chunk_shape(dataset)).then_some(header.len)
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {

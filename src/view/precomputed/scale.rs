@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::{compressed_segmentation, image};
 use crate::cache::ReadError;
-use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};
+use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes};
 
 /// Data types of the format. Source: `volume.yml`.
 const DATA_TYPES: [DataType; 8] = [
@@ -304,8 +304,8 @@ impl ChunkEncoder for PrecomputedEncoding {
         (*self == Self::Raw && dataset.data_type().size_bytes() == Some(1)).then_some(BlockEncoding::Raw)
     }
 
-    fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
-        *size == dataset.grid().clipped_size(position)
+    fn start_in_block(&self, dataset: &DatasetAttributes, position: &[u64], header: &BlockHeader) -> Option<usize> {
+        (header.size == dataset.grid().clipped_size(position)).then_some(header.len)
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
