@@ -206,7 +206,7 @@ impl ZarrLayout {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
@@ -216,6 +216,11 @@ mod tests {
         let text = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
             "compression": compression});
         DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap()
+    }
+
+    /// Returns the layout of a dataset of 7 by 5 elements in blocks of 5 by 4.
+    pub(in crate::view) fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
+        ZarrLayout::of(&dataset(&[7, 5], &[5, 4], data_type, compression)).unwrap()
     }
 
     #[test]
