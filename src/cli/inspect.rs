@@ -135,13 +135,13 @@ impl Visitor<'_> for IgnoredName {
 
 /// Returns the text of `/info` about `key` that a server of `app` with this configuration would send.
 async fn request_info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
-    let path: Vec<String> = key.segments().map(|name| http::route::encode_segment(name).to_string()).collect();
+    let path = http::route::encode_path(key.segments());
     let host = match &config.server.listen {
         ListenAddress::Tcp(address) => address.to_string(),
         ListenAddress::Unix(_) => "localhost".to_owned(),
     };
     let base = &config.server.base_path;
-    let request = Request::get(format!("{base}/info/{}", path.join("/"))).header("host", host).body(Body::empty())?;
+    let request = Request::get(format!("{base}/info/{path}")).header("host", host).body(Body::empty())?;
     let response = http::router(Arc::clone(app)).oneshot(request).await?;
     let status = response.status();
     let body = response.into_body().collect().await?.to_bytes();
