@@ -42,7 +42,7 @@ const READERS: [(&str, &str); 5] = [
 /// Prints a description of a container, group or dataset and returns the exit status.
 ///
 /// # Errors
-/// If it does not exist or cannot be read.
+/// Returns an error if the object does not exist or cannot be read.
 pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(Settings::new(config));

@@ -132,8 +132,8 @@ pub(super) fn entity_reply(
     finish_reply(app, request, headers.route, StatusCode::OK, head, Some(body))
 }
 
-/// Returns a body of `bytes`, which are charged to the client while they are sent. Returns `None` if the charge would
-/// have to wait, or if the peer's address does not identify the client. The HTTP library then answers.
+/// Returns a body of `bytes`, which are charged to the client while they are being sent. Returns `None` if the charge
+/// would have to wait, or if the peer's address does not identify the client. The HTTP library then answers.
 pub(super) fn charged_body(app: &App, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<ReplyBody> {
     if request.is_head {
         return Some(ReplyBody::Bytes(Bytes::new()));

@@ -21,8 +21,8 @@ use crate::telemetry::metrics;
 /// Authorizes the request. Returns the caller's view of the mount; `None` if everyone sees the same.
 ///
 /// # Errors
-/// 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404 if the caller may not read
-/// the target, 503 if that cannot be decided now.
+/// Returns a problem with status 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404
+/// if the caller may not read the target, 503 if that cannot be decided now.
 pub(crate) async fn authorize(
     context: &RequestContext<'_>,
     control: &Arc<AccessControl>,

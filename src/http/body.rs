@@ -23,7 +23,7 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::trace;
 use crate::view::Chunk;
 
-/// Maximum number of bands that wait to be sent while the next one is assembled.
+/// Maximum number of bands that wait to be sent while the next one is being assembled.
 const BANDS_AHEAD: usize = 1;
 
 /// Returns a body of `parts` and the length of the body.

@@ -167,7 +167,7 @@ impl RequestTarget {
     /// Returns `Ok(None)` for a path outside the base path.
     ///
     /// # Errors
-    /// `invalid-parameter` for a segment that no key may have.
+    /// Returns the problem `invalid-parameter` for a segment that no key may have.
     pub fn parse(path: &str, base_path: &str) -> Result<Option<Self>, Problem> {
         let Some(rest) = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
             // Operations are also served outside the base path.

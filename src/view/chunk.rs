@@ -62,9 +62,9 @@ pub enum ChunkSource {
         /// Dependency on the cached bytes, or `None` if they are not cached.
         dependency: Option<Dependency>,
     },
-    /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
+    /// A range of a stored block that is too large to be held in memory, and is read while it is being sent.
     LargeStored(Arc<LargeObject>, Range<u64>),
-    /// Elements that are too large to be held in memory, and are read while they are sent.
+    /// Elements that are too large to be held in memory, and are read while they are being sent.
     Elements(StreamLayout),
 }
 
@@ -83,7 +83,7 @@ impl Chunk {
     /// dataset are 0.
     ///
     /// # Errors
-    /// [`ReadError::NotFound`] if an index or size is outside the 64-bit range.
+    /// Returns [`ReadError::NotFound`] if an index or size is outside the 64-bit range.
     pub fn of_region(
         dataset: Arc<Dataset>,
         start: &[u64],
@@ -101,7 +101,7 @@ impl Chunk {
     /// box must not overlap any other block.
     ///
     /// # Errors
-    /// As [`Self::of_region`].
+    /// Returns the same errors as [`Self::of_region`].
     pub fn of_block(
         dataset: Arc<Dataset>,
         position: GridPosition,
@@ -127,10 +127,11 @@ impl Chunk {
     /// 2. If the elements and the encoded chunk fit into memory, the elements are read and encoded. The result may be
     ///    cached. A chunk that can be streamed is read in this way only within [`read::max_buffered_bytes`].
     /// 3. If the chunk can be streamed, because its encoder encodes one element after the other, the elements are read
-    ///    and encoded while the chunk is sent.
+    ///    and encoded while the chunk is being sent.
     ///
     /// # Errors
-    /// [`ReadError`] of the first block that cannot be read, or if there is not enough memory.
+    /// Returns the [`ReadError`] of the first block that cannot be read. Also returns an error if there is not enough
+    /// memory.
     pub async fn read(&self, container: &Container, options: ReadOptions) -> Result<Option<EncodedChunk>, ReadError> {
         let chunk = self.read_unconfirmed(container, options).await?;
         if chunk.is_none() {
@@ -187,8 +188,8 @@ impl Chunk {
         if header.mode != BlockMode::Default {
             return None;
         }
-        let payload_start = header.len as u64;
         let start = self.encoder.start_in_block(&self.dataset.attributes, position, &header)?;
+        let payload_start = header.len as u64;
         let payload_bytes = header.elements?.checked_mul(self.element_bytes() as u64)?;
         let is_one_stream = match encoding {
             BlockEncoding::Raw => payload_start.checked_add(payload_bytes) == Some(stored_bytes),
@@ -255,7 +256,7 @@ impl Chunk {
         }))
     }
 
-    /// Returns the chunk as elements that are read while the chunk is sent.
+    /// Returns the chunk as elements that are read while the chunk is being sent.
     async fn stream(
         &self,
         container: &Container,
@@ -309,7 +310,7 @@ impl Chunk {
     /// no block exists.
     ///
     /// # Errors
-    /// [`ReadError`] if the store fails.
+    /// Returns an error if the store fails.
     pub async fn lookup_etag(&self, container: &Container, options: ReadOptions) -> Result<Option<String>, ReadError> {
         let etag = self.lookup_etag_unconfirmed(container, options).await?;
         if etag.is_none() {
@@ -377,7 +378,7 @@ impl Chunk {
     /// returns the number of bytes of the slice before the byte `from`.
     ///
     /// # Errors
-    /// [`ReadError::TooLarge`].
+    /// Returns [`ReadError::TooLarge`] if the slice takes too much memory.
     pub fn plan_byte_range(
         &self,
         container: &Container,
@@ -405,7 +406,7 @@ impl Chunk {
     /// Checks that the blocks are still those that `etag` was computed from.
     ///
     /// # Errors
-    /// [`ReadError::Store`] if they are not, or if the store fails.
+    /// Returns [`ReadError::Store`] if the blocks have changed or the store fails.
     pub async fn verify_etag(&self, container: &Container, etag: &str) -> Result<(), ReadError> {
         let options = container.resources().read_options();
         let is_same = self.lookup_etag(container, options).await?.as_deref() == Some(etag);

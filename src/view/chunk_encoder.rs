@@ -25,7 +25,7 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     /// Encodes elements as a chunk.
     ///
     /// # Errors
-    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
+    /// Returns [`ReadError::NotRepresentable`] or [`ReadError::Convert`] if the elements cannot be encoded.
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
     /// Returns the encoding in which a stored payload can be sent as a chunk unchanged, if it is a single stream.

@@ -30,7 +30,7 @@ pub(super) enum ZarrNodeType {
 /// Returns the node type of the directory `key`.
 ///
 /// # Errors
-/// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
+/// Returns an error if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
 pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
     let ViewLookup { container, options, .. } = *lookup;
     let group = container.group(options, key).await?;
@@ -52,7 +52,7 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
 /// is outside the grid, or if the dataset is not decoded.
 ///
 /// # Errors
-/// As [`Chunk::of_block`].
+/// Returns the same errors as [`Chunk::of_block`].
 pub(super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
     let position = dataset.position_in_grid(coordinates.iter().rev().copied().collect());
     let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), position) else {
