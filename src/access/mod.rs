@@ -30,7 +30,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct AccessControl {
     policy: Policy,
-    /// The tokens of the token file.
+    /// Path of the token file and its tokens; `None` if no token file is configured.
     tokens: Option<(PathBuf, Arc<WatchedFiles<TokenFile>>)>,
     jwt: Option<JwtAuthenticator>,
 }
@@ -49,7 +49,7 @@ impl AccessControl {
     /// unreachable issuer or an invalid file then locks out no callers.
     ///
     /// # Errors
-    /// The errors of [`Self::open`].
+    /// Returns the same errors as [`Self::open`].
     pub fn reconfigured(&self, policy: Policy, tokens: Option<&Path>, jwt: Option<&JwtConfig>) -> Result<Self, String> {
         Self::open_reusing(Some(self), policy, tokens, jwt)
     }
@@ -96,7 +96,7 @@ impl AccessControl {
     /// Waits for the issuer's keys only if a JWT names an unknown key, and at most a few seconds.
     ///
     /// # Errors
-    /// [`TokenError`] if the token is not valid or cannot be verified.
+    /// Returns [`TokenError`] if the token is not valid or cannot be verified.
     pub async fn authenticate(&self, token: &str, now: SystemTime) -> Result<Caller, TokenError> {
         if token.len() > MAX_TOKEN_BYTES {
             return Err(TokenError::Malformed);

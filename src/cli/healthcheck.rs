@@ -18,7 +18,7 @@ use crate::config::{Config, ListenAddress};
 /// Requests `/healthz` from the server that runs with this configuration.
 ///
 /// # Errors
-/// If no server answers with status 200 in time.
+/// Returns an error if no server answers with status 200 in time.
 pub(super) fn healthcheck(config: &Config) -> anyhow::Result<()> {
     request_health(config).with_context(|| format!("no healthy server at {}", config.server.listen))
 }

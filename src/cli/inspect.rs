@@ -42,7 +42,7 @@ const READERS: [(&str, &str); 5] = [
 /// Prints a description of a container, group or dataset and returns the exit status.
 ///
 /// # Errors
-/// If it does not exist or cannot be read.
+/// Returns an error if the object does not exist or cannot be read.
 pub(super) async fn inspect(config: &Config, args: &InspectArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("inspect takes one container") };
     let resources = Resources::new(Settings::new(config));
@@ -135,13 +135,13 @@ impl Visitor<'_> for IgnoredName {
 
 /// Returns the text of `/info` about `key` that a server of `app` with this configuration would send.
 async fn request_info(app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
-    let path: Vec<String> = key.segments().map(|name| http::route::encode_segment(name).to_string()).collect();
+    let path = http::route::encode_path(key.segments());
     let host = match &config.server.listen {
         ListenAddress::Tcp(address) => address.to_string(),
         ListenAddress::Unix(_) => "localhost".to_owned(),
     };
     let base = &config.server.base_path;
-    let request = Request::get(format!("{base}/info/{}", path.join("/"))).header("host", host).body(Body::empty())?;
+    let request = Request::get(format!("{base}/info/{path}")).header("host", host).body(Body::empty())?;
     let response = http::router(Arc::clone(app)).oneshot(request).await?;
     let status = response.status();
     let body = response.into_body().collect().await?.to_bytes();

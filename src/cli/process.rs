@@ -15,7 +15,7 @@ pub(super) const EXIT_USAGE: u8 = 2;
 /// Runs `work` on the runtime that `builder` builds.
 ///
 /// # Errors
-/// If the runtime cannot be started, or `work` fails.
+/// Returns an error if the runtime cannot be started, or `work` fails.
 pub(super) fn block_on<T>(mut builder: Builder, work: impl Future<Output = anyhow::Result<T>>) -> anyhow::Result<T> {
     let runtime = builder.enable_all().build().context("the runtime cannot be started")?;
     let result = runtime.block_on(work);
@@ -40,7 +40,7 @@ pub(super) fn shutdown_signal() -> io::Result<impl Future<Output = ()>> {
 /// Writes `text` to standard output. A closed pipe (`| head`) is not an error.
 ///
 /// # Errors
-/// If it cannot be written.
+/// Returns an error if the text cannot be written.
 pub(super) fn write_stdout(text: &str) -> io::Result<()> {
     match io::stdout().write_all(text.as_bytes()) {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => Err(error),

@@ -26,7 +26,7 @@ const TRACE_FLUSH_TIMEOUT: Duration = Duration::from_secs(2);
 /// configuration again.
 ///
 /// # Errors
-/// If the server cannot start.
+/// Returns an error if the server cannot start.
 pub(super) fn serve(
     config: Config,
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
@@ -45,7 +45,7 @@ pub(super) fn serve(
 /// Serves until SIGTERM or SIGINT, reloads on SIGHUP, and reports the server's state to `supervisor`.
 ///
 /// # Errors
-/// If no configured container can be opened or the address cannot be bound.
+/// Returns an error if no configured container can be opened or the address cannot be bound.
 async fn run(
     config: Config,
     read_config: impl Fn() -> anyhow::Result<Config> + Clone + Send + 'static,
@@ -110,7 +110,7 @@ async fn reload_on_signal(
 }
 
 /// Raises the limit of open files to the maximum for this process. A connection takes one descriptor, and a second one
-/// while a file is sent on it.
+/// while a file is being sent on it.
 fn raise_descriptor_limit(config: &Config) {
     let limit = getrlimit(Resource::Nofile);
     // If the limit cannot be raised, the server keeps the current one.

@@ -39,7 +39,8 @@ const STORAGE_TIMEOUT: Duration = Duration::from_secs(5 * 60);
 /// Verifies a container and returns the exit status.
 ///
 /// # Errors
-/// If the container cannot be verified: there is no such container or dataset, or the report cannot be written.
+/// Returns an error if the container cannot be verified: there is no such container or dataset, or the report cannot be
+/// written.
 pub(super) async fn verify(config: &Config, args: &VerifyArgs) -> anyhow::Result<u8> {
     let [container_config] = config.containers.as_slice() else { bail!("verify takes one container") };
     // The default entity tags are the same on every machine, so that a run can resume the report of another machine.

@@ -48,7 +48,7 @@ impl Container {
     /// `limit` entries, or earlier if names are long. Returns `None` if the directory does not exist.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn list(
         &self,
         options: ReadOptions,
@@ -104,7 +104,7 @@ impl Container {
     /// of components by at least `missing_components`.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn enclosing_dataset(
         &self,
         options: ReadOptions,
@@ -131,7 +131,7 @@ impl Container {
     /// Returns the dataset and the grid position of the block that `key` names; `None` if either does not exist.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn block_at(
         &self,
         options: ReadOptions,
@@ -148,7 +148,7 @@ impl Container {
     /// If `key` can be split in several ways, returns the dataset with the shortest key.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails; also if no dataset is found, but attributes that might describe it cannot be
+    /// Returns an error if the store fails, or if no dataset is found, but attributes that might describe it cannot be
     /// read.
     pub async fn dataset_and_coordinates(
         &self,
@@ -181,7 +181,7 @@ impl Container {
     /// Returns true if the directory `key` is at the position of a block of the nearest dataset.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn is_block_position(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
         let (Some(component), Some(parent)) = (key.name().and_then(grid_component), key.parent()) else {
             return Ok(false);
@@ -197,7 +197,7 @@ impl Container {
     /// directory does not exist.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn directories(&self, key: &Key, limit: usize) -> Result<Option<Vec<String>>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
@@ -217,7 +217,7 @@ impl Container {
     /// Returns true if `key` is a directory that is visible to the caller and readable.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn is_directory(&self, options: ReadOptions, key: &Key) -> Result<bool, ReadError> {
         // `Store::is_directory` may wait.
         options.pend_if_nonblocking().await;

@@ -24,14 +24,14 @@ const MAX_INLINE_BYTES: usize = 32 << 10;
 /// Length of the longest document that is processed at high priority, in bytes. Parsing takes 2 to 5 ms for a MiB.
 const MAX_SHORT_JOB_BYTES: usize = 1 << 20;
 
-/// Approximate memory of a name in bytes, in addition to its text.
+/// Approximate memory that a name takes in addition to its text, in bytes.
 const NAME_BYTES: usize = 56;
 
 impl Container {
     /// Returns the group at `key`, which its attributes describe.
     ///
     /// # Errors
-    /// [`ReadError`] when they cannot be read or are too large.
+    /// Returns an error if the attributes cannot be read or are too large.
     pub async fn group(&self, options: ReadOptions, key: &Key) -> Result<Arc<Group>, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Group::without_attributes()) };
         let attributes = &self.resources.attributes;
@@ -88,7 +88,7 @@ impl Container {
     /// than `max_bytes`.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails, or there is not enough memory.
+    /// Returns an error if the store fails or there is not enough memory.
     pub async fn attributes_bytes(&self, options: ReadOptions, key: &Key, max_bytes: u64) -> Result<Bytes, ReadError> {
         let Ok(file) = key.child(ATTRIBUTES) else { return Ok(Bytes::new()) };
         Ok(match self.object(options, &file).await? {
@@ -107,7 +107,7 @@ impl Container {
     /// Runs `work` on a document of `len` bytes, on the CPU pool if the document is long.
     ///
     /// # Errors
-    /// [`ReadError::Internal`].
+    /// Returns [`ReadError::Internal`] if the job fails.
     pub async fn run_document_job<T: Send + 'static>(
         &self,
         len: usize,
@@ -126,7 +126,7 @@ impl Container {
     /// such attributes as a plain group, because it reads no blocks.
     ///
     /// # Errors
-    /// [`ReadError`] when they cannot be read.
+    /// Returns an error if the attributes cannot be read for another reason.
     pub async fn group_if_readable(&self, options: ReadOptions, key: &Key) -> Result<Option<Arc<Group>>, ReadError> {
         match self.group(options, key).await {
             Err(ReadError::AttributesTooLarge { .. }) => Ok(None),
@@ -149,7 +149,8 @@ impl Container {
     /// Returns the dataset at `key`.
     ///
     /// # Errors
-    /// [`ReadError::NotFound`] or [`ReadError::NotADataset`], which gives the reason; as [`Self::group`].
+    /// Returns [`ReadError::NotFound`] or [`ReadError::NotADataset`], which gives the reason, or an error of
+    /// [`Self::group`].
     pub async fn dataset(&self, options: ReadOptions, key: &Key) -> Result<Arc<Dataset>, ReadError> {
         let (_group, dataset) = self.group_of_dataset(options, key).await?;
         Ok(dataset)
@@ -160,7 +161,7 @@ impl Container {
     /// are left out.
     ///
     /// # Errors
-    /// As [`Self::dataset`].
+    /// Returns the same errors as [`Self::dataset`].
     pub async fn dataset_and_axes(
         &self,
         options: ReadOptions,

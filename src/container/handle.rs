@@ -18,7 +18,7 @@ use crate::store::{CachedStat, InstrumentedStore, Key, ObjectMeta, Store, StoreE
 use crate::telemetry::metrics::{self, ShedReason};
 
 /// Bodies shorter than this are not charged to the client: the kernel accepts them at once, so they do not occupy
-/// memory of the cache.
+/// memory of the cache. The fast path has a higher bound; see `MIN_CHARGED_BYTES` in `src/fastpath/reply.rs`.
 const UNCHARGED_BYTES: usize = 4 << 10;
 
 /// The part of a container that a caller may see. A hidden object is treated as missing everywhere: it is not listed,
@@ -94,7 +94,7 @@ impl Container {
     /// if there is no object.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails, a link hides a block, or there is not enough memory.
+    /// Returns an error if the store fails, a link hides a block, or there is not enough memory.
     pub async fn object(&self, options: ReadOptions, key: &Key) -> Result<Option<StoredObject>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
@@ -108,7 +108,7 @@ impl Container {
     /// Returns the metadata of the object at `key`, from the cache if the entry is fresh. Does not read the object.
     ///
     /// # Errors
-    /// [`ReadError`] when the store fails.
+    /// Returns an error if the store fails.
     pub async fn meta(&self, options: ReadOptions, key: &Key) -> Result<Option<ObjectMeta>, ReadError> {
         if !self.check_visible(key) {
             return Ok(None);
@@ -141,7 +141,7 @@ impl Container {
     /// Checks that the store can be read.
     ///
     /// # Errors
-    /// [`ReadError::Store`] with the reason why it cannot be read.
+    /// Returns [`ReadError::Store`] with the reason if the store cannot be read.
     pub async fn probe(&self) -> Result<(), ReadError> {
         Ok(self.store.probe().await?)
     }
@@ -149,8 +149,8 @@ impl Container {
     /// Reserves `bytes` of the slice budget for a response that is not a slice.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when the budget is smaller than `bytes` or other requests hold the memory for too long.
-    /// [`ReadError::Store`] when the memory is not free and the store does not respond.
+    /// Returns [`ReadError::Budget`] if the budget is smaller than `bytes` or other requests hold the memory for too
+    /// long. Returns [`ReadError::Store`] if the memory is not free and the store does not respond.
     pub async fn reserve_memory(&self, bytes: u64) -> Result<MemoryPermit, ReadError> {
         let budget = &self.resources.slice_budget;
         Ok(MemoryPermit::new(Some(self.slice_permit(bytes, budget.take(bytes)).await?), budget))
@@ -160,7 +160,8 @@ impl Container {
     /// request would wait for memory in vain, so a permit is returned only if the memory is free.
     ///
     /// # Errors
-    /// [`BudgetError`] and [`StoreError::Stalled`].
+    /// Returns a [`BudgetError`] if `acquire` fails, or [`StoreError::Stalled`] if the store does not respond and the
+    /// memory is not free.
     pub(crate) async fn slice_permit(
         &self,
         bytes: u64,
@@ -179,7 +180,7 @@ impl Container {
     /// Gives up if the store keeps `work` waiting and requests of other containers need that memory.
     ///
     /// # Errors
-    /// [`StoreError::Preempted`] when it gives up, and the errors of `work`.
+    /// Returns [`StoreError::Preempted`] if this function gives up. Also returns the errors of `work`.
     pub async fn abort_if_contended<T, E: From<ReadError>>(
         &self,
         key: &Key,
@@ -203,7 +204,7 @@ impl Container {
     /// again and call this function with the same `permit`, which is `None` at first.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when the client does not read what it requested before.
+    /// Returns [`ReadError::Budget`] if the client does not read what it requested before.
     pub async fn charge_or_wait(
         &self,
         permit: &mut Option<SendPermit>,

@@ -9,7 +9,7 @@ use bytes::Bytes;
 
 use super::handle::Container;
 use crate::cache::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions, needs_copy};
-use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, PageCache, RawObjectMeta, SendfileSource};
+use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, RawObjectMeta, SendfileSource};
 use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 
 /// Maximum size of an object that is read into the cache at its first request, if the page cache holds it. Opening such
@@ -28,13 +28,11 @@ const CACHE_TOUCH_NANOSECONDS: u64 = 100_000_000;
 /// Result of a nonblocking lookup.
 #[derive(Debug)]
 pub enum NonblockingLookup {
-    /// The result is not available without blocking.
-    WouldBlock,
     /// No object or directory has that name. The dependency detects if one is created.
     Missing(Dependency),
     /// Metadata and bytes of the object, and the dependency on it if a response with it may be reused. The bytes are
-    /// empty if they were not requested and are not cached.
-    Object(ObjectMeta, Bytes, Option<Dependency>),
+    /// `None` if they were not requested and are not cached.
+    Object(ObjectMeta, Option<Bytes>, Option<Dependency>),
     /// An open file that is sent by `sendfile`.
     Sendfile(SendfileSource),
 }
@@ -85,10 +83,11 @@ pub struct CachedResponse {
 
 impl Container {
     /// Looks up the object at `key` as [`Self::object`] does, or as [`Self::meta`] does if `with_bytes` is false, but
-    /// never waits. Without `with_bytes`, the result has bytes only if they are cached.
-    pub fn try_object(&self, options: ReadOptions, key: &Key, with_bytes: bool) -> NonblockingLookup {
+    /// never waits. Returns `None` if the lookup would have to wait. Without `with_bytes`, the result has bytes only if
+    /// they are cached.
+    pub fn try_object(&self, options: ReadOptions, key: &Key, with_bytes: bool) -> Option<NonblockingLookup> {
         if !self.check_visible(key) {
-            return NonblockingLookup::WouldBlock;
+            return None;
         }
         let entries = self.object_entries();
         let cached = entries.try_cached(&self.object_cache_key(key));
@@ -101,20 +100,20 @@ impl Container {
             {
                 entries.count(LookupResult::Hit, 1);
                 let dependency = Dependency::entry(key, entry, options.request_start);
-                return NonblockingLookup::Object(meta.clone(), bytes.clone(), Some(dependency));
+                return Some(NonblockingLookup::Object(meta.clone(), Some(bytes.clone()), Some(dependency)));
             }
         }
         let is_cached = cached.is_some();
         match self.store.cached_stat(key) {
             CachedStat::Object(raw_meta) if with_bytes && !is_cached => self.try_read(options, key, raw_meta),
-            CachedStat::Object(raw_meta) if !with_bytes => self.try_meta(options, key, raw_meta, is_cached),
-            CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => NonblockingLookup::WouldBlock,
+            CachedStat::Object(raw_meta) if !with_bytes => Some(self.try_meta(options, key, raw_meta, is_cached)),
+            CachedStat::Object(_) | CachedStat::NotAnObject | CachedStat::Unknown => None,
             CachedStat::Missing => {
                 // If every request must look again, no later request could use the entry.
                 if !is_cached && options.since(key) < options.request_start {
                     self.try_cache_missing(key, options.request_start);
                 }
-                self.known_missing(key, options.request_start)
+                Some(self.known_missing(key, options.request_start))
             }
         }
     }
@@ -127,20 +126,19 @@ impl Container {
             || validated_at.try_is_unchanged(&*self.store, key, entry.version(), options.request_start) == Some(true)
     }
 
-    /// Looks up an object that is missing according to `entry`. If a directory has that name, returns
-    /// [`NonblockingLookup::WouldBlock`].
-    fn try_missing(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> NonblockingLookup {
+    /// Looks up an object that is missing according to `entry`. Returns `None` if a directory has that name.
+    fn try_missing(&self, options: ReadOptions, key: &Key, entry: &ObjectEntry) -> Option<NonblockingLookup> {
         if entry.is_name_absent && entry.validated_at.is_fresh(options.since(key)) {
-            return self.known_missing(key, entry.validated_at.nanoseconds());
+            return Some(self.known_missing(key, entry.validated_at.nanoseconds()));
         }
         if self.store.cached_stat(key) == CachedStat::Missing {
             entry.validated_at.touch(options.request_start);
-            return self.known_missing(key, options.request_start);
+            return Some(self.known_missing(key, options.request_start));
         }
         if entry.is_name_absent {
             self.object_entries().try_remove(&self.object_cache_key(key));
         }
-        NonblockingLookup::WouldBlock
+        None
     }
 
     fn known_missing(&self, key: &Key, last_lookup: u64) -> NonblockingLookup {
@@ -165,31 +163,29 @@ impl Container {
     fn try_meta(&self, options: ReadOptions, key: &Key, raw_meta: RawObjectMeta, is_cached: bool) -> NonblockingLookup {
         if is_cached || raw_meta.len > MAX_ALWAYS_CACHED_BYTES {
             let dependency = Dependency::stored_version(key, raw_meta, options.request_start);
-            return NonblockingLookup::Object(raw_meta.into(), Bytes::new(), Some(dependency));
+            return NonblockingLookup::Object(raw_meta.into(), None, Some(dependency));
         }
-        let read = self.try_read_into_cache(key, raw_meta.len, options.request_start);
-        let (meta, bytes) = read.unwrap_or_else(|| (raw_meta.into(), Bytes::new()));
-        NonblockingLookup::Object(meta, bytes, None)
+        match self.try_read_into_cache(key, raw_meta.len, options.request_start) {
+            Some((meta, bytes)) => NonblockingLookup::Object(meta, Some(bytes), None),
+            None => NonblockingLookup::Object(raw_meta.into(), None, None),
+        }
     }
 
     /// Reads an object into the cache if it is small or requested often. Otherwise opens it for `sendfile`.
-    fn try_read(&self, options: ReadOptions, key: &Key, raw_meta: RawObjectMeta) -> NonblockingLookup {
+    fn try_read(&self, options: ReadOptions, key: &Key, raw_meta: RawObjectMeta) -> Option<NonblockingLookup> {
         let objects = &self.resources.objects;
         if raw_meta.len > MAX_WHOLE_OBJECT_BYTES {
-            return NonblockingLookup::WouldBlock;
+            return None;
         }
         let should_cache = raw_meta.len <= MAX_ALWAYS_CACHED_BYTES
             || raw_meta.len <= MAX_NONBLOCKING_READ_BYTES && objects.admission.record_and_admit(raw_meta.version);
         if should_cache {
-            return match self.try_read_into_cache(key, raw_meta.len, options.request_start) {
-                Some((meta, bytes)) => NonblockingLookup::Object(meta, bytes, None),
-                None => NonblockingLookup::WouldBlock,
-            };
+            let (meta, bytes) = self.try_read_into_cache(key, raw_meta.len, options.request_start)?;
+            return Some(NonblockingLookup::Object(meta, Some(bytes), None));
         }
-        let open = |cache: &dyn PageCache| cache.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES);
-        let Some(file) = self.store.page_cache().and_then(open) else { return NonblockingLookup::WouldBlock };
+        let file = self.store.page_cache()?.open_for_sendfile(key, MAX_WHOLE_OBJECT_BYTES)?;
         objects.entries.count(LookupResult::Miss, 1);
-        NonblockingLookup::Sendfile(file)
+        Some(NonblockingLookup::Sendfile(file))
     }
 
     /// Reads an object of `len` bytes into the cache if this does not block.

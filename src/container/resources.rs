@@ -221,7 +221,8 @@ impl Resources {
     /// Reserves `bytes` of the slice budget for a response that reads no container.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when the budget is smaller than `bytes` or other requests hold the memory for too long.
+    /// Returns [`ReadError::Budget`] if the budget is smaller than `bytes` or other requests hold the memory for too
+    /// long.
     pub async fn reserve_memory(&self, bytes: u64) -> Result<MemoryPermit, ReadError> {
         Ok(MemoryPermit::new(Some(self.slice_budget.take(bytes).await?), &self.slice_budget))
     }

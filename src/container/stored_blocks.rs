@@ -122,7 +122,7 @@ impl Container {
     /// it does not, removes the cached holes, so that no other request trusts them.
     ///
     /// # Errors
-    /// [`ReadError::Store`] when the dataset is gone or the store cannot tell.
+    /// Returns [`ReadError::Store`] if the dataset is gone or the store cannot tell.
     pub async fn confirm_missing(
         &self,
         options: ReadOptions,

@@ -1,5 +1,5 @@
-//! The fast path answers requests that need no waiting. These request cached objects, keys that are known to be
-//! missing, or chunks of views that are available at once.
+//! The fast path answers requests that need no waiting: those for cached objects, for keys that are known to be
+//! missing, and for chunks of views that are available at once.
 //!
 //! [`try_answer`] is the only entry point. This module depends on `http`, and nothing in `http` depends on it.
 //!
@@ -23,7 +23,7 @@ use crate::http::common_headers::MountHeaders;
 use crate::http::problem::Problem;
 use crate::http::route::{self, Endpoint, RequestTarget};
 use crate::http::{App, Mount, forwarded, redact};
-use crate::store::{Key, ObjectMeta};
+use crate::store::Key;
 use crate::telemetry::metrics::LookupResult;
 use crate::view::{ResolvedKey, ViewLookup};
 use reply::{EntityHeaders, FastRequest, charged_body, entity_reply, not_found_reply};
@@ -200,15 +200,13 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions, p
     let is_attributes = key.name() == Some(ATTRIBUTES);
     // A client that already has the object may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
-    let mut lookup = mount.container.try_object(options, &key, with_bytes);
-    if let NonblockingLookup::Object(meta, bytes, _) = &lookup
-        && bytes.len() as u64 != meta.len
+    let mut lookup = mount.container.try_object(options, &key, with_bytes)?;
+    if let NonblockingLookup::Object(meta, None, _) = &lookup
         && request.needs_body(&meta.etag)
     {
-        lookup = mount.container.try_object(options, &key, true);
+        lookup = mount.container.try_object(options, &key, true)?;
     }
     match lookup {
-        NonblockingLookup::WouldBlock => None,
         NonblockingLookup::Missing(dependency) => {
             let cached_response = CachedResponse { source: dependency, range: 0..0, others: Vec::new() };
             thread_cache::insert(app.id, request.path, mount_index, None, cached_response);
@@ -217,13 +215,15 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions, p
         // The kernel cannot encrypt the file that it sends.
         NonblockingLookup::Sendfile(_) if app.options.is_https => None,
         NonblockingLookup::Sendfile(file) => {
-            let headers = EntityHeaders::new(route::STORED, file.meta().clone(), is_attributes);
+            let meta = file.meta().clone();
+            let headers = EntityHeaders::new(route::STORED, meta.len, meta.etag, meta.modified, is_attributes);
             Some(entity_reply(app, request, template, &headers, ReplyBody::File(Arc::new(file))))
         }
         NonblockingLookup::Object(meta, bytes, dependency) => {
             let range = 0..usize::try_from(meta.len).unwrap_or(usize::MAX);
-            let headers = EntityHeaders::new(route::STORED, meta, is_attributes);
-            let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
+            let headers = EntityHeaders::new(route::STORED, meta.len, meta.etag, meta.modified, is_attributes);
+            let body = charged_body(app, request, mount, bytes.unwrap_or_default())?;
+            let reply = entity_reply(app, request, template, &headers, body);
             if let Some(dependency) = dependency {
                 let cached_response = CachedResponse { source: dependency, range, others: Vec::new() };
                 thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_response);
@@ -261,8 +261,7 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions) ->
     };
     let bytes = encoded.bytes()?.clone();
     mount.container.count_lookup(LookupResult::Hit);
-    let meta = ObjectMeta { len: encoded.len, modified: None, etag: encoded.etag.as_str().into(), version: 0 };
-    let headers = EntityHeaders::new(view.name(), meta, false);
+    let headers = EntityHeaders::new(view.name(), encoded.len, encoded.etag.as_str().into(), None, false);
     let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
     if view.has_self_contained_chunks()
         && let Some(cached_response) = chunk.cached_response(&mount.container, options, &key, encoded)

@@ -4,7 +4,7 @@ use std::cell::RefCell;
 use std::io::Write;
 use std::net::IpAddr;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Instant, SystemTime};
 
 use axum::http::{Method, StatusCode};
 use bytes::Bytes;
@@ -12,7 +12,7 @@ use bytes::Bytes;
 use crate::http::common_headers::{MountHeaders, push_header};
 use crate::http::observe::{self, AccessLogFields, RequestRecord, SendStage};
 use crate::http::{App, Mount, forwarded, redact, respond};
-use crate::store::{ObjectMeta, SendfileSource};
+use crate::store::SendfileSource;
 use crate::telemetry::trace;
 
 /// The parts of a request on which its reply depends.
@@ -79,7 +79,8 @@ impl Reply {
 
 /// Minimum size of a body whose memory is charged to the client (64 KiB). A smaller body can stay in memory without a
 /// charge until a slow client has received it. Each connection holds at most one such body, because it sends one reply
-/// at a time.
+/// at a time. The HTTP library may hold many bodies for one connection, so its bound, `UNCHARGED_BYTES` in
+/// `src/container/handle.rs`, is lower.
 const MIN_CHARGED_BYTES: usize = 64 << 10;
 
 /// Prepared headers of one object or chunk.
@@ -93,15 +94,21 @@ pub(super) struct EntityHeaders {
 }
 
 impl EntityHeaders {
-    pub(super) fn new(route: &'static str, meta: ObjectMeta, is_attributes: bool) -> Self {
+    pub(super) fn new(
+        route: &'static str,
+        len: u64,
+        etag: Arc<str>,
+        modified: Option<SystemTime>,
+        is_attributes: bool,
+    ) -> Self {
         let mut header_lines = Vec::with_capacity(HEADER_LINES_CAPACITY);
-        let _ = write!(header_lines, "content-length: {}\r\n", meta.len);
+        let _ = write!(header_lines, "content-length: {len}\r\n");
         let content_length_line_bytes = header_lines.len();
-        push_header(&mut header_lines, "etag", meta.etag.as_bytes());
-        if let Some(date) = meta.modified.and_then(respond::last_modified) {
+        push_header(&mut header_lines, "etag", etag.as_bytes());
+        if let Some(date) = modified.and_then(respond::last_modified) {
             push_header(&mut header_lines, "last-modified", date.as_bytes());
         }
-        Self { route, etag: meta.etag, is_attributes, header_lines, content_length_line_bytes }
+        Self { route, etag, is_attributes, header_lines, content_length_line_bytes }
     }
 }
 
@@ -125,8 +132,8 @@ pub(super) fn entity_reply(
     finish_reply(app, request, headers.route, StatusCode::OK, head, Some(body))
 }
 
-/// Returns a body of `bytes`, which are charged to the client while they are sent. Returns `None` if the charge would
-/// have to wait, or if the peer's address does not identify the client. The HTTP library then answers.
+/// Returns a body of `bytes`, which are charged to the client while they are being sent. Returns `None` if the charge
+/// would have to wait, or if the peer's address does not identify the client. The HTTP library then answers.
 pub(super) fn charged_body(app: &App, request: &FastRequest<'_>, mount: &Mount, bytes: Bytes) -> Option<ReplyBody> {
     if request.is_head {
         return Some(ReplyBody::Bytes(Bytes::new()));
@@ -206,8 +213,8 @@ fn write_date(head: &mut Vec<u8>) {
         static CACHED_DATE: RefCell<(u64, String)> = const { RefCell::new((0, String::new())) };
     }
     #[expect(clippy::disallowed_methods, reason = "the Date header needs the system clock")]
-    let now = std::time::SystemTime::now();
-    let second = now.duration_since(std::time::SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+    let now = SystemTime::now();
+    let second = now.duration_since(SystemTime::UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
     CACHED_DATE.with_borrow_mut(|(cached_second, text)| {
         if *cached_second != second {
             *cached_second = second;

@@ -107,7 +107,7 @@ impl App {
     /// Returns the readiness document.
     ///
     /// # Errors
-    /// A 503 problem if the server is not ready.
+    /// Returns a 503 problem if the server is not ready.
     pub(crate) async fn check_readiness(&self) -> Result<String, Problem> {
         readiness::check(&self.mounts, &self.storage_probes, &self.options, self.is_draining()).await
     }

@@ -21,8 +21,8 @@ use crate::telemetry::metrics;
 /// Authorizes the request. Returns the caller's view of the mount; `None` if everyone sees the same.
 ///
 /// # Errors
-/// 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404 if the caller may not read
-/// the target, 503 if that cannot be decided now.
+/// Returns a problem with status 400 for several tokens, 401 for an invalid token or if one is needed and missing, 404
+/// if the caller may not read the target, 503 if that cannot be decided now.
 pub(crate) async fn authorize(
     context: &RequestContext<'_>,
     control: &Arc<AccessControl>,
@@ -31,9 +31,8 @@ pub(crate) async fn authorize(
         Endpoint::Operation(Operation::Metrics) if context.target.segments.is_empty() => None,
         // Operations are for load balancers, and the viewer contains no data of containers.
         Endpoint::Operation(_) | Endpoint::Viewer => return Ok(None),
-        Endpoint::View(view) => Some(context.target.segments.get(view.path_parameter_count()..).unwrap_or_default()),
-        Endpoint::Stored | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => {
-            Some(context.target.segments.as_slice())
+        Endpoint::View(_) | Endpoint::Stored | Endpoint::Slice | Endpoint::Info | Endpoint::Stats => {
+            Some(context.target.container_path().unwrap_or_default())
         }
     };
     // Neuroglancer looks for attributes in all parent directories, including `/token/`, and gives up at a 401. Such a

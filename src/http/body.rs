@@ -1,5 +1,5 @@
 //! Bodies of responses that are not one buffer: several buffers, large objects that are read piece by piece, and slices
-//! that are read in bands. Cached bytes are charged to the client while they are sent.
+//! that are read in bands.
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -23,7 +23,7 @@ use crate::runtime::fair_queue::ClientId;
 use crate::telemetry::trace;
 use crate::view::Chunk;
 
-/// Maximum number of bands that wait to be sent while the next one is assembled.
+/// Maximum number of bands that wait to be sent while the next one is being assembled.
 const BANDS_AHEAD: usize = 1;
 
 /// Returns a body of `parts` and the length of the body.
@@ -86,17 +86,27 @@ pub(crate) struct BandReader {
     /// Time that the last band waited until the client had received the band before it; `None` before the first band.
     send_wait: Option<Duration>,
     /// A chunk and its entity tag, which is checked again after the last band has been read.
-    pub(crate) etag_check: Option<(Chunk, String)>,
+    etag_check: Option<(Chunk, String)>,
     /// Number of bytes to skip before the first byte that is sent.
-    pub(crate) bytes_to_skip: u64,
+    bytes_to_skip: u64,
     /// Bytes after the skipped ones that are still to be sent.
-    pub(crate) remaining_bytes: u64,
+    remaining_bytes: u64,
 }
 
 impl BandReader {
     /// Creates a reader of the whole slice.
     pub(crate) fn new(container: Container, bands: BandStream) -> Self {
         Self { container, bands, send_wait: None, etag_check: None, bytes_to_skip: 0, remaining_bytes: u64::MAX }
+    }
+
+    /// Limits the reader to `len` bytes, which follow the first `bytes_to_skip` bytes of the slice.
+    pub(crate) fn limited_to(self, bytes_to_skip: u64, len: u64) -> Self {
+        Self { bytes_to_skip, remaining_bytes: len, ..self }
+    }
+
+    /// Makes the last band fail if the entity tag of `chunk` is no longer `etag`.
+    pub(crate) fn with_etag_check(self, chunk: Chunk, etag: String) -> Self {
+        Self { etag_check: Some((chunk, etag)), ..self }
     }
 
     /// Reads the next band and returns its pieces; `None` after the last band.

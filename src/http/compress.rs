@@ -20,7 +20,7 @@ use crate::runtime::cpu_pool::Priority;
 const MIN_DOCUMENT_BYTES: usize = 64;
 
 /// Compresses the document in a response if the client accepts a content coding and memory is free. Does not wait for
-/// memory: the request already holds the memory of the document, and requests that hold memory while they wait could
+/// memory: the request already holds the memory of the document, and requests that hold memory while waiting could
 /// deadlock.
 pub(crate) async fn compress_document(context: &RequestContext<'_>, response: Response<Body>) -> HandlerResult {
     let resources = &context.app.resources;
@@ -90,8 +90,8 @@ impl ContentCoding {
 }
 
 /// Returns the maximum size of the output buffer when a document of `bytes` is compressed. The factor of 3 covers the
-/// old buffer that exists beside the new one while the buffer grows. The encoder's window is not included, because it
-/// lives no longer than the job, and there is one job per core.
+/// old buffer that exists beside the new one while the buffer is growing. The encoder's window is not included, because
+/// it lives no longer than the job, and there is one job per core.
 fn document_buffer_bytes(bytes: u64) -> u64 {
     bytes.saturating_add(bytes / 64).saturating_add(1 << 10).saturating_mul(3)
 }

@@ -405,7 +405,7 @@ fn block_problem(key: &crate::store::Key, position: &[u64], error: BlockError) -
             );
             Problem::too_large(detail, limit_bytes)
         }
-        // Decoding is never cancelled while a request waits for it.
+        // Decoding is never cancelled while a request is waiting for it.
         error @ BlockError::Payload(CodecError::Cancelled) => Problem::internal(error),
         error @ (BlockError::ShortHeader { .. }
         | BlockError::UnknownMode(_)

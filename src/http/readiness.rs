@@ -29,8 +29,8 @@ const PROBE_TIMEOUT: Duration = Duration::from_millis(800);
 pub(crate) struct StorageProbe {
     /// Time and result of the last probe.
     last_result: watch::Sender<Option<(Instant, StorageHealth)>>,
-    /// True while a probe runs. No second probe is started meanwhile, because threads would pile up if the storage
-    /// hangs.
+    /// True while a probe is running. No second probe is started meanwhile, because threads would pile up if the
+    /// storage hangs.
     is_in_flight: AtomicBool,
     /// Reason that was logged last; `None` if the storage was readable.
     last_logged: Mutex<Option<&'static str>>,
@@ -70,7 +70,7 @@ impl From<Result<(), ReadError>> for StorageHealth {
 /// Returns the readiness document of a server with these `mounts` and a probe for each.
 ///
 /// # Errors
-/// A 503 problem if the server is not ready.
+/// Returns a 503 problem if the server is not ready.
 pub(crate) async fn check(
     mounts: &[Mount],
     probes: &[Arc<StorageProbe>],

@@ -117,7 +117,7 @@ impl Entity<'_> {
     /// unknown.
     ///
     /// # Errors
-    /// 412 if a precondition fails, 416 if the range lies beyond the end.
+    /// Returns a problem with status 412 if a precondition fails, 416 if the range lies beyond the end.
     pub(crate) fn select(&self, request: &Parts) -> Result<(Response<Body>, Option<Range<u64>>), Problem> {
         let etag = self.etag.as_deref().unwrap_or_default();
         let (status, range) = match (self.evaluate(request), self.len) {
@@ -152,7 +152,7 @@ impl Entity<'_> {
     /// Answers `request` with this entity, whose body is `body`.
     ///
     /// # Errors
-    /// 412 if a precondition fails, 416 if the range lies beyond the end.
+    /// Returns a problem with status 412 if a precondition fails, 416 if the range lies beyond the end.
     pub(crate) fn respond(self, request: &Parts, body: impl Into<Bytes>) -> HandlerResult {
         let body = body.into();
         let (mut response, range) = Self { len: Some(body.len() as u64), ..self }.select(request)?;

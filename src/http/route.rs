@@ -167,7 +167,7 @@ impl RequestTarget {
     /// Returns `Ok(None)` for a path outside the base path.
     ///
     /// # Errors
-    /// `invalid-parameter` for a segment that no key may have.
+    /// Returns the problem `invalid-parameter` for a segment that no key may have.
     pub fn parse(path: &str, base_path: &str) -> Result<Option<Self>, Problem> {
         let Some(rest) = path.strip_prefix(base_path).filter(|rest| rest.is_empty() || rest.starts_with('/')) else {
             // Operations are also served outside the base path.
@@ -228,9 +228,9 @@ pub fn encode_segment(name: &str) -> impl std::fmt::Display + '_ {
     utf8_percent_encode(name, PERCENT_ENCODE_SET)
 }
 
-/// Encodes a key as the path of a URI, without a leading slash.
-pub fn encode_key(key: &Key) -> String {
-    key.segments().map(|segment| encode_segment(segment).to_string()).collect::<Vec<_>>().join("/")
+/// Encodes names as the path of a URI, without a leading slash.
+pub fn encode_path<'a>(names: impl IntoIterator<Item = &'a str>) -> String {
+    names.into_iter().map(|name| encode_segment(name).to_string()).collect::<Vec<_>>().join("/")
 }
 
 #[cfg(test)]

@@ -39,7 +39,7 @@ impl Viewer {
     /// Blocks the thread on disk I/O.
     ///
     /// # Errors
-    /// If the directory cannot be examined.
+    /// Returns an error if the directory cannot be examined.
     pub fn open(directory: &Path) -> io::Result<Option<Self>> {
         if directory.as_os_str().is_empty() {
             return Ok(None);
@@ -72,7 +72,7 @@ impl Viewer {
     /// ranges and `Accept-Encoding`.
     ///
     /// # Errors
-    /// If the file cannot be read.
+    /// Returns an error if the file cannot be read.
     pub(crate) async fn call(&self, request: Request<Body>) -> io::Result<Response<Body>> {
         Ok(self.files.clone().try_call(request).await?.map(Body::new))
     }

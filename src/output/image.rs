@@ -8,7 +8,7 @@ use n5_format::DataType;
 /// right, the second one down. `max_side` is the format's maximum number of pixels per side.
 ///
 /// # Errors
-/// A text for the client: why the array cannot be shown as one image, and what to request instead.
+/// Returns a text for the client: why the array cannot be shown as one image, and what to request instead.
 pub(super) fn plane_size(format: &str, shape: &[u64], max_side: u64) -> Result<(u32, u32), String> {
     match long_axes(format, shape, max_side)?.as_slice() {
         [] => Ok((1, 1)),
@@ -24,7 +24,7 @@ pub(super) fn plane_size(format: &str, shape: &[u64], max_side: u64) -> Result<(
 /// Returns the sizes of the axes longer than 1, in N5 axis order.
 ///
 /// # Errors
-/// As for [`plane_size`], except that any number of axes is allowed.
+/// Returns the same errors as [`plane_size`], except that any number of axes is allowed.
 pub(super) fn long_axes(format: &str, shape: &[u64], max_side: u64) -> Result<Vec<u32>, String> {
     if shape.contains(&0) {
         return Err(format!("the region {shape:?} is empty, but {format} needs at least one element"));
@@ -43,7 +43,7 @@ pub(super) fn long_axes(format: &str, shape: &[u64], max_side: u64) -> Result<Ve
 /// `unchanged_types`.
 ///
 /// # Errors
-/// A text for the client: why the elements cannot be shown, and what to request instead.
+/// Returns a text for the client: why the elements cannot be shown, and what to request instead.
 pub(super) fn check_window(
     format: &str,
     unchanged_types: &[DataType],

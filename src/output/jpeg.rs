@@ -47,8 +47,8 @@ impl Format for JpegFormat {
         check_window(self.name(), &[DataType::UInt8], data_type, options)
     }
 
-    /// Returns the size of the largest possible file, of eight encoder rows for each of four components, and of one row
-    /// of grey values.
+    /// Returns the combined size of the largest possible file, eight encoder rows for each of four components, and one
+    /// row of grey values.
     fn encoder_bytes(&self, shape: &[u64], _: &DataType, _: &EncodeOptions) -> u64 {
         let mut long_sizes = shape.iter().copied().filter(|size| *size > 1);
         let width = long_sizes.next().unwrap_or(1).div_ceil(8);

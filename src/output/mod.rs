@@ -112,7 +112,7 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// parameters.
     ///
     /// # Errors
-    /// As for [`check_supported`].
+    /// Returns the same errors as [`check_supported`].
     fn supports(&self, _shape: &[u64], _data_type: &DataType, _options: &EncodeOptions) -> Result<(), String> {
         Ok(())
     }
@@ -121,7 +121,7 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// Not to be overridden.
     ///
     /// # Errors
-    /// [`EncodeError::Refused`] and [`EncodeError::Length`].
+    /// Returns [`EncodeError::Refused`] or [`EncodeError::Length`].
     fn check(&self, array: &Array, options: &EncodeOptions) -> Result<(), EncodeError> {
         check_supported(self, &array.shape, &array.data_type, options).map_err(EncodeError::Refused)?;
         let expected = element_count(&array.shape).saturating_mul(array.data_type.size_bytes().unwrap_or(0) as u64);
@@ -140,7 +140,7 @@ pub trait Format: fmt::Debug + Send + Sync {
     /// [`Format::encoder_bytes`] is 0.
     ///
     /// # Errors
-    /// [`EncodeError`] if [`Format::check`] refuses the array or the encoder fails.
+    /// Returns [`EncodeError`] if [`Format::check`] refuses the array or the encoder fails.
     fn encode(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError>;
 
     /// Returns this format if it can be sent in bands. Other formats are sent whole.
@@ -178,7 +178,7 @@ pub trait StreamedFormat: Format {
     /// overridden.
     ///
     /// # Errors
-    /// As for [`Format::encode`].
+    /// Returns the same errors as [`Format::encode`].
     fn encode_whole(&self, array: &Array, options: &EncodeOptions) -> Result<Vec<Bytes>, EncodeError> {
         self.check(array, options)?;
         let Array { shape, data_type, data } = array;
@@ -202,7 +202,7 @@ pub trait PiecewiseFormat: Format {
     /// any capacity.
     ///
     /// # Errors
-    /// As for [`Format::encode`].
+    /// Returns the same errors as [`Format::encode`].
     fn encode_piece(
         &self,
         number: usize,
@@ -218,7 +218,7 @@ pub trait PiecewiseFormat: Format {
 /// Checks that `format` can encode arrays of this shape and type with these options.
 ///
 /// # Errors
-/// A text for the client: why the array is refused, and what to request instead.
+/// Returns a text for the client: why the array is refused, and what to request instead.
 pub fn check_supported<F: Format + ?Sized>(
     format: &F,
     shape: &[u64],
@@ -284,7 +284,7 @@ pub enum NegotiationError {
 /// acceptable, because Java names image/jpeg in every request by default.
 ///
 /// # Errors
-/// [`NegotiationError`] if the name is unknown or `Accept` excludes every format.
+/// Returns [`NegotiationError`] if the name is unknown or `Accept` excludes every format.
 pub fn negotiate(format: Option<&str>, accept: Option<&str>) -> Result<&'static dyn Format, NegotiationError> {
     if let Some(name) = format {
         let selected = FORMATS.iter().copied().find(|format| format.name() == name);

@@ -8,7 +8,7 @@ use crate::config::{Config, DefaultAccess};
 /// Checks the rules of `[access]`. They are part of the configuration, unlike the files that the section names.
 ///
 /// # Errors
-/// If a rule cannot be used.
+/// Returns an error if a rule cannot be used.
 pub fn check_rules(config: &Config) -> anyhow::Result<()> {
     policy(config).map(drop)
 }
@@ -23,7 +23,7 @@ fn policy(config: &Config) -> anyhow::Result<Policy> {
 /// whose file or URL is unchanged.
 ///
 /// # Errors
-/// If a rule, or a file of tokens or keys, cannot be used.
+/// Returns an error if a rule, or a file of tokens or keys, cannot be used.
 pub fn open_access_control(
     config: &Config,
     known: Option<&AccessControl>,

@@ -44,7 +44,7 @@ impl Server {
     /// Opens the containers and binds the address. `render_metrics` returns the text of `/metrics`.
     ///
     /// # Errors
-    /// If no configured container can be opened or the address cannot be bound.
+    /// Returns an error if no configured container can be opened or the address cannot be bound.
     pub async fn bind(
         config: Config,
         render_metrics: impl Fn() -> String + Send + Sync + 'static,
@@ -188,7 +188,7 @@ async fn is_quiescent(reloader: &Reloader, unflushed: &Weak<()>) -> bool {
 /// Checks that the files of `[access]`, `[jwt]` and `[tls]` can be used.
 ///
 /// # Errors
-/// If one of them cannot be used.
+/// Returns an error if one of the files cannot be used.
 pub fn check_files(config: &Config) -> anyhow::Result<()> {
     open_files(config).map(drop)
 }

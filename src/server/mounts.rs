@@ -19,7 +19,7 @@ use crate::http::Mount;
 use crate::runtime::off_thread::off_thread;
 use crate::store::{LocalStore, Store, UnavailableStore};
 
-/// Time limit for opening a directory while the server runs. If it fails, the server continues with the present
+/// Time limit for opening a directory while the server is running. If it fails, the server continues with the present
 /// containers.
 pub(super) const REOPEN_TIMEOUT: Duration = Duration::from_secs(2);
 
@@ -44,8 +44,8 @@ pub(super) struct MountedContainer {
     pub(super) mount: Mount,
     config: ContainerConfig,
     location: ContainerLocation,
-    /// Held while the directory is opened. Only one attempt at a time is allowed, because an attempt that hangs keeps
-    /// its thread.
+    /// Held while the directory is being opened. Only one attempt at a time is allowed, because an attempt that hangs
+    /// keeps its thread.
     open_lock: Arc<Mutex<()>>,
 }
 
@@ -113,7 +113,7 @@ impl MountedContainer {
 /// it.
 ///
 /// # Errors
-/// If none of the containers can be opened. The error gives the reason for each.
+/// Returns an error that gives the reason for each container if none of them can be opened.
 pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow::Result<Vec<MountedContainer>> {
     let call_timeout = storage_call_timeout(config);
     let open_timeout = if config.containers.len() > 1 { STARTUP_OPEN_TIMEOUT.min(call_timeout) } else { call_timeout };
@@ -145,7 +145,7 @@ pub(super) async fn start(config: &Config, resources: &Arc<Resources>) -> anyhow
 /// its cached data, and stays as it is if its directory cannot be opened now.
 ///
 /// # Errors
-/// If a container that is not in `current` cannot be opened.
+/// Returns an error if a container that is not in `current` cannot be opened.
 pub(super) async fn reconfigured(
     current: &[MountedContainer],
     config: &Config,
@@ -257,7 +257,7 @@ fn mount_demo(resources: &Arc<Resources>, previous: &[MountedContainer]) -> Moun
 /// Opens `container` within `timeout`.
 ///
 /// # Errors
-/// If it cannot be opened. The error names the container.
+/// Returns an error that names the container if the container cannot be opened.
 async fn open_with_timeout(
     container: &ContainerConfig,
     call_timeout: Duration,
@@ -283,7 +283,7 @@ async fn open_with_timeout(
 /// Opens the location that the configuration gives for `container`. Blocks on the disk.
 ///
 /// # Errors
-/// If it cannot be opened.
+/// Returns an error if the store cannot be opened.
 pub(crate) fn open_store(container: &ContainerConfig, config: &Config) -> anyhow::Result<Arc<dyn Store>> {
     let store = open_local_store(container, storage_call_timeout(config));
     Ok(Arc::new(store.with_context(|| format!("cannot serve {}", describe(container)))?))

@@ -1,5 +1,5 @@
 //! Reloads the configuration while serving. All parts that depend on the configuration are built while the current
-//! parts stay in use, and then replace them in one step. If building one of them fails, nothing changes.
+//! parts are still in use, and then replace them in one step. If building one of them fails, nothing changes.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Weak};
@@ -30,7 +30,7 @@ const DRAIN_INTERVAL: Duration = Duration::from_millis(250);
 /// Applies new configurations to a running server.
 pub struct Reloader {
     snapshot_tx: watch::Sender<Arc<ServingSnapshot>>,
-    /// Locked while a configuration is applied, so that only one is applied at a time.
+    /// Locked while a configuration is being applied, so that only one is applied at a time.
     state: Mutex<ServerState>,
 }
 

@@ -72,7 +72,7 @@ pub enum TelemetryError {
 /// `[log]`. Dropping the returned guard writes the lines that still wait, within a short time.
 ///
 /// # Errors
-/// [`TelemetryError`] if the filter is invalid or logging is already installed.
+/// Returns [`TelemetryError`] if the filter is invalid or logging is already installed.
 pub fn install_log(log: &LogConfig) -> Result<WorkerGuard, TelemetryError> {
     let (filter, handle) = reload::Layer::new(parse_level(&log.level)?);
     let _ = LEVEL_HANDLE.set(handle);
@@ -106,7 +106,7 @@ static LEVEL_HANDLE: OnceLock<reload::Handle<Targets, Registry>> = OnceLock::new
 /// Changes `log.level`. Does nothing if logging is not installed.
 ///
 /// # Errors
-/// [`TelemetryError::Level`] if the filter is invalid.
+/// Returns [`TelemetryError::Level`] if the filter is invalid.
 pub fn set_level(level: &str) -> Result<(), TelemetryError> {
     let filter = parse_level(level)?;
     if let Some(handle) = LEVEL_HANDLE.get() {
@@ -134,7 +134,7 @@ pub struct MetricsHandle(PrometheusHandle);
 /// servers.
 ///
 /// # Errors
-/// [`TelemetryError::Metrics`] if another recorder is already installed.
+/// Returns [`TelemetryError::Metrics`] if another recorder is already installed.
 pub fn install_metrics() -> Result<MetricsHandle, TelemetryError> {
     static INSTALLED: OnceLock<MetricsHandle> = OnceLock::new();
     if let Some(metrics) = INSTALLED.get() {

@@ -54,7 +54,7 @@ tokio::task_local! {
 /// Starts tracing requests and sending the traces to a collector (OTLP over HTTP, as JSON). Call it once per process.
 ///
 /// # Errors
-/// If no thread can be started.
+/// Returns an error if no thread can be started.
 pub fn start(settings: &TraceSettings) -> std::io::Result<()> {
     drop(TRACER.set(Tracer::new(settings)?));
     Ok(())

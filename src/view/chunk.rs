@@ -58,9 +58,9 @@ pub enum ChunkSource {
         /// Dependency on the cached bytes, or `None` if they are not cached.
         dependency: Option<Dependency>,
     },
-    /// A range of a stored block that is too large to be held in memory, and is read while it is sent.
+    /// A range of a stored block that is too large to be held in memory, and is read while it is being sent.
     LargeStored(Arc<LargeObject>, Range<u64>),
-    /// Elements that are too large to be held in memory, and are read while they are sent.
+    /// Elements that are too large to be held in memory, and are read while they are being sent.
     Elements(StreamLayout),
 }
 
@@ -79,7 +79,7 @@ impl Chunk {
     /// dataset are 0.
     ///
     /// # Errors
-    /// [`ReadError::NotFound`] if an index or size is outside the 64-bit range.
+    /// Returns [`ReadError::NotFound`] if an index or size is outside the 64-bit range.
     pub fn of_region(
         dataset: Arc<Dataset>,
         start: &[u64],
@@ -97,7 +97,7 @@ impl Chunk {
     /// box must not overlap any other block.
     ///
     /// # Errors
-    /// As [`Self::of_region`].
+    /// Returns the same errors as [`Self::of_region`].
     pub fn of_block(
         dataset: Arc<Dataset>,
         position: GridPosition,
@@ -123,10 +123,11 @@ impl Chunk {
     /// 2. If the elements and the encoded chunk fit into memory, the elements are read and encoded. The result may be
     ///    cached. A chunk that can be streamed is read in this way only within [`read::max_buffered_bytes`].
     /// 3. If the chunk can be streamed, because its encoder encodes one element after the other, the elements are read
-    ///    and encoded while the chunk is sent.
+    ///    and encoded while the chunk is being sent.
     ///
     /// # Errors
-    /// [`ReadError`] of the first block that cannot be read, or if there is not enough memory.
+    /// Returns the [`ReadError`] of the first block that cannot be read. Also returns an error if there is not enough
+    /// memory.
     pub async fn read(&self, container: &Container, options: ReadOptions) -> Result<Option<EncodedChunk>, ReadError> {
         let chunk = self.read_unconfirmed(container, options).await?;
         if chunk.is_none() {
@@ -167,8 +168,8 @@ impl Chunk {
         (attributes.compression().name() == encoding.name()).then_some((position, encoding))
     }
 
-    /// Returns the range of the chunk within its stored block, if the block is of the default mode and has an accepted
-    /// size, and if its payload is one stream in `encoding`.
+    /// Returns the range of the chunk within its stored block, if the block is of the default mode, its header is
+    /// accepted by the encoder, and its payload is one stream in `encoding`.
     ///
     /// The block has `stored_bytes` bytes and begins with `head`. For an uncompressed block, `head` need not go beyond
     /// the header. For a compressed block, it must be the whole block.
@@ -180,10 +181,10 @@ impl Chunk {
         stored_bytes: u64,
     ) -> Option<Range<u64>> {
         let header = BlockHeader::parse(head).ok()?;
-        let is_accepted = self.encoder.accepts_block_size(&self.dataset.attributes, position, &header.size);
-        if header.mode != BlockMode::Default || !is_accepted {
+        if header.mode != BlockMode::Default {
             return None;
         }
+        let start = self.encoder.start_in_block(&self.dataset.attributes, position, &header)?;
         let payload_start = header.len as u64;
         let payload_bytes = header.elements?.checked_mul(self.element_bytes() as u64)?;
         let is_one_stream = match encoding {
@@ -193,7 +194,7 @@ impl Chunk {
                     && encoding.is_one_stream(head.get(header.len..)?, usize::try_from(payload_bytes).ok()?)
             }
         };
-        is_one_stream.then_some(if self.encoder.includes_block_header() { 0 } else { payload_start }..stored_bytes)
+        is_one_stream.then_some(start as u64..stored_bytes)
     }
 
     /// Returns the chunk as a range of its stored block, or `None` if the block does not already have the form of the
@@ -251,7 +252,7 @@ impl Chunk {
         }))
     }
 
-    /// Returns the chunk as elements that are read while the chunk is sent.
+    /// Returns the chunk as elements that are read while the chunk is being sent.
     async fn stream(
         &self,
         container: &Container,
@@ -305,7 +306,7 @@ impl Chunk {
     /// no block exists.
     ///
     /// # Errors
-    /// [`ReadError`] if the store fails.
+    /// Returns an error if the store fails.
     pub async fn lookup_etag(&self, container: &Container, options: ReadOptions) -> Result<Option<String>, ReadError> {
         let etag = self.lookup_etag_unconfirmed(container, options).await?;
         if etag.is_none() {
@@ -373,7 +374,7 @@ impl Chunk {
     /// returns the number of bytes of the slice before the byte `from`.
     ///
     /// # Errors
-    /// [`ReadError::TooLarge`].
+    /// Returns [`ReadError::TooLarge`] if the slice takes too much memory.
     pub fn plan_byte_range(
         &self,
         container: &Container,
@@ -399,7 +400,7 @@ impl Chunk {
     /// Checks that the blocks are still those that `etag` was computed from.
     ///
     /// # Errors
-    /// [`ReadError::Store`] if they are not, or if the store fails.
+    /// Returns [`ReadError::Store`] if the blocks have changed or the store fails.
     pub async fn verify_etag(&self, container: &Container, etag: &str) -> Result<(), ReadError> {
         let options = container.resources().read_options();
         let is_same = self.lookup_etag(container, options).await?.as_deref() == Some(etag);

@@ -5,7 +5,7 @@ use std::fmt;
 use bytes::Bytes;
 
 use crate::cache::ReadError;
-use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};
+use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes};
 
 /// Encodes the elements of a chunk to bytes.
 pub trait ChunkEncoder: fmt::Debug + Send + Sync {
@@ -25,26 +25,23 @@ pub trait ChunkEncoder: fmt::Debug + Send + Sync {
     /// Encodes elements as a chunk.
     ///
     /// # Errors
-    /// [`ReadError::NotRepresentable`] and [`ReadError::Convert`] if the elements cannot be encoded.
+    /// Returns [`ReadError::NotRepresentable`] or [`ReadError::Convert`] if the elements cannot be encoded.
     fn encode(&self, array: Array) -> Result<Bytes, ReadError>;
 
     /// Returns the encoding in which a stored payload can be sent as a chunk unchanged, if it is a single stream.
     /// Returns `None` if blocks of the dataset must always be decoded.
     ///
     /// This method is called only for chunks that are exactly one block. A block is sent as it is stored only if
-    /// [`Self::accepts_block_size`] returns true, too.
+    /// [`Self::start_in_block`] accepts it, too.
     fn passthrough(&self, _dataset: &DatasetAttributes) -> Option<BlockEncoding> {
         None
     }
 
-    /// Returns true if a stored block of this size, in elements, can be sent as the chunk at `position`.
-    fn accepts_block_size(&self, _dataset: &DatasetAttributes, _position: &[u64], _size: &Coords) -> bool {
-        false
-    }
-
-    /// Returns true if the header of a block that is sent as it is stored is a part of the chunk.
-    fn includes_block_header(&self) -> bool {
-        false
+    /// Returns the offset of the chunk within its stored block, in bytes: 0 if the header of the block is a part of the
+    /// chunk, otherwise the length of the header. Returns `None` if a block with this header, at `position`, cannot be
+    /// sent as it is stored.
+    fn start_in_block(&self, _dataset: &DatasetAttributes, _position: &[u64], _header: &BlockHeader) -> Option<usize> {
+        None
     }
 
     /// Returns the layout of a chunk of `shape` if its elements are encoded one after the other, so that it can be

@@ -132,7 +132,7 @@ pub trait View: fmt::Debug + Send + Sync {
     /// add their own.
     ///
     /// # Errors
-    /// [`ReadError::InvalidParameter`].
+    /// Returns [`ReadError::InvalidParameter`] for a value that the view does not accept.
     fn check_query(&self, _query: &[(String, String)]) -> Result<(), ReadError> {
         Ok(())
     }
@@ -147,7 +147,7 @@ pub trait View: fmt::Debug + Send + Sync {
     /// [`ResolvedKey::Missing`].
     ///
     /// # Errors
-    /// [`ReadError`] if the object cannot be read.
+    /// Returns an error if the object cannot be read.
     async fn resolve(&self, lookup: &ViewLookup<'_>) -> Result<ResolvedKey, ReadError>;
 
     /// Returns the path prefix for a link that shows a directory in this view, or `None` if the view does not show the
@@ -159,7 +159,7 @@ pub trait View: fmt::Debug + Send + Sync {
     /// Returns the sorted names of the documents in the directory `lookup.key`, for listings.
     ///
     /// # Errors
-    /// As [`Self::resolve`].
+    /// Returns the same errors as [`Self::resolve`].
     async fn list_documents(&self, lookup: &ViewLookup<'_>) -> Result<Vec<String>, ReadError>;
 }
 

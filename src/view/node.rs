@@ -51,7 +51,7 @@ impl LoadedNode {
     /// `copy`.
     ///
     /// # Errors
-    /// [`ReadError::Internal`].
+    /// Returns [`ReadError::Internal`] if the job fails.
     pub(super) async fn map_text<T: Send + 'static>(
         &self,
         container: &Container,
@@ -64,7 +64,7 @@ impl LoadedNode {
     /// Returns those of the directory's own attributes for whose names `predicate` returns true, as stored.
     ///
     /// # Errors
-    /// [`ReadError::Internal`].
+    /// Returns [`ReadError::Internal`] if the job fails.
     pub async fn attributes(
         &self,
         container: &Container,
@@ -77,8 +77,8 @@ impl LoadedNode {
 /// Loads the attributes of the directory `key`, and all other attributes that its description needs.
 ///
 /// # Errors
-/// [`ReadError::NotFound`] if there is no such directory; other errors if the store fails or there is not enough
-/// memory.
+/// Returns [`ReadError::NotFound`] if there is no such directory, and other errors if the store fails or there is not
+/// enough memory.
 pub async fn read_node(container: &Container, options: ReadOptions, key: &Key) -> Result<LoadedNode, ReadError> {
     container.abort_if_contended(key, Box::pin(read(container, options, key, false))).await
 }
@@ -86,7 +86,7 @@ pub async fn read_node(container: &Container, options: ReadOptions, key: &Key) -
 /// Like [`read_node`], but also loads the text of the directory's own attributes, for a response that repeats them.
 ///
 /// # Errors
-/// As [`read_node`].
+/// Returns the same errors as [`read_node`].
 pub async fn read_node_with_text(
     container: &Container,
     options: ReadOptions,
@@ -184,7 +184,7 @@ impl<'a> NodeLoader<'a> {
     /// Takes a memory permit for all attributes measured so far and loads the directory, except for the attributes
     /// below it.
     async fn load(&mut self) -> Result<LoadedNode, ReadError> {
-        // This request holds no attributes while it waits for memory.
+        // This request holds no attributes while it is waiting for memory.
         let tree_bytes = self.max_bytes - self.remaining_bytes;
         let description_bytes = tree_bytes.saturating_mul(DESCRIPTION_MEMORY_FACTOR) + MIN_DESCRIPTION_BYTES;
         let copy_bytes = self.text_bytes.saturating_mul(COPY_MEMORY_FACTOR);

@@ -120,7 +120,7 @@ impl PrecomputedScale {
     /// Creates the scale of the dataset at `path`.
     ///
     /// # Errors
-    /// A message for the client if the dataset cannot be a scale.
+    /// Returns a message for the client if the dataset cannot be a scale.
     fn new(path: &str, dataset: DescribedDataset, space: CoordinateSpace) -> Result<Self, String> {
         let extent = Extent::of(&dataset)?;
         if dataset.compression().codec().is_none() {

@@ -14,8 +14,8 @@ use super::node::{LoadedNode, read_node, read_node_with_text};
 use crate::cache::{ATTRIBUTES, Dataset, ReadError};
 use crate::store::Key;
 use n5_format::{
-    self, Array, BlockEncoding, Coords, DataType, DatasetAttributes, DescribedDataset, GridPosition, JsonObjectBuilder,
-    convert, encode_block,
+    self, Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes, DescribedDataset, GridPosition,
+    JsonObjectBuilder, convert, encode_block,
 };
 use n5_metadata::{CoordinateSpace, Description, Node, NodeKind};
 
@@ -245,15 +245,13 @@ impl ChunkEncoder for ReencodeTarget {
 
     /// Accepts blocks that have the size of their grid cell, clipped at the end of the dataset. Also accepts full
     /// blocks at the end of the dataset, unless they are larger than TensorStore accepts.
-    fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
+    fn start_in_block(&self, dataset: &DatasetAttributes, position: &[u64], header: &BlockHeader) -> Option<usize> {
         let width = dataset.data_type().size_bytes().unwrap_or(1) as u128;
         let full_bytes = || dataset.block_size().iter().fold(width, |bytes, size| bytes.saturating_mul((*size).into()));
-        *size == dataset.grid().clipped_size(position)
-            || (size == dataset.block_size() && full_bytes() <= n5_metadata::MAX_BLOCK_BYTES)
-    }
-
-    fn includes_block_header(&self) -> bool {
-        true
+        let is_accepted = header.size == dataset.grid().clipped_size(position)
+            || (header.size == *dataset.block_size() && full_bytes() <= n5_metadata::MAX_BLOCK_BYTES);
+        // The header is a part of the chunk.
+        is_accepted.then_some(0)
     }
 
     fn stream_layout(&self, shape: &Coords) -> Option<StreamLayout> {

@@ -156,17 +156,8 @@ fn codecs(layout: &ZarrLayout) -> Vec<Value> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::zarr_array::tests::layout;
     use super::*;
-    use n5_format::{AttributesDocument, DatasetAttributes};
-
-    fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
-        let text = json!({"dimensions": [7, 5], "blockSize": [5, 4], "dataType": data_type,
-            "compression": compression});
-        ZarrLayout::of(
-            &DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap(),
-        )
-        .unwrap()
-    }
 
     #[test]
     fn an_array_document_is_complete() {

@@ -13,7 +13,7 @@ use super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::lookup::{ResolvedKey, ViewLookup};
 use crate::cache::{Dataset, GroupState, ReadError};
 use crate::store::Key;
-use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes, to_big_endian};
+use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes, to_big_endian};
 
 /// Kind of node that a directory is in a Zarr hierarchy.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) enum ZarrNodeType {
 /// Returns the node type of the directory `key`.
 ///
 /// # Errors
-/// [`ReadError`] if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
+/// Returns an error if the store fails or the attributes cannot be read, so that no client takes a dataset for a group.
 pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<ZarrNodeType, ReadError> {
     let ViewLookup { container, options, .. } = *lookup;
     let group = container.group(options, key).await?;
@@ -52,7 +52,7 @@ pub(super) async fn node_type(lookup: &ViewLookup<'_>, key: &Key) -> Result<Zarr
 /// is outside the grid, or if the dataset is not decoded.
 ///
 /// # Errors
-/// As [`Chunk::of_block`].
+/// Returns the same errors as [`Chunk::of_block`].
 pub(super) fn resolve_chunk(dataset: &Arc<Dataset>, coordinates: &[u64]) -> Result<ResolvedKey, ReadError> {
     let position = dataset.position_in_grid(coordinates.iter().rev().copied().collect());
     let (Some(encoding), Some(position)) = (ZarrEncoding::of(&dataset.attributes), position) else {
@@ -134,8 +134,8 @@ impl ChunkEncoder for ZarrEncoding {
         self.allows_passthrough.then_some(self.compression)
     }
 
-    fn accepts_block_size(&self, dataset: &DatasetAttributes, _: &[u64], size: &Coords) -> bool {
-        *size == chunk_shape(dataset)
+    fn start_in_block(&self, dataset: &DatasetAttributes, _: &[u64], header: &BlockHeader) -> Option<usize> {
+        (header.size == chunk_shape(dataset)).then_some(header.len)
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
@@ -206,7 +206,7 @@ impl ZarrLayout {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use serde_json::json;
 
     use super::*;
@@ -216,6 +216,11 @@ mod tests {
         let text = json!({"dimensions": dimensions, "blockSize": blocks, "dataType": data_type,
             "compression": compression});
         DatasetAttributes::parse(AttributesDocument::parse(text.to_string().as_bytes()).unwrap()).unwrap()
+    }
+
+    /// Returns the layout of a dataset of 7 by 5 elements in blocks of 5 by 4.
+    pub(in crate::view) fn layout(data_type: &str, compression: &Value) -> ZarrLayout {
+        ZarrLayout::of(&dataset(&[7, 5], &[5, 4], data_type, compression)).unwrap()
     }
 
     #[test]

@@ -153,7 +153,7 @@ fn dimension_units(space: &CoordinateSpace) -> Option<Value> {
 /// ([`ZarrNodeType::Missing`]).
 ///
 /// # Errors
-/// As [`read_node`].
+/// Returns the same errors as [`read_node`].
 pub(super) async fn read_zarr_node(
     lookup: &ViewLookup<'_>,
     key: &Key,

@@ -42,7 +42,7 @@ struct SurveyedDirectory {
 /// permit. Returns `None` if they are too many for one document or for the memory, or if some are hidden.
 ///
 /// # Errors
-/// [`ReadError`] if the store fails or there is not enough memory.
+/// Returns an error if the store fails or there is not enough memory.
 pub(super) async fn read_subtree(
     lookup: &ViewLookup<'_>,
     key: &Key,
@@ -50,7 +50,7 @@ pub(super) async fn read_subtree(
     let budget_bytes = lookup.container.resources().settings().slice_budget;
     let survey = ReadError::hidden_as_none(survey(lookup, key).await)?.filter(|(_, bytes)| *bytes <= budget_bytes);
     let Some((directories, memory_bytes)) = survey else { return Ok(None) };
-    // This request holds no attributes while it waits for memory.
+    // This request holds no attributes while it is waiting for memory.
     let memory = lookup.container.reserve_memory(memory_bytes).await?;
     let read_zarr_nodes = Box::pin(async {
         let nodes = load_nodes(lookup, key, &directories).await?;

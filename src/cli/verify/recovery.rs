@@ -30,7 +30,7 @@ pub(super) struct RecoveredReport {
 /// Recovers the run of a report, up to its last valid checkpoint.
 ///
 /// # Errors
-/// A message if the report cannot be read or belongs to another job.
+/// Returns a message if the report cannot be read or belongs to another job.
 pub(super) fn recover(file: &File, header: &ReportHeader) -> Result<RecoveredReport, String> {
     let parse_root = |key: &String| if key.is_empty() { Ok(Key::root()) } else { Key::parse(key) };
     let roots: Result<Vec<Key>, _> = header.roots.iter().map(parse_root).collect();
@@ -100,7 +100,7 @@ impl ReportReplay {
     /// Replays a line that is not the first.
     ///
     /// # Errors
-    /// The reason why this program cannot have written the line.
+    /// Returns the reason why this program cannot have written the line.
     fn replay_line(&mut self, text: &[u8]) -> Result<(), String> {
         let line: ReportLine<'_> =
             serde_json::from_slice(text).map_err(|error| format!("not a line of a report: {error}"))?;

@@ -38,7 +38,8 @@ impl ReportWriter {
     /// same job and was not completed.
     ///
     /// # Errors
-    /// A message if the report cannot be opened, is inside the container, is being written, or is about another job.
+    /// Returns a message if the report cannot be opened, is inside the container, is being written, or is about another
+    /// job.
     pub(super) fn open(path: &Path, header: &ReportHeader, resume: bool) -> Result<Self, String> {
         let display_path = path.display();
         let to_message = |error: io::Error| format!("the report {display_path}: {error}");
@@ -118,7 +119,8 @@ impl ReportWriter {
 /// Opens the file for a report at `path`, or creates it. The content of an existing file remains.
 ///
 /// # Errors
-/// A message if the file cannot be opened, is not a regular file with a single name, or is inside the container.
+/// Returns a message if the file cannot be opened, is not a regular file with a single name, or is inside the
+/// container.
 fn open_file(path: &Path, header: &ReportHeader) -> Result<File, String> {
     let display_path = path.display();
     let to_message = |error: io::Error| format!("the report {display_path}: {error}");

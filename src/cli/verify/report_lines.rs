@@ -32,7 +32,7 @@ impl ReportHeader {
     /// Creates the header of a report on the groups and datasets `roots` of a container. `decode_budget` is in bytes.
     ///
     /// # Errors
-    /// If the directory of the container cannot be read.
+    /// Returns an error if the directory of the container cannot be read.
     #[expect(clippy::disallowed_methods, reason = "one container may have several paths")]
     pub(super) fn new(
         container: &ContainerConfig,

@@ -2,7 +2,8 @@
 //! requests over time is not limited, because a viewer sends thousands.
 //!
 //! The body of a response holds the client's request permit until the body has been sent, and is sent no faster than
-//! the client's rate allows. A large body, and a body that is produced while it is sent, also hold the in-flight slot.
+//! the client's rate allows. A large body, and a body that is produced while it is being sent, also hold the in-flight
+//! slot.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -189,8 +190,8 @@ impl ClientRegistry {
     /// until the response has been sent, unless [`hold_until_sent`] frees the slot of a small response earlier.
     ///
     /// # Errors
-    /// 429 if the client's other requests do not end in time or too many requests wait already; 503 if no slot becomes
-    /// free in time.
+    /// Returns a problem with status 429 if the client's other requests do not end in time or too many requests are
+    /// waiting already, and with status 503 if no slot becomes free in time.
     pub(crate) async fn admit(
         self: &Arc<Self>,
         options: &HttpOptions,
@@ -239,7 +240,8 @@ impl ClientRegistry {
     /// Acquires one of the client's request permits. Returns the client's account and the permit.
     ///
     /// # Errors
-    /// 429 if the client's other requests do not end in time or too many requests wait already.
+    /// Returns a problem with status 429 if the client's other requests do not end in time or too many requests are
+    /// waiting already.
     async fn acquire_client_permit(
         &self,
         options: &HttpOptions,
@@ -342,7 +344,7 @@ struct RateLimitedBody {
 /// Wraps the body of a response, so that the permit is held until the body has been sent at the client's byte rate.
 /// Frees the in-flight slot now if the body is small and in memory.
 pub(crate) fn hold_until_sent(mut permit: RequestPermit, response: Response<Body>) -> Response<Body> {
-    // A body that is produced while it is sent has no exact size.
+    // A body that is produced while it is being sent has no exact size.
     let size = http_body::Body::size_hint(response.body()).exact();
     if size.is_some_and(|bytes| bytes <= MAX_EARLY_RELEASE_BYTES) {
         permit.in_flight = None;

@@ -80,7 +80,7 @@ impl StalledStoreLimit {
     /// them. A single container has no limit.
     ///
     /// # Errors
-    /// 503 if `work` is given up, or an error of `work`.
+    /// Returns a problem with status 503 if `work` is given up. Also returns the errors of `work`.
     pub(crate) async fn run_limited<T>(
         &self,
         index: usize,

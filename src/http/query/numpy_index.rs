@@ -52,7 +52,7 @@ impl Selection {
 /// are allowed. An empty text is an index without items.
 ///
 /// # Errors
-/// A message to the client if the text is no index.
+/// Returns a message to the client if the text is no index.
 pub(crate) fn parse(text: &str) -> Result<Vec<IndexItem>, String> {
     let text = trim(text);
     let text = text.strip_prefix('[').and_then(|t| t.strip_suffix(']')).map_or(text, trim);
@@ -107,7 +107,7 @@ fn trim(text: &str) -> &str {
 /// axis is an error.
 ///
 /// # Errors
-/// A message to the client if the index does not fit the dataset.
+/// Returns a message to the client if the index does not fit the dataset.
 pub(crate) fn resolve(items: &[IndexItem], dimensions: &[u64]) -> Result<Selection, String> {
     let mut starts = SignedCoords::new();
     let mut shape = Coords::new();

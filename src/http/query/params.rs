@@ -27,7 +27,7 @@ pub(crate) fn pairs(query: Option<&str>) -> impl Iterator<Item = (String, Option
 /// Parses a query string whose parameters must all be in `known`. Returns the decoded values by name, without `token`.
 ///
 /// # Errors
-/// 400 for a parameter that is unknown, repeated or not percent-encoded UTF-8.
+/// Returns a problem with status 400 for a parameter that is unknown, repeated or not percent-encoded UTF-8.
 pub(crate) fn parse_query(query: &str, known: &[&'static str]) -> Result<BTreeMap<&'static str, String>, Problem> {
     let mut parameters = BTreeMap::new();
     for pair in query.split('&').filter(|pair| !pair.is_empty()) {

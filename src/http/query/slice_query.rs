@@ -65,7 +65,8 @@ impl SliceQuery {
     /// Parses the raw query string, which is percent-encoded. A `+` is a plus, not a space.
     ///
     /// # Errors
-    /// 400 for parameters that are unknown, repeated or exclude each other, and for values that cannot be parsed.
+    /// Returns a problem with status 400 for parameters that are unknown, repeated or exclude each other, and for
+    /// values that cannot be parsed.
     pub(crate) fn parse(query: Option<&str>) -> Result<Self, Problem> {
         let parameters = parse_query(query.unwrap_or_default(), &PARAMETERS)?;
         let get = |name| parameters.get(name).map(String::as_str);
@@ -89,8 +90,8 @@ impl SliceQuery {
     /// unless `outside` is `error`.
     ///
     /// # Errors
-    /// 400 `out-of-bounds` if the rank differs, or if samples lie outside the dataset although `outside` is `error`.
-    /// 400 `invalid-parameter` if a region ends before it starts.
+    /// Returns the problem `out-of-bounds` if the rank differs, or if samples lie outside the dataset although
+    /// `outside` is `error`. Returns `invalid-parameter` if a region ends before it starts.
     pub(crate) fn select(&self, dimensions: &[u64]) -> Result<Selection, Problem> {
         let (start, stop, size, step, outside) = match &self.selector {
             SampleSelector::Index(items) => return select_by_index(items, dimensions),
@@ -191,7 +192,7 @@ fn check_rank<T>(parameter: &str, list: Option<&[T]>, dimensions: &[u64]) -> Res
 /// is then empty if it starts beyond that.
 ///
 /// # Errors
-/// As for [`SliceQuery::select`].
+/// Returns the same errors as [`SliceQuery::select`].
 fn bound_range(
     start: i128,
     stop: Option<i128>,

@@ -85,8 +85,7 @@ fn kvstore(base: &str, path: &str) -> Value {
 
 /// Returns the URLs of a directory: one for each endpoint, and one for each view that can present the directory.
 fn urls(base: &str, path: &str, node: &Node, description: &Description) -> Value {
-    let encoded_path =
-        path.split('/').map(|name| route::encode_segment(name).to_string()).collect::<Vec<_>>().join("/");
+    let encoded_path = route::encode_path(path.split('/'));
     let slash = if encoded_path.is_empty() { "" } else { "/" };
     let directory_url = |prefix: &str| format!("{base}/{prefix}/{encoded_path}{slash}");
     let mut urls = json!({

@@ -143,7 +143,7 @@ impl ListingQuery {
     /// JSON and not HTML.
     ///
     /// # Errors
-    /// 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
+    /// Returns a problem with status 400 for an unknown or invalid value, 406 if `Accept` allows neither format.
     fn parse(context: &RequestContext<'_>) -> Result<Self, Problem> {
         let mut format = None;
         let mut after = None;

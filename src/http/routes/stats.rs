@@ -118,7 +118,7 @@ async fn choose_level(context: &RequestContext<'_>, mount: &Mount, key: &Key) ->
     if let GroupState::Dataset(dataset) = &container.group(options, key).await?.state {
         return Ok(whole(Arc::clone(dataset)));
     }
-    // The description is dropped here, so that the request does not hold its memory while it waits for the sample's.
+    // The description is dropped here, so that the request does not hold its memory while waiting for the sample's.
     let pyramid = {
         let loaded = view::read_node(container, options, key).await?;
         n5_metadata::pyramid(&loaded.node, &mut Vec::new())

@@ -106,8 +106,7 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
             ChunkSource::Elements(layout) => {
                 let (mut response, range) = entity.select(context.parts)?;
                 if let Some(range) = range {
-                    *response.body_mut() =
-                        elements_body(context, container, &layout, range, (chunk.clone(), etag)).await?;
+                    *response.body_mut() = elements_body(context, container, chunk, etag, &layout, range).await?;
                 }
                 return Ok(response);
             }
@@ -115,16 +114,16 @@ async fn chunk_response(context: &RequestContext<'_>, mount: &Mount, chunk: &Chu
     }
 }
 
-/// Returns the body with a range of a chunk's bytes. The elements are read while the body is sent, and the body is
-/// broken off if the entity tag in `tagged_chunk` is no longer that of the chunk.
+/// Returns the body with a range of a chunk's bytes. The elements are read while the body is being sent, and the body
+/// is broken off if `etag` is no longer the entity tag of the chunk.
 async fn elements_body(
     context: &RequestContext<'_>,
     container: &Container,
+    chunk: &Chunk,
+    etag: String,
     layout: &StreamLayout,
     range: Range<u64>,
-    tagged_chunk: (Chunk, String),
 ) -> Result<Body, Problem> {
-    let chunk = &tagged_chunk.0;
     let header_bytes = layout.header.len() as u64;
     let prefix = respond::slice_bytes(&layout.header, &range);
     let from = range.start.saturating_sub(header_bytes);
@@ -134,9 +133,9 @@ async fn elements_body(
     }
     let (slice, skipped) = chunk.plan_byte_range(container, layout, from, to)?;
     let bands = BandStream::new(container.clone(), context.read_options, slice, chunk.swapped_width(layout));
-    let mut reader = BandReader::new(container.clone(), bands);
-    reader.etag_check = Some(tagged_chunk);
-    (reader.bytes_to_skip, reader.remaining_bytes) = (skipped, to.saturating_sub(from));
+    let mut reader = BandReader::new(container.clone(), bands)
+        .limited_to(skipped, to.saturating_sub(from))
+        .with_etag_check(chunk.clone(), etag);
     let first = reader.next().await?.unwrap_or_default();
     Ok(reader.into_body(prefix, first, context.id.to_owned()))
 }

@@ -37,8 +37,7 @@ pub(crate) async fn handle(context: &RequestContext<'_>) -> HandlerResult {
 }
 
 async fn file_response(context: &RequestContext<'_>, viewer: &Viewer, path: &[&str]) -> HandlerResult {
-    let encoded: Vec<String> = path.iter().map(|segment| route::encode_segment(segment).to_string()).collect();
-    let uri = format!("/{}", encoded.join("/"));
+    let uri = format!("/{}", route::encode_path(path.iter().copied()));
     if uri.len() > MAX_PATH_BYTES {
         return Err(Problem::not_found());
     }

@@ -115,7 +115,7 @@ impl Exporter {
     /// Starts the export thread. `instance` identifies this process among those of the same program.
     ///
     /// # Errors
-    /// If no thread can be started.
+    /// Returns an error if no thread can be started.
     pub(super) fn start(settings: &TraceSettings, instance: u64) -> std::io::Result<Self> {
         let (sender, receiver) = channel();
         let config = Agent::config_builder().timeout_global(Some(settings.timeout)).max_redirects(0).proxy(None);

@@ -35,7 +35,7 @@ pub(super) fn encoder_bytes(shape: [u64; 3], channels: u64, width: usize) -> u64
 /// channels last. Its elements have 4 or 8 bytes.
 ///
 /// # Errors
-/// A message for the client if the chunk is too large for the format.
+/// Returns a message for the client if the chunk is too large for the format.
 pub(super) fn encode(data: &[u8], shape: [usize; 3], channels: usize, width: usize) -> Result<Bytes, String> {
     match width {
         4 => encode_as(data.as_chunks::<4>().0, shape, channels),

@@ -7,7 +7,7 @@ use bytes::Bytes;
 use super::super::chunk_encoder::{ChunkEncoder, StreamLayout};
 use super::{compressed_segmentation, image};
 use crate::cache::ReadError;
-use n5_format::{Array, BlockEncoding, Coords, DataType, DatasetAttributes};
+use n5_format::{Array, BlockEncoding, BlockHeader, Coords, DataType, DatasetAttributes};
 
 /// Data types of the format. Source: `volume.yml`.
 const DATA_TYPES: [DataType; 8] = [
@@ -42,7 +42,7 @@ impl Extent {
     /// Returns the extent of a dataset. Axes beyond the fourth must have one element.
     ///
     /// # Errors
-    /// A message for the client that says what this format cannot hold.
+    /// Returns a message for the client that says what this format cannot hold.
     pub(super) fn of(dataset: &DatasetAttributes) -> Result<Self, String> {
         let dimensions = dataset.dimensions();
         let blocks = dataset.block_size();
@@ -131,7 +131,7 @@ impl PrecomputedEncoding {
     /// Returns the encoding that a query names.
     ///
     /// # Errors
-    /// [`ReadError::InvalidParameter`].
+    /// Returns [`ReadError::InvalidParameter`] if there is no such encoding.
     pub(super) fn from_name(name: &str, quality: u8) -> Result<Self, ReadError> {
         let encodings = [Self::Raw, Self::Jpeg { quality }, Self::Png, Self::CompressedSegmentation];
         let matching = encodings.into_iter().find(|encoding| encoding.name() == name);
@@ -151,7 +151,7 @@ impl PrecomputedEncoding {
     /// Checks that chunks of a dataset with this extent and data type can have this encoding.
     ///
     /// # Errors
-    /// A message for the client that says why they cannot.
+    /// Returns a message for the client that says why the chunks cannot have this encoding.
     pub(super) fn check(self, extent: &Extent, data_type: &DataType) -> Result<(), String> {
         let (types, channels): (&[DataType], &[u64]) = match self {
             Self::Raw => return Ok(()),
@@ -186,7 +186,7 @@ impl PrecomputedEncoding {
 /// Parses the value of the query parameter `quality`.
 ///
 /// # Errors
-/// [`ReadError::InvalidParameter`].
+/// Returns [`ReadError::InvalidParameter`] if the value is not a whole number from 1 to 100.
 pub(super) fn quality_parameter(text: &str) -> Result<u8, ReadError> {
     parse_quality(text).ok_or_else(|| {
         let detail = format!("quality is {:?}; it must be a whole number from 1 to 100", truncated(text));
@@ -304,8 +304,8 @@ impl ChunkEncoder for PrecomputedEncoding {
         (*self == Self::Raw && dataset.data_type().size_bytes() == Some(1)).then_some(BlockEncoding::Raw)
     }
 
-    fn accepts_block_size(&self, dataset: &DatasetAttributes, position: &[u64], size: &Coords) -> bool {
-        *size == dataset.grid().clipped_size(position)
+    fn start_in_block(&self, dataset: &DatasetAttributes, position: &[u64], header: &BlockHeader) -> Option<usize> {
+        (header.size == dataset.grid().clipped_size(position)).then_some(header.len)
     }
 
     fn stream_layout(&self, _: &Coords) -> Option<StreamLayout> {
