@@ -149,7 +149,7 @@ struct BlockLoad {
 impl EntrySource<BlockEntry> for BlockLoad {
     fn try_is_unchanged(&self, entry: &BlockEntry) -> Option<bool> {
         let BlockLocation { source, position, .. } = &self.location;
-        source.try_is_unchanged(position, entry.version(), &entry.validated_at, freshness::now())
+        source.try_is_unchanged(position, entry.version.number(), &entry.validated_at, freshness::now())
     }
 
     fn load(
@@ -159,7 +159,7 @@ impl EntrySource<BlockEntry> for BlockLoad {
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
         // The stale block is not held while the new one waits for memory.
-        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version()));
+        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.version.clone()));
         async move {
             loop {
                 match this.decode_with_retry(stale.as_ref(), &flight).await {
@@ -199,7 +199,7 @@ impl BlockLoad {
         if !error.may_be_torn() {
             return Err(error);
         }
-        let first_version = first.ok().and_then(|entry| entry.version());
+        let first_version = first.ok().and_then(|entry| entry.version.number());
         tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
         // The second attempt accepts nothing that was read before now.
         let second = self.decode_once(None, freshness::now(), flight).await;
@@ -208,7 +208,7 @@ impl BlockLoad {
             metrics::decode_error(self.location.dataset.attributes.compression().label());
         }
         match second {
-            Ok(entry) if error.may_be_torn() && entry.version() == first_version => Ok(entry),
+            Ok(entry) if error.may_be_torn() && entry.version.number() == first_version => Ok(entry),
             _ => Err(error),
         }
     }
