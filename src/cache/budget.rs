@@ -11,6 +11,7 @@
 //! | [`Permit::own`] | is freed |
 //! | [`Permit::own_for_cache`] | is freed; may first be replaced by one that wastes no memory |
 //! | [`Budget::own_pinned`] | is freed; counts as pinned while the bytes are being sent |
+//! | [`Budget::own_pooled_for_cache`] | returns to the pool; may first be replaced by one that wastes no memory |
 //! | [`Budget::own_pooled`], [`MemoryPermit::own_pooled`], [`MemoryPermit::own_pooled_part`] | returns to the pool |
 //!
 //! Three kinds of permits concern memory. Each is given back when it is dropped, or when the last clone of the bytes
@@ -37,7 +38,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 
 use super::buffers::{
-    BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, release_with, units,
+    BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, needs_copy, release_with, units,
 };
 use super::error::{BudgetError, ReadError};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
@@ -546,6 +547,19 @@ impl Budget {
     pub(crate) fn own_pooled(&self, data: Vec<u8>, permit: Permit) -> Bytes {
         let budget = self.clone();
         release_with(data, move |data| budget.return_buffers([data], permit))
+    }
+
+    /// Attaches `permit` to `data`, which fills its buffer, for a cache. Copies the data if its buffer would waste memory
+    /// ([`needs_copy`]); otherwise its buffer returns to the pool as with [`Self::own_pooled`].
+    pub(crate) fn own_pooled_for_cache<B>(&self, data: B, permit: Permit) -> Bytes
+    where
+        B: AsRef<[u8]> + Into<Bytes> + Into<Vec<u8>>,
+    {
+        if needs_copy(data.as_ref()) {
+            permit.own_for_cache(data.into(), true)
+        } else {
+            self.own_pooled(data.into(), permit.into_cache_owned())
+        }
     }
 
     /// Returns buffers to the pool for reuse and gives back their permit.
