@@ -56,7 +56,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
                 Box::pin(self.evict_surplus()).await;
                 let is_short = self.budget.free_bytes() < bytes;
                 if is_short && self.budget.is_mostly_pinned() && retry >= RETRIES_BEFORE_FORCED_EVICTION {
-                    Box::pin(self.evict_part(FORCED_EVICTION_DIVISOR)).await;
+                    Box::pin(self.force_eviction()).await;
                 }
                 // At most 1.28 s: the wait of a request is bounded, so a longer delay would come too late.
                 tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(retry.min(8)))).await;
@@ -69,9 +69,9 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         }
     }
 
-    /// Evicts the number of entries divided by `divisor`, and one more.
-    pub(crate) async fn evict_part(&self, divisor: usize) {
-        let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / divisor;
+    /// Evicts the number of entries divided by [`FORCED_EVICTION_DIVISOR`], and one more.
+    pub(crate) async fn force_eviction(&self) {
+        let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / FORCED_EVICTION_DIVISOR;
         let evicted: Vec<K> = self.map.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
         for key in &evicted {
             self.map.invalidate(key).await;
