@@ -30,7 +30,7 @@ const MAX_TOKEN_BYTES: usize = 16 << 10;
 #[derive(Debug)]
 pub struct AccessControl {
     policy: Policy,
-    /// The tokens of the token file.
+    /// The path of the token file and its tokens. `None` if there is no token file.
     tokens: Option<(PathBuf, Arc<WatchedFiles<TokenFile>>)>,
     jwt: Option<JwtAuthenticator>,
 }

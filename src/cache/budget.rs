@@ -223,13 +223,13 @@ impl Budget {
         Self { container_waiters: Arc::default(), ..self.clone() }
     }
 
-    /// Returns true if requests of other containers wait for a permit. The result may be briefly wrong while requests
-    /// begin or end to wait.
+    /// Returns true if requests of other containers are waiting for a permit. The result may be briefly wrong while
+    /// requests start or stop waiting.
     fn others_wait(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > self.container_waiters.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a request waits for a permit.
+    /// Returns true if a request is waiting for a permit.
     pub(crate) fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
     }

@@ -82,7 +82,7 @@ impl VerifyOutcome {
 }
 
 impl Verifier {
-    /// Verifies until everything is walked or `stop` is ready. Begins where `previous_run` stopped, or at the
+    /// Verifies until everything has been visited or `stop` completes. Begins where `previous_run` stopped, or at the
     /// beginning.
     ///
     /// # Errors

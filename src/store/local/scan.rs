@@ -191,7 +191,7 @@ fn check_cancelled(page: &PageRequest<'_>, n: usize) -> Result<(), LocalError> {
 fn classify_opened(opened: Result<File, LocalError>) -> Result<Option<bool>, LocalError> {
     match opened.and_then(|file| Ok(file.metadata()?)) {
         Ok(metadata) => Ok((metadata.is_dir() || metadata.is_file()).then(|| metadata.is_dir())),
-        Err(error) if error.is_link() => Ok(None),
+        Err(error) if error.is_hidden_by_link() => Ok(None),
         Err(error) if error.is_permission_denied() => Ok(Some(false)),
         Err(error) => match error.errno() {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => Ok(None),

@@ -176,7 +176,7 @@ impl LocalTree {
     /// Other errors, such as a missing permission, prove nothing and are returned.
     ///
     /// # Errors
-    /// All other errors, [`LocalError::DanglingLink`] and [`LocalError::RootMissing`].
+    /// Returns all other errors, and [`LocalError::DanglingLink`] and [`LocalError::RootMissing`].
     fn none_if_missing<T>(&self, root: &OwnedFd, error: LocalError, key: &Key) -> Result<Option<T>, LocalError> {
         static NOT_FOLLOWED_LOG: LogThrottle = LogThrottle::new();
         let is_dangling = match error.errno() {
@@ -327,7 +327,7 @@ impl LocalTree {
     /// fail the listing of all other directories.
     pub(super) fn has_object(&self, root: &OwnedFd, object: &Key) -> Result<bool, LocalError> {
         match self.head_below(root, object) {
-            Err(error) if error.is_permission_denied() || error.is_link() => Ok(false),
+            Err(error) if error.is_permission_denied() || error.is_hidden_by_link() => Ok(false),
             result => Ok(result?.is_some()),
         }
     }
