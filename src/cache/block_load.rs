@@ -287,8 +287,8 @@ impl BlockCache {
     /// Decodes a stored block on the CPU pool, after taking memory for decoding. `permit` covers the bytes in `stored`.
     ///
     /// # Errors
-    /// [`ReadError::Block`] if the block cannot be decoded or exceeds the limit for one block; [`ReadError::Budget`]
-    /// when there is not enough memory.
+    /// Returns [`ReadError::Block`] if the block cannot be decoded or exceeds the limit for one block;
+    /// [`ReadError::Budget`] if there is not enough memory.
     pub(crate) async fn decode(
         &self,
         location: &BlockLocation,

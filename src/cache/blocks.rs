@@ -56,7 +56,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// Must not be called if [`Self::compares_on_load`] returns true.
     ///
     /// # Errors
-    /// [`ReadError`] when the source fails.
+    /// Returns a [`ReadError`] if the source fails.
     async fn versions(&self, positions: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError>;
 
     /// Returns the pressure on the store behind the source.
@@ -69,7 +69,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// [`SourceBlock::Unchanged`].
     ///
     /// # Errors
-    /// [`ReadError`] when the source fails or there is not enough memory.
+    /// Returns a [`ReadError`] if the source fails or there is not enough memory.
     async fn load(
         &self,
         position: &GridPosition,
@@ -223,7 +223,8 @@ impl BlockCache {
     /// block that is not cached or was not compared with the source at `fresh_since` or later.
     ///
     /// # Errors
-    /// [`ReadError`] if the source fails; also [`ReadError::Block`] if one of the blocks is known not to decode.
+    /// Returns a [`ReadError`] if the source fails; also [`ReadError::Block`] if one of the blocks is known not to
+    /// decode.
     pub(crate) async fn cached(
         &self,
         source: &dyn BlockSource,

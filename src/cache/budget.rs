@@ -262,7 +262,7 @@ impl Budget {
     /// Takes a permit for `bytes`, waiting for it if necessary.
     ///
     /// # Errors
-    /// [`BudgetError`] when the budget is too small or other requests hold its memory for too long.
+    /// Returns a [`BudgetError`] if the budget is too small or other requests hold its memory for too long.
     pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.take_within(bytes, self.max_wait).await
     }
@@ -374,7 +374,7 @@ impl Budget {
     /// become free, and then for at most `max_wait`. The memory must come from [`Self::dirty_or_zeroed`].
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Returns the same errors as [`Self::take`].
     pub(crate) async fn take_for_stream(
         &self,
         bytes: u64,
@@ -404,7 +404,7 @@ impl Budget {
     /// [`MAX_WAIT_HOLDING_MEMORY`].
     ///
     /// # Errors
-    /// [`StoreError::Preempted`] when it gives up.
+    /// Returns [`StoreError::Preempted`] if this function gives up.
     pub(crate) async fn abort_if_contended<T>(
         &self,
         store_pressure: impl Fn() -> StorePressure,
@@ -450,7 +450,7 @@ impl Budget {
     /// call this function with the same `permit`, which is `None` at first.
     ///
     /// # Errors
-    /// [`BudgetError`] when the client does not read what it requested before.
+    /// Returns a [`BudgetError`] if the client does not read what it requested before.
     pub(crate) async fn charge_or_wait(
         &self,
         permit: &mut Option<SendPermit>,
@@ -473,7 +473,7 @@ impl Budget {
     /// response has been charged to the client for the budget's longest wait.
     ///
     /// # Errors
-    /// [`BudgetError`] when the client does not read what it requested before.
+    /// Returns a [`BudgetError`] if the client does not read what it requested before.
     async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
         let client = ClientId::current();
         let charges = &self.pinned.client_charges;

@@ -109,7 +109,7 @@ impl ReadError {
     /// object as missing. Must not be used where a missing block is read as zeros.
     ///
     /// # Errors
-    /// All other errors.
+    /// Returns all other errors.
     pub fn hidden_as_none<T>(result: Result<Option<T>, Self>) -> Result<Option<T>, Self> {
         static WARN_THROTTLE: LogThrottle = LogThrottle::new();
         match result {

@@ -27,7 +27,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     /// flight in addition to the full cache.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when the budget is too small or other requests hold its memory for too long.
+    /// Returns [`ReadError::Budget`] if the budget is too small or other requests hold its memory for too long.
     pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
         self.evict_while(bytes, self.budget.take(bytes)).await
     }
@@ -35,7 +35,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     /// Takes a permit as [`Self::take`] does, but waits longer, for a response that has started.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Returns the same errors as [`Self::take`].
     pub(crate) async fn take_for_started(&self, bytes: u64) -> Result<Permit, ReadError> {
         self.evict_while(bytes, self.budget.take_within(bytes, self.budget.started_wait())).await
     }

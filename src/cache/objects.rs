@@ -65,7 +65,7 @@ impl LargeObject {
     /// Reads the bytes from `from` up to `to` (exclusive), at most [`Self::PIECE_BYTES`] of them.
     ///
     /// # Errors
-    /// [`ReadError`] when the object can no longer be read or was truncated.
+    /// Returns a [`ReadError`] if the object can no longer be read or was truncated.
     pub async fn read_piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
         let to = to.min(from.saturating_add(Self::PIECE_BYTES));
         let entries = &self.entries;

@@ -96,6 +96,7 @@ pub trait ReadAt: fmt::Debug + Send + Sync {
     /// Reads the bytes of `range`, which must lie within the object.
     ///
     /// # Errors
-    /// [`StoreError::Truncated`] if the object has become shorter, and the errors of [`Store::get`](super::Store::get).
+    /// Returns [`StoreError::Truncated`] if the object has become shorter, and the errors of
+    /// [`Store::get`](super::Store::get).
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
 }

@@ -117,7 +117,7 @@ impl BlockHeader {
     /// Parses the header of a block file.
     ///
     /// # Errors
-    /// [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
+    /// Returns [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
     pub fn parse(stored: &[u8]) -> Result<Self, BlockError> {
         let short_header = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
         let mut rest = stored;
@@ -224,7 +224,7 @@ impl BlockHeader {
     /// Checks that the block holds elements of the dataset, and as many as its size requires.
     ///
     /// # Errors
-    /// [`BlockError::Unsupported`], [`BlockError::Rank`] or [`BlockError::TooLargeForGrid`].
+    /// Returns [`BlockError::Unsupported`], [`BlockError::Rank`] or [`BlockError::TooLargeForGrid`].
     fn check_elements(&self, attributes: &DatasetAttributes) -> Result<(), BlockError> {
         if self.mode == BlockMode::Object {
             return Err(BlockError::Unsupported("a block of mode 2 (object) has no elements".to_owned()));
@@ -431,7 +431,8 @@ impl<'s> BlockDecoder<'_, &'s [u8]> {
 /// `width` is 1, 2, 4 or 8. Source: N5 specification 4.0.0 §9.
 ///
 /// # Errors
-/// [`CodecError::Encode`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder fails.
+/// Returns [`CodecError::Encode`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder
+/// fails.
 pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEncoding) -> Result<Bytes, CodecError> {
     let header = block_header(size)
         .ok_or_else(|| CodecError::Encode { reason: format!("the size {size:?} exceeds 32 bits") })?;

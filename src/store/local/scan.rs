@@ -98,7 +98,8 @@ impl LocalTree {
     /// links that are dangling or not followed.
     ///
     /// # Errors
-    /// If the kind cannot be determined: an entry is omitted only if it is known to be neither a file nor a directory.
+    /// Returns an error if the kind cannot be determined: an entry is omitted only if it is known to be neither a file
+    /// nor a directory.
     fn classify_entry(
         &self,
         root: &OwnedFd,
@@ -178,7 +179,7 @@ fn candidate(page: &PageRequest<'_>, name: String, kind: FileType) -> Option<(St
 /// checks.
 ///
 /// # Errors
-/// `Interrupted` if the caller has gone.
+/// Returns `Interrupted` if the caller has gone.
 fn check_cancelled(page: &PageRequest<'_>, n: usize) -> Result<(), LocalError> {
     if n % CANCEL_CHECK_INTERVAL == CANCEL_CHECK_INTERVAL - 1 && !(page.is_wanted)() {
         return Err(LocalError::Io(ErrorKind::Interrupted.into()));
