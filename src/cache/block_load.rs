@@ -39,9 +39,9 @@ use n5_format::{Block, BlockDecoder, BlockError, CancelCheck, GridPosition, Scra
 /// Pause before a block that cannot be decoded is read again, since another program may be writing the block.
 pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Time for which a block is decoded for the cache although no request waits for it any more. A client that cancels its
-/// request and repeats it within this time, as viewers do, joins the running decoding. Otherwise a codec slower than
-/// the client's timeout would never finish.
+/// Time for which a block is decoded for the cache although no request is waiting for it any more. A client that
+/// cancels its request and repeats it within this time, as viewers do, joins the running decoding. Otherwise a codec
+/// slower than the client's timeout would never finish.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Times of a load, and true if the load found the cached block unchanged.
@@ -106,7 +106,7 @@ impl BlockWaiters {
     }
 
     /// Returns a function that the decoder calls to ask if it should continue. Each call first lets another job use the
-    /// core, if one waits for it.
+    /// core, if one is waiting for it.
     pub(crate) fn should_continue<'a>(&'a self, lease: &'a CoreLease) -> impl Fn() -> bool + 'a {
         let last_waiter_at = Cell::new(Instant::now());
         move || {
@@ -157,7 +157,7 @@ impl EntrySource<BlockEntry> for BlockLoad {
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
-        // The stale block is not held while the new one waits for memory.
+        // The stale block is not held while the new one is waiting for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.version.clone()));
         async move {
             loop {
@@ -341,8 +341,8 @@ impl BlockCache {
     }
 
     /// Decodes `stored` into a block that the cache of decoded blocks may own. `permit` covers the memory that decoding
-    /// takes. `is_cached_object` is true if `stored` belongs to the cache of stored objects. `scratch` is working memory
-    /// of the decoder, which the caller may reuse.
+    /// takes. `is_cached_object` is true if `stored` belongs to the cache of stored objects. `scratch` is working
+    /// memory of the decoder, which the caller may reuse.
     pub(crate) fn decode_owned(
         &self,
         location: &BlockLocation,

@@ -549,8 +549,8 @@ impl Budget {
         release_with(data, move |data| budget.return_buffers([data], permit))
     }
 
-    /// Attaches `permit` to `data`, which fills its buffer, for a cache. Copies the data if its buffer would waste memory
-    /// ([`needs_copy`]); otherwise its buffer returns to the pool as with [`Self::own_pooled`].
+    /// Attaches `permit` to `data`, which fills its buffer, for a cache. Copies the data if its buffer would waste
+    /// memory ([`needs_copy`]); otherwise its buffer returns to the pool as with [`Self::own_pooled`].
     pub(crate) fn own_pooled_for_cache<B>(&self, data: B, permit: Permit) -> Bytes
     where
         B: AsRef<[u8]> + Into<Bytes> + Into<Vec<u8>>,

@@ -276,8 +276,8 @@ impl PinnedBuffers {
     /// Ends one use of a charge, and the charge with its last use.
     fn end_charge(&self, bytes: &Bytes, charge: Arc<FairPermit>) {
         let mut buffers = self.lock();
-        // The reference is given up under the lock, so that `reuse_charge` cannot upgrade a charge that is about to end.
-        // The charge itself ends below, outside the lock.
+        // The reference is given up under the lock, so that `reuse_charge` cannot upgrade a charge that is about to
+        // end. The charge itself ends below, outside the lock.
         let last = Arc::into_inner(charge);
         let mut unpinned_bytes = 0;
         if last.is_some()

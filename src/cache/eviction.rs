@@ -12,8 +12,8 @@ use super::validated::{CacheEntry, Validated};
 /// Maximum number of rounds in which [`Validated::drain`] frees entries.
 const MAX_DRAIN_ROUNDS: usize = 100;
 
-/// Delay before pending evictions are run for the second time while a request waits for memory. It doubles after each
-/// further run.
+/// Delay before pending evictions are run for the second time while a request is waiting for memory. It doubles after
+/// each further run.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// Number of retries before a waiting request forces the cache to evict entries. These retries take 75 ms.

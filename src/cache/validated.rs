@@ -47,7 +47,7 @@ pub(crate) trait EntrySource<V> {
     fn try_is_unchanged(&self, entry: &V) -> Option<bool>;
 
     /// Loads the entry. If there is a cached entry, `stale`, and it still equals the source, returns `stale`. `flight`
-    /// tells if requests wait for the result.
+    /// tells if requests are waiting for the result.
     fn load(
         &self,
         stale: Option<Arc<V>>,
@@ -121,7 +121,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         };
         let stale_entry = Arc::downgrade(&stale);
         let is_missing = stale.is_missing();
-        // The stale entry is not held while its successor waits for memory.
+        // The stale entry is not held while its successor is waiting for memory.
         drop(stale);
         let loaded = self.load(key, fresh_since, source).await?;
         self.count_revalidation(is_missing, Arc::as_ptr(&loaded) == stale_entry.as_ptr());
@@ -183,7 +183,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
                 return FlightEnd::Done(Ok(Arc::clone(entry)));
             }
             if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
-                // Removed before the load, so that its memory is free while the new entry waits for memory.
+                // Removed before the load, so that its memory is free while the new entry is waiting for memory.
                 self.remove(key.clone(), &Arc::downgrade(&changed)).await;
             }
             let flight = leader.handle().clone();

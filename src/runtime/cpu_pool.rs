@@ -198,7 +198,7 @@ impl CpuPool {
         self.high.core_permits.taken() + self.low.core_permits.taken()
     }
 
-    /// Returns true if a job of this priority waits for a core.
+    /// Returns true if a job of this priority is waiting for a core.
     pub fn has_waiters(&self, priority: Priority) -> bool {
         self.lane(priority).core_permits.has_waiters()
     }

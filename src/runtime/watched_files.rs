@@ -1,4 +1,4 @@
-//! Small files that are read again when they change, so that secrets can be replaced while the server runs.
+//! Small files that are read again when they change, so that secrets can be replaced while the server is running.
 
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;

@@ -39,7 +39,7 @@ pub struct RawObjectMeta {
 }
 
 /// Limit in bytes up to which [`Store::get`](super::Store::get) returns an object with its bytes. The caller may revoke
-/// the limit while the call waits, to use the memory for other requests. Clones share the limit. Relaxed atomics
+/// the limit while the call is waiting, to use the memory for other requests. Clones share the limit. Relaxed atomics
 /// suffice, since no other memory depends on the number.
 #[derive(Debug, Clone)]
 pub struct InlineLimit(Arc<AtomicU64>);

@@ -290,13 +290,15 @@ pub struct BlockDecoder<'a, B> {
     codec: &'a dyn Codec,
     /// Size of an element in bytes.
     width: usize,
+    /// Size of all elements in bytes.
     decoded_bytes: usize,
+    /// The same and the codec's scratch memory.
     memory_bytes: u64,
 }
 
 impl<'a, B: AsRef<[u8]>> BlockDecoder<'a, B> {
-    /// Creates the decoder of the block at `position` of a dataset. `stored` is the content of the block's file, such as
-    /// [`Bytes`] or `&[u8]`. Nothing is allocated.
+    /// Creates the decoder of the block at `position` of a dataset. `stored` is the content of the block's file, such
+    /// as [`Bytes`] or `&[u8]`. Nothing is allocated.
     ///
     /// Performs every check that is possible without decoding.
     ///
@@ -333,15 +335,15 @@ impl<'a, B: AsRef<[u8]>> BlockDecoder<'a, B> {
         let codec = compression.codec().ok_or_else(|| not_decoded("compression", compression.name()))?;
         let header = BlockHeader::parse_with_legacy(prefix.as_ref(), attributes, position)?;
         header.check_elements(attributes)?;
-        let memory_bytes = header.elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
+        let claimed_bytes = header.elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
         let payload_bytes = stored_bytes.saturating_sub(header.len);
-        if memory_bytes > codec.max_decoded_bytes(payload_bytes) {
+        if claimed_bytes > codec.max_decoded_bytes(payload_bytes) {
             let compression = compression.name().to_owned();
-            return Err(BlockError::Implausible { payload_bytes, claimed_bytes: memory_bytes, compression });
+            return Err(BlockError::Implausible { payload_bytes, claimed_bytes, compression });
         }
-        let decoded_bytes = usize::try_from(memory_bytes)
-            .or(Err(BlockError::OverLimit { needed_bytes: memory_bytes, limit_bytes: usize::MAX as u64 }))?;
-        Ok(Self { stored: prefix, header, codec, width, decoded_bytes, memory_bytes })
+        let decoded_bytes = usize::try_from(claimed_bytes)
+            .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;
+        Ok(Self { stored: prefix, header, codec, width, decoded_bytes, memory_bytes: claimed_bytes })
     }
 
     /// Returns the number of bytes that decoding takes: the result and the codec's scratch memory.
@@ -368,8 +370,9 @@ impl<'a, B: AsRef<[u8]>> BlockDecoder<'a, B> {
 impl BlockDecoder<'_, Bytes> {
     /// Decodes the block. The result shares the buffer of the stored block if the elements need no change.
     ///
-    /// Otherwise, `take_buffer` is called with the size of the elements in bytes. The result takes over the buffer that
-    /// it returns, whatever its content. The capacity should be exactly that size, or 0 to allocate the buffer.
+    /// If the block is compressed, `take_buffer` is called with the size of the elements in bytes. The result takes over
+    /// the buffer that the function returns, whatever its content. Its capacity should be exactly that size, or 0 to
+    /// allocate a buffer.
     ///
     /// # Errors
     /// Returns [`BlockError::Payload`] if the payload is damaged or decodes to another length than the header claims,

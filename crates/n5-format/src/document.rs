@@ -213,7 +213,8 @@ impl AttributesDocument {
         &self.0.codecs
     }
 
-    /// Returns the interpreted members, except for unreadable ones. Large members contain only the parts that are interpreted.
+    /// Returns the interpreted members, except for unreadable ones. Large members contain only the parts that are
+    /// interpreted.
     pub fn members(&self) -> &Map<String, Value> {
         &self.0.members
     }

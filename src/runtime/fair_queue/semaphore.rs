@@ -33,7 +33,7 @@ impl FairSemaphore {
         })))
     }
 
-    /// Returns true if any request waits.
+    /// Returns true if any request is waiting.
     pub fn has_waiters(&self) -> bool {
         self.state().flows.iter().any(|flow| !flow.queue.is_empty())
     }
@@ -68,7 +68,7 @@ impl FairSemaphore {
         self.grant_waiters();
     }
 
-    /// Returns a permit for `flow` if there are enough units and no earlier request waits for them.
+    /// Returns a permit for `flow` if there are enough units and no earlier request is waiting for them.
     pub fn try_acquire(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         self.try_acquire_with_reserve(flow, units, 0)
     }
@@ -107,7 +107,7 @@ impl FairSemaphore {
     }
 
     /// Counts units towards the quota of a client that are already granted, to the server or to any client. Returns
-    /// `None` if the client holds too many units, or if a request of the flow waits. Without the second condition,
+    /// `None` if the client holds too many units, or if a request of the flow is waiting. Without the second condition,
     /// small charges could keep a large one waiting for ever.
     pub fn try_charge(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         let mut state = self.state();
@@ -258,7 +258,7 @@ impl FairPermit {
         self.units
     }
 
-    /// Returns true if a request of another client waits.
+    /// Returns true if a request of another client is waiting.
     pub fn is_contended(&self) -> bool {
         self.semaphore.state().flows.iter().any(|flow| flow.id.client != self.flow.client && !flow.queue.is_empty())
     }

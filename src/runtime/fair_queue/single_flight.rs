@@ -58,8 +58,8 @@ pub enum FlightEnd<T> {
     Panicked(String),
 }
 
-/// Handle of a flight. The work of the flight uses it to observe its waiters. Cheap to clone. The default handle belongs
-/// to no flight.
+/// Handle of a flight. The work of the flight uses it to observe its waiters. Cheap to clone. The default handle
+/// belongs to no flight.
 #[derive(Debug, Clone, Default)]
 pub struct FlightHandle(Arc<FlightState>);
 
@@ -74,7 +74,7 @@ struct FlightState {
 }
 
 impl FlightHandle {
-    /// Returns true if a request waits for the result.
+    /// Returns true if a request is waiting for the result.
     pub fn has_waiters(&self) -> bool {
         self.0.waiters.load(Ordering::Relaxed) > 0
     }

@@ -75,8 +75,8 @@ pub(super) struct FairSemaphoreState {
     pub(super) client_quota: ClientQuota,
     /// Highest start tag of any served flow, before the tag grew by the grant. New flows begin with this start tag.
     pub(super) virtual_time: u64,
-    /// Flows in which a request waits and, if held units are tracked, flows that hold units. While any request waits,
-    /// this includes idle flows whose start tag is above `virtual_time`.
+    /// Flows in which a request waits and, if held units are tracked, flows that hold units. While any request is
+    /// waiting, this includes idle flows whose start tag is above `virtual_time`.
     pub(super) flows: Vec<Flow>,
 }
 
@@ -415,7 +415,7 @@ impl FairSemaphoreState {
         };
     }
 
-    /// Removes idle flows. While any request waits, a flow is kept if its start tag is above that of a new flow.
+    /// Removes idle flows. While any request is waiting, a flow is kept if its start tag is above that of a new flow.
     /// Otherwise a client that makes one request after another would always begin with a new flow, and would be served
     /// before a client that makes many requests at once.
     fn remove_idle_flows(&mut self) {

@@ -27,7 +27,7 @@ pub(super) struct PageRequest<'a> {
     pub(super) limit: usize,
     /// Filter for the entries.
     pub(super) filter: &'a EntryFilter,
-    /// Returns true while the caller waits.
+    /// Returns true while the caller is waiting.
     pub(super) is_wanted: &'a dyn Fn() -> bool,
 }
 
@@ -175,8 +175,8 @@ fn candidate(page: &PageRequest<'_>, name: String, kind: FileType) -> Option<(St
     may_be_listed.then_some((entry.name, kind))
 }
 
-/// Checks that the caller still waits. To be called for the `n`th entry; only one call in [`CANCEL_CHECK_INTERVAL`]
-/// checks.
+/// Checks that the caller is still waiting. To be called for the `n`th entry; only one call in
+/// [`CANCEL_CHECK_INTERVAL`] checks.
 ///
 /// # Errors
 /// Returns `Interrupted` if the caller has gone.
