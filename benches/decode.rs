@@ -11,7 +11,7 @@ use std::io::{Read, Write};
 use bytes::Bytes;
 use divan::counter::BytesCount;
 use divan::{Bencher, black_box};
-use n5_format::{AttributesDocument, Block, CancelCheck, DatasetAttributes, DecodeBuffers};
+use n5_format::{AttributesDocument, BlockDecoder, CancelCheck, DatasetAttributes, Scratch};
 
 const SIDE: usize = 64;
 const LIMIT_BYTES: u64 = 1 << 30;
@@ -115,11 +115,11 @@ fn decode(bencher: Bencher, codec: &str, data_type: &str, width: usize) {
     let attributes = DatasetAttributes::parse(AttributesDocument::parse(text.as_bytes()).unwrap()).unwrap();
     let mut stored = vec![0, 0, 0, 3, 0, 0, 0, 64, 0, 0, 0, 64, 0, 0, 0, 64];
     stored.extend_from_slice(&encode(codec, &data, width));
-    let (position, mut room) = ([0, 0, 0], DecodeBuffers::default());
+    let (position, mut scratch) = ([0, 0, 0], Scratch::default());
     bencher.counter(BytesCount::new(data.len())).with_inputs(|| Bytes::from(stored.clone())).bench_local_values(
         |stored| {
-            Block::decode_with(black_box(stored), &attributes, &position, LIMIT_BYTES, &mut room, CancelCheck::NEVER)
-                .unwrap()
+            let decoder = BlockDecoder::new(black_box(stored), &attributes, &position, LIMIT_BYTES).unwrap();
+            decoder.decode(|_| Vec::new(), &mut scratch, CancelCheck::NEVER).unwrap()
         },
     );
 }

@@ -8,8 +8,8 @@ use std::mem::discriminant;
 
 use bytes::Bytes;
 use n5_format::{
-    AttributesDocument, Block, BlockEncoding, BlockError, BlockHeader, CancelCheck, Codecs, Coords, DataType,
-    DatasetAttributes, DecodeBuffers, encode_block, to_big_endian,
+    AttributesDocument, Block, BlockDecoder, BlockEncoding, BlockError, BlockHeader, CancelCheck, Codecs, Coords,
+    DataType, DatasetAttributes, Scratch, encode_block, to_big_endian,
 };
 use serde_json::{Value, json};
 
@@ -20,7 +20,7 @@ const LIMIT_BYTES: u64 = 8 << 20;
 
 thread_local! {
     /// Reused for all inputs.
-    static ROOM: RefCell<DecodeBuffers> = RefCell::default();
+    static ROOM: RefCell<(Vec<u8>, Scratch)> = RefCell::default();
 }
 
 pub(crate) fn run(data: &[u8]) {
@@ -48,14 +48,16 @@ fn check(attributes: &DatasetAttributes, position: &Coords, stored: &[u8]) {
     if let Ok(header) = BlockHeader::parse(stored) {
         assert!(header.len <= stored.len());
     }
-    let needed = Block::decode_memory_bytes(stored, attributes, position);
+    let decoder = BlockDecoder::new(stored, attributes, position, u64::MAX);
+    let needed = decoder.map(|decoder| decoder.memory_bytes());
     if let Ok(needed) = needed {
         let most = Block::max_decode_memory_bytes(attributes, stored.len() as u64);
         assert!(needed <= most, "{needed} bytes are needed, {most} were said to suffice");
     }
     let block = Block::decode(Bytes::copy_from_slice(stored), attributes, position, LIMIT_BYTES);
-    ROOM.with_borrow_mut(|room| {
-        let unpacked = Block::decompress(stored, attributes, position, LIMIT_BYTES, room, CancelCheck::NEVER);
+    ROOM.with_borrow_mut(|(output, scratch)| {
+        let decoder = BlockDecoder::new(stored, attributes, position, LIMIT_BYTES);
+        let unpacked = decoder.and_then(|decoder| decoder.decompress(output, scratch, CancelCheck::NEVER));
         match (&block, &unpacked) {
             (Ok(block), Ok((size, unpacked))) => {
                 let width = attributes.data_type().size_bytes().unwrap();

@@ -25,7 +25,6 @@ use bytes::Bytes;
 
 use super::blocks::{BlockCache, BlockEntry, BlockLocation, BlockVersion, SourceBlock};
 use super::budget::Permit;
-use super::buffers::needs_copy;
 use super::datasets::Dataset;
 use super::error::ReadError;
 use super::freshness;
@@ -35,14 +34,14 @@ use crate::runtime::cpu_pool::{CoreLease, Priority};
 use crate::runtime::fair_queue::FlightHandle;
 use crate::telemetry::metrics::{self, BudgetLabel};
 use crate::telemetry::trace;
-use n5_format::{Block, BlockError, CancelCheck, Coords, DecodeBuffers, GridPosition, Scratch};
+use n5_format::{Block, BlockDecoder, BlockError, CancelCheck, GridPosition, Scratch};
 
 /// Pause before a block that cannot be decoded is read again, since another program may be writing the block.
 pub(crate) const TORN_READ_RETRY_DELAY: Duration = Duration::from_millis(20);
 
-/// Time for which a block is decoded for the cache although no request waits for it any more. A client that cancels its
-/// request and repeats it within this time, as viewers do, joins the running decoding. Otherwise a codec slower than
-/// the client's timeout would never finish.
+/// Time for which a block is decoded for the cache although no request is waiting for it any more. A client that
+/// cancels its request and repeats it within this time, as viewers do, joins the running decoding. Otherwise a codec
+/// slower than the client's timeout would never finish.
 const GRACE_PERIOD: Duration = Duration::from_secs(1);
 
 /// Times of a load, and true if the load found the cached block unchanged.
@@ -107,7 +106,7 @@ impl BlockWaiters {
     }
 
     /// Returns a function that the decoder calls to ask if it should continue. Each call first lets another job use the
-    /// core, if one waits for it.
+    /// core, if one is waiting for it.
     pub(crate) fn should_continue<'a>(&'a self, lease: &'a CoreLease) -> impl Fn() -> bool + 'a {
         let last_waiter_at = Cell::new(Instant::now());
         move || {
@@ -149,7 +148,7 @@ struct BlockLoad {
 impl EntrySource<BlockEntry> for BlockLoad {
     fn try_is_unchanged(&self, entry: &BlockEntry) -> Option<bool> {
         let BlockLocation { source, position, .. } = &self.location;
-        source.try_is_unchanged(position, entry.version(), &entry.validated_at, freshness::now())
+        source.try_is_unchanged(position, entry.version.number(), &entry.validated_at, freshness::now())
     }
 
     fn load(
@@ -158,8 +157,8 @@ impl EntrySource<BlockEntry> for BlockLoad {
         flight: FlightHandle,
     ) -> impl Future<Output = Result<Arc<BlockEntry>, ReadError>> + Send + 'static {
         let this = self.clone();
-        // The stale block is not held while the new one waits for memory.
-        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.stored_version()));
+        // The stale block is not held while the new one is waiting for memory.
+        let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.version.clone()));
         async move {
             loop {
                 match this.decode_with_retry(stale.as_ref(), &flight).await {
@@ -199,7 +198,7 @@ impl BlockLoad {
         if !error.may_be_torn() {
             return Err(error);
         }
-        let first_version = first.ok().and_then(|entry| entry.version());
+        let first_version = first.ok().and_then(|entry| entry.version.number());
         tokio::time::sleep(TORN_READ_RETRY_DELAY).await;
         // The second attempt accepts nothing that was read before now.
         let second = self.decode_once(None, freshness::now(), flight).await;
@@ -208,7 +207,7 @@ impl BlockLoad {
             metrics::decode_error(self.location.dataset.attributes.compression().label());
         }
         match second {
-            Ok(entry) if error.may_be_torn() && entry.version() == first_version => Ok(entry),
+            Ok(entry) if error.may_be_torn() && entry.version.number() == first_version => Ok(entry),
             _ => Err(error),
         }
     }
@@ -288,8 +287,8 @@ impl BlockCache {
     /// Decodes a stored block on the CPU pool, after taking memory for decoding. `permit` covers the bytes in `stored`.
     ///
     /// # Errors
-    /// [`ReadError::Block`] if the block cannot be decoded or exceeds the limit for one block; [`ReadError::Budget`]
-    /// when there is not enough memory.
+    /// Returns [`ReadError::Block`] if the block cannot be decoded or exceeds the limit for one block;
+    /// [`ReadError::Budget`] if there is not enough memory.
     pub(crate) async fn decode(
         &self,
         location: &BlockLocation,
@@ -300,10 +299,7 @@ impl BlockCache {
     ) -> Result<Block, ReadError> {
         let BlockLocation { dataset, position, .. } = location;
         let block_error = |error| dataset.block_error(position, error);
-        let needed_bytes = Block::decode_memory_bytes(&stored, &dataset.attributes, position).map_err(block_error)?;
-        if needed_bytes > self.block_bytes {
-            return Err(block_error(BlockError::OverLimit { needed_bytes, limit_bytes: self.block_bytes }));
-        }
+        let needed_bytes = self.decoder(dataset, position, &stored).map_err(block_error)?.memory_bytes();
         // A large block was read under a permit that also covers its decoding.
         let split = permit.as_mut().and_then(|permit| permit.try_split(BudgetLabel::Decode, needed_bytes));
         let decode_permit = match split {
@@ -324,13 +320,15 @@ impl BlockCache {
                 flight.detach();
             }
             let decode_started = Instant::now();
-            let is_shared = permit.is_none();
+            let is_cached_object = permit.is_none();
             let should_continue = waiters.should_continue(lease);
             let cancel_check = CancelCheck::new(&should_continue);
             let mut scratch = Scratch::default();
-            let block = blocks.decode_owned(&location, stored, is_shared, decode_permit, &mut scratch, cancel_check);
+            let block =
+                blocks.decode_owned(&location, stored, is_cached_object, decode_permit, &mut scratch, cancel_check);
             drop(permit);
-            // This time does not include the wait for a core.
+            // This time does not include the wait for a core. It is traced even if the block cannot be decoded, but
+            // then does not count in the metrics.
             let elapsed = decode_started.elapsed();
             trace::record("decode", codec, elapsed);
             (block, elapsed)
@@ -343,66 +341,43 @@ impl BlockCache {
     }
 
     /// Decodes `stored` into a block that the cache of decoded blocks may own. `permit` covers the memory that decoding
-    /// takes. `is_shared` is true if `stored` belongs to the cache of stored objects. `scratch` is working memory of
-    /// the decoder, which the caller may reuse.
+    /// takes. `is_cached_object` is true if `stored` belongs to the cache of stored objects. `scratch` is working
+    /// memory of the decoder, which the caller may reuse.
     pub(crate) fn decode_owned(
         &self,
         location: &BlockLocation,
         stored: Bytes,
-        is_shared: bool,
+        is_cached_object: bool,
         mut permit: Permit,
         scratch: &mut Scratch,
         cancel_check: CancelCheck<'_>,
     ) -> Result<Block, BlockError> {
-        let range = stored.as_ptr_range();
+        let stored_range = stored.as_ptr_range();
         let BlockLocation { dataset, position, .. } = location;
-        let attributes = &dataset.attributes;
         let budget = self.budget();
-        let mut buffers = DecodeBuffers { scratch: std::mem::take(scratch), ..DecodeBuffers::default() };
+        let decoder = self.decoder(dataset, position, stored)?;
         // A codec that needs a buffer reuses the buffer of an evicted block of the same size, if there is one.
-        if attributes.compression().codec().is_some_and(|codec| !codec.is_uncompressed())
-            && let Ok(bytes) = Block::decoded_bytes(&stored, attributes, position)
-        {
-            buffers.decoded = budget.exact_buffer(bytes);
-        }
-        let block = Block::decode_with(stored, attributes, position, self.block_bytes, &mut buffers, cancel_check);
-        *scratch = buffers.scratch;
-        let Block { size, data } = block?;
+        let Block { size, data } = decoder.decode(|bytes| budget.exact_buffer(bytes), scratch, cancel_check)?;
         permit.shrink(data.len() as u64);
         // The cache of decoded blocks must not keep memory alive that the cache of stored objects counts. A block that
         // lies within the buffer of a file is copied, because the rest of that buffer would not go back to the pool.
-        let is_stored = range.contains(&data.as_ptr());
-        let data = if !is_shared && is_stored || needs_copy(&data) {
-            permit.own_for_cache(data, !is_stored)
-        } else {
-            budget.own_pooled(data.into(), permit.into_cache_owned())
-        };
+        let is_part_of_file = !is_cached_object && stored_range.contains(&data.as_ptr());
+        let data =
+            if is_part_of_file { permit.own_for_cache(data, false) } else { budget.own_pooled_for_cache(data, permit) };
         Ok(Block { size, data })
     }
 
-    /// Decompresses `stored` into `buffers`, for elements that are pasted at once and not cached. The caller holds a
-    /// permit for [`Self::decode_bytes`]. Returns the size of the block, and its elements in big-endian order as
-    /// stored.
-    pub(crate) fn decode_in_place<'a>(
+    /// Returns the decoder of `stored`, the block at `position`, which may take as much memory as one block may.
+    ///
+    /// # Errors
+    /// Returns a [`BlockError`] if `stored` is not a valid block or exceeds that limit.
+    pub(crate) fn decoder<'a, B: AsRef<[u8]>>(
         &self,
-        dataset: &Dataset,
+        dataset: &'a Dataset,
         position: &GridPosition,
-        stored: &'a [u8],
-        buffers: &'a mut DecodeBuffers,
-        cancel_check: CancelCheck<'_>,
-    ) -> Option<(Coords, &'a [u8])> {
-        let started = Instant::now();
-        let block =
-            Block::decompress(stored, &dataset.attributes, position, self.block_bytes, buffers, cancel_check).ok()?;
-        record_decode(dataset.attributes.compression().label(), started.elapsed());
-        Some(block)
-    }
-
-    /// Returns the number of bytes that decoding `stored` takes, or `None` if `stored` is not a valid block or exceeds
-    /// the limit for one block.
-    pub(crate) fn decode_bytes(&self, dataset: &Dataset, position: &GridPosition, stored: &[u8]) -> Option<u64> {
-        let needed_bytes = Block::decode_memory_bytes(stored, &dataset.attributes, position).ok()?;
-        (needed_bytes <= self.block_bytes).then_some(needed_bytes)
+        stored: B,
+    ) -> Result<BlockDecoder<'a, B>, BlockError> {
+        BlockDecoder::new(stored, &dataset.attributes, position, self.block_bytes)
     }
 }
 

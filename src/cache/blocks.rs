@@ -56,7 +56,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// Must not be called if [`Self::compares_on_load`] returns true.
     ///
     /// # Errors
-    /// [`ReadError`] when the source fails.
+    /// Returns a [`ReadError`] if the source fails.
     async fn versions(&self, positions: &[GridPosition]) -> Result<Vec<Option<u64>>, ReadError>;
 
     /// Returns the pressure on the store behind the source.
@@ -69,7 +69,7 @@ pub(crate) trait BlockSource: fmt::Debug + Send + Sync {
     /// [`SourceBlock::Unchanged`].
     ///
     /// # Errors
-    /// [`ReadError`] when the source fails or there is not enough memory.
+    /// Returns a [`ReadError`] if the source fails or there is not enough memory.
     async fn load(
         &self,
         position: &GridPosition,
@@ -99,7 +99,7 @@ pub(crate) enum SourceBlock {
     Decoded(Block, ObjectMeta),
 }
 
-/// Version of a cached block, for a comparison after the block itself has been dropped.
+/// Version of a cached block. A clone allows a comparison after the block itself has been dropped.
 #[derive(Debug, Clone)]
 pub(crate) enum BlockVersion {
     /// No block was stored.
@@ -116,22 +116,20 @@ impl BlockVersion {
             Self::Stored(etag, version) => Some((etag, *version)),
         }
     }
+
+    /// Returns the version of a stored block without its entity tag, `None` for a hole.
+    pub(crate) fn number(&self) -> Option<u64> {
+        self.etag_and_version().map(|(_, version)| version)
+    }
 }
 
 /// A cached block, hole or decode error.
 #[derive(Debug)]
 pub(crate) struct BlockEntry {
-    content: BlockContent,
+    pub(crate) version: BlockVersion,
+    /// The decoded block, or the reason why it cannot be decoded. `None` for a hole.
+    decoded: Result<Option<Block>, Box<BlockError>>,
     pub(crate) validated_at: ValidatedAt,
-}
-
-/// Cached result for one grid position.
-#[derive(Debug)]
-enum BlockContent {
-    /// No block is stored.
-    Hole,
-    /// A stored block: its entity tag, its version, and the decoded block or the reason why it cannot be decoded.
-    Stored { etag: Arc<str>, version: u64, decoded: Result<Block, Box<BlockError>> },
 }
 
 impl BlockEntry {
@@ -139,44 +137,24 @@ impl BlockEntry {
     /// decoded. The object was current at the moment `checked_at`.
     pub(crate) fn new(decoded: Result<Block, BlockError>, meta: ObjectMeta, checked_at: u64) -> Self {
         let ObjectMeta { etag, version, .. } = meta;
-        let content = BlockContent::Stored { etag, version, decoded: decoded.map_err(Box::new) };
-        Self { content, validated_at: ValidatedAt::at(checked_at) }
+        let (version, decoded) = (BlockVersion::Stored(etag, version), decoded.map(Some).map_err(Box::new));
+        Self { version, decoded, validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Creates an entry for a hole that was seen at the moment `checked_at`.
     pub(crate) fn missing(checked_at: u64) -> Self {
-        Self { content: BlockContent::Hole, validated_at: ValidatedAt::at(checked_at) }
+        Self { version: BlockVersion::Hole, decoded: Ok(None), validated_at: ValidatedAt::at(checked_at) }
     }
 
     /// Returns the decoded block. Returns `None` for a hole and for a block that cannot be decoded.
     pub(crate) fn block(&self) -> Option<&Block> {
-        if let BlockContent::Stored { decoded: Ok(block), .. } = &self.content { Some(block) } else { None }
+        self.decoded.as_ref().ok()?.as_ref()
     }
 
     /// Returns an error if the stored block cannot be decoded. A hole is not an error.
     pub(crate) fn check_decodable(&self, dataset: &Dataset, position: &GridPosition) -> Result<(), ReadError> {
-        let BlockContent::Stored { decoded: Err(fault), .. } = &self.content else { return Ok(()) };
+        let Err(fault) = &self.decoded else { return Ok(()) };
         Err(dataset.block_error(position, (**fault).clone()))
-    }
-
-    /// Returns the entity tag and the version of the stored block, `None` for a hole.
-    pub(crate) fn etag_and_version(&self) -> Option<(&str, u64)> {
-        match &self.content {
-            BlockContent::Hole => None,
-            BlockContent::Stored { etag, version, .. } => Some((etag, *version)),
-        }
-    }
-
-    /// Returns the version of the stored block or hole.
-    pub(crate) fn stored_version(&self) -> BlockVersion {
-        match &self.content {
-            BlockContent::Hole => BlockVersion::Hole,
-            BlockContent::Stored { etag, version, .. } => BlockVersion::Stored(Arc::clone(etag), *version),
-        }
-    }
-
-    pub(crate) fn version(&self) -> Option<u64> {
-        self.etag_and_version().map(|(_, version)| version)
     }
 }
 
@@ -186,7 +164,7 @@ impl CacheEntry for BlockEntry {
     }
 
     fn is_missing(&self) -> bool {
-        matches!(self.content, BlockContent::Hole)
+        matches!(self.version, BlockVersion::Hole)
     }
 }
 
@@ -219,10 +197,9 @@ impl BlockCache {
         let cached_bytes = max_weight_bytes(capacity_bytes);
         let budget = Budget::with_cache(BudgetLabel::Decode, cached_bytes, decode_bytes, max_wait);
         let weigher = |(_, position): &(u64, GridPosition), entry: &Arc<BlockEntry>| {
-            let bytes = match &entry.content {
-                BlockContent::Hole => 0,
-                BlockContent::Stored { decoded: Ok(block), .. } => footprint_bytes(block.data.len()),
-                BlockContent::Stored { decoded: Err(fault), .. } => fault.to_string().len(),
+            let bytes = match &entry.decoded {
+                Ok(block) => block.as_ref().map_or(0, |block| footprint_bytes(block.data.len())),
+                Err(fault) => fault.to_string().len(),
             };
             // The position counts twice: in the key and in the map of loads in flight.
             u32::try_from(bytes + ENTRY_BYTES + 16 * position.len()).unwrap_or(u32::MAX)
@@ -246,7 +223,8 @@ impl BlockCache {
     /// block that is not cached or was not compared with the source at `fresh_since` or later.
     ///
     /// # Errors
-    /// [`ReadError`] if the source fails; also [`ReadError::Block`] if one of the blocks is known not to decode.
+    /// Returns a [`ReadError`] if the source fails; also [`ReadError::Block`] if one of the blocks is known not to
+    /// decode.
     pub(crate) async fn cached(
         &self,
         source: &dyn BlockSource,
@@ -310,7 +288,8 @@ fn compare_nonblocking(
         stale_indices.retain(|index| {
             let Some(entry) = &entries[*index] else { return false };
             let validated_at = &entry.validated_at;
-            let is_unchanged = source.try_is_unchanged(&positions[*index], entry.version(), validated_at, checked_at);
+            let is_unchanged =
+                source.try_is_unchanged(&positions[*index], entry.version.number(), validated_at, checked_at);
             changed_indices.extend((is_unchanged == Some(false)).then_some(*index));
             is_unchanged.is_none()
         });
@@ -332,7 +311,7 @@ async fn compare_in_bulk(
     let mut changed_indices = Vec::new();
     for (index, version) in stale_indices.iter().zip(versions) {
         match &entries[*index] {
-            Some(entry) if entry.version() == version => entry.validated_at.touch(checked_at),
+            Some(entry) if entry.version.number() == version => entry.validated_at.touch(checked_at),
             _ => changed_indices.push(*index),
         }
     }

@@ -11,6 +11,7 @@
 //! | [`Permit::own`] | is freed |
 //! | [`Permit::own_for_cache`] | is freed; may first be replaced by one that wastes no memory |
 //! | [`Budget::own_pinned`] | is freed; counts as pinned while the bytes are being sent |
+//! | [`Budget::own_pooled_for_cache`] | returns to the pool; may first be replaced by one that wastes no memory |
 //! | [`Budget::own_pooled`], [`MemoryPermit::own_pooled`], [`MemoryPermit::own_pooled_part`] | returns to the pool |
 //!
 //! Three kinds of permits concern memory. Each is given back when it is dropped, or when the last clone of the bytes
@@ -37,7 +38,7 @@ use bytes::Bytes;
 use futures_util::FutureExt;
 
 use super::buffers::{
-    BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, release_with, units,
+    BufferPool, PinnedBuffers, SHORT_FLOW, SendPermit, UNIT_BYTES, compact_for_cache, needs_copy, release_with, units,
 };
 use super::error::{BudgetError, ReadError};
 use crate::runtime::fair_queue::{ClientId, ClientQuota, CostBasis, FairPermit, FairSemaphore, max_overtaking_units};
@@ -222,13 +223,13 @@ impl Budget {
         Self { container_waiters: Arc::default(), ..self.clone() }
     }
 
-    /// Returns true if requests of other containers wait for a permit. The result may be briefly wrong while requests
-    /// begin or end to wait.
+    /// Returns true if requests of other containers are waiting for a permit. The result may be briefly wrong while
+    /// requests start or stop waiting.
     fn others_wait(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > self.container_waiters.load(Ordering::Relaxed)
     }
 
-    /// Returns true if a request waits for a permit.
+    /// Returns true if a request is waiting for a permit.
     pub(crate) fn has_waiters(&self) -> bool {
         self.waiters.load(Ordering::Relaxed) > 0
     }
@@ -261,7 +262,7 @@ impl Budget {
     /// Takes a permit for `bytes`, waiting for it if necessary.
     ///
     /// # Errors
-    /// [`BudgetError`] when the budget is too small or other requests hold its memory for too long.
+    /// Returns a [`BudgetError`] if the budget is too small or other requests hold its memory for too long.
     pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, BudgetError> {
         self.take_within(bytes, self.max_wait).await
     }
@@ -373,7 +374,7 @@ impl Budget {
     /// become free, and then for at most `max_wait`. The memory must come from [`Self::dirty_or_zeroed`].
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Returns the same errors as [`Self::take`].
     pub(crate) async fn take_for_stream(
         &self,
         bytes: u64,
@@ -403,7 +404,7 @@ impl Budget {
     /// [`MAX_WAIT_HOLDING_MEMORY`].
     ///
     /// # Errors
-    /// [`StoreError::Preempted`] when it gives up.
+    /// Returns [`StoreError::Preempted`] if this function gives up.
     pub(crate) async fn abort_if_contended<T>(
         &self,
         store_pressure: impl Fn() -> StorePressure,
@@ -449,7 +450,7 @@ impl Budget {
     /// call this function with the same `permit`, which is `None` at first.
     ///
     /// # Errors
-    /// [`BudgetError`] when the client does not read what it requested before.
+    /// Returns a [`BudgetError`] if the client does not read what it requested before.
     pub(crate) async fn charge_or_wait(
         &self,
         permit: &mut Option<SendPermit>,
@@ -472,7 +473,7 @@ impl Budget {
     /// response has been charged to the client for the budget's longest wait.
     ///
     /// # Errors
-    /// [`BudgetError`] when the client does not read what it requested before.
+    /// Returns a [`BudgetError`] if the client does not read what it requested before.
     async fn acquire_send_permit(&self, len: usize) -> Result<SendPermit, BudgetError> {
         let client = ClientId::current();
         let charges = &self.pinned.client_charges;
@@ -546,6 +547,19 @@ impl Budget {
     pub(crate) fn own_pooled(&self, data: Vec<u8>, permit: Permit) -> Bytes {
         let budget = self.clone();
         release_with(data, move |data| budget.return_buffers([data], permit))
+    }
+
+    /// Attaches `permit` to `data`, which fills its buffer, for a cache. Copies the data if its buffer would waste
+    /// memory ([`needs_copy`]); otherwise its buffer returns to the pool as with [`Self::own_pooled`].
+    pub(crate) fn own_pooled_for_cache<B>(&self, data: B, permit: Permit) -> Bytes
+    where
+        B: AsRef<[u8]> + Into<Bytes> + Into<Vec<u8>>,
+    {
+        if needs_copy(data.as_ref()) {
+            permit.own_for_cache(data.into(), true)
+        } else {
+            self.own_pooled(data.into(), permit.into_cache_owned())
+        }
     }
 
     /// Returns buffers to the pool for reuse and gives back their permit.

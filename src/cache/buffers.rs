@@ -23,8 +23,8 @@ const PAGED_LIMIT_BYTES: u64 = allocator::LARGE_BYTES as u64;
 /// block, rounded up to a page.
 const LARGE_BUFFER_OVERHEAD_BYTES: u64 = 4 << 10;
 
-/// Returns the number of units of a permit for `bytes`. The size of a buffer with pages of
-/// its own is rounded up to whole pages.
+/// Returns the number of units of a permit for `bytes`. The size of a buffer with pages of its own is rounded up to
+/// whole pages.
 pub(crate) fn units(bytes: u64) -> usize {
     let units = if bytes > UNIT_BYTES && bytes < PAGED_LIMIT_BYTES {
         bytes.next_multiple_of(allocator::PAGE_BYTES as u64) / UNIT_BYTES
@@ -276,7 +276,8 @@ impl PinnedBuffers {
     /// Ends one use of a charge, and the charge with its last use.
     fn end_charge(&self, bytes: &Bytes, charge: Arc<FairPermit>) {
         let mut buffers = self.lock();
-        // Dropped under the lock, so that `reuse_charge` does not find a charge that is about to end.
+        // The reference is given up under the lock, so that `reuse_charge` cannot upgrade a charge that is about to
+        // end. The charge itself ends below, outside the lock.
         let last = Arc::into_inner(charge);
         let mut unpinned_bytes = 0;
         if last.is_some()
@@ -290,7 +291,7 @@ impl PinnedBuffers {
             }
         }
         drop(buffers);
-        // Outside the lock, since both calls wake waiters.
+        // Both calls wake waiters.
         self.client_charges.vacate(units(unpinned_bytes));
         drop(last);
     }

@@ -109,7 +109,7 @@ impl ReadError {
     /// object as missing. Must not be used where a missing block is read as zeros.
     ///
     /// # Errors
-    /// All other errors.
+    /// Returns all other errors.
     pub fn hidden_as_none<T>(result: Result<Option<T>, Self>) -> Result<Option<T>, Self> {
         static WARN_THROTTLE: LogThrottle = LogThrottle::new();
         match result {
@@ -130,20 +130,7 @@ impl ReadError {
     /// Returns true if attributes may exist, but cannot be read until someone changes them, their path or their
     /// permissions.
     pub(crate) fn hides_attributes(&self) -> bool {
-        match self {
-            Self::Store(error) => error.hides_object(),
-            Self::AttributesTooLarge { .. } => true,
-            Self::NotFound(_)
-            | Self::NotADataset { .. }
-            | Self::StoredTooLarge { .. }
-            | Self::TooLarge(_)
-            | Self::Block { .. }
-            | Self::InvalidParameter { .. }
-            | Self::NotRepresentable(_)
-            | Self::Convert(_)
-            | Self::Budget(_)
-            | Self::Internal(_) => false,
-        }
+        matches!(self, Self::AttributesTooLarge { .. }) || matches!(self, Self::Store(error) if error.hides_object())
     }
 
     /// Returns true if decoding was cancelled because no request waited for it. The block itself may be valid.
@@ -153,20 +140,8 @@ impl ReadError {
 
     /// Returns true if an immediate retry may help, because another program may have been writing.
     pub(crate) fn may_be_torn(&self) -> bool {
-        match self {
-            Self::Block { error, .. } => error.may_be_torn(),
-            Self::Store(error) => matches!(error, StoreError::Truncated(_) | StoreError::Torn(_)),
-            Self::NotFound(_)
-            | Self::NotADataset { .. }
-            | Self::AttributesTooLarge { .. }
-            | Self::StoredTooLarge { .. }
-            | Self::TooLarge(_)
-            | Self::InvalidParameter { .. }
-            | Self::NotRepresentable(_)
-            | Self::Convert(_)
-            | Self::Budget(_)
-            | Self::Internal(_) => false,
-        }
+        matches!(self, Self::Store(StoreError::Truncated(_) | StoreError::Torn(_)))
+            || matches!(self, Self::Block { error, .. } if error.may_be_torn())
     }
 }
 

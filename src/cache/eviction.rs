@@ -12,8 +12,8 @@ use super::validated::{CacheEntry, Validated};
 /// Maximum number of rounds in which [`Validated::drain`] frees entries.
 const MAX_DRAIN_ROUNDS: usize = 100;
 
-/// Delay before pending evictions are run for the second time while a request waits for memory. It doubles after each
-/// further run.
+/// Delay before pending evictions are run for the second time while a request is waiting for memory. It doubles after
+/// each further run.
 const EVICTION_RETRY_DELAY: Duration = Duration::from_millis(5);
 
 /// Number of retries before a waiting request forces the cache to evict entries. These retries take 75 ms.
@@ -27,7 +27,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     /// flight in addition to the full cache.
     ///
     /// # Errors
-    /// [`ReadError::Budget`] when the budget is too small or other requests hold its memory for too long.
+    /// Returns [`ReadError::Budget`] if the budget is too small or other requests hold its memory for too long.
     pub(crate) async fn take(&self, bytes: u64) -> Result<Permit, ReadError> {
         self.evict_while(bytes, self.budget.take(bytes)).await
     }
@@ -35,7 +35,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
     /// Takes a permit as [`Self::take`] does, but waits longer, for a response that has started.
     ///
     /// # Errors
-    /// As [`Self::take`].
+    /// Returns the same errors as [`Self::take`].
     pub(crate) async fn take_for_started(&self, bytes: u64) -> Result<Permit, ReadError> {
         self.evict_while(bytes, self.budget.take_within(bytes, self.budget.started_wait())).await
     }
@@ -56,7 +56,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
                 Box::pin(self.evict_surplus()).await;
                 let is_short = self.budget.free_bytes() < bytes;
                 if is_short && self.budget.is_mostly_pinned() && retry >= RETRIES_BEFORE_FORCED_EVICTION {
-                    Box::pin(self.evict_part(FORCED_EVICTION_DIVISOR)).await;
+                    Box::pin(self.force_eviction()).await;
                 }
                 // At most 1.28 s: the wait of a request is bounded, so a longer delay would come too late.
                 tokio::time::sleep(EVICTION_RETRY_DELAY.saturating_mul(2_u32.saturating_pow(retry.min(8)))).await;
@@ -69,9 +69,9 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         }
     }
 
-    /// Evicts the number of entries divided by `divisor`, and one more.
-    pub(crate) async fn evict_part(&self, divisor: usize) {
-        let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / divisor;
+    /// Evicts the number of entries divided by [`FORCED_EVICTION_DIVISOR`], and one more.
+    pub(crate) async fn force_eviction(&self) {
+        let count = usize::try_from(self.map.entry_count()).unwrap_or(usize::MAX) / FORCED_EVICTION_DIVISOR;
         let evicted: Vec<K> = self.map.iter().take(count + 1).map(|(key, _)| (*key).clone()).collect();
         for key in &evicted {
             self.map.invalidate(key).await;

@@ -24,7 +24,7 @@ pub(crate) use budget::{Budget, Permit};
 #[cfg(test)]
 pub(crate) use buffers::POISON_BYTE;
 pub use buffers::SendPermit;
-pub(crate) use buffers::{needs_copy, release_with};
+pub(crate) use buffers::release_with;
 pub(crate) use datasets::{AXES_BYTES, AttributesCache, CACHED_ATTRIBUTES_BYTES, GROUP_BYTES, dataset_id};
 pub use datasets::{Dataset, Group, GroupState};
 pub use error::{BudgetError, ReadError};

@@ -65,7 +65,7 @@ impl LargeObject {
     /// Reads the bytes from `from` up to `to` (exclusive), at most [`Self::PIECE_BYTES`] of them.
     ///
     /// # Errors
-    /// [`ReadError`] when the object can no longer be read or was truncated.
+    /// Returns a [`ReadError`] if the object can no longer be read or was truncated.
     pub async fn read_piece(&self, from: u64, to: u64) -> Result<Bytes, ReadError> {
         let to = to.min(from.saturating_add(Self::PIECE_BYTES));
         let entries = &self.entries;
@@ -184,7 +184,7 @@ pub(crate) struct ObjectCache {
     pub(crate) entries: Validated<ObjectCacheKey, ObjectEntry>,
     /// Decides which of the larger objects that are sent from the page cache are cached as well.
     pub(crate) admission: Arc<AdmissionFilter>,
-    /// Maximum size of an object that is read inline if no request waits for memory.
+    /// Maximum size of an object that is read inline if no request is waiting for memory.
     inline_bytes: u64,
 }
 
@@ -280,8 +280,8 @@ impl ObjectCache {
         BudgetedObject::Large(Arc::new(LargeObject { meta, reader, entries: self.entries.clone() }))
     }
 
-    /// Returns the current limit of inline reads. It is lower while requests wait for memory, so that more inline reads
-    /// get their memory before the requests that wait for much.
+    /// Returns the current limit of inline reads. It is lower while requests are waiting for memory, so that more
+    /// inline reads get their memory before the requests that wait for much.
     fn current_inline_bytes(&self) -> u64 {
         if self.budget().has_waiters() {
             self.inline_bytes.min((self.inline_bytes / 4).max(MIN_INLINE_BYTES))
@@ -298,7 +298,7 @@ impl ObjectCache {
         match (data, permit) {
             (ObjectData::InMemory(bytes), Some(permit)) => return Ok(Some(BudgetedObject::whole(meta, bytes, permit))),
             (ObjectData::Open(reader), _) if len > self.inline_bytes => return Ok(Some(self.large(meta, reader))),
-            // Neither bytes nor open files are held while the request waits for memory.
+            // Neither bytes nor open files are held while the request is waiting for memory.
             (data, permit) => drop((data, permit)),
         }
         let inline = InlineLimit::new(len);
@@ -314,7 +314,7 @@ impl ObjectCache {
     /// Gets an object, with its bytes if [`Self::current_inline_bytes`] allows as many, under a permit for that limit.
     ///
     /// Takes no permit if the store is unresponsive. Gives the permit back if the store is slow while other requests
-    /// wait for memory. In both cases, the result is an open object without its bytes.
+    /// are waiting for memory. In both cases, the result is an open object without its bytes.
     async fn get_inline(&self, store: &dyn Store, key: &Key) -> Result<(Option<Object>, Option<Permit>), ReadError> {
         if store.pressure().is_unresponsive() {
             return Ok((store.get(key, &InlineLimit::new(0)).await?, None));
@@ -362,7 +362,7 @@ impl EntrySource<ObjectEntry> for ObjectSource<'_> {
         let objects = self.objects.clone();
         let store = Arc::clone(self.store);
         let key = self.key.clone();
-        // The stale object is not held while the new one waits for memory.
+        // The stale object is not held while the new one is waiting for memory.
         let stale = stale.map(|stale| (Arc::downgrade(&stale), stale.meta().cloned()));
         async move {
             let checked_at = freshness::now();

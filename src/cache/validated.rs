@@ -19,7 +19,7 @@ use super::budget::Budget;
 use super::error::ReadError;
 use super::freshness::ValidatedAt;
 use super::read_options::ReadOptions;
-use crate::runtime::fair_queue::{ClientId, FlightHandle, Leader, SingleFlight, Waiter};
+use crate::runtime::fair_queue::{ClientId, FlightEnd, FlightHandle, Leader, SingleFlight, Waiter};
 use crate::telemetry::metrics::{self, CacheLabel, LookupCounters, LookupResult, QueueLabel, QueueWaitTimer};
 use crate::telemetry::trace;
 
@@ -47,7 +47,7 @@ pub(crate) trait EntrySource<V> {
     fn try_is_unchanged(&self, entry: &V) -> Option<bool>;
 
     /// Loads the entry. If there is a cached entry, `stale`, and it still equals the source, returns `stale`. `flight`
-    /// tells if requests wait for the result.
+    /// tells if requests are waiting for the result.
     fn load(
         &self,
         stale: Option<Arc<V>>,
@@ -121,7 +121,7 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         };
         let stale_entry = Arc::downgrade(&stale);
         let is_missing = stale.is_missing();
-        // The stale entry is not held while its successor waits for memory.
+        // The stale entry is not held while its successor is waiting for memory.
         drop(stale);
         let loaded = self.load(key, fresh_since, source).await?;
         self.count_revalidation(is_missing, Arc::as_ptr(&loaded) == stale_entry.as_ptr());
@@ -141,12 +141,13 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         while attempts < ATTEMPTS {
             let (waiter, leader) = self.flights.join(key.clone());
             let entry = match self.lead_or_wait(key, fresh_since, source, waiter, leader).await {
-                Ok(Some(entry)) => entry,
-                // Another request led the flight and gave up. In the next round, this request may lead a new one.
-                Ok(None) => continue,
+                FlightEnd::Done(Ok(entry)) => entry,
                 // The load was given up because it had no waiters, just before this request joined it.
-                Err(error) if error.is_cancelled() => continue,
-                Err(error) => return Err(error),
+                FlightEnd::Done(Err(error)) if error.is_cancelled() => continue,
+                FlightEnd::Done(Err(error)) => return Err(error),
+                // Another request led the flight and gave up. In the next round, this request may lead a new one.
+                FlightEnd::Abandoned => continue,
+                FlightEnd::Panicked(message) => return Err(ReadError::Internal(message)),
             };
             if entry.validated_at().is_fresh(fresh_since) || source.try_is_unchanged(&entry) == Some(true) {
                 return Ok(entry);
@@ -154,12 +155,14 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
             attempts += 1;
         }
         let (waiter, leader) = self.flights.unshared(key.clone());
-        let entry = self.lead_or_wait(key, fresh_since, source, waiter, Some(leader)).await?;
-        entry.ok_or_else(|| ReadError::Internal("a load ended without a result".to_owned()))
+        match self.lead_or_wait(key, fresh_since, source, waiter, Some(leader)).await {
+            FlightEnd::Done(result) => result,
+            FlightEnd::Abandoned => Err(ReadError::Internal("a load ended without a result".to_owned())),
+            FlightEnd::Panicked(message) => Err(ReadError::Internal(message)),
+        }
     }
 
-    /// Starts a flight if this request is its leader, and waits for the result. Returns `None` if another request led
-    /// the flight and gave up.
+    /// Starts a flight if this request is its leader, and waits for its end.
     ///
     /// The load runs in a task of its own, which is aborted when the last waiting request is cancelled. The task gets
     /// memory and cores as soon as it is the turn of a client that waits for it.
@@ -170,17 +173,17 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
         source: &impl EntrySource<V>,
         waiter: Waiter<K, Result<Arc<V>, ReadError>>,
         leader: Option<Leader<K, Result<Arc<V>, ReadError>>>,
-    ) -> Result<Option<Arc<V>>, ReadError> {
+    ) -> FlightEnd<Result<Arc<V>, ReadError>> {
         let wait_timer = leader.is_none().then(|| QueueWaitTimer::begin(QueueLabel::Load));
         if let Some(leader) = leader {
             // Another flight may have ended since the lookup.
             let mut cached = self.map.get(key).await;
             if let Some(entry) = cached.as_ref().filter(|entry| entry.validated_at().is_fresh(fresh_since)) {
                 leader.finish(Ok(Arc::clone(entry)));
-                return Ok(cached);
+                return FlightEnd::Done(Ok(Arc::clone(entry)));
             }
             if let Some(changed) = cached.take_if(|entry| source.try_is_unchanged(entry) == Some(false)) {
-                // Removed before the load, so that its memory is free while the new entry waits for memory.
+                // Removed before the load, so that its memory is free while the new entry is waiting for memory.
                 self.remove(key.clone(), &Arc::downgrade(&changed)).await;
             }
             let flight = leader.handle().clone();
@@ -190,11 +193,11 @@ impl<K: Clone + Eq + Hash + Send + Sync + 'static, V: CacheEntry> Validated<K, V
             // Boxed, because the surrounding futures would reserve space for the unboxed future twice.
             leader.spawn(ClientId::current().scope(trace::in_current_scope(Box::pin(work))));
         }
-        let result = waiter.wait().await.map_err(ReadError::Internal)?;
+        let end = waiter.wait().await;
         if let Some(timer) = wait_timer {
             trace::finish_wait(timer);
         }
-        result.transpose()
+        end
     }
 
     /// Puts the result of `load` into the map in place of the entry `replaced`. If the load fails, the old entry stays;

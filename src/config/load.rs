@@ -51,7 +51,7 @@ impl Config {
     /// weakest source to the strongest.
     ///
     /// # Errors
-    /// All errors at once: text that is not TOML, unknown keys, values of the wrong form, and the errors of
+    /// Returns all errors at once: text that is not TOML, unknown keys, values of the wrong form, and the errors of
     /// [`Config::validate`]. Values of the wrong form are replaced by defaults before that check.
     pub fn load(sources: &ConfigSources) -> Result<Self, ConfigErrors> {
         let defaults: Table =
@@ -142,7 +142,7 @@ impl ConfigMerger {
     /// Merges a setting that is written as text.
     ///
     /// # Errors
-    /// If the text does not have the type of the setting's default.
+    /// Returns an error if the text does not have the type of the setting's default.
     fn add_text(&mut self, key: &str, text: &str, origin: String) -> Result<(), ConfigError> {
         match coerce(self.defaults.get(key), text) {
             Ok(value) => self.apply(key, value, origin),

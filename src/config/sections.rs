@@ -62,7 +62,7 @@ pub struct ServerConfig {
     /// Time limit from a request's headers to its response's headers.
     #[serde(with = "values::duration")]
     pub request_timeout: Duration,
-    /// Maximum time for which a client may accept no bytes of a response.
+    /// Maximum time a client may go without accepting any bytes of a response.
     #[serde(with = "values::duration")]
     pub send_timeout: Duration,
     /// Time for which a server that shuts down still accepts requests, but reports that it is not ready.

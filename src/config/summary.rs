@@ -9,7 +9,7 @@ impl Config {
     /// Returns the configuration as TOML that [`Config::load`] reads back.
     ///
     /// # Errors
-    /// If a path is not UTF-8, which TOML cannot represent.
+    /// Returns an error if a path is not UTF-8, which TOML cannot represent.
     pub fn to_toml(&self) -> Result<String, toml::ser::Error> {
         toml::to_string(self)
     }

@@ -75,7 +75,7 @@ impl Config {
     /// endpoints, which no container may have as its name.
     ///
     /// # Errors
-    /// All errors, without origins.
+    /// Returns all errors, without origins.
     pub fn validate(&self, reserved: &[&str]) -> Result<(), ConfigErrors> {
         let mut faults = Vec::new();
         let mut check = |key: &str, result: Result<(), String>| {

@@ -300,8 +300,8 @@ impl ConnectionContext {
     ) {
         let Self { snapshots, header_timeout, send_timeout, metrics: mut open_guard, arriving, .. } = self;
         let activity = self.peer_slot.as_ref().map(|slot| Arc::clone(&slot.activity));
-        // A tuple drops its fields in order, even during a panic: first the slot of the address, then the slot of the
-        // server.
+        // A tuple drops its fields in order, even during a panic: the slot of the address first, for the reason given
+        // at `peer_slot`.
         let places = (self.peer_slot, self.slot);
         let mut connection = FastConnection::new(
             stream,

@@ -59,7 +59,7 @@ const HTTP2_PREFACE: &[u8] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 enum ReadState {
     /// The fast path. The byte begins a request.
     BetweenRequests,
-    /// The buffer of the fast path, because hyper still answers the previous request.
+    /// The buffer of the fast path, because hyper is still answering the previous request.
     HyperAnswering,
     /// hyper, for the rest of an HTTP/1 connection.
     HandedOver,

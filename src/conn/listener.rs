@@ -45,7 +45,7 @@ impl Listener {
     /// Binds the address.
     ///
     /// # Errors
-    /// If the address cannot be bound.
+    /// Returns an error if the address cannot be bound.
     pub(crate) async fn bind(listen: &ListenAddress) -> anyhow::Result<Self> {
         match listen {
             ListenAddress::Tcp(address) => {

@@ -132,7 +132,7 @@ impl<S: TokioSocket> MeteredSocket<S> {
     /// Returns the socket.
     ///
     /// # Errors
-    /// After the socket was dropped, or if its send queue has outgrown its part of the pool.
+    /// Returns an error if the socket was dropped, or if its send queue has outgrown its part of the pool.
     pub(super) fn socket(&self) -> io::Result<&S> {
         self.socket.as_ref().filter(|_| !self.has_outgrown).ok_or_else(closed_error)
     }

@@ -32,7 +32,7 @@ const MIN_IDLE: Duration = Duration::from_millis(100);
 /// before it uses the first one.
 const MIN_IDLE_BEFORE_FIRST_REQUEST: Duration = Duration::from_secs(5);
 
-/// Interval at which idle connections are searched for while new connections wait for a slot.
+/// Interval at which idle connections are searched for while new connections are waiting for a slot.
 const EVICTION_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Addresses that have connections.

@@ -47,7 +47,7 @@ impl WorkerPool {
     /// Starts `count` threads, at least one.
     ///
     /// # Errors
-    /// If the system has no more threads or descriptors.
+    /// Returns an error if the system has no more threads or descriptors.
     pub(crate) fn start(count: usize) -> io::Result<Self> {
         let count = count.max(1);
         let workers = (0..count).map(|_| Worker::start()).collect::<io::Result<_>>()?;
@@ -94,7 +94,7 @@ impl Worker {
 /// Dropping the guard does not wait for the threads: a read that hangs in storage must not keep the process alive.
 ///
 /// # Errors
-/// If the system has no more threads or descriptors.
+/// Returns an error if the system has no more threads or descriptors.
 pub(crate) fn start_document_runtime(count: usize) -> io::Result<ScopeGuard<Runtime, fn(Runtime)>> {
     let runtime = Builder::new_multi_thread()
         .worker_threads(count.max(1))

@@ -8,7 +8,7 @@ use std::time::Instant;
 use bytes::Bytes;
 
 use super::handle::Container;
-use crate::cache::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions, needs_copy};
+use crate::cache::{MAX_WHOLE_OBJECT_BYTES, ObjectCacheKey, ObjectEntry, ReadOptions};
 use crate::store::{CachedGet, CachedStat, Key, ObjectMeta, RawObjectMeta, SendfileSource};
 use crate::telemetry::metrics::{self, LookupResult, StoreOperation};
 
@@ -217,12 +217,7 @@ impl Container {
         let CachedGet::Object(meta) = read else { return None };
         metrics::store_request(StoreOperation::Get, store.backend(), started.elapsed());
         metrics::store_read_bytes(store.backend(), buffer.len() as u64);
-        let bytes = if needs_copy(&buffer) {
-            permit.own_for_cache(buffer.into(), true)
-        } else {
-            budget.own_pooled(buffer, permit.into_cache_owned())
-        };
-        Some((meta, bytes))
+        Some((meta, budget.own_pooled_for_cache(buffer, permit)))
     }
 
     /// Revalidates a cached response and returns its bytes. Returns `None` if a dependency has changed or cannot be

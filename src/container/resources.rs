@@ -66,23 +66,40 @@ impl Settings {
         }
     }
 
-    /// Returns true if resources for `new` take over the CPU pool.
-    fn keeps_cpu(&self, new: &Self) -> bool {
-        self.cores == new.cores
+    /// Returns the parts of the resources that resources for `new` take over.
+    fn kept_parts(&self, new: &Self) -> KeptParts {
+        let Self {
+            decoded_cache,
+            stored_cache,
+            use_tiny_lfu,
+            decode_budget,
+            transfer_budget,
+            cores,
+            // No part is built from these. Each read uses the settings in force, and budgets are resized.
+            recheck_metadata: _,
+            recheck_data: _,
+            max_slice_bytes: _,
+            slice_budget: _,
+            decode_factor: _,
+            max_attributes_bytes: _,
+            budget_wait: _,
+        } = *self;
+        let cpu = cores == new.cores;
+        let objects =
+            (stored_cache, transfer_budget, use_tiny_lfu) == (new.stored_cache, new.transfer_budget, new.use_tiny_lfu);
+        // Blocks are loaded through the cache of stored objects and decoded on the CPU pool.
+        let blocks = objects && cpu && (decoded_cache, decode_budget) == (new.decoded_cache, new.decode_budget);
+        KeptParts { cpu, objects, blocks }
     }
+}
 
-    /// Returns true if resources for `new` take over the cache of stored objects.
-    fn keeps_objects(&self, new: &Self) -> bool {
-        let parts = |settings: &Self| (settings.stored_cache, settings.transfer_budget, settings.use_tiny_lfu);
-        parts(self) == parts(new)
-    }
-
-    /// Returns true if resources for `new` take over the cache of decoded blocks. Blocks are loaded through the cache
-    /// of stored objects and decoded on the CPU pool, so these two must stay the same.
-    fn keeps_blocks(&self, new: &Self) -> bool {
-        let parts = |settings: &Self| (settings.decoded_cache, settings.decode_budget);
-        self.keeps_objects(new) && self.keeps_cpu(new) && parts(self) == parts(new)
-    }
+/// Parts of [`Resources`] that a reload can take over. Each is true if it is taken over.
+struct KeptParts {
+    cpu: bool,
+    /// The cache of stored objects.
+    objects: bool,
+    /// The cache of decoded blocks.
+    blocks: bool,
 }
 
 /// Caches, budgets and the CPU pool, which all containers of a process share. Each budget also counts its waiting
@@ -143,16 +160,16 @@ impl Resources {
     /// unchanged; the other caches start empty. Old and new resources can be used at the same time after the budgets of
     /// the new resources have been [applied](Self::apply_budgets).
     pub fn reconfigured(&self, settings: Settings) -> Arc<Self> {
-        let old = &self.settings;
-        let cpu = if old.keeps_cpu(&settings) { self.cpu.clone() } else { CpuPool::new(settings.cores) };
+        let kept = self.settings.kept_parts(&settings);
+        let cpu = if kept.cpu { self.cpu.clone() } else { CpuPool::new(settings.cores) };
         let mut new = Self::with_cpu(cpu, settings, self.codecs().clone());
         let slice_budget = self.slice_budget.with_size_of(&new.slice_budget);
         let transfer_budget = self.objects.budget().with_size_of(new.objects.budget());
         let decode_budget = self.blocks.budget().with_size_of(new.blocks.budget());
-        if old.keeps_objects(&new.settings) {
+        if kept.objects {
             new.objects = self.objects.clone();
         }
-        if old.keeps_blocks(&new.settings) {
+        if kept.blocks {
             new.blocks = self.blocks.clone();
         }
         new.slice_budget = slice_budget;
@@ -172,10 +189,11 @@ impl Resources {
     /// Frees the entries of caches that resources for `settings` have not taken over. Must be called repeatedly until
     /// nothing uses these resources any more, since their remaining users may add entries.
     pub async fn drain_caches(&self, settings: &Settings) {
-        if !self.settings.keeps_objects(settings) {
+        let kept = self.settings.kept_parts(settings);
+        if !kept.objects {
             self.objects.entries.drain().await;
         }
-        if !self.settings.keeps_blocks(settings) {
+        if !kept.blocks {
             self.blocks.entries.drain().await;
         }
     }
@@ -272,8 +290,8 @@ mod tests {
         let retained = |change: &dyn Fn(&mut Settings)| {
             let mut new = settings();
             change(&mut new);
-            let old = settings();
-            [old.keeps_objects(&new), old.keeps_blocks(&new), old.keeps_cpu(&new)]
+            let kept = settings().kept_parts(&new);
+            [kept.objects, kept.blocks, kept.cpu]
         };
         assert_eq!(retained(&|new| new.budget_wait = Duration::ZERO), [true; 3]);
         assert_eq!(retained(&|new| new.recheck_data = RevalidationPolicy::Always), [true; 3]);
@@ -312,7 +330,7 @@ mod tests {
         for objects in [&old.objects, &new.objects] {
             assert!(objects.entries.try_get_or_load(key.clone(), load).is_some());
         }
-        new.objects.entries.evict_part(1).await;
+        new.objects.entries.force_eviction().await;
         assert!(new.objects.entries.try_cached(&key).is_none() && old.objects.entries.try_cached(&key).is_some());
     }
 

@@ -32,7 +32,7 @@ use crate::runtime::fair_queue::FlightHandle;
 use crate::store::{CachedGet, NonblockingReader, ObjectMeta};
 use crate::telemetry::metrics::{self, StoreOperation};
 use crate::telemetry::trace;
-use n5_format::{CancelCheck, DecodeBuffers, GridPosition, Scratch};
+use n5_format::{CancelCheck, GridPosition, Scratch};
 
 /// Time after which a job gives up its core to waiting jobs. If no job waits, the job continues. When jobs ended after
 /// every quantum, a slice of 64 bzip2 blocks took 739 ms instead of 661, and a slice of 64 gzip blocks 70 instead of
@@ -96,8 +96,11 @@ struct PasteJob {
     file: Vec<u8>,
     /// Metadata of the last file; `None` if the file does not exist.
     file_meta: Option<ObjectMeta>,
-    buffers: DecodeBuffers,
-    /// Permit of the decode budget for `file` and `buffers`.
+    /// Decompressed elements of the last block that was pasted without being cached.
+    decoded: Vec<u8>,
+    /// Working memory of the decoders.
+    scratch: Scratch,
+    /// Permit of the decode budget for `file`, `decoded` and `scratch`.
     permit: Option<Permit>,
     /// Reader of the page cache; dropped when the quantum is over.
     reader: Option<Box<dyn NonblockingReader>>,
@@ -192,7 +195,7 @@ impl GatherContext {
                 if !has_more {
                     // The memory that a codec keeps, much of it in liblzma, is freed here and not on the thread that
                     // serves requests.
-                    job.buffers.scratch = Scratch::default();
+                    job.scratch = Scratch::default();
                 }
                 // Dropped before the job reports its end, so that the caller then has the only reference to the canvas.
                 drop(context);
@@ -291,12 +294,13 @@ impl GatherContext {
         let waiters = BlockWaiters::new(Weak::clone(&job.requester), Some(flight));
         let should_continue = waiters.should_continue(lease);
         let cancel_check = CancelCheck::new(&should_continue);
-        let scratch = &mut job.buffers.scratch;
+        let scratch = &mut job.scratch;
         let block = self.blocks().decode_owned(location, stored, false, decode_permit, scratch, cancel_check);
         job.file = file.map(Vec::from).unwrap_or_default();
         let block = block.ok()?;
-        job.times.add_decode(started.elapsed());
-        record_decode(compression.label(), started.elapsed());
+        let elapsed = started.elapsed();
+        job.times.add_decode(elapsed);
+        record_decode(compression.label(), elapsed);
         Some(BlockEntry::new(Ok(block), meta, checked_at))
     }
 
@@ -311,10 +315,11 @@ impl GatherContext {
             let waiters = BlockWaiters::new(Weak::clone(&job.requester), None);
             let should_continue = waiters.should_continue(lease);
             let cancel_check = CancelCheck::new(&should_continue);
-            let buffers = &mut job.buffers;
-            let decoded = self.blocks().decode_in_place(&self.dataset, position, &job.file, buffers, cancel_check);
-            let (size, elements) = decoded?;
-            job.times.add_decode(started.elapsed());
+            let decoder = self.blocks().decoder(&self.dataset, position, &*job.file).ok()?;
+            let (size, elements) = decoder.decompress(&mut job.decoded, &mut job.scratch, cancel_check).ok()?;
+            let elapsed = started.elapsed();
+            job.times.add_decode(elapsed);
+            record_decode(self.dataset.attributes.compression().label(), elapsed);
             let started = Instant::now();
             self.canvas.paste(position, &size, elements, ElementByteOrder::BigEndian);
             job.stats.assemble += started.elapsed();
@@ -348,7 +353,7 @@ impl GatherContext {
             return Some(0);
         }
         metrics::store_read_bytes(store.backend(), job.file.len() as u64);
-        self.blocks().decode_bytes(&self.dataset, position, &job.file)
+        Some(self.blocks().decoder(&self.dataset, position, &*job.file).ok()?.memory_bytes())
     }
 
     fn max_file_bytes(&self) -> u64 {
@@ -381,7 +386,8 @@ impl PasteJob {
             requester,
             file: Vec::new(),
             file_meta: None,
-            buffers: DecodeBuffers::default(),
+            decoded: Vec::new(),
+            scratch: Scratch::default(),
             permit: None,
             reader: None,
             times: LoadTimes::default(),
@@ -401,7 +407,7 @@ impl PasteJob {
         if self.permit.is_none() {
             self.try_reserve(blocks, file_bytes.saturating_add(block_bytes))?;
             self.file = blocks.budget().buffer(usize::try_from(file_bytes).ok()?);
-            self.buffers.decoded = blocks.budget().buffer(usize::try_from(block_bytes).ok()?);
+            self.decoded = blocks.budget().buffer(usize::try_from(block_bytes).ok()?);
         }
         Some(())
     }
@@ -409,7 +415,7 @@ impl PasteJob {
     /// Returns the buffers to the pool.
     fn return_buffers(self, blocks: &BlockCache) {
         if let Some(permit) = self.permit {
-            blocks.budget().return_buffers([self.buffers.decoded, self.file], permit);
+            blocks.budget().return_buffers([self.decoded, self.file], permit);
         }
     }
 

@@ -41,7 +41,7 @@ pub struct ReadStats {
 impl ReadStats {
     /// Counts a block that was found in the cache or loaded.
     pub(crate) fn count_block(&mut self, position: &GridPosition, entry: &BlockEntry) {
-        self.count_stored(position, entry.etag_and_version(), entry.validated_at.nanoseconds());
+        self.count_stored(position, entry.version.etag_and_version(), entry.validated_at.nanoseconds());
     }
 
     /// Counts a block that was compared with the store at `checked_at`. `etag_and_version` is `None` for a hole.

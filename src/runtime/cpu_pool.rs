@@ -198,7 +198,7 @@ impl CpuPool {
         self.high.core_permits.taken() + self.low.core_permits.taken()
     }
 
-    /// Returns true if a job of this priority waits for a core.
+    /// Returns true if a job of this priority is waiting for a core.
     pub fn has_waiters(&self, priority: Priority) -> bool {
         self.lane(priority).core_permits.has_waiters()
     }
@@ -216,7 +216,7 @@ impl CpuPool {
     /// job. A job that has started runs to completion and keeps its core until then.
     ///
     /// # Errors
-    /// [`JobDied`] if the job panics.
+    /// Returns [`JobDied`] if the job panics.
     pub async fn run<T: Send + 'static>(
         &self,
         priority: Priority,
@@ -229,7 +229,7 @@ impl CpuPool {
     /// Like [`Self::run`], but for a job that may take long and yields its core to other jobs while it runs.
     ///
     /// # Errors
-    /// [`JobDied`] if the job panics.
+    /// Returns [`JobDied`] if the job panics.
     pub async fn run_cooperative<T: Send + 'static>(
         &self,
         priority: Priority,

@@ -9,7 +9,7 @@ use tokio::sync::oneshot;
 /// it ends.
 ///
 /// # Errors
-/// If `job` fails or does not end in time, or if the system cannot start a thread.
+/// Returns an error if `job` fails or does not end in time, or if the system cannot start a thread.
 pub async fn off_thread<T: Send + 'static>(
     timeout: Duration,
     job: impl FnOnce() -> anyhow::Result<T> + Send + 'static,

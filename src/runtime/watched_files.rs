@@ -1,4 +1,4 @@
-//! Small files that are read again when they change, so that secrets can be replaced while the server runs.
+//! Small files that are read again when they change, so that secrets can be replaced while the server is running.
 
 use std::io::Read;
 use std::os::unix::fs::OpenOptionsExt;
@@ -40,7 +40,8 @@ impl<T: Send + Sync + 'static> WatchedFiles<T> {
     /// consecutive polls find it.
     ///
     /// # Errors
-    /// A message if a file cannot be read or parsed now. After later failures, the last valid content stays in force.
+    /// Returns a message if a file cannot be read or parsed now. After later failures, the last valid content stays in
+    /// force.
     pub fn open<const FILES: usize>(
         paths: [&Path; FILES],
         what: &'static str,
@@ -105,7 +106,7 @@ fn read_all<const FILES: usize>(paths: [&Path; FILES]) -> Result<[String; FILES]
 /// Reads a small file that does not belong to a container.
 ///
 /// # Errors
-/// A message if the file cannot be read, is not text, or has more than 4 MiB.
+/// Returns a message if the file cannot be read, is not text, or has more than 4 MiB.
 pub fn read_small_file(path: &Path) -> Result<String, String> {
     // A named pipe would block the reader until a process opens it for writing.
     let file = std::fs::OpenOptions::new().read(true).custom_flags(NONBLOCK).open(path);

@@ -133,7 +133,7 @@ impl DiskPool {
     /// Runs `call`, an action on the object or directory at `key`, as [`Self::run`] does. `action` names it in errors.
     ///
     /// # Errors
-    /// Those of the call and of the pool.
+    /// Returns the errors of the call and of the pool.
     pub(super) async fn run_action<T: Send + 'static>(
         &self,
         action: &'static str,
@@ -149,8 +149,8 @@ impl DiskPool {
     /// occupies its thread until it ends.
     ///
     /// # Errors
-    /// [`LocalError`]: at once if earlier calls for the same operation hang or too many calls wait, within half a
-    /// second if the store is stalled, and otherwise at the deadline.
+    /// Returns a [`LocalError`]: at once if earlier calls for the same operation hang or too many calls wait, within
+    /// half a second if the store is stalled, and otherwise at the deadline.
     pub(super) async fn run<T: Send + 'static>(
         &self,
         operation: Option<DiskOperation>,

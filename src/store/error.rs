@@ -124,7 +124,7 @@ impl LocalError {
     }
 
     /// Returns true if a symbolic link hides an object or directory.
-    pub(super) fn is_link(&self) -> bool {
+    pub(super) fn is_hidden_by_link(&self) -> bool {
         matches!(self, Self::LinkNotFollowed(_) | Self::DanglingLink(_))
     }
 

@@ -49,7 +49,7 @@ impl Key {
     /// Creates a key from segments that are already percent-decoded.
     ///
     /// # Errors
-    /// [`KeyError`] with the first segment that is not allowed, or if the key is too deep or too long.
+    /// Returns a [`KeyError`] with the first segment that is not allowed, or if the key is too deep or too long.
     pub fn from_segments<S: AsRef<str>>(segments: impl IntoIterator<Item = S>) -> Result<Self, KeyError> {
         let mut path = String::new();
         for (depth, segment) in segments.into_iter().enumerate() {
@@ -65,7 +65,7 @@ impl Key {
     /// Parses a key in the form that [`Self::as_str`] returns. Does not accept the root.
     ///
     /// # Errors
-    /// As [`Self::from_segments`].
+    /// Returns the same errors as [`Self::from_segments`].
     pub fn parse(path: &str) -> Result<Self, KeyError> {
         if path.len() > MAX_LEN {
             return Err(KeyError::Length);
@@ -82,7 +82,7 @@ impl Key {
     /// Returns the key of the object or directory `name` in this directory.
     ///
     /// # Errors
-    /// [`KeyError`] if `name` is not a valid segment, or if the key becomes too deep or too long.
+    /// Returns a [`KeyError`] if `name` is not a valid segment, or if the key becomes too deep or too long.
     pub fn child(&self, name: &str) -> Result<Self, KeyError> {
         Self::from_segments(self.segments().chain([name]))
     }

@@ -44,7 +44,7 @@ impl LocalStore {
     /// Opens the tree below `root`. A call that takes longer than `deadline` fails.
     ///
     /// # Errors
-    /// If `root` is not a readable directory.
+    /// Returns an error if `root` is not a readable directory.
     pub fn open(root: &Path, symlinks: SymlinkPolicy, deadline: Duration) -> io::Result<Self> {
         #[expect(clippy::disallowed_methods, reason = "the store accesses the disk here")]
         let root = std::fs::canonicalize(root)?;
@@ -97,7 +97,7 @@ impl LocalStore {
     /// Returns the system's metadata of a file or directory, or `None` if there is none.
     ///
     /// # Errors
-    /// As [`Store::head`].
+    /// Returns the same errors as [`Store::head`].
     pub async fn metadata(&self, key: &Key) -> Result<Option<Metadata>, StoreError> {
         self.run("stat", key, LocalTree::metadata).await
     }
@@ -105,7 +105,7 @@ impl LocalStore {
     /// Opens a file for reading. Returns `None` if there is none.
     ///
     /// # Errors
-    /// As [`Store::get`].
+    /// Returns the same errors as [`Store::get`].
     pub async fn open_for_reading(&self, key: &Key) -> Result<Option<File>, StoreError> {
         self.run("open", key, LocalTree::open_for_reading).await
     }
@@ -113,7 +113,7 @@ impl LocalStore {
     /// Returns true if `key` is a file. Blocks on the disk.
     ///
     /// # Errors
-    /// If that cannot be determined.
+    /// Returns an error if that cannot be determined.
     pub fn has_file_blocking(&self, key: &Key) -> io::Result<bool> {
         Ok(self.tree.metadata(key)?.is_some_and(|metadata| metadata.is_file()))
     }

@@ -38,15 +38,15 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Returns the metadata of an object, without its bytes.
     ///
     /// # Errors
-    /// [`StoreError`] if the store cannot tell whether the object exists. This includes an object behind a link that is
-    /// dangling or not followed.
+    /// Returns a [`StoreError`] if the store cannot tell whether the object exists. This includes an object behind a
+    /// link that is dangling or not followed.
     async fn head(&self, key: &Key) -> Result<Option<ObjectMeta>, StoreError>;
 
     /// Returns the result of [`Self::head`] for each of `keys`, in their order. Cheaper than single calls if every call
     /// costs a thread switch.
     ///
     /// # Errors
-    /// As [`Self::head`], for the first object that fails.
+    /// Returns the same errors as [`Self::head`], for the first object that fails.
     async fn head_many(&self, keys: Vec<Key>) -> Result<Vec<Option<ObjectMeta>>, StoreError> {
         let mut metas = Vec::with_capacity(keys.len());
         for key in &keys {
@@ -70,7 +70,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// open object, from which the bytes can be read.
     ///
     /// # Errors
-    /// [`StoreError`] if the object cannot be read.
+    /// Returns a [`StoreError`] if the object cannot be read.
     async fn get(&self, key: &Key, inline: &InlineLimit) -> Result<Option<Object>, StoreError>;
 
     /// Compares an object with `known`, the entity tag and version of a cached copy; `None` if the object was missing.
@@ -79,7 +79,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// open object, so that its bytes are read only when there is memory for them.
     ///
     /// # Errors
-    /// As [`Self::head`].
+    /// Returns the same errors as [`Self::head`].
     async fn revalidate(&self, key: &Key, known: Option<(&str, u64)>) -> Result<Revalidation, StoreError> {
         let current = self.head(key).await?;
         let is_unchanged = current.map(|meta| meta.version) == known.map(|(_, version)| version);
@@ -101,7 +101,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Returns true if `key` is a directory. A directory behind a link that is not followed does not count.
     ///
     /// # Errors
-    /// [`StoreError`] if the store cannot tell.
+    /// Returns a [`StoreError`] if the store cannot tell.
     async fn is_directory(&self, key: &Key) -> Result<bool, StoreError>;
 
     /// Lists the entries of a directory that `filter` accepts and whose names come after `after`, at most `limit` of
@@ -111,7 +111,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// [`Listing::omitted_names`].
     ///
     /// # Errors
-    /// [`StoreError`] if the directory cannot be read.
+    /// Returns a [`StoreError`] if the directory cannot be read.
     async fn list(
         &self,
         key: &Key,
@@ -131,7 +131,7 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// one key.
     ///
     /// # Errors
-    /// [`StoreError`] if the store cannot tell.
+    /// Returns a [`StoreError`] if the store cannot tell.
     async fn identity(&self, _key: &Key) -> Result<Option<u64>, StoreError> {
         Ok(None)
     }
@@ -144,6 +144,6 @@ pub trait Store: fmt::Debug + Send + Sync {
     /// Checks that the store can be read at all. The readiness endpoint reports the result.
     ///
     /// # Errors
-    /// [`StoreError`] with the reason if it cannot be read.
+    /// Returns a [`StoreError`] with the reason if it cannot be read.
     async fn probe(&self) -> Result<(), StoreError>;
 }

@@ -39,7 +39,7 @@ pub struct RawObjectMeta {
 }
 
 /// Limit in bytes up to which [`Store::get`](super::Store::get) returns an object with its bytes. The caller may revoke
-/// the limit while the call waits, to use the memory for other requests. Clones share the limit. Relaxed atomics
+/// the limit while the call is waiting, to use the memory for other requests. Clones share the limit. Relaxed atomics
 /// suffice, since no other memory depends on the number.
 #[derive(Debug, Clone)]
 pub struct InlineLimit(Arc<AtomicU64>);
@@ -96,6 +96,7 @@ pub trait ReadAt: fmt::Debug + Send + Sync {
     /// Reads the bytes of `range`, which must lie within the object.
     ///
     /// # Errors
-    /// [`StoreError::Truncated`] if the object has become shorter, and the errors of [`Store::get`](super::Store::get).
+    /// Returns [`StoreError::Truncated`] if the object has become shorter, and the errors of
+    /// [`Store::get`](super::Store::get).
     async fn read_at(&self, range: Range<u64>) -> Result<Bytes, StoreError>;
 }

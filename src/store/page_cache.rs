@@ -130,7 +130,7 @@ impl SendfileSource {
     /// Makes the kernel read the bytes that [`Self::send`] sends next.
     ///
     /// # Errors
-    /// If the bytes cannot be read, or not in time.
+    /// Returns an error if the bytes cannot be read, or not in time.
     pub fn prefetch(self: &Arc<Self>, from: u64) -> impl Future<Output = io::Result<()>> + Send + Sync + 'static {
         let this = Arc::clone(self);
         let read_chunk = move || {
@@ -172,7 +172,7 @@ impl SendfileSource {
     /// first, while bytes of it wait in the socket, the new bytes are sent.
     ///
     /// # Errors
-    /// Errors of the socket; `UnexpectedEof` if the file has become shorter or was written.
+    /// Returns the errors of the socket; `UnexpectedEof` if the file has become shorter or was written.
     pub fn send(&self, socket: BorrowedFd<'_>, from: u64, max_bytes: usize) -> io::Result<usize> {
         let chunk = self.next_chunk(from);
         if chunk.end >= self.meta.len && !has_same_content(&stat_file(&self.file)?, &self.at_open) {

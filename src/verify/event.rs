@@ -146,7 +146,7 @@ pub trait EventSink {
     /// Records an event.
     ///
     /// # Errors
-    /// When the event cannot be recorded. The run then ends.
+    /// Returns an error if the event cannot be recorded. The run then ends.
     fn record(&mut self, event: VerifyEvent<'_>) -> io::Result<()>;
 
     /// Returns true if it is time for a checkpoint.

@@ -82,11 +82,11 @@ impl VerifyOutcome {
 }
 
 impl Verifier {
-    /// Verifies until everything is walked or `stop` is ready. Begins where `previous_run` stopped, or at the
+    /// Verifies until everything has been visited or `stop` completes. Begins where `previous_run` stopped, or at the
     /// beginning.
     ///
     /// # Errors
-    /// When the sink cannot record an event.
+    /// Returns an error if the sink cannot record an event.
     pub async fn run(
         self,
         previous_run: Option<PreviousRun>,
@@ -247,7 +247,8 @@ impl Verifier {
 /// Checks that `key` can be a root of a verification.
 ///
 /// # Errors
-/// A message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be read.
+/// Returns a message if there is no such group or dataset, if it is a part of a dataset's grid, or if it cannot be
+/// read.
 pub async fn check_root(container: &Container, key: &Key) -> Result<(), String> {
     let options = container.resources().read_options();
     let to_message = |error: ReadError| error.to_string();

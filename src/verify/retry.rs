@@ -63,7 +63,7 @@ impl StorageRetry {
     }
 }
 
-/// Returns true if the operation can succeed when the storage works again.
+/// Returns true if the operation may succeed once the storage works again.
 fn is_transient(error: &ReadError) -> bool {
     let ReadError::Store(error) = error else { return false };
     matches!(

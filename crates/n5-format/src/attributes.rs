@@ -61,7 +61,7 @@ impl DatasetAttributes {
     /// Source: N5 specification 4.0.0 §4 and the input that Java N5's `DatasetAttributes.java` accepts.
     ///
     /// # Errors
-    /// [`AttributesError`] names the member that is missing or unusable.
+    /// Returns an [`AttributesError`] that names the member that is missing or unusable.
     pub fn parse(document: impl Borrow<AttributesDocument>) -> Result<Self, AttributesError> {
         const READ: [&str; 5] = ["dimensions", "blockSize", "dataType", "compression", "compressionType"];
         let document = document.borrow();
@@ -139,7 +139,7 @@ impl DescribedDataset {
     /// Parses the array attributes of `document`; see [`DatasetAttributes::parse`].
     ///
     /// # Errors
-    /// [`AttributesError`] names the member that is missing or unusable.
+    /// Returns an [`AttributesError`] that names the member that is missing or unusable.
     pub fn parse(document: AttributesDocument) -> Result<Self, AttributesError> {
         Ok(Self { attributes: DatasetAttributes::parse(&document)?, document })
     }

@@ -117,7 +117,7 @@ impl BlockHeader {
     /// Parses the header of a block file.
     ///
     /// # Errors
-    /// [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
+    /// Returns [`BlockError::ShortHeader`] or [`BlockError::UnknownMode`].
     pub fn parse(stored: &[u8]) -> Result<Self, BlockError> {
         let short_header = |needed| BlockError::ShortHeader { bytes: stored.len(), needed };
         let mut rest = stored;
@@ -167,15 +167,16 @@ impl BlockHeader {
         position: &[u64],
     ) -> Result<Option<Self>, BlockError> {
         let stored_bytes = usize::try_from(stored_bytes).unwrap_or(usize::MAX);
-        let plan = DecodePlan::from_prefix(prefix, stored_bytes, attributes, position)?;
-        if !plan.codec.is_uncompressed() {
+        let BlockDecoder { header, codec, decoded_bytes, .. } =
+            BlockDecoder::from_prefix(prefix, stored_bytes, attributes, position)?;
+        if !codec.is_uncompressed() {
             return Ok(None);
         }
-        let payload_bytes = stored_bytes.saturating_sub(plan.header.len);
-        if payload_bytes != plan.decoded_bytes {
-            return Err(wrong_length(plan.decoded_bytes, payload_bytes).into());
+        let payload_bytes = stored_bytes.saturating_sub(header.len);
+        if payload_bytes != decoded_bytes {
+            return Err(wrong_length(decoded_bytes, payload_bytes).into());
         }
-        Ok(Some(plan.header))
+        Ok(Some(header))
     }
 
     /// Parses the header of the block at `position` of a dataset, including the forms that predate the format.
@@ -223,7 +224,7 @@ impl BlockHeader {
     /// Checks that the block holds elements of the dataset, and as many as its size requires.
     ///
     /// # Errors
-    /// [`BlockError::Unsupported`], [`BlockError::Rank`] or [`BlockError::TooLargeForGrid`].
+    /// Returns [`BlockError::Unsupported`], [`BlockError::Rank`] or [`BlockError::TooLargeForGrid`].
     fn check_elements(&self, attributes: &DatasetAttributes) -> Result<(), BlockError> {
         if self.mode == BlockMode::Object {
             return Err(BlockError::Unsupported("a block of mode 2 (object) has no elements".to_owned()));
@@ -249,29 +250,6 @@ impl BlockHeader {
 }
 
 impl Block {
-    /// Returns the number of bytes that decoding this stored block takes: the result and the codec's scratch memory.
-    ///
-    /// Performs every check that is possible without decoding.
-    ///
-    /// # Errors
-    /// [`BlockError`] if the header is damaged, does not fit the dataset or claims more than the payload can hold;
-    /// [`BlockError::Unsupported`] if this build cannot decode the block.
-    pub fn decode_memory_bytes(
-        stored: &[u8],
-        attributes: &DatasetAttributes,
-        position: &[u64],
-    ) -> Result<u64, BlockError> {
-        Ok(DecodePlan::new(stored, attributes, position)?.memory_bytes(stored))
-    }
-
-    /// Returns the size in bytes of the decoded elements, according to the header.
-    ///
-    /// # Errors
-    /// See [`Self::decode_memory_bytes`].
-    pub fn decoded_bytes(stored: &[u8], attributes: &DatasetAttributes, position: &[u64]) -> Result<usize, BlockError> {
-        Ok(DecodePlan::new(stored, attributes, position)?.decoded_bytes)
-    }
-
     /// Returns an upper bound of the memory in bytes for decoding a block of this dataset whose file has `stored_bytes`
     /// bytes: the result and the codec's scratch memory. Returns 0 if blocks of the dataset cannot be decoded.
     pub fn max_decode_memory_bytes(attributes: &DatasetAttributes, stored_bytes: u64) -> u64 {
@@ -284,139 +262,68 @@ impl Block {
         decoded.saturating_add(scratch)
     }
 
-    /// Decodes the stored block at `position` of a dataset.
+    /// Decodes the stored block at `position` of a dataset. [`BlockDecoder`] also reuses buffers and can be cancelled.
     ///
     /// A block may be smaller than `blockSize` (cropped at the edge, or partly written) and may carry padding beyond
     /// `dimensions`. The result has the size that the header gives. It shares the buffer of `stored` if the elements
     /// need no change.
     ///
     /// # Errors
-    /// See [`Self::decode_memory_bytes`]. [`BlockError::OverLimit`] is returned before anything is allocated.
-    /// [`BlockError::Payload`] if the payload is damaged or decodes to another length than the header claims.
+    /// See [`BlockDecoder::new`] and [`BlockDecoder::decode`].
     pub fn decode(
         stored: Bytes,
         attributes: &DatasetAttributes,
         position: &[u64],
         limit_bytes: u64,
     ) -> Result<Self, BlockError> {
-        Self::decode_with(stored, attributes, position, limit_bytes, &mut DecodeBuffers::default(), CancelCheck::NEVER)
-    }
-
-    /// Like [`Self::decode`], but with reusable buffers and cancellation.
-    ///
-    /// The decoded block takes over the output buffer of `buffers` if the buffer's capacity is exactly the size of the
-    /// elements. Decoding stops when `cancel_check` reports cancellation.
-    ///
-    /// # Errors
-    /// See [`Self::decode`]; [`CodecError::Cancelled`] if `cancel_check` reports cancellation.
-    pub fn decode_with(
-        stored: Bytes,
-        attributes: &DatasetAttributes,
-        position: &[u64],
-        limit_bytes: u64,
-        buffers: &mut DecodeBuffers,
-        cancel_check: CancelCheck<'_>,
-    ) -> Result<Self, BlockError> {
-        let plan = DecodePlan::within_limit(&stored, attributes, position, limit_bytes)?;
-        let mut payload = stored;
-        payload.advance(plan.header.len);
-        // A block without elements may have an empty payload, which is not a valid stream.
-        let data = if plan.decoded_bytes == 0 && payload.is_empty() {
-            Bytes::new()
-        } else if !plan.codec.is_uncompressed() && buffers.decoded.capacity() == plan.decoded_bytes {
-            let mut output = std::mem::take(&mut buffers.decoded);
-            plan.codec.decode_into(&payload, plan.decoded_bytes, &mut output, &mut buffers.scratch, cancel_check)?;
-            output.into()
-        } else {
-            plan.codec.decode(payload, plan.decoded_bytes, &mut buffers.scratch, cancel_check)?
-        };
-        plan.check_length(&data)?;
-        Ok(Self { size: plan.header.size, data: to_big_endian(data, plan.width) })
-    }
-
-    /// Decompresses a block whose elements are pasted immediately, so that `buffers` can be reused for the next block.
-    /// Returns the size of the block in elements, and the elements, big-endian as stored.
-    /// [`paste_big_endian`](crate::paste_big_endian) takes them in this form.
-    ///
-    /// # Errors
-    /// See [`Self::decode_with`].
-    pub fn decompress<'a>(
-        stored: &'a [u8],
-        attributes: &DatasetAttributes,
-        position: &[u64],
-        limit_bytes: u64,
-        buffers: &'a mut DecodeBuffers,
-        cancel_check: CancelCheck<'_>,
-    ) -> Result<(Coords, &'a [u8]), BlockError> {
-        let plan = DecodePlan::within_limit(stored, attributes, position, limit_bytes)?;
-        let payload = stored.get(plan.header.len..).unwrap_or_default();
-        let data = if let Some(plain) = plan.codec.uncompressed_slice(payload, plan.decoded_bytes) {
-            plain
-        } else if plan.decoded_bytes == 0 && payload.is_empty() {
-            payload
-        } else {
-            plan.codec.decode_into(
-                payload,
-                plan.decoded_bytes,
-                &mut buffers.decoded,
-                &mut buffers.scratch,
-                cancel_check,
-            )?;
-            buffers.decoded.as_slice()
-        };
-        plan.check_length(data)?;
-        Ok((plan.header.size, data))
+        let decoder = BlockDecoder::new(stored, attributes, position, limit_bytes)?;
+        decoder.decode(|_| Vec::new(), &mut Scratch::default(), CancelCheck::NEVER)
     }
 }
 
-/// Buffers that are reused from block to block.
-#[derive(Debug, Default)]
-pub struct DecodeBuffers {
-    /// Decompressed elements, big-endian as stored.
-    pub decoded: Vec<u8>,
-    /// Scratch memory of the codecs.
-    pub scratch: Scratch,
-}
-
-/// Header of a block that has been checked against its dataset, with the values that decoding needs.
-struct DecodePlan<'a> {
+/// A stored block whose header has been checked, ready to be decoded.
+#[derive(Debug)]
+pub struct BlockDecoder<'a, B> {
+    /// The header, then the payload.
+    stored: B,
     header: BlockHeader,
     codec: &'a dyn Codec,
+    /// Size of an element in bytes.
     width: usize,
+    /// Size of all elements in bytes.
     decoded_bytes: usize,
+    /// The same and the codec's scratch memory.
+    memory_bytes: u64,
 }
 
-impl<'a> DecodePlan<'a> {
-    fn new(stored: &[u8], attributes: &'a DatasetAttributes, position: &[u64]) -> Result<Self, BlockError> {
-        Self::from_prefix(stored, stored.len(), attributes, position)
-    }
-
-    fn within_limit(
-        stored: &[u8],
+impl<'a, B: AsRef<[u8]>> BlockDecoder<'a, B> {
+    /// Creates the decoder of the block at `position` of a dataset. `stored` is the content of the block's file, such
+    /// as [`Bytes`] or `&[u8]`. Nothing is allocated.
+    ///
+    /// Performs every check that is possible without decoding.
+    ///
+    /// # Errors
+    /// Returns a [`BlockError`] if the header is damaged, does not fit the dataset or claims more than the payload can
+    /// hold; [`BlockError::Unsupported`] if this build cannot decode the block; [`BlockError::OverLimit`] if decoding
+    /// takes more than `limit_bytes`.
+    pub fn new(
+        stored: B,
         attributes: &'a DatasetAttributes,
         position: &[u64],
         limit_bytes: u64,
     ) -> Result<Self, BlockError> {
-        let plan = Self::new(stored, attributes, position)?;
-        let needed_bytes = plan.memory_bytes(stored);
-        if needed_bytes > limit_bytes { Err(BlockError::OverLimit { needed_bytes, limit_bytes }) } else { Ok(plan) }
+        let stored_bytes = stored.as_ref().len();
+        let mut decoder = Self::from_prefix(stored, stored_bytes, attributes, position)?;
+        let scratch_bytes = decoder.codec.scratch_bytes(decoder.payload(), decoder.decoded_bytes) as u64;
+        let needed_bytes = decoder.memory_bytes.saturating_add(scratch_bytes);
+        decoder.memory_bytes = needed_bytes;
+        if needed_bytes > limit_bytes { Err(BlockError::OverLimit { needed_bytes, limit_bytes }) } else { Ok(decoder) }
     }
 
-    /// Returns the number of bytes that decoding takes: the result and the codec's scratch memory.
-    fn memory_bytes(&self, stored: &[u8]) -> u64 {
-        let payload = stored.get(self.header.len..).unwrap_or_default();
-        let scratch = self.codec.scratch_bytes(payload, self.decoded_bytes) as u64;
-        (self.decoded_bytes as u64).saturating_add(scratch)
-    }
-
-    fn check_length(&self, data: &[u8]) -> Result<(), CodecError> {
-        let found = data.len();
-        if found == self.decoded_bytes { Ok(()) } else { Err(wrong_length(self.decoded_bytes, found)) }
-    }
-
-    /// Creates the plan for a block whose file has `stored_bytes` bytes and begins with `prefix`.
+    /// Creates the decoder of a block whose file has `stored_bytes` bytes and begins with `prefix`, without the codec's
+    /// scratch memory. It can decode the block only if `prefix` is the whole file.
     fn from_prefix(
-        prefix: &[u8],
+        prefix: B,
         stored_bytes: usize,
         attributes: &'a DatasetAttributes,
         position: &[u64],
@@ -426,7 +333,7 @@ impl<'a> DecodePlan<'a> {
         let not_decoded = |what, name| BlockError::Unsupported(format!("{what} {name:?} is not decoded"));
         let width = data_type.size_bytes().ok_or_else(|| not_decoded("data type", data_type.name()))?;
         let codec = compression.codec().ok_or_else(|| not_decoded("compression", compression.name()))?;
-        let header = BlockHeader::parse_with_legacy(prefix, attributes, position)?;
+        let header = BlockHeader::parse_with_legacy(prefix.as_ref(), attributes, position)?;
         header.check_elements(attributes)?;
         let claimed_bytes = header.elements.unwrap_or(u64::MAX).saturating_mul(width as u64);
         let payload_bytes = stored_bytes.saturating_sub(header.len);
@@ -436,7 +343,88 @@ impl<'a> DecodePlan<'a> {
         }
         let decoded_bytes = usize::try_from(claimed_bytes)
             .or(Err(BlockError::OverLimit { needed_bytes: claimed_bytes, limit_bytes: usize::MAX as u64 }))?;
-        Ok(Self { header, codec, width, decoded_bytes })
+        Ok(Self { stored: prefix, header, codec, width, decoded_bytes, memory_bytes: claimed_bytes })
+    }
+
+    /// Returns the number of bytes that decoding takes: the result and the codec's scratch memory.
+    pub fn memory_bytes(&self) -> u64 {
+        self.memory_bytes
+    }
+
+    fn payload(&self) -> &[u8] {
+        self.stored.as_ref().get(self.header.len..).unwrap_or_default()
+    }
+
+    /// Returns true if there is nothing to decode. A block without elements may have an empty payload, which is not a
+    /// valid stream.
+    fn is_empty(&self) -> bool {
+        self.decoded_bytes == 0 && self.payload().is_empty()
+    }
+
+    fn check_length(&self, data: &[u8]) -> Result<(), CodecError> {
+        let found = data.len();
+        if found == self.decoded_bytes { Ok(()) } else { Err(wrong_length(self.decoded_bytes, found)) }
+    }
+}
+
+impl BlockDecoder<'_, Bytes> {
+    /// Decodes the block. The result shares the buffer of the stored block if the elements need no change.
+    ///
+    /// If the block is compressed, `take_buffer` is called with the size of the elements in bytes. The result takes over
+    /// the buffer that the function returns, whatever its content. Its capacity should be exactly that size, or 0 to
+    /// allocate a buffer.
+    ///
+    /// # Errors
+    /// Returns [`BlockError::Payload`] if the payload is damaged or decodes to another length than the header claims,
+    /// with [`CodecError::Cancelled`] if `cancel_check` cancels.
+    pub fn decode(
+        mut self,
+        take_buffer: impl FnOnce(usize) -> Vec<u8>,
+        scratch: &mut Scratch,
+        cancel_check: CancelCheck<'_>,
+    ) -> Result<Block, BlockError> {
+        let is_empty = self.is_empty();
+        // Taken, because the only reference to the elements lets them be byte-swapped in place.
+        let mut payload = std::mem::take(&mut self.stored);
+        payload.advance(self.header.len);
+        let data = if is_empty {
+            Bytes::new()
+        } else if self.codec.is_uncompressed() {
+            self.codec.decode(payload, self.decoded_bytes, scratch, cancel_check)?
+        } else {
+            let mut output = take_buffer(self.decoded_bytes);
+            self.codec.decode_into(&payload, self.decoded_bytes, &mut output, scratch, cancel_check)?;
+            output.into()
+        };
+        self.check_length(&data)?;
+        Ok(Block { size: self.header.size, data: to_big_endian(data, self.width) })
+    }
+}
+
+impl<'s> BlockDecoder<'_, &'s [u8]> {
+    /// Decompresses a block whose elements are pasted immediately, so that `output` can be reused for the next block.
+    /// Returns the size of the block in elements, and the elements, big-endian as stored: in `output`, or in the stored
+    /// block if they are uncompressed. [`paste_big_endian`](crate::paste_big_endian) takes them in this form.
+    ///
+    /// # Errors
+    /// See [`Self::decode`](BlockDecoder::decode).
+    pub fn decompress(
+        self,
+        output: &'s mut Vec<u8>,
+        scratch: &mut Scratch,
+        cancel_check: CancelCheck<'_>,
+    ) -> Result<(Coords, &'s [u8]), BlockError> {
+        let payload = self.stored.get(self.header.len..).unwrap_or_default();
+        let data = if let Some(plain) = self.codec.uncompressed_slice(payload, self.decoded_bytes) {
+            plain
+        } else if self.is_empty() {
+            payload
+        } else {
+            self.codec.decode_into(payload, self.decoded_bytes, output, scratch, cancel_check)?;
+            output.as_slice()
+        };
+        self.check_length(data)?;
+        Ok((self.header.size, data))
     }
 }
 
@@ -446,7 +434,8 @@ impl<'a> DecodePlan<'a> {
 /// `width` is 1, 2, 4 or 8. Source: N5 specification 4.0.0 §9.
 ///
 /// # Errors
-/// [`CodecError::Encode`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder fails.
+/// Returns [`CodecError::Encode`] if `data` is not `product(size)` elements, a size exceeds 32 bits or the encoder
+/// fails.
 pub fn encode_block(size: &[u64], width: usize, data: Bytes, encoding: BlockEncoding) -> Result<Bytes, CodecError> {
     let header = block_header(size)
         .ok_or_else(|| CodecError::Encode { reason: format!("the size {size:?} exceeds 32 bits") })?;
@@ -712,7 +701,7 @@ mod tests {
     fn the_limit_counts_the_result_and_the_scratch_memory() {
         let attributes = attributes(&[1000], &[1000], "uint8", "bzip2");
         let stored = Bytes::from([hex("00000001 000003e8"), vec![0; 50]].concat());
-        let needed = Block::decode_memory_bytes(&stored, &attributes, &[0]).unwrap();
+        let needed = BlockDecoder::new(&stored, &attributes, &[0], u64::MAX).unwrap().memory_bytes();
         assert!(needed > 1000 + (3 << 20), "{needed}");
         let decode_error = |limit| Block::decode(stored.clone(), &attributes, &[0], limit).unwrap_err();
         assert_eq!(decode_error(needed - 1), BlockError::OverLimit { needed_bytes: needed, limit_bytes: needed - 1 });

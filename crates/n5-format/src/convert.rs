@@ -107,7 +107,7 @@ macro_rules! convert_from {
 /// - If the types are the same, nothing is copied.
 ///
 /// # Errors
-/// [`ConvertError`]; if several values cannot be represented, it names the first.
+/// Returns a [`ConvertError`]; if several values cannot be represented, it names the first.
 pub fn convert(data: Bytes, from: &DataType, to: &DataType) -> Result<Bytes, ConvertError> {
     if from == to && from.size_bytes().is_some() {
         return Ok(data);

@@ -163,7 +163,7 @@ impl AttributesDocument {
     /// [`MAX_INTERPRETED_BYTES`].
     ///
     /// # Errors
-    /// [`DocumentError`] if the bytes are not JSON, not an object, or exceed the limits on values and levels.
+    /// Returns a [`DocumentError`] if the bytes are not JSON, not an object, or exceed the limits on values and levels.
     pub fn parse(bytes: &[u8]) -> Result<Self, DocumentError> {
         Self::parse_with(bytes, Codecs::built_in())
     }
@@ -171,7 +171,7 @@ impl AttributesDocument {
     /// Like [`Self::parse`], but if the document describes a dataset, its blocks are decoded by `codecs`.
     ///
     /// # Errors
-    /// As for [`Self::parse`].
+    /// Returns the same errors as [`Self::parse`].
     pub fn parse_with(bytes: &[u8], codecs: &Codecs) -> Result<Self, DocumentError> {
         let text = bytes.strip_prefix(b"\xef\xbb\xbf").unwrap_or(bytes);
         let text = std::str::from_utf8(text).map_err(|error| DocumentError::Syntax(error.to_string()))?;
@@ -213,7 +213,8 @@ impl AttributesDocument {
         &self.0.codecs
     }
 
-    /// Returns the interpreted members that can be read. Large members contain only the parts that are interpreted.
+    /// Returns the interpreted members, except for unreadable ones. Large members contain only the parts that are
+    /// interpreted.
     pub fn members(&self) -> &Map<String, Value> {
         &self.0.members
     }

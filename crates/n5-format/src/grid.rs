@@ -45,7 +45,7 @@ impl Region {
     /// Creates a region with `shape` samples along each axis: the elements `start + k * step`.
     ///
     /// # Errors
-    /// [`RegionError`] if the lists differ in length, a step is 0 or the end overflows.
+    /// Returns a [`RegionError`] if the lists differ in length, a step is 0 or the end overflows.
     pub fn new(start: SignedCoords, shape: Coords, step: Coords) -> Result<Self, RegionError> {
         if start.len() != shape.len() || start.len() != step.len() {
             return Err(RegionError::Rank(start.len(), shape.len(), step.len()));

@@ -81,7 +81,7 @@ impl<'a> JsonMembers<'a> {
     /// Starts to read the members of the object in `text`.
     ///
     /// # Errors
-    /// [`JsonError`] if the text does not begin with an object.
+    /// Returns a [`JsonError`] if the text does not begin with an object.
     pub fn parse(text: &'a str) -> Result<Self, JsonError> {
         let mut scanner = JsonScanner::new(text);
         scanner.skip_whitespace();
@@ -103,7 +103,7 @@ impl<'a> JsonMembers<'a> {
     /// Returns the next member. Returns `None` after the last one, if only white space follows the object.
     ///
     /// # Errors
-    /// [`JsonError`] if the text is malformed or exceeds a limit. All further calls return `None`.
+    /// Returns a [`JsonError`] if the text is malformed or exceeds a limit. All further calls return `None`.
     pub fn next_member(&mut self) -> Result<Option<JsonMember<'a>>, JsonError> {
         if self.has_ended {
             return Ok(None);
@@ -150,7 +150,7 @@ pub(crate) fn first_elements(array: &str, count: usize) -> impl Iterator<Item = 
 /// Checks that `text` is a single JSON value.
 ///
 /// # Errors
-/// [`JsonError`] if it is not, or exceeds a limit.
+/// Returns a [`JsonError`] if it is not, or exceeds a limit.
 pub(crate) fn validate(text: &str) -> Result<(), JsonError> {
     let mut scanner = JsonScanner::new(text);
     scanner.value()?;

@@ -390,7 +390,7 @@ impl KeyEncoding {
     /// Returns the key of a little-endian element of more than 16 bits.
     ///
     /// # Errors
-    /// [`FpCategory::Nan`] and [`FpCategory::Infinite`] for elements that are not finite.
+    /// Returns [`FpCategory::Nan`] and [`FpCategory::Infinite`] for elements that are not finite.
     fn encode(self, item: &[u8]) -> Result<u64, FpCategory> {
         let mut wide = [0; 8];
         wide.iter_mut().zip(item).for_each(|(to, from)| *to = *from);

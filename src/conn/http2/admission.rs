@@ -50,7 +50,7 @@ impl FrameAdmission {
     /// it.
     ///
     /// # Errors
-    /// If the client has hung up while the connection waited for memory.
+    /// Returns an error if the client has hung up while the connection waited for memory.
     pub(crate) fn poll_admit<S: Socket>(
         &mut self,
         received: &mut BytesMut,

@@ -41,7 +41,7 @@ const MIN_CHECK_INTERVAL: Duration = Duration::from_millis(20);
 /// Watchdog of an HTTP/2 connection and its streams.
 #[derive(Debug, Default)]
 pub(crate) struct Http2Watchdog {
-    /// Time for which a client may accept no bytes, before it is multiplied by [`STALL_FACTOR`] or
+    /// Maximum time a client may go without accepting any bytes, before it is multiplied by [`STALL_FACTOR`] or
     /// [`LONG_STALL_FACTOR`].
     stall_limit: Duration,
     /// Maximum time that a connection may stay open without a stream.

@@ -104,7 +104,8 @@ impl RunArena {
         *ARENA.get_or_init(Self::reserve)
     }
 
-    /// Reserves the addresses. Returns `None` if the system refuses the reservation, or if its pages have another size.
+    /// Reserves the addresses. Returns `None` if the system refuses the reservation, or if its pages are not
+    /// [`PAGE_BYTES`] long.
     fn reserve() -> Option<Self> {
         // SAFETY: only queries a number. It allocates nothing, so it does not call this allocator again.
         let page = unsafe { libc::sysconf(libc::_SC_PAGESIZE) };

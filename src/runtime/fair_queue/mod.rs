@@ -29,5 +29,5 @@ mod state;
 
 pub use flow::{ClientId, ClientQuota, FlowId};
 pub use semaphore::{FairPermit, FairSemaphore};
-pub use single_flight::{FlightHandle, Leader, SingleFlight, Waiter};
+pub use single_flight::{FlightEnd, FlightHandle, Leader, SingleFlight, Waiter};
 pub use state::{CostBasis, max_overtaking_units};

@@ -19,19 +19,12 @@ impl FairSemaphore {
     /// Creates a semaphore with this many units. A client holds at most `client_quota` of them, unless it holds only a
     /// single permit.
     pub fn new(units: usize, client_quota: ClientQuota, cost: CostBasis) -> Self {
-        Self::with_cache(0, units, client_quota, cost)
-    }
-
-    /// Like [`Self::new`], with two sorts of units: `cached` units, which a cache may fill, and `in_flight` units,
-    /// which no cache fills.
-    pub fn with_cache(cached: usize, in_flight: usize, client_quota: ClientQuota, cost: CostBasis) -> Self {
-        let units = cached.saturating_add(in_flight);
         Self(Arc::new(Mutex::new(FairSemaphoreState {
             total: units,
             free: units,
             overcommitted: 0,
             occupied: 0,
-            in_flight_capacity: in_flight,
+            in_flight_capacity: units,
             overtaking_units: 0,
             cost,
             client_quota,
@@ -40,7 +33,7 @@ impl FairSemaphore {
         })))
     }
 
-    /// Returns true if any request waits.
+    /// Returns true if any request is waiting.
     pub fn has_waiters(&self) -> bool {
         self.state().flows.iter().any(|flow| !flow.queue.is_empty())
     }
@@ -55,7 +48,8 @@ impl FairSemaphore {
         self.state().taken()
     }
 
-    /// Changes the number of units. If more units are granted than the new number, those in excess are not granted
+    /// Changes the number of units. There are then two sorts: `cached` units, which a cache may fill, and `in_flight`
+    /// units, which no cache fills. If more units are granted than the new number, those in excess are not granted
     /// again after their release.
     pub fn resize(&self, cached: usize, in_flight: usize, client_quota: ClientQuota) {
         let mut state = self.state();
@@ -74,7 +68,7 @@ impl FairSemaphore {
         self.grant_waiters();
     }
 
-    /// Returns a permit for `flow` if there are enough units and no earlier request waits for them.
+    /// Returns a permit for `flow` if there are enough units and no earlier request is waiting for them.
     pub fn try_acquire(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         self.try_acquire_with_reserve(flow, units, 0)
     }
@@ -113,7 +107,7 @@ impl FairSemaphore {
     }
 
     /// Counts units towards the quota of a client that are already granted, to the server or to any client. Returns
-    /// `None` if the client holds too many units, or if a request of the flow waits. Without the second condition,
+    /// `None` if the client holds too many units, or if a request of the flow is waiting. Without the second condition,
     /// small charges could keep a large one waiting for ever.
     pub fn try_charge(&self, flow: FlowId, units: usize) -> Option<FairPermit> {
         let mut state = self.state();
@@ -264,7 +258,7 @@ impl FairPermit {
         self.units
     }
 
-    /// Returns true if a request of another client waits.
+    /// Returns true if a request of another client is waiting.
     pub fn is_contended(&self) -> bool {
         self.semaphore.state().flows.iter().any(|flow| flow.id.client != self.flow.client && !flow.queue.is_empty())
     }
@@ -336,10 +330,10 @@ impl FairPermit {
         self.units += units;
     }
 
-    fn release(&mut self, held_for: impl FnOnce(Instant) -> Duration) {
+    fn release(&mut self, held_for: Duration) {
         let units = std::mem::take(&mut self.units);
         if units > 0 {
-            self.semaphore.state().release(self.flow, units, self.kind, Some(held_for(self.granted_at)));
+            self.semaphore.state().release(self.flow, units, self.kind, Some(held_for));
             self.semaphore.grant_waiters();
         }
     }
@@ -347,7 +341,7 @@ impl FairPermit {
 
 impl Drop for FairPermit {
     fn drop(&mut self) {
-        self.release(|granted_at| granted_at.elapsed());
+        self.release(self.granted_at.elapsed());
     }
 }
 
@@ -380,7 +374,7 @@ mod tests {
             clients[1..].iter().map(|client| (*client, wait(semaphore, *client, 1))).collect();
         let mut order = vec![clients[0]];
         while !waiting.is_empty() {
-            running.release(|_| Duration::from_millis(cost(order[order.len() - 1])));
+            running.release(Duration::from_millis(cost(order[order.len() - 1])));
             let next = waiting.iter_mut().enumerate().find_map(|(n, (_, acquire))| Some((n, acquire.now_or_never()?)));
             let (n, permit) = next.unwrap();
             order.push(waiting.remove(n).0);
@@ -434,7 +428,7 @@ mod tests {
             let mut counts = [0; 2];
             for _ in 0..100 * (others + 1) {
                 let (_, mut permit) = permits.remove(0);
-                permit.release(|_| Duration::from_millis(5));
+                permit.release(Duration::from_millis(5));
                 let mut at = 0;
                 while let Some((client, acquire)) = waiting.get_mut(at) {
                     let client = *client;
@@ -466,7 +460,7 @@ mod tests {
         let semaphore = FairSemaphore::new(1, quota(1), CostBasis::Time);
         let mut first = semaphore.acquire(flow_of(1), 1).now_or_never().unwrap();
         let _others = [wait(&semaphore, 1, 1), wait(&semaphore, 1, 1)];
-        first.release(|_| Duration::from_secs(1000));
+        first.release(Duration::from_secs(1000));
         assert_eq!(semaphore.state().virtual_time, 1_000_000_000_000);
         let _late = wait(&semaphore, 2, 1);
         assert_eq!(semaphore.state().flow_mut(flow_of(2)).start_tag, 1_000_000_000_000);
@@ -695,7 +689,8 @@ mod tests {
 
     #[test]
     fn units_of_a_cache_are_no_reserve_for_overtaking_requests() {
-        let semaphore = FairSemaphore::with_cache(560, 80, quota(639), CostBasis::Units);
+        let semaphore = FairSemaphore::new(0, quota(639), CostBasis::Units);
+        semaphore.resize(560, 80, quota(639));
         let cached = semaphore.acquire(ClientId::SERVER.flow(0), 560).now_or_never().unwrap();
         let permit = semaphore.acquire(flow_of(1), 30).now_or_never().unwrap();
         let mut large = wait(&semaphore, 2, 70);

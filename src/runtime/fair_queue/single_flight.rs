@@ -43,12 +43,23 @@ struct Flight<T> {
     handle: FlightHandle,
     /// The task that runs the work, unless the leader runs it itself.
     task: OnceLock<AbortHandle>,
-    /// Set when the flight has ended: the result of [`Waiter::wait`].
-    result: watch::Sender<Option<Result<Option<T>, String>>>,
+    /// `None` while the flight is in progress.
+    end: watch::Sender<Option<FlightEnd<T>>>,
 }
 
-/// Handle of a flight. The work of the flight uses it to observe its waiters. Cheap to clone. The default handle belongs
-/// to no flight.
+/// How a flight has ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FlightEnd<T> {
+    /// The work has this result.
+    Done(T),
+    /// The leader gave up. A waiter may join again, and may become the leader.
+    Abandoned,
+    /// The work panicked with this message.
+    Panicked(String),
+}
+
+/// Handle of a flight. The work of the flight uses it to observe its waiters. Cheap to clone. The default handle
+/// belongs to no flight.
 #[derive(Debug, Clone, Default)]
 pub struct FlightHandle(Arc<FlightState>);
 
@@ -63,7 +74,7 @@ struct FlightState {
 }
 
 impl FlightHandle {
-    /// Returns true if a request waits for the result.
+    /// Returns true if a request is waiting for the result.
     pub fn has_waiters(&self) -> bool {
         self.0.waiters.load(Ordering::Relaxed) > 0
     }
@@ -169,7 +180,7 @@ impl<K: Clone + Eq + Hash, T: Clone> SingleFlight<K, T> {
 
 impl<T> Default for Flight<T> {
     fn default() -> Self {
-        Self { handle: FlightHandle::default(), task: OnceLock::new(), result: watch::Sender::new(None) }
+        Self { handle: FlightHandle::default(), task: OnceLock::new(), end: watch::Sender::new(None) }
     }
 }
 
@@ -190,7 +201,7 @@ impl<K: Eq + Hash, T> Leader<K, T> {
 
     /// Ends the flight with its result.
     pub fn finish(self, result: T) {
-        self.flight.result.send_replace(Some(Ok(Some(result))));
+        self.flight.end.send_replace(Some(FlightEnd::Done(result)));
     }
 }
 
@@ -204,11 +215,14 @@ where
     pub fn spawn(self, work: impl Future<Output = T> + Send + 'static) {
         let flight = Arc::clone(&self.flight);
         let task = tokio::spawn(CURRENT_FLIGHT.scope(self.flight.handle.clone(), async move {
-            let result = AssertUnwindSafe(work).catch_unwind().await;
-            let result = result.map(Some).map_err(|panic| {
-                format!("the work of a flight panicked: {}", panic_message(&*panic).unwrap_or("no message"))
-            });
-            self.flight.result.send_replace(Some(result));
+            let end = match AssertUnwindSafe(work).catch_unwind().await {
+                Ok(result) => FlightEnd::Done(result),
+                Err(panic) => {
+                    let message = panic_message(&*panic).unwrap_or("no message");
+                    FlightEnd::Panicked(format!("the work of a flight panicked: {message}"))
+                }
+            };
+            self.flight.end.send_replace(Some(end));
         }));
         // Set once only, here.
         let _ = flight.task.set(task.abort_handle());
@@ -218,9 +232,9 @@ where
 impl<K: Eq + Hash, T> Drop for Leader<K, T> {
     fn drop(&mut self) {
         self.flights.remove(&self.key, &self.flight);
-        self.flight.result.send_if_modified(|result| {
-            let is_unfinished = result.is_none();
-            result.get_or_insert(Ok(None));
+        self.flight.end.send_if_modified(|end| {
+            let is_unfinished = end.is_none();
+            end.get_or_insert(FlightEnd::Abandoned);
             is_unfinished
         });
     }
@@ -237,24 +251,21 @@ pub struct Waiter<K: Eq + Hash, T> {
 }
 
 impl<K: Eq + Hash, T: Clone> Waiter<K, T> {
-    /// Waits for the result. Returns `None` if the leader gave up; the caller then joins again, and may become the
-    /// leader. If the calling task belongs to another flight, clients that join that flight also join this one.
-    ///
-    /// # Errors
-    /// The message if the work panicked.
-    pub async fn wait(mut self) -> Result<Option<T>, String> {
-        let mut results = self.flight.result.subscribe();
+    /// Waits for the end of the flight. If the calling task belongs to another flight, clients that join that flight
+    /// also join this one.
+    pub async fn wait(mut self) -> FlightEnd<T> {
+        let mut ends = self.flight.end.subscribe();
         loop {
-            if let Some(result) = &*results.borrow_and_update() {
-                return result.clone();
+            if let Some(end) = &*ends.borrow_and_update() {
+                return end.clone();
             }
-            // The sender of `results` lives as long as this waiter.
+            // The sender of `ends` lives as long as this waiter.
             let Some(parent_clients) = &mut self.parent_clients else {
-                let _ = results.changed().await;
+                let _ = ends.changed().await;
                 continue;
             };
             tokio::select! {
-                _ = results.changed() => {}
+                _ = ends.changed() => {}
                 // The calling task's flight does not end before this wait ends.
                 Ok(()) = parent_clients.changed() => {
                     let clients = parent_clients.borrow_and_update().clone();
@@ -365,7 +376,7 @@ mod tests {
             // It is the second client's turn.
             semaphore.state().flow_mut(ClientId::new(1).flow(0)).start_tag = 100;
             drop((other, held_permit));
-            let permit = first_waiter.wait().await.unwrap().unwrap();
+            let FlightEnd::Done(permit) = first_waiter.wait().await else { panic!("the work has ended") };
             assert_eq!(permit.flow.client, ClientId::new(2));
             assert_eq!(semaphore.state().flow_mut(ClientId::new(1).flow(0)).start_tag, 100, "{in_use}");
             assert_eq!(semaphore.free(), 340 - in_use);
@@ -396,7 +407,7 @@ mod tests {
         drop(first.remove(0).now_or_never().expect("it came first"));
         let chunk =
             tokio::time::timeout(Duration::from_secs(20), result).await.expect("it is the second client's turn");
-        assert!(chunk.unwrap().unwrap().unwrap().is_some());
+        assert!(matches!(chunk, FlightEnd::Done(FlightEnd::Done(_))));
         drop((first, second_waiter));
         assert!(chunks.lock().is_empty() && blocks.lock().is_empty());
     }
@@ -454,15 +465,15 @@ mod tests {
         let value = Arc::new(1);
         let weak = Arc::downgrade(&value);
         sender.send(value).unwrap();
-        assert_eq!(first.wait().await, Ok(Some(Arc::new(1))));
+        assert_eq!(first.wait().await, FlightEnd::Done(Arc::new(1)));
         yield_several_times().await;
         assert!(flights.lock().is_empty());
         assert_eq!(weak.upgrade().as_deref(), Some(&1));
         // A new flight does not take over the earlier result.
         let third = start(&flights, async { Arc::new(2) });
-        assert_eq!(second.wait().await, Ok(Some(Arc::new(1))));
+        assert_eq!(second.wait().await, FlightEnd::Done(Arc::new(1)));
         assert!(weak.upgrade().is_none());
-        assert_eq!(third.wait().await, Ok(Some(Arc::new(2))));
+        assert_eq!(third.wait().await, FlightEnd::Done(Arc::new(2)));
     }
 
     #[tokio::test]
@@ -475,10 +486,10 @@ mod tests {
         drop(first);
         assert!(leader.handle().has_waiters());
         drop(leader);
-        assert_eq!(second.wait().await, Ok(None));
+        assert_eq!(second.wait().await, FlightEnd::Abandoned);
         let (third, leader) = flights.join("block");
         leader.unwrap().finish(3);
-        assert_eq!(third.wait().await, Ok(Some(3)));
+        assert_eq!(third.wait().await, FlightEnd::Done(3));
         assert!(flights.lock().is_empty());
     }
 
@@ -488,24 +499,24 @@ mod tests {
         let shared = start(&flights, async { receiver.await.unwrap() });
         let (unshared, leader) = flights.unshared("block");
         leader.spawn(async { 1 });
-        assert_eq!(unshared.wait().await, Ok(Some(1)));
+        assert_eq!(unshared.wait().await, FlightEnd::Done(1));
         drop(flights.unshared("block"));
         let joined = follow(&flights);
         sender.send(2).unwrap();
-        assert_eq!((shared.wait().await, joined.wait().await), (Ok(Some(2)), Ok(Some(2))));
+        assert_eq!((shared.wait().await, joined.wait().await), (FlightEnd::Done(2), FlightEnd::Done(2)));
     }
 
     #[tokio::test]
     async fn a_finished_flight_does_not_end_the_next_one() {
         let (flights, (sender, receiver)) = (Flights::default(), oneshot::channel::<u8>());
         let (first, second) = (start(&flights, async { 1 }), follow(&flights));
-        assert_eq!(first.wait().await, Ok(Some(1)));
+        assert_eq!(first.wait().await, FlightEnd::Done(1));
         yield_several_times().await;
         let next = start(&flights, async { receiver.await.unwrap() });
         drop(second);
         yield_several_times().await;
         sender.send(2).unwrap();
-        assert_eq!(next.wait().await, Ok(Some(2)));
+        assert_eq!(next.wait().await, FlightEnd::Done(2));
     }
 
     #[tokio::test]
@@ -517,9 +528,9 @@ mod tests {
         flights.supersede(&"block");
         assert!(handle.is_superseded());
         let late = start(&flights, async { 2 });
-        assert_eq!(late.wait().await, Ok(Some(2)));
+        assert_eq!(late.wait().await, FlightEnd::Done(2));
         sender.send(1).unwrap();
-        assert_eq!(early.wait().await, Ok(Some(1)));
+        assert_eq!(early.wait().await, FlightEnd::Done(1));
         assert!(flights.lock().is_empty());
     }
 
@@ -536,7 +547,7 @@ mod tests {
         drop(follow(&flights));
         let later = follow(&flights);
         sender.send(()).unwrap();
-        assert_eq!(later.wait().await, Ok(Some(5)));
+        assert_eq!(later.wait().await, FlightEnd::Done(5));
         yield_several_times().await;
         assert!(flights.lock().is_empty());
     }
@@ -558,7 +569,8 @@ mod tests {
         let flights = Flights::<()>::default();
         let (first, second) = (start(&flights, async { panic!("no such codec") }), follow(&flights));
         for waiter in [first, second] {
-            assert!(waiter.wait().await.unwrap_err().ends_with("no such codec"));
+            let end = waiter.wait().await;
+            assert!(matches!(end, FlightEnd::Panicked(message) if message.ends_with("no such codec")));
         }
         assert!(flights.lock().is_empty());
     }

@@ -34,9 +34,8 @@ const OVERTAKING_DIVISOR: usize = 8;
 /// units.
 const MIN_OVERTAKING_DIVISOR: usize = 4;
 
-/// Streams count as starved while they together hold less than 1/2 of all units. Starved streams take
-/// turns with other requests. Otherwise the other requests would take all released units for as long as any of them
-/// wait.
+/// Streams count as starved while they together hold less than 1/2 of all units. Starved streams take turns with other
+/// requests. Otherwise the other requests would take all released units for as long as any of them are waiting.
 const STARVED_STREAMS_DIVISOR: usize = 2;
 
 /// A starved stream leaves 1/16 of all units free, instead of its reserve.
@@ -76,8 +75,8 @@ pub(super) struct FairSemaphoreState {
     pub(super) client_quota: ClientQuota,
     /// Highest start tag of any served flow, before the tag grew by the grant. New flows begin with this start tag.
     pub(super) virtual_time: u64,
-    /// Flows in which a request waits and, if held units are tracked, flows that hold units. While any request waits,
-    /// this includes idle flows whose start tag is above `virtual_time`.
+    /// Flows in which a request waits and, if held units are tracked, flows that hold units. While any request is
+    /// waiting, this includes idle flows whose start tag is above `virtual_time`.
     pub(super) flows: Vec<Flow>,
 }
 
@@ -354,8 +353,8 @@ impl FairSemaphoreState {
 
     /// Removes the cancelled requests of `flow`. If other clients have waited behind such a request, its flow is
     /// charged as if the request had been granted. Otherwise a client that repeatedly requests and cancels large
-    /// permits would always be first, and would stop other clients at no cost. Nothing is charged if `is_served`,
-    /// because the work has got a permit through another request.
+    /// permits would always be first, and could block other clients without paying for it. Nothing is charged if
+    /// `is_served`, because another request has obtained the permit for the same work.
     pub(super) fn remove_cancelled(&mut self, flow: FlowId, is_served: bool) {
         let is_charged = self.cost == CostBasis::Units && !is_served;
         // All cancelled requests together cost at most as much as a request for all units.
@@ -416,7 +415,7 @@ impl FairSemaphoreState {
         };
     }
 
-    /// Removes idle flows. While any request waits, a flow is kept if its start tag is above that of a new flow.
+    /// Removes idle flows. While any request is waiting, a flow is kept if its start tag is above that of a new flow.
     /// Otherwise a client that makes one request after another would always begin with a new flow, and would be served
     /// before a client that makes many requests at once.
     fn remove_idle_flows(&mut self) {

@@ -41,7 +41,7 @@ pub(in crate::store) type DiskOperation = (&'static str, Key);
 /// A job and its caller.
 pub(super) struct DiskJob {
     pub(super) operation: Option<DiskOperation>,
-    /// Held by the caller while it waits.
+    /// Held by the caller while it is waiting.
     pub(super) waiter: Weak<AtomicBool>,
     /// Called with `Ok(on_end)`, runs the job, calls `on_end` and then hands the result to the caller. Called with an
     /// error, hands the error to the caller instead of running the job.
@@ -50,7 +50,7 @@ pub(super) struct DiskJob {
 }
 
 impl DiskJob {
-    /// Creates a job. `has_started` becomes true when the job starts; the caller holds it while it waits.
+    /// Creates a job. `has_started` becomes true when the job starts; the caller holds it while it is waiting.
     pub(super) fn new<T: Send + 'static>(
         operation: Option<DiskOperation>,
         job: impl FnOnce() -> T + Send + 'static,
@@ -78,7 +78,7 @@ impl DiskJob {
         Self { operation, waiter, run_or_reject }
     }
 
-    /// Returns true while the caller waits.
+    /// Returns true while the caller is waiting.
     pub(super) fn has_waiter(&self) -> bool {
         self.waiter.strong_count() > 0
     }
@@ -268,7 +268,7 @@ pub(super) struct RunningCall {
     pub(super) id: u64,
     pub(super) operation: Option<DiskOperation>,
     pub(super) started: Instant,
-    /// Held by the caller while it waits.
+    /// Held by the caller while it is waiting.
     pub(super) waiter: Weak<AtomicBool>,
     /// Client that made the call.
     pub(super) client: ClientId,

@@ -55,7 +55,7 @@ impl ReadAt for OpenFile {
 /// Reads a file of `len` bytes, and one byte more if it has grown. Returns `None` if the bytes are no longer wanted.
 ///
 /// # Errors
-/// Errors of the system.
+/// Returns the errors of the system.
 pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() -> bool) -> io::Result<Option<Vec<u8>>> {
     if !is_wanted() {
         // Not even the buffer is allocated: its permit may have been given back.
@@ -78,8 +78,8 @@ pub(super) fn read_whole(file: &mut impl Read, len: u64, is_wanted: impl Fn() ->
 /// Reads the bytes of `range`.
 ///
 /// # Errors
-/// `Interrupted` if the bytes are no longer wanted, `UnexpectedEof` if the file ends before the range does, and other
-/// errors of the system.
+/// Returns `Interrupted` if the bytes are no longer wanted, `UnexpectedEof` if the file ends before the range does, and
+/// other errors of the system.
 fn read_range(file: &impl FileExt, range: Range<u64>, is_wanted: impl Fn() -> bool) -> io::Result<Vec<u8>> {
     let len = usize::try_from(range.end.saturating_sub(range.start)).unwrap_or(usize::MAX);
     // Zeroed memory from the system takes no space until it is written.

@@ -38,7 +38,7 @@ const PATH_FLAGS: OFlags = OFlags::PATH.union(OFlags::NOFOLLOW).union(OFlags::CL
 /// is opened.
 ///
 /// # Errors
-/// [`LocalError::LinkNotFollowed`], and system errors.
+/// Returns [`LocalError::LinkNotFollowed`], and system errors.
 pub(super) fn resolve_path(
     root: &OwnedFd,
     key: &Key,

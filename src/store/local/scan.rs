@@ -27,7 +27,7 @@ pub(super) struct PageRequest<'a> {
     pub(super) limit: usize,
     /// Filter for the entries.
     pub(super) filter: &'a EntryFilter,
-    /// Returns true while the caller waits.
+    /// Returns true while the caller is waiting.
     pub(super) is_wanted: &'a dyn Fn() -> bool,
 }
 
@@ -98,7 +98,8 @@ impl LocalTree {
     /// links that are dangling or not followed.
     ///
     /// # Errors
-    /// If the kind cannot be determined: an entry is omitted only if it is known to be neither a file nor a directory.
+    /// Returns an error if the kind cannot be determined: an entry is omitted only if it is known to be neither a file
+    /// nor a directory.
     fn classify_entry(
         &self,
         root: &OwnedFd,
@@ -174,11 +175,11 @@ fn candidate(page: &PageRequest<'_>, name: String, kind: FileType) -> Option<(St
     may_be_listed.then_some((entry.name, kind))
 }
 
-/// Checks that the caller still waits. To be called for the `n`th entry; only one call in [`CANCEL_CHECK_INTERVAL`]
-/// checks.
+/// Checks that the caller is still waiting. To be called for the `n`th entry; only one call in
+/// [`CANCEL_CHECK_INTERVAL`] checks.
 ///
 /// # Errors
-/// `Interrupted` if the caller has gone.
+/// Returns `Interrupted` if the caller has gone.
 fn check_cancelled(page: &PageRequest<'_>, n: usize) -> Result<(), LocalError> {
     if n % CANCEL_CHECK_INTERVAL == CANCEL_CHECK_INTERVAL - 1 && !(page.is_wanted)() {
         return Err(LocalError::Io(ErrorKind::Interrupted.into()));
@@ -191,7 +192,7 @@ fn check_cancelled(page: &PageRequest<'_>, n: usize) -> Result<(), LocalError> {
 fn classify_opened(opened: Result<File, LocalError>) -> Result<Option<bool>, LocalError> {
     match opened.and_then(|file| Ok(file.metadata()?)) {
         Ok(metadata) => Ok((metadata.is_dir() || metadata.is_file()).then(|| metadata.is_dir())),
-        Err(error) if error.is_link() => Ok(None),
+        Err(error) if error.is_hidden_by_link() => Ok(None),
         Err(error) if error.is_permission_denied() => Ok(Some(false)),
         Err(error) => match error.errno() {
             Some(Errno::NOENT | Errno::NOTDIR | Errno::LOOP | Errno::NAMETOOLONG) => Ok(None),

@@ -57,7 +57,7 @@ impl LocalTree {
     /// Opens the root directory.
     ///
     /// # Errors
-    /// [`LocalError::RootMissing`], and any other error of the system.
+    /// Returns [`LocalError::RootMissing`], and any other error of the system.
     pub(super) fn open_root(&self) -> Result<OwnedFd, LocalError> {
         openat(CWD, &*self.root, ROOT_FLAGS, Mode::empty()).map_err(|errno| self.root_error(errno))
     }
@@ -70,7 +70,7 @@ impl LocalTree {
     /// Returns the error of `openat2` if it fails although `openat` succeeds, as on an old kernel or in a sandbox.
     ///
     /// # Errors
-    /// [`LocalError::RootMissing`], and any other error of the system.
+    /// Returns [`LocalError::RootMissing`], and any other error of the system.
     pub(super) fn openat2_refusal(&self) -> Result<Option<Errno>, LocalError> {
         let root = self.open_root()?;
         let opened = openat2(&root, ".", ROOT_FLAGS, Mode::empty(), ResolveFlags::BENEATH);
@@ -90,7 +90,7 @@ impl LocalTree {
     /// Checks that the root is present.
     ///
     /// # Errors
-    /// [`LocalError::RootMissing`], and any other error of the system.
+    /// Returns [`LocalError::RootMissing`], and any other error of the system.
     fn check_root(&self) -> Result<(), LocalError> {
         // Without `NO_AUTOMOUNT`, as this may trigger an automount.
         match statx_at(CWD, &self.root, AtFlags::empty()) {
@@ -176,7 +176,7 @@ impl LocalTree {
     /// Other errors, such as a missing permission, prove nothing and are returned.
     ///
     /// # Errors
-    /// All other errors, [`LocalError::DanglingLink`] and [`LocalError::RootMissing`].
+    /// Returns all other errors, and [`LocalError::DanglingLink`] and [`LocalError::RootMissing`].
     fn none_if_missing<T>(&self, root: &OwnedFd, error: LocalError, key: &Key) -> Result<Option<T>, LocalError> {
         static NOT_FOLLOWED_LOG: LogThrottle = LogThrottle::new();
         let is_dangling = match error.errno() {
@@ -327,7 +327,7 @@ impl LocalTree {
     /// fail the listing of all other directories.
     pub(super) fn has_object(&self, root: &OwnedFd, object: &Key) -> Result<bool, LocalError> {
         match self.head_below(root, object) {
-            Err(error) if error.is_permission_denied() || error.is_link() => Ok(false),
+            Err(error) if error.is_permission_denied() || error.is_hidden_by_link() => Ok(false),
             result => Ok(result?.is_some()),
         }
     }

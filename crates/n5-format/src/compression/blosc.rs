@@ -334,8 +334,8 @@ fn decode_part(inner: u8, part: &[u8], target: &mut [u8], cancel_check: CancelCh
 /// empty. `shuffled` temporarily holds one blosc block.
 ///
 /// # Errors
-/// [`CodecError::Damaged`] if the version of snappy is unknown, or if a part is not a valid stream or decodes to a
-/// wrong length.
+/// Returns [`CodecError::Damaged`] if the version of snappy is unknown, or if a part is not a valid stream or decodes
+/// to a wrong length.
 fn decode(
     header: &BloscHeader,
     buffer: &[u8],

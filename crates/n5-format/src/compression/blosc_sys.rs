@@ -17,7 +17,8 @@ pub(super) const MAX_BLOCK_BYTES: u32 = BLOSC_MAX_BLOCKSIZE;
 /// empty and have capacity for them.
 ///
 /// # Errors
-/// The return value of c-blosc if it is not `len`; -1 if the buffer is incomplete or `output` lacks the capacity.
+/// Returns the value that c-blosc returned if it is not `len`; -1 if the buffer is incomplete or `output` lacks the
+/// capacity.
 pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Result<(), c_int> {
     // c-blosc trusts the length in the header and does not know the length of `buffer`, so the two are compared here.
     let claimed = buffer.get(12..16).and_then(|bytes| bytes.try_into().ok()).map(u32::from_le_bytes);
@@ -45,7 +46,7 @@ pub(super) fn decompress(buffer: &[u8], output: &mut Vec<u8>, len: usize) -> Res
 /// Decodes an LZ4 block to fill `target`.
 ///
 /// # Errors
-/// The return value of LZ4 if it is not the length of `target`; -1 if a length does not fit into a `c_int`.
+/// Returns the value that LZ4 returned if it is not the length of `target`; -1 if a length does not fit into a `c_int`.
 pub(super) fn lz4_decompress(block: &[u8], target: &mut [u8]) -> Result<(), c_int> {
     let stored = c_int::try_from(block.len()).or(Err(-1))?;
     let len = c_int::try_from(target.len()).or(Err(-1))?;
@@ -61,7 +62,7 @@ pub(super) const OVERHEAD_BYTES: u64 = BLOSC_MAX_OVERHEAD as u64;
 /// Encodes `data` as one buffer and appends it to `output`. If `block_size` is 0, c-blosc chooses the size.
 ///
 /// # Errors
-/// The return value of c-blosc if it is not a valid length, for example for more than 2 GiB of data.
+/// Returns the value that c-blosc returned if it is not a valid length, for example for more than 2 GiB of data.
 pub(super) fn compress_into(
     data: &[u8],
     name: &CStr,

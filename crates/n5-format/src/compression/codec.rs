@@ -21,9 +21,9 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Decoding never allocates more than `len` plus [`Codec::scratch_bytes`] plus a few KiB.
     ///
     /// # Errors
-    /// [`CodecError`] if the payload is damaged, ends early, decodes to a length other than `len`, is followed by
-    /// anything but zero padding (`raw` accepts no padding), or needs more memory than decoding may use.
-    /// [`CodecError::Cancelled`] if `cancel_check` cancels.
+    /// Returns a [`CodecError`] if the payload is damaged, ends early, decodes to a length other than `len`, is
+    /// followed by anything but zero padding (`raw` accepts no padding), or needs more memory than decoding may use.
+    /// Returns [`CodecError::Cancelled`] if `cancel_check` cancels.
     fn decode(
         &self,
         payload: Bytes,
@@ -39,7 +39,7 @@ pub trait Codec: fmt::Debug + Send + Sync {
     /// Like [`Codec::decode`], but replaces the content of `output`, whose memory a caller can reuse for many blocks.
     ///
     /// # Errors
-    /// As for [`Codec::decode`]; the content of `output` is then unspecified.
+    /// Returns the same errors as [`Codec::decode`]; the content of `output` is then unspecified.
     fn decode_into(
         &self,
         payload: &[u8],
@@ -49,7 +49,8 @@ pub trait Codec: fmt::Debug + Send + Sync {
         cancel_check: CancelCheck<'_>,
     ) -> Result<(), CodecError>;
 
-    /// Returns true if elements are stored uncompressed.
+    /// Returns true if elements are stored uncompressed. Their blocks are decoded by [`Codec::decode`], all others by
+    /// [`Codec::decode_into`].
     fn is_uncompressed(&self) -> bool {
         false
     }
@@ -120,7 +121,7 @@ impl<'a> CancelCheck<'a> {
     /// Returns an error if decoding has been cancelled.
     ///
     /// # Errors
-    /// [`CodecError::Cancelled`].
+    /// Returns [`CodecError::Cancelled`].
     pub fn check(&self) -> Result<(), CodecError> {
         if (self.0)() { Ok(()) } else { Err(CodecError::Cancelled) }
     }

@@ -75,7 +75,7 @@ impl BlockEncoding {
     /// Encodes `plain`, elements of `item_size` bytes, in this scheme and appends the result to `output`.
     ///
     /// # Errors
-    /// [`CodecError::Encode`] if the library fails or the data are too large for the scheme.
+    /// Returns [`CodecError::Encode`] if the library fails or the data are too large for the scheme.
     pub fn encode(self, plain: &[u8], item_size: usize, output: &mut Vec<u8>) -> Result<(), CodecError> {
         let encode_error = |reason: String| CodecError::Encode { reason: format!("{}: {reason}", self.name()) };
         let start = output.len();
@@ -105,7 +105,7 @@ impl BlockEncoding {
     /// Encodes elements in this scheme, without a block header. Returns `plain` itself if nothing changes.
     ///
     /// # Errors
-    /// As for [`Self::encode`].
+    /// Returns the same errors as [`Self::encode`].
     pub fn encode_to_bytes(self, plain: Bytes, item_size: usize) -> Result<Bytes, CodecError> {
         if self == Self::Raw {
             return Ok(plain);
