@@ -214,7 +214,7 @@ fn not_found_always(bencher: Bencher) {
 fn container_warm_block(bencher: Bencher) {
     let (_, container) = server(RevalidationPolicy::Never);
     let key = Key::from_segments(["gzip"]).unwrap();
-    let options = container.resources().read_options();
+    let options = container.resources().new_read_options();
     let dataset = RUNTIME.block_on(container.dataset(options, &key)).unwrap();
     let axes = |n: u64| [n; 3].into_iter().collect();
     let region = Region::new([64; 3].into_iter().collect(), axes(64), axes(1)).unwrap();

@@ -162,7 +162,7 @@ async fn info_or_null(app: &Arc<App>, config: &Config, key: &Key) -> Value {
 
 /// Renders the tree below a group, depth first. Large trees are cut off.
 async fn render_tree(container: &Container, app: &Arc<App>, config: &Config, key: &Key) -> anyhow::Result<String> {
-    let options = container.resources().read_options();
+    let options = container.resources().new_read_options();
     let mut lines = Vec::new();
     let mut is_truncated = false;
     // Stack of the groups and datasets still to visit, each with its depth; the last one is next.

@@ -218,8 +218,8 @@ impl Resources {
         self.budgets().into_iter().for_each(Budget::release_unused_buffers);
     }
 
-    /// Returns the options of the reads of a request that starts now.
-    pub fn read_options(&self) -> ReadOptions {
+    /// Returns options for the reads of a request that begins now.
+    pub fn new_read_options(&self) -> ReadOptions {
         ReadOptions::begin(self.settings.recheck_metadata, self.settings.recheck_data)
     }
 

@@ -219,7 +219,7 @@ mod tests {
         let object = (Key::parse("v/attributes.json").unwrap(), Bytes::from_static(attributes.as_bytes()));
         let resources = Resources::new(Settings::small());
         let container = Container::new(Arc::new(MemoryStore::new([object], 0)), resources);
-        let options = container.resources().read_options();
+        let options = container.resources().new_read_options();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let blocks = &container.resources().blocks;
         let computed = Arc::new(Computed::default());

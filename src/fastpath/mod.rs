@@ -153,14 +153,15 @@ fn try_respond(app: &Arc<App>, request: &FastRequest<'_>) -> Option<Reply> {
     if app.options.access_control.is_some() && redact::may_contain_secret(request.path) {
         return None;
     }
-    let options = app.resources.read_options();
-    let repeated = thread_cache::with_entry(app.id, request.path, |entry| repeat_reply(app, request, options, entry));
+    let read_options = app.resources.new_read_options();
+    let repeated =
+        thread_cache::with_entry(app.id, request.path, |entry| repeat_reply(app, request, read_options, entry));
     if repeated.is_some() {
         return repeated;
     }
     match RequestTarget::parse_literal_stored(request.path, &app.options.base_path) {
-        Some(path) => try_stored(app, request, options, path),
-        None => try_chunk(app, request, options),
+        Some(path) => try_stored(app, request, read_options, path),
+        None => try_chunk(app, request, read_options),
     }
 }
 
@@ -175,12 +176,12 @@ fn public_mount(app: &App, index: usize) -> Option<(&Mount, &MountHeaders)> {
 fn repeat_reply(
     app: &Arc<App>,
     request: &FastRequest<'_>,
-    options: ReadOptions,
+    read_options: ReadOptions,
     entry: &mut ThreadCacheEntry,
 ) -> Option<Reply> {
     let (mount, template) = public_mount(app, entry.mount_index)?;
     let with_bytes = entry.headers.as_ref().is_some_and(|headers| request.needs_body(&headers.etag));
-    let bytes = mount.container.reuse_response(options, &mut entry.cached_response, with_bytes)?;
+    let bytes = mount.container.reuse_response(read_options, &mut entry.cached_response, with_bytes)?;
     Some(match &entry.headers {
         Some(headers) => entity_reply(app, request, template, headers, charged_body(app, request, mount, bytes)?),
         None => not_found_reply(app, request, template, route::STORED),
@@ -188,7 +189,7 @@ fn repeat_reply(
 }
 
 /// Replies with the stored object at `path`, or with its 404, if looking it up needs no waiting.
-fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions, path: &str) -> Option<Reply> {
+fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, read_options: ReadOptions, path: &str) -> Option<Reply> {
     // `http` removes a token at the start of the path.
     if app.options.access_control.is_some() && path.starts_with("token/") {
         return None;
@@ -200,11 +201,11 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions, p
     let is_attributes = key.name() == Some(ATTRIBUTES);
     // A client that already has the object may not need the bytes.
     let with_bytes = !request.is_head && request.if_none_match.is_none();
-    let mut lookup = mount.container.try_object(options, &key, with_bytes)?;
+    let mut lookup = mount.container.try_object(read_options, &key, with_bytes)?;
     if let NonblockingLookup::Object(meta, None, _) = &lookup
         && request.needs_body(&meta.etag)
     {
-        lookup = mount.container.try_object(options, &key, true)?;
+        lookup = mount.container.try_object(read_options, &key, true)?;
     }
     match lookup {
         NonblockingLookup::Missing(dependency) => {
@@ -235,12 +236,12 @@ fn try_stored(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions, p
 
 /// Replies with a chunk of a view if resolving and reading it need no waiting. Otherwise returns `None` without having
 /// started work that the HTTP library would repeat.
-fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions) -> Option<Reply> {
+fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, read_options: ReadOptions) -> Option<Reply> {
     // The HTTP library handles queries, and every path that it may parse differently.
     if !request.path.bytes().all(RequestTarget::is_literal_path_byte) {
         return None;
     }
-    let options = options.nonblocking();
+    let read_options = read_options.nonblocking();
     let target = RequestTarget::parse(request.path, &app.options.base_path).ok()??;
     let Endpoint::View(view) = target.endpoint else { return None };
     let (parameters, path) = target.segments.split_at_checked(view.path_parameter_count())?;
@@ -249,13 +250,18 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions) ->
     }
     let (mount_index, _, key) = app.locate(path).ok()??;
     let (mount, template) = public_mount(app, mount_index)?;
-    let lookup =
-        ViewLookup { container: &mount.container, options, path_parameters: parameters, key: &key, query: &[] };
+    let lookup = ViewLookup {
+        container: &mount.container,
+        options: read_options,
+        path_parameters: parameters,
+        key: &key,
+        query: &[],
+    };
     let ResolvedKey::Chunk(chunk) = view.resolve(&lookup).now_or_never()?.ok()? else { return None };
     if chunk.media_type() != OCTET_STREAM {
         return None;
     }
-    let Some(encoded) = chunk.read(&mount.container, options).now_or_never()?.ok()? else {
+    let Some(encoded) = chunk.read(&mount.container, read_options).now_or_never()?.ok()? else {
         mount.container.count_lookup(LookupResult::Absent);
         return Some(not_found_reply(app, request, template, view.name()));
     };
@@ -264,7 +270,7 @@ fn try_chunk(app: &Arc<App>, request: &FastRequest<'_>, options: ReadOptions) ->
     let headers = EntityHeaders::new(view.name(), encoded.len, encoded.etag.as_str().into(), None, false);
     let reply = entity_reply(app, request, template, &headers, charged_body(app, request, mount, bytes)?);
     if view.has_self_contained_chunks()
-        && let Some(cached_response) = chunk.cached_response(&mount.container, options, &key, encoded)
+        && let Some(cached_response) = chunk.cached_response(&mount.container, read_options, &key, encoded)
     {
         thread_cache::insert(app.id, request.path, mount_index, Some(headers), cached_response);
     }

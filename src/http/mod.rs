@@ -171,7 +171,7 @@ async fn authorize_and_admit(
     let permit =
         if target.endpoint.needs_admission() { Some(clients.admit(&app.options, client).await?) } else { None };
     // The allowed age of cached data counts from the admission of the request, not from its arrival.
-    context.read_options = app.resources.read_options();
+    context.read_options = app.resources.new_read_options();
     context.caller_view = caller_view.as_deref();
     context.visible_mount = caller_view.as_ref().and_then(|view| app.visible_mount(target, view));
     let work = client.scope(dispatch(&context));

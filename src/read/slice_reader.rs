@@ -311,7 +311,7 @@ mod tests {
     async fn an_empty_slice_does_not_wait_for_memory() {
         let attributes = r#"{"dimensions":[4,4],"blockSize":[4,4],"dataType":"uint8","compression":{"type":"raw"}}"#;
         let container = container(1 << 20, 1 << 20, attributes);
-        let options = container.resources.read_options();
+        let options = container.resources.new_read_options();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let slice = |shape: [u64; 2]| {
             let region = Region::new([0i64; 2][..].into(), shape[..].into(), [1u64; 2][..].into()).unwrap();
@@ -339,7 +339,7 @@ mod tests {
     async fn loads_of_a_slice_count_toward_its_memory() {
         let container = container_with_blocks(Duration::from_secs(60));
         let resources = &container.resources;
-        let options = resources.read_options();
+        let options = resources.new_read_options();
         let dataset = container.dataset(options, &Key::parse("v").unwrap()).await.unwrap();
         let held_permit = resources.blocks.budget().take(resources.blocks.budget().capacity_bytes()).await.unwrap();
         let free = || resources.slice_budget.free_bytes();

@@ -22,7 +22,7 @@ pub(super) async fn attribute_findings(
     if let Some(finding) = unusable_finding(key, state) {
         return vec![finding];
     }
-    let loaded = match retry.run(|| view::read_node(container, container.resources().read_options(), key)).await {
+    let loaded = match retry.run(|| view::read_node(container, container.resources().new_read_options(), key)).await {
         Ok(loaded) => loaded,
         // The walk reports this error when it reaches the entries of the directory.
         Err(ReadError::Store(error)) if error.hides_object() => return Vec::new(),

@@ -318,7 +318,7 @@ impl ContainerWalker {
     }
 
     async fn group(&self, key: &Key) -> Result<Arc<Group>, ReadError> {
-        self.retry.run(|| self.container.group(self.container.resources().read_options(), key)).await
+        self.retry.run(|| self.container.group(self.container.resources().new_read_options(), key)).await
     }
 
     async fn list(&self, key: &Key, after: Option<&str>, limit: usize) -> Result<Option<Listing>, ReadError> {

@@ -103,7 +103,7 @@ pub static VIEWS: &[&dyn View] = &[&reencoded::Reencoded, &zarr2::Zarr2, &zarr3:
 /// #     let container = Container::new(store, Arc::clone(&resources));
 /// #     let segments = ["volume", "em", "s2", "shape.json"];
 /// #     let key = n5_server::store::Key::from_segments(segments).unwrap();
-/// #     let lookup = ViewLookup { container: &container, options: resources.read_options(),
+/// #     let lookup = ViewLookup { container: &container, options: resources.new_read_options(),
 /// #         path_parameters: &[], key: &key, query: &[] };
 /// #     let ResolvedKey::Document { text, .. } = Plain.resolve(&lookup).await.unwrap() else { panic!() };
 /// #     assert!(text.starts_with("[48,"));

@@ -266,7 +266,7 @@ async fn a_slice_of_one_block_is_not_copied() {
     n5.dataset("a", &[32, 32], &[16, 16], "gzip").fill(|_| true, |_| false);
     let_files_settle();
     let (_, client) = probed(&n5, settings());
-    let options = client.container.resources().read_options();
+    let options = client.container.resources().new_read_options();
     let dataset =
         client.container.dataset(options, &n5_server::store::Key::from_segments(["a"]).unwrap()).await.unwrap();
     let region = n5_format::Region::new(

@@ -171,13 +171,13 @@ async fn a_read_that_must_not_block_never_calls_the_store() {
         let container = Container::new(Arc::<Remote>::clone(&remote) as Arc<dyn Store>, resources);
         let (dataset, block) = (Key::parse("v").unwrap(), Key::parse("v/0/0").unwrap());
         for is_warm in [false, true] {
-            let options = container.resources().read_options();
+            let options = container.resources().new_read_options();
             if is_warm {
                 container.object(options, &block).await.unwrap();
                 container.dataset(options, &dataset).await.unwrap();
                 remote.take_requests();
             }
-            let options = container.resources().read_options().nonblocking();
+            let options = container.resources().new_read_options().nonblocking();
             drop(container.object(options, &block).now_or_never());
             drop(container.meta(options, &block).now_or_never());
             drop(container.group(options, &dataset).now_or_never());
